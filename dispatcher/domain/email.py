@@ -1,0 +1,140 @@
+"""The email that an application enqueues: a value that is valid or does not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from types import MappingProxyType
+from typing import Literal
+
+from dispatcher.domain import email_rules as rules
+from dispatcher.domain.email_json import arguments_of, document_of
+from dispatcher.domain.outgoing import Attachment
+from dispatcher.domain.status import OnUncertain
+from dispatcher.errors import InvalidEmail
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Email:
+    """What an application asks to have sent; validated whole when it is made.
+
+    Attributes:
+        message_key: The application's own name for this email: the same key never makes a second one.
+        sender: `local@domain` or `Name <local@domain>`, like every address here, kept as given.
+        to: May be empty if there is a cc or bcc.
+        text: Plain body; None if there is only HTML.
+        html: HTML body; None if there is only text.
+        headers: Additional headers, read-only.
+        tags: For the provider's statistics.
+        tenant_id: Whose email it is; message keys are unique within a tenant.
+        correlation_id: The application's name for what caused the email; stands in logs and dead letters.
+        on_uncertain: This email's policy where nobody can know whether it was accepted; None for the host's.
+    """
+
+    message_key: str
+    sender: str = field(repr=False)
+    to: tuple[str, ...] = field(repr=False)
+    subject: str = field(repr=False)
+    text: str | None = field(repr=False)
+    html: str | None = field(repr=False)
+    cc: tuple[str, ...] = field(repr=False)
+    bcc: tuple[str, ...] = field(repr=False)
+    reply_to: tuple[str, ...] = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False, hash=False)
+    attachments: tuple[Attachment, ...] = field(repr=False)
+    tags: tuple[str, ...]
+    tenant_id: str
+    correlation_id: str | None
+    on_uncertain: OnUncertain | None
+
+    def __init__(
+        self,
+        *,
+        message_key: str,
+        sender: str,
+        to: str | Sequence[str],
+        subject: str,
+        text: str | None = None,
+        html: str | None = None,
+        cc: str | Sequence[str] = (),
+        bcc: str | Sequence[str] = (),
+        reply_to: str | Sequence[str] = (),
+        headers: Mapping[str, str] = MappingProxyType({}),
+        attachments: Sequence[Attachment] = (),
+        tags: Sequence[str] = (),
+        tenant_id: str = "default",
+        correlation_id: str | None = None,
+        on_uncertain: OnUncertain | Literal["hold", "resend"] | None = None,
+    ) -> None:
+        """An email.
+
+        Raises:
+            InvalidEmail: with the first field that breaks a rule, named as in its JSON.
+        """
+
+        def keep(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        keep("message_key", rules.key("message_key", message_key))
+        keep("tenant_id", rules.tenant(tenant_id))
+        keep("sender", rules.address("from", sender))
+        keep("to", rules.addresses("to", to))
+        keep("cc", rules.addresses("cc", cc))
+        keep("bcc", rules.addresses("bcc", bcc))
+        self._check_recipients()
+        keep("reply_to", rules.addresses("reply_to", reply_to))
+        keep("subject", rules.line("subject", subject, rules.MAX_LINE_CHARACTERS))
+        kept_text, kept_html = rules.bodies(text, html)
+        keep("text", kept_text)
+        keep("html", kept_html)
+        keep("headers", rules.headers(headers))
+        keep("attachments", rules.attachments(attachments))
+        keep("tags", rules.tags(tags))
+        keep("correlation_id", None if correlation_id is None else rules.key("correlation_id", correlation_id))
+        keep("on_uncertain", rules.policy(on_uncertain))
+
+    def _check_recipients(self) -> None:
+        recipients = len(self.to) + len(self.cc) + len(self.bcc)
+        if recipients == 0:
+            raise InvalidEmail("to", "needs at least one recipient in to, cc or bcc")
+        if recipients > rules.MAX_RECIPIENTS:
+            raise InvalidEmail("to", f"and cc and bcc have more than {rules.MAX_RECIPIENTS} recipients together")
+
+    @classmethod
+    def from_json(cls, document: object) -> Email:
+        """The email that a decoded JSON object describes; null stands for an absent optional field.
+
+        Raises:
+            InvalidEmail: with the first field that is unknown, missing, of the wrong type or breaks a rule.
+        """
+        return cls(**arguments_of(document))
+
+    def to_json(self) -> dict[str, object]:
+        """The JSON object that `from_json` makes an equal email of; absent fields are left out."""
+        return document_of(self)
+
+    def payload_hash(self) -> bytes:
+        """The digest by which a repeat of a message key is told from a conflict.
+
+        Covers everything that reaches the recipient or provider, and the promise (`on_uncertain`). Leaves out the key
+        itself (`tenant_id`, `message_key`) and `correlation_id`, which names the request: a repeated request comes with
+        another one. Order counts in lists; in headers neither order nor the names' case does.
+
+        The form is for ever: whatever changes it turns repeats of emails that are stored already into conflicts. A new
+        field may only add to it where that field is used.
+        """
+        headers = sorted((name.lower(), value) for name, value in self.headers.items())
+        files = [(file.filename, file.content_type, sha256(file.content).hexdigest()) for file in self.attachments]
+        parts = [
+            *("email 1", self.sender, self.subject, self.text or "", self.html or "", self.on_uncertain or ""),
+            *(str(len(self.to)), *self.to),
+            *(str(len(self.cc)), *self.cc),
+            *(str(len(self.bcc)), *self.bcc),
+            *(str(len(self.reply_to)), *self.reply_to),
+            *(str(len(headers)), *[text for header in headers for text in header]),
+            *(str(len(files)), *[text for file in files for text in file]),
+            *(str(len(self.tags)), *self.tags),
+        ]
+        # Each part with its length before it, so that no two emails share a form.
+        return sha256("".join([f"{len(part)}:{part}" for part in parts]).encode()).digest()

@@ -1,0 +1,109 @@
+"""An email as a JSON object: its field names, and how they map to `Email`. What they may hold is in `email_rules`."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import TYPE_CHECKING, Any, Final
+
+from dispatcher.domain.email_rules import MAX_ATTACHMENT_OCTETS, MAX_ATTACHMENTS, shown
+from dispatcher.domain.outgoing import Attachment
+from dispatcher.errors import InvalidEmail
+
+if TYPE_CHECKING:
+    from dispatcher.domain.email import Email
+
+REQUIRED_FIELDS: Final = ("message_key", "from", "subject")
+"""`to` may be missing where there is a cc or bcc, `text` or `html` where there is the other: `Email` checks these."""
+FIELDS: Final = frozenset(
+    {
+        *REQUIRED_FIELDS,
+        *("tenant_id", "to", "cc", "bcc", "reply_to", "text", "html", "headers", "attachments"),
+        *("correlation_id", "tags", "on_uncertain"),
+    }
+)
+ATTACHMENT_FIELDS: Final = ("filename", "content_type", "content")
+_MAX_BASE64_CHARACTERS: Final = (MAX_ATTACHMENT_OCTETS + 2) // 3 * 4
+
+
+def arguments_of(document: object) -> dict[str, Any]:
+    """The keyword arguments for `Email`, whose constructor validates them; only names and attachments are checked here.
+
+    Raises:
+        InvalidEmail: the document is no object, a field is unknown or missing, or an attachment cannot be decoded.
+    """
+    if not isinstance(document, dict):
+        raise InvalidEmail("email", "must be an object")
+    for name in document.keys() - FIELDS:
+        raise InvalidEmail(shown(name), "is not a field of an email")
+    given = {name: value for name, value in document.items() if value is not None}
+    for name in REQUIRED_FIELDS:
+        if name not in given:
+            raise InvalidEmail(name, "is missing")
+    given["sender"] = given.pop("from")
+    given.setdefault("to", ())
+    if "attachments" in given:
+        given["attachments"] = _attachments(given["attachments"])
+    return given
+
+
+def _attachments(listed: object) -> list[Attachment]:
+    if not isinstance(listed, list):
+        raise InvalidEmail("attachments", "must be a list")
+    if len(listed) > MAX_ATTACHMENTS:
+        raise InvalidEmail("attachments", f"has more than {MAX_ATTACHMENTS} entries")
+    return [_attachment(f"attachments[{index}]", item) for index, item in enumerate(listed)]
+
+
+def _attachment(field: str, document: object) -> Attachment:
+    if not isinstance(document, dict):
+        raise InvalidEmail(field, "must be an object")
+    for name in document:
+        if name not in ATTACHMENT_FIELDS:
+            raise InvalidEmail(f"{field}.{shown(name)}", "is not a field of an attachment")
+    for name in ATTACHMENT_FIELDS:
+        if document.get(name) is None:
+            raise InvalidEmail(f"{field}.{name}", "is missing")
+    content = _decoded(f"{field}.content", document["content"])
+    return Attachment(document["filename"], document["content_type"], content)
+
+
+def _decoded(field: str, text: object) -> bytes:
+    if not isinstance(text, str):
+        raise InvalidEmail(field, "must be a text in base64")
+    if len(text) > _MAX_BASE64_CHARACTERS:
+        raise InvalidEmail(field, f"has more than {MAX_ATTACHMENT_OCTETS} octets")
+    try:
+        return binascii.a2b_base64(text, strict_mode=True)
+    except ValueError:  # binascii.Error is one; so is what characters outside ASCII raise
+        raise InvalidEmail(field, "is not valid base64") from None
+
+
+def document_of(email: Email) -> dict[str, object]:
+    """An email's JSON object, without the fields that are absent."""
+    document: dict[str, object] = {
+        "message_key": email.message_key,
+        "tenant_id": email.tenant_id,
+        "from": email.sender,
+        "to": list(email.to),
+        "cc": list(email.cc),
+        "bcc": list(email.bcc),
+        "reply_to": list(email.reply_to),
+        "subject": email.subject,
+        "text": email.text,
+        "html": email.html,
+        "headers": dict(email.headers),
+        "attachments": [_attachment_document(attachment) for attachment in email.attachments],
+        "tags": list(email.tags),
+        "correlation_id": email.correlation_id,
+        "on_uncertain": None if email.on_uncertain is None else email.on_uncertain.value,
+    }
+    return {name: value for name, value in document.items() if value or name in REQUIRED_FIELDS}
+
+
+def _attachment_document(attachment: Attachment) -> dict[str, str]:
+    return {
+        "filename": attachment.filename,
+        "content_type": attachment.content_type,
+        "content": base64.b64encode(attachment.content).decode("ascii"),
+    }

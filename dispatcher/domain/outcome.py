@@ -1,0 +1,111 @@
+"""What a provider said about one email: a value, never an exception.
+
+`Accepted | Deferred | Rejected | Uncertain`. Any answer received is known; no answer after a byte that could cause
+acceptance left is `Uncertain`; failing before that byte is `Deferred`. What concerns the provider as a whole is a
+`ProviderFault` instead, and burns no attempt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Why an email was not accepted: one vocabulary for all providers; the value is `email_log.error_type`."""
+
+    THROTTLED = "throttled"
+    """The provider asked us to slow down."""
+    REJECTED_RECIPIENT = "rejected_recipient"
+    """The provider refuses the recipients for good."""
+    REJECTED_SENDER = "rejected_sender"
+    """The provider refuses the sender for good: unverified, or not allowed to this account."""
+    INVALID_CONTENT = "invalid_content"
+    """The provider, or our own rendering, refuses what the email says or how it is built."""
+    TOO_LARGE = "too_large"
+    """The provider refuses the email's size."""
+    REFUSED = "refused"
+    """The provider said a definite no that fits no narrower word."""
+    CONNECTION_FAILED = "connection_failed"
+    """No connection to the provider; nothing of the email left."""
+    SERVER_ERROR = "server_error"
+    """The provider answered that it cannot for now."""
+    TIMEOUT_BEFORE_SEND = "timeout_before_send"
+    """The attempt's deadline passed before a byte that could cause acceptance left."""
+    CONTENT_DELETED = "content_deleted"
+    """The email's content was deleted before it was sent (retention, privacy); there is nothing to send."""
+    INTERNAL_ERROR = "internal_error"
+    """Our own code failed on this email before anything of it left."""
+    OUTCOME_UNKNOWN = "outcome_unknown"
+    """The request left and no answer that can be believed came back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The provider took responsibility for the email.
+
+    Attributes:
+        provider_message_id: The provider's own name for it; None if it gave none.
+        detail: The provider's answer, scrubbed; may tell of single recipients that it refused.
+    """
+
+    provider_message_id: str | None = None
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """The provider refused for now, or was not reached; a later attempt may succeed.
+
+    Attributes:
+        reason: Why, in our vocabulary.
+        detail: The provider's words, scrubbed of addresses.
+        code: The provider's own code, such as `451 4.7.1` or `429`.
+        retry_after: Seconds that the provider asked us to wait; None if it did not say.
+    """
+
+    reason: Reason
+    detail: str | None = None
+    code: str | None = None
+    retry_after: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The provider refused for good; another attempt with the same email would fail alike.
+
+    Attributes:
+        reason: Why, in our vocabulary.
+        detail: The provider's words, scrubbed of addresses.
+        code: The provider's own code, such as `550 5.1.1` or `413`.
+    """
+
+    reason: Reason
+    detail: str | None = None
+    code: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Uncertain:
+    """The email left and no believable answer came back: it may have been accepted or not.
+
+    Attributes:
+        detail: What was seen, scrubbed of addresses.
+        code: The provider's own code, where an answer came that makes no sense.
+    """
+
+    detail: str | None = None
+    code: str | None = None
+
+    @property
+    def reason(self) -> Reason:
+        """Always `outcome_unknown`."""
+        return Reason.OUTCOME_UNKNOWN
+
+
+Outcome = Accepted | Deferred | Rejected | Uncertain
+
+
+def outcome_name(outcome: Outcome) -> str:
+    """The outcome's word as it stands in `email_attempt.outcome`, logs and metrics."""
+    return type(outcome).__name__.lower()

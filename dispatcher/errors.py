@@ -1,0 +1,118 @@
+"""The tree of faults: what broke, as opposed to what a provider says about an email (see `domain.outcome`).
+
+    DispatcherError               anything that we raise on purpose; the command line prints it without a stack trace
+    ├── ConfigurationError        settings are missing or malformed; holds every mistake, exit code 78
+    ├── InvalidEmail              an email was refused at enqueue; names the field
+    ├── MessageKeyConflict        the message key is known with another payload
+    ├── InvalidPointer            bytes on the queue that point to no email
+    ├── ServerUnavailable         PostgreSQL, RabbitMQ or a private server cannot be reached or started
+    │   ├── StoreUnavailable
+    │   └── BrokerUnavailable
+    ├── SchemaError               the database's tables are missing, older, newer or edited
+    ├── TopologyError             RabbitMQ's queues or exchanges are missing or differ from what we need
+    └── ProviderFault             the provider as a whole cannot be used: account, credentials, set-up
+
+An adapter translates foreign exceptions into these where they enter, with `raise … from`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class DispatcherError(Exception):
+    """A fault that a person can act on.
+
+    Attributes:
+        message: What is wrong, one sentence, nothing private.
+        remedy: What to do about it; None where the message says it all.
+    """
+
+    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.remedy}" if self.remedy else self.message
+
+
+class ConfigurationError(DispatcherError):
+    """Settings are missing or malformed.
+
+    Attributes:
+        mistakes: Every mistake found, each naming its setting and the remedy.
+    """
+
+    def __init__(self, mistakes: Sequence[str]) -> None:
+        super().__init__("; ".join(mistakes))
+        self.mistakes = tuple(mistakes)
+
+
+class InvalidEmail(DispatcherError):
+    """An email was refused before anything was stored.
+
+    Attributes:
+        field: The field's name as it stands in an email's JSON, such as `to[1]` or `attachments[0].content`.
+        reason: Why, without the field's value (it may be private).
+    """
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field = field
+        self.reason = reason
+
+
+class MessageKeyConflict(DispatcherError):
+    """The message key was enqueued before with another payload; nothing was stored.
+
+    Attributes:
+        tenant_id: The tenant whose key it is.
+        message_key: The key.
+        email_id: The email that holds the key.
+    """
+
+    def __init__(self, tenant_id: str, message_key: str, email_id: str) -> None:
+        super().__init__(
+            f"message_key: {message_key!r} already names email {email_id} with another payload",
+            remedy="Use a new key for a new email, or send the same payload again.",
+        )
+        self.tenant_id = tenant_id
+        self.message_key = message_key
+        self.email_id = email_id
+
+
+class InvalidPointer(DispatcherError):
+    """A message's bytes are not a pointer to an email; it belongs in the DLQ."""
+
+
+class ServerUnavailable(DispatcherError):
+    """A server that we need does not answer or cannot be started; trying again later may help."""
+
+
+class StoreUnavailable(ServerUnavailable):
+    """PostgreSQL does not answer, or ended our session."""
+
+
+class BrokerUnavailable(ServerUnavailable):
+    """RabbitMQ does not answer, or closed our connection or channel."""
+
+
+class SchemaError(DispatcherError):
+    """The tables are not those that this release needs."""
+
+
+class TopologyError(DispatcherError):
+    """RabbitMQ's exchange, queues or bindings are missing or differ from what we need."""
+
+
+class ProviderFault(DispatcherError):
+    """The provider cannot be used as a whole; no email is to blame and no attempt is burnt.
+
+    Attributes:
+        provider: The provider's name.
+    """
+
+    def __init__(self, provider: str, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(message, remedy=remedy)
+        self.provider = provider

@@ -1,0 +1,210 @@
+"""What is an address and what is not; a reason never gives the address away."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+import idna
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from dispatcher.domain.address import MAX_ADDRESS_OCTETS, Address, parse_address
+
+ATEXT = "abcXYZ019!#$%&'*+/=?^_`{|}~-"
+NASTY = st.text('ab.@<>"\\ ,;:()[]-=?\r\n\t\0\x85\u2028\u202e\ud800\uff20ü日\u0301', max_size=30)
+
+
+def refusal(text: str) -> str | None:
+    """The reason why a text is no address; None if it is one."""
+    try:
+        parse_address(text)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("ann@example.org", Address("", "ann", "example.org")),
+        ("o'neill+tag=x@mail.example.org", Address("", "o'neill+tag=x", "mail.example.org")),
+        ("root@localhost", Address("", "root", "localhost")),
+        ("a@x--y.3com.example", Address("", "a", "x--y.3com.example")),
+        ("Ann <ann@example.org>", Address("Ann", "ann", "example.org")),
+        ("Dr. Ann O'Neill <ann@example.org>", Address("Dr. Ann O'Neill", "ann", "example.org")),
+        ("Ann<ann@example.org>", Address("Ann", "ann", "example.org")),
+        ('"O\'Neill, Ann (Sales)" <ann@example.org>', Address("O'Neill, Ann (Sales)", "ann", "example.org")),
+        ('"ann@home" <ann@example.org>', Address("ann@home", "ann", "example.org")),
+        (r'"Ann \"The <b>\" \\ O." <ann@example.org>', Address('Ann "The <b>" \\ O.', "ann", "example.org")),
+        ("Jürgen Groß <jürgen@bücher.example>", Address("Jürgen Groß", "jürgen", "bücher.example")),
+        ("二葉亭 <二葉亭@例え.テスト>", Address("二葉亭", "二葉亭", "例え.テスト")),
+        ("संपर्क@डाटामेल.भारत", Address("", "संपर्क", "डाटामेल.भारत")),
+        ("二〇@二〇.example", Address("", "二〇", "二〇.example")),
+        ("\u200fשרה\u200e <d@example.org>", Address("\u200fשרה\u200e", "d", "example.org")),
+        ("Family 👨\u200d👩\u200d👧 <f@example.org>", Address("Family 👨\u200d👩\u200d👧", "f", "example.org")),
+        ("i❤️mail@example.org", Address("", "i❤️mail", "example.org")),
+    ],
+)
+def test_an_address_is_taken_apart(text: str, address: Address) -> None:
+    assert parse_address(text) == address
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "empty"),
+        (" ", "begins or ends with a space"),
+        (" ann@example.org", "begins or ends with a space"),
+        ("ann@example.org ", "begins or ends with a space"),
+        ("ann", "no @"),
+        ("ann@@example.org", "more than one @"),
+        ("ann@home@example.org", "more than one @"),
+        ("Ann <ann@home@example.org>", "more than one @"),
+        ("@example.org", "nothing before"),
+        ("ann@", "nothing after"),
+        ("an n@example.org", "space in the address"),
+        ("ann@exam ple.org", "space in the address"),
+        ("Ann < ann@example.org>", "space in the address"),
+        ("Ann <ann@example.org >", "space in the address"),
+        ("ann\u00a0x@example.org", "space in the address"),
+        (".ann@example.org", "misplaced dot before"),
+        ("ann.@example.org", "misplaced dot before"),
+        ("a..nn@example.org", "misplaced dot before"),
+        ("ann@.example.org", "misplaced dot after"),
+        ("ann@example.org.", "misplaced dot after"),
+        ("ann@example..org", "misplaced dot after"),
+        ("ann@-example.org", "hyphen"),
+        ("ann@example-.org", "hyphen"),
+        ("ann@ex_ample.org", "not allowed in a domain"),
+        ("ann@ex*mple.org", "not allowed in a domain"),
+        ("ann@[192.0.2.1]", "address literal"),
+        ("ann@[IPv6:2001:db8::1]", "address literal"),
+        ("ann@192.0.2.1", "number where a domain name ends"),
+        ("a,b@example.org", "not allowed there"),
+        ("a\\b@example.org", "not allowed there"),
+        ("a(x)b@example.org", "not allowed there"),
+        ('"ann b"@example.org', "quotes in the address"),
+        ('"Ann" ann@example.org', "quotes in the address"),
+        ("<ann@example.org>", "empty name"),
+        ('"" <ann@example.org>', "empty name"),
+        ('"  " <ann@example.org>', "empty name"),
+        ("Ann <ann@example.org", "unbalanced"),
+        ("Ann ann@example.org>", "unbalanced"),
+        ("Ann <<ann@example.org>>", "unbalanced"),
+        ("Ann <ann@example.org> x", "unbalanced"),
+        ("Ann <ann@example.org>,b@example.org", "unbalanced"),
+        ("Ann <ann@example.org>, Bob <bob@example.org>", "unbalanced"),
+        ('"Ann <ann@example.org>', "unbalanced"),
+        ('"Ann" x <ann@example.org>', "unbalanced"),
+        ("O'Neill, Ann <ann@example.org>", "double quotes"),
+        ("Ann (Sales) <ann@example.org>", "double quotes"),
+        ('Ann "The" O. <ann@example.org>', "double quotes"),
+        ("ann@home <ann@example.org>", "double quotes"),
+        ("undisclosed-recipients:;", "no @"),
+        ("Ann <ann@example.org>\r\nBcc: x@example.org", "control character"),
+        ("Ann\r\nBcc: x@example.org <ann@example.org>", "control character"),
+        ('"Ann\r\n Bcc: x" <ann@example.org>', "control character"),
+        ("ann\n@example.org", "control character"),
+        ("ann@example.org\n", "control character"),
+        ("Ann\x85Bcc: x <ann@example.org>", "control character"),
+        ("Ann\u2028Bcc: x <ann@example.org>", "line break"),
+        ("Ann\x7f <ann@example.org>", "control character"),
+        ("Ann\t<ann@example.org>", "control character"),
+        ("\0@example.org", "control character"),
+        ("Ann \u202egro.knab <ann@example.org>", "reading direction"),
+        ("Ann \u2067x\u2069 <ann@example.org>", "reading direction"),
+        ("ann\ud800@example.org", "surrogate"),
+        ("=?utf-8?q?Ann=0D=0ABcc=3A_x?= <ann@example.org>", "encoded word"),
+        (r'"=\?utf-8\?q\?Ann=0D=0A\?=" <ann@example.org>', "encoded word"),
+        ("=?utf-8?q?x=40y=2Eexample=3E?=@example.org", "encoded word"),
+        ("=?utf-8?b?DQo@example.org", "encoded word"),
+        ("ann\uff20home@example.org", "look-alike"),
+        ("ann\u037ebob@example.org", "look-alike"),
+        ("ann\u2024@example.org", "look-alike"),
+        ("ann\u200b@example.org", "invisible"),
+        ("ann\u00ad@example.org", "invisible"),
+        ("ann@example\u3002org", "not allowed in a domain"),
+        ("ann@example\uff0eorg", "not allowed in a domain"),
+        ("ann@exam\u200bple.org", "not allowed in a domain"),
+        ("ann@ex\uff41mple.org", "not allowed in a domain"),
+        ("ann@exam\ufb01le.org", "not allowed in a domain"),
+        ("ann@a\u2100b.example", "not allowed in a domain"),
+        ("ann@\u0301x.example", "not allowed in a domain"),
+        ("ann@💩.example", "not allowed in a domain"),
+        (f"{'a' * 65}@example.org", "64 octets before"),
+        (f"{'ü' * 33}@example.org", "64 octets before"),
+        (f"ann@{'a' * 64}.example", "63 octets"),
+        (f"ann@{'日本語' * 21}.example", "63 octets"),
+        (f"ann@{'a.' * 126}example", "254 octets"),
+        (f"ann@{'日本.' * 25}example", "254 octets"),
+        (f"{'A' * 256} <ann@example.org>", "255 characters"),
+        ("a" * 1000 + "@example.org", "too long"),
+    ],
+)
+def test_what_is_no_address_is_refused_with_the_reason(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse_address(text)
+
+
+def test_the_longest_address_is_taken() -> None:
+    longest = f"{'a' * 64}@{'b' * 63}.{'c' * 63}.{'d' * 61}"
+
+    assert len(longest) == MAX_ADDRESS_OCTETS
+    assert parse_address(longest).spec == longest
+
+
+def test_two_million_characters_are_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="too long"):
+        parse_address("a." * 1_000_000 + "@" + "b." * 1_000_000)
+
+
+@pytest.mark.parametrize("scheme", ["a.{}", "{}@x", "x@{}", '"{}', "{} <x@y.example>", '"{}" <'])
+def test_the_longest_texts_cost_linear_time(scheme: str) -> None:
+    # A pattern that backtracks over 700 characters would not come back within the test run.
+    for filling in ("a", "a.", "\\\\", '\\"', "-", "<", "ü"):
+        text = scheme.format(filling * (700 // len(filling)))
+        with pytest.raises(ValueError, match=r"^(is|has|begins|contains) "):
+            parse_address(text)
+
+
+@given(st.sampled_from(["{}@b.example", "a@{}.example", "{} <a@b.example>", '"{}" <a@b.example>', "{}"]), NASTY)
+@settings(max_examples=500, deadline=None)
+def test_what_is_taken_can_stand_in_a_header(scheme: str, filling: str) -> None:
+    text = scheme.format(filling)
+    if refusal(text):
+        return
+    address = parse_address(text)
+    assert not re.search("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]", text)
+    assert not re.search(r'[\s<>"\\,;:()\[\]]', unicodedata.normalize("NFKC", address.local + address.domain))
+    assert unicodedata.normalize("NFKC", address.spec).count("@") == 1
+
+
+@given(
+    name=st.text(st.characters(exclude_categories=["C", "Zl", "Zp"]), min_size=1, max_size=60).filter(str.strip),
+    local=st.lists(st.text(ATEXT, min_size=1, max_size=8), min_size=1, max_size=4).map(".".join),
+)
+@settings(deadline=None)
+def test_every_name_can_be_given_in_quotes(name: str, local: str) -> None:
+    assume("=?" not in name + local)
+    escaped = name.replace("\\", "\\\\").replace('"', '\\"')
+
+    address = parse_address(f'"{escaped}" <{local}@example.org>')
+
+    assert address == Address(name, local, "example.org")
+
+
+@pytest.mark.parametrize(
+    "domain",
+    ["bücher.example", "BÜCHER.example", "cafe\u0301.example", "почта.рф", "例え.テスト", "डाटामेल.भारत", "straße.de"],
+)
+def test_domains_of_all_scripts_have_a_form_in_dns(domain: str) -> None:
+    assert parse_address(f"ann@{domain}").domain == domain
+    assert idna.encode(domain, uts46=True)
+
+
+@given(NASTY)
+@settings(deadline=None)
+def test_a_reason_never_gives_the_address_away(text: str) -> None:
+    assert "xqzj" not in (refusal(f"xqzj{text}xqzj") or "")

@@ -1,0 +1,110 @@
+"""What the worker does about each outcome, and that the table of transitions allows it."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dispatcher.domain.decision import Decision, MarkFailed, MarkHeld, MarkSent, Resend, RetryIn, decide
+from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.retry import RetryPolicy
+from dispatcher.domain.status import FINISHED, TRANSITIONS, OnUncertain, Status, Transition
+
+POLICY = RetryPolicy(max_attempts=3, base_seconds=1, cap_seconds=60)
+HOLD, RESEND = OnUncertain.HOLD, OnUncertain.RESEND
+
+
+def after(outcome: Outcome, attempt_number: int = 1, on_uncertain: OnUncertain = HOLD) -> Decision:
+    return decide(outcome, attempt_number, on_uncertain, POLICY, lambda: 0.5)
+
+
+def test_accepted_is_sent() -> None:
+    assert after(Accepted("<id>", "250 ok")) == MarkSent("<id>", "250 ok")
+    assert after(Accepted(), attempt_number=99) == MarkSent()
+
+
+def test_deferred_is_tried_again_while_attempts_are_left() -> None:
+    assert after(Deferred(Reason.SERVER_ERROR), attempt_number=1) == RetryIn(0.5)
+    assert after(Deferred(Reason.SERVER_ERROR), attempt_number=2) == RetryIn(1)
+    assert after(Deferred(Reason.THROTTLED, retry_after=20), attempt_number=2) == RetryIn(21)
+
+
+def test_deferred_without_attempts_left_fails_with_its_own_reason() -> None:
+    last = Deferred(Reason.CONNECTION_FAILED, "refused", "ECONNREFUSED")
+
+    assert after(last, attempt_number=3) == MarkFailed(Reason.CONNECTION_FAILED, "refused", "ECONNREFUSED")
+
+
+def test_deferred_for_longer_than_the_cap_fails_with_its_own_reason() -> None:
+    assert after(Deferred(Reason.THROTTLED, "later", "429", 3600)) == MarkFailed(Reason.THROTTLED, "later", "429")
+
+
+@pytest.mark.parametrize("on_uncertain", OnUncertain)
+def test_rejected_fails_at_once(on_uncertain: OnUncertain) -> None:
+    rejected = Rejected(Reason.REJECTED_RECIPIENT, "no such user", "550 5.1.1")
+
+    assert after(rejected, 1, on_uncertain) == MarkFailed(Reason.REJECTED_RECIPIENT, "no such user", "550 5.1.1")
+
+
+def test_uncertain_is_held_where_the_policy_says_hold() -> None:
+    assert after(Uncertain("connection lost", "x"), 1, HOLD) == MarkHeld("connection lost", "x")
+
+
+def test_uncertain_is_resent_where_the_policy_says_resend_but_not_for_ever() -> None:
+    assert after(Uncertain("lost"), 1, RESEND) == Resend("lost")
+    assert after(Uncertain("lost"), 2, RESEND) == Resend("lost")
+    assert after(Uncertain("lost"), 3, RESEND) == MarkHeld("lost")
+
+
+def outcomes() -> st.SearchStrategy[Outcome]:
+    text = st.none() | st.text(max_size=5)
+    reason = st.sampled_from(Reason)
+    return st.one_of(
+        st.builds(Accepted, text, text),
+        st.builds(Deferred, reason, text, text, st.none() | st.floats()),
+        st.builds(Rejected, reason, text, text),
+        st.builds(Uncertain, text, text),
+    )
+
+
+@given(outcomes(), st.integers(1, 200), st.sampled_from(OnUncertain), st.integers(1, 100))
+def test_every_decision_is_a_transition_that_a_sending_email_may_make(
+    outcome: Outcome, attempt_number: int, on_uncertain: OnUncertain, max_attempts: int
+) -> None:
+    decision = decide(outcome, attempt_number, on_uncertain, RetryPolicy(max_attempts, 1, 60), lambda: 0.5)
+
+    assert isinstance(decision, get_args(Decision))
+    status = TRANSITIONS[Status.SENDING, decision.transition]
+    assert (status is Status.SENT) == isinstance(outcome, Accepted)
+    assert (status is Status.SENDING) == isinstance(decision, RetryIn)
+    if isinstance(outcome, Uncertain) and on_uncertain is HOLD:
+        assert status is Status.HELD
+
+
+def test_no_two_decisions_make_the_same_transition() -> None:
+    transitions = [decision.transition for decision in get_args(Decision)]
+
+    assert len(set(transitions)) == len(transitions)
+
+
+def test_sent_is_final_and_failed_and_held_are_left_by_a_person_or_by_evidence() -> None:
+    leaving: dict[Status, set[Transition]] = {status: set() for status in Status}
+    for before, transition in TRANSITIONS:
+        leaving[before].add(transition)
+
+    assert leaving[Status.SENT] == set()
+    assert leaving[Status.FAILED] == {Transition.REPLAY}
+    assert leaving[Status.HELD] == {Transition.REPLAY, Transition.EVIDENCE}
+    assert leaving[Status.PENDING] == {Transition.LEASE}
+
+
+def test_every_status_can_be_reached_and_every_transition_is_used() -> None:
+    assert {Status.PENDING, *TRANSITIONS.values()} == set(Status)
+    assert {transition for _, transition in TRANSITIONS} == set(Transition)
+
+
+def test_only_a_transition_into_sending_or_pending_leaves_work_to_do() -> None:
+    assert set(Status) - {Status.PENDING, Status.SENDING} == FINISHED

@@ -1,0 +1,278 @@
+"""An email is valid or does not exist; the field that stands in the way is named, and its value is not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dispatcher.domain import email_rules as rules
+from dispatcher.domain.email import Email
+from dispatcher.domain.outgoing import Attachment
+from dispatcher.domain.status import OnUncertain
+from dispatcher.errors import InvalidEmail
+
+PDF = Attachment("receipt.pdf", "application/pdf", b"%PDF")
+MIB = 1024 * 1024
+
+
+def an_email(**fields: Any) -> Email:
+    """A valid plain email but for the fields given."""
+    plain = {
+        "message_key": "order-17",
+        "sender": "shop@example.com",
+        "to": "ann@example.org",
+        "subject": "Hi",
+        "text": "Hi",
+    }
+    return Email(**(plain | fields))
+
+
+def refusal(**fields: Any) -> tuple[str, str]:
+    """The field and the reason with which a plain email with these fields is refused."""
+    with pytest.raises(InvalidEmail) as caught:
+        an_email(**fields)
+    return caught.value.field, caught.value.reason
+
+
+def test_a_plain_email_has_everything_else_at_rest() -> None:
+    email = an_email()
+
+    assert (email.to, email.cc, email.bcc, email.reply_to) == (("ann@example.org",), (), (), ())
+    assert (email.text, email.html) == ("Hi", None)
+    assert (dict(email.headers), email.attachments, email.tags) == ({}, (), ())
+    assert (email.tenant_id, email.correlation_id, email.on_uncertain) == ("default", None, None)
+
+
+def test_one_address_or_a_list_of_them_becomes_a_tuple() -> None:
+    email = an_email(
+        to=["a@x.example", "B <b@x.example>"], cc="c@x.example", bcc=("d@x.example",), reply_to=["e@x.example"]
+    )
+
+    assert email.to == ("a@x.example", "B <b@x.example>")
+    assert (email.cc, email.bcc, email.reply_to) == (("c@x.example",), ("d@x.example",), ("e@x.example",))
+
+
+def test_an_email_for_bcc_alone_is_one() -> None:
+    assert an_email(to=(), bcc="ann@example.org").bcc == ("ann@example.org",)
+
+
+def test_an_empty_body_counts_as_absent() -> None:
+    assert an_email(text="", html="<p>Hi</p>").text is None
+    assert refusal(text="", html="")[0] == "text"
+    assert refusal(text=None)[0] == "text"
+
+
+def test_the_policy_may_be_given_by_its_name() -> None:
+    assert an_email(on_uncertain="resend").on_uncertain is OnUncertain.RESEND
+    assert an_email(on_uncertain=OnUncertain.HOLD).on_uncertain is OnUncertain.HOLD
+    assert refusal(on_uncertain="retry") == ("on_uncertain", "must be one of: hold, resend")
+
+
+def test_an_email_cannot_be_changed_but_compared_hashed_and_replaced() -> None:
+    email = an_email(headers={"X-Order": "17"})
+
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        email.subject = "Other"  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        email.headers["X-Other"] = "1"  # type: ignore[index]
+    assert email == an_email(headers={"X-Order": "17"})
+    assert hash(email) == hash(an_email(headers={"X-Order": "17"}))
+    assert dataclasses.replace(email, subject="Other").subject == "Other"
+
+
+def test_later_changes_of_what_was_given_do_not_reach_the_email() -> None:
+    to, headers, attachments = ["ann@example.org"], {"X-Order": "17"}, [PDF]
+    email = an_email(to=to, headers=headers, attachments=attachments)
+
+    to.append("bob@example.org\r\n")
+    headers["Bcc"] = "bob@example.org"
+    attachments.clear()
+
+    assert email == an_email(headers={"X-Order": "17"}, attachments=[PDF])
+
+
+def test_a_subclass_of_str_is_kept_as_a_plain_str() -> None:
+    class Key(StrEnum):
+        RECEIPT = "receipt"
+
+    email = an_email(message_key=Key.RECEIPT, headers={Key.RECEIPT: Key.RECEIPT})
+
+    assert type(email.message_key) is str
+    assert [(type(name), type(value)) for name, value in email.headers.items()] == [(str, str)]
+
+
+def test_a_representation_shows_nothing_private() -> None:
+    email = an_email(subject="SECRET", text="SECRET", html="SECRET", headers={"X-A": "SECRET"}, attachments=[PDF])
+
+    assert "SECRET" not in repr(email)
+    assert "example" not in repr(email)
+    assert "order-17" in repr(email)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"message_key": ""}, "message_key"),
+        ({"message_key": "k" * 256}, "message_key"),
+        ({"message_key": "a\nb"}, "message_key"),
+        ({"message_key": "a\u200bb"}, "message_key"),
+        ({"message_key": "a\ud800"}, "message_key"),
+        ({"message_key": 17}, "message_key"),
+        ({"message_key": None}, "message_key"),
+        ({"tenant_id": ""}, "tenant_id"),
+        ({"tenant_id": "a b"}, "tenant_id"),
+        ({"tenant_id": "acme\n"}, "tenant_id"),
+        ({"tenant_id": "ácme"}, "tenant_id"),
+        ({"tenant_id": "-acme"}, "tenant_id"),
+        ({"tenant_id": "a" * 101}, "tenant_id"),
+        ({"sender": ""}, "from"),
+        ({"sender": "nobody"}, "from"),
+        ({"sender": ["shop@example.com"]}, "from"),
+        ({"sender": "shop@example.com\nBcc: x@example.com"}, "from"),
+        ({"to": ()}, "to"),
+        ({"to": None}, "to"),
+        ({"to": b"ann@example.org"}, "to"),
+        ({"to": {"ann@example.org"}}, "to"),
+        ({"to": "nobody"}, "to"),
+        ({"to": ["ann@example.org", "nobody"]}, "to[1]"),
+        ({"to": ["ann@example.org", 17]}, "to[1]"),
+        ({"to": ["ann@example.org", ["bob@example.org"]]}, "to[1]"),
+        ({"cc": ["nobody"]}, "cc[0]"),
+        ({"bcc": ["nobody"]}, "bcc[0]"),
+        ({"reply_to": ["nobody"]}, "reply_to[0]"),
+        ({"reply_to": ["ann@example.org"] * 1001}, "reply_to"),
+        ({"to": ["ann@example.org"] * 1001}, "to"),
+        ({"to": ["ann@example.org"] * 600, "cc": ["ann@example.org"] * 401}, "to"),
+        ({"subject": None}, "subject"),
+        ({"subject": "s" * 999}, "subject"),
+        ({"subject": "Hi\r\nBcc: x@example.com"}, "subject"),
+        ({"subject": "Hi\x85Bcc: x@example.com"}, "subject"),
+        ({"subject": "Hi\u2028there"}, "subject"),
+        ({"subject": "Hi\tthere"}, "subject"),
+        ({"subject": "Hi\0"}, "subject"),
+        ({"subject": "Hi \ud83d"}, "subject"),
+        ({"subject": "=?utf-8?q?Hi=0D=0ABcc=3A_x?="}, "subject"),
+        ({"text": b"Hi"}, "text"),
+        ({"text": "a\0b"}, "text"),
+        ({"text": "a\ud800b"}, "text"),
+        ({"html": "a\0b"}, "html"),
+        ({"html": "ü\udfff"}, "html"),
+        ({"text": "a" * (10 * MIB + 1)}, "text"),
+        ({"text": "ü" * (5 * MIB + 1)}, "text"),
+        ({"text": "a" * (5 * MIB), "html": "ü" * (3 * MIB)}, "html"),
+        ({"headers": None}, "headers"),
+        ({"headers": [("X-A", "1")]}, "headers"),
+        ({"headers": {f"X-{number}": "1" for number in range(101)}}, "headers"),
+        ({"headers": {"X-A": "1", "x-a": "2"}}, "headers.x-a"),
+        ({"headers": {"X-A": "1\r\nBcc: x@example.com"}}, "headers.X-A"),
+        ({"headers": {"X-A": "1\n x"}}, "headers.X-A"),
+        ({"headers": {"X-A": "v" * 999}}, "headers.X-A"),
+        ({"headers": {"X-A": None}}, "headers.X-A"),
+        ({"headers": {"X-A": ["1"]}}, "headers.X-A"),
+        ({"headers": {"": "1"}}, "headers."),
+        ({"headers": {"X A": "1"}}, "headers.X A"),
+        ({"headers": {"X-A:": "1"}}, "headers.X-A:"),
+        ({"headers": {"Bcc\r\n": "1"}}, "headers.Bcc??"),
+        ({"headers": {"X-Ä": "1"}}, "headers.X-Ä"),
+        ({"headers": {"X" * 77: "1"}}, f"headers.{'X' * 40}…"),
+        ({"headers": {7: "1"}}, "headers.int"),
+        ({"attachments": PDF}, "attachments"),
+        ({"attachments": [PDF] * 101}, "attachments"),
+        ({"attachments": [PDF, {"filename": "a"}]}, "attachments[1]"),
+        ({"attachments": [Attachment("", "text/plain", b"")]}, "attachments[0].filename"),
+        ({"attachments": [Attachment("..", "text/plain", b"")]}, "attachments[0].filename"),
+        ({"attachments": [Attachment("../a", "text/plain", b"")]}, "attachments[0].filename"),
+        ({"attachments": [Attachment("a\\b", "text/plain", b"")]}, "attachments[0].filename"),
+        ({"attachments": [Attachment("a\r\nb", "text/plain", b"")]}, "attachments[0].filename"),
+        ({"attachments": [Attachment("\u202efdp.exe", "text/plain", b"")]}, "attachments[0].filename"),
+        ({"attachments": [Attachment("a" * 256, "text/plain", b"")]}, "attachments[0].filename"),
+        ({"attachments": [Attachment("a", "text", b"")]}, "attachments[0].content_type"),
+        ({"attachments": [Attachment("a", "", b"")]}, "attachments[0].content_type"),
+        ({"attachments": [Attachment("a", "text/plain\r\nX: y", b"")]}, "attachments[0].content_type"),
+        ({"attachments": [Attachment("a", "text/plain\n", b"")]}, "attachments[0].content_type"),
+        ({"attachments": [Attachment("a", "text/plain; charset=utf-8", b"")]}, "attachments[0].content_type"),
+        ({"attachments": [Attachment("a", "Multipart/mixed", b"")]}, "attachments[0].content_type"),
+        ({"attachments": [Attachment("a", "message/rfc822", b"")]}, "attachments[0].content_type"),
+        ({"attachments": [Attachment("a", "text/plain", "text")]}, "attachments[0].content"),  # type: ignore[arg-type]
+        ({"attachments": [Attachment("a", "a/b", bytes(13 * MIB))] * 2}, "attachments[1].content"),
+        ({"tags": ["t"] * 11}, "tags"),
+        ({"tags": ["t", "t"]}, "tags"),
+        ({"tags": ["t", ""]}, "tags[1]"),
+        ({"tags": ["t" * 101]}, "tags[0]"),
+        ({"tags": ["a\nb"]}, "tags[0]"),
+        ({"tags": [1]}, "tags[0]"),
+        ({"correlation_id": ""}, "correlation_id"),
+        ({"correlation_id": "c" * 256}, "correlation_id"),
+        ({"correlation_id": "c\x1b[31m"}, "correlation_id"),
+        ({"on_uncertain": 1}, "on_uncertain"),
+    ],
+)
+def test_the_field_that_breaks_a_rule_is_named(fields: Mapping[str, Any], field: str) -> None:
+    assert refusal(**fields)[0] == field
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("From", "SENDER", "to", "Cc", "Bcc", "Reply-To", "Subject", "Date", "Message-ID", "MIME-Version"),
+        *("Content-Type", "content-transfer-encoding", "Return-Path", "Received", "DKIM-Signature", "Resent-To"),
+        *("ARC-Seal", "Authentication-Results", "X-SMTPAPI", "X-SES-CONFIGURATION-SET", "Apparently-To"),
+    ],
+)
+def test_a_header_that_is_ours_or_dangerous_cannot_be_set(name: str) -> None:
+    assert refusal(headers={name: "x"}) == (f"headers.{name}", "is a header that an email may not set itself")
+
+
+def test_the_headers_that_applications_need_can_be_set() -> None:
+    useful = {
+        "In-Reply-To": "<17@example.com>",
+        "References": "<16@example.com> <17@example.com>",
+        "List-Unsubscribe": "<https://example.com/u/17>, <mailto:u@example.com>",
+        "List-Unsubscribe-Post": "List-Unsubscribe=One-Click",
+        "Auto-Submitted": "auto-generated",
+        "X-Order": "Größe 👨\u200d👩\u200d👧 \u2068שרה\u2069",
+    }
+
+    assert an_email(headers=useful).headers == useful
+
+
+def test_everything_at_its_limit_is_taken() -> None:
+    email = an_email(
+        message_key="ü" * rules.MAX_KEY_CHARACTERS,
+        tenant_id="t" * rules.MAX_TENANT_CHARACTERS,
+        to=["ann@example.org"] * rules.MAX_RECIPIENTS,
+        subject="s" * rules.MAX_LINE_CHARACTERS,
+        text="ü" * (rules.MAX_BODY_OCTETS // 4),
+        html="h" * (rules.MAX_BODY_OCTETS // 2),
+        headers={f"X-{number:074}": "v" * rules.MAX_LINE_CHARACTERS for number in range(rules.MAX_HEADERS)},
+        attachments=[Attachment("f" * 255, "a/b", bytes(rules.MAX_ATTACHMENT_OCTETS // 100))] * rules.MAX_ATTACHMENTS,
+        tags=[str(number) * 100 for number in range(rules.MAX_TAGS)],
+    )
+
+    assert len(email.headers) == 100
+
+
+def test_punctuation_that_only_looks_like_an_encoded_word_is_taken() -> None:
+    assert an_email(subject="1+1=? Tell me (why?=) now").subject == "1+1=? Tell me (why?=) now"
+
+
+@given(
+    field=st.sampled_from(
+        ["message_key", "sender", "subject", "text", "tenant_id", "correlation_id", "tags", "to", "headers"]
+    ),
+    junk=st.text(max_size=20),
+)
+@settings(deadline=None)
+def test_a_refusal_never_gives_the_value_away(field: str, junk: str) -> None:
+    secret = f"xqzj\n\0{junk}"
+    value: object = {"X-A": secret} if field == "headers" else [secret] if field in ("tags", "to") else secret
+
+    named, reason = refusal(**{field: value})
+
+    assert "xqzj" not in named + reason

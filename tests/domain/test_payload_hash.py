@@ -1,0 +1,100 @@
+"""The digest that tells a repeat from a conflict: the same for ever, and different where the recipient would notice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dispatcher.domain.email import Email
+from dispatcher.domain.outgoing import Attachment
+from dispatcher.domain.status import OnUncertain
+
+FULL: dict[str, Any] = {
+    "message_key": "order-17",
+    "sender": "Shop <shop@example.com>",
+    "to": ["ann@example.org", "Bob <bob@example.org>"],
+    "cc": ["cc@example.org"],
+    "bcc": ["bcc@example.org"],
+    "reply_to": ["help@example.com"],
+    "subject": "Your order — Größe 42",
+    "text": "Hello,\nit is on its way.\n",
+    "html": "<p>Hello</p>",
+    "headers": {"X-Order": "17", "List-Unsubscribe": "<https://example.com/u>"},
+    "attachments": [Attachment("receipt.pdf", "application/pdf", b"%PDF-1.7")],
+    "tags": ["receipt", "shop"],
+    "on_uncertain": OnUncertain.RESEND,
+}
+
+
+def digest(**fields: Any) -> str:
+    """The payload hash of a full email with these fields changed."""
+    return Email(**(FULL | fields)).payload_hash().hex()
+
+
+def test_digests_are_those_of_the_first_release() -> None:
+    # Tables hold such digests for years. If this test fails, mend the code: with another digest, an application that
+    # repeats an enqueue gets a conflict instead of its email's id.
+    plain = Email(message_key="k", sender="a@example.com", to="b@example.org", subject="Hi", text="Hi")
+
+    assert plain.payload_hash().hex() == "15aa8370e85b272ec4e9222bb653fc4034eeb861eee4a80f2b2fde011e4f5845"
+    assert digest() == "4748277ee73e1b3ea62c0e147e6dc4e27fb8c1ff08a468dc9ab5ccc41b67968a"
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {"message_key": "order-18"},
+        {"tenant_id": "acme"},
+        {"correlation_id": "request-2"},
+        {"headers": {"list-unsubscribe": "<https://example.com/u>", "X-ORDER": "17"}},
+        {"on_uncertain": "resend"},
+        {"to": ("ann@example.org", "Bob <bob@example.org>")},
+    ],
+)
+def test_what_a_repeat_may_change_leaves_the_digest_alone(same: dict[str, Any]) -> None:
+    assert digest(**same) == digest()
+
+
+def test_whatever_the_recipient_or_the_promise_notices_changes_the_digest() -> None:
+    pdf = FULL["attachments"][0]
+    changes: list[dict[str, Any]] = [
+        {},
+        {"sender": "shop@example.com"},
+        {"to": ["ann@example.org"]},
+        {"to": ["Bob <bob@example.org>", "ann@example.org"]},
+        {"cc": []},
+        {"bcc": []},
+        {"cc": ["bcc@example.org"], "bcc": ["cc@example.org"]},
+        {"cc": ["cc@example.org", "bcc@example.org"], "bcc": []},
+        {"reply_to": []},
+        {"subject": "Your order"},
+        {"text": None},
+        {"html": None},
+        {"text": FULL["html"], "html": FULL["text"]},
+        {"headers": {"X-Order": "17"}},
+        {"headers": FULL["headers"] | {"X-Order": "18"}},
+        {"attachments": []},
+        {"attachments": [pdf, pdf]},
+        {"attachments": [Attachment("other.pdf", "application/pdf", b"%PDF-1.7")]},
+        {"attachments": [Attachment("receipt.pdf", "text/plain", b"%PDF-1.7")]},
+        {"attachments": [Attachment("receipt.pdf", "application/pdf", b"%PDF-1.6")]},
+        {"tags": ["receipt"]},
+        {"on_uncertain": OnUncertain.HOLD},
+        {"on_uncertain": None},
+    ]
+
+    assert len({digest(**change) for change in changes}) == len(changes)
+
+
+def test_text_cannot_imitate_the_form_that_is_hashed() -> None:
+    digests = {
+        digest(subject="a", text="b", html=None),
+        digest(subject="a1:b", text="x", html=None),
+        digest(subject="a", text="1:b", html=None),
+        digest(subject="", text="a1:b", html=None),
+        digest(tags=["a", "b"]),
+        digest(tags=["a1:b"]),
+    }
+
+    assert len(digests) == 6

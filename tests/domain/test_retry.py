@@ -1,0 +1,69 @@
+"""How long a deferred email waits, and when it waits no more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dispatcher.domain.retry import RetryPolicy
+
+POLICY = RetryPolicy(max_attempts=5, base_seconds=1, cap_seconds=60)
+
+
+def always(value: float) -> Callable[[], float]:
+    return lambda: value
+
+
+@pytest.mark.parametrize(("next_attempt", "longest"), [(2, 1), (3, 2), (4, 4), (5, 8)])
+def test_the_longest_wait_doubles(next_attempt: int, longest: float) -> None:
+    assert POLICY.wait_before(next_attempt, None, always(0.0)) == 0
+    assert POLICY.wait_before(next_attempt, None, always(0.5)) == longest / 2
+    assert POLICY.wait_before(next_attempt, None, always(1.0)) == longest
+
+
+def test_the_cap_bounds_every_wait() -> None:
+    patient = RetryPolicy(max_attempts=100_000, base_seconds=1, cap_seconds=60)
+
+    assert patient.wait_before(8, None, always(1.0)) == 60
+    assert patient.wait_before(100_000, None, always(1.0)) == 60
+
+
+def test_nothing_waits_for_an_attempt_beyond_the_last() -> None:
+    assert POLICY.wait_before(5, None, always(0.0)) is not None
+    assert POLICY.wait_before(6, None, always(0.0)) is None
+    assert RetryPolicy(1, 1, 60).wait_before(2, None, always(0.0)) is None
+
+
+def test_the_provider_is_waited_for_and_the_jitter_comes_on_top() -> None:
+    assert POLICY.wait_before(2, 30, always(0.0)) == 30
+    assert POLICY.wait_before(2, 30, always(0.5)) == 30.5
+    assert POLICY.wait_before(5, 60, always(1.0)) == 60
+
+
+@pytest.mark.parametrize("retry_after", [60.001, 86_400, math.inf, math.nan])
+def test_a_provider_that_asks_for_more_than_the_cap_is_given_up(retry_after: float) -> None:
+    assert POLICY.wait_before(2, retry_after, always(0.0)) is None
+
+
+@pytest.mark.parametrize("retry_after", [0.0, -5.0, -math.inf])
+def test_a_provider_that_asks_for_no_wait_changes_nothing(retry_after: float) -> None:
+    assert POLICY.wait_before(3, retry_after, always(0.5)) == 1
+
+
+@given(
+    next_attempt=st.integers(2, 2000),
+    retry_after=st.none() | st.floats(),
+    chance=st.floats(0, 1),
+    policy=st.builds(RetryPolicy, st.integers(1, 2000), st.floats(0.01, 600), st.floats(0.01, 3600)),
+)
+def test_a_wait_is_at_least_what_was_asked_and_at_most_the_cap(
+    next_attempt: int, retry_after: float | None, chance: float, policy: RetryPolicy
+) -> None:
+    seconds = policy.wait_before(next_attempt, retry_after, always(chance))
+
+    if seconds is not None:
+        assert max(0.0, retry_after or 0.0) <= seconds <= policy.cap_seconds
