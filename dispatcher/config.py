@@ -1,0 +1,329 @@
+"""Settings from the environment: read once at the edge, validated together, handed down as frozen values.
+
+Every setting is one field of `Settings`: its variable (`DISPATCHER_` and the field's name in capitals, unless it says
+otherwise), default, parser and help stand in that one place, and `dispatcher config` prints them from there. A setting
+that holds a secret may also be given as a file, by its variable with `_FILE` appended. Nothing here runs at import.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from dispatcher.domain.status import OnUncertain
+from dispatcher.errors import ConfigurationError
+
+PREFIX: Final = "DISPATCHER_"
+KNOWN_PROVIDERS: Final = ("smtp", "capture")
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+QUEUE_TYPES: Final = ("quorum", "classic")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class SmtpServer:
+    """Where and how to reach an SMTP server, as `DISPATCHER_SMTP_URL` says.
+
+    Attributes:
+        security: `tls` (from the first byte), `starttls` (required, never downgraded) or `none`.
+        username: Empty where the server wants no AUTH.
+    """
+
+    host: str
+    port: int
+    security: str
+    username: str = ""
+    password: str = field(default="", repr=False)
+
+
+def setting(
+    parse: Callable[[str], T],
+    default: str | None,
+    about: str,
+    *,
+    variable: str | None = None,
+    secret: bool = False,
+    empty: T | None = None,
+) -> T:
+    """A field of `Settings`.
+
+    Args:
+        parse: From the variable's text to the value; raises ValueError with the sentence for the operator.
+        default: The text that stands for an unset variable; None if the setting has none and `empty` is its value then.
+        about: One sentence for `dispatcher config` and the documentation.
+        variable: The variable's name where it is not the prefix and the field's name.
+        secret: Never shown; may come from a file.
+        empty: The value of an unset setting without default.
+    """
+    metadata = {"parse": parse, "default": default, "about": about, "variable": variable, "secret": secret}
+    return field(default=empty, metadata=metadata)  # type: ignore[return-value]
+
+
+def _text(text: str) -> str:
+    return text
+
+
+def _whole(lowest: int, highest: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or not lowest <= int(text) <= highest:
+            raise ValueError(f"must be a whole number from {lowest} to {highest}")
+        return int(text)
+
+    return parse
+
+
+def _seconds(lowest: float, highest: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = float("nan")
+        if not lowest <= seconds <= highest:
+            raise ValueError(f"must be a number of seconds from {lowest:g} to {highest:g}")
+        return seconds
+
+    return parse
+
+
+def _choice(*allowed: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in allowed:
+            raise ValueError(f"must be one of: {', '.join(allowed)}")
+        return text.lower()
+
+    return parse
+
+
+def _worker_count(text: str) -> int:
+    if text.lower() == "auto":
+        return max(1, len(os.sched_getaffinity(0)))
+    return _whole(1, 256)(text)
+
+
+def _url(*schemes: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        example = f"{schemes[0]}://user:password@host:port/…"
+        try:
+            parts = urlsplit(text)
+            _ = parts.port
+        except ValueError:
+            raise ValueError(f"is not a URL; it looks like {example}") from None
+        if parts.scheme not in schemes or not (parts.hostname or parts.scheme.startswith("postgres")):
+            raise ValueError(f"must be a URL that begins with {' or '.join(f'{s}://' for s in schemes)}, like {example}")
+        return text
+
+    return parse
+
+
+def _database_url(text: str) -> str:
+    # libpq also takes "host=… dbname=…"; both forms reach psycopg unchanged.
+    return text if "://" not in text and "=" in text else _url("postgresql", "postgres")(text)
+
+
+def _smtp_url(text: str) -> SmtpServer:
+    parts = urlsplit(_url("smtp", "smtps")(text))
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    plain = options.pop("tls", None)
+    if options or parts.path not in ("", "/") or plain not in (None, "none"):
+        raise ValueError("takes no path and no option but `?tls=none`")
+    if parts.scheme == "smtps" and plain:
+        raise ValueError("`smtps://` is TLS from the first byte; `?tls=none` contradicts it")
+    host = parts.hostname or ""
+    if plain and parts.password and host not in ("127.0.0.1", "::1", "localhost"):
+        raise ValueError("`?tls=none` with a password would send it in the clear; use STARTTLS (`smtp://`) or `smtps://`")
+    security = "tls" if parts.scheme == "smtps" else "none" if plain else "starttls"
+    port = parts.port or {"tls": 465, "starttls": 587, "none": 25}[security]
+    return SmtpServer(host, port, security, unquote(parts.username or ""), unquote(parts.password or ""))
+
+
+def _providers(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip().lower() for name in text.split(",") if name.strip())
+    unknown = [name for name in names if name not in KNOWN_PROVIDERS]
+    if unknown:
+        raise ValueError(f"does not know {', '.join(unknown)}; known are: {', '.join(KNOWN_PROVIDERS)}")
+    if not names or len(set(names)) != len(names):
+        raise ValueError("must name each provider once")
+    if len(names) > 1:
+        raise ValueError("takes one provider in this release; failover between several comes with the next adapters")
+    return names
+
+
+def _queue_name(text: str) -> str:
+    if not 1 <= len(text.encode()) <= 200 or not text.isprintable() or text.startswith("amq."):
+        raise ValueError("must be 1 to 200 printable characters and not begin with `amq.`")
+    return text
+
+
+def _folder(text: str) -> Path:
+    return Path(text).expanduser().absolute()
+
+
+def _existing_file(text: str) -> Path:
+    path = Path(text).expanduser().absolute()
+    if not path.is_file():
+        raise ValueError("names a file that does not exist")
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that an operator can set; one field, one setting."""
+
+    database_url: str = setting(
+        _database_url, None, "PostgreSQL, as a libpq URL or keywords.", secret=True, empty=""
+    )
+    amqp_url: str = setting(_url("amqp", "amqps"), None, "RabbitMQ, as an AMQP URL.", secret=True, empty="")
+    rabbitmq_management_url: str = setting(
+        _url("http", "https"), None, "RabbitMQ's management API, with its user.", secret=True, empty=""
+    )
+    exchange: str = setting(_queue_name, "email.dispatcher", "The exchange that we publish to.")
+    queue: str = setting(_queue_name, "email.dispatcher.send", "The queue of emails to send.")
+    dlq: str = setting(_queue_name, "email.dispatcher.dlq", "The queue of dead letters.")
+    queue_type: str = setting(_choice(*QUEUE_TYPES), "quorum", "What `init` declares the queues as.")
+    providers: tuple[str, ...] = setting(
+        _providers, None, f"Who sends: {' or '.join(KNOWN_PROVIDERS)}. No default.", empty=()
+    )
+    workers: int = setting(_worker_count, "auto", "Worker processes on this host; auto is one per core.")
+    prefetch: int = setting(_whole(1, 5000), "256", "Messages that a worker holds at once, and its concurrent sends.")
+    lease_seconds: float = setting(_seconds(1, 3600), "60", "How long a worker owns an email before others may judge.")
+    send_timeout_seconds: float = setting(_seconds(0.1, 600), "30", "One attempt's total deadline, connecting included.")
+    max_attempts: int = setting(_whole(1, 100), "5", "Attempts before a deferred email is failed.")
+    retry_base_seconds: float = setting(_seconds(0.01, 600), "1", "The first retry's longest wait; doubles each time.")
+    retry_cap_seconds: float = setting(_seconds(0.01, 3600), "60", "The longest wait between two attempts.")
+    on_uncertain: OnUncertain = setting(
+        lambda text: OnUncertain(_choice(*OnUncertain)(text)),
+        "hold",
+        "Where nobody can know whether the provider accepted: hold the email, or resend it (may duplicate).",
+    )
+    drain_seconds: float = setting(_seconds(0, 3600), "45", "How long a stopping worker may finish what is on the wire.")
+    run_dir: Path = setting(_folder, "/tmp/email-dispatcher", "Where a host's `run` keeps its process files.")  # noqa: S108
+    smtp_url: SmtpServer | None = setting(
+        _smtp_url, None, "SMTP server: smtp:// requires STARTTLS, smtps:// is TLS, smtp://…?tls=none is plain.", secret=True
+    )
+    smtp_connections: int = setting(_whole(1, 1000), "8", "Connections that a worker keeps to the SMTP server.")
+    smtp_emails_per_connection: int = setting(_whole(1, 1_000_000), "100", "Emails before a connection is renewed.")
+    capture_dir: Path | None = setting(_folder, None, "Maildir that the capture provider writes into.")
+    ca_file: Path | None = setting(_existing_file, None, "Certificates to trust instead of the system's, as PEM.")
+    log_level: str = setting(_choice(*LOG_LEVELS), "info", "debug, info, warning or error.")
+    log_format: str = setting(_choice("auto", "json", "text"), "auto", "auto is text on a terminal, JSON elsewhere.")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a setting's value came from, for `dispatcher config`.
+
+    Attributes:
+        variable: The environment variable.
+        text: What was read; None if it stands at its default.
+        source: `environment`, `file` or `default`.
+    """
+
+    variable: str
+    text: str | None
+    source: str
+
+
+def variable_of(setting_field: Field[Any]) -> str:
+    """The environment variable of one of `Settings`' fields."""
+    return setting_field.metadata["variable"] or PREFIX + setting_field.name.upper()
+
+
+def load(environ: Mapping[str, str], *, needs: Collection[str] = ()) -> Settings:
+    """The settings that an environment gives.
+
+    Args:
+        needs: Fields that must be set, because the command cannot work without them.
+
+    Raises:
+        ConfigurationError: with every mistake at once, each naming its variable and the remedy.
+    """
+    settings, _, mistakes = examine(environ, needs=needs)
+    if mistakes:
+        raise ConfigurationError(mistakes)
+    return settings
+
+
+def examine(
+    environ: Mapping[str, str], *, needs: Collection[str] = ()
+) -> tuple[Settings, dict[str, Origin], tuple[str, ...]]:
+    """The settings, the origin of each by field name, and every mistake; a mistaken setting stands at its default."""
+    values: dict[str, Any] = {}
+    origins: dict[str, Origin] = {}
+    mistakes: list[str] = []
+    for item in fields(Settings):
+        try:
+            origin = origins[item.name] = _find(item, environ)
+            text = item.metadata["default"] if origin.text is None else origin.text
+            if text is not None:
+                values[item.name] = item.metadata["parse"](text)
+        except ValueError as error:
+            origins.setdefault(item.name, Origin(variable_of(item), None, "default"))
+            mistakes.append(f"{variable_of(item)} {error}.")
+            if item.metadata["default"] is not None:
+                values[item.name] = item.metadata["parse"](item.metadata["default"])
+    settings = Settings(**values)
+    if not mistakes:
+        mistakes.extend(_contradictions(settings, needs, origins))
+    else:
+        mistakes.extend(_absences(needs, origins, settings))
+    return settings, origins, tuple(mistakes)
+
+
+def _find(item: Field[Any], environ: Mapping[str, str]) -> Origin:
+    variable = variable_of(item)
+    file_variable = f"{variable}_FILE"
+    if environ.get(variable) and environ.get(file_variable):
+        raise ValueError(f"and {file_variable} are both set; set one of them")
+    if environ.get(variable):
+        return Origin(variable, environ[variable].strip(), "environment")
+    if item.metadata["secret"] and environ.get(file_variable):
+        return Origin(variable, _read_secret(file_variable, environ[file_variable]), "file")
+    return Origin(variable, None, "default")
+
+
+def _read_secret(file_variable: str, path: str) -> str:
+    try:
+        text = Path(path).expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot be read from the file in {file_variable}: {type(error).__name__}") from None
+    if not text:
+        raise ValueError(f"is empty in the file that {file_variable} names")
+    return text
+
+
+_REMEDIES: Final = {
+    "database_url": "set it to PostgreSQL's URL, like postgresql://user:password@host:5432/dispatcher",
+    "amqp_url": "set it to RabbitMQ's URL, like amqp://user:password@host:5672/%2F",
+    "providers": f"name who sends: {' or '.join(KNOWN_PROVIDERS)}. There is no default, so that no email is sent into nothing",
+}
+
+
+def _absences(needs: Collection[str], origins: Mapping[str, Origin], settings: Settings) -> list[str]:
+    return [
+        f"{origins[name].variable} is not set: {_REMEDIES[name]}."
+        for name in _REMEDIES
+        if name in needs and not getattr(settings, name) and origins[name].text is None
+    ]
+
+
+def _contradictions(settings: Settings, needs: Collection[str], origins: Mapping[str, Origin]) -> list[str]:
+    mistakes = _absences(needs, origins, settings)
+    if "smtp" in settings.providers and settings.smtp_url is None:
+        mistakes.append("DISPATCHER_SMTP_URL is not set, but DISPATCHER_PROVIDERS names smtp: set it, like smtp://host:587.")
+    if "capture" in settings.providers and settings.capture_dir is None:
+        mistakes.append("DISPATCHER_CAPTURE_DIR is not set, but DISPATCHER_PROVIDERS names capture: set it to a folder.")
+    if settings.queue == settings.dlq:
+        mistakes.append("DISPATCHER_DLQ names the same queue as DISPATCHER_QUEUE: give the dead letters their own.")
+    if settings.retry_base_seconds > settings.retry_cap_seconds:
+        mistakes.append("DISPATCHER_RETRY_BASE_SECONDS is above DISPATCHER_RETRY_CAP_SECONDS: lower it.")
+    return mistakes
+
+
+def has_default(setting_field: Field[Any]) -> bool:
+    """Whether the setting stands at something useful when its variable is unset."""
+    return setting_field.metadata["default"] is not None and setting_field.default is not MISSING

@@ -1,0 +1,194 @@
+"""Enqueue: an email becomes durable and unique in the application's own PostgreSQL transaction.
+
+    with psycopg.connect(...) as connection:
+        connection.execute("insert into orders …")
+        enqueue(connection, Email(message_key="order-17-receipt", sender="shop@example.com", to="ann@example.org", …))
+
+Both rows commit or neither does. The connection is the caller's: nothing here commits, rolls back or closes it, and what
+psycopg raises reaches the caller as it is. A second call with the same message key and payload is harmless and returns the
+first email's id. After the commit the relay publishes.
+
+The synchronous functions and their `_async` twins differ in the connection alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from dispatcher.domain.email import Email
+from dispatcher.errors import MessageKeyConflict
+from dispatcher.store.enqueueing import (
+    Draft,
+    Key,
+    attachment_parameters,
+    draft,
+    holders,
+    insert_parameters,
+    key_parameters,
+)
+from dispatcher.store.queries import query
+
+if TYPE_CHECKING:
+    from psycopg import AsyncConnection, Connection
+
+BATCH_EMAILS: Final = 500
+"""Emails per statement: beyond some hundreds a larger batch gains nothing and holds more memory."""
+
+
+class Acceptance(StrEnum):
+    """What enqueueing an email came to."""
+
+    ACCEPTED = "accepted"
+    """Its key is new: it will be sent."""
+    KNOWN = "known"
+    """Its key and payload were enqueued before: nothing new."""
+    CONFLICT = "conflict"
+    """Its key names an email with another payload: nothing was stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """One email's answer.
+
+    Attributes:
+        email_id: The email that holds the key: this one if it was accepted, else the earlier one.
+        message_key: The key.
+        acceptance: What it came to.
+    """
+
+    email_id: UUID
+    message_key: str
+    acceptance: Acceptance
+
+
+def enqueue(connection: Connection[Any], email: Email, *, traceparent: str | None = None) -> Enqueued:
+    """Enqueues one email in the connection's transaction.
+
+    Args:
+        traceparent: W3C trace context, carried to the message and the logs.
+
+    Raises:
+        MessageKeyConflict: the key names an email with another payload.
+    """
+    return enqueue_many(connection, [email], traceparent=traceparent)[0]
+
+
+def enqueue_many(
+    connection: Connection[Any],
+    emails: Iterable[Email],
+    *,
+    traceparent: str | None = None,
+    report_conflicts: bool = False,
+) -> list[Enqueued]:
+    """Enqueues emails in the connection's transaction, some hundreds per statement; answers in the order given.
+
+    Args:
+        report_conflicts: Answer `conflict` for such an email and store the others, instead of raising.
+
+    Raises:
+        MessageKeyConflict: a key names an email with another payload, and conflicts are not reported.
+    """
+    answers: list[Enqueued] = []
+    for drafts in _batches(emails, traceparent):
+        with ExitStack() as stack:
+            if any(item.email.attachments for item in drafts):
+                stack.enter_context(connection.transaction())
+            inserted = {row[0] for row in _fetch(connection, "enqueue", insert_parameters(drafts))}
+            if attachments := attachment_parameters(drafts, inserted):
+                _run(connection, "enqueue_attachments", attachments)
+        keys = key_parameters(drafts, inserted)
+        known = holders(_fetch(connection, "find_by_key", keys)) if keys else {}
+        answers.extend(_answers(drafts, inserted, known, report_conflicts=report_conflicts))
+    return answers
+
+
+async def enqueue_async(
+    connection: AsyncConnection[Any], email: Email, *, traceparent: str | None = None
+) -> Enqueued:
+    """`enqueue` on an asynchronous connection."""
+    return (await enqueue_many_async(connection, [email], traceparent=traceparent))[0]
+
+
+async def enqueue_many_async(
+    connection: AsyncConnection[Any],
+    emails: Iterable[Email],
+    *,
+    traceparent: str | None = None,
+    report_conflicts: bool = False,
+) -> list[Enqueued]:
+    """`enqueue_many` on an asynchronous connection."""
+    answers: list[Enqueued] = []
+    for drafts in _batches(emails, traceparent):
+        async with AsyncExitStack() as stack:
+            if any(item.email.attachments for item in drafts):
+                await stack.enter_async_context(connection.transaction())
+            inserted = {row[0] for row in await _fetch_async(connection, "enqueue", insert_parameters(drafts))}
+            if attachments := attachment_parameters(drafts, inserted):
+                await _run_async(connection, "enqueue_attachments", attachments)
+        keys = key_parameters(drafts, inserted)
+        known = holders(await _fetch_async(connection, "find_by_key", keys)) if keys else {}
+        answers.extend(_answers(drafts, inserted, known, report_conflicts=report_conflicts))
+    return answers
+
+
+def _batches(emails: Iterable[Email], traceparent: str | None) -> Iterator[list[Draft]]:
+    remaining = iter(emails)
+    while batch := list(islice(remaining, BATCH_EMAILS)):
+        yield draft(batch, traceparent)
+
+
+def _answers(
+    drafts: Sequence[Draft],
+    inserted: set[UUID],
+    known: Mapping[Key, tuple[UUID, bytes]],
+    *,
+    report_conflicts: bool,
+) -> Iterator[Enqueued]:
+    for item in drafts:
+        key = item.email.message_key
+        if item.email_id in inserted:
+            yield Enqueued(item.email_id, key, Acceptance.ACCEPTED)
+            continue
+        holder, payload_hash = known[item.key]
+        if payload_hash == item.payload_hash:
+            yield Enqueued(holder, key, Acceptance.KNOWN)
+        elif report_conflicts:
+            yield Enqueued(holder, key, Acceptance.CONFLICT)
+        else:
+            raise MessageKeyConflict(item.email.tenant_id, key, str(holder))
+
+
+# The caller's connection may make rows of any kind; ours are tuples.
+
+
+def _fetch(connection: Connection[Any], name: str, parameters: dict[str, list[Any]]) -> list[tuple[Any, ...]]:
+    from psycopg.rows import tuple_row
+
+    with connection.cursor(row_factory=tuple_row) as cursor:
+        return cursor.execute(query(name), parameters).fetchall()
+
+
+def _run(connection: Connection[Any], name: str, parameters: dict[str, list[Any]]) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(query(name), parameters)
+
+
+async def _fetch_async(
+    connection: AsyncConnection[Any], name: str, parameters: dict[str, list[Any]]
+) -> list[tuple[Any, ...]]:
+    from psycopg.rows import tuple_row
+
+    async with connection.cursor(row_factory=tuple_row) as cursor:
+        await cursor.execute(query(name), parameters)
+        return await cursor.fetchall()
+
+
+async def _run_async(connection: AsyncConnection[Any], name: str, parameters: dict[str, list[Any]]) -> None:
+    async with connection.cursor() as cursor:
+        await cursor.execute(query(name), parameters)

@@ -1,0 +1,121 @@
+"""How we connect to PostgreSQL, and the one border where its errors become ours."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final
+
+import orjson
+import psycopg
+from psycopg import errors as pg
+from psycopg.rows import TupleRow
+from psycopg.types.json import set_json_loads
+from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
+
+from dispatcher.errors import DispatcherError, SchemaError, StoreUnavailable
+from dispatcher.store.queries import query
+
+AsyncSession = psycopg.AsyncConnection[TupleRow]
+Pool = AsyncConnectionPool[AsyncSession]
+
+CONNECT_SECONDS: Final = 5
+STATEMENT_SECONDS: Final = 30
+LOCK_SECONDS: Final = 10
+# A peer that vanished without a word is noticed after about this long, so that a dead relay's lock is set free.
+_KEEPALIVES: Final[dict[str, Any]] = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 25_000}
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turns psycopg's exceptions into ours.
+
+    Raises:
+        StoreUnavailable: the server is away, ended the session, timed out, or asks to try again (deadlock,
+            serialization failure); the same call may succeed later.
+        SchemaError: a table or function is missing.
+        DispatcherError: anything else that the server refused, by its code, without the statement's values.
+    """
+    try:
+        yield
+    except (pg.UndefinedTable, pg.UndefinedFunction, pg.UndefinedColumn) as error:
+        raise SchemaError(
+            "The database does not have this release's tables.", remedy="Run `dispatcher init`."
+        ) from error
+    except (pg.InsufficientPrivilege, pg.InvalidPassword, pg.InvalidCatalogName) as error:
+        raise StoreUnavailable(f"PostgreSQL refuses us: {_first_line(error)}.") from error
+    except (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout, PoolClosed) as error:
+        raise StoreUnavailable(f"PostgreSQL is not available: {_first_line(error)}.") from error
+    except psycopg.Error as error:
+        raise DispatcherError(f"PostgreSQL refused a statement ({error.sqlstate or type(error).__name__}).") from error
+
+
+def _first_line(error: Exception) -> str:
+    # The first line names the server and the cause; what follows may quote rows.
+    if isinstance(error, psycopg.Error) and error.diag.message_primary:
+        return error.diag.message_primary.strip().rstrip(".")
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__).rstrip(".")
+
+
+@contextmanager
+def connected(database_url: str, *, name: str = "dispatcher") -> Iterator[psycopg.Connection[TupleRow]]:
+    """A synchronous connection in autocommit, for one command; closed on exit. Faults are ours (see `translated`)."""
+    with translated():
+        connection = psycopg.connect(
+            database_url, autocommit=True, application_name=name, connect_timeout=CONNECT_SECONDS
+        )
+    with translated(), connection:
+        yield connection
+
+
+async def connect_async(database_url: str, *, name: str) -> AsyncSession:
+    """One asynchronous connection in autocommit, of which a lost peer is noticed; the caller closes it."""
+    with translated():
+        connection = await psycopg.AsyncConnection.connect(
+            database_url, autocommit=True, application_name=name, connect_timeout=CONNECT_SECONDS, **_KEEPALIVES
+        )
+        await _configure(connection)
+        return connection
+
+
+def make_pool(database_url: str, *, name: str, size: int) -> Pool:
+    """A pool that is not open yet: open it in the process that uses it, never before a fork.
+
+    Args:
+        name: The sessions' `application_name`; a dead worker's sessions are found by it.
+        size: Connections, all of them opened and kept.
+    """
+    keywords: dict[str, Any] = {
+        "autocommit": True,
+        "application_name": name,
+        "connect_timeout": CONNECT_SECONDS,
+        **_KEEPALIVES,
+    }
+    return AsyncConnectionPool(
+        database_url,
+        kwargs=keywords,
+        min_size=size,
+        max_size=size,
+        open=False,
+        configure=_configure,
+        name=name,
+        timeout=CONNECT_SECONDS,
+        reconnect_timeout=CONNECT_SECONDS,
+    )
+
+
+@asynccontextmanager
+async def session(pool: Pool) -> AsyncIterator[AsyncSession]:
+    """A session of the pool; faults are ours (see `translated`)."""
+    with translated():
+        async with pool.connection() as connection:
+            yield connection
+
+
+async def _configure(connection: AsyncSession) -> None:
+    """Makes a session fit for the protocol: a commit waits for the disk, because an outside action follows it."""
+    set_json_loads(orjson.loads, connection)
+    await connection.execute(
+        query("configure_session"), {"statement_seconds": STATEMENT_SECONDS, "lock_seconds": LOCK_SECONDS}
+    )

@@ -1,0 +1,107 @@
+"""Emails into the tables: the parameters of the enqueue statements, and what their answers mean.
+
+Nothing here executes: `producers` runs these statements on the application's own connection, synchronous or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from dispatcher.domain.email import Email
+from dispatcher.domain.email_id import new_email_id
+
+Parameters = dict[str, list[Any]]
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """An email with the id that it gets if its key is new.
+
+    Attributes:
+        payload_hash: What the key's first payload is compared with.
+    """
+
+    email_id: UUID
+    email: Email
+    payload_hash: bytes
+    traceparent: str | None
+
+    @property
+    def key(self) -> Key:
+        """What makes it unique: tenant and message key."""
+        return (self.email.tenant_id, self.email.message_key)
+
+
+def draft(emails: Iterable[Email], traceparent: str | None = None) -> list[Draft]:
+    """Drafts in the order given."""
+    return [Draft(new_email_id(), email, email.payload_hash(), traceparent) for email in emails]
+
+
+def insert_parameters(drafts: Sequence[Draft]) -> Parameters:
+    """The parameters of `enqueue`, sorted by key."""
+    ordered = sorted(drafts, key=lambda item: item.key)
+    emails = [item.email for item in ordered]
+    return {
+        "email_ids": [item.email_id for item in ordered],
+        "tenant_ids": [email.tenant_id for email in emails],
+        "message_keys": [email.message_key for email in emails],
+        "payload_hashes": [item.payload_hash for item in ordered],
+        "on_uncertains": [email.on_uncertain.value if email.on_uncertain else None for email in emails],
+        "correlation_ids": [email.correlation_id for email in emails],
+        "traceparents": [item.traceparent for item in ordered],
+        "senders": [email.sender for email in emails],
+        "recipients": [_json(_recipients(email)) for email in emails],
+        "subjects": [email.subject for email in emails],
+        "text_bodies": [email.text for email in emails],
+        "html_bodies": [email.html for email in emails],
+        "headers": [_json(dict(email.headers)) for email in emails],
+        "tags": [_json(email.tags) for email in emails],
+        "attachment_counts": [len(email.attachments) for email in emails],
+    }
+
+
+def attachment_parameters(drafts: Iterable[Draft], inserted: set[UUID]) -> Parameters | None:
+    """The parameters of `enqueue_attachments` for the emails that were inserted; None if they have no attachment."""
+    rows = [
+        (item.email_id, position, attachment)
+        for item in drafts
+        if item.email_id in inserted
+        for position, attachment in enumerate(item.email.attachments)
+    ]
+    if not rows:
+        return None
+    return {
+        "email_ids": [email_id for email_id, _, _ in rows],
+        "positions": [position for _, position, _ in rows],
+        "filenames": [attachment.filename for _, _, attachment in rows],
+        "content_types": [attachment.content_type for _, _, attachment in rows],
+        "contents": [attachment.content for _, _, attachment in rows],
+    }
+
+
+def key_parameters(drafts: Iterable[Draft], inserted: set[UUID]) -> Parameters | None:
+    """The parameters of `find_by_key` for the emails whose key was known; None if every key was new."""
+    keys = sorted({item.key for item in drafts if item.email_id not in inserted})
+    if not keys:
+        return None
+    return {"tenant_ids": [tenant for tenant, _ in keys], "message_keys": [key for _, key in keys]}
+
+
+def holders(rows: Iterable[Sequence[Any]]) -> Mapping[Key, tuple[UUID, bytes]]:
+    """The answer of `find_by_key`: by key, the id and payload hash of the email that holds it."""
+    return {(tenant, key): (email_id, bytes(payload_hash)) for tenant, key, email_id, payload_hash in rows}
+
+
+def _recipients(email: Email) -> dict[str, tuple[str, ...]]:
+    lists = {"to": email.to, "cc": email.cc, "bcc": email.bcc, "reply_to": email.reply_to}
+    return {name: addresses for name, addresses in lists.items() if addresses}
+
+
+def _json(value: Any) -> str | None:
+    return orjson.dumps(value).decode() if value else None

@@ -1,0 +1,200 @@
+"""Leases and their results, in batches: each method is one statement and one commit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, Final
+from uuid import UUID
+
+from dispatcher.domain.outgoing import Attachment, OutgoingEmail
+from dispatcher.domain.status import OnUncertain, Status
+from dispatcher.store.connections import Pool, session
+from dispatcher.store.queries import query
+
+_NO_HEADERS: Final = MappingProxyType[str, str]({})
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Timed ownership of an email, with all that sending it takes.
+
+    Attributes:
+        email: What to send; None if its content was deleted since.
+        token: Fences every write under this lease.
+        attempt_number: The number of the attempt that this lease is for, from 1.
+        on_uncertain: The email's own policy; None for the host's.
+    """
+
+    email_id: UUID
+    email: OutgoingEmail | None
+    token: int
+    attempt_number: int
+    on_uncertain: OnUncertain | None
+    correlation_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of one attempt, to be recorded.
+
+    Attributes:
+        status: Where the email stands now; `sending` prolongs the lease for another attempt.
+        lease_seconds: How long from now the prolonged lease lasts; None where the lease closes.
+        outcome: The outcome's word (see `domain.outcome.outcome_name`).
+        error_type: The reason in our vocabulary; None if it was accepted.
+        error: The provider's words, scrubbed.
+    """
+
+    email_id: UUID
+    lease_token: int
+    status: Status
+    attempt_number: int
+    started_at: datetime
+    finished_at: datetime
+    outcome: str
+    provider: str
+    lease_seconds: float | None = None
+    error_type: str | None = None
+    error: str | None = None
+    provider_code: str | None = None
+    provider_message_id: str | None = None
+
+
+class LeaseStore:
+    """The worker's statements.
+
+    Every method raises StoreUnavailable where the same call may succeed later; after that, nobody knows whether the
+    statement was committed, and the next call has to find out (`release_unanswered`, `is_recorded`).
+    """
+
+    def __init__(self, pool: Pool, *, worker: str, slot: str) -> None:
+        """
+        Args:
+            worker: This process's identity, unique over hosts and restarts; stands in `locked_by`.
+            slot: The worker slot's name, the same over restarts; keys `email_hourly`.
+        """
+        self._pool = pool
+        self._worker = worker
+        self._slot = slot
+
+    async def lease(self, keys_by_id: dict[UUID, str], lease_seconds: float) -> list[Lease]:
+        """Leases of those emails that may be leased, of the ids and message keys given; the rest is left out."""
+        ids = sorted(keys_by_id)
+        parameters = {
+            "email_ids": ids,
+            "message_keys": [keys_by_id[email_id] for email_id in ids],
+            "worker": self._worker,
+            "lease_seconds": lease_seconds,
+            "lowest_id": ids[0],
+            "highest_id": ids[-1],
+        }
+        rows = await self._fetch("lease", parameters)
+        with_attachments = [row[0] for row in rows if row[13]]
+        attachments = await self._attachments(with_attachments) if with_attachments else {}
+        return [_lease(row, attachments.get(row[0], ())) for row in rows]
+
+    async def find_standing(self, email_ids: Sequence[UUID]) -> dict[UUID, tuple[str, Status]]:
+        """Message key and status by id; an id without a row is left out."""
+        rows = await self._fetch("find_standing", {"email_ids": list(email_ids)})
+        return {email_id: (key, Status(status)) for email_id, key, status in rows}
+
+    async def renew(self, leases: dict[UUID, int], lease_seconds: float) -> set[UUID]:
+        """Prolongs leases, given as token by id; returns the ids that are still ours."""
+        return await self._ids("renew", {**_tokens(leases), "lease_seconds": lease_seconds})
+
+    async def release(self, leases: dict[UUID, int]) -> set[UUID]:
+        """Gives back leases under which nothing left; returns the ids that were still ours."""
+        return await self._ids("release", _tokens(leases))
+
+    async def release_unanswered(self, email_ids: Sequence[UUID]) -> None:
+        """Gives back what a `lease` whose answer was lost may have leased to us; these ids must not be in our hands."""
+        await self._fetch("release_unanswered", {"email_ids": sorted(email_ids), "worker": self._worker})
+
+    async def record(self, results: Sequence[Result]) -> set[UUID]:
+        """Records a batch; returns the ids whose lease was still ours (see the statement for the others)."""
+        ordered = sorted(results, key=lambda result: result.email_id)
+        return await self._ids("record", {**_columns(ordered), "worker": self._worker, "slot": self._slot})
+
+    async def is_recorded(self, result: Result) -> bool:
+        """Whether the batch that held this result was committed although its answer was lost."""
+        parameters = {
+            "email_id": result.email_id,
+            "attempt_number": result.attempt_number,
+            "worker": self._worker,
+        }
+        return bool(await self._fetch("find_attempt", parameters))
+
+    async def _attachments(self, email_ids: list[UUID]) -> dict[UUID, tuple[Attachment, ...]]:
+        found: dict[UUID, tuple[Attachment, ...]] = {}
+        for email_id, filename, content_type, content in await self._fetch(
+            "find_attachments", {"email_ids": email_ids}
+        ):
+            found[email_id] = (*found.get(email_id, ()), Attachment(filename, content_type, content))
+        return found
+
+    async def _ids(self, name: str, parameters: dict[str, Any]) -> set[UUID]:
+        return {row[0] for row in await self._fetch(name, parameters)}
+
+    async def _fetch(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        async with session(self._pool) as connection:
+            cursor = await connection.execute(query(name), parameters)
+            return await cursor.fetchall()
+
+
+def _tokens(leases: dict[UUID, int]) -> dict[str, Any]:
+    ids = sorted(leases)
+    return {"email_ids": ids, "lease_tokens": [leases[email_id] for email_id in ids]}
+
+
+def _columns(results: Sequence[Result]) -> dict[str, Any]:
+    return {
+        "email_ids": [result.email_id for result in results],
+        "lease_tokens": [result.lease_token for result in results],
+        "statuses": [result.status.value for result in results],
+        "lease_seconds": [result.lease_seconds for result in results],
+        "attempt_numbers": [result.attempt_number for result in results],
+        "started_ats": [result.started_at for result in results],
+        "finished_ats": [result.finished_at for result in results],
+        "outcomes": [result.outcome for result in results],
+        "error_types": [result.error_type for result in results],
+        "errors": [result.error for result in results],
+        "providers": [result.provider for result in results],
+        "provider_codes": [result.provider_code for result in results],
+        "provider_message_ids": [result.provider_message_id for result in results],
+        "lowest_id": results[0].email_id,
+        "highest_id": results[-1].email_id,
+    }
+
+
+def _lease(row: tuple[Any, ...], attachments: tuple[Attachment, ...]) -> Lease:
+    email_id, token, attempt_number, on_uncertain, correlation_id = row[:5]
+    return Lease(
+        email_id=email_id,
+        email=None if row[6] is None else _outgoing(row, attachments),
+        token=token,
+        attempt_number=attempt_number,
+        on_uncertain=OnUncertain(on_uncertain) if on_uncertain else None,
+        correlation_id=correlation_id,
+    )
+
+
+def _outgoing(row: tuple[Any, ...], attachments: tuple[Attachment, ...]) -> OutgoingEmail:
+    email_id, created_at, sender, recipients, subject, text, html, headers, tags = row[0], *row[5:13]
+    return OutgoingEmail(
+        email_id=email_id,
+        created_at=created_at,
+        sender=sender,
+        to=tuple(recipients.get("to", ())),
+        cc=tuple(recipients.get("cc", ())),
+        bcc=tuple(recipients.get("bcc", ())),
+        reply_to=tuple(recipients.get("reply_to", ())),
+        subject=subject,
+        text=text,
+        html=html,
+        headers=headers or _NO_HEADERS,
+        attachments=attachments,
+        tags=tuple(tags or ()),
+    )

@@ -1,0 +1,121 @@
+"""What is due: messages to publish, dead letters to publish, leases to rescue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from dispatcher.domain.status import OnUncertain, Status
+from dispatcher.store.connections import AsyncSession, translated
+from dispatcher.store.migrations import WEEKS_AHEAD
+from dispatcher.store.queries import query
+
+
+@dataclass(frozen=True, slots=True)
+class DuePointer:
+    """An email whose message must go to the send queue."""
+
+    email_id: UUID
+    message_key: str
+    correlation_id: str | None
+    traceparent: str | None
+    looked_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class DueDeadLetter:
+    """An email whose dead letter must go to the DLQ; nothing private."""
+
+    email_id: UUID
+    tenant_id: str
+    message_key: str
+    correlation_id: str | None
+    traceparent: str | None
+    status: Status
+    error_type: str | None
+    error: str | None
+    attempt_count: int
+    provider: str | None
+    created_at: datetime
+    failed_at: datetime
+    looked_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Rescued:
+    """An email that was returned after its owner was gone."""
+
+    email_id: UUID
+    correlation_id: str | None
+    status: Status
+    attempt_count: int
+
+
+class Outbox:
+    """The relay's statements, on its one session.
+
+    Every method raises StoreUnavailable where the session is gone; all of them are harmless to call again.
+    """
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+
+    async def try_lock(self) -> bool:
+        """Whether this session is now the database's one relay; it stays so until the session ends."""
+        return bool((await self._fetch("try_relay_lock"))[0][0])
+
+    async def listen(self) -> None:
+        """From now on, commits of enqueues wake `wait`."""
+        with translated():
+            await self._session.execute(query("listen_due"))
+
+    async def wait(self, seconds: float) -> bool:
+        """Waits for a commit that made something due, at most so long; returns whether there was one."""
+        with translated():
+            woken = False
+            async for _ in self._session.notifies(timeout=seconds, stop_after=1):
+                woken = True
+            return woken
+
+    async def find_publish_due(self, limit: int) -> list[DuePointer]:
+        """Up to `limit` messages to publish, longest due first."""
+        return [DuePointer(*row) for row in await self._fetch("find_publish_due", {"limit": limit})]
+
+    async def mark_published(self, email_ids: Sequence[UUID], looked_at: datetime) -> None:
+        """The broker confirmed these messages."""
+        await self._execute("mark_published", {"email_ids": sorted(email_ids), "looked_at": looked_at})
+
+    async def find_dead_letter_due(self, limit: int) -> list[DueDeadLetter]:
+        """Up to `limit` dead letters to publish, longest due first."""
+        rows = await self._fetch("find_dead_letter_due", {"limit": limit})
+        return [_dead_letter(row) for row in rows]
+
+    async def mark_dead_lettered(self, email_ids: Sequence[UUID], looked_at: datetime) -> None:
+        """The broker confirmed these dead letters."""
+        await self._execute("mark_dead_lettered", {"email_ids": sorted(email_ids), "looked_at": looked_at})
+
+    async def rescue_expired(self, on_uncertain: OnUncertain, limit: int) -> list[Rescued]:
+        """Moves up to `limit` emails whose lease expired, by their policy or else the one given."""
+        rows = await self._fetch("rescue_expired", {"on_uncertain": on_uncertain.value, "limit": limit})
+        return [Rescued(row[0], row[1], Status(row[2]), row[3]) for row in rows]
+
+    async def make_partitions(self) -> list[str]:
+        """Makes the partitions of the next weeks; returns the names of those that were missing."""
+        return [row[0] for row in await self._fetch("make_partitions", {"weeks_ahead": WEEKS_AHEAD})]
+
+    async def _fetch(self, name: str, parameters: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        with translated():
+            cursor = await self._session.execute(query(name), parameters)
+            return await cursor.fetchall()
+
+    async def _execute(self, name: str, parameters: dict[str, Any]) -> None:
+        with translated():
+            await self._session.execute(query(name), parameters)
+
+
+def _dead_letter(row: tuple[Any, ...]) -> DueDeadLetter:
+    before, status, after = row[:5], row[5], row[6:]
+    return DueDeadLetter(*before, Status(status), *after)

@@ -1,0 +1,23 @@
+"""What a dead worker left in the database: its sessions, and the leases that its ledger does not name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from uuid import UUID
+
+from dispatcher.store.connections import AsyncSession, translated
+from dispatcher.store.queries import query
+
+
+async def terminate_sessions(session: AsyncSession, worker: str) -> int:
+    """Ends the sessions of a dead worker; returns how many there were. At zero, nothing of it can commit any more."""
+    with translated():
+        cursor = await session.execute(query("terminate_sessions"), {"application_name": worker})
+        return len(await cursor.fetchall())
+
+
+async def release_dead(session: AsyncSession, worker: str, named: Iterable[UUID]) -> int:
+    """Gives back a dead worker's leases, except for the emails that its ledger names; returns how many."""
+    with translated():
+        cursor = await session.execute(query("release_dead"), {"worker": worker, "named_ids": list(named)})
+        return len(await cursor.fetchall())

@@ -1,0 +1,72 @@
+-- name: enqueue
+-- Inserts emails whose message key is new, due to be published, and wakes the relay at commit.
+-- Returns the ids that were inserted; an id that is missing has a key that was known before (see find_by_key).
+-- The input is sorted by key, so that two callers with the same keys wait for each other instead of deadlocking.
+with input as (
+    select *
+    from unnest(
+        %(email_ids)s::uuid[],
+        %(tenant_ids)s::text[],
+        %(message_keys)s::text[],
+        %(payload_hashes)s::bytea[],
+        %(on_uncertains)s::text[],
+        %(correlation_ids)s::text[],
+        %(traceparents)s::text[],
+        %(senders)s::text[],
+        %(recipients)s::text[],
+        %(subjects)s::text[],
+        %(text_bodies)s::text[],
+        %(html_bodies)s::text[],
+        %(headers)s::text[],
+        %(tags)s::text[],
+        %(attachment_counts)s::integer[]
+    ) as t (
+        email_id, tenant_id, message_key, payload_hash, on_uncertain, correlation_id, traceparent,
+        sender, recipients, subject, text_body, html_body, headers, tags, attachment_count
+    )
+),
+claimed as (
+    insert into email_idempotency (tenant_id, message_key, email_id, payload_hash)
+    select tenant_id, message_key, email_id, payload_hash
+    from input
+    on conflict (tenant_id, message_key) do nothing
+    returning email_id
+),
+logged as (
+    insert into email_log (
+        email_id, tenant_id, message_key, on_uncertain, correlation_id, traceparent, publish_due_at
+    )
+    select email_id, tenant_id, message_key, on_uncertain, correlation_id, traceparent, clock_timestamp()
+    from input
+    join claimed using (email_id)
+),
+stored as (
+    insert into email_content (
+        email_id, sender, recipients, subject, text_body, html_body, headers, tags, attachment_count
+    )
+    select
+        email_id, sender, recipients::jsonb, subject, text_body, html_body, headers::jsonb, tags::jsonb,
+        attachment_count
+    from input
+    join claimed using (email_id)
+)
+select email_id, pg_notify('email_dispatcher_due', '')
+from claimed;
+
+-- name: enqueue_attachments
+-- The attachments of emails that `enqueue` has just inserted, in the same transaction.
+insert into email_attachment (email_id, position, filename, content_type, content)
+select *
+from unnest(
+    %(email_ids)s::uuid[],
+    %(positions)s::integer[],
+    %(filenames)s::text[],
+    %(content_types)s::text[],
+    %(contents)s::bytea[]
+);
+
+-- name: find_by_key
+-- The emails that hold these message keys, one row per key that is known.
+select k.tenant_id, k.message_key, k.email_id, k.payload_hash
+from unnest(%(tenant_ids)s::text[], %(message_keys)s::text[]) as t (tenant_id, message_key)
+join email_idempotency as k using (tenant_id, message_key);

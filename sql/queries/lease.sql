@@ -1,0 +1,83 @@
+-- name: lease
+-- Takes the emails that may be leased and returns each with its content; those that are missing see find_standing.
+-- Being delivered proves that an email was published, so its due mark goes in the same write.
+-- lowest_id and highest_id prune partitions; ids are sorted, so that batches lock in one order.
+with leased as (
+    update email_log as e
+    set
+        status = 'sending',
+        lease_token = e.lease_token + 1,
+        attempt_count = e.attempt_count + 1,
+        locked_by = %(worker)s,
+        locked_until = clock_timestamp() + %(lease_seconds)s * interval '1 second',
+        published_at = coalesce(e.published_at, clock_timestamp()),
+        publish_due_at = null
+    from unnest(%(email_ids)s::uuid[], %(message_keys)s::text[]) as w (email_id, message_key)
+    where e.email_id = w.email_id
+        and e.message_key = w.message_key
+        and e.status = 'pending'
+        and e.locked_until < now()
+        and e.email_id between %(lowest_id)s and %(highest_id)s
+    returning
+        e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.tenant_id, e.message_key,
+        e.created_at
+)
+select
+    e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.created_at,
+    c.sender, c.recipients, c.subject, c.text_body, c.html_body, c.headers, c.tags, c.attachment_count
+from leased as e
+left join email_content as c
+    on c.email_id = e.email_id
+    and c.email_id between %(lowest_id)s and %(highest_id)s;
+
+-- name: find_attachments
+-- In the order in which each email has them.
+select email_id, filename, content_type, content
+from email_attachment
+where email_id = any(%(email_ids)s)
+order by email_id, position;
+
+-- name: find_standing
+-- Where emails stand that could not be leased; an id that is missing has no row.
+select email_id, message_key, status
+from email_log
+where email_id = any(%(email_ids)s);
+
+-- name: renew
+-- Gives leases that are still ours more time; an id that is missing was lost.
+update email_log as e
+set locked_until = clock_timestamp() + %(lease_seconds)s * interval '1 second'
+from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[]) as w (email_id, lease_token)
+where e.email_id = w.email_id
+    and e.lease_token = w.lease_token
+    and e.status = 'sending'
+returning e.email_id;
+
+-- name: release
+-- Gives back leases under which no attempt was made: pending and due again, the attempt unburnt.
+-- An id that is missing was lost.
+update email_log as e
+set
+    status = 'pending',
+    attempt_count = e.attempt_count - 1,
+    locked_by = null,
+    locked_until = 'epoch',
+    publish_due_at = clock_timestamp()
+from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[]) as w (email_id, lease_token)
+where e.email_id = w.email_id
+    and e.lease_token = w.lease_token
+    and e.status = 'sending'
+returning e.email_id;
+
+-- name: release_unanswered
+-- Gives back leases that a lost answer kept from us: we know of none of these ids, so none of them left.
+update email_log
+set
+    status = 'pending',
+    attempt_count = attempt_count - 1,
+    locked_by = null,
+    locked_until = 'epoch'
+where email_id = any(%(email_ids)s)
+    and locked_by = %(worker)s
+    and status = 'sending'
+returning email_id;

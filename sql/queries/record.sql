@@ -1,0 +1,89 @@
+-- name: record
+-- Writes what became of attempts, in one statement: closes or prolongs each lease, appends the attempt, completes
+-- idempotency, counts the hour, and marks dead letters due.
+-- Returns the ids whose lease was still ours. An id that is missing was lost: nothing of it was overwritten, but its attempt
+-- is on record; an acceptance is taken whoever holds the lease, because it proves that the email was sent.
+with result as (
+    select *
+    from unnest(
+        %(email_ids)s::uuid[],
+        %(lease_tokens)s::bigint[],
+        %(statuses)s::text[],
+        %(lease_seconds)s::double precision[],
+        %(attempt_numbers)s::integer[],
+        %(started_ats)s::timestamptz[],
+        %(finished_ats)s::timestamptz[],
+        %(outcomes)s::text[],
+        %(error_types)s::text[],
+        %(errors)s::text[],
+        %(providers)s::text[],
+        %(provider_codes)s::text[],
+        %(provider_message_ids)s::text[]
+    ) as t (
+        email_id, lease_token, status, lease_seconds, attempt_number, started_at, finished_at, outcome, error_type,
+        error, provider, provider_code, provider_message_id
+    )
+),
+closed as (
+    update email_log as e
+    set
+        status = r.status,
+        attempt_count = case r.status when 'sending' then e.attempt_count + 1 else e.attempt_count end,
+        locked_by = case r.status when 'sending' then e.locked_by end,
+        locked_until = case r.status
+            when 'sending' then clock_timestamp() + r.lease_seconds * interval '1 second'
+            else 'epoch'
+        end,
+        last_error = r.error,
+        error_type = r.error_type,
+        provider = r.provider,
+        provider_message_id = coalesce(r.provider_message_id, e.provider_message_id),
+        sent_at = case r.status when 'sent' then clock_timestamp() end,
+        publish_due_at = case r.status when 'pending' then clock_timestamp() end,
+        dead_letter_due_at = case when r.status in ('failed', 'held') then clock_timestamp() end
+    from result as r
+    where e.email_id = r.email_id
+        and (
+            (e.status = 'sending' and e.lease_token = r.lease_token)
+            or (r.status = 'sent' and e.status <> 'sent')
+        )
+        and e.email_id between %(lowest_id)s and %(highest_id)s
+    returning e.email_id, e.tenant_id, e.message_key, r.status, r.outcome, r.provider
+),
+completed as (
+    update email_idempotency as k
+    set completed_at = clock_timestamp()
+    from closed as c
+    where c.status = 'sent'
+        and k.tenant_id = c.tenant_id
+        and k.message_key = c.message_key
+),
+attempted as (
+    insert into email_attempt (
+        email_id, attempt_number, worker, provider, started_at, finished_at, outcome, error_type, error, provider_code
+    )
+    select
+        email_id, attempt_number, %(worker)s, provider, started_at, finished_at, outcome, error_type, error,
+        provider_code
+    from result
+),
+counted as (
+    insert into email_hourly (hour, provider, outcome, slot, email_count)
+    select date_trunc('hour', now(), 'UTC'), provider, outcome, %(slot)s, count(*)
+    from closed
+    group by provider, outcome
+    order by provider, outcome
+    on conflict (hour, provider, outcome, slot) do update
+    set email_count = email_hourly.email_count + excluded.email_count
+)
+select email_id
+from closed;
+
+-- name: find_attempt
+-- A row: this batch was committed although its answer never reached us, because a batch commits as a whole.
+select 1
+from email_attempt
+where email_id = %(email_id)s
+    and attempt_number = %(attempt_number)s
+    and worker = %(worker)s
+limit 1;

@@ -1,0 +1,69 @@
+-- name: try_relay_lock
+-- True: this session is the one relay of the database until it ends.
+select pg_try_advisory_lock(hashtext('email_dispatcher_relay'));
+
+-- name: listen_due
+-- Wakes the relay when an enqueue commits.
+listen email_dispatcher_due;
+
+-- name: find_publish_due
+-- Emails whose message must go to the send queue, longest due first, with the instant of this look.
+select email_id, message_key, correlation_id, traceparent, now()
+from email_log
+where publish_due_at <= now()
+order by publish_due_at
+limit %(limit)s;
+
+-- name: mark_published
+-- A broker confirmed and routed these messages. What became due again after the look at looked_at stays due.
+update email_log
+set publish_due_at = null, published_at = clock_timestamp()
+where email_id = any(%(email_ids)s)
+    and publish_due_at <= %(looked_at)s;
+
+-- name: find_dead_letter_due
+-- Emails whose dead letter must go to the DLQ, longest due first, with the instant of this look.
+select
+    email_id, tenant_id, message_key, correlation_id, traceparent, status, error_type, last_error, attempt_count,
+    provider, created_at, dead_letter_due_at, now()
+from email_log
+where dead_letter_due_at <= now()
+order by dead_letter_due_at
+limit %(limit)s;
+
+-- name: mark_dead_lettered
+-- A broker confirmed and routed these dead letters.
+update email_log
+set dead_letter_due_at = null
+where email_id = any(%(email_ids)s)
+    and dead_letter_due_at <= %(looked_at)s;
+
+-- name: rescue_expired
+-- Emails whose lease ended without a word from its owner. Nobody knows whether they left: by policy they are held, with a
+-- dead letter due, or pending and due again. Returns a row per email that it moved.
+with expired as (
+    select email_id, coalesce(on_uncertain, %(on_uncertain)s) as policy
+    from email_log
+    where status = 'sending'
+        and locked_until < now()
+    order by email_id
+    limit %(limit)s
+    for update skip locked
+),
+rescued as (
+    update email_log as e
+    set
+        status = case x.policy when 'hold' then 'held' else 'pending' end,
+        lease_token = e.lease_token + 1,
+        locked_by = null,
+        locked_until = 'epoch',
+        error_type = 'outcome_unknown',
+        last_error = 'The lease expired: its owner ended without saying whether the email left.',
+        publish_due_at = case x.policy when 'hold' then null else clock_timestamp() end,
+        dead_letter_due_at = case x.policy when 'hold' then clock_timestamp() end
+    from expired as x
+    where e.email_id = x.email_id
+    returning e.email_id, e.correlation_id, e.status, e.attempt_count
+)
+select email_id, correlation_id, status, attempt_count
+from rescued;

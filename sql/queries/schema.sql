@@ -1,0 +1,46 @@
+-- name: create_migration_table
+-- Makes the runner's own table, once.
+create table if not exists dispatcher_migration (
+    number integer primary key,
+    name text not null,
+    checksum text not null,
+    applied_at timestamptz not null default clock_timestamp()
+);
+
+-- name: lock_migrations
+-- Held until the transaction ends, so that two `init` at once migrate once.
+select pg_advisory_xact_lock(hashtext('dispatcher_migration'));
+
+-- name: find_migration_table
+-- False: this database was never migrated.
+select to_regclass('dispatcher_migration') is not null;
+
+-- name: list_migrations
+-- What was applied, oldest first.
+select number, name, checksum
+from dispatcher_migration
+order by number;
+
+-- name: record_migration
+insert into dispatcher_migration (number, name, checksum)
+values (%(number)s, %(name)s, %(checksum)s);
+
+-- name: make_partitions
+-- Weekly partitions from the current week on; a row per partition that it made, none where all were there.
+select email_partitions_make(clock_timestamp(), %(weeks_ahead)s);
+
+-- name: show_server
+-- For `doctor`: the server's version, whether a commit waits for the disk, and how many connections there may be.
+select
+    current_setting('server_version'),
+    current_setting('server_version_num')::integer,
+    current_setting('synchronous_commit'),
+    current_setting('fsync'),
+    current_setting('max_connections')::integer;
+
+-- name: configure_session
+-- A commit waits for the disk, because an outside action follows it; nothing waits for ever.
+select
+    set_config('synchronous_commit', 'on', false),
+    set_config('statement_timeout', %(statement_seconds)s::text || 's', false),
+    set_config('lock_timeout', %(lock_seconds)s::text || 's', false);

@@ -1,0 +1,23 @@
+-- name: terminate_sessions
+-- Ends what a dead worker's sessions may still be executing; zero rows mean that nothing of it can commit any more.
+select pg_terminate_backend(pid)
+from pg_stat_activity
+where application_name = %(application_name)s
+    and datname = current_database()
+    and pid <> pg_backend_pid();
+
+-- name: release_dead
+-- Gives back every lease of a dead worker that its in-flight ledger does not name: nothing of those emails left.
+-- Returns a row per email that it moved.
+update email_log
+set
+    status = 'pending',
+    attempt_count = attempt_count - 1,
+    lease_token = lease_token + 1,
+    locked_by = null,
+    locked_until = 'epoch',
+    publish_due_at = clock_timestamp()
+where status = 'sending'
+    and locked_by = %(worker)s
+    and email_id <> all(%(named_ids)s)
+returning email_id;
