@@ -1,0 +1,12 @@
+"""RabbitMQ: topology, messages, confirmed publishing, consuming. The only package that imports pika.
+
+    pointer, dead_letter   what a message's bytes mean
+    outgoing               a message on its way to a queue
+    connection             one connection, its channels awaitable, its faults translated; everything below stands on it
+    topology               exchange and queues: declared by `init`, verified by `run`, counted by `status`
+    publisher, consumer    the two directions, each on a connection of its own: an alarm that blocks publishers must not
+                           stop acks
+    management             RabbitMQ's HTTP API
+
+Nothing here knows the store or a provider.
+"""

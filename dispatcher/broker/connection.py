@@ -1,0 +1,255 @@
+"""A connection to RabbitMQ: pika's callbacks made awaitable, its faults translated, its end told once.
+
+    async with await open_connection(url, name="relay") as connection:
+        channel = await connection.open_channel()
+        answer = await channel.call(channel.raw.queue_declare, queue="x", passive=True)
+
+Pika's AsyncioConnection under the running loop; everything here belongs to that loop's thread, and to the process that
+opened it: never across a fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+from urllib.parse import parse_qs, urlsplit
+
+import pika
+from pika import exceptions, frame, spec
+from pika.adapters.asyncio_connection import AsyncioConnection
+
+from dispatcher.broker.faults import channel_fault, reason
+from dispatcher.errors import BrokerUnavailable, ConfigurationError
+from dispatcher.version import VERSION
+
+T = TypeVar("T")
+
+CONNECT_SECONDS: Final = 10.0
+ANSWER_SECONDS: Final = 30.0
+"""For what is asked on a channel; declaring a quorum queue takes a vote of the cluster."""
+CLOSE_SECONDS: Final = 5.0
+_DEFAULTS: Final = {
+    "socket_timeout": CONNECT_SECONDS / 2,
+    "stack_timeout": CONNECT_SECONDS,
+    "connection_attempts": 1,
+    "heartbeat": 60,
+    # An alarm lasts as long as it lasts and heartbeats tell a dead broker from a blocked one; this is the backstop.
+    "blocked_connection_timeout": 600.0,
+}
+"""What an URL's query may set otherwise, such as `?heartbeat=10`."""
+
+
+def parameters(amqp_url: str, *, name: str = "", ca_file: Path | None = None) -> pika.URLParameters:
+    """How to connect.
+
+    Args:
+        name: What RabbitMQ's management shows for the connection.
+        ca_file: Certificates to trust instead of the system's, for amqps://.
+
+    Raises:
+        ConfigurationError: the URL cannot be used.
+    """
+    try:
+        found = pika.URLParameters(amqp_url)
+    except (ValueError, TypeError, SyntaxError, OSError) as error:
+        # Not the error's own words: they may quote the URL, with its password.
+        mistake = f"DISPATCHER_AMQP_URL is not a usable AMQP URL ({type(error).__name__}): check it against"
+        raise ConfigurationError([f"{mistake} amqp://user:password@host:5672/%2F?heartbeat=60."]) from None
+    given = parse_qs(urlsplit(amqp_url).query)
+    for option, value in _DEFAULTS.items():
+        if option not in given:
+            setattr(found, option, value)
+    if found.ssl_options is not None and ca_file is not None:
+        found.ssl_options = pika.SSLOptions(ssl.create_default_context(cafile=str(ca_file)))
+    found.client_properties = {"connection_name": name, "product": "Email Dispatcher", "version": VERSION}
+    return found
+
+
+async def open_connection(amqp_url: str, *, name: str, ca_file: Path | None = None) -> Connection:
+    """An open connection.
+
+    Raises:
+        BrokerUnavailable: it cannot be had; says where and why.
+        ConfigurationError: the URL cannot be used.
+    """
+    wanted = parameters(amqp_url, name=name, ca_file=ca_file)
+    connection = Connection(wanted)
+    await connection.opened()
+    return connection
+
+
+class Connection:
+    """A connection, open until `lost` is done.
+
+    Attributes:
+        lost: Done when it is closed, by whomever, with the reason as half a sentence.
+    """
+
+    def __init__(self, wanted: pika.URLParameters) -> None:
+        """Begins to connect; `open_connection` waits for it."""
+        loop = asyncio.get_running_loop()
+        self.lost: asyncio.Future[str] = loop.create_future()
+        self._place = f"RabbitMQ at {wanted.host}:{wanted.port}"
+        self._opened: asyncio.Future[None] = loop.create_future()
+        self._unblocked = asyncio.Event()
+        self._unblocked.set()
+        self._pika = _Pika(
+            wanted,
+            on_open_callback=lambda _: resolve(self._opened, None),
+            on_open_error_callback=lambda _, error: self._end(error),
+            on_close_callback=lambda _, error: self._end(error),
+            custom_ioloop=loop,
+        )
+        self._pika.add_on_connection_blocked_callback(lambda *_: self._unblocked.clear())
+        self._pika.add_on_connection_unblocked_callback(lambda *_: self._unblocked.set())
+
+    async def opened(self) -> None:
+        """Waits until it is open.
+
+        Raises:
+            BrokerUnavailable: it cannot be opened.
+        """
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS + 1):  # a name server that is silent has no timeout in pika
+                await first_of(self._opened, self.lost)
+        except BaseException as error:
+            self.abort()
+            if isinstance(error, TimeoutError):
+                raise BrokerUnavailable(f"{self._place} cannot be reached: it did not answer in time.") from None
+            raise
+        if self.lost.done():
+            raise BrokerUnavailable(f"{self._place} cannot be reached: {self.lost.result()}.")
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether RabbitMQ has told us to stop publishing: it is short of memory or disk."""
+        return not self._unblocked.is_set()
+
+    async def unblocked(self) -> None:
+        """Waits until publishing is allowed; also returns when the connection is lost."""
+        await self._unblocked.wait()
+
+    async def open_channel(self) -> Channel:
+        """A new channel.
+
+        Raises:
+            BrokerUnavailable: the connection is lost.
+        """
+        if self.lost.done():
+            raise BrokerUnavailable(f"The connection to RabbitMQ is lost: {self.lost.result()}.")
+        opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        channel = Channel(self._pika.channel(on_open_callback=lambda _: resolve(opened, None)))
+        await channel.wait(opened, "channel.open")
+        return channel
+
+    async def close(self) -> None:
+        """Closes it and its channels; a second call is harmless. What was written before has reached RabbitMQ."""
+        if self._pika.is_open:
+            self._pika.close()
+            await asyncio.wait({self.lost}, timeout=CLOSE_SECONDS)
+        if not self.lost.done():
+            self.abort()
+            await asyncio.wait({self.lost}, timeout=CLOSE_SECONDS)
+
+    def abort(self) -> None:
+        """Drops it without a word to RabbitMQ; `lost` is done soon after. A second call is harmless."""
+        self._pika.abort()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _end(self, error: BaseException) -> None:
+        self._unblocked.set()
+        resolve(self.lost, reason(error))
+
+
+class Channel:
+    """A channel, open until `closed` is done.
+
+    Attributes:
+        raw: Pika's channel.
+        closed: Done when it is closed, by whomever, with the fault.
+    """
+
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+        self.closed: asyncio.Future[BrokerUnavailable] = asyncio.get_running_loop().create_future()
+        raw.add_on_close_callback(lambda _, error: resolve(self.closed, channel_fault(error)))
+
+    async def call(self, ask: Callable[..., Any], /, **arguments: Any) -> Any:
+        """RabbitMQ's answer to one of pika's methods that take a `callback`.
+
+        Raises:
+            ChannelClosed: RabbitMQ refused, and closed the channel.
+            BrokerUnavailable: the connection is lost, or no answer came in time.
+        """
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        try:
+            ask(**arguments, callback=lambda given: resolve(answer, given.method))
+        except exceptions.AMQPError as error:
+            raise self.fault(error) from error
+        return await self.wait(answer, ask.__name__)
+
+    def fault(self, error: BaseException) -> BrokerUnavailable:
+        """Why the channel is closed, where pika raised on use of it."""
+        return self.closed.result() if self.closed.done() else channel_fault(error)
+
+    async def wait(self, answer: asyncio.Future[Any], what: str) -> Any:
+        """An answer of RabbitMQ, unless the channel ends before it; raises as `call` does."""
+        await first_of(answer, self.closed, seconds=ANSWER_SECONDS)
+        if answer.done():
+            return answer.result()
+        if self.closed.done():
+            raise self.closed.result()
+        raise BrokerUnavailable(f"RabbitMQ did not answer {what} within {ANSWER_SECONDS:.0f} s.")
+
+
+async def first_of(*futures: asyncio.Future[Any], seconds: float | None = None) -> None:
+    """Waits until one of them is done, or for so long; cancels none."""
+    await asyncio.wait(futures, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+
+def resolve(future: asyncio.Future[T], value: T) -> None:
+    """Answers whoever waits; harmless where he waits no more."""
+    if not future.done():
+        future.set_result(value)
+
+
+class _Pika(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has no py.typed
+    """Pika's connection, with two things that it lacks."""
+
+    def abort(self) -> None:
+        """Ends the connection at once. Pika's own `close` waits for an answer, which a blocked broker does not give."""
+        if self.is_closed:
+            return
+        if self._opened:
+            self._terminate_stream(exceptions.StreamLostError("dropped by us"))
+        elif not self.is_closing:
+            self.close()
+
+    def _read_frame(self) -> Any:
+        """The next frame, with empty properties where pika cannot read them.
+
+        Pika raises on header values that other clients may write, such as a timestamp in milliseconds or a NaN. That
+        would drop the connection, RabbitMQ would deliver the message again, and the queue would stand still behind it.
+        """
+        try:
+            return super()._read_frame()
+        except (exceptions.AMQPError, ValueError, ArithmeticError, LookupError, OSError, RecursionError, struct.error):
+            # Type, channel and size of the frame; class, weight and body size of the message; the frame's end.
+            kind, channel, size = struct.unpack_from(">BHL", self._frame_buffer)
+            if kind != spec.FRAME_HEADER or len(self._frame_buffer) < size + spec.FRAME_HEADER_SIZE:
+                raise
+            _, _, body_octets = struct.unpack_from(">HHQ", self._frame_buffer, spec.FRAME_HEADER_SIZE)
+            end = spec.FRAME_HEADER_SIZE + size + spec.FRAME_END_SIZE
+            return end, frame.Header(channel, body_octets, spec.BasicProperties())

@@ -1,0 +1,243 @@
+"""Consuming: one connection, one channel, one prefetch window; connects again until it is told to stop.
+
+A delivery is the channel's that brought it. When the channel is lost RabbitMQ gives its unacked messages to others, so
+its deliveries are void: whatever is done with them afterwards is dropped here. The same goes for a second ack. (Sending
+either would make RabbitMQ close the channel with 406, and void the whole window.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from pika import exceptions
+
+from dispatcher.broker.backoff import Backoff
+from dispatcher.broker.connection import Channel, Connection, first_of, open_connection, parameters, resolve
+from dispatcher.broker.pointer import Properties
+from dispatcher.errors import BrokerUnavailable
+from dispatcher.telemetry.log import get_log
+
+log = get_log()
+
+STEADY_SECONDS: Final = 30.0
+"""A connection that lived so long starts the count of failures anew; one that is lost at once does not."""
+
+
+class Delivery(NamedTuple):
+    """A message that RabbitMQ has given us and waits to hear about. A tuple: there are tens of thousands a second.
+
+    Attributes:
+        tag: RabbitMQ's number for it on its channel, from 1.
+        generation: Which of the consumer's channels brought it.
+        redelivered: It was given to somebody before.
+    """
+
+    tag: int
+    generation: int
+    body: bytes
+    properties: Properties
+    redelivered: bool
+
+
+class Consumer:
+    """Consumes one queue.
+
+    `run` is a task; everything else is called from the same event loop, and returns at once unless it is a coroutine.
+    """
+
+    def __init__(
+        self,
+        amqp_url: str,
+        queue: str,
+        *,
+        prefetch: int,
+        on_delivery: Callable[[Delivery], None],
+        on_lost: Callable[[], None],
+        name: str,
+        ca_file: Path | None = None,
+        backoff: Backoff | None = None,
+    ) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            prefetch: How many unacked deliveries RabbitMQ lets us hold.
+            on_delivery: Gets each message, in the loop; must be quick and not raise.
+            on_lost: Told when the deliveries at hand have become void; not when we close.
+            name: What RabbitMQ's management shows for the connection.
+
+        Raises:
+            ConfigurationError: the URL cannot be used.
+        """
+        parameters(amqp_url)
+        self._amqp_url = amqp_url
+        self._queue = queue
+        self._prefetch = prefetch
+        self._on_delivery = on_delivery
+        self._on_lost = on_lost
+        self._name = name
+        self._ca_file = ca_file
+        self._backoff = backoff or Backoff()
+        self._generation = 1
+        self._outstanding: dict[int, None] = {}  # tags, ascending
+        self._session: _Session | None = None
+        self._stopping = asyncio.Event()
+        self._closing = False
+
+    @property
+    def is_consuming(self) -> bool:
+        """Whether RabbitMQ gives us messages."""
+        return self._session is not None and not self._stopping.is_set()
+
+    @property
+    def outstanding(self) -> int:
+        """How many deliveries RabbitMQ waits to hear about."""
+        return len(self._outstanding)
+
+    async def run(self) -> None:
+        """Consumes until `cancel` or `close`, through every loss of RabbitMQ; a missing queue is waited for too.
+
+        After `cancel` it returns once the connection is closed or lost.
+        """
+        failures = 0
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            reason = await self._consume()
+            if self._stopping.is_set():
+                return
+            failures = 1 if time.monotonic() - began > STEADY_SECONDS else failures + 1
+            wait = self._backoff.wait_after(failures)
+            log.warning("broker.connection_lost", queue=self._queue, reason=reason, retry_in_seconds=round(wait, 1))
+            await self._pause(wait)
+
+    def ack(self, deliveries: Iterable[Delivery]) -> None:
+        """Tells RabbitMQ that these are done: with one frame as far as none before them is open, then one by one."""
+        done = {each.tag for each in deliveries if self._is_open(each)}
+        prefix = list(takewhile(done.__contains__, self._outstanding))
+        for tag in done:
+            del self._outstanding[tag]
+        if prefix:
+            self._send("basic_ack", delivery_tag=prefix[-1], multiple=True)
+        for tag in sorted(done.difference(prefix)):
+            self._send("basic_ack", delivery_tag=tag)
+
+    def reject(self, delivery: Delivery) -> None:
+        """Sends it to the DLQ: it can never be worked on."""
+        self._refuse(delivery, requeue=False)
+
+    def requeue(self, delivery: Delivery) -> None:
+        """Gives it back, for anybody."""
+        self._refuse(delivery, requeue=True)
+
+    async def cancel(self) -> None:
+        """Stops deliveries and connecting again; what is at hand may still be acked. A second call is harmless.
+
+        When this returns `on_delivery` is called no more.
+        """
+        self._stopping.set()
+        if self._session is not None:
+            with suppress(BrokerUnavailable):  # lost meanwhile, which stops deliveries too
+                await self._session.cancel()
+
+    async def close(self) -> None:
+        """Stops, closes the connection, and so gives back what was not acked; acks before it have reached RabbitMQ."""
+        self._stopping.set()
+        self._closing = True
+        if self._session is not None:
+            self._void()
+            await self._session.connection.close()
+
+    async def _consume(self) -> str:
+        """One connection's life; returns why it ended, in words."""
+        try:
+            async with await open_connection(self._amqp_url, name=self._name, ca_file=self._ca_file) as connection:
+                return await self._consume_on(connection)
+        except BrokerUnavailable as fault:
+            return str(fault)
+
+    async def _consume_on(self, connection: Connection) -> str:
+        channel = await connection.open_channel()
+        await channel.call(channel.raw.basic_qos, prefetch_count=self._prefetch)
+        if self._stopping.is_set():
+            return "we stopped"
+        session = self._session = _Session(connection, channel, self._name)
+        try:
+            await session.consume(self._queue, self._receiver())
+            log.info("broker.connected", queue=self._queue)
+            return await session.ended()
+        finally:
+            self._session = None
+            self._void()
+            if not self._closing:
+                self._on_lost()
+
+    def _receiver(self) -> Callable[[Any, Any, Any, bytes], None]:
+        """What pika calls per delivery: as short as it can be."""
+        generation = self._generation
+        outstanding = self._outstanding
+        on_delivery = self._on_delivery
+
+        def receive(_channel: Any, method: Any, properties: Any, body: bytes) -> None:
+            if generation == self._generation:
+                tag = method.delivery_tag
+                outstanding[tag] = None
+                on_delivery(Delivery(tag, generation, body, properties, method.redelivered))
+
+        return receive
+
+    def _is_open(self, delivery: Delivery) -> bool:
+        return delivery.generation == self._generation and delivery.tag in self._outstanding
+
+    def _refuse(self, delivery: Delivery, *, requeue: bool) -> None:
+        if self._is_open(delivery):
+            del self._outstanding[delivery.tag]
+            self._send("basic_nack", delivery_tag=delivery.tag, requeue=requeue)
+
+    def _send(self, method: str, **arguments: Any) -> None:
+        # Where the channel is closing, RabbitMQ gives the message to somebody else, and `run` is about to notice.
+        if self._session is not None:
+            with suppress(exceptions.AMQPError):
+                getattr(self._session.channel.raw, method)(**arguments)
+
+    def _void(self) -> None:
+        """Whatever was delivered until now is nobody's business any more."""
+        self._generation += 1
+        self._outstanding.clear()
+
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+
+
+class _Session:
+    """A channel that consumes."""
+
+    def __init__(self, connection: Connection, channel: Channel, consumer_tag: str) -> None:
+        self.connection = connection
+        self.channel = channel
+        self._consumer_tag = consumer_tag
+        self._cancelled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        channel.raw.add_on_cancel_callback(lambda _: resolve(self._cancelled, None))
+
+    async def consume(self, queue: str, receive: Callable[[Any, Any, Any, bytes], None]) -> None:
+        """Begins; raises ChannelClosed where there is no such queue."""
+        consume = self.channel.raw.basic_consume
+        await self.channel.call(consume, queue=queue, on_message_callback=receive, consumer_tag=self._consumer_tag)
+
+    async def cancel(self) -> None:
+        """Stops deliveries; waits until RabbitMQ has agreed."""
+        if self._consumer_tag in self.channel.raw.consumer_tags:
+            await self.channel.call(self.channel.raw.basic_cancel, consumer_tag=self._consumer_tag)
+
+    async def ended(self) -> str:
+        """Waits until RabbitMQ gives no more messages; returns why, in words."""
+        await first_of(self._cancelled, self.channel.closed)
+        if self.channel.closed.done():
+            return str(self.channel.closed.result())
+        return "RabbitMQ cancelled the consumer: the queue was deleted, or its node is gone."

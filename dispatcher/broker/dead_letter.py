@@ -1,0 +1,125 @@
+"""What the DLQ holds of an email that failed or is held: enough to judge and to replay it, nothing private.
+
+Only emails get these. What could not be decoded at all arrives on the DLQ as it was, dead-lettered by the broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+import orjson
+
+from dispatcher.broker.pointer import VERSION, decode_fields, email_id, message_key
+from dispatcher.domain.status import Status
+from dispatcher.errors import InvalidPointer
+
+MAX_ERROR_CHARACTERS: Final = 4000
+"""What is longer is cut; keeps every dead letter far below `pointer.MAX_BODY_OCTETS`. The email's row has all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """An email that no machine will touch again.
+
+    Attributes:
+        status: `failed` or `held`.
+        error_type: A word of `domain.outcome.Reason`.
+        error: In the provider's or our words, scrubbed of addresses.
+        attempts: How many provider calls there were.
+        provider: Whom the last one went to.
+        failed_at: When it became `failed` or `held`.
+    """
+
+    email_id: UUID
+    tenant_id: str
+    message_key: str
+    correlation_id: str | None
+    status: Status
+    error_type: str | None
+    error: str | None
+    attempts: int
+    provider: str | None
+    created_at: datetime
+    failed_at: datetime
+
+
+def encode(letter: DeadLetter) -> bytes:
+    """The message's body; instants in RFC 3339."""
+    # A dict by hand: the version must stand in it, and orjson writes a dataclass's fields only as they are.
+    return orjson.dumps(
+        {
+            "v": VERSION,
+            "email_id": letter.email_id,
+            "message_key": letter.message_key,
+            "tenant_id": letter.tenant_id,
+            "correlation_id": letter.correlation_id,
+            "status": letter.status,
+            "error_type": letter.error_type,
+            "error": letter.error and letter.error[:MAX_ERROR_CHARACTERS],
+            "attempts": letter.attempts,
+            "provider": letter.provider,
+            "created_at": letter.created_at,
+            "failed_at": letter.failed_at,
+        }
+    )
+
+
+def decode(body: bytes) -> DeadLetter:
+    """The dead letter that a message carries.
+
+    Raises:
+        InvalidPointer: for whatever else it carries; with the reason, which holds nothing of the message.
+    """
+    fields = decode_fields(body)
+    return DeadLetter(
+        email_id=email_id(fields),
+        tenant_id=_text(fields, "tenant_id"),
+        message_key=message_key(fields),
+        correlation_id=_optional_text(fields, "correlation_id"),
+        status=_status(fields),
+        error_type=_optional_text(fields, "error_type"),
+        error=_optional_text(fields, "error"),
+        attempts=_count(fields, "attempts"),
+        provider=_optional_text(fields, "provider"),
+        created_at=_instant(fields, "created_at"),
+        failed_at=_instant(fields, "failed_at"),
+    )
+
+
+def _optional_text(fields: Mapping[str, Any], name: str) -> str | None:
+    return None if fields.get(name) is None else _text(fields, name)
+
+
+def _text(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name)
+    if type(value) is not str:
+        raise InvalidPointer(f'"{name}" is missing or not a text.')
+    return value
+
+
+def _status(fields: Mapping[str, Any]) -> Status:
+    value = fields.get("status")
+    if value not in (Status.FAILED, Status.HELD):
+        raise InvalidPointer('"status" is neither failed nor held.')
+    return Status(value)
+
+
+def _count(fields: Mapping[str, Any], name: str) -> int:
+    value = fields.get(name)
+    if type(value) is not int or value < 0:
+        raise InvalidPointer(f'"{name}" is missing or not a count.')
+    return value
+
+
+def _instant(fields: Mapping[str, Any], name: str) -> datetime:
+    try:
+        instant = datetime.fromisoformat(_text(fields, name))
+    except ValueError:
+        raise InvalidPointer(f'"{name}" is not an instant.') from None
+    if instant.tzinfo is None:
+        raise InvalidPointer(f'"{name}" has no time zone.')
+    return instant

@@ -1,0 +1,90 @@
+"""Pika's exceptions in our words: one clear sentence each, never the password.
+
+The border at which foreign exceptions are translated; pika nests them in one another and leaves most messages empty.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from typing import Final
+
+from pika import exceptions
+from pika.adapters.utils import connection_workflow
+
+from dispatcher.errors import BrokerUnavailable
+
+NOT_FOUND: Final = 404
+ACCESS_REFUSED: Final = 403
+PRECONDITION_FAILED: Final = 406
+
+
+class ChannelClosed(BrokerUnavailable):
+    """RabbitMQ closed a channel, because of what was asked on it.
+
+    Attributes:
+        code: AMQP's reply code, such as `NOT_FOUND`.
+        text: RabbitMQ's own words, such as `NOT_FOUND - no queue 'x' in vhost '/'`.
+    """
+
+    def __init__(self, code: int, text: str) -> None:
+        remedy = "Run `dispatcher init`." if code == NOT_FOUND else None
+        super().__init__(f"RabbitMQ closed the channel: {code} {text}.", remedy=remedy)
+        self.code = code
+        self.text = text
+
+
+def channel_fault(error: BaseException) -> BrokerUnavailable:
+    """Why a channel is closed."""
+    if isinstance(error, exceptions.ChannelClosed):
+        return ChannelClosed(error.reply_code, error.reply_text)
+    return BrokerUnavailable(f"The connection to RabbitMQ is lost: {reason(error)}.")
+
+
+def reason(error: BaseException) -> str:
+    """Why a connection is closed or could not be opened, as half a sentence."""
+    cause = _innermost(error)
+    for kinds, words in _REASONS:
+        if isinstance(cause, kinds):
+            return words
+    if isinstance(cause, exceptions.ConnectionClosed):
+        return f"{cause.reply_code} {cause.reply_text}".strip()
+    if isinstance(cause, exceptions.StreamLostError):
+        return f"the connection broke off ({cause})"
+    if isinstance(cause, ssl.SSLError):
+        return f"TLS failed ({getattr(cause, 'verify_message', '') or cause.reason or type(cause).__name__})"
+    if isinstance(cause, OSError):
+        return (cause.strerror or type(cause).__name__).lower()
+    return type(cause).__name__
+
+
+_REASONS: Final[tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str], ...]] = (
+    (
+        (exceptions.ProbableAuthenticationError, exceptions.AuthenticationError),
+        "it refused the user name or the password",
+    ),
+    (exceptions.ProbableAccessDeniedError, "it refused the user access to the virtual host, or there is no such host"),
+    (exceptions.IncompatibleProtocolError, "what answers there does not speak AMQP 0-9-1"),
+    (exceptions.AMQPHeartbeatTimeout, "its heartbeats stopped"),
+    (exceptions.ConnectionBlockedTimeout, "it blocked publishers for too long (memory or disk alarm)"),
+    (exceptions.ConnectionClosedByClient, "we closed it"),
+    (exceptions.ConnectionOpenAborted, "it did not answer in time"),
+    (connection_workflow.AMQPConnectorStackTimeout, "it did not answer in time"),
+    (TimeoutError, "it did not answer in time"),
+    (socket.gaierror, "its host name cannot be resolved"),
+)
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """The exception that pika's wrappers hold."""
+    while True:
+        held = error
+        if isinstance(error, connection_workflow.AMQPConnectionWorkflowFailed) and error.exceptions:
+            held = error.exceptions[-1]
+        elif isinstance(error, connection_workflow.AMQPConnectorPhaseErrorBase):
+            held = error.exception
+        elif type(error) is exceptions.AMQPConnectionError and error.args and isinstance(error.args[0], BaseException):
+            held = error.args[0]
+        if held is error:
+            return error
+        error = held

@@ -1,0 +1,151 @@
+"""RabbitMQ's HTTP API: whether it answers, and how many messages a queue holds.
+
+Its figures lag by up to 5 seconds. A reply that lacks a figure is a failure, never a zero. Blocking: call it from a
+thread where a loop runs.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, unquote, urlsplit
+
+from dispatcher.errors import BrokerUnavailable, ConfigurationError, TopologyError
+
+TIMEOUT_SECONDS: Final = 5.0
+MAX_REPLY_OCTETS: Final = 4 * 1024 * 1024
+_PORTS: Final = {"http": 15672, "https": 15671}
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDepth:
+    """How full a queue is.
+
+    Attributes:
+        messages: All of them.
+        ready: Those that wait.
+        unacked: Those that consumers hold.
+        consumers: How many consume.
+    """
+
+    messages: int
+    ready: int
+    unacked: int
+    consumers: int
+
+
+class Management:
+    """A client for one node's HTTP API. Follows no redirect and uses no proxy: either would learn the password."""
+
+    def __init__(
+        self, url: str, *, vhost: str = "/", ca_file: Path | None = None, timeout_seconds: float = TIMEOUT_SECONDS
+    ) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            url: `http://user:password@host:15672`; the user needs the monitoring tag.
+            ca_file: Certificates to trust instead of the system's, for https://.
+            timeout_seconds: For connecting, and for each piece of an answer.
+
+        Raises:
+            ConfigurationError: the URL cannot be used.
+        """
+        try:
+            parts = urlsplit(url)
+            self._port = parts.port or _PORTS[parts.scheme]
+        except (ValueError, KeyError):
+            raise ConfigurationError([_MISTAKE]) from None
+        if not parts.hostname:
+            raise ConfigurationError([_MISTAKE])
+        self._host = parts.hostname
+        self._path = f"{parts.path.rstrip('/')}/api"
+        self._vhost = quote(vhost, safe="")
+        self._headers = {"Authorization": _basic(parts.username or "guest", parts.password or "guest")}
+        self._timeout_seconds = timeout_seconds
+        self._tls = _tls(ca_file) if parts.scheme == "https" else None
+        self._place = f"RabbitMQ's management API at {self._host}:{self._port}"
+
+    def version(self) -> str:
+        """RabbitMQ's version, and so whether the API answers.
+
+        Raises:
+            BrokerUnavailable: it does not, or not to this user.
+        """
+        status, fields = self._get("overview")
+        version = fields.get("rabbitmq_version")
+        if status != HTTPStatus.OK or not isinstance(version, str):
+            raise self._refusal(status)
+        return version
+
+    def depth(self, queue: str) -> QueueDepth:
+        """How full a queue is, or was up to 5 seconds ago.
+
+        Raises:
+            TopologyError: there is no such queue.
+            BrokerUnavailable: the API does not answer, not to this user, or without the figures: they are not there yet
+                for a new queue, nor while the queue's node is away.
+        """
+        status, fields = self._get(f"queues/{self._vhost}/{quote(queue, safe='')}")
+        if status == HTTPStatus.NOT_FOUND:
+            raise TopologyError(f'RabbitMQ has no queue "{queue}".', remedy="Run `dispatcher init`.")
+        if status != HTTPStatus.OK:
+            raise self._refusal(status)
+        names = ("messages", "messages_ready", "messages_unacknowledged", "consumers")
+        figures = [figure for name in names if type(figure := fields.get(name)) is int]
+        if len(figures) != len(names):
+            raise BrokerUnavailable(f'{self._place} has no figures for queue "{queue}".')
+        return QueueDepth(*figures)
+
+    def _get(self, path: str) -> tuple[int, Mapping[str, Any]]:
+        """The status and the JSON object of a reply; an empty one where it holds none."""
+        connection = self._connection()
+        try:
+            connection.request("GET", f"{self._path}/{path}", headers=self._headers)
+            reply = connection.getresponse()
+            return reply.status, _object(reply.read(MAX_REPLY_OCTETS))
+        except (OSError, HTTPException) as error:
+            words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise BrokerUnavailable(f"{self._place} cannot be reached: {words.lower()}.") from error
+        finally:
+            connection.close()
+
+    def _connection(self) -> HTTPConnection:
+        if self._tls is None:
+            return HTTPConnection(self._host, self._port, timeout=self._timeout_seconds)
+        return HTTPSConnection(self._host, self._port, timeout=self._timeout_seconds, context=self._tls)
+
+    def _refusal(self, status: int) -> BrokerUnavailable:
+        words: dict[int, str] = {
+            HTTPStatus.OK: "does not answer as RabbitMQ does",
+            HTTPStatus.UNAUTHORIZED: "refuses the user name or the password, or the user has no monitoring tag",
+            HTTPStatus.FORBIDDEN: "refuses this user",
+        }
+        return BrokerUnavailable(f"{self._place} {words.get(status, f'answers {status}')}.")
+
+
+_MISTAKE: Final = (
+    "DISPATCHER_RABBITMQ_MANAGEMENT_URL is not a usable URL: it looks like http://user:password@host:15672."
+)
+
+
+def _object(text: bytes) -> Mapping[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _tls(ca_file: Path | None) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
+
+
+def _basic(user: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()

@@ -1,0 +1,130 @@
+"""What a message says: which email is due. Never content; the database is the truth, a message is only a hint.
+
+The body is `{"v": 1, "email_id": "…", "message_key": "…"}`. Correlation id and trace context travel as AMQP property
+and header, where tools look for them; a message published by hand may lack them. Further fields are allowed: a dead
+letter begins with the same three, so one that is put back on the send queue points to its email.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+from uuid import UUID
+
+import orjson
+
+from dispatcher.domain.email_rules import MAX_KEY_CHARACTERS
+from dispatcher.errors import InvalidPointer
+
+VERSION: Final = 1
+MAX_BODY_OCTETS: Final = 64 * 1024
+"""Two orders of magnitude above any pointer or dead letter of ours; what is larger is refused unread."""
+TRACEPARENT: Final = "traceparent"
+
+_UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
+# W3C Trace Context, section 3.2: version, trace id, parent id, flags.
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
+
+
+class Properties(Protocol):
+    """The part of a message's AMQP properties that we read; strangers may have put anything there."""
+
+    @property
+    def correlation_id(self) -> Any:
+        """A short string; bytes where it is not UTF-8."""
+
+    @property
+    def headers(self) -> Any:
+        """A table; None if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """A message that points to an email.
+
+    Attributes:
+        correlation_id: None where the message has none that we would have written.
+        traceparent: W3C trace context; None likewise.
+    """
+
+    email_id: UUID
+    message_key: str
+    correlation_id: str | None = None
+    traceparent: str | None = None
+
+
+def encode(pointer: Pointer) -> bytes:
+    """The message's body."""
+    return orjson.dumps({"v": VERSION, "email_id": pointer.email_id, "message_key": pointer.message_key})
+
+
+def decode(body: bytes, properties: Properties) -> Pointer:
+    """The pointer that a message carries.
+
+    Raises:
+        InvalidPointer: for whatever else it carries; with the reason, which holds nothing of the message.
+    """
+    fields = decode_fields(body)
+    return Pointer(email_id(fields), message_key(fields), _correlation_id(properties), _traceparent(properties))
+
+
+def decode_fields(body: bytes) -> Mapping[str, Any]:
+    """The fields of a body of ours, their values unchecked except for the version.
+
+    Raises:
+        InvalidPointer: it is no JSON object, too large, or of a version that we do not know.
+    """
+    if len(body) > MAX_BODY_OCTETS:
+        raise InvalidPointer(f"The body has {len(body)} octets; no message of ours has more than {MAX_BODY_OCTETS}.")
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        raise InvalidPointer("The body is not JSON.") from None
+    if type(fields) is not dict:
+        raise InvalidPointer("The body is not a JSON object.")
+    version = fields.get("v")
+    if type(version) is not int or version != VERSION:
+        raise InvalidPointer(f'"v" is not {VERSION}, the version that we know.')
+    return fields
+
+
+def email_id(fields: Mapping[str, Any]) -> UUID:
+    """The email's id.
+
+    Raises:
+        InvalidPointer: there is none.
+    """
+    text = fields.get("email_id")
+    if type(text) is not str or not _UUID.fullmatch(text):
+        raise InvalidPointer('"email_id" is missing or not a UUID.')
+    return UUID(text)
+
+
+def message_key(fields: Mapping[str, Any]) -> str:
+    """The email's message key.
+
+    Raises:
+        InvalidPointer: there is none, or one that enqueue would have refused.
+    """
+    text = fields.get("message_key")
+    if type(text) is not str or not is_key(text):
+        raise InvalidPointer(f'"message_key" is missing or not 1 to {MAX_KEY_CHARACTERS} characters that print.')
+    return text
+
+
+def is_key(text: str) -> bool:
+    """Whether enqueue accepts it as message key or correlation id."""
+    return 1 <= len(text) <= MAX_KEY_CHARACTERS and text.isprintable()
+
+
+def _correlation_id(properties: Properties) -> str | None:
+    text = properties.correlation_id
+    return text if type(text) is str and is_key(text) else None
+
+
+def _traceparent(properties: Properties) -> str | None:
+    headers = properties.headers
+    text = headers.get(TRACEPARENT) if type(headers) is dict else None
+    return text if type(text) is str and _TRACEPARENT.fullmatch(text) else None

@@ -1,0 +1,102 @@
+"""The capture adapter: every email becomes a file in a Maildir. For development, the demo and tests; nothing is delivered.
+
+Sending the same email twice gives two files, `<email id>.<nanoseconds>.<process>.eml`: whoever counts sees the duplicate.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+from dispatcher.domain.outcome import Accepted, Outcome, Rejected
+from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.errors import ProviderFault
+from dispatcher.providers.contract import Attempt
+from dispatcher.providers.mime import render
+from dispatcher.providers.mime_headers import UnrenderableEmail
+
+NAME: Final = "capture"
+
+
+class CaptureProvider:
+    """Writes emails into a Maildir; see `contract.Provider`.
+
+    Writes on the loop's thread: a local file costs less than the way to another thread. Nothing is synced to the disk; a
+    capture is no archive.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """An adapter for one Maildir, which is made when the first email comes."""
+        self._folder = folder
+        self._tmp = str(folder / "tmp") + "/"
+        self._new = str(folder / "new") + "/"
+        self._is_made = False
+
+    @property
+    def name(self) -> str:
+        """`capture`."""
+        return NAME
+
+    async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+        """One attempt; see `contract.Provider.send`. The deadline is not looked at: this waits for nobody."""
+        try:
+            rendered = render(email)
+        except UnrenderableEmail as error:
+            return Rejected(error.reason, error.message)
+        name = f"{email.email_id}.{time.time_ns()}.{os.getpid()}.eml"
+        try:
+            self._make()
+            self._write(name, rendered.content)
+            attempt.leaving()
+            # Readers see the file from here on, whole. The name is new: nothing is overwritten.
+            os.rename(self._tmp + name, self._new + name)  # noqa: PTH104
+        except OSError as error:
+            raise self._fault(error) from error
+        return Accepted(name)
+
+    async def check(self) -> str:
+        """What can be said of the Maildir, for `dispatcher doctor`; makes it, and leaves no email in it.
+
+        Raises:
+            ProviderFault: it cannot be written.
+        """
+        name = f"check.{time.time_ns()}.{os.getpid()}"
+        try:
+            self._make()
+            self._write(name, b"")
+            os.unlink(self._tmp + name)  # noqa: PTH108
+        except OSError as error:
+            raise self._fault(error) from error
+        return f"{self._folder} is writable; emails are captured there and delivered to nobody."
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    def _make(self) -> None:
+        if not self._is_made:
+            for part in ("tmp", "new", "cur"):
+                (self._folder / part).mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._is_made = True
+
+    def _write(self, name: str, content: bytes) -> None:
+        path = self._tmp + name
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            written = 0
+            while written < len(content):
+                written += os.write(file, content[written:] if written else content)
+        except OSError:
+            os.unlink(path)  # noqa: PTH108
+            raise
+        finally:
+            os.close(file)
+
+    def _fault(self, error: OSError) -> ProviderFault:
+        self._is_made = False
+        return ProviderFault(
+            NAME,
+            f"{self._folder} cannot be written: {error.strerror}.",
+            remedy="Make room, or point DISPATCHER_CAPTURE_DIR at a folder that we may write.",
+        )

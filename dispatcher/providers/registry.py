@@ -1,0 +1,75 @@
+"""The adapters by name: the one place that a new provider is added to. `docs/providers.md` tells how to write one."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final, Protocol
+
+from dispatcher.config import Settings
+from dispatcher.errors import ConfigurationError, ProviderFault
+from dispatcher.providers.capture import CaptureProvider
+from dispatcher.providers.contract import Provider
+from dispatcher.providers.smtp import SmtpProvider
+from dispatcher.providers.smtp_connection import SmtpOptions
+
+
+class CheckableProvider(Provider, Protocol):
+    """An adapter that can tell whether it would work, without sending."""
+
+    async def check(self) -> str:
+        """Words for `dispatcher doctor`; raises ProviderFault where it would not work."""
+        ...
+
+
+def _smtp(settings: Settings) -> CheckableProvider:
+    options = SmtpOptions.from_settings(settings)
+    try:
+        return SmtpProvider(options)
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigurationError(["DISPATCHER_CA_FILE holds no certificates in PEM."]) from error
+
+
+def _capture(settings: Settings) -> CheckableProvider:
+    if settings.capture_dir is None:
+        raise ConfigurationError(["DISPATCHER_CAPTURE_DIR is not set: set it to a folder."])
+    return CaptureProvider(settings.capture_dir)
+
+
+ADAPTERS: Final[Mapping[str, Callable[[Settings], CheckableProvider]]] = MappingProxyType(
+    {"smtp": _smtp, "capture": _capture}
+)
+"""By the provider's word in `DISPATCHER_PROVIDERS`; a test holds it against `config.KNOWN_PROVIDERS`."""
+
+
+def open_provider(name: str, settings: Settings) -> Provider:
+    """The adapter of this name, ready to send; connects to nobody yet. To be called after the fork.
+
+    Raises:
+        ConfigurationError: there is none of this name, or its settings are missing or unusable.
+    """
+    return _opened(name, settings)
+
+
+async def check_provider(name: str, settings: Settings) -> str:
+    """What `dispatcher doctor` says of a provider that works: connects and signs in, sends nothing.
+
+    Raises:
+        ConfigurationError: its settings are missing or unusable.
+        ProviderFault: it would not work; the message and the remedy say why.
+    """
+    provider = _opened(name, settings)
+    try:
+        return await provider.check()
+    except ProviderFault:
+        raise
+    finally:
+        await provider.close()
+
+
+def _opened(name: str, settings: Settings) -> CheckableProvider:
+    if name not in ADAPTERS:
+        known = " or ".join(ADAPTERS)
+        raise ConfigurationError([f"DISPATCHER_PROVIDERS does not know {name}; known are: {known}."])
+    return ADAPTERS[name](settings)

@@ -1,0 +1,134 @@
+"""The smtp adapter: any SMTP server, over kept connections.
+
+    smtp_connection    TCP, TLS, EHLO, AUTH               every failure definite, or a ProviderFault
+    smtp_pool          the connections a worker keeps
+    smtp_transaction   MAIL … final dot on one of them    knows the phase
+    smtp_conversation  lines and replies                  knows what has left, and when a server is out of step
+    smtp_replies       what each reply means
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from dispatcher.domain.outcome import Outcome, Rejected
+from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.errors import ProviderFault
+from dispatcher.providers.contract import Attempt
+from dispatcher.providers.mime import render
+from dispatcher.providers.mime_headers import UnrenderableEmail
+from dispatcher.providers.smtp_connection import (
+    NAME,
+    Connection,
+    NotConnected,
+    SmtpOptions,
+    open_connection,
+    tls_context,
+)
+from dispatcher.providers.smtp_conversation import ConnectionBroke
+from dispatcher.providers.smtp_pool import ConnectionPool
+from dispatcher.providers.smtp_replies import Phase
+from dispatcher.providers.smtp_transaction import Transaction
+
+CHECK_SECONDS = 15.0
+"""How long `check` gives a server from the first packet to the goodbye."""
+
+
+class SmtpProvider:
+    """Sends over SMTP; see `contract.Provider`."""
+
+    def __init__(self, options: SmtpOptions) -> None:
+        """An adapter without connections; they are opened as emails come.
+
+        Raises:
+            ssl.SSLError, OSError: the CA file cannot be used.
+        """
+        self._options = options
+        self._context = tls_context(options)
+        self._pool = ConnectionPool(
+            self._open, connections=options.connections, emails_per_connection=options.emails_per_connection
+        )
+
+    @property
+    def name(self) -> str:
+        """`smtp`."""
+        return NAME
+
+    async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+        """One attempt; see `contract.Provider.send`.
+
+        A recipient that the server refuses does not stop the others: the outcome is `Accepted` and its detail tells who
+        was refused, by position in To, Cc, Bcc. With none left nothing is sent.
+        """
+        try:
+            rendered = render(email)
+        except UnrenderableEmail as error:
+            return Rejected(error.reason, error.message)
+        transaction = Transaction(rendered, attempt)
+        try:
+            async with asyncio.timeout_at(attempt.deadline), self._pool.place():
+                return await self._deliver(transaction)
+        except TimeoutError:
+            return transaction.silence(None)
+
+    async def check(self) -> str:
+        """What can be said of the server after connecting and signing in, for `dispatcher doctor`; sends nothing.
+
+        Raises:
+            ProviderFault: it cannot be used, now or before somebody mends something.
+        """
+        try:
+            async with asyncio.timeout(CHECK_SECONDS):
+                connection = await self._open()
+                await connection.conversation.quit()
+        except NotConnected as error:
+            words = f"{error.outcome.detail} ({error.outcome.code})" if error.outcome.code else error.outcome.detail
+            raise ProviderFault(NAME, f"{self._address}: {words}.", remedy="Is it running and reachable?") from error
+        except TimeoutError as error:
+            raise ProviderFault(
+                NAME, f"{self._address} did not answer within {CHECK_SECONDS:g} s.", remedy="Is a firewall in between?"
+            ) from error
+        return self._praise(connection)
+
+    async def close(self) -> None:
+        """Ends idle connections with QUIT."""
+        await self._pool.close()
+
+    @property
+    def _address(self) -> str:
+        return f"{self._options.server.host}:{self._options.server.port}"
+
+    async def _open(self) -> Connection:
+        return await open_connection(self._options, self._context)
+
+    async def _deliver(self, transaction: Transaction) -> Outcome:
+        """The transaction's outcome, over a kept connection, and over a new one if that turns out dead."""
+        try:
+            if connection := self._pool.idle():
+                try:
+                    return await self._run(transaction, connection, kept=True)
+                except ConnectionBroke:
+                    if transaction.phase in (Phase.BODY, Phase.FINAL):
+                        raise
+            transaction.phase = Phase.CONNECTING
+            return await self._run(transaction, await self._pool.open(), kept=False)
+        except NotConnected as error:
+            return error.outcome
+        except ConnectionBroke as broke:
+            return transaction.silence(broke)
+
+    async def _run(self, transaction: Transaction, connection: Connection, *, kept: bool) -> Outcome:
+        try:
+            outcome = await transaction.run(connection, kept=kept)
+        except BaseException:
+            connection.conversation.abort()
+            raise
+        self._pool.give_back(connection)
+        return outcome
+
+    def _praise(self, connection: Connection) -> str:
+        server = self._options.server
+        security = {"none": "without TLS", "starttls": "STARTTLS, verified", "tls": "TLS, verified"}[server.security]
+        login = "signed in" if server.username else "no sign-in"
+        size = f"takes up to {connection.size_limit} octets" if connection.size_limit else "names no size limit"
+        return f"{self._address} answers: {security}; {login}; {size}."

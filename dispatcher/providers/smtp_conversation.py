@@ -1,0 +1,207 @@
+"""The lines of one open SMTP connection: commands out, replies in, and nothing out of step.
+
+aiosmtplib connects, negotiates TLS and authenticates; then this protocol takes its transport over, because three things
+matter to us that it does not offer: to know whether a byte of an email has left, to send several commands at once
+(RFC 2920), and to notice a server that says more than it was asked. aiosmtplib keeps surplus lines in its buffer and
+would pair them with later commands, so one stray line makes every later reply answer the wrong question.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import deque
+from typing import Final, cast
+
+from dispatcher.providers.smtp_replies import Reply, reply_of
+
+MAX_REPLY_OCTETS: Final = 64 * 1024
+"""A reply line has 512 octets (RFC 5321, section 4.5.3.1.5) and a reply few lines; more is no SMTP server."""
+GOODBYE_SECONDS: Final = 2.0
+"""How long a server may take to close after QUIT."""
+
+_LINE: Final = re.compile(rb"([2-5][0-9][0-9])(?:([ -])(.*))?", re.DOTALL)
+
+
+class ConnectionBroke(Exception):  # noqa: N818
+    """The connection ended, or cannot be believed any more; the text says how, without any of the server's words."""
+
+
+class GarbledReply(ConnectionBroke):
+    """The server sent what is no SMTP reply."""
+
+
+class Conversation(asyncio.Protocol):
+    """One connection's replies in the order of their commands.
+
+    Not for two tasks at once.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._buffer = b""
+        self._partial: list[re.Match[bytes]] = []
+        self._replies: deque[Reply] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._writable: asyncio.Future[None] | None = None
+        self._owed = 0
+        self._fault: ConnectionBroke | None = None
+        self._closed: asyncio.Future[None] = self._loop.create_future()
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the connection stands and the server owes us nothing and said nothing unasked."""
+        return (
+            self._fault is None
+            and not self._owed
+            and not self._replies
+            and not self._buffer
+            and not self._partial
+            and not self._transport.is_closing()
+        )
+
+    def write(self, data: bytes, replies: int) -> None:
+        """Hand bytes to the connection; the server owes so many replies for them."""
+        self._owed += replies
+        self._transport.write(data)
+
+    @property
+    def owes(self) -> int:
+        """How many replies the server owes us."""
+        return self._owed
+
+    def check(self) -> None:
+        """Return if the connection still stands, as far as we were told.
+
+        Raises:
+            ConnectionBroke: it does not.
+        """
+        if self._fault is not None:
+            raise self._fault
+
+    async def reply(self, patience: float | None = None) -> Reply:
+        """The next reply.
+
+        Args:
+            patience: Seconds after which the connection counts as broken; None to wait for ever.
+
+        Raises:
+            ConnectionBroke: there will be none.
+        """
+        if self._replies:
+            return self._take()
+        self.check()
+        self._waiter = self._loop.create_future()
+        timer = None
+        if patience is not None:
+            timer = self._loop.call_later(patience, self._break, ConnectionBroke("the server did not answer"))
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+        if not self._replies:
+            self.check()
+        return self._take()
+
+    def reply_at_hand(self) -> Reply | None:
+        """The next reply if it has come already; for whoever was just told to stop waiting."""
+        return self._take() if self._replies else None
+
+    async def written(self) -> None:
+        """Return when the system has taken every byte, or the server has replied, or the connection has broken."""
+        self._transport.set_write_buffer_limits(high=0)
+        try:
+            while self._transport.get_write_buffer_size() and not self._replies and self._fault is None:
+                self._writable = self._loop.create_future()
+                await self._writable
+        finally:
+            self._writable = None
+            self._transport.set_write_buffer_limits()
+
+    def abort(self) -> None:
+        """End the connection at once, unsent bytes discarded. Again is harmless."""
+        self._break(ConnectionBroke("we ended the connection"))
+        self._transport.abort()
+
+    def quit(self) -> asyncio.Future[None]:
+        """Say goodbye and close; the future ends when the connection has."""
+        if self._transport.is_closing() or self._fault is not None:
+            self._transport.abort()
+            return self._closed
+        self._transport.write(b"QUIT\r\n")
+        timer = self._loop.call_later(GOODBYE_SECONDS, self._transport.abort)
+        self._closed.add_done_callback(lambda _: timer.cancel())
+        # From here on the server owes us nothing that we would read.
+        self._fault = ConnectionBroke("we ended the connection")
+        return self._closed
+
+    def data_received(self, data: bytes) -> None:
+        """Cut what came into replies (asyncio calls this)."""
+        if self._fault is not None:
+            return
+        buffer = self._buffer + data
+        *lines, self._buffer = buffer.split(b"\n")
+        for line in lines:
+            self._take_line(line.removesuffix(b"\r"))
+        if len(self._buffer) + sum(len(line[0]) for line in self._partial) > MAX_REPLY_OCTETS:
+            self._break(GarbledReply("the server sent a reply without end"))
+        if self._replies or self._fault is not None:
+            self._wake()
+
+    def eof_received(self) -> None:
+        """Note that the server said its last word (asyncio calls this); returning None closes the transport."""
+        self._break(ConnectionBroke("the server closed the connection"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note the end (asyncio calls this)."""
+        words = f"the connection was lost: {type(exc).__name__}" if exc else "the server closed the connection"
+        self._break(ConnectionBroke(words))
+        if not self._closed.done():
+            self._closed.set_result(None)
+
+    def pause_writing(self) -> None:
+        """Nothing: whoever writes much awaits `written` (asyncio calls this)."""
+
+    def resume_writing(self) -> None:
+        """Wake `written` (asyncio calls this)."""
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+
+    def _take(self) -> Reply:
+        self._owed -= 1
+        return self._replies.popleft()
+
+    def _take_line(self, line: bytes) -> None:
+        parsed = _LINE.fullmatch(line)
+        if parsed is None or (self._partial and parsed[1] != self._partial[0][1]):
+            self._break(GarbledReply("the server sent a line that is no reply"))
+            return
+        self._partial.append(parsed)
+        if parsed[2] != b"-":
+            self._replies.append(_reply(self._partial))
+            self._partial = []
+
+    def _break(self, fault: ConnectionBroke) -> None:
+        if self._fault is None:
+            self._fault = fault
+        self._wake()
+
+    def _wake(self) -> None:
+        for future in (self._waiter, self._writable):
+            if future is not None and not future.done():
+                future.set_result(None)
+
+
+def conversation_over(transport: asyncio.BaseTransport) -> Conversation:
+    """A conversation that takes over an open connection between two commands."""
+    conversation = Conversation(cast(asyncio.Transport, transport))
+    transport.set_protocol(conversation)
+    return conversation
+
+
+def _reply(lines: list[re.Match[bytes]]) -> Reply:
+    text = b"\n".join(line[3] or b"" for line in lines).decode("utf-8", "replace")
+    return reply_of(int(lines[0][1]), text)

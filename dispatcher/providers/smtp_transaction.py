@@ -1,0 +1,245 @@
+"""One email on one SMTP connection: MAIL, RCPT, DATA, body, and what the replies make of it.
+
+The server can accept nothing before it has read the final dot (RFC 5321, section 4.1.1.4). A small body and its dot leave
+in one write, `leaving` just before it. A large body goes first, with the dot held back until the system has taken the rest:
+then a connection that breaks half-way through ten megabytes is a definite no.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final
+
+from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.errors import ProviderFault
+from dispatcher.providers.contract import Attempt
+from dispatcher.providers.mime import RenderedEmail
+from dispatcher.providers.smtp_connection import NAME, Connection
+from dispatcher.providers.smtp_conversation import ConnectionBroke, Conversation, GarbledReply
+from dispatcher.providers.smtp_replies import Phase, Reply, acceptance, no_recipient_left, refusal
+
+START_INPUT: Final = 354
+"""The one reply that asks for the body."""
+LARGE_BODY_OCTETS: Final = 64 * 1024
+"""What a socket takes at once anyway; below, waiting for it would cost more than it tells."""
+PATIENCE_SECONDS: Final = 10.0
+"""How long a kept connection may take to its first reply before we try a new one; half of the time left, if that is less."""
+
+
+class ServerClosing(ConnectionBroke):
+    """The server said 421 before the email left: not this connection, and perhaps not now.
+
+    Attributes:
+        reply: Its words.
+    """
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__("the server is closing the connection")
+        self.reply = reply
+
+
+class Transaction:
+    """One attempt for one email, over one connection or, if a kept one turns out dead, two.
+
+    Attributes:
+        phase: How far it has come.
+    """
+
+    def __init__(self, email: RenderedEmail, attempt: Attempt) -> None:
+        self._email = email
+        self._attempt = attempt
+        self._loop = asyncio.get_running_loop()
+        self.phase = Phase.WAITING
+
+    async def run(self, connection: Connection, *, kept: bool) -> Outcome:
+        """What the server said. The connection is used up, in order or broken: `is_sound` tells.
+
+        Args:
+            kept: The connection has carried emails before, and may have died since.
+
+        Raises:
+            ConnectionBroke: no answer; `silence` tells what that means.
+            ProviderFault: the server wants credentials or TLS before it takes any email.
+        """
+        if unfit := self._unfit(connection):
+            return unfit
+        refused = await self._envelope(connection, kept=kept)
+        if not isinstance(refused, list):
+            connection.needs_reset = True
+            return refused
+        reply = await self._content(connection.conversation)
+        connection.emails += 1
+        if reply.is_positive and self.phase is Phase.FINAL:
+            return acceptance(reply, refused)
+        connection.needs_reset = True
+        if reply.code < 400:
+            connection.conversation.abort()
+        return refusal(reply, self.phase)
+
+    def silence(self, broke: ConnectionBroke | None) -> Deferred | Uncertain:
+        """What it means that no answer came: the connection broke, or (None) the deadline passed."""
+        detail = f"{broke or 'the deadline passed'} {self.phase}"
+        if self.phase is Phase.FINAL:
+            return Uncertain(detail)
+        if broke is None:
+            return Deferred(Reason.TIMEOUT_BEFORE_SEND, detail)
+        if isinstance(broke, ServerClosing):
+            judged = refusal(broke.reply, self.phase)
+            assert isinstance(judged, Deferred)
+            return judged
+        return Deferred(Reason.SERVER_ERROR if isinstance(broke, GarbledReply) else Reason.CONNECTION_FAILED, detail)
+
+    def _unfit(self, connection: Connection) -> Rejected | None:
+        """Why this server cannot take this email, whatever we say to it."""
+        octets = len(self._email.content)
+        if 0 < connection.size_limit < octets:
+            return Rejected(Reason.TOO_LARGE, f"the server takes {connection.size_limit} octets, the email has {octets}")
+        if self._email.needs_smtputf8 and not connection.has_smtputf8:
+            return Rejected(
+                self._utf8_reason(), "an address has letters before the @ that are not ASCII: the server has no SMTPUTF8"
+            )
+        return None
+
+    def _utf8_reason(self) -> Reason:
+        if not self._email.sender.isascii():
+            return Reason.REJECTED_SENDER
+        if not all(recipient.isascii() for recipient in self._email.recipients):
+            return Reason.REJECTED_RECIPIENT
+        return Reason.INVALID_CONTENT
+
+    async def _envelope(self, connection: Connection, *, kept: bool) -> list[tuple[int, Reply]] | Outcome:
+        """The refused recipients, once the server waits for the body; an outcome if it does not."""
+        self.phase = Phase.MAIL
+        patience = min(PATIENCE_SECONDS, (self._attempt.deadline - self._loop.time()) / 2) if kept else None
+        dialogue = Dialogue(connection.conversation, self._commands(connection), connection.has_pipelining, patience)
+        if connection.needs_reset:
+            await dialogue.reset_done()
+            connection.needs_reset = False
+        mail = await dialogue.next()
+        if not mail.is_positive:
+            await dialogue.back_out()
+            return self._refusal(mail)
+        self.phase = Phase.RCPT
+        refused = [
+            (position, reply)
+            for position in range(1, len(self._email.recipients) + 1)
+            if not (reply := await dialogue.next()).is_positive
+        ]
+        if len(refused) == len(self._email.recipients):
+            await dialogue.back_out()
+            return no_recipient_left(refused)
+        self.phase = Phase.DATA
+        data = await dialogue.next()
+        return refused if data.code == START_INPUT else self._refusal(data)
+
+    def _commands(self, connection: Connection) -> list[bytes]:
+        mail = f"MAIL FROM:<{self._email.sender}>"
+        if connection.has_size:
+            mail += f" SIZE={len(self._email.content)}"
+        if self._email.needs_smtputf8:
+            # RFC 6531, section 3.6: the headers hold UTF-8, so the body counts as 8-bit.
+            mail += " BODY=8BITMIME SMTPUTF8"
+        reset = ["RSET"] if connection.needs_reset else []
+        recipients = [f"RCPT TO:<{recipient}>" for recipient in self._email.recipients]
+        return [f"{command}\r\n".encode() for command in (*reset, mail, *recipients, "DATA")]
+
+    async def _content(self, conversation: Conversation) -> Reply:
+        """The reply to the email, or one that came before its end."""
+        body, owed = dot_stuffed(self._email.content), 1
+        if len(body) > LARGE_BODY_OCTETS:
+            self.phase = Phase.BODY
+            conversation.write(body, 1)
+            await conversation.written()
+            if early := conversation.reply_at_hand():
+                conversation.abort()
+                return early
+            body, owed = b"", 0
+        conversation.check()
+        if self._loop.time() >= self._attempt.deadline:
+            raise TimeoutError
+        self._attempt.leaving()
+        self.phase = Phase.FINAL
+        conversation.write(body + b".\r\n", owed)
+        try:
+            return await conversation.reply()
+        except asyncio.CancelledError:
+            # The deadline may strike in the very turn of the loop that read the reply: what is known counts.
+            if reply := conversation.reply_at_hand():
+                return reply
+            raise
+
+    def _refusal(self, reply: Reply) -> Outcome:
+        """What a no before the body means; not what the server says to an email that it has read."""
+        if reply.blames_our_setup:
+            raise ProviderFault(
+                NAME,
+                f"the SMTP server takes no email from us {self.phase} ({reply.codes}): it wants credentials or TLS.",
+                remedy="Check DISPATCHER_SMTP_URL: user, password, and smtp:// or smtps://.",
+            )
+        return refusal(reply, self.phase)
+
+
+class Dialogue:
+    """Commands and their replies, one by one; sent all at once where the server has PIPELINING (RFC 2920)."""
+
+    def __init__(
+        self, conversation: Conversation, commands: list[bytes], pipelining: bool, patience: float | None
+    ) -> None:
+        """A dialogue that begins.
+
+        Args:
+            patience: Seconds that the first reply may take; None for as long as the deadline allows.
+        """
+        self._conversation = conversation
+        self._unsent = deque(commands)
+        self._patience = patience
+        if pipelining:
+            self._unsent.clear()
+            conversation.write(b"".join(commands), len(commands))
+
+    async def next(self) -> Reply:
+        """The next command's reply.
+
+        Raises:
+            ConnectionBroke: there is none.
+            ServerClosing: it is 421.
+        """
+        if self._unsent:
+            self._conversation.write(self._unsent.popleft(), 1)
+        patience, self._patience = self._patience, None
+        reply = await self._conversation.reply(patience)
+        if reply.closes:
+            raise ServerClosing(reply)
+        return reply
+
+    async def reset_done(self) -> None:
+        """Read the reply to RSET.
+
+        Raises:
+            ConnectionBroke: it is no yes, so what the server still remembers is unknown.
+        """
+        if not (await self.next()).is_positive:
+            raise ConnectionBroke("the server refused RSET")
+
+    async def back_out(self) -> None:
+        """Send no more, and read what the server still owes; nothing of the email has left.
+
+        A server that asks for the body although it took no recipient is left alone: RFC 2920, section 3.1, would have us
+        send an empty email.
+        """
+        self._unsent.clear()
+        last = None
+        try:
+            while self._conversation.owes:
+                last = await self._conversation.reply()
+        except ConnectionBroke:
+            return
+        if last is not None and last.code == START_INPUT:
+            self._conversation.abort()
+
+
+def dot_stuffed(content: bytes) -> bytes:
+    """The content with a dot before each line that begins with one (RFC 5321, section 4.5.2)."""
+    stuffed = content.replace(b"\r\n.", b"\r\n..")
+    return b"." + stuffed if stuffed.startswith(b".") else stuffed

@@ -1,0 +1,44 @@
+"""Every log event that we emit, declared once: its name (`noun.verb_past`) and what it tells.
+
+A test asserts that each is used and that none is used without standing here. Fields never hold an address, a subject, a body
+or a secret.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final
+
+EVENTS: Final = MappingProxyType(
+    {
+        # one email
+        "email.attempted": "An attempt ended: email_id, attempt, provider, outcome, error_type, duration_ms, worker.",
+        "email.lease_lost": "A result came after the lease was lost; nothing was overwritten.",
+        "email.rescued": "An email was returned after its owner was gone: reason, status.",
+        "message.duplicated": "A message came for an email that is finished or another's; it was acked: status.",
+        "message.rejected": "A message that points to no email went to the DLQ: reason.",
+        # servers
+        "broker.connected": "RabbitMQ answers and we consume.",
+        "broker.connection_lost": "RabbitMQ is away; we connect again with growing waits: reason, retry_in_seconds.",
+        "store.connection_lost": "PostgreSQL is away; results are kept and tried again: reason, retry_in_seconds.",
+        "store.connected": "PostgreSQL answers again.",
+        "provider.paused": "The provider cannot be used as a whole; its emails wait: provider, reason, seconds.",
+        # processes
+        "dispatcher.started": "The parent runs: workers, run_dir.",
+        "dispatcher.stopped": "The parent and all that it started have ended.",
+        "dispatcher.draining": "A stop was asked for: signal.",
+        "process.started": "A worker or the relay was forked: role, pid.",
+        "process.exited": "One of them ended: role, pid, how, retry_in_seconds.",
+        "process.killed": "One of them did not end in time: role, pid.",
+        "worker.drained": "A worker gave back what it had not begun and ended: sent, released.",
+        "relay.leading": "This relay publishes for the database; others stand by.",
+        "relay.stopped": "The relay ended.",
+        "relay.published": "Messages went to the send queue: count.",
+        "relay.dead_lettered": "Dead letters went to the DLQ: count.",
+        "relay.unroutable": "RabbitMQ could not route messages; they stay due: count.",
+        "partition.made": "Partitions were made ahead: names.",
+        "ledger.settled": "A dead worker's in-flight ledger was settled: released, recorded, uncertain.",
+        "ledger.unreadable": "A file in the run directory is no ledger that we can read; it is kept: file, reason.",
+        "fault.unexpected": "Something failed that should not: where, error.",
+    }
+)

@@ -1,0 +1,66 @@
+"""Log events as JSON lines, or as coloured text on a terminal."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any, Final, TextIO
+
+import orjson
+import structlog
+from structlog.typing import EventDict, FilteringBoundLogger, Processor
+
+_LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def get_log() -> FilteringBoundLogger:
+    """The logger; `log.info("noun.verb_past", field=…)` with a name from `telemetry.events`."""
+    log: FilteringBoundLogger = structlog.get_logger()
+    return log
+
+
+def configure(level: str, form: str, stream: TextIO = sys.stdout, **always: Any) -> None:
+    """Sets up this process's log; a second call replaces the first.
+
+    Args:
+        level: A word of `config.LOG_LEVELS`.
+        form: `json`, `text`, or `auto` for text on a terminal and JSON elsewhere.
+        always: Fields of every event, such as the worker's name.
+    """
+    terminal = stream.isatty()
+    as_json = form == "json" or (form == "auto" and not terminal)
+    structlog.reset_defaults()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            *(_json() if as_json else _text(colors=terminal and "NO_COLOR" not in os.environ)),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        logger_factory=structlog.BytesLoggerFactory(stream.buffer) if as_json else structlog.PrintLoggerFactory(stream),
+        cache_logger_on_first_use=False,
+    )
+    structlog.contextvars.clear_contextvars()
+    structlog.contextvars.bind_contextvars(**always)
+    _quieten_libraries()
+
+
+def _json() -> list[Processor]:
+    return [structlog.processors.EventRenamer("event"), structlog.processors.JSONRenderer(serializer=_dump)]
+
+
+def _text(*, colors: bool) -> list[Processor]:
+    return [structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=24)]
+
+
+def _dump(event: EventDict, **_: Any) -> bytes:
+    return orjson.dumps(event, default=str)
+
+
+def _quieten_libraries() -> None:
+    # What they have to say reaches us as exceptions; their log lines would name addresses and hosts.
+    for name in ("pika", "aiosmtplib", "asyncio", "psycopg", "psycopg.pool"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
