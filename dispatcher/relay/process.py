@@ -1,0 +1,53 @@
+"""The relay process: what is opened in which order, and closed again when it stops."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Final
+
+import uvloop
+
+from dispatcher.broker.publisher import Publisher
+from dispatcher.config import Settings
+from dispatcher.relay.publishing import Publishing
+from dispatcher.relay.settlement import Settlement
+from dispatcher.stopping import stop_event
+from dispatcher.store.connections import make_pool
+from dispatcher.telemetry import log
+
+LAST_ROUND_SECONDS: Final = 3.0
+"""For what the workers' last results made due; what is still due then is found by the next relay."""
+
+
+def run_relay(settings: Settings, lifeline: int) -> int:
+    """Publishes and settles until told to stop; returns the exit code."""
+    log.configure(settings.log_level, settings.log_format, worker="relay")
+    uvloop.run(_relay(settings, lifeline))
+    return 0
+
+
+async def _relay(settings: Settings, lifeline: int) -> None:
+    stop = stop_event(lifeline)
+    pool = make_pool(settings.database_url, name="dispatcher relay settlement", size=1)
+    await pool.open()
+    publisher = Publisher(settings.amqp_url, settings.exchange, name="dispatcher relay", ca_file=settings.ca_file)
+    publishing, settlement = Publishing(settings, publisher), Settlement(settings, pool)
+    tasks = [asyncio.create_task(publishing.run()), asyncio.create_task(settlement.run())]
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        ended, _ = await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_ROUND_SECONDS):
+                await settlement.settle_all()
+                publishing.stop()
+                await tasks[0]
+    finally:
+        for task in (stopped, *tasks):
+            task.cancel()
+        await asyncio.gather(stopped, *tasks, return_exceptions=True)
+        await publisher.close()
+        await pool.close()
+    log.get_log().info("relay.stopped")

@@ -1,0 +1,155 @@
+"""The database's one publisher: rows that are due become messages, and stay due until a broker confirmed them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import Final
+
+from dispatcher.broker.dead_letter import DeadLetter
+from dispatcher.broker.outgoing import Outgoing
+from dispatcher.broker.pointer import Pointer
+from dispatcher.broker.publisher import Publisher
+from dispatcher.config import Settings
+from dispatcher.domain.backoff import Backoff
+from dispatcher.errors import BrokerUnavailable, StoreUnavailable
+from dispatcher.store.connections import AsyncSession, connect_async
+from dispatcher.store.outbox import DueDeadLetter, DuePointer, Outbox
+from dispatcher.telemetry.log import get_log
+
+BATCH: Final = 500
+"""Messages per look: confirmed together and marked in one statement."""
+POLL_SECONDS: Final = 0.25
+"""The floor under LISTEN/NOTIFY: what nobody announced is found this late."""
+STANDBY_SECONDS: Final = 1.0
+PARTITION_SECONDS: Final = 3600.0
+
+
+class Publishing:
+    """Publishes while it leads; else stands by to lead."""
+
+    def __init__(self, settings: Settings, publisher: Publisher) -> None:
+        self._settings = settings
+        self._publisher = publisher
+        self._log = get_log()
+        self._outage = Backoff(base_seconds=0.1, cap_seconds=5.0)
+        self._broker_outage = Backoff(base_seconds=0.1, cap_seconds=5.0)
+        self._rescue_at = 0.0
+        self._partitions_at = 0.0
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Ends `run` once nothing is due any more."""
+        self._stopping = True
+
+    async def run(self) -> None:
+        """Leads or stands by until stopped, however often PostgreSQL goes away."""
+        while not self._stopping:
+            try:
+                async with await connect_async(self._settings.database_url, name="dispatcher relay") as session:
+                    await self._lead(session)
+            except StoreUnavailable as error:
+                seconds = self._outage.next_wait(random.random)
+                self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=round(seconds, 2))
+                await asyncio.sleep(seconds)
+
+    async def _lead(self, session: AsyncSession) -> None:
+        outbox = Outbox(session)
+        while not await outbox.try_lock():
+            if self._stopping:
+                return
+            await asyncio.sleep(STANDBY_SECONDS)
+        await outbox.listen()
+        self._outage.worked()
+        self._log.info("relay.leading")
+        while await self._publish_round(outbox) or not self._stopping:
+            pass
+
+    async def _publish_round(self, outbox: Outbox) -> bool:
+        """One look at everything that is due, and a wait where nothing was; returns whether something was."""
+        await self._look_after(outbox)
+        try:
+            published = await self._publish_pointers(outbox)
+            dead_lettered = await self._publish_dead_letters(outbox)
+        except BrokerUnavailable as error:
+            seconds = self._broker_outage.next_wait(random.random)
+            self._log.warning("broker.connection_lost", reason=error.message, retry_in_seconds=round(seconds, 2))
+            await asyncio.sleep(seconds)
+            return False
+        if self._broker_outage.worked():
+            self._log.info("broker.connected")
+        if published or dead_lettered:
+            return True
+        if not self._stopping:
+            await outbox.wait(POLL_SECONDS)
+        return False
+
+    async def _look_after(self, outbox: Outbox) -> None:
+        now = time.monotonic()
+        if now >= self._rescue_at:
+            self._rescue_at = now + min(5.0, self._settings.lease_seconds / 4)
+            await self._rescue(outbox)
+        if now >= self._partitions_at:
+            self._partitions_at = now + PARTITION_SECONDS
+            if names := await outbox.make_partitions():
+                self._log.info("partition.made", names=names)
+
+    async def _rescue(self, outbox: Outbox) -> None:
+        for email in await outbox.rescue_expired(self._settings.on_uncertain, BATCH):
+            self._log.warning(
+                "email.rescued",
+                email_id=str(email.email_id),
+                correlation_id=email.correlation_id,
+                status=email.status,
+                attempt=email.attempt_count,
+                reason="lease_expired",
+            )
+
+    async def _publish_pointers(self, outbox: Outbox) -> bool:
+        due = await outbox.find_publish_due(BATCH)
+        if not due:
+            return False
+        confirmed = await self._publish([self._pointer(row) for row in due])
+        published = [row.email_id for row, is_confirmed in zip(due, confirmed, strict=True) if is_confirmed]
+        if published:
+            await outbox.mark_published(published, due[0].looked_at)
+            self._log.debug("relay.published", count=len(published))
+        return len(published) == len(due)
+
+    async def _publish_dead_letters(self, outbox: Outbox) -> bool:
+        due = await outbox.find_dead_letter_due(BATCH)
+        if not due:
+            return False
+        confirmed = await self._publish([self._dead_letter(row) for row in due])
+        published = [row.email_id for row, is_confirmed in zip(due, confirmed, strict=True) if is_confirmed]
+        if published:
+            await outbox.mark_dead_lettered(published, due[0].looked_at)
+            self._log.info("relay.dead_lettered", count=len(published))
+        return len(published) == len(due)
+
+    async def _publish(self, messages: list[Outgoing]) -> list[bool]:
+        confirmed = await self._publisher.publish(messages)
+        if unconfirmed := confirmed.count(False):
+            self._log.error("relay.unroutable", count=unconfirmed, queue=messages[0].queue)
+        return confirmed
+
+    def _pointer(self, row: DuePointer) -> Outgoing:
+        pointer = Pointer(row.email_id, row.message_key, row.correlation_id, row.traceparent)
+        return Outgoing.of_pointer(self._settings.queue, pointer)
+
+    def _dead_letter(self, row: DueDeadLetter) -> Outgoing:
+        letter = DeadLetter(
+            email_id=row.email_id,
+            tenant_id=row.tenant_id,
+            message_key=row.message_key,
+            correlation_id=row.correlation_id,
+            status=row.status,
+            error_type=row.error_type,
+            error=row.error,
+            attempts=row.attempt_count,
+            provider=row.provider,
+            created_at=row.created_at,
+            failed_at=row.failed_at,
+        )
+        return Outgoing.of_dead_letter(self._settings.dlq, letter, row.traceparent)

@@ -1,0 +1,97 @@
+"""Dead workers' in-flight ledgers: what they say is recorded, what they do not name is given back.
+
+    answered      → recorded as answered
+    on the wire   → uncertain, by the policy that the ledger holds
+    not named     → released: nothing of it left
+
+A ledger is settled by the relay of its host as soon as its lock is free, that is within moments of the worker's death, and its
+file goes last: a settlement that dies half-way is done again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from pathlib import Path
+from typing import Final
+
+from dispatcher.config import Settings
+from dispatcher.domain.decision import decide
+from dispatcher.domain.outcome import Uncertain
+from dispatcher.domain.retry import RetryPolicy
+from dispatcher.errors import StoreUnavailable
+from dispatcher.inflight import SUFFIX, DeadLedger, Flight, LedgerUnreadable, dead_ledger
+from dispatcher.store.connections import Pool, session
+from dispatcher.store.leases import LeaseStore, Result
+from dispatcher.store.settlement import release_dead, terminate_sessions
+from dispatcher.telemetry.log import get_log
+from dispatcher.worker.results import result_of
+
+LOOK_SECONDS: Final = 0.2
+_SESSIONS_GONE_SECONDS: Final = 5.0
+
+
+class Settlement:
+    """Settles what is left in one host's run directory."""
+
+    def __init__(self, settings: Settings, pool: Pool) -> None:
+        self._folder = settings.run_dir
+        self._policy = RetryPolicy(settings.max_attempts, settings.retry_base_seconds, settings.retry_cap_seconds)
+        self._pool = pool
+        self._log = get_log()
+        self._reported: set[Path] = set()
+
+    async def run(self) -> None:
+        """Settles until cancelled."""
+        while True:
+            await self.settle_all()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def settle_all(self) -> None:
+        """One look at every ledger in the folder; those of living workers are left alone."""
+        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
+            try:
+                with dead_ledger(path) as ledger:
+                    if ledger is not None:
+                        await self._settle(ledger)
+            except LedgerUnreadable as error:
+                self._report(path, error.message)
+            except StoreUnavailable as error:
+                self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=LOOK_SECONDS)
+                return
+
+    async def _settle(self, ledger: DeadLedger) -> None:
+        async with session(self._pool) as connection:
+            deadline = time.monotonic() + _SESSIONS_GONE_SECONDS
+            while await terminate_sessions(connection, ledger.worker) and time.monotonic() < deadline:
+                await asyncio.sleep(0.02)
+            released = await release_dead(connection, ledger.worker, (flight.email_id for flight in ledger.flights))
+        results = [self._result(flight) for flight in ledger.flights]
+        await self._record(ledger, results)
+        ledger.path.unlink(missing_ok=True)
+        uncertain = sum(result.outcome == "uncertain" for result in results)
+        self._log.warning(
+            "ledger.settled",
+            worker=ledger.worker,
+            released=released,
+            recorded=len(results) - uncertain,
+            uncertain=uncertain,
+        )
+
+    async def _record(self, ledger: DeadLedger, results: list[Result]) -> None:
+        store = LeaseStore(self._pool, worker=ledger.worker, slot=ledger.slot)
+        # The worker, or an earlier settlement, may have recorded some of them and died before it could say so.
+        missing = [result for result in results if not await store.is_recorded(result)]
+        if missing:
+            await store.record(missing)
+
+    def _result(self, flight: Flight) -> Result:
+        outcome = flight.outcome or Uncertain("The worker died while the email was on the wire.")
+        decision = decide(outcome, flight.attempt_number, flight.policy, self._policy, random.random)
+        return result_of(flight, outcome, decision)
+
+    def _report(self, path: Path, reason: str) -> None:
+        if path not in self._reported:
+            self._reported.add(path)
+            self._log.error("ledger.unreadable", file=path.name, reason=reason)

@@ -1,0 +1,54 @@
+"""What a forked process does before it becomes a worker or the relay: it ties its life to its parent's."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+from setproctitle import setproctitle
+
+_PR_SET_PDEATHSIG: Final = 1
+_FAILED: Final = 1
+
+Entry = Callable[[int], int]
+"""A role's main: takes the lifeline's descriptor, of which EOF means that the parent is gone, and returns the exit code."""
+
+
+def become(title: str, entry: Entry, lifeline: int, parent: int) -> NoReturn:
+    """Runs a role in a process that was just forked, and ends it."""
+    code = _FAILED
+    try:
+        _tie_to(parent)
+        _forget_handlers()
+        setproctitle(f"dispatcher: {title}")
+        code = entry(lifeline)
+    except BaseException:  # noqa: BLE001 - the edge of a process: whatever happens, it must not run on into the parent's code
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _tie_to(parent: int) -> None:
+    """The kernel sends SIGTERM when the parent dies; a parent that died before the call is noticed by its id.
+
+    SIGTERM and not SIGKILL: what is on the wire then ends with an answer, and nothing new is begun.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(_FAILED)
+
+
+def _forget_handlers() -> None:
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    # Ctrl-C reaches the whole group of a terminal; the parent alone answers it, with a drain.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())

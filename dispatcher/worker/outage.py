@@ -1,0 +1,29 @@
+"""PostgreSQL away: what a worker wants written waits here, and is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from dispatcher.domain.backoff import Backoff
+from dispatcher.errors import StoreUnavailable
+from dispatcher.telemetry.log import get_log
+
+
+class StoreOutage:
+    """The worker's one view of whether PostgreSQL answers."""
+
+    def __init__(self) -> None:
+        self._backoff = Backoff(base_seconds=0.1, cap_seconds=5.0)
+        self._log = get_log()
+
+    async def wait(self, error: StoreUnavailable) -> None:
+        """Notes a failure, and returns when it is time to try again."""
+        seconds = self._backoff.next_wait(random.random)
+        self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=round(seconds, 2))
+        await asyncio.sleep(seconds)
+
+    def over(self) -> None:
+        """Notes that PostgreSQL answered."""
+        if self._backoff.worked():
+            self._log.info("store.connected")

@@ -1,0 +1,304 @@
+"""An email's way through a worker: lease, send, decide, record, ack.
+
+    take ─▶ lease (batched) ─▶ send (one task per email) ─▶ decide ─▶ record (batched) ─▶ ack (batched)
+              │ no lease: settled by what its row says         │ retry: waits under the same lease
+              └▶ ack, requeue, or reject to the DLQ            └▶ send again
+
+Where something is away, this is what waits: without PostgreSQL, results and deliveries; without RabbitMQ, acks are dropped
+with the channel that they belonged to and the redelivery finds the row as it stands; without the provider, nothing is leased.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import Final
+from uuid import UUID
+
+from dispatcher.broker.consumer import Consumer, Delivery
+from dispatcher.broker.pointer import decode
+from dispatcher.config import Settings
+from dispatcher.domain.backoff import Backoff
+from dispatcher.domain.decision import RetryIn, decide
+from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain, outcome_name
+from dispatcher.domain.retry import RetryPolicy
+from dispatcher.domain.status import Status
+from dispatcher.errors import DispatcherError, InvalidPointer, ProviderFault, StoreUnavailable
+from dispatcher.inflight import Flight, Ledger
+from dispatcher.providers.contract import Attempt, Provider
+from dispatcher.store.leases import Lease, LeaseStore
+from dispatcher.telemetry.log import get_log
+from dispatcher.worker.batches import Batches
+from dispatcher.worker.leasing import Leasing
+from dispatcher.worker.outage import StoreOutage
+from dispatcher.worker.recorder import Closing, Recorder
+from dispatcher.worker.results import result_of
+from dispatcher.worker.sending import LeaseRanOut, Phase, Sending, steady_clock
+
+RENEWALS_PER_LEASE: Final = 3
+"""A slow send's lease is renewed at a third of its length: two more tries before it ends."""
+
+
+class Pipeline:
+    """Everything between a delivery and its ack, for one worker."""
+
+    def __init__(
+        self, settings: Settings, *, consumer: Consumer, store: LeaseStore, provider: Provider, ledger: Ledger
+    ) -> None:
+        self._settings = settings
+        self._policy = RetryPolicy(settings.max_attempts, settings.retry_base_seconds, settings.retry_cap_seconds)
+        self._consumer = consumer
+        self._store = store
+        self._provider = provider
+        self._ledger = ledger
+        self._log = get_log()
+        self._outage = StoreOutage()
+        self._pause = Backoff(base_seconds=1.0, cap_seconds=30.0)
+        self._pause_task: asyncio.Task[None] | None = None
+        self._draining = False
+        self._active: dict[UUID, Sending] = {}
+        self._leasing = Leasing(
+            store, consumer, self._outage, lease_seconds=settings.lease_seconds, room=self._room, begin=self._begin
+        )
+        self._recorder = Recorder(store, self._outage, self._close)
+        self._returns: Batches[Sending] = Batches(self._release)
+        self.sent_count = 0
+        self.released_count = 0
+
+    def take(self, delivery: Delivery) -> None:
+        """Takes a message from the broker; what points to no email goes to the DLQ."""
+        try:
+            pointer = decode(delivery.body, delivery.properties)
+        except InvalidPointer as error:
+            self._log.warning("message.rejected", reason=error.message, octets=len(delivery.body))
+            self._consumer.reject(delivery)
+        else:
+            self._leasing.add(delivery, pointer)
+
+    def forget_arrivals(self) -> None:
+        """Drops what was delivered and not leased: its channel is gone, and RabbitMQ delivers it again."""
+        self._leasing.forget()
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._leasing.run())
+            group.create_task(self._recorder.run())
+            group.create_task(self._returns.run())
+            group.create_task(self._renew())
+
+    async def drain(self, seconds: float) -> None:
+        """Gives back what nothing has left of, waits for what is on the wire, and records.
+
+        What got no answer in that time is recorded as uncertain. The caller has stopped the deliveries.
+        """
+        self._draining = True
+        await self._leasing.stop()
+        for sending in list(self._active.values()):
+            if sending.may_be_stopped and sending.task:
+                sending.task.cancel()
+        if tasks := [sending.task for sending in self._active.values() if sending.task]:
+            await asyncio.wait(tasks, timeout=seconds)
+        for sending in list(self._active.values()):
+            if sending.phase is Phase.ON_THE_WIRE:
+                self._conclude(sending, Uncertain("The worker had to stop before the provider answered."))
+        await self._recorder.finish()
+        await self._returns.finish()
+
+    def _room(self) -> int:
+        return self._settings.prefetch - len(self._active)
+
+    def _begin(self, lease: Lease, delivery: Delivery, leased_until: float) -> None:
+        sending = Sending(
+            lease=lease,
+            delivery=delivery,
+            policy=lease.on_uncertain or self._settings.on_uncertain,
+            attempt_number=lease.attempt_number,
+            leased_until=leased_until,
+        )
+        self._active[lease.email_id] = sending
+        sending.task = asyncio.create_task(self._send(sending))
+
+    async def _send(self, sending: Sending) -> None:
+        """Sends one email, again where it is deferred, until its outcome is final or it is given back."""
+        try:
+            while True:
+                outcome = await self._attempt(sending)
+                wait_seconds = self._conclude(sending, outcome)
+                if wait_seconds is None:
+                    return
+                await self._until_recorded(sending, wait_seconds)
+                sending.phase = Phase.WAITING
+                if self._draining or sending.lease_lost:
+                    break
+                await asyncio.sleep(wait_seconds)
+                sending.attempt_number += 1
+        except ProviderFault as fault:
+            self._pause_provider(fault)
+        except (asyncio.CancelledError, LeaseRanOut):
+            pass
+        self._returns.add(sending)
+
+    async def _attempt(self, sending: Sending) -> Outcome:
+        """One call to the provider.
+
+        Raises:
+            ProviderFault, LeaseRanOut, CancelledError: nothing left.
+        """
+        sending.phase = Phase.PREPARING
+        sending.started_at = time.time()
+        if sending.lease.email is None:
+            return Rejected(Reason.CONTENT_DELETED, "The email's content was deleted before it was sent.")
+        deadline = asyncio.get_running_loop().time() + self._settings.send_timeout_seconds
+        attempt = Attempt(sending.attempt_number, deadline, lambda: self._leave(sending))
+        try:
+            return await self._provider.send(sending.lease.email, attempt)
+        except (ProviderFault, LeaseRanOut):
+            raise
+        except Exception as error:  # noqa: BLE001 - an adapter's bug must cost one email's attempt, not the worker
+            self._log.error(
+                "fault.unexpected", where="provider", error=type(error).__name__, email_id=str(sending.email_id)
+            )
+            if sending.phase is Phase.ON_THE_WIRE:
+                return Uncertain(f"Our adapter failed while it waited for the answer: {type(error).__name__}.")
+            return Deferred(Reason.INTERNAL_ERROR, f"Our adapter failed: {type(error).__name__}.")
+
+    def _leave(self, sending: Sending) -> None:
+        """Notes that the next byte may cause acceptance; refuses if the lease may have ended."""
+        if steady_clock() >= sending.leased_until or sending.lease_lost:
+            raise LeaseRanOut
+        sending.ledger_slot = self._ledger.leaving(
+            sending.email_id,
+            sending.lease.token,
+            sending.attempt_number,
+            provider=self._provider.name,
+            started_at=sending.started_at,
+            policy=sending.policy,
+        )
+        sending.phase = Phase.ON_THE_WIRE
+
+    def _conclude(self, sending: Sending, outcome: Outcome) -> float | None:
+        """Decides what an outcome means and queues it for the record; returns the wait before a retry, if there is one."""
+        if sending.phase is Phase.RECORDING:
+            # The drain ran out of time and has concluded before the answer came.
+            return None
+        finished_at = time.time()
+        if sending.ledger_slot is not None:
+            self._ledger.answered(sending.ledger_slot, outcome, finished_at=finished_at)
+        decision = decide(outcome, sending.attempt_number, sending.policy, self._policy, random.random)
+        wait_seconds = decision.seconds if isinstance(decision, RetryIn) else None
+        lease_seconds = None if wait_seconds is None else wait_seconds + self._settings.lease_seconds
+        if lease_seconds is not None:
+            sending.recorded = asyncio.get_running_loop().create_future()
+        flight = Flight(
+            email_id=sending.email_id,
+            lease_token=sending.lease.token,
+            attempt_number=sending.attempt_number,
+            provider=self._provider.name,
+            started_at=sending.started_at,
+            policy=sending.policy,
+            finished_at=finished_at,
+        )
+        result = result_of(flight, outcome, decision, lease_seconds=lease_seconds)
+        sending.phase = Phase.RECORDING
+        self._recorder.add(Closing(sending, result))
+        self._log_attempt(sending, outcome, result.status, finished_at)
+        return wait_seconds
+
+    async def _until_recorded(self, sending: Sending, wait_seconds: float) -> None:
+        assert sending.recorded is not None
+        leased_until = steady_clock() + wait_seconds + self._settings.lease_seconds
+        await sending.recorded
+        sending.leased_until = leased_until
+
+    def _close(self, batch: list[Closing]) -> None:
+        """Ends what a commit has recorded: frees the ledger, acks, or lets the retry go on."""
+        finished: list[Delivery] = []
+        for closing in batch:
+            sending = closing.sending
+            if sending.ledger_slot is not None:
+                self._ledger.clear(sending.ledger_slot)
+                sending.ledger_slot = None
+            if closing.result.status is Status.SENDING and sending.recorded is not None:
+                sending.recorded.set_result(None)
+                continue
+            self.sent_count += closing.result.status is Status.SENT
+            del self._active[sending.email_id]
+            finished.append(sending.delivery)
+        self._consumer.ack(finished)
+        self._leasing.wake()
+
+    async def _release(self, batch: list[Sending]) -> None:
+        """Gives back leases under which nothing left: pending and due again, so their messages have done their work."""
+        tokens = {sending.email_id: sending.lease.token for sending in batch}
+        while True:
+            try:
+                await self._store.release(tokens)
+                break
+            except StoreUnavailable as error:
+                await self._outage.wait(error)
+        self._outage.over()
+        self.released_count += len(batch)
+        for sending in batch:
+            del self._active[sending.email_id]
+        self._consumer.ack([sending.delivery for sending in batch])
+        self._leasing.wake()
+
+    async def _renew(self) -> None:
+        """Keeps the leases of slow sends, and finds those that were lost."""
+        lease_seconds = self._settings.lease_seconds
+        while True:
+            await asyncio.sleep(lease_seconds / RENEWALS_PER_LEASE / 2)
+            now = steady_clock()
+            old = {
+                email_id: sending
+                for email_id, sending in self._active.items()
+                if sending.leased_until - now < lease_seconds * (1 - 1 / RENEWALS_PER_LEASE)
+            }
+            if not old:
+                continue
+            try:
+                ours = await self._store.renew({i: s.lease.token for i, s in old.items()}, lease_seconds)
+            except DispatcherError as error:
+                self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=lease_seconds / 6)
+                continue
+            for email_id, sending in old.items():
+                self._note_renewal(sending, now + lease_seconds, is_ours=email_id in ours)
+
+    def _note_renewal(self, sending: Sending, leased_until: float, *, is_ours: bool) -> None:
+        if is_ours:
+            sending.leased_until = max(sending.leased_until, leased_until)
+        elif self._active.get(sending.email_id) is sending and sending.may_be_stopped and sending.task:
+            # Not one that is being recorded: its lease has ended because it is done.
+            sending.lease_lost = True
+            sending.task.cancel()
+
+    def _pause_provider(self, fault: ProviderFault) -> None:
+        """Takes no leases for a while: the fault concerns every email, and none of them is to blame."""
+        if self._pause_task and not self._pause_task.done():
+            return
+        seconds = self._pause.next_wait(lambda: 1.0)
+        self._log.error("provider.paused", provider=fault.provider, reason=str(fault), seconds=seconds)
+        self._leasing.pause()
+        self._pause_task = asyncio.create_task(self._resume_in(seconds))
+
+    async def _resume_in(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        self._leasing.resume()
+
+    def _log_attempt(self, sending: Sending, outcome: Outcome, status: Status, finished_at: float) -> None:
+        if isinstance(outcome, Accepted):
+            self._pause.worked()
+        self._log.info(
+            "email.attempted",
+            email_id=str(sending.email_id),
+            attempt=sending.attempt_number,
+            provider=self._provider.name,
+            outcome=outcome_name(outcome),
+            status=status.value,
+            error_type=None if isinstance(outcome, Accepted) else outcome.reason.value,
+            provider_code=None if isinstance(outcome, Accepted) else outcome.code,
+            duration_ms=round((finished_at - sending.started_at) * 1000, 1),
+            correlation_id=sending.lease.correlation_id,
+        )

@@ -1,0 +1,95 @@
+"""The worker process: what is opened in which order, and closed again when it drains."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from dataclasses import dataclass
+
+import uvloop
+
+from dispatcher.broker.consumer import Consumer
+from dispatcher.config import Settings
+from dispatcher.inflight import Ledger
+from dispatcher.providers.contract import Provider
+from dispatcher.providers.registry import open_provider
+from dispatcher.stopping import stop_event
+from dispatcher.store.connections import make_pool
+from dispatcher.store.leases import LeaseStore
+from dispatcher.telemetry import log
+from dispatcher.worker.pipeline import Pipeline
+
+POOL_SIZE = 3
+"""Lease, record, and one for renewals and releases: each has one statement under way at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a worker is.
+
+    Attributes:
+        slot: The same over restarts: the host and the slot's number.
+        worker: Never seen before or again; at most 63 octets, so that it fits PostgreSQL's application_name.
+    """
+
+    slot: str
+    worker: str
+
+    @classmethod
+    def new(cls, slot_number: int) -> Identity:
+        """This process's identity."""
+        host = "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "-" for c in socket.gethostname())[:28]
+        slot = f"{host}:w{slot_number}"
+        return cls(slot, f"{slot}:{os.getpid()}:{secrets.token_hex(4)}")
+
+
+def run_worker(settings: Settings, slot_number: int, lifeline: int) -> int:
+    """Works until told to stop; returns the exit code."""
+    identity = Identity.new(slot_number)
+    log.configure(settings.log_level, settings.log_format, worker=identity.slot)
+    uvloop.run(_work(settings, identity, lifeline))
+    return 0
+
+
+async def _work(settings: Settings, identity: Identity, lifeline: int) -> None:
+    stop = stop_event(lifeline)
+    pool = make_pool(settings.database_url, name=identity.worker, size=POOL_SIZE)
+    # Twice the window: after a lost channel, emails of the old one are still on the wire while new ones are leased.
+    ledger = Ledger(settings.run_dir, worker=identity.worker, slot=identity.slot, slots=2 * settings.prefetch)
+    provider = open_provider(settings.providers[0], settings)
+    await pool.open()
+    try:
+        store = LeaseStore(pool, worker=identity.worker, slot=identity.slot)
+        await _dispatch(settings, identity, stop, store, provider, ledger)
+    finally:
+        await provider.close()
+        await pool.close()
+    ledger.close()
+
+
+async def _dispatch(
+    settings: Settings, identity: Identity, stop: asyncio.Event, store: LeaseStore, provider: Provider, ledger: Ledger
+) -> None:
+    """Consumes and works until the stop, then drains."""
+    consumer = Consumer(
+        settings.amqp_url,
+        settings.queue,
+        prefetch=settings.prefetch,
+        on_delivery=lambda delivery: pipeline.take(delivery),
+        on_lost=lambda: pipeline.forget_arrivals(),
+        name=f"dispatcher {identity.worker}",
+        ca_file=settings.ca_file,
+    )
+    pipeline = Pipeline(settings, consumer=consumer, store=store, provider=provider, ledger=ledger)
+    async with asyncio.TaskGroup() as group:
+        working = group.create_task(pipeline.run())
+        consuming = group.create_task(consumer.run())
+        await stop.wait()
+        await consumer.cancel()
+        await pipeline.drain(settings.drain_seconds)
+        await consumer.close()
+        await consuming
+        working.cancel()
+    log.get_log().info("worker.drained", sent=pipeline.sent_count, released=pipeline.released_count)

@@ -1,0 +1,94 @@
+"""Results into the database, in batches, whatever happens to the database meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+from dispatcher.errors import DispatcherError, StoreUnavailable
+from dispatcher.store.leases import LeaseStore, Result
+from dispatcher.telemetry.log import get_log
+from dispatcher.worker.batches import Batches
+from dispatcher.worker.outage import StoreOutage
+from dispatcher.worker.sending import Sending
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """A result and the email that it is about."""
+
+    sending: Sending
+    result: Result
+
+
+class Recorder:
+    """Keeps every result until a commit holds it; nothing is acked before."""
+
+    def __init__(
+        self, store: LeaseStore, outage: StoreOutage, on_recorded: Callable[[list[Closing]], None]
+    ) -> None:
+        """
+        Args:
+            on_recorded: Is told of each batch that was committed.
+        """
+        self._store = store
+        self._outage = outage
+        self._on_recorded = on_recorded
+        self._log = get_log()
+        self._batches = Batches(self._record)
+
+    def add(self, closing: Closing) -> None:
+        """Queues a result."""
+        self._batches.add(closing)
+
+    async def run(self) -> None:
+        """Records until cancelled."""
+        await self._batches.run()
+
+    async def finish(self) -> None:
+        """Returns once everything queued is committed."""
+        await self._batches.finish()
+
+    async def _record(self, batch: list[Closing]) -> None:
+        answer_lost = False
+        while True:
+            try:
+                if answer_lost and await self._store.is_recorded(batch[0].result):
+                    break
+                ours = await self._store.record([closing.result for closing in batch])
+                self._note_lost_leases(batch, ours)
+                break
+            except StoreUnavailable as error:
+                answer_lost = True
+                await self._outage.wait(error)
+            except DispatcherError as error:
+                await self._isolate(batch, error)
+                return
+        self._outage.over()
+        self._on_recorded(batch)
+
+    async def _isolate(self, batch: list[Closing], error: DispatcherError) -> None:
+        """Finds the one result that PostgreSQL refuses, and records its neighbours; that one loses its words."""
+        if len(batch) > 1:
+            middle = len(batch) // 2
+            await self._record(batch[:middle])
+            await self._record(batch[middle:])
+            return
+        closing = batch[0]
+        self._log.error("fault.unexpected", where="record", error=error.message, email_id=str(closing.sending.email_id))
+        bare = replace(closing.result, error=None, provider_code=None, provider_message_id=None)
+        if bare != closing.result:
+            await self._record([Closing(closing.sending, bare)])
+        # Else it stays under its lease: the rescue judges it when the lease ends.
+
+    def _note_lost_leases(self, batch: list[Closing], ours: set[UUID]) -> None:
+        for closing in batch:
+            if closing.sending.email_id not in ours:
+                closing.sending.lease_lost = True
+                self._log.error(
+                    "email.lease_lost",
+                    email_id=str(closing.sending.email_id),
+                    attempt=closing.result.attempt_number,
+                    outcome=closing.result.outcome,
+                )

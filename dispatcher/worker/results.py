@@ -1,0 +1,48 @@
+"""From a decision to what is recorded: the last step before SQL, and pure."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import assert_never
+
+from dispatcher.domain.decision import Decision, MarkFailed, MarkHeld, MarkSent, Resend, RetryIn
+from dispatcher.domain.outcome import Accepted, Outcome, outcome_name
+from dispatcher.domain.status import TRANSITIONS, Status
+from dispatcher.inflight import Flight
+from dispatcher.store.leases import Result
+
+
+def result_of(flight: Flight, outcome: Outcome, decision: Decision, *, lease_seconds: float | None = None) -> Result:
+    """What to record about an attempt that ended.
+
+    Args:
+        flight: The attempt, with the time at which it ended.
+        lease_seconds: How long the lease goes on if the decision is to retry under it; None if nobody is there to
+            retry, so that the email is given back instead.
+    """
+    status = _status_after(decision, owner_stays=lease_seconds is not None)
+    return Result(
+        email_id=flight.email_id,
+        lease_token=flight.lease_token,
+        status=status,
+        attempt_number=flight.attempt_number,
+        started_at=datetime.fromtimestamp(flight.started_at, UTC),
+        finished_at=datetime.fromtimestamp(flight.finished_at or flight.started_at, UTC),
+        outcome=outcome_name(outcome),
+        provider=flight.provider,
+        lease_seconds=lease_seconds if status is Status.SENDING else None,
+        error_type=None if isinstance(outcome, Accepted) else outcome.reason.value,
+        error=outcome.detail,
+        provider_code=None if isinstance(outcome, Accepted) else outcome.code,
+        provider_message_id=outcome.provider_message_id if isinstance(outcome, Accepted) else None,
+    )
+
+
+def _status_after(decision: Decision, *, owner_stays: bool) -> Status:
+    match decision:
+        case RetryIn() if not owner_stays:
+            return Status.PENDING
+        case MarkSent() | MarkFailed() | MarkHeld() | Resend() | RetryIn():
+            return TRANSITIONS[Status.SENDING, decision.transition]
+        case _:
+            assert_never(decision)

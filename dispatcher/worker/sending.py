@@ -1,0 +1,73 @@
+"""One email on its way through a worker, from its lease to its ack."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from enum import Enum, auto
+from uuid import UUID
+
+from dispatcher.broker.consumer import Delivery
+from dispatcher.domain.status import OnUncertain
+from dispatcher.store.leases import Lease
+
+
+class Phase(Enum):
+    """How far an attempt is; what a drain may still stop."""
+
+    PREPARING = auto()
+    """Nothing left yet: may be stopped."""
+    ON_THE_WIRE = auto()
+    """A byte that could cause acceptance left: must end by itself."""
+    RECORDING = auto()
+    """The answer is known and being written."""
+    WAITING = auto()
+    """Deferred; waits for its next attempt: may be stopped."""
+
+
+class LeaseRanOut(Exception):
+    """Raised inside `leaving`: the lease may be another's by now, so nothing may leave. Never leaves the worker."""
+
+
+def steady_clock() -> float:
+    """Seconds that go on while the host sleeps, so that a lease never looks younger than it is."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass(slots=True)
+class Sending:
+    """An email under lease.
+
+    Attributes:
+        delivery: The message that brought it.
+        attempt_number: The attempt under way, or the next one.
+        policy: What to do if the outcome stays unknown.
+        leased_until: When the lease ends at the earliest, by `steady_clock`.
+        ledger_slot: Where the in-flight ledger has the attempt; None before it left.
+        started_at: When the attempt began, unix seconds.
+        lease_lost: Somebody else judged it; its result is only evidence now.
+        recorded: Done once a deferral is in the database; None unless one is being written.
+    """
+
+    lease: Lease
+    delivery: Delivery
+    policy: OnUncertain
+    attempt_number: int
+    leased_until: float
+    phase: Phase = Phase.PREPARING
+    ledger_slot: int | None = None
+    started_at: float = 0.0
+    lease_lost: bool = False
+    task: asyncio.Task[None] | None = None
+    recorded: asyncio.Future[None] | None = None
+
+    @property
+    def email_id(self) -> UUID:
+        """The email."""
+        return self.lease.email_id
+
+    @property
+    def may_be_stopped(self) -> bool:
+        """Whether giving it back now repeats nothing."""
+        return self.phase in (Phase.PREPARING, Phase.WAITING)

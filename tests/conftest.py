@@ -1,0 +1,92 @@
+"""What every test may ask for: private servers once per run, a database cloned per test, queues of its own per test."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from dispatcher.broker.connection import open_connection
+from dispatcher.broker.topology import Topology, declare
+from dispatcher.dev.servers import Servers, private_servers
+from dispatcher.store.connections import connected
+from dispatcher.store.migrations import migrate
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """PostgreSQL and RabbitMQ for the whole run, with its own data, gone afterwards."""
+    # A short path: sockets and cookies live in it.
+    with tempfile.TemporaryDirectory(prefix="dispatcher-tests-") as folder:
+        with private_servers(Path(folder) / "servers", progress=print) as running:
+            yield running
+
+
+@pytest.fixture(scope="session")
+def template_database(servers: Servers) -> str:
+    """The name of a migrated database that tests clone."""
+    name = f"template_{secrets.token_hex(4)}"
+    _administer(servers, sql.SQL("create database {}").format(sql.Identifier(name)))
+    with connected(_named(servers.database_url, name)) as connection:
+        migrate(connection)
+    return name
+
+
+@pytest.fixture
+def database_url(servers: Servers, template_database: str) -> Iterator[str]:
+    """A migrated database for this test alone."""
+    name = f"test_{secrets.token_hex(6)}"
+    clone = sql.SQL("create database {} template {} strategy file_copy")
+    _administer(servers, clone.format(sql.Identifier(name), sql.Identifier(template_database)))
+    yield _named(servers.database_url, name)
+    _administer(servers, sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def empty_database_url(servers: Servers) -> Iterator[str]:
+    """A database without any table, for this test alone."""
+    name = f"test_{secrets.token_hex(6)}"
+    _administer(servers, sql.SQL("create database {}").format(sql.Identifier(name)))
+    yield _named(servers.database_url, name)
+    _administer(servers, sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def connection(database_url: str) -> Iterator[psycopg.Connection]:
+    """A connection to this test's database, in autocommit."""
+    with psycopg.connect(database_url, autocommit=True) as opened:
+        yield opened
+
+
+@pytest.fixture
+def topology_names() -> Topology:
+    """An exchange and queues that no other test knows; not declared yet."""
+    name = f"test.{secrets.token_hex(6)}"
+    return Topology(exchange=name, queue=f"{name}.send", dlq=f"{name}.dlq", queue_type="quorum")
+
+
+@pytest.fixture
+async def topology(servers: Servers, topology_names: Topology) -> AsyncIterator[Topology]:
+    """An exchange and queues for this test alone, deleted afterwards."""
+    await declare(servers.amqp_url, topology_names)
+    yield topology_names
+    async with await open_connection(servers.amqp_url, name="test clean-up") as opened:
+        channel = await opened.open_channel()
+        await channel.call(channel.raw.queue_delete, queue=topology_names.queue)
+        await channel.call(channel.raw.queue_delete, queue=topology_names.dlq)
+        await channel.call(channel.raw.exchange_delete, exchange=topology_names.exchange)
+
+
+def _named(database_url: str, name: str) -> str:
+    return urlunsplit(urlsplit(database_url)._replace(path=f"/{name}"))
+
+
+def _administer(servers: Servers, statement: sql.Composed) -> None:
+    with psycopg.connect(servers.database_url, autocommit=True) as administration:
+        administration.execute(statement)

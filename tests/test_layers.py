@@ -1,0 +1,241 @@
+"""Every module knows its room: the table of layers in ARCHITECTURE.md, read out of the imports themselves.
+
+A room is what stands directly under `dispatcher/`, a package or a module. It may import itself and the rooms on the floors
+below it, nothing beside or above it; imports inside functions and under TYPE_CHECKING count.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+FACADE: Final = "dispatcher/__init__"
+
+FLOORS: Final = (
+    # Ground floor first.
+    {"errors", "version", "sql"},
+    {"domain"},
+    {"config"},
+    {"telemetry"},
+    {"store", "broker", "providers", "inflight"},  # siblings that do not know each other
+    {"stopping", "results"},  # what several processes have in common
+    {"worker", "relay", "monitor", "producers"},
+    {FACADE},  # what an application sees
+    {"supervisor", "api", "ops"},
+    {"dev"},
+    {"cli", "__main__"},
+)
+
+CLIENTS: Final[tuple[tuple[set[str], set[str]], ...]] = (
+    ({"store"}, {"psycopg", "psycopg_pool"}),
+    ({"broker"}, {"pika"}),
+    ({"providers"}, {"aiosmtplib", "sendgrid", "python_http_client", "boto3", "botocore"}),
+    ({"providers"}, {"pyreqwest", "aiohttp", "httpx", "requests", "urllib3"}),
+    # The management API's client stands with the broker; dev fetches private servers and waits for them.
+    ({"broker", "providers", "dev"}, {"http.client", "urllib.request"}),
+    ({"dev"}, {"aiosmtpd"}),
+    # It blocks, and hides in which phase it failed.
+    (set(), {"smtplib"}),
+)
+"""The only rooms that may import what talks to the world outside, and what that is."""
+
+TYPES_ONLY: Final = {("producers", "psycopg")}
+"""Under TYPE_CHECKING alone: producers run their statements on the connection of the caller, who has psycopg."""
+
+STANDARD_LIBRARY_ONLY: Final = {"errors", "version", "domain"}
+INPUT_AND_OUTPUT: Final = frozenset(
+    {
+        "asyncio",
+        "ftplib",
+        "http",
+        "io",
+        "logging",
+        "mmap",
+        "multiprocessing",
+        "os",
+        "pathlib",
+        "select",
+        "shutil",
+        "signal",
+    }
+    | {"smtplib", "socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "urllib"}
+)
+"""What the domain has no use for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One module that another imports.
+
+    Attributes:
+        where: File and line, for a person.
+        room: Who imports.
+        module: What, by its full name.
+        for_types: Whether it happens under TYPE_CHECKING alone.
+    """
+
+    where: str
+    room: str
+    module: str
+    for_types: bool
+
+
+def package_folder() -> Path:
+    """`dispatcher/`, found without importing it."""
+    spec = importlib.util.find_spec("dispatcher")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+FOLDER: Final = package_folder()
+ROOMS: Final = sorted(
+    {FACADE}
+    | {path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__"}
+    | {path.name for path in FOLDER.iterdir() if path.is_dir() and any(path.glob("**/*.py"))}
+)
+FLOOR_OF: Final = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+
+
+def room_of(module: str) -> str:
+    """The room that a module of ours is, or lies in; what the package itself offers is the facade's."""
+    _, _, rest = module.partition(".")
+    room = rest.partition(".")[0]
+    return room if room in ROOMS or room in FLOOR_OF else FACADE
+
+
+def imports_of(path: Path, folder: Path) -> Iterator[Import]:
+    """Every import in a file, wherever in it."""
+    parts = ("dispatcher", *path.relative_to(folder).with_suffix("").parts)
+    package = parts[:-1]
+    room = FACADE if parts == ("dispatcher", "__init__") else parts[1]
+    tree = ast.parse(path.read_bytes())
+    for_types = {id(node) for branch in ast.walk(tree) if _is_type_checking(branch) for node in _body_of(branch)}
+    for node in ast.walk(tree):
+        for module in _modules(node, package):
+            where = f"{'/'.join(parts)}.py:{getattr(node, 'lineno', 0)}"
+            yield Import(where, room, module, id(node) in for_types)
+
+
+def _is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def _body_of(branch: ast.AST) -> Iterator[ast.AST]:
+    assert isinstance(branch, ast.If)
+    for statement in branch.body:
+        yield from ast.walk(statement)
+
+
+def _modules(node: ast.AST, package: tuple[str, ...]) -> list[str]:
+    """The modules that a statement imports; `from package import name` may import `package.name`."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+        source = ".".join(filter(None, (base, node.module)))
+        return [f"{source}.{alias.name}" for alias in node.names]
+    return []
+
+
+def within(module: str, library: str) -> bool:
+    """Whether a module is a library's, or what `from` takes out of it."""
+    return f"{module}.".startswith(f"{library}.")
+
+
+@pytest.fixture(scope="module")
+def imports() -> list[Import]:
+    """Every import of every module."""
+    return [found for path in sorted(FOLDER.rglob("*.py")) for found in imports_of(path, FOLDER)]
+
+
+def test_every_room_has_its_floor() -> None:
+    assert [room for room in ROOMS if room not in FLOOR_OF] == []
+
+
+def test_no_room_is_on_two_floors() -> None:
+    assert sum(len(rooms) for rooms in FLOORS) == len(FLOOR_OF)
+
+
+def test_imports_go_downward(imports: list[Import]) -> None:
+    ours = [(found, room_of(found.module)) for found in imports if within(found.module, "dispatcher")]
+
+    upward = [
+        f"{found.where}: {found.room} may not import {room}, which is not below it"
+        for found, room in ours
+        if room != found.room and FLOOR_OF.get(room, 99) >= FLOOR_OF.get(found.room, -1)
+    ]
+
+    assert upward == []
+
+
+def test_each_library_is_imported_in_its_room_alone(imports: list[Import]) -> None:
+    strays = [
+        f"{found.where}: {found.room} may not import {library}"
+        for found in imports
+        for rooms, libraries in CLIENTS
+        for library in libraries
+        if within(found.module, library) and found.room not in rooms
+        if not (found.for_types and (found.room, library) in TYPES_ONLY)
+    ]
+
+    assert strays == []
+
+
+def test_the_ground_floor_and_the_domain_need_the_standard_library_alone(imports: list[Import]) -> None:
+    known = sys.stdlib_module_names | {"dispatcher"}
+
+    foreign = [
+        f"{found.where}: {found.room} may not import {found.module}"
+        for found in imports
+        if found.room in STANDARD_LIBRARY_ONLY and found.module.partition(".")[0] not in known
+    ]
+
+    assert foreign == []
+
+
+def test_the_domain_does_no_input_or_output(imports: list[Import]) -> None:
+    doing = [
+        f"{found.where}: the domain may not import {found.module}"
+        for found in imports
+        if found.room == "domain" and found.module.partition(".")[0] in INPUT_AND_OUTPUT
+    ]
+
+    assert doing == []
+
+
+def test_every_way_to_import_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    module = tmp_path / "store" / "leases.py"
+    module.write_text(
+        "import pika.adapters\n"
+        "from dispatcher import broker\n"
+        "from dispatcher.worker import pipeline\n"
+        "from . import queries\n"
+        "from ..relay.process import run\n"
+        "from typing import TYPE_CHECKING\n"
+        "def inside():\n"
+        "    import psycopg\n"
+        "if TYPE_CHECKING:\n"
+        "    from aiosmtplib import SMTP\n"
+    )
+
+    found = [(item.room, item.module, item.for_types) for item in imports_of(module, tmp_path)]
+
+    assert sorted(found) == [
+        ("store", "aiosmtplib.SMTP", True),
+        ("store", "dispatcher.broker", False),
+        ("store", "dispatcher.relay.process.run", False),
+        ("store", "dispatcher.store.queries", False),
+        ("store", "dispatcher.worker.pipeline", False),
+        ("store", "pika.adapters", False),
+        ("store", "psycopg", False),
+        ("store", "typing.TYPE_CHECKING", False),
+    ]
