@@ -1,4 +1,4 @@
-"""Email Dispatcher: enqueue transactional email in your own PostgreSQL transaction; a service sends each exactly as promised.
+"""Email Dispatcher: enqueue transactional email in your own PostgreSQL transaction; a service sends it as promised.
 
 An application needs no more than what stands here; everything else is the service.
 """
@@ -15,7 +15,9 @@ from dispatcher.producers import (
     enqueue_many,
     enqueue_many_async,
 )
-from dispatcher.version import VERSION as __version__
+from dispatcher.version import VERSION
+
+__version__ = VERSION
 
 __all__ = [
     "Acceptance",

@@ -114,7 +114,8 @@ def _url(*schemes: str) -> Callable[[str], str]:
         except ValueError:
             raise ValueError(f"is not a URL; it looks like {example}") from None
         if parts.scheme not in schemes or not (parts.hostname or parts.scheme.startswith("postgres")):
-            raise ValueError(f"must be a URL that begins with {' or '.join(f'{s}://' for s in schemes)}, like {example}")
+            beginnings = " or ".join(f"{scheme}://" for scheme in schemes)
+            raise ValueError(f"must be a URL that begins with {beginnings}, like {example}")
         return text
 
     return parse
@@ -135,7 +136,7 @@ def _smtp_url(text: str) -> SmtpServer:
         raise ValueError("`smtps://` is TLS from the first byte; `?tls=none` contradicts it")
     host = parts.hostname or ""
     if plain and parts.password and host not in ("127.0.0.1", "::1", "localhost"):
-        raise ValueError("`?tls=none` with a password would send it in the clear; use STARTTLS (`smtp://`) or `smtps://`")
+        raise ValueError("`?tls=none` would send its password in the clear; use STARTTLS (`smtp://`) or `smtps://`")
     security = "tls" if parts.scheme == "smtps" else "none" if plain else "starttls"
     port = parts.port or {"tls": 465, "starttls": 587, "none": 25}[security]
     return SmtpServer(host, port, security, unquote(parts.username or ""), unquote(parts.password or ""))
@@ -190,8 +191,8 @@ class Settings:
     )
     workers: int = setting(_worker_count, "auto", "Worker processes on this host; auto is one per core.")
     prefetch: int = setting(_whole(1, 5000), "256", "Messages that a worker holds at once, and its concurrent sends.")
-    lease_seconds: float = setting(_seconds(1, 3600), "60", "How long a worker owns an email before others may judge.")
-    send_timeout_seconds: float = setting(_seconds(0.1, 600), "30", "One attempt's total deadline, connecting included.")
+    lease_seconds: float = setting(_seconds(1, 3600), "60", "How long a worker owns an email; slow sends renew it.")
+    send_timeout_seconds: float = setting(_seconds(0.1, 600), "30", "One attempt's total deadline, connecting too.")
     max_attempts: int = setting(_whole(1, 100), "5", "Attempts before a deferred email is failed.")
     retry_base_seconds: float = setting(_seconds(0.01, 600), "1", "The first retry's longest wait; doubles each time.")
     retry_cap_seconds: float = setting(_seconds(0.01, 3600), "60", "The longest wait between two attempts.")
@@ -200,10 +201,13 @@ class Settings:
         "hold",
         "Where nobody can know whether the provider accepted: hold the email, or resend it (may duplicate).",
     )
-    drain_seconds: float = setting(_seconds(0, 3600), "45", "How long a stopping worker may finish what is on the wire.")
+    drain_seconds: float = setting(_seconds(0, 3600), "45", "How long a stopping worker may wait for the provider.")
     run_dir: Path = setting(_folder, "/tmp/email-dispatcher", "Where a host's `run` keeps its process files.")  # noqa: S108
     smtp_url: SmtpServer | None = setting(
-        _smtp_url, None, "SMTP server: smtp:// requires STARTTLS, smtps:// is TLS, smtp://…?tls=none is plain.", secret=True
+        _smtp_url,
+        None,
+        "SMTP server: smtp:// requires STARTTLS, smtps:// is TLS, smtp://…?tls=none is plain.",
+        secret=True,
     )
     smtp_connections: int = setting(_whole(1, 1000), "8", "Connections that a worker keeps to the SMTP server.")
     smtp_emails_per_connection: int = setting(_whole(1, 1_000_000), "100", "Emails before a connection is renewed.")
@@ -299,7 +303,7 @@ def _read_secret(file_variable: str, path: str) -> str:
 _REMEDIES: Final = {
     "database_url": "set it to PostgreSQL's URL, like postgresql://user:password@host:5432/dispatcher",
     "amqp_url": "set it to RabbitMQ's URL, like amqp://user:password@host:5672/%2F",
-    "providers": f"name who sends: {' or '.join(KNOWN_PROVIDERS)}. There is no default, so that no email is sent into nothing",
+    "providers": f"name who sends: {' or '.join(KNOWN_PROVIDERS)}. No default, so that no email is sent into nothing",
 }
 
 
@@ -314,7 +318,7 @@ def _absences(needs: Collection[str], origins: Mapping[str, Origin], settings: S
 def _contradictions(settings: Settings, needs: Collection[str], origins: Mapping[str, Origin]) -> list[str]:
     mistakes = _absences(needs, origins, settings)
     if "smtp" in settings.providers and settings.smtp_url is None:
-        mistakes.append("DISPATCHER_SMTP_URL is not set, but DISPATCHER_PROVIDERS names smtp: set it, like smtp://host:587.")
+        mistakes.append("DISPATCHER_SMTP_URL is not set, but DISPATCHER_PROVIDERS names smtp: like smtp://host:587.")
     if "capture" in settings.providers and settings.capture_dir is None:
         mistakes.append("DISPATCHER_CAPTURE_DIR is not set, but DISPATCHER_PROVIDERS names capture: set it to a folder.")
     if settings.queue == settings.dlq:

@@ -1,16 +1,16 @@
 """The in-flight ledger: what of a worker was physically on the wire, readable after the worker's death.
 
-Each worker owns one small memory-mapped file in the run directory. Before the first byte that could cause acceptance leaves,
-a slot says *on the wire*; when the answer arrives it says *answered*, with the answer; once that is recorded in the
-database the slot is empty again. Two writes cost about a microsecond, and outlive the process (not the host).
+Each worker owns one small memory-mapped file in the run directory. Before the first byte that could cause acceptance
+leaves, a slot says *on the wire*; when the answer arrives it says *answered*, with the answer; once that is recorded in
+the database the slot is empty again. Two writes cost some microseconds, and outlive the process (not the host).
 
     empty ──leaving──▶ on the wire ──answer──▶ answered ──clear──▶ empty
       ▲                     │                                        │
       └──── torn write ─────┘ (a slot's state byte is written after its part, and each part has a checksum:
                                a torn *on the wire* has not left yet, a torn *answered* is still on the wire)
 
-A ledger whose file lock is free belongs to a dead worker. The relay settles it: answered → recorded as answered, on the wire →
-uncertain, by policy; every other lease of that worker → released, because nothing of it left.
+A ledger whose file lock is free belongs to a dead worker. The relay settles it: answered → recorded as answered, on
+the wire → uncertain, by policy; every other lease of that worker → released, because nothing of it left.
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ class Ledger:
 
 
 def _create(path: Path, worker: str, slot: str, slots: int) -> mmap.mmap:
-    # Locked before it gets its name, so that the relay never sees a living worker's ledger without its lock. The descriptor
-    # stays open, and with it the lock, until the process ends.
+    # Locked before it gets its name, so that the relay never sees a living worker's ledger without its lock. The
+    # descriptor stays open, and with it the lock, until the process ends.
     unfinished = path.with_suffix(".new")
     descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -4,9 +4,9 @@
         connection.execute("insert into orders …")
         enqueue(connection, Email(message_key="order-17-receipt", sender="shop@example.com", to="ann@example.org", …))
 
-Both rows commit or neither does. The connection is the caller's: nothing here commits, rolls back or closes it, and what
-psycopg raises reaches the caller as it is. A second call with the same message key and payload is harmless and returns the
-first email's id. After the commit the relay publishes.
+Both rows commit or neither does. The connection is the caller's: nothing here commits, rolls back or closes it, and
+what psycopg raises reaches the caller as it is. A second call with the same message key and payload is harmless and
+returns the first email's id. After the commit the relay publishes.
 
 The synchronous functions and their `_async` twins differ in the connection alone.
 """
@@ -31,6 +31,7 @@ from dispatcher.store.enqueueing import (
     holders,
     insert_parameters,
     key_parameters,
+    tuple_row,
 )
 from dispatcher.store.queries import query
 
@@ -168,8 +169,6 @@ def _answers(
 
 
 def _fetch(connection: Connection[Any], name: str, parameters: dict[str, list[Any]]) -> list[tuple[Any, ...]]:
-    from psycopg.rows import tuple_row
-
     with connection.cursor(row_factory=tuple_row) as cursor:
         return cursor.execute(query(name), parameters).fetchall()
 
@@ -182,8 +181,6 @@ def _run(connection: Connection[Any], name: str, parameters: dict[str, list[Any]
 async def _fetch_async(
     connection: AsyncConnection[Any], name: str, parameters: dict[str, list[Any]]
 ) -> list[tuple[Any, ...]]:
-    from psycopg.rows import tuple_row
-
     async with connection.cursor(row_factory=tuple_row) as cursor:
         await cursor.execute(query(name), parameters)
         return await cursor.fetchall()

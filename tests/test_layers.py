@@ -1,7 +1,7 @@
 """Every module knows its room: the table of layers in ARCHITECTURE.md, read out of the imports themselves.
 
-A room is what stands directly under `dispatcher/`, a package or a module. It may import itself and the rooms on the floors
-below it, nothing beside or above it; imports inside functions and under TYPE_CHECKING count.
+A room is what stands directly under `dispatcher/`, a package or a module. It may import itself and the rooms on the
+floors below it, nothing beside or above it; imports inside functions and under TYPE_CHECKING count.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def test_imports_go_downward(imports: list[Import]) -> None:
         if room != found.room and FLOOR_OF.get(room, 99) >= FLOOR_OF.get(found.room, -1)
     ]
 
-    assert upward == []
+    assert not upward, "\n".join(upward)
 
 
 def test_each_library_is_imported_in_its_room_alone(imports: list[Import]) -> None:
@@ -186,7 +186,7 @@ def test_each_library_is_imported_in_its_room_alone(imports: list[Import]) -> No
         if not (found.for_types and (found.room, library) in TYPES_ONLY)
     ]
 
-    assert strays == []
+    assert not strays, "\n".join(strays)
 
 
 def test_the_ground_floor_and_the_domain_need_the_standard_library_alone(imports: list[Import]) -> None:
@@ -198,7 +198,7 @@ def test_the_ground_floor_and_the_domain_need_the_standard_library_alone(imports
         if found.room in STANDARD_LIBRARY_ONLY and found.module.partition(".")[0] not in known
     ]
 
-    assert foreign == []
+    assert not foreign, "\n".join(foreign)
 
 
 def test_the_domain_does_no_input_or_output(imports: list[Import]) -> None:
@@ -208,7 +208,7 @@ def test_the_domain_does_no_input_or_output(imports: list[Import]) -> None:
         if found.room == "domain" and found.module.partition(".")[0] in INPUT_AND_OUTPUT
     ]
 
-    assert doing == []
+    assert not doing, "\n".join(doing)
 
 
 def test_every_way_to_import_is_seen(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dispatcher.errors import ServerUnavailable
+
 
 def folder() -> Path:
     """Where fetched things are kept; the only place outside the checkout that we write to."""
@@ -29,7 +31,7 @@ def obtain(name: str, build: Callable[[Path], None]) -> Path:
     final = place(name)
     if final.is_dir():
         return final
-    final.parent.mkdir(parents=True, exist_ok=True)
+    make_writable(final.parent, "Name another cache folder in DISPATCHER_CACHE_DIR.")
     with locked(final.with_name(f".{name}.lock")):
         if final.is_dir():
             return final
@@ -47,6 +49,20 @@ def obtain(name: str, build: Callable[[Path], None]) -> Path:
 def place(name: str) -> Path:
     """Where the cached folder of this name is or will be."""
     return folder() / name
+
+
+def make_writable(folder: Path, remedy: str) -> None:
+    """Make the folder if need be.
+
+    Raises:
+        ServerUnavailable: We may not write there.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ServerUnavailable(f"cannot make the folder {folder}: {error.strerror}.", remedy=remedy) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ServerUnavailable(f"cannot write to the folder {folder}.", remedy=remedy)
 
 
 @contextmanager

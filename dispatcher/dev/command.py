@@ -33,22 +33,21 @@ def run(
     Raises:
         ServerUnavailable: The program is missing, or exited with a failure; holds the last lines that it printed.
     """
-    try:
-        finished = subprocess.run(
-            [*_mortal(), *map(str, argv)],
-            env={**os.environ, "LC_ALL": "C", **(env or {})},
-            cwd=cwd,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-    except FileNotFoundError as error:
-        raise ServerUnavailable(f"could not {purpose}: {error.filename} is not installed.", remedy=remedy) from error
+    if shutil.which(argv[0]) is None:
+        raise ServerUnavailable(f"could not {purpose}: there is no {argv[0]} here.", remedy=remedy)
+    finished = subprocess.run(
+        [*_mortal(), *map(str, argv)],
+        env={**os.environ, "LC_ALL": "C", **(env or {})},
+        cwd=cwd,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
     if finished.returncode != 0:
         words = last_lines(finished.stderr or finished.stdout, 4).replace("\n", " | ")
-        raise ServerUnavailable(f"could not {purpose}: exit code {finished.returncode}: {words}", remedy=remedy)
+        raise ServerUnavailable(f"could not {purpose} (exit code {finished.returncode}): {words}.", remedy=remedy)
     return finished.stdout
 
 

@@ -27,7 +27,7 @@ def fetch(package: str, into: Path, *, unless_installed: str, remedy: str, progr
     Raises:
         ServerUnavailable: No apt-get, no network, or no such package.
     """
-    with tempfile.TemporaryDirectory(prefix=".apt-", dir=into.parent) as name:
+    with tempfile.TemporaryDirectory(prefix=".apt-", dir=into) as name:
         work = Path(name)
         environment = {"APT_CONFIG": str(_configuration(work, unless_installed))}
         progress("reading Debian's package lists")

@@ -9,7 +9,7 @@ It starts what the files in FOLDER/plan describe, says in FOLDER/keeper.json whi
     SIGHUP              start whatever is planned and not running
     SIGTERM, SIGINT     stop everything, then exit
     the owner is gone   the same; by any death, SIGKILL included
-    SIGKILL             the kernel kills the servers (parent-death signal), and they their children
+    SIGKILL             the kernel ends the servers (parent-death signal), and they their children
 
 As the "child subreaper" of its descendants it inherits orphans, so that nothing escapes its last sweep.
 """
@@ -28,8 +28,8 @@ from typing import NamedTuple, TypedDict
 
 WAKING = frozenset({signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
 OWNER_CHECK_SECONDS = 0.25
-PATIENCE_SECONDS = 12.0  # RabbitMQ takes 6 to leave in order
-OWNED_PATIENCE_SECONDS = 1.5  # nobody will read their data again
+PATIENCE_SECONDS = 16.0  # RabbitMQ takes 6 to leave in order
+OWNED_PATIENCE_SECONDS = 4.0  # nobody will read their data again
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -50,7 +50,8 @@ class Plan(TypedDict):
         env: The whole environment.
         cwd: Working directory.
         log: File for stdout and stderr.
-        stop: Signal names in rising order of force; SIGKILL follows by itself.
+        stop: One signal's name or two, the second with more force; SIGKILL follows by itself.
+        orphaned: Name of the signal that the kernel sends should the keeper be killed.
     """
 
     argv: list[str]
@@ -58,6 +59,7 @@ class Plan(TypedDict):
     cwd: str
     log: str
     stop: list[str]
+    orphaned: str
 
 
 class Record(TypedDict):
@@ -238,7 +240,7 @@ class Keeper:
 def _become(plan: Plan, keeper: int) -> None:
     """In the child: turn into the planned program; returns only by an exception."""
     os.setsid()
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(PR_SET_PDEATHSIG, signal.Signals[plan["orphaned"]])
     if os.getppid() != keeper:
         return
     signal.pthread_sigmask(signal.SIG_SETMASK, [])

@@ -1,6 +1,7 @@
 """The independent ledger at the provider's end: one line of JSON for each email that a test server accepted.
 
-The server appends the line before it answers, so whatever we were told of is in it; an answer that got lost is in it too.
+The server appends the line before it answers, so whatever we were told of is in it, and what an answer that got lost
+was about is in it too.
 """
 
 from __future__ import annotations

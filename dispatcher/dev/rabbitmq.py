@@ -26,7 +26,9 @@ USER = "dispatcher"
 VHOST = "/"
 ACCESS_FILE = "rabbitmq.json"
 READY_SECONDS = 120.0
-REMEDY = "Install RabbitMQ (apt-get install rabbitmq-server), or name a server in DISPATCHER_AMQP_URL."
+REMEDY = (
+    "Check the network, install RabbitMQ (apt-get install rabbitmq-server), or name a server in DISPATCHER_AMQP_URL."
+)
 ERLANG_PACKAGES = r"rabbitmq-server|erlang-\S+"
 
 # Schedulers that spin while they wait would take a core from whatever is measured beside this server.
@@ -85,8 +87,10 @@ def known_url(folder: Path) -> str | None:
     return Access(**json.loads(path.read_text())).amqp_url if path.exists() else None
 
 
-def start(processes: Processes, progress: Callable[[str], None]) -> tuple[str, str, str]:
+def start(processes: Processes, progress: Callable[[str], None], *, disposable: bool) -> tuple[str, str, str]:
     """The AMQP URL and the management URL of a running private node, and in words where its programs came from.
+
+    A disposable node, whose data nobody will read again, is killed in the end; an orderly stop takes it six seconds.
 
     Raises:
         ServerUnavailable: There are no programs to be had, or they do not work here.
@@ -100,7 +104,7 @@ def start(processes: Processes, progress: Callable[[str], None]) -> tuple[str, s
     progress(f"starting RabbitMQ {binaries.version}".rstrip())
     processes.launch(EPMD, _epmd_plan(processes.folder, binaries, access))
     _await(processes, EPMD, "Erlang's port mapper", lambda: ports.accepts(access.epmd_port))
-    processes.launch(NAME, _plan(processes.folder, binaries, access))
+    processes.launch(NAME, _plan(processes.folder, binaries, access, disposable=disposable))
     _await(processes, NAME, "RabbitMQ", lambda: is_ready(access))
     progress(f"RabbitMQ {binaries.version} is ready after {time.monotonic() - began:.1f} s ({binaries.source})")
     return access.amqp_url, access.management_url, binaries.source
@@ -247,10 +251,11 @@ def _epmd_plan(folder: Path, binaries: Binaries, access: Access) -> Plan:
         cwd=str(folder),
         log=str(folder / "log" / f"{EPMD}.log"),
         stop=["SIGTERM"],
+        orphaned="SIGKILL",
     )
 
 
-def _plan(folder: Path, binaries: Binaries, access: Access) -> Plan:
+def _plan(folder: Path, binaries: Binaries, access: Access, *, disposable: bool) -> Plan:
     """How the keeper is to run the node.
 
     The script is started from its own folder by a relative name, because it does not survive a space in its path, and
@@ -278,7 +283,8 @@ def _plan(folder: Path, binaries: Binaries, access: Access) -> Plan:
         },
         cwd=str(binaries.scripts),
         log=str(folder / "log" / f"{NAME}.log"),
-        stop=["SIGTERM"],
+        stop=["SIGKILL" if disposable else "SIGTERM"],
+        orphaned="SIGKILL",
     )
 
 

@@ -97,7 +97,7 @@ def start(folder: Path, *, progress: Progress, owner_pid: int | None) -> Servers
         ServerUnavailable: They cannot be had, or belong to another owner; nothing is left running.
     """
     folder = folder.absolute()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    cache.make_writable(folder, "Name another folder for the private servers.")
     processes = Processes(folder)
     with cache.locked(folder / "start.lock"):
         found = status(folder)
@@ -154,9 +154,10 @@ def _start_both(processes: Processes, progress: Progress, owner_pid: int | None)
     amqp_url = _named(AMQP_URL, processes.folder)
     if not (database_url and amqp_url):
         processes.spawn_keeper(owner_pid)
+    disposable = owner_pid is not None
     with ThreadPoolExecutor(2, thread_name_prefix="private-server") as pool:
         database = pool.submit(_database, database_url, processes, progress)
-        broker = pool.submit(_broker, amqp_url, processes, progress)
+        broker = pool.submit(_broker, amqp_url, processes, progress, disposable=disposable)
         try:
             postgres_url, postgres_source = database.result()
             broker_url, management_url, rabbitmq_source = broker.result()
@@ -168,7 +169,7 @@ def _start_both(processes: Processes, progress: Progress, owner_pid: int | None)
         amqp_url=broker_url,
         management_url=management_url,
         folder=processes.folder,
-        owned=owner_pid is not None,
+        owned=disposable,
         postgres_source=postgres_source,
         rabbitmq_source=rabbitmq_source,
     )
@@ -179,10 +180,10 @@ def _database(named: str | None, processes: Processes, progress: Progress) -> tu
     return (named, _source(DATABASE_URL)) if named else postgres.start(processes, progress)
 
 
-def _broker(named: str | None, processes: Processes, progress: Progress) -> tuple[str, str, str]:
+def _broker(named: str | None, processes: Processes, progress: Progress, *, disposable: bool) -> tuple[str, str, str]:
     """RabbitMQ's two URLs and its source."""
     if not named:
-        return rabbitmq.start(processes, progress)
+        return rabbitmq.start(processes, progress, disposable=disposable)
     return named, os.environ.get(MANAGEMENT_URL) or guess_management_url(named), _source(AMQP_URL)
 
 

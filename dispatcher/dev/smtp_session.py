@@ -1,8 +1,7 @@
 """The server's half of one SMTP connection, with a script of misdeeds. See `smtp_sink`.
 
-Written by hand on asyncio's protocols: aiosmtpd (measured beside it in `benchmarks`' notes) takes 270 µs of a core for an
-email, this 30 µs, and on two cores the double must not be what is measured. aiosmtpd stays in the tests as the second
-opinion on our adapter.
+Written by hand on asyncio's protocols: aiosmtpd takes 270 µs of a core for an email, this 50 µs, and on two cores the
+double must not be what is measured. aiosmtpd stays in the tests as the second opinion on our adapter.
 """
 
 from __future__ import annotations
@@ -52,7 +51,6 @@ class Act(StrEnum):
 
 
 DRIP_SECONDS: Final = 0.02
-_COMMAND: Final = re.compile(rb"([A-Za-z]+)(?: (.*))?", re.DOTALL)
 _PATH: Final = re.compile(r"(?:FROM|TO): ?<([^<>]*)>(.*)", re.IGNORECASE)
 _GREYLISTED_TIMES: Final = 1
 
@@ -76,7 +74,7 @@ class Behaviour:
     """How the server behaves; may be changed while it runs.
 
     Attributes:
-        script: Steps at which it does not do what it should: an `Act`, or the reply's text with code, lines parted by CRLF.
+        script: Steps at which it does something else: an `Act`, or says this reply, its lines parted by CRLF.
         security: `none`, `starttls` or `tls`.
         tls: The server's side of TLS; where it is missing STARTTLS is not offered.
         login: The user and password that MAIL needs; None for an open server.
@@ -140,7 +138,7 @@ class Session(asyncio.Protocol):
         if is_new:
             self._reply("220 sink.test ESMTP", Step.CONNECT)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Forget the session (asyncio calls this)."""
         self._mailbox.sessions.discard(self)
 

@@ -1,9 +1,9 @@
 """A local SMTP server that keeps a ledger of what it accepted: for the demo, tests and benchmarks. It delivers nothing.
 
-    python -m dispatcher.dev.smtp_sink --folder FOLDER [--port 0] [--no-eml] [--latency-ms 5] [--reply mail="451 4.3.0 no"]
+    python -m dispatcher.dev.smtp_sink --folder FOLDER [--port 0] [--no-eml] [--latency-ms 5] [--reply STEP=TEXT]
 
-prints one line of JSON with its port and paths, and runs until SIGTERM. In the folder: `ledger.jsonl` (see `ledger`), and
-`mail/<email id>.<n>.eml` for each acceptance. Recipients decide their own fate by how they begin:
+prints one line of JSON with its port and paths, and runs until SIGTERM. In the folder: `ledger.jsonl` (see `ledger`),
+and `mail/<email id>.<n>.eml` for each acceptance. Recipients decide their own fate by how they begin:
 
     refused…      550 5.1.1, always
     greylisted…   451 4.7.1 the first time
@@ -96,13 +96,15 @@ class SmtpSink:
         )
 
     async def close(self) -> None:
-        """Stop listening and end every session."""
+        """Stop listening and end every session. Again is harmless."""
         if self._server is not None:
             self._server.close()
             self.drop_connections()
             await self._server.wait_closed()
+            self._server = None
         if self._ledger is not None:
             self._ledger.close()
+            self._ledger = None
 
     def drop_connections(self) -> None:
         """End every open session without a word, as a restarted server does."""

@@ -173,7 +173,8 @@ def _check_label(label: str) -> None:
         raise ValueError("has a domain label that begins or ends with a hyphen")
     if not all(_stands_in_host(character) for character in label) or not _is_composed(label):
         raise ValueError("has a character after the @ that is not allowed in a domain name")
-    if _label_octets(label) > MAX_LABEL_OCTETS:
+    # Punycode is never shorter than the text, and costs the square of its length.
+    if len(label) > MAX_LABEL_OCTETS or _label_octets(label) > MAX_LABEL_OCTETS:
         raise ValueError(f"has a domain label of more than {MAX_LABEL_OCTETS} octets")
 
 

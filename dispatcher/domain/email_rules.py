@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -63,12 +63,12 @@ RESERVED_HEADER_PREFIXES: Final = ("content-", "resent-", "arc-", "x-ses-", "x-s
 """The body's own, a resender's, the authentication chain's, and commands to SES and SendGrid."""
 
 
-def line(field: str, value: object, longest: int) -> str:
+def line(field: str, value: object, longest: int, fault_of: Callable[[str], str | None] = header_fault) -> str:
     """A text that may stand in a header."""
     text = _text(field, value)
     if len(text) > longest:
         raise InvalidEmail(field, f"has more than {longest} characters")
-    if fault := header_fault(text):
+    if fault := fault_of(text):
         raise InvalidEmail(field, fault)
     return text
 
@@ -192,13 +192,11 @@ def attachments(value: object) -> tuple[Attachment, ...]:
 
 
 def _attachment(field: str, attachment: Attachment) -> None:
-    filename = line(f"{field}.filename", attachment.filename, MAX_FILENAME_CHARACTERS)
-    if not filename.strip(". "):
-        raise InvalidEmail(f"{field}.filename", "is empty or only dots")
+    filename = line(f"{field}.filename", attachment.filename, MAX_FILENAME_CHARACTERS, name_fault)
+    if not filename.replace(".", "").strip():
+        raise InvalidEmail(f"{field}.filename", "is empty, or only dots and spaces")
     if "/" in filename or "\\" in filename:
         raise InvalidEmail(f"{field}.filename", "contains a path separator")
-    if fault := name_fault(filename):
-        raise InvalidEmail(f"{field}.filename", fault)
     content_type = _text(f"{field}.content_type", attachment.content_type)
     # No parameters: SendGrid refuses them, and charset or boundary are for the one who builds the MIME part.
     if not _CONTENT_TYPE.fullmatch(content_type):

@@ -13,7 +13,8 @@ _BREAKS_A_LINE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 # Embeddings, overrides and isolates. The marks U+200E and U+200F stay allowed: Hebrew and Arabic names need them.
 _REORDERS: Final = re.compile("[\u202a-\u202e\u2066-\u2069]")
-_ENCODED_WORD: Final = re.compile(r"=\?[^?\s]+\?[bq]\?[^?]*\?=", re.IGNORECASE)
+# Laxer than RFC 2047, as those are who decode it: empty charsets, spaces and further question marks.
+_ENCODED_WORD: Final = re.compile(r"=\?[^?]*\?[bq]\?.*\?=", re.IGNORECASE)
 
 
 def header_fault(text: str) -> str | None:

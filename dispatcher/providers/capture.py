@@ -1,6 +1,6 @@
-"""The capture adapter: every email becomes a file in a Maildir. For development, the demo and tests; nothing is delivered.
+"""The capture adapter: every email becomes a file in a Maildir. For development, demo and tests; delivers nothing.
 
-Sending the same email twice gives two files, `<email id>.<nanoseconds>.<process>.eml`: whoever counts sees the duplicate.
+Sending an email twice gives two files, `<email id>.<nanoseconds>.<process>.eml`: whoever counts sees the duplicate.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ NAME: Final = "capture"
 class CaptureProvider:
     """Writes emails into a Maildir; see `contract.Provider`.
 
-    Writes on the loop's thread: a local file costs less than the way to another thread. Nothing is synced to the disk; a
-    capture is no archive.
+    Writes on the loop's thread: a local file costs less than the way to another thread. Nothing is synced to the disk:
+    a capture is no archive.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,8 +50,7 @@ class CaptureProvider:
             self._make()
             self._write(name, rendered.content)
             attempt.leaving()
-            # Readers see the file from here on, whole. The name is new: nothing is overwritten.
-            os.rename(self._tmp + name, self._new + name)  # noqa: PTH104
+            self._show(name)
         except OSError as error:
             raise self._fault(error) from error
         return Accepted(name)
@@ -92,6 +91,14 @@ class CaptureProvider:
             raise
         finally:
             os.close(file)
+
+    def _show(self, name: str) -> None:
+        """Let readers see a file, whole from the first look; its name is new, so nothing is overwritten."""
+        try:
+            os.rename(self._tmp + name, self._new + name)  # noqa: PTH104
+        except OSError:
+            os.unlink(self._tmp + name)  # noqa: PTH108
+            raise
 
     def _fault(self, error: OSError) -> ProviderFault:
         self._is_made = False

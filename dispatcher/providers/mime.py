@@ -37,8 +37,8 @@ MAX_LINE_OCTETS: Final = 998
 _BASE64_LINE: Final = 76
 _CONTROLS: Final = bytes(set(range(32)) - set(b"\t\r\n")) + b"\x7f"
 _NOT_ASCII: Final = bytes(range(128, 256))
-_TOKEN: Final = r"[A-Za-z0-9!#$%&'*+.^_`{|}~-]+"
-_CONTENT_TYPE: Final = re.compile(rf'{_TOKEN}/{_TOKEN}(?: *; *{_TOKEN}=(?:{_TOKEN}|"[^"\\]*"))*')
+_WORD: Final = r"[A-Za-z0-9!#$%&'*+.^_`{|}~-]{1,127}"
+_CONTENT_TYPE: Final = re.compile(rf"{_WORD}/{_WORD}")
 _COMPOSITE: Final = re.compile(r"(?:message|multipart)/", re.IGNORECASE)
 
 
@@ -162,9 +162,8 @@ def _text_part(subtype: str, name: str, text: str) -> bytes:
     except UnicodeEncodeError:
         raise UnrenderableEmail(Reason.INVALID_CONTENT, f"{name} is not Unicode text") from None
     encoding, body = _transfer_encoded(octets)
-    return (
-        f'Content-Type: text/{subtype}; charset="utf-8"\r\nContent-Transfer-Encoding: {encoding}\r\n\r\n'.encode() + body
-    )
+    head = f'Content-Type: text/{subtype}; charset="utf-8"\r\nContent-Transfer-Encoding: {encoding}\r\n\r\n'
+    return head.encode() + body
 
 
 def _with_line_ends(text: str) -> str:

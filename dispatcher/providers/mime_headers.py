@@ -25,8 +25,8 @@ LINE_CHARACTERS: Final = 76
 MAX_WORD_CHARACTERS: Final = 900
 """A longer run without a space cannot be folded below the 998 octets of RFC 5322 and becomes encoded words."""
 _ENCODED_WORD_OCTETS: Final = 39
-"""Of text in an encoded word: 52 of Base64, 64 with its frame. RFC 2047, section 2, allows 75, and 76 for the line, on which
-the field's name stands too."""
+"""Of text in an encoded word: 52 of Base64, 64 with its frame. RFC 2047, section 2, allows 75, and 76 for the line, on
+which the field's name stands too."""
 _PARAMETER_CHARACTERS: Final = 60
 
 _ATOMS: Final = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(?: [A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*")

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from dispatcher.config import Settings
-from dispatcher.errors import ConfigurationError, ProviderFault
+from dispatcher.errors import ConfigurationError
 from dispatcher.providers.capture import CaptureProvider
 from dispatcher.providers.contract import Provider
 from dispatcher.providers.smtp import SmtpProvider
@@ -62,8 +62,6 @@ async def check_provider(name: str, settings: Settings) -> str:
     provider = _opened(name, settings)
     try:
         return await provider.check()
-    except ProviderFault:
-        raise
     finally:
         await provider.close()
 

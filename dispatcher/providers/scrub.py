@@ -12,10 +12,13 @@ ADDRESS_WORD: Final = "<address>"
 _READ_CHARACTERS: Final = 8 * MAX_CHARACTERS
 """What is looked at before cutting, so that a megabyte of words costs nothing."""
 _SPECIAL: Final = re.compile(r"[^ -~]|@|%40|=40|\+40", re.IGNORECASE)
-_UNPRINTABLE: Final = re.compile(r"[^\S ]|[\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
+# White space but the space, C0 and C1 controls, zero-width and reordering marks, lone surrogates.
+_UNPRINTABLE: Final = re.compile(
+    r"(?:[^\S ]|[\x00-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff])+"
+)
 _SPACES: Final = re.compile(r" {2,}")
-# Anything that touches an at sign, look-alikes and escaped forms included: rather a word too much than a name left over.
-# A quoted local part may hold spaces: "jo do"@example.org.
+# Whatever touches an at sign, look-alikes and escaped forms included: rather a word too much than a name left over. A
+# quoted local part may hold spaces: "jo do"@example.org.
 _ADDRESS: Final = re.compile(
     r"""<?(?:"[^"]{0,64}"|[^\s<>()\[\],;:"]*)(?:@|\uff20|\ufe6b|%40|=40|\+40)[^\s<>()\],;"]*>?""", re.IGNORECASE
 )

@@ -1,10 +1,10 @@
 """The smtp adapter: any SMTP server, over kept connections.
 
-    smtp_connection    TCP, TLS, EHLO, AUTH               every failure definite, or a ProviderFault
-    smtp_pool          the connections a worker keeps
-    smtp_transaction   MAIL … final dot on one of them    knows the phase
-    smtp_conversation  lines and replies                  knows what has left, and when a server is out of step
-    smtp_replies       what each reply means
+smtp_connection    TCP, TLS, EHLO, AUTH               every failure definite, or a ProviderFault
+smtp_pool          the connections a worker keeps
+smtp_transaction   MAIL … final dot on one of them    knows the phase
+smtp_conversation  lines and replies                  knows what has left, and when a server is out of step
+smtp_replies       what each reply means
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ aiosmtplib does these steps; we order them and translate what it raises into `No
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
@@ -21,7 +20,7 @@ from dispatcher.domain.outcome import Deferred, Reason
 from dispatcher.errors import ConfigurationError, ProviderFault
 from dispatcher.providers.scrub import scrub
 from dispatcher.providers.smtp_conversation import Conversation, conversation_over
-from dispatcher.providers.smtp_replies import Phase, Reply, refusal, reply_of
+from dispatcher.providers.smtp_replies import Phase, refusal, reply_of
 
 NAME: Final = "smtp"
 
@@ -54,12 +53,10 @@ class SmtpOptions:
         """
         if settings.smtp_url is None:
             raise ConfigurationError(["DISPATCHER_SMTP_URL is not set: set it, like smtp://host:587."])
-        return cls(
-            settings.smtp_url, settings.smtp_connections, settings.smtp_emails_per_connection, settings.ca_file
-        )
+        return cls(settings.smtp_url, settings.smtp_connections, settings.smtp_emails_per_connection, settings.ca_file)
 
 
-class NotConnected(Exception):  # noqa: N818
+class NotConnected(Exception):
     """No connection could be opened; nothing of any email left.
 
     Attributes:
@@ -100,13 +97,13 @@ def tls_context(options: SmtpOptions) -> ssl.SSLContext | None:
 
 
 async def open_connection(options: SmtpOptions, context: ssl.SSLContext | None) -> Connection:
-    """A connection on which the server expects MAIL; takes as long as the server lets it, so the caller sets a deadline.
+    """A connection on which the server expects MAIL; takes as long as the server likes: the caller sets a deadline.
 
     Raises:
         NotConnected: not now.
         ProviderFault: not before somebody mends it: TLS missing or not trusted, credentials refused.
     """
-    client = _Client(
+    client = aiosmtplib.SMTP(
         hostname=options.server.host,
         port=options.server.port,
         timeout=None,
@@ -126,10 +123,6 @@ async def open_connection(options: SmtpOptions, context: ssl.SSLContext | None) 
     except BaseException:
         client.close()
         raise
-
-
-class _Client(aiosmtplib.SMTP):
-    """aiosmtplib's client, up to the first MAIL."""
 
 
 def _our_name() -> str:
@@ -158,17 +151,14 @@ async def _start_tls(client: aiosmtplib.SMTP) -> None:
 
 
 async def _log_in(client: aiosmtplib.SMTP, server: SmtpServer) -> None:
-    offered = client.server_auth_methods
+    methods = {"plain": client.auth_plain, "login": client.auth_login, "cram-md5": client.auth_crammd5}
+    offered = [method for name, method in methods.items() if name in client.server_auth_methods]
+    if not offered:
+        raise ProviderFault(
+            NAME, "the SMTP server offers no way to sign in (AUTH PLAIN, LOGIN or CRAM-MD5).", remedy=_BAD_SECURITY
+        )
     # One method, tried once: every further try with the same password is a step towards a locked account.
-    for method, log_in in (
-        ("plain", client.auth_plain), ("login", client.auth_login), ("cram-md5", client.auth_crammd5)
-    ):  # fmt: skip
-        if method in offered:
-            await _translated(lambda log_in=log_in: log_in(server.username, server.password), _log_in_failure)
-            return
-    raise ProviderFault(
-        NAME, "the SMTP server offers no way to sign in (AUTH PLAIN, LOGIN or CRAM-MD5).", remedy=_BAD_SECURITY
-    )
+    await _translated(lambda: offered[0](server.username, server.password), _log_in_failure)
 
 
 def _take_over(client: aiosmtplib.SMTP) -> Connection:

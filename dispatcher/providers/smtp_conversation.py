@@ -23,7 +23,7 @@ GOODBYE_SECONDS: Final = 2.0
 _LINE: Final = re.compile(rb"([2-5][0-9][0-9])(?:([ -])(.*))?", re.DOTALL)
 
 
-class ConnectionBroke(Exception):  # noqa: N818
+class ConnectionBroke(Exception):
     """The connection ended, or cannot be believed any more; the text says how, without any of the server's words."""
 
 
@@ -62,9 +62,11 @@ class Conversation(asyncio.Protocol):
         )
 
     def write(self, data: bytes, replies: int) -> None:
-        """Hand bytes to the connection; the server owes so many replies for them."""
+        """Hand bytes to the connection; the server owes so many replies for them. Nothing, once it has ended."""
         self._owed += replies
-        self._transport.write(data)
+        # uvloop raises RuntimeError where asyncio ignores; either way, the next `reply` tells what happened.
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
     @property
     def owes(self) -> int:
@@ -79,6 +81,8 @@ class Conversation(asyncio.Protocol):
         """
         if self._fault is not None:
             raise self._fault
+        if self._transport.is_closing():
+            raise ConnectionBroke("the connection was lost")
 
     async def reply(self, patience: float | None = None) -> Reply:
         """The next reply.
@@ -91,7 +95,8 @@ class Conversation(asyncio.Protocol):
         """
         if self._replies:
             return self._take()
-        self.check()
+        if self._fault is not None:
+            raise self._fault
         self._waiter = self._loop.create_future()
         timer = None
         if patience is not None:
@@ -102,8 +107,8 @@ class Conversation(asyncio.Protocol):
             self._waiter = None
             if timer is not None:
                 timer.cancel()
-        if not self._replies:
-            self.check()
+        if not self._replies and self._fault is not None:
+            raise self._fault
         return self._take()
 
     def reply_at_hand(self) -> Reply | None:
@@ -112,14 +117,18 @@ class Conversation(asyncio.Protocol):
 
     async def written(self) -> None:
         """Return when the system has taken every byte, or the server has replied, or the connection has broken."""
+        if self._transport.is_closing():
+            return
+        # The system's own buffer is behind this limit; asyncio's default would count 64 KB as written that are not.
         self._transport.set_write_buffer_limits(high=0)
         try:
-            while self._transport.get_write_buffer_size() and not self._replies and self._fault is None:
+            while self._is_writing():
                 self._writable = self._loop.create_future()
                 await self._writable
         finally:
             self._writable = None
-            self._transport.set_write_buffer_limits()
+            if not self._transport.is_closing():
+                self._transport.set_write_buffer_limits()
 
     def abort(self) -> None:
         """End the connection at once, unsent bytes discarded. Again is harmless."""
@@ -146,6 +155,8 @@ class Conversation(asyncio.Protocol):
         *lines, self._buffer = buffer.split(b"\n")
         for line in lines:
             self._take_line(line.removesuffix(b"\r"))
+            if self._fault is not None:
+                break
         if len(self._buffer) + sum(len(line[0]) for line in self._partial) > MAX_REPLY_OCTETS:
             self._break(GarbledReply("the server sent a reply without end"))
         if self._replies or self._fault is not None:
@@ -169,6 +180,14 @@ class Conversation(asyncio.Protocol):
         """Wake `written` (asyncio calls this)."""
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
+
+    def _is_writing(self) -> bool:
+        return (
+            self._fault is None
+            and not self._replies
+            and not self._transport.is_closing()
+            and self._transport.get_write_buffer_size() > 0
+        )
 
     def _take(self) -> Reply:
         self._owed -= 1

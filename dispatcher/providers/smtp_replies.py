@@ -77,7 +77,7 @@ class Reply:
 
 _ENHANCED: Final = re.compile(r"([245]\.[0-9]{1,3}\.[0-9]{1,3})(?: |$)")
 _THROTTLED_CODES: Final = frozenset({"4.2.1", "4.4.5", "4.5.3", "4.7.28", "4.7.650", "4.7.651"})
-"""Mailbox or system receiving too fast (Gmail's 4.2.1, 4.7.28; Microsoft's 4.7.65x), congestion, too many recipients."""
+"""Receiving too fast (Gmail's 4.2.1 and 4.7.28, Microsoft's 4.7.65x), congestion, too many recipients."""
 _THROTTLED_WORDS: Final = re.compile(
     r"throttl|rate.?limit|limit exceeded|rate exceeded|too (?:many|fast|much)|quota|slow down", re.IGNORECASE
 )

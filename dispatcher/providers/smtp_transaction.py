@@ -1,8 +1,8 @@
 """One email on one SMTP connection: MAIL, RCPT, DATA, body, and what the replies make of it.
 
-The server can accept nothing before it has read the final dot (RFC 5321, section 4.1.1.4). A small body and its dot leave
-in one write, `leaving` just before it. A large body goes first, with the dot held back until the system has taken the rest:
-then a connection that breaks half-way through ten megabytes is a definite no.
+The server can accept nothing before it has read the final dot (RFC 5321, section 4.1.1.4). A small body and its dot
+leave in one write, `leaving` just before it. A large body goes first, with the dot held back until the system has taken
+the rest: then a connection that breaks half-way through ten megabytes is a definite no.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ START_INPUT: Final = 354
 LARGE_BODY_OCTETS: Final = 64 * 1024
 """What a socket takes at once anyway; below, waiting for it would cost more than it tells."""
 PATIENCE_SECONDS: Final = 10.0
-"""How long a kept connection may take to its first reply before we try a new one; half of the time left, if that is less."""
+"""How long a kept connection may take to its first reply before we try a new one; at most half of the time left."""
 
 
 class ServerClosing(ConnectionBroke):
@@ -94,11 +94,11 @@ class Transaction:
         """Why this server cannot take this email, whatever we say to it."""
         octets = len(self._email.content)
         if 0 < connection.size_limit < octets:
-            return Rejected(Reason.TOO_LARGE, f"the server takes {connection.size_limit} octets, the email has {octets}")
+            words = f"the server takes {connection.size_limit} octets, the email has {octets}"
+            return Rejected(Reason.TOO_LARGE, words)
         if self._email.needs_smtputf8 and not connection.has_smtputf8:
-            return Rejected(
-                self._utf8_reason(), "an address has letters before the @ that are not ASCII: the server has no SMTPUTF8"
-            )
+            words = "an address has letters before the @ that are not ASCII, and the server has no SMTPUTF8"
+            return Rejected(self._utf8_reason(), words)
         return None
 
     def _utf8_reason(self) -> Reason:
@@ -225,8 +225,8 @@ class Dialogue:
     async def back_out(self) -> None:
         """Send no more, and read what the server still owes; nothing of the email has left.
 
-        A server that asks for the body although it took no recipient is left alone: RFC 2920, section 3.1, would have us
-        send an empty email.
+        A server that asks for the body although it took no recipient is left alone: RFC 2920, section 3.1, would have
+        us send an empty email.
         """
         self._unsent.clear()
         last = None

@@ -4,8 +4,8 @@
     on the wire   → uncertain, by the policy that the ledger holds
     not named     → released: nothing of it left
 
-A ledger is settled by the relay of its host as soon as its lock is free, that is within moments of the worker's death, and its
-file goes last: a settlement that dies half-way is done again.
+A ledger is settled by the relay of its host as soon as its lock is free, that is within moments of the worker's death,
+and its file goes last: a settlement that dies half-way is done again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dispatcher.store.connections import Pool, session
 from dispatcher.store.leases import LeaseStore, Result
 from dispatcher.store.settlement import release_dead, terminate_sessions
 from dispatcher.telemetry.log import get_log
-from dispatcher.worker.results import result_of
+from dispatcher.results import result_of
 
 LOOK_SECONDS: Final = 0.2
 _SESSIONS_GONE_SECONDS: Final = 5.0
@@ -64,8 +64,8 @@ class Settlement:
     async def _settle(self, ledger: DeadLedger) -> None:
         async with session(self._pool) as connection:
             deadline = time.monotonic() + _SESSIONS_GONE_SECONDS
-            while await terminate_sessions(connection, ledger.worker) and time.monotonic() < deadline:
-                await asyncio.sleep(0.02)
+            while await terminate_sessions(connection, ledger.worker) and time.monotonic() < deadline:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)  # PostgreSQL announces no session's end
             released = await release_dead(connection, ledger.worker, (flight.email_id for flight in ledger.flights))
         results = [self._result(flight) for flight in ledger.flights]
         await self._record(ledger, results)

@@ -23,7 +23,12 @@ CONNECT_SECONDS: Final = 5
 STATEMENT_SECONDS: Final = 30
 LOCK_SECONDS: Final = 10
 # A peer that vanished without a word is noticed after about this long, so that a dead relay's lock is set free.
-_KEEPALIVES: Final[dict[str, Any]] = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 25_000}
+_KEEPALIVES: Final[dict[str, Any]] = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,
+}
 
 
 @contextmanager

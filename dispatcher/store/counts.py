@@ -30,7 +30,7 @@ class Counts:
 def count_emails(connection: Connection[TupleRow]) -> Counts:
     """The books, without a scan. Faults are ours (see `store.connections.translated`)."""
     with translated(), connection.transaction():
-        unfinished = {status: count for status, count in connection.execute(query("count_unfinished"))}
+        unfinished: dict[str, int] = dict(connection.execute(query("count_unfinished")).fetchall())
         sent = connection.execute(query("count_sent")).fetchone()
         oldest = connection.execute(query("find_oldest_pending")).fetchone()
     emails = {status: unfinished.get(status.value, 0) for status in Status}

@@ -11,9 +11,21 @@ from typing import Any
 from uuid import UUID
 
 import orjson
+from psycopg.rows import tuple_row
 
 from dispatcher.domain.email import Email
 from dispatcher.domain.email_id import new_email_id
+
+__all__ = [
+    "Draft",
+    "Key",
+    "attachment_parameters",
+    "draft",
+    "holders",
+    "insert_parameters",
+    "key_parameters",
+    "tuple_row",
+]
 
 Parameters = dict[str, list[Any]]
 Key = tuple[str, str]

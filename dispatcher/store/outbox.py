@@ -117,5 +117,6 @@ class Outbox:
 
 
 def _dead_letter(row: tuple[Any, ...]) -> DueDeadLetter:
-    before, status, after = row[:5], row[5], row[6:]
-    return DueDeadLetter(*before, Status(status), *after)
+    values = list(row)
+    values[5] = Status(values[5])
+    return DueDeadLetter(*values)

@@ -16,7 +16,7 @@ _PR_SET_PDEATHSIG: Final = 1
 _FAILED: Final = 1
 
 Entry = Callable[[int], int]
-"""A role's main: takes the lifeline's descriptor, of which EOF means that the parent is gone, and returns the exit code."""
+"""A role's main: takes the lifeline's descriptor, whose EOF means that the parent is gone; returns the exit code."""
 
 
 def become(title: str, entry: Entry, lifeline: int, parent: int) -> NoReturn:
@@ -27,7 +27,7 @@ def become(title: str, entry: Entry, lifeline: int, parent: int) -> NoReturn:
         _forget_handlers()
         setproctitle(f"dispatcher: {title}")
         code = entry(lifeline)
-    except BaseException:  # noqa: BLE001 - the edge of a process: whatever happens, it must not run on into the parent's code
+    except BaseException:  # noqa: BLE001 - the edge of a process: it must never run on into the parent's code
         traceback.print_exc()
     finally:
         sys.stdout.flush()

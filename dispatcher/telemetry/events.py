@@ -1,7 +1,7 @@
 """Every log event that we emit, declared once: its name (`noun.verb_past`) and what it tells.
 
-A test asserts that each is used and that none is used without standing here. Fields never hold an address, a subject, a body
-or a secret.
+A test asserts that each is used and that none is used without standing here. Fields never hold an address, a subject,
+a body or a secret.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Batches that form by themselves: what gathers while a batch is being handled is the next one.
 
-Under light load an item is handled at once; under heavy load batches grow to what the statement before let gather. No linger
-to tune.
+Under light load an item is handled at once; under heavy load batches grow to what the statement before let gather. No
+linger to tune.
 """
 
 from __future__ import annotations

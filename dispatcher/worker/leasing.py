@@ -119,12 +119,10 @@ class Leasing:
             for delivery, _ in arrivals:
                 self._consumer.requeue(delivery)
             return
-        self._consumer.ack([delivery for delivery, pointer in arrivals if self._is_settled(delivery, pointer, standing)])
+        self._consumer.ack([delivery for delivery, pointer in arrivals if self._is_done(delivery, pointer, standing)])
 
-    def _is_settled(
-        self, delivery: Delivery, pointer: Pointer, standing: dict[UUID, tuple[str, Status]]
-    ) -> bool:
-        """Whether the message has done its work; where it points to nothing or must come again, says so to the broker."""
+    def _is_done(self, delivery: Delivery, pointer: Pointer, standing: dict[UUID, tuple[str, Status]]) -> bool:
+        """Whether the message has done its work; where it points to nothing or must come again, tells the broker so."""
         message_key, status = standing.get(pointer.email_id, (None, None))
         if message_key != pointer.message_key:
             reason = "no such email" if message_key is None else "its message key belongs to another email"

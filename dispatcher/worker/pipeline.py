@@ -4,8 +4,9 @@
               │ no lease: settled by what its row says         │ retry: waits under the same lease
               └▶ ack, requeue, or reject to the DLQ            └▶ send again
 
-Where something is away, this is what waits: without PostgreSQL, results and deliveries; without RabbitMQ, acks are dropped
-with the channel that they belonged to and the redelivery finds the row as it stands; without the provider, nothing is leased.
+Where something is away, this is what waits: without PostgreSQL, results and deliveries; without RabbitMQ, acks are
+dropped with the channel that they belonged to, and the redelivery finds the row as it stands; without the provider,
+nothing is leased.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from dispatcher.worker.batches import Batches
 from dispatcher.worker.leasing import Leasing
 from dispatcher.worker.outage import StoreOutage
 from dispatcher.worker.recorder import Closing, Recorder
-from dispatcher.worker.results import result_of
+from dispatcher.results import result_of
 from dispatcher.worker.sending import LeaseRanOut, Phase, Sending, steady_clock
 
 RENEWALS_PER_LEASE: Final = 3
@@ -179,7 +180,7 @@ class Pipeline:
         sending.phase = Phase.ON_THE_WIRE
 
     def _conclude(self, sending: Sending, outcome: Outcome) -> float | None:
-        """Decides what an outcome means and queues it for the record; returns the wait before a retry, if there is one."""
+        """Decides what an outcome means and queues it for the record; returns the wait before a retry, or None."""
         if sending.phase is Phase.RECORDING:
             # The drain ran out of time and has concluded before the answer came.
             return None

@@ -73,12 +73,13 @@ async def _dispatch(
     settings: Settings, identity: Identity, stop: asyncio.Event, store: LeaseStore, provider: Provider, ledger: Ledger
 ) -> None:
     """Consumes and works until the stop, then drains."""
+    # The lambdas because the pipeline comes after: the two know each other.
     consumer = Consumer(
         settings.amqp_url,
         settings.queue,
         prefetch=settings.prefetch,
-        on_delivery=lambda delivery: pipeline.take(delivery),
-        on_lost=lambda: pipeline.forget_arrivals(),
+        on_delivery=lambda delivery: pipeline.take(delivery),  # noqa: PLW0108
+        on_lost=lambda: pipeline.forget_arrivals(),  # noqa: PLW0108
         name=f"dispatcher {identity.worker}",
         ca_file=settings.ca_file,
     )

@@ -1,0 +1,226 @@
+"""One measured case: a database and queues of its own, the real `dispatcher run`, a provider's double with a ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+from psycopg import sql
+
+from dispatcher import Email, enqueue_many
+from dispatcher.broker.connection import open_connection
+from dispatcher.broker.topology import Topology, declare
+from dispatcher.dev.ledger import read_ledger
+from dispatcher.dev.servers import Servers
+from dispatcher.store.connections import connected
+from dispatcher.store.counts import Counts, count_emails
+from dispatcher.store.migrations import migrate
+
+STALL_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is measured.
+
+    Attributes:
+        prefetch: None for the product's default.
+        latency_ms: How long the SMTP double waits before it answers an email.
+    """
+
+    provider: str
+    workers: int
+    emails: int
+    prefetch: int | None = None
+    latency_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What came of it.
+
+    Attributes:
+        seconds: From the first attempt's start to the last one's record.
+        enqueue_per_second: Of the library, some hundreds per statement, before the run.
+        lost: Sent by our books, unknown to the provider's ledger; or in no state at all.
+        duplicates: Acceptances beyond the first, by the provider's ledger.
+    """
+
+    case: Case
+    emails_per_second: float
+    seconds: float
+    enqueue_per_second: float
+    sent: int
+    failed: int
+    held: int
+    lost: int
+    duplicates: int
+
+
+def measure(servers: Servers, case: Case, folder: Path) -> Measured:
+    """Runs one case.
+
+    Raises:
+        RuntimeError: nothing moved for half a minute, or the run ended badly.
+    """
+    folder.mkdir(parents=True)
+    with _database(servers) as database_url, _provider(case, folder) as provider_environment:
+        topology = _topology(servers)
+        ids, enqueue_per_second = _enqueue(database_url, case.emails)
+        environment = {
+            **os.environ,
+            **provider_environment,
+            "DISPATCHER_DATABASE_URL": database_url,
+            "DISPATCHER_AMQP_URL": servers.amqp_url,
+            "DISPATCHER_EXCHANGE": topology.exchange,
+            "DISPATCHER_QUEUE": topology.queue,
+            "DISPATCHER_DLQ": topology.dlq,
+            "DISPATCHER_PROVIDERS": case.provider,
+            "DISPATCHER_WORKERS": str(case.workers),
+            "DISPATCHER_RUN_DIR": str(folder / "run"),
+            "DISPATCHER_LOG_FORMAT": "json",
+        }
+        if case.prefetch:
+            environment["DISPATCHER_PREFETCH"] = str(case.prefetch)
+        try:
+            with _running(environment, folder):
+                counts = _until_done(database_url, case.emails)
+        finally:
+            asyncio.run(_delete(servers, topology))
+        return _measured(case, database_url, ids, _accepted(case, folder), counts, enqueue_per_second)
+
+
+@contextmanager
+def _database(servers: Servers) -> Iterator[str]:
+    name = f"bench_{secrets.token_hex(4)}"
+    with psycopg.connect(servers.database_url, autocommit=True) as administration:
+        administration.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+        database_url = urlunsplit(urlsplit(servers.database_url)._replace(path=f"/{name}"))
+        with connected(database_url) as connection:
+            migrate(connection)
+        yield database_url
+        administration.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+
+
+def _topology(servers: Servers) -> Topology:
+    name = f"bench.{secrets.token_hex(4)}"
+    topology = Topology(exchange=name, queue=f"{name}.send", dlq=f"{name}.dlq")
+    asyncio.run(declare(servers.amqp_url, topology))
+    return topology
+
+
+async def _delete(servers: Servers, topology: Topology) -> None:
+    async with await open_connection(servers.amqp_url, name="benchmark clean-up") as connection:
+        channel = await connection.open_channel()
+        for queue in topology.queues:
+            await channel.call(channel.raw.queue_delete, queue=queue)
+        await channel.call(channel.raw.exchange_delete, exchange=topology.exchange)
+
+
+@contextmanager
+def _provider(case: Case, folder: Path) -> Iterator[dict[str, str]]:
+    """The provider's double; yields the environment that points to it."""
+    if case.provider == "capture":
+        yield {"DISPATCHER_CAPTURE_DIR": str(folder / "maildir")}
+        return
+    command = [sys.executable, "-m", "dispatcher.dev.smtp_sink", "--folder", str(folder / "sink"), "--no-eml"]
+    command += ["--latency-ms", str(case.latency_ms), "--die-with-parent"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as sink:
+        assert sink.stdout is not None
+        port = json.loads(sink.stdout.readline())["port"]
+        try:
+            yield {"DISPATCHER_SMTP_URL": f"smtp://127.0.0.1:{port}?tls=none"}
+        finally:
+            sink.terminate()
+
+
+def _enqueue(database_url: str, emails: int) -> tuple[set[str], float]:
+    drafts = [
+        Email(
+            message_key=f"receipt-{number}",
+            sender="Shop <shop@example.com>",
+            to=f"customer{number}@example.org",
+            subject=f"Your receipt {number}",
+            text="Thank you for your order. It leaves our house tomorrow.\n" * 8,
+        )
+        for number in range(emails)
+    ]
+    with connected(database_url) as connection:
+        began = time.perf_counter()
+        answers = enqueue_many(connection, drafts)
+        return {str(answer.email_id) for answer in answers}, emails / (time.perf_counter() - began)
+
+
+@contextmanager
+def _running(environment: dict[str, str], folder: Path) -> Iterator[None]:
+    with (folder / "run.log").open("wb") as log:
+        command = [sys.executable, "-m", "dispatcher.cli.main", "run"]
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(timeout=60)
+    if code != 0:
+        raise RuntimeError(f"`dispatcher run` ended with {code}; its log is {folder / 'run.log'}")
+
+
+def _until_done(database_url: str, emails: int) -> Counts:
+    with connected(database_url) as connection:
+        best, moved_at = -1, time.monotonic()
+        while True:
+            counts = count_emails(connection)
+            done = sum(count for status, count in counts.emails.items() if status not in ("pending", "sending"))
+            if done >= emails:
+                return counts
+            if done > best:
+                best, moved_at = done, time.monotonic()
+            if time.monotonic() - moved_at > STALL_SECONDS:
+                raise RuntimeError(f"nothing moved for {STALL_SECONDS:.0f} s: {done} of {emails} emails are finished")
+            time.sleep(0.1)
+
+
+def _accepted(case: Case, folder: Path) -> Counter[str]:
+    """How often the provider's end accepted each email, by its own books."""
+    if case.provider == "capture":
+        return Counter(path.name.split(".")[0] for path in (folder / "maildir" / "new").iterdir())
+    return Counter(read_ledger(folder / "sink" / "ledger.jsonl").times)
+
+
+def _measured(
+    case: Case, database_url: str, ids: set[str], accepted: Counter[str], counts: Counts, enqueue_per_second: float
+) -> Measured:
+    with connected(database_url) as connection:
+        row = connection.execute(
+            "select extract(epoch from max(l.sent_at) - min(a.started_at))::float8"
+            " from email_log as l join email_attempt as a using (email_id)"
+        ).fetchone()
+        sent = connection.execute("select email_id from email_log where status = 'sent'")
+        sent_ids = {str(email_id) for (email_id,) in sent}
+        known = connection.execute("select count(*) from email_log").fetchone()
+    assert row is not None
+    assert known is not None
+    return Measured(
+        case=case,
+        emails_per_second=len(sent_ids) / row[0],
+        seconds=row[0],
+        enqueue_per_second=enqueue_per_second,
+        sent=counts.emails["sent"],
+        failed=counts.emails["failed"],
+        held=counts.emails["held"],
+        lost=len(sent_ids - set(accepted)) + len(ids) - known[0],
+        duplicates=sum(times - 1 for times in accepted.values()),
+    )

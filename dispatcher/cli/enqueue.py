@@ -1,0 +1,172 @@
+"""`dispatcher enqueue`: one email by options, or a file of them."""
+
+from __future__ import annotations
+
+import mimetypes
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import click
+
+from dispatcher.cli.environment import load_settings
+from dispatcher.cli.exits import Exit
+from dispatcher.cli.output import print_data, print_json
+from dispatcher.domain.email import Email
+from dispatcher.domain.outgoing import Attachment
+from dispatcher.domain.status import OnUncertain
+
+_WHY_A_KEY: Final = (
+    "--key is missing. It is your own name for this email, such as order-17-receipt: the same key never makes a second "
+    "email, so that a command that ran twice sends once."
+)
+_REQUIRED: Final = {"sender": "--from", "subject": "--subject"}
+_File: Final = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
+
+
+@click.command("enqueue")
+@click.option("--file", type=click.File("rb"), metavar="PATH", help="Emails as JSON Lines; - is stdin.")
+@click.option("--key", "message_key", help="Your own, unique name for the email.")
+@click.option("--from", "sender", metavar="ADDRESS", help="Such as 'Shop <shop@example.com>'.")
+@click.option("--to", multiple=True, metavar="ADDRESS", help="Once per recipient; so are --cc, --bcc, --reply-to.")
+@click.option("--cc", multiple=True, metavar="ADDRESS")
+@click.option("--bcc", multiple=True, metavar="ADDRESS")
+@click.option("--reply-to", multiple=True, metavar="ADDRESS")
+@click.option("--subject")
+@click.option("--text", help="The plain body.")
+@click.option("--text-file", type=_File, metavar="PATH", help="The plain body from a UTF-8 file; - is stdin.")
+@click.option("--html", help="The HTML body.")
+@click.option("--html-file", type=_File, metavar="PATH", help="The HTML body from a UTF-8 file; - is stdin.")
+@click.option("--attach", type=click.Path(exists=True, dir_okay=False, path_type=Path), multiple=True, metavar="PATH",
+              help="A file to attach; may be repeated.")
+@click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="An additional header; may be repeated.")
+@click.option("--tag", "tags", multiple=True, help="For the provider's statistics; may be repeated.")
+@click.option("--tenant", "tenant_id", help="Whose email it is; keys are unique within a tenant.")
+@click.option("--correlation-id", help="Your name for what caused it; stands in logs and dead letters.")
+@click.option("--on-uncertain", type=click.Choice([policy.value for policy in OnUncertain]),
+              help="Where nobody can know whether it was accepted: hold it, or resend it (may duplicate).")
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON.")
+def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
+    """Accept one email by options, or a file of them with --file. `dispatcher run` sends what is accepted.
+
+    Needs DISPATCHER_DATABASE_URL, and an `init` before. The same key and content a second time is "already known":
+    nothing new, and no error. The same key with other content is refused.
+
+    A file has one email per line, as a JSON object with the fields message_key, from, to, cc, bcc, reply_to, subject,
+    text, html, headers, attachments (filename, content_type, content in base64), tags, tenant_id, correlation_id and
+    on_uncertain. It is read as a stream. Bad lines are told by number and do not stop the good ones; a file that was
+    interrupted can simply be enqueued again.
+
+    \b
+    Examples:
+      dispatcher enqueue --key order-17-receipt --from 'Shop <shop@example.com>' \\
+                         --to ann@example.org --subject Receipt --text-file receipt.txt --attach receipt.pdf
+      dispatcher enqueue --file emails.jsonl
+      make-emails | dispatcher enqueue --file - --json
+
+    \b
+    A line of a file:
+      {"message_key": "order-17-receipt", "from": "shop@example.com", "to": ["ann@example.org"],
+       "subject": "Receipt", "text": "Thank you."}
+
+    Exit codes: 0 every email is accepted or known, 1 none is, 3 some were refused.
+    """
+    if file is None:
+        return _enqueue_one(_email(options), as_json=as_json)
+    if given := [name for name, value in options.items() if value]:
+        raise click.UsageError(f"--file brings whole emails; it takes no {_option_name(given[0])} beside it.")
+    from dispatcher.cli.email_file import enqueue_file
+
+    return enqueue_file(load_settings("database_url").database_url, file, as_json=as_json)
+
+
+def _enqueue_one(email: Email, *, as_json: bool) -> Exit:
+    """Enqueues and tells the id; a conflict is raised as it is."""
+    from dispatcher.producers import enqueue
+    from dispatcher.store.connections import connected
+
+    settings = load_settings("database_url")
+    with connected(settings.database_url, name="dispatcher enqueue") as connection, connection.transaction():
+        answer = enqueue(connection, email)
+    if as_json:
+        print_json({"email_id": answer.email_id, "message_key": answer.message_key, "acceptance": answer.acceptance})
+    else:
+        print_data(f"{'already known' if answer.acceptance == 'known' else 'accepted'}: {answer.email_id}")
+    return Exit.DONE
+
+
+def _email(options: dict[str, Any]) -> Email:
+    """The email that the options describe.
+
+    Raises:
+        UsageError: options are missing or contradict each other.
+        InvalidEmail: an email may not be so.
+    """
+    _check_presence(options)
+    listed = ("to", "cc", "bcc", "reply_to", "tags")
+    optional = ("tenant_id", "correlation_id", "on_uncertain")
+    return Email(
+        message_key=options["message_key"],
+        sender=options["sender"],
+        subject=options["subject"],
+        headers=_headers(options["headers"]),
+        attachments=[_attachment(path) for path in options["attach"]],
+        text=_body("text", options),
+        html=_body("html", options),
+        **{name: options[name] for name in listed},
+        **{name: options[name] for name in optional if options[name] is not None},
+    )
+
+
+def _check_presence(options: dict[str, Any]) -> None:
+    missing = [name for field, name in _REQUIRED.items() if options[field] is None]
+    if not (options["to"] or options["cc"] or options["bcc"]):
+        missing.append("--to (or --cc, --bcc)")
+    if all(options[name] is None for name in ("text", "text_file", "html", "html_file")):
+        missing.append("--text or --html (or --text-file, --html-file)")
+    sentences = [] if options["message_key"] else [_WHY_A_KEY]
+    if missing:
+        sentences.append(f"An email also needs {', '.join(missing)}.")
+    if sentences:
+        raise click.UsageError("\n".join(sentences))
+
+
+def _body(kind: str, options: dict[str, Any]) -> str | None:
+    text: str | None = options[kind]
+    path: Path | None = options[f"{kind}_file"]
+    if path is None:
+        return text
+    if text is not None:
+        raise click.UsageError(f"--{kind} and --{kind}-file are both given; give one of them.")
+    try:
+        with click.open_file(str(path), "rb") as file:
+            content: bytes = file.read()
+        return content.decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise click.UsageError(f"--{kind}-file {path} cannot be read: {reason}.") from error
+
+
+def _headers(given: tuple[str, ...]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for text in given:
+        name, colon, value = text.partition(":")
+        if not colon:
+            raise click.UsageError(f"--header {text!r} has no colon: it looks like 'X-Campaign: spring'.")
+        if name.strip() in headers:
+            raise click.UsageError(f"--header {name.strip()} is given twice.")
+        headers[name.strip()] = value.strip()
+    return headers
+
+
+def _attachment(path: Path) -> Attachment:
+    content_type, encoding = mimetypes.guess_type(path.name)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise click.UsageError(f"--attach {path} cannot be read: {error.strerror}.") from error
+    return Attachment(path.name, content_type if content_type and not encoding else "application/octet-stream", content)
+
+
+def _option_name(parameter: str) -> str:
+    names = {"message_key": "key", "sender": "from", "headers": "header", "tags": "tag", "tenant_id": "tenant"}
+    return f"--{names.get(parameter, parameter).replace('_', '-')}"

@@ -1,0 +1,20 @@
+"""What the command line's exit codes mean."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """How a command ended; scripts and supervisors rely on the numbers."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    """The arguments make no sense; click's own number."""
+    PARTLY = 3
+    """Some of it was done; what was not is said on stderr."""
+    BAD_CONFIGURATION = 78
+    """EX_CONFIG of sysexits.h: trying again changes nothing until an operator mends the settings or runs `init`."""
+    INTERRUPTED = 130
+    """Ctrl-C: 128 + SIGINT, as shells count."""

@@ -1,0 +1,111 @@
+"""`dispatcher`: finds the command, runs it, and turns how it ended into words and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Final
+
+import click
+
+from dispatcher.cli.exits import Exit
+from dispatcher.cli.output import prepare_streams, say
+from dispatcher.errors import ConfigurationError, DispatcherError
+from dispatcher.version import VERSION
+
+COMMANDS: Final = {
+    "run": "Send what is enqueued: the workers and the relay of this host.",
+    "init": "Make or update the tables and the queues.",
+    "enqueue": "Accept one email, or a file of them.",
+    "status": "Count emails by status, and messages by queue.",
+    "config": "Show every setting: value, source, default.",
+    "doctor": "Check everything that sending depends on, and say how to mend it.",
+    "dev": "Private PostgreSQL and RabbitMQ for development.",
+    "demo": "Watch a thousand emails travel the whole chain.",
+}
+"""In the order of `--help`; each is `command` in the module of its name. Only the one that is called gets loaded."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands load when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Names for `--help`."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        """The command of that name, loaded now."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"dispatcher.cli.{cmd_name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does it, and names what is close to a name that there is not."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.exceptions.NoSuchCommand as error:
+            raise click.exceptions.NoSuchCommand(error.command_name, possibilities=COMMANDS, ctx=ctx) from error
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """The list in `--help`, without loading what it lists."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="`dispatcher COMMAND --help` tells what a command needs, with examples. Exit codes: 0 done, 1 failed, "
+    "2 usage, 3 partly done, 78 bad configuration.",
+)
+@click.version_option(VERSION, prog_name="dispatcher", message="%(prog)s %(version)s")
+def dispatcher() -> None:
+    """Sends transactional email asynchronously: loses none, duplicates none, and says what it knows about each.
+
+    \b
+    To try it, with servers of your own and emails captured in a folder:
+      eval "$(dispatcher dev up)"
+      dispatcher init
+      dispatcher enqueue --key hello-1 --from me@example.com --to you@example.org \\
+                         --subject Hello --text "It works."
+      dispatcher run          # in another terminal: dispatcher status --watch
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command line; returns the exit code.
+
+    Args:
+        arguments: Without the program's name; None for those of this process.
+    """
+    prepare_streams()
+    try:
+        result = dispatcher.main(arguments, prog_name="dispatcher", standalone_mode=False)
+    except click.Abort:
+        return Exit.INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except DispatcherError as error:
+        return report(error)
+    return int(result or Exit.DONE)
+
+
+def report(error: DispatcherError) -> Exit:
+    """Says on stderr what is wrong and what to do; returns what the command has to exit with."""
+    if isinstance(error, ConfigurationError):
+        for mistake in error.mistakes:
+            say(mistake)
+        return Exit.BAD_CONFIGURATION
+    say(f"dispatcher: {error.message}")
+    if error.remedy:
+        say(error.remedy)
+    return Exit.FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Data to stdout, words to stderr; a reader of stdout that goes away ends the output, not the work."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+import orjson
+
+from dispatcher.errors import DispatcherError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_WITHOUT_WRAPPING: Final = 1000
+"""Columns of a table that no terminal shows: another program reads it, line by line."""
+
+
+def prepare_streams() -> None:
+    """Makes stdout and stderr fit for any text, whatever the locale, and even where they were closed."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - for the process's life
+        stream = getattr(sys, name)
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def print_data(text: str) -> bool:
+    """Writes lines to stdout; returns whether somebody still reads there.
+
+    Raises:
+        DispatcherError: they cannot be written for another reason, such as a full disk.
+    """
+    try:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_stdout()
+        return False
+    except OSError as error:
+        _discard_stdout()
+        raise DispatcherError(f"The output cannot be written: {error.strerror}.") from error
+    return True
+
+
+def print_json(value: object) -> bool:
+    """Writes a value as one line of JSON; returns whether somebody still reads."""
+    return print_data(orjson.dumps(value, default=str).decode())
+
+
+def print_table(table: Table) -> bool:
+    """Writes a table, coloured where that is wanted; returns whether somebody still reads."""
+    console = console_for(sys.stdout)
+    with console.capture() as captured:
+        console.print(table)
+    return print_data(captured.get().rstrip("\n"))
+
+
+def say(words: str) -> None:
+    """Words to stderr; they are lost where nobody reads them."""
+    try:
+        sys.stderr.write(f"{words}\n")
+        sys.stderr.flush()
+    except OSError:
+        pass
+
+
+def console_for(stream: TextIO) -> Console:
+    """A console that honours NO_COLOR and TERM, and wraps lines only on a terminal."""
+    from rich.console import Console
+
+    return Console(file=stream, highlight=False, width=None if stream.isatty() else _WITHOUT_WRAPPING)
+
+
+def plain_table(*columns: str, **options: Any) -> Table:
+    """A table for people: a heading, a rule, no frame."""
+    from rich import box
+    from rich.table import Table
+
+    return Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, **options)
+
+
+def _discard_stdout() -> None:
+    """What is buffered or comes later goes nowhere, so that the interpreter does not stumble over it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

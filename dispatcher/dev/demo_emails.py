@@ -1,0 +1,199 @@
+"""Emails from a seed: what a shop might write, in every shape that an email can have.
+
+The same seed and number give the same email, however many are made. All addresses are reserved names (RFC 2606) or fall
+under them, and the local SMTP server judges a recipient by how the address begins (see `smtp_sink`).
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+from typing import Any, Final
+
+from dispatcher.domain.email import Email
+from dispatcher.domain.outgoing import Attachment
+
+
+class Fate(StrEnum):
+    """What the local SMTP server will say to an email."""
+
+    ACCEPTED = "accepted"
+    GREYLISTED = "greylisted"
+    """Come back later, the first time; then accepted."""
+    REFUSED = "refused"
+    """No such recipient."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """An email of the demo.
+
+    Attributes:
+        fate: What the server will say to it.
+        is_repeated: Whether the application enqueues it a second time, as one does that does not know whether it has.
+    """
+
+    email: Email
+    fate: Fate
+    is_repeated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Customer:
+    """Somebody who gets mail, and the words of their language.
+
+    Attributes:
+        local: What stands before the @.
+    """
+
+    name: str
+    local: str
+    domain: str
+    subject: str
+    greeting: str
+
+    @property
+    def address(self) -> str:
+        """With the display name."""
+        return f"{self.name} <{self.local}@{self.domain}>"
+
+
+CUSTOMERS: Final = (
+    Customer("Ann Archer", "ann.archer", "example.com", "Your order {order} is on its way", "Hello Ann,"),
+    Customer("Bob Baker", "bob", "example.org", "Receipt for order {order}", "Dear Bob,"),
+    Customer('"Carter, Carol"', "carol+shop", "example.net", "Please confirm order {order}", "Hi Carol!"),
+    Customer("Jörg Weiß", "joerg.weiss", "example.com", "Ihre Bestellung {order} für Sie", "Guten Tag, Herr Weiß,"),
+    Customer("Zoë Brontë", "zoe", "bücher.example", "Twee boeken in bestelling {order} 📚", "Dag Zoë,"),
+    Customer("Ελένη Παππά", "eleni", "example.org", "Στείλαμε την παραγγελία {order}", "Αγαπητή Ελένη,"),
+    Customer("Мария Иванова", "maria", "example.net", "Ваш заказ {order} отправлен", "Здравствуйте, Мария!"),
+    Customer("山田 太郎", "yamada", "example.com", "ご注文 {order} を発送しました", "山田様"),
+    Customer("ليلى حداد", "layla", "example.org", "طلبك {order} في الطريق", "مرحبا ليلى،"),
+    Customer("Đặng Thị Hoa", "hoa.đặng", "example.com", "Đơn hàng {order} của bạn", "Chào chị Hoa,"),
+    Customer("Siobhán O'Neill", "siobhan.o'neill", "example.org", "Order {order} 🎉 is packed", "Hi Siobhán,"),
+)
+SENDERS: Final = ("Example Shop <shop@example.com>", "shop@example.com", "Café Example <hallo@café.example>")
+OFFICE: Final = ("accounts@example.com", "Lager Süd <lager@example.com>", "audit@example.net")
+BODIES: Final = ("text", "html", "both")
+
+# Primes, so that the particular kinds do not fall together; small remainders, so that a small demo has them too.
+_REFUSED: Final = (67, 3)
+_GREYLISTED: Final = (83, 5)
+_REPEATED: Final = (31, 1)
+
+
+def plan_emails(count: int, seed: int, *, first: int = 0) -> Iterator[Planned]:
+    """That many emails, numbered from `first`."""
+    for number in range(first, first + count):
+        yield plan_email(number, seed)
+
+
+def plan_email(number: int, seed: int) -> Planned:
+    """The email with this number."""
+    # Not for secrets: the same seed has to give the same emails.
+    random = Random(f"{seed}:{number}")  # noqa: S311
+    fate = _fate(number)
+    return Planned(Email(**_fields(number, seed, fate, random)), fate, _is_one_of(_REPEATED, number))
+
+
+def _fate(number: int) -> Fate:
+    if _is_one_of(_REFUSED, number):
+        return Fate.REFUSED
+    return Fate.GREYLISTED if _is_one_of(_GREYLISTED, number) else Fate.ACCEPTED
+
+
+def _is_one_of(cycle: tuple[int, int], number: int) -> bool:
+    every, remainder = cycle
+    return number % every == remainder
+
+
+def _fields(number: int, seed: int, fate: Fate, random: Random) -> dict[str, Any]:
+    order = f"{seed}-{number:06}"
+    customer = random.choice(CUSTOMERS)
+    subject = customer.subject.format(order=order)
+    return {
+        "message_key": f"order-{order}-receipt",
+        "correlation_id": f"checkout-{order}",
+        "sender": random.choice(SENDERS),
+        "subject": subject,
+        **_recipients(number, customer, fate, random),
+        **_bodies(customer, subject, order, random),
+        **_extras(order, random),
+    }
+
+
+def _recipients(number: int, customer: Customer, fate: Fate, random: Random) -> dict[str, Any]:
+    """One recipient mostly; where the server is to refuse or defer, that one alone, so that there is one answer."""
+    if fate is not Fate.ACCEPTED:
+        return {"to": f"{fate}.{number}@example.net"}
+    others = [other.address for other in CUSTOMERS if other is not customer]
+    lists: dict[str, Any] = {"to": customer.address}
+    if _happens(random, 0.12):
+        lists["to"] = [customer.address, *random.sample(others, random.randint(1, 4))]
+    if _happens(random, 0.12):
+        lists["cc"] = random.sample(OFFICE, random.randint(1, 2))
+    if _happens(random, 0.08):
+        lists["bcc"] = f"archive+{number}@example.net"
+    return lists
+
+
+def _bodies(customer: Customer, subject: str, order: str, random: Random) -> dict[str, str]:
+    kind = random.choice(BODIES)
+    lines = [f"{count}: article {random.randint(100, 999)}" for count in range(1, random.randint(2, 12))]
+    bodies = {}
+    if kind != "html":
+        # A line with a dot alone: SMTP's end of data, were it not for dot-stuffing.
+        bodies["text"] = "\n".join([customer.greeting, "", f"{subject}.", "", *lines, ".", "", "Example Shop, ☎ 0100"])
+    if kind != "text":
+        items = "".join(f"<li>{line}</li>\n" for line in lines)
+        opening = f"<!doctype html>\n<title>{order}</title>\n<p>{customer.greeting}</p>\n"
+        bodies["html"] = f"{opening}<p>{subject}.</p>\n<ul>\n{items}</ul>\n"
+    return bodies
+
+
+def _extras(order: str, random: Random) -> dict[str, Any]:
+    extras: dict[str, Any] = {}
+    if _happens(random, 0.2):
+        extras["reply_to"] = f"Order {order} <reply+{order}@example.com>"
+    if _happens(random, 0.2):
+        extras["headers"] = {"X-Order": order, "List-Unsubscribe": f"<https://example.com/unsubscribe/{order}>"}
+    if _happens(random, 0.3):
+        extras["tags"] = ["receipt", random.choice(["spring", "summer"])]
+    if _happens(random, 0.15):
+        extras["attachments"] = _attachments(order, random)
+    return extras
+
+
+def _attachments(order: str, random: Random) -> list[Attachment]:
+    makers = (_table, _picture, _archive)
+    return [make(order, random) for make in random.sample(makers, random.choice((1, 1, 2)))]
+
+
+def _table(order: str, random: Random) -> Attachment:
+    rows = [f"{random.randint(100, 999)};{random.random():.2f}\r\n" for _ in range(random.randint(1, 40))]
+    return Attachment(f"Rechnung für {order}.csv", "text/csv", f"article;price\r\n{''.join(rows)}".encode())
+
+
+def _picture(order: str, random: Random) -> Attachment:
+    """A PNG of one pixel."""
+    header = struct.pack(">IIBBBBB", 1, 1, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(b"\0" + random.randbytes(3))), (b"IEND", b""))
+    parts = [struct.pack(">I", len(data)) + kind + data + _checksum(kind + data) for kind, data in chunks]
+    return Attachment(f"{order}.png", "image/png", b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+
+
+def _checksum(part: bytes) -> bytes:
+    return struct.pack(">I", zlib.crc32(part))
+
+
+def _archive(order: str, random: Random) -> Attachment:
+    """Bytes of every value; now and then more than fits a socket's buffer."""
+    octets = random.choice((300, 3_000, 120_000)) + random.randint(0, 200)
+    return Attachment(f"фото {order}.bin", "application/octet-stream", random.randbytes(octets))
+
+
+def _happens(random: Random, probability: float) -> bool:
+    return random.random() < probability

@@ -1,0 +1,103 @@
+"""The servers of a demo: private ones, or a place of its own on those that the environment names.
+
+A demo enqueues invented emails and counts every one of them. On a server that somebody else uses it therefore works in a
+database and on queues that nobody else knows, and deletes them at its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit, urlunsplit
+
+from dispatcher.broker.connection import open_connection
+from dispatcher.broker.faults import ChannelClosed
+from dispatcher.dev.servers import AMQP_URL, DATABASE_URL, Progress, private_servers
+from dispatcher.errors import BrokerUnavailable, DispatcherError, ServerUnavailable
+from dispatcher.store.connections import connected
+from dispatcher.store.queries import query
+
+CA_FILE: Final = "DISPATCHER_CA_FILE"
+_DATABASE: Final = "email_dispatcher_demo"
+"""As `sql/queries/demo.sql` names it."""
+_NAMES: Final = {
+    "DISPATCHER_EXCHANGE": "email.dispatcher.demo.{}",
+    "DISPATCHER_QUEUE": "email.dispatcher.demo.{}.send",
+    "DISPATCHER_DLQ": "email.dispatcher.demo.{}.dlq",
+}
+
+
+@contextmanager
+def demo_servers(folder: Path, progress: Progress) -> Iterator[dict[str, str]]:
+    """The settings that point to servers where nobody but the demo is; gone with the block, or with this process.
+
+    Raises:
+        ServerUnavailable: they cannot be had.
+        DispatcherError: a named server does not let us make a place of our own.
+    """
+    with private_servers(folder, progress=progress) as servers, ExitStack() as stack:
+        names = servers.environment()
+        if os.environ.get(CA_FILE):
+            names[CA_FILE] = os.environ[CA_FILE]
+        if servers.database_url == os.environ.get(DATABASE_URL):
+            names[DATABASE_URL] = stack.enter_context(_own_database(servers.database_url))
+        if servers.amqp_url == os.environ.get(AMQP_URL):
+            names |= stack.enter_context(_own_queues(servers.amqp_url, _ca_file(names)))
+        yield names
+
+
+@contextmanager
+def _own_database(database_url: str) -> Iterator[str]:
+    """A database of ours on a server of others."""
+    with connected(database_url, name="dispatcher demo") as connection:
+        locked = connection.execute(query("try_demo_lock")).fetchone()
+        if not (locked and locked[0]):
+            raise DispatcherError("Another demo uses the server in DISPATCHER_DATABASE_URL.", remedy="Wait for its end.")
+        try:
+            connection.execute(query("drop_demo_database"))
+            connection.execute(query("create_demo_database"))
+        except Exception as error:
+            raise DispatcherError(
+                f"The demo could not make a database of its own on the server in {DATABASE_URL}.",
+                remedy="Name a user there who may create databases, or unset it: the demo then starts its own server.",
+            ) from error
+        try:
+            yield _beside(database_url)
+        finally:
+            connection.execute(query("drop_demo_database"))
+
+
+def _beside(database_url: str) -> str:
+    """The URL of our database on the same server."""
+    if "://" not in database_url:
+        return f"{database_url} dbname={_DATABASE}"  # libpq takes the last word
+    return urlunsplit(urlsplit(database_url)._replace(path=f"/{_DATABASE}"))
+
+
+@contextmanager
+def _own_queues(amqp_url: str, ca_file: Path | None) -> Iterator[Mapping[str, str]]:
+    """Names for an exchange and queues of ours; `init` makes them."""
+    unique = secrets.token_hex(4)
+    names = {variable: name.format(unique) for variable, name in _NAMES.items()}
+    try:
+        yield names
+    finally:
+        asyncio.run(_delete(amqp_url, names, ca_file))
+
+
+async def _delete(amqp_url: str, names: Mapping[str, str], ca_file: Path | None) -> None:
+    exchange, *queues = names.values()
+    async with await open_connection(amqp_url, name="dispatcher demo", ca_file=ca_file) as connection:
+        channel = await connection.open_channel()
+        for queue in queues:
+            await channel.call(channel.raw.queue_delete, queue=queue)
+        await channel.call(channel.raw.exchange_delete, exchange=exchange)
+
+
+def _ca_file(names: Mapping[str, str]) -> Path | None:
+    return Path(names[CA_FILE]) if CA_FILE in names else None

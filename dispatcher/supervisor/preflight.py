@@ -1,0 +1,79 @@
+"""What must hold before the first fork: settings that work, tables and queues as this release needs them.
+
+A server that is away is waited for, because a host often starts before its servers do. What no waiting mends ends the
+start, with everything that was found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+
+from dispatcher.broker.topology import Topology, verify
+from dispatcher.config import Settings
+from dispatcher.domain.backoff import Backoff
+from dispatcher.errors import (
+    ConfigurationError,
+    SchemaError,
+    ServerUnavailable,
+    TopologyError,
+)
+from dispatcher.providers.registry import open_provider
+from dispatcher.store.connections import connected
+from dispatcher.store.migrations import verify_schema
+from dispatcher.telemetry.log import get_log
+
+LONGEST_WAIT_SECONDS = 10.0
+
+
+def prepare(settings: Settings) -> None:
+    """Returns once a start can succeed; waits for servers that are away. Leaves no thread and no connection behind.
+
+    Raises:
+        ConfigurationError: with everything that an operator has to mend: settings, tables, queues.
+    """
+    for name in settings.providers:
+        asyncio.run(_try_provider(name, settings))
+    mistakes = _examine("store", lambda: _verify_store(settings))
+    mistakes += _examine("broker", lambda: _verify_broker(settings))
+    if mistakes:
+        raise ConfigurationError(mistakes)
+
+
+async def _try_provider(name: str, settings: Settings) -> None:
+    """Makes sure that its settings suffice; connects to nobody, so that a provider that is away stops no start."""
+    await open_provider(name, settings).close()
+
+
+def _verify_store(settings: Settings) -> None:
+    with connected(settings.database_url, name="dispatcher run") as connection:
+        verify_schema(connection)
+
+
+def _verify_broker(settings: Settings) -> None:
+    asyncio.run(verify(settings.amqp_url, Topology.of(settings), ca_file=settings.ca_file))
+
+
+def _examine(server: str, look: Callable[[], None]) -> list[str]:
+    """What is to be mended at a server, once it answers."""
+    backoff = Backoff(base_seconds=1.0, cap_seconds=LONGEST_WAIT_SECONDS)
+    while True:
+        try:
+            look()
+        except ServerUnavailable as error:
+            _wait(server, error, backoff)
+            continue
+        except (SchemaError, TopologyError) as error:
+            return [str(error)]
+        if backoff.worked():
+            get_log().info(f"{server}.connected")
+        return []
+
+
+def _wait(server: str, error: ServerUnavailable, backoff: Backoff) -> None:
+    # Half of the wait is certain: a jitter down to nothing would fill the log.
+    seconds = backoff.next_wait(lambda: 0.5 + random.random() / 2)  # noqa: S311
+    get_log().warning(f"{server}.connection_lost", reason=error.message, retry_in_seconds=round(seconds, 1))
+    time.sleep(seconds)

@@ -1,0 +1,86 @@
+"""A TCP proxy between the product and the real RabbitMQ, which can do what networks and alarms do."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Self
+from urllib.parse import urlsplit, urlunsplit
+
+
+class Proxy:
+    """Passes bytes both ways until it is told otherwise.
+
+    Attributes:
+        url: The AMQP URL that leads through it.
+        connections: How many were made through it so far.
+    """
+
+    def __init__(self, amqp_url: str) -> None:
+        self._target = urlsplit(amqp_url)
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._clients: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.connections = 0
+        self.url = ""
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        port = self._server.sockets[0].getsockname()[1]
+        credentials = self._target.netloc.rpartition("@")[0]
+        self.url = urlunsplit(self._target._replace(netloc=f"{credentials}@127.0.0.1:{port}"))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        self.cut()
+        self.thaw()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def cut(self) -> None:
+        """Drops every connection."""
+        for client in self._clients:
+            client.transport.abort()
+
+    def freeze(self) -> None:
+        """RabbitMQ gets nothing more of what clients write."""
+        self._flowing.clear()
+
+    def thaw(self) -> None:
+        """Passes on what was held back."""
+        self._flowing.set()
+
+    def tell_clients(self, frame: bytes) -> None:
+        """Writes a frame to every client as if RabbitMQ had; nothing else may be under way to them."""
+        for client in self._clients:
+            client.write(frame)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        if task := asyncio.current_task():
+            self._tasks.add(task)
+        self._clients.add(writer)
+        above, below = await asyncio.open_connection(self._target.hostname, self._target.port)
+        back = asyncio.create_task(self._pass(above, writer))
+        try:
+            while data := await reader.read(65536):
+                await self._flowing.wait()
+                below.write(data)
+                await below.drain()
+        except OSError:
+            pass
+        finally:
+            self._clients.discard(writer)
+            below.transport.abort()
+            await asyncio.gather(back, return_exceptions=True)
+
+    @staticmethod
+    async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass
+        finally:
+            writer.close()

@@ -1,0 +1,140 @@
+"""What a test does with RabbitMQ behind the product's back, and what it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import http.client
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from pika.spec import BasicProperties
+
+from dispatcher.broker.connection import Connection
+
+DEADLINE_SECONDS = 20.0
+
+
+async def eventually(condition: Callable[[], Any], what: str = "the condition") -> Any:
+    """Waits until the condition holds, and returns what it gave."""
+    give_up_at = asyncio.get_running_loop().time() + DEADLINE_SECONDS
+    while not (value := condition()):
+        assert asyncio.get_running_loop().time() < give_up_at, f"{what} did not come true"
+        await asyncio.sleep(0.01)
+    return value
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A message that a test took off a queue."""
+
+    body: bytes
+    properties: Any
+    redelivered: bool
+
+
+class Rabbit:
+    """A second, ordinary client."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def publish(self, queue: str, body: bytes, properties: BasicProperties | None = None) -> None:
+        """Puts any bytes on a queue; they are there when this returns."""
+        channel = await self._connection.open_channel()
+        confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        raw = channel.raw
+        await channel.call(raw.confirm_delivery, ack_nack_callback=lambda _: confirmed.set_result(None))
+        raw.basic_publish("", queue, body, properties or BasicProperties())
+        await confirmed
+        raw.close()
+
+    async def take(self, queue: str) -> Taken | None:
+        """The queue's next message, acked; None if none waits."""
+        channel = await self._connection.open_channel()
+        taken: asyncio.Future[Taken | None] = asyncio.get_running_loop().create_future()
+
+        def on_message(_channel: Any, method: Any, properties: Any, body: bytes) -> None:
+            taken.set_result(Taken(body, properties, method.redelivered))
+
+        channel.raw.add_callback(lambda _: taken.set_result(None), ["Basic.GetEmpty"])
+        channel.raw.basic_get(queue, on_message, auto_ack=True)
+        message = await channel.wait(taken, "basic.get")
+        channel.raw.close()
+        assert message is None or isinstance(message, Taken)
+        return message
+
+    async def take_all(self, queue: str, count: int) -> list[Taken]:
+        """So many messages of a queue, acked, waiting for the last of them; and no more may be there."""
+        messages: list[Taken] = []
+        give_up_at = asyncio.get_running_loop().time() + DEADLINE_SECONDS
+        while len(messages) < count and asyncio.get_running_loop().time() < give_up_at:
+            if message := await self.take(queue):
+                messages.append(message)
+        assert len(messages) == count
+        assert await self.take(queue) is None
+        return messages
+
+    async def declare_queue(self, queue: str, **arguments: Any) -> None:
+        """A durable queue."""
+        channel = await self._connection.open_channel()
+        await channel.call(channel.raw.queue_declare, queue=queue, durable=True, arguments=arguments)
+
+    async def bind_queue(self, queue: str, exchange: str) -> None:
+        """By its own name."""
+        channel = await self._connection.open_channel()
+        await channel.call(channel.raw.queue_bind, queue=queue, exchange=exchange, routing_key=queue)
+
+    async def delete_queue(self, queue: str) -> None:
+        """With all that is in it; harmless if it is gone."""
+        channel = await self._connection.open_channel()
+        await channel.call(channel.raw.queue_delete, queue=queue)
+
+    async def delete_exchange(self, exchange: str) -> None:
+        """Harmless if it is gone."""
+        channel = await self._connection.open_channel()
+        await channel.call(channel.raw.exchange_delete, exchange=exchange)
+
+
+class Operator:
+    """A person at RabbitMQ's management page."""
+
+    def __init__(self, management_url: str) -> None:
+        self._parts = urlsplit(management_url)
+
+    def close_connection(self, name: str) -> bool:
+        """Forces the connection shut that calls itself so; False if RabbitMQ does not list it yet."""
+        listed = list(self._connections(name))
+        for connection in listed:
+            self._request("DELETE", f"/api/connections/{quote(connection, safe='')}")
+        return bool(listed)
+
+    def set_permissions(self, user: str, password: str, **permissions: str) -> None:
+        """Makes a user, with no permission but these."""
+        self._request("PUT", f"/api/users/{user}", {"password": password, "tags": ""})
+        self._request("PUT", f"/api/permissions/%2F/{user}", {"configure": "", "write": "", "read": "", **permissions})
+
+    def delete_user(self, user: str) -> None:
+        """And his permissions."""
+        self._request("DELETE", f"/api/users/{user}")
+
+    def _connections(self, name: str) -> Iterator[str]:
+        for connection in json.loads(self._request("GET", "/api/connections")):
+            if connection.get("client_properties", {}).get("connection_name") == name:
+                yield connection["name"]
+
+    def _request(self, method: str, path: str, fields: object = None) -> bytes:
+        credentials = f"{unquote(self._parts.username or '')}:{unquote(self._parts.password or '')}"
+        headers = {"Authorization": "Basic " + base64.b64encode(credentials.encode()).decode()}
+        connection = http.client.HTTPConnection(self._parts.hostname or "", self._parts.port, timeout=10)
+        try:
+            connection.request(method, path, body=None if fields is None else json.dumps(fields), headers=headers)
+            reply = connection.getresponse()
+            body = reply.read()
+            assert reply.status < 300, (reply.status, body)
+            return body
+        finally:
+            connection.close()

@@ -1,0 +1,232 @@
+"""A connection: what it says when it cannot be had, how it ends, and what strangers' messages cannot do to it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import pytest
+import uvloop
+from pika import exceptions
+from pika.spec import BasicProperties
+
+from dispatcher.broker.connection import open_connection, parameters
+from dispatcher.broker.faults import NOT_FOUND, ChannelClosed, reason
+from dispatcher.errors import BrokerUnavailable, ConfigurationError
+from tests.broker.proxy import Proxy
+from tests.broker.rabbit import Rabbit
+
+PASSWORD = "hunter2"
+CERTIFICATE = """\
+-----BEGIN CERTIFICATE-----
+MIIBdjCCARugAwIBAgIUXRNX+D5LR+j3s9EFay8a8BpAtSwwCgYIKoZIzj0EAwIw
+DzENMAsGA1UEAwwEdGVzdDAgFw0yNjExMjEwNzQyNDFaGA8yMTI2MTAyODA3NDI0
+MVowDzENMAsGA1UEAwwEdGVzdDBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABPR8
+5JE/dfec76I4TVkpUM+wSOZIaSXcYHuHaJQpZIUn+OpXK4f/6tNtrMjeCXWWk5gh
+mRTRv4BvCI7z31Hc6ROjUzBRMB0GA1UdDgQWBBRO6pz7Lg5fOayo9dHHkkDW4WaZ
+NTAfBgNVHSMEGDAWgBRO6pz7Lg5fOayo9dHHkkDW4WaZNTAPBgNVHRMBAf8EBTAD
+AQH/MAoGCCqGSM49BAMCA0kAMEYCIQDLWPIsqesWSfJ91/vl6IOB/XXgR0Yf56uO
+YQ4Ypj0+pQIhAP3T4XcmhbNYdxS9vRemqL5J4ZtQtB1KpTkx+4+Fecne
+-----END CERTIFICATE-----
+"""
+
+
+def changed(amqp_url: str, *, credentials: str | None = None, path: str | None = None) -> str:
+    """The URL with another user or virtual host."""
+    parts = urlsplit(amqp_url)
+    place = parts.netloc.rpartition("@")[2]
+    netloc = parts.netloc if credentials is None else f"{credentials}@{place}"
+    return urlunsplit(parts._replace(netloc=netloc, path=parts.path if path is None else path))
+
+
+async def test_a_wrong_password_is_said_and_not_shown(amqp_url: str) -> None:
+    with pytest.raises(BrokerUnavailable, match="refused the user name or the password") as fault:
+        await open_connection(changed(amqp_url, credentials=f"nobody:{PASSWORD}"), name="test")
+
+    assert PASSWORD not in str(fault.value)
+
+
+async def test_an_unknown_virtual_host_is_said(amqp_url: str) -> None:
+    with pytest.raises(BrokerUnavailable, match="virtual host"):
+        await open_connection(changed(amqp_url, path="/no-such-host"), name="test")
+
+
+async def test_nobody_listening_is_said_with_the_place(unused_tcp_port: int) -> None:
+    with pytest.raises(BrokerUnavailable, match=rf"RabbitMQ at 127\.0\.0\.1:{unused_tcp_port} .*: connection refused"):
+        await open_connection(f"amqp://u:{PASSWORD}@127.0.0.1:{unused_tcp_port}/", name="test")
+
+
+async def test_a_host_name_that_does_not_exist_is_said() -> None:
+    with pytest.raises(BrokerUnavailable, match="host name cannot be resolved"):
+        await open_connection("amqp://u:p@no-such-host.invalid/", name="test")
+
+
+async def test_a_server_that_says_nothing_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"amqp://u:p@127.0.0.1:{silent.getsockname()[1]}/?stack_timeout=0.2&socket_timeout=0.1"
+        with pytest.raises(BrokerUnavailable, match="it did not answer in time"):
+            await open_connection(url, name="test")
+
+
+async def test_a_server_without_tls_is_said(amqp_url: str) -> None:
+    with pytest.raises(BrokerUnavailable, match="TLS failed"):
+        await open_connection(amqp_url.replace("amqp://", "amqps://"), name="test")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"amqp://u:{PASSWORD}@h/?no_such_option={PASSWORD}",
+        f"amqp://u:{PASSWORD}@h:99999999/",
+        f"amqp://u:{PASSWORD}@h/?heartbeat={PASSWORD}",
+        f"amqps://u:{PASSWORD}@h/?ssl_options={{{PASSWORD}",
+        "amqp://u@h/",
+        f"http5://u:{PASSWORD}@h/",
+    ],
+)
+def test_an_unusable_url_is_a_configuration_mistake_that_does_not_quote_it(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="DISPATCHER_AMQP_URL") as mistake:
+        parameters(url)
+
+    assert PASSWORD not in str(mistake.value)
+    assert mistake.value.__suppress_context__
+
+
+def test_an_url_may_set_what_we_would() -> None:
+    assert parameters("amqp://u:p@h/").heartbeat == 60
+    assert parameters("amqp://u:p@h/?heartbeat=7").heartbeat == 7
+    assert parameters("amqp://u:p@h/").connection_attempts == 1
+
+
+def test_a_ca_file_is_trusted_instead_of_the_system(tmp_path: Path) -> None:
+    ca_file = tmp_path / "ca.pem"
+    ca_file.write_text(CERTIFICATE)
+
+    context = parameters("amqps://u:p@h/", ca_file=ca_file).ssl_options.context
+
+    assert len(context.get_ca_certs()) == 1
+    assert context.check_hostname
+
+
+async def test_a_refusal_closes_the_channel_and_spares_the_connection(amqp_url: str) -> None:
+    async with await open_connection(amqp_url, name="test") as connection:
+        channel = await connection.open_channel()
+        with pytest.raises(ChannelClosed) as fault:
+            await channel.call(channel.raw.queue_declare, queue="no such queue", passive=True)
+        with pytest.raises(ChannelClosed):
+            await channel.call(channel.raw.queue_declare, queue="no such queue", passive=True)
+        await connection.open_channel()
+
+    assert fault.value.code == NOT_FOUND
+    assert "no such queue" in fault.value.text
+
+
+async def test_closing_twice_is_harmless_and_a_closed_connection_says_so(amqp_url: str) -> None:
+    connection = await open_connection(amqp_url, name="test")
+    await connection.close()
+    await connection.close()
+    connection.abort()
+
+    assert connection.lost.result() == "we closed it"
+    with pytest.raises(BrokerUnavailable, match="we closed it"):
+        await connection.open_channel()
+
+
+async def test_a_cut_ends_whoever_waits(proxy: Proxy) -> None:
+    connection = await open_connection(proxy.url, name="test")
+    channel = await connection.open_channel()
+    proxy.freeze()
+    waiting = asyncio.create_task(channel.call(channel.raw.queue_declare, queue="x", passive=True))
+    await asyncio.sleep(0)
+    proxy.cut()
+
+    with pytest.raises(BrokerUnavailable, match="broke off"):
+        await waiting
+    assert "broke off" in await connection.lost
+
+
+async def test_a_server_that_does_not_answer_the_close_is_left(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dispatcher.broker.connection.CLOSE_SECONDS", 0.05)
+    connection = await open_connection(proxy.url, name="test")
+    proxy.freeze()
+
+    await connection.close()
+
+    assert connection.lost.done()
+
+
+async def test_a_connect_that_is_cancelled_leaves_nothing_behind(proxy: Proxy) -> None:
+    proxy.freeze()
+    connecting = asyncio.create_task(open_connection(proxy.url, name="test"))
+    while not proxy.connections:
+        await asyncio.sleep(0)
+    connecting.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+
+
+def test_it_works_under_uvloop(amqp_url: str) -> None:
+    async def there_and_back() -> str:
+        async with await open_connection(amqp_url, name="test") as connection:
+            await connection.open_channel()
+        return connection.lost.result()
+
+    assert uvloop.run(there_and_back()) == "we closed it"
+
+
+def table(kind: bytes, value: bytes) -> bytes:
+    """An AMQP table with one entry, called k."""
+    entry = b"\x01k" + kind + value
+    return struct.pack(">I", len(entry)) + entry
+
+
+class StrangeProperties(BasicProperties):  # type: ignore[misc]  # pika has no types
+    """Headers as other clients may write them."""
+
+    def __init__(self, headers: bytes) -> None:
+        super().__init__()
+        self._strange = headers
+
+    def encode(self) -> list[bytes]:
+        return [struct.pack(">H", self.FLAG_HEADERS), self._strange]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        table(b"T", struct.pack(">Q", 1_790_000_000_000)),  # milliseconds
+        table(b"d", struct.pack(">d", float("nan"))),
+        table(b"f", struct.pack(">f", float("inf"))),
+        table(b"F", table(b"T", b"\x7f" * 8)),
+    ],
+    ids=["milliseconds", "nan", "infinity", "nested"],
+)
+async def test_headers_that_pika_cannot_read_do_not_end_the_connection(
+    amqp_url: str, topology: Any, rabbit: Rabbit, headers: bytes
+) -> None:
+    await rabbit.publish(topology.queue, b"strange", StrangeProperties(headers))
+    await rabbit.publish(topology.queue, b"neighbour")
+
+    first, second = await rabbit.take_all(topology.queue, 2)
+
+    assert (first.body, first.properties.headers) == (b"strange", None)
+    assert second.body == b"neighbour"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind
+        for kind in vars(exceptions).values()
+        if isinstance(kind, type) and issubclass(kind, exceptions.AMQPConnectionError)
+    ],
+)
+def test_every_fault_of_pika_has_words_of_ours(kind: type[Exception]) -> None:
+    error = kind(320, "CONNECTION_FORCED") if issubclass(kind, exceptions.ConnectionClosed) else kind()
+
+    assert reason(error) != kind.__name__

@@ -1,0 +1,90 @@
+"""A dead letter tells all that a replay needs, is read back as it was written, and points to its email."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dispatcher.broker import pointer
+from dispatcher.broker.dead_letter import MAX_ERROR_CHARACTERS, DeadLetter, decode, encode
+from dispatcher.broker.outgoing import Outgoing
+from dispatcher.broker.pointer import MAX_BODY_OCTETS, Pointer
+from dispatcher.domain.outcome import Reason
+from dispatcher.domain.status import Status
+from dispatcher.errors import InvalidPointer
+
+LETTER = DeadLetter(
+    email_id=UUID("0192f000-0000-7000-8000-00000000000a"),
+    tenant_id="shop",
+    message_key="order-17",
+    correlation_id="request-9",
+    status=Status.FAILED,
+    error_type=Reason.REJECTED_RECIPIENT,
+    error="550 5.1.1 no such user",
+    attempts=2,
+    provider="smtp",
+    created_at=datetime(2026, 11, 21, 8, 0, tzinfo=UTC),
+    failed_at=datetime(2026, 11, 21, 8, 1, 2, 345, tzinfo=UTC),
+)
+
+
+def body(**changes: Any) -> bytes:
+    """A good body but for the changes."""
+    return json.dumps(json.loads(encode(LETTER)) | changes).encode()
+
+
+def test_what_was_encoded_is_decoded() -> None:
+    assert decode(encode(LETTER)) == LETTER
+
+
+def test_what_is_not_known_may_be_absent() -> None:
+    letter = decode(body(correlation_id=None, error_type=None, error=None, provider=None))
+
+    assert (letter.correlation_id, letter.error_type, letter.error, letter.provider) == (None, None, None, None)
+
+
+def test_a_dead_letter_that_is_put_back_on_the_send_queue_points_to_its_email() -> None:
+    found = pointer.decode(encode(LETTER), SimpleNamespace(correlation_id=None, headers=None))
+
+    assert found == Pointer(LETTER.email_id, LETTER.message_key)
+
+
+def test_a_long_error_is_cut_so_that_the_letter_can_be_read_back() -> None:
+    long = DeadLetter(**{name: getattr(LETTER, name) for name in LETTER.__slots__} | {"error": "\N{SNOWMAN}" * 100_000})
+
+    assert len(encode(long)) < MAX_BODY_OCTETS
+    assert decode(encode(long)).error == "\N{SNOWMAN}" * MAX_ERROR_CHARACTERS
+
+
+def test_the_message_carries_the_names_that_tools_look_for() -> None:
+    message = Outgoing.of_dead_letter("the.dlq", LETTER, "trace")
+
+    assert message == Outgoing("the.dlq", encode(LETTER), str(LETTER.email_id), "request-9", "trace")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tenant_id": None}, {"status": "sent"}, {"status": 1}, {"status": []}, {"attempts": -1}, {"attempts": True}, {"attempts": None},
+        {"created_at": None}, {"created_at": "yesterday"}, {"failed_at": "2026-11-21T08:00:00"}, {"error": 7}, {"v": 2},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_wrong_field_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidPointer):
+        decode(body(**changes))
+
+
+@given(st.dictionaries(st.sampled_from(LETTER.__slots__), st.none() | st.integers() | st.text() | st.lists(st.text())))
+def test_objects_give_a_dead_letter_or_are_refused(changes: dict[str, Any]) -> None:
+    try:
+        assert isinstance(decode(body(**changes)), DeadLetter)
+    except InvalidPointer:
+        pass

@@ -1,0 +1,118 @@
+"""A pointer is read back as it was written; everything else is refused, and nothing but `InvalidPointer` comes of it."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from dispatcher.broker.outgoing import Outgoing
+from dispatcher.broker.pointer import MAX_BODY_OCTETS, Pointer, decode, encode
+from dispatcher.errors import InvalidPointer
+
+EMAIL_ID = UUID("0192f000-0000-7000-8000-00000000000a")
+GOOD: dict[str, Any] = {"v": 1, "email_id": str(EMAIL_ID), "message_key": "order-17"}
+TRACEPARENT = f"00-{'a' * 32}-{'b' * 16}-01"
+PLAIN = SimpleNamespace(correlation_id=None, headers=None)
+
+keys = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=255)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+def body(**changes: Any) -> bytes:
+    """A good body but for the changes; a field that is given as ... is left out."""
+    return json.dumps({name: value for name, value in (GOOD | changes).items() if value is not ...}).encode()
+
+
+@given(keys)
+def test_what_was_encoded_is_decoded(key: str) -> None:
+    pointer = Pointer(uuid4(), key, "request-9", TRACEPARENT)
+    properties = SimpleNamespace(correlation_id="request-9", headers={"traceparent": TRACEPARENT})
+
+    assert decode(encode(pointer), properties) == pointer
+
+
+def test_the_body_holds_the_pointer_and_nothing_else() -> None:
+    assert json.loads(encode(Pointer(EMAIL_ID, "order-17", "request-9", TRACEPARENT))) == GOOD
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"v": 2}, {"v": 0}, {"v": True}, {"v": 1.0}, {"v": "1"}, {"v": None}, {"v": ...},
+        {"email_id": ...}, {"email_id": None}, {"email_id": 7}, {"email_id": ""}, {"email_id": "order-17"},
+        {"email_id": EMAIL_ID.hex}, {"email_id": f"{{{EMAIL_ID}}}"}, {"email_id": f"{EMAIL_ID} "}, {"email_id": [str(EMAIL_ID)]},
+        {"message_key": ...}, {"message_key": None}, {"message_key": 7}, {"message_key": ""}, {"message_key": "k" * 256},
+        {"message_key": "a\0b"}, {"message_key": "a\nb"}, {"message_key": "\ud800"}, {"message_key": {}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_wrong_field_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidPointer):
+        decode(body(**changes), PLAIN)
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\xff\xfe", b"null", b"[]", b'"x"', b"1", b"{", b"{}", b"[" * 60_000, body() + b"!"])
+def test_a_body_that_is_no_object_is_refused(garbage: bytes) -> None:
+    with pytest.raises(InvalidPointer):
+        decode(garbage, PLAIN)
+
+
+def test_a_body_larger_than_any_of_ours_is_refused_unread() -> None:
+    with pytest.raises(InvalidPointer, match="octets"):
+        decode(body() + b" " * MAX_BODY_OCTETS, PLAIN)
+
+
+def test_a_refusal_quotes_nothing_of_the_message() -> None:
+    for hostile in (body(message_key="ann@example.org\n"), body(email_id="ann@example.org"), body(v="ann@example.org")):
+        with pytest.raises(InvalidPointer) as refusal:
+            decode(hostile, PLAIN)
+        assert "ann" not in str(refusal.value)
+        assert refusal.value.__cause__ is None
+
+
+def test_fields_that_are_not_ours_are_ignored() -> None:
+    assert decode(body(status="failed", more=[1]), PLAIN) == Pointer(EMAIL_ID, "order-17")
+
+
+@given(st.binary(max_size=300))
+@example(b'{"v":1,"email_id":"0192f000-0000-7000-8000-00000000000a","message_key":"\\ud800"}')
+def test_bytes_give_a_pointer_or_are_refused(noise: bytes) -> None:
+    try:
+        assert isinstance(decode(noise, PLAIN), Pointer)
+    except InvalidPointer:
+        pass
+
+
+@given(st.dictionaries(st.sampled_from(["v", "email_id", "message_key"]), json_values))
+def test_objects_give_a_pointer_or_are_refused(changes: dict[str, Any]) -> None:
+    try:
+        pointer = decode(body(**changes), PLAIN)
+    except InvalidPointer:
+        return
+    assert json.loads(encode(pointer)) == json.loads(body(**changes))
+
+
+@given(json_values | st.binary(), json_values | st.dictionaries(st.just("traceparent"), json_values | st.binary()))
+def test_strange_properties_do_not_spoil_a_pointer(correlation_id: Any, headers: Any) -> None:
+    pointer = decode(body(), SimpleNamespace(correlation_id=correlation_id, headers=headers))
+
+    assert pointer.email_id == EMAIL_ID
+    assert pointer.correlation_id in (None, correlation_id)
+    assert pointer.traceparent is None
+
+
+def test_a_correlation_id_that_amqp_cannot_hold_stays_behind() -> None:
+    pointer = Pointer(EMAIL_ID, "order-17", "\N{SNOWMAN}" * 255)
+
+    assert Outgoing.of_pointer("q", pointer).correlation_id is None
+    assert Outgoing.of_pointer("q", Pointer(EMAIL_ID, "order-17", "x" * 255)).correlation_id == "x" * 255

@@ -1,0 +1,141 @@
+"""What `init` makes, what it says about it, and what `run` refuses to start with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from urllib.parse import urlsplit, urlunsplit
+
+import pytest
+
+from dispatcher.broker.topology import DELIVERY_LIMIT, Topology, declare, depths, difference, verify
+from dispatcher.config import load
+from dispatcher.errors import TopologyError
+from tests.broker.rabbit import Operator, Rabbit
+
+
+def test_the_settings_name_everything() -> None:
+    settings = load({"DISPATCHER_QUEUE": "a.send", "DISPATCHER_DLQ": "a.dlq", "DISPATCHER_QUEUE_TYPE": "classic"})
+
+    assert Topology.of(settings) == Topology("email.dispatcher", "a.send", "a.dlq", "classic")
+
+
+def test_a_quorum_queue_dead_letters_safely_and_counts_no_deliveries() -> None:
+    topology = Topology("x", "x.send", "x.dlq")
+
+    assert topology.arguments("x.send") == {
+        "x-queue-type": "quorum",
+        "x-dead-letter-exchange": "x",
+        "x-dead-letter-routing-key": "x.dlq",
+        "x-dead-letter-strategy": "at-least-once",
+        "x-overflow": "reject-publish",
+        "x-delivery-limit": DELIVERY_LIMIT,
+    }
+    assert topology.arguments("x.dlq") == {"x-queue-type": "quorum", "x-delivery-limit": DELIVERY_LIMIT}
+
+
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+async def test_declaring_twice_changes_nothing(amqp_url: str, undeclared: Topology, queue_type: str) -> None:
+    topology = replace(undeclared, queue_type=queue_type)
+
+    assert await declare(amqp_url, topology) == [
+        f"declared exchange {topology.exchange} (direct, durable)",
+        f"declared queue {topology.dlq} ({queue_type}, durable)",
+        f"declared queue {topology.queue} ({queue_type}, durable)",
+    ]
+    assert await declare(amqp_url, topology) == [
+        f"exchange {topology.exchange} was there already",
+        f"queue {topology.dlq} was there already",
+        f"queue {topology.queue} was there already",
+    ]
+    await verify(amqp_url, topology)
+
+
+async def test_declaring_makes_only_what_is_missing(amqp_url: str, topology: Topology, rabbit: Rabbit) -> None:
+    await rabbit.publish(topology.dlq, b"kept")
+    await rabbit.delete_queue(topology.queue)
+
+    words = await declare(amqp_url, topology)
+
+    assert [line.split()[0] for line in words] == ["exchange", "queue", "declared"]
+    assert await depths(amqp_url, topology) == {topology.queue: 0, topology.dlq: 1}
+
+
+async def test_a_queue_with_other_arguments_is_refused_by_name_with_the_difference(
+    amqp_url: str, topology: Topology
+) -> None:
+    other = replace(topology, dlq=f"{topology.dlq}.2")
+
+    for check in (declare, verify):
+        with pytest.raises(TopologyError) as refusal:
+            await check(amqp_url, replace(topology, queue_type="classic"))
+        assert topology.dlq in refusal.value.message
+        assert "x-queue-type is 'quorum', we need 'classic'" in refusal.value.message
+        assert "DISPATCHER_DLQ" in (refusal.value.remedy or "")
+
+    with pytest.raises(TopologyError, match=rf"routing-key is '{topology.dlq}', we need '{other.dlq}'.*DISPATCHER_QUEUE"):
+        await declare(amqp_url, other)
+    assert other.dlq in await depths(amqp_url, replace(other, queue=topology.queue))
+    await _clean(amqp_url, other.dlq)
+
+
+async def test_a_queue_without_dead_lettering_is_refused(amqp_url: str, undeclared: Topology, rabbit: Rabbit) -> None:
+    await rabbit.declare_queue(undeclared.queue, **{"x-queue-type": "quorum"})
+
+    with pytest.raises(TopologyError, match=f"queue {undeclared.queue} already, with other arguments: x-.* is not set"):
+        await declare(amqp_url, undeclared)
+
+
+async def test_an_exchange_of_another_type_is_refused(amqp_url: str, undeclared: Topology) -> None:
+    with pytest.raises(TopologyError, match=r"exchange amq\.fanout .*: type is 'fanout', we need 'direct'"):
+        await declare(amqp_url, replace(undeclared, exchange="amq.fanout"))
+
+
+async def test_what_is_missing_is_named_with_the_remedy(amqp_url: str, topology: Topology, rabbit: Rabbit) -> None:
+    await rabbit.delete_queue(topology.dlq)
+    for check in (verify, depths):
+        with pytest.raises(TopologyError, match=f'no queue "{topology.dlq}". Run `dispatcher init`'):
+            await check(amqp_url, topology)
+
+    await rabbit.delete_exchange(topology.exchange)
+    with pytest.raises(TopologyError, match=f'no exchange "{topology.exchange}". Run `dispatcher init`'):
+        await verify(amqp_url, topology)
+
+
+async def test_verifying_creates_nothing(amqp_url: str, undeclared: Topology) -> None:
+    for _ in range(2):
+        with pytest.raises(TopologyError, match="no exchange"):
+            await verify(amqp_url, undeclared)
+
+
+async def test_depths_count_what_waits(amqp_url: str, topology: Topology, rabbit: Rabbit) -> None:
+    for _ in range(3):
+        await rabbit.publish(topology.queue, b"one")
+
+    assert await depths(amqp_url, topology) == {topology.queue: 3, topology.dlq: 0}
+
+
+async def test_a_user_who_may_not_configure_can_verify_but_not_declare(
+    amqp_url: str, topology: Topology, operator: Operator
+) -> None:
+    user = topology.exchange
+    own = r"test\..*"
+    operator.set_permissions(user, "pässword", read=own, write=own)
+    parts = urlsplit(amqp_url)
+    url = urlunsplit(parts._replace(netloc=f"{user}:p%C3%A4ssword@{parts.netloc.rpartition('@')[2]}"))
+
+    await verify(url, topology)
+    with pytest.raises(TopologyError, match="does not let this user declare exchange"):
+        await declare(url, topology)
+
+    operator.delete_user(user)
+
+
+def test_a_difference_in_words_that_we_do_not_know_is_passed_on() -> None:
+    assert difference("PRECONDITION_FAILED - something new") == "PRECONDITION_FAILED - something new"
+
+
+async def _clean(amqp_url: str, queue: str) -> None:
+    from dispatcher.broker.connection import open_connection
+
+    async with await open_connection(amqp_url, name="test clean-up") as connection:
+        await Rabbit(connection).delete_queue(queue)

@@ -1,0 +1,24 @@
+"""What the tests of private servers share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+Eventually = Callable[[Callable[[], bool], str], None]
+
+
+@pytest.fixture
+def eventually() -> Eventually:
+    """Waits for a condition; fails with the words given when half a minute was not enough."""
+
+    def wait(condition: Callable[[], bool], words: str) -> None:
+        deadline = time.monotonic() + 30
+        while not condition():
+            if time.monotonic() > deadline:
+                pytest.fail(f"not within 30 s: {words}")
+            time.sleep(0.02)
+
+    return wait

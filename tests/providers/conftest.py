@@ -1,0 +1,48 @@
+"""What tests of adapters share: the worker's event loop, an email to send, attempts, and a certificate authority."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import trustme
+import uvloop
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop that workers run on."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """A certificate authority for tests.
+
+    Attributes:
+        ca_file: What a client must trust.
+        server: The server's side of TLS for `127.0.0.1` and `localhost`.
+        elsewhere: The same for another host's name.
+    """
+
+    ca_file: Path
+    server: ssl.SSLContext
+    elsewhere: ssl.SSLContext
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """An authority that nobody trusts who is not told to."""
+    ca = trustme.CA()
+    ca_file = tmp_path_factory.mktemp("authority") / "ca.pem"
+    ca.cert_pem.write_to_path(ca_file)
+    return Authority(ca_file, _server_context(ca, "127.0.0.1", "localhost"), _server_context(ca, "elsewhere.example"))
+
+
+def _server_context(ca: trustme.CA, *names: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert(*names).configure_cert(context)
+    return context

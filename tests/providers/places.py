@@ -1,0 +1,93 @@
+"""One place to send to per adapter, which counts what arrived on its own: the far end of the conformance suite."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from dispatcher.config import SmtpServer
+from dispatcher.dev.smtp_session import Behaviour
+from dispatcher.dev.smtp_sink import SmtpSink, running_sink
+from dispatcher.providers.capture import CaptureProvider
+from dispatcher.providers.contract import Provider
+from dispatcher.providers.smtp import SmtpProvider
+from dispatcher.providers.smtp_connection import SmtpOptions
+
+
+class Place(Protocol):
+    """An adapter and its far end."""
+
+    @property
+    def provider(self) -> Provider:
+        """The adapter."""
+        ...
+
+    def contents(self) -> list[bytes]:
+        """The emails that arrived, in their order."""
+        ...
+
+    def times(self) -> Counter[str]:
+        """How often each email id arrived."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SmtpPlace:
+    """The smtp adapter and the sink."""
+
+    provider: SmtpProvider
+    sink: SmtpSink
+
+    def contents(self) -> list[bytes]:
+        return [email.content for email in self.sink.received]
+
+    def times(self) -> Counter[str]:
+        return Counter(self.sink.ledger().times)
+
+
+@dataclass(frozen=True, slots=True)
+class CapturePlace:
+    """The capture adapter and its Maildir."""
+
+    provider: CaptureProvider
+    folder: Path
+
+    def contents(self) -> list[bytes]:
+        return [path.read_bytes() for path in sorted(self.folder.glob("new/*"), key=_nanoseconds)]
+
+    def times(self) -> Counter[str]:
+        return Counter(path.name.partition(".")[0] for path in self.folder.glob("new/*"))
+
+
+def _nanoseconds(path: Path) -> int:
+    return int(path.name.split(".")[1])
+
+
+@asynccontextmanager
+async def smtp_place(
+    folder: Path, behaviour: Behaviour | None = None, *, connections: int = 8, emails_per_connection: int = 100
+) -> AsyncIterator[SmtpPlace]:
+    """The smtp adapter, in the clear, and a sink that behaves so."""
+    async with running_sink(folder, behaviour) as sink:
+        server = SmtpServer("127.0.0.1", sink.port, "none")
+        provider = SmtpProvider(
+            SmtpOptions(server, connections=connections, emails_per_connection=emails_per_connection)
+        )
+        try:
+            yield SmtpPlace(provider, sink)
+        finally:
+            await provider.close()
+
+
+@asynccontextmanager
+async def capture_place(folder: Path) -> AsyncIterator[CapturePlace]:
+    """The capture adapter and a Maildir that is not there yet."""
+    yield CapturePlace(CaptureProvider(folder / "maildir"), folder / "maildir")
+
+
+PLACES = {"smtp": smtp_place, "capture": capture_place}
+"""By the provider's word; a new adapter joins the conformance suite here."""
