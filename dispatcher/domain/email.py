@@ -12,6 +12,7 @@ from dispatcher.domain import email_rules as rules
 from dispatcher.domain.email_json import arguments_of, document_of
 from dispatcher.domain.outgoing import Attachment
 from dispatcher.domain.status import OnUncertain
+from dispatcher.domain.template_data import canonical_data, checked_data
 from dispatcher.errors import InvalidEmail
 
 
@@ -25,6 +26,8 @@ class Email:
         to: May be empty if there is a cc or bcc.
         text: Plain body; None if there is only HTML.
         html: HTML body; None if there is only text.
+        template_id: The provider's template that writes subject and body instead; None if they stand here.
+        template_data: What the template is filled with.
         headers: Additional headers, read-only.
         tags: For the provider's statistics.
         tenant_id: Whose email it is; message keys are unique within a tenant.
@@ -38,6 +41,8 @@ class Email:
     subject: str = field(repr=False)
     text: str | None = field(repr=False)
     html: str | None = field(repr=False)
+    template_id: str | None
+    template_data: Mapping[str, object] = field(repr=False, hash=False)
     cc: tuple[str, ...] = field(repr=False)
     bcc: tuple[str, ...] = field(repr=False)
     reply_to: tuple[str, ...] = field(repr=False)
@@ -54,9 +59,11 @@ class Email:
         message_key: str,
         sender: str,
         to: str | Sequence[str],
-        subject: str,
+        subject: str = "",
         text: str | None = None,
         html: str | None = None,
+        template_id: str | None = None,
+        template_data: Mapping[str, object] = MappingProxyType({}),
         cc: str | Sequence[str] = (),
         bcc: str | Sequence[str] = (),
         reply_to: str | Sequence[str] = (),
@@ -85,7 +92,10 @@ class Email:
         self._check_recipients()
         keep("reply_to", rules.addresses("reply_to", reply_to))
         keep("subject", rules.line("subject", subject, rules.MAX_LINE_CHARACTERS))
-        kept_text, kept_html = rules.bodies(text, html)
+        keep("template_id", None if template_id is None else rules.template(template_id))
+        keep("template_data", checked_data(template_data))
+        self._check_template(text, html)
+        kept_text, kept_html = rules.bodies(text, html, required=template_id is None)
         keep("text", kept_text)
         keep("html", kept_html)
         keep("headers", rules.headers(headers))
@@ -100,6 +110,12 @@ class Email:
             raise InvalidEmail("to", "needs at least one recipient in to, cc or bcc")
         if recipients > rules.MAX_RECIPIENTS:
             raise InvalidEmail("to", f"and cc and bcc have more than {rules.MAX_RECIPIENTS} recipients together")
+
+    def _check_template(self, text: object, html: object) -> None:
+        if self.template_id is None and self.template_data:
+            raise InvalidEmail("template_data", "stands without template_id")
+        if self.template_id is not None and (text or html):
+            raise InvalidEmail("template_id", "stands beside text or html; a template writes the body itself")
 
     @classmethod
     def from_json(cls, document: object) -> Email:
@@ -136,5 +152,7 @@ class Email:
             *(str(len(files)), *[text for file in files for text in file]),
             *(str(len(self.tags)), *self.tags),
         ]
+        if self.template_id is not None:
+            parts += ["template", self.template_id, canonical_data(self.template_data)]
         # Each part with its length before it, so that no two emails share a form.
         return sha256("".join([f"{len(part)}:{part}" for part in parts]).encode()).digest()

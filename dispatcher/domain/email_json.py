@@ -13,13 +13,14 @@ from dispatcher.errors import InvalidEmail
 if TYPE_CHECKING:
     from dispatcher.domain.email import Email
 
-REQUIRED_FIELDS: Final = ("message_key", "from", "subject")
-"""`to` may be missing where there is a cc or bcc, `text` or `html` where there is the other: `Email` checks these."""
+REQUIRED_FIELDS: Final = ("message_key", "from")
+"""`to` may be missing where there is a cc or bcc, `text` or `html` where there is the other, and all of the body where
+there is a template: `Email` checks these."""
 FIELDS: Final = frozenset(
     {
         *REQUIRED_FIELDS,
-        *("tenant_id", "to", "cc", "bcc", "reply_to", "text", "html", "headers", "attachments"),
-        *("correlation_id", "tags", "on_uncertain"),
+        *("tenant_id", "to", "cc", "bcc", "reply_to", "subject", "text", "html", "headers", "attachments"),
+        *("template_id", "template_data", "correlation_id", "tags", "on_uncertain"),
     }
 )
 ATTACHMENT_FIELDS: Final = ("filename", "content_type", "content")
@@ -40,6 +41,8 @@ def arguments_of(document: object) -> dict[str, Any]:
     for name in REQUIRED_FIELDS:
         if name not in given:
             raise InvalidEmail(name, "is missing")
+    if "subject" not in given and "template_id" not in given:
+        raise InvalidEmail("subject", "is missing")
     given["sender"] = given.pop("from")
     given.setdefault("to", ())
     if "attachments" in given:
@@ -92,13 +95,16 @@ def document_of(email: Email) -> dict[str, object]:
         "subject": email.subject,
         "text": email.text,
         "html": email.html,
+        "template_id": email.template_id,
+        "template_data": dict(email.template_data),
         "headers": dict(email.headers),
         "attachments": [_attachment_document(attachment) for attachment in email.attachments],
         "tags": list(email.tags),
         "correlation_id": email.correlation_id,
         "on_uncertain": None if email.on_uncertain is None else email.on_uncertain.value,
     }
-    return {name: value for name, value in document.items() if value or name in REQUIRED_FIELDS}
+    needed = REQUIRED_FIELDS if email.template_id else (*REQUIRED_FIELDS, "subject")
+    return {name: value for name, value in document.items() if value or name in needed}
 
 
 def _attachment_document(attachment: Attachment) -> dict[str, str]:

@@ -42,6 +42,7 @@ MAX_TAG_CHARACTERS: Final = 100
 """Below SendGrid's 255, and enough for a name that people read."""
 
 _TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
+_TEMPLATE: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _MIME_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}"  # RFC 6838, section 4.2
 _CONTENT_TYPE: Final = re.compile(rf"{_MIME_NAME}/{_MIME_NAME}")
@@ -121,11 +122,19 @@ def addresses(field: str, value: object) -> tuple[str, ...]:
     return tuple([address(f"{field}[{index}]", item) for index, item in enumerate(listed)])
 
 
-def bodies(text: object, html: object) -> tuple[str | None, str | None]:
-    """Text and HTML; an empty one counts as absent, and one of them must be there."""
+def template(value: object) -> str:
+    """The id of a provider's template: SendGrid's `d-…`, SES's template name."""
+    text = _text("template_id", value)
+    if not _TEMPLATE.fullmatch(text):
+        raise InvalidEmail("template_id", "must be 1 to 100 ASCII letters, digits, - and _")
+    return text
+
+
+def bodies(text: object, html: object, *, required: bool = True) -> tuple[str | None, str | None]:
+    """Text and HTML; an empty one counts as absent, and one of them must be there if a body is required."""
     kept_text, text_octets = _body("text", text)
     kept_html, html_octets = _body("html", html)
-    if kept_text is None and kept_html is None:
+    if required and kept_text is None and kept_html is None:
         raise InvalidEmail("text", "is missing, and so is html; an email needs one of them, not empty")
     if text_octets + html_octets > MAX_BODY_OCTETS:
         raise _oversized_body("html" if text_octets <= html_octets else "text")

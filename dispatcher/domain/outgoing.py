@@ -34,6 +34,9 @@ class OutgoingEmail:
         to: At least one of `to`, `cc` and `bcc` is not empty.
         text: Plain body; None if there is only HTML.
         html: HTML body; None if there is only text.
+        template_id: The provider's template that writes subject and body; None if they stand here. An adapter without
+            templates rejects such an email.
+        template_data: What the template is filled with; JSON values.
     """
 
     email_id: UUID
@@ -43,6 +46,8 @@ class OutgoingEmail:
     subject: str
     text: str | None = None
     html: str | None = None
+    template_id: str | None = None
+    template_data: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     cc: tuple[str, ...] = ()
     bcc: tuple[str, ...] = ()
     reply_to: tuple[str, ...] = ()

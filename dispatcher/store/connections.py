@@ -16,6 +16,7 @@ from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 from dispatcher.errors import DispatcherError, SchemaError, StoreUnavailable
 from dispatcher.store.queries import query
 
+Session = psycopg.Connection[TupleRow]
 AsyncSession = psycopg.AsyncConnection[TupleRow]
 Pool = AsyncConnectionPool[AsyncSession]
 

@@ -72,6 +72,8 @@ def insert_parameters(drafts: Sequence[Draft]) -> Parameters:
         "subjects": [email.subject for email in emails],
         "text_bodies": [email.text for email in emails],
         "html_bodies": [email.html for email in emails],
+        "template_ids": [email.template_id for email in emails],
+        "template_datas": [_json(dict(email.template_data)) for email in emails],
         "headers": [_json(dict(email.headers)) for email in emails],
         "tags": [_json(email.tags) for email in emails],
         "attachment_counts": [len(email.attachments) for email in emails],

@@ -15,6 +15,7 @@ from dispatcher.store.connections import Pool, session
 from dispatcher.store.queries import query
 
 _NO_HEADERS: Final = MappingProxyType[str, str]({})
+_NO_DATA: Final = MappingProxyType[str, object]({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class LeaseStore:
             "highest_id": ids[-1],
         }
         rows = await self._fetch("lease", parameters)
-        with_attachments = [row[0] for row in rows if row[13]]
+        with_attachments = [row[0] for row in rows if row[-1]]
         attachments = await self._attachments(with_attachments) if with_attachments else {}
         return [_lease(row, attachments.get(row[0], ())) for row in rows]
 
@@ -182,7 +183,8 @@ def _lease(row: tuple[Any, ...], attachments: tuple[Attachment, ...]) -> Lease:
 
 
 def _outgoing(row: tuple[Any, ...], attachments: tuple[Attachment, ...]) -> OutgoingEmail:
-    email_id, created_at, sender, recipients, subject, text, html, headers, tags = row[0], *row[5:13]
+    email_id, *_, created_at = row[:6]
+    sender, recipients, subject, text, html, template_id, template_data, headers, tags, _ = row[6:]
     return OutgoingEmail(
         email_id=email_id,
         created_at=created_at,
@@ -194,6 +196,8 @@ def _outgoing(row: tuple[Any, ...], attachments: tuple[Attachment, ...]) -> Outg
         subject=subject,
         text=text,
         html=html,
+        template_id=template_id,
+        template_data=template_data or _NO_DATA,
         headers=headers or _NO_HEADERS,
         attachments=attachments,
         tags=tuple(tags or ()),

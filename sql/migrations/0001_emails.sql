@@ -48,6 +48,8 @@ create table email_content (
     subject text not null,
     text_body text,
     html_body text,
+    template_id text,
+    template_data jsonb,
     headers jsonb,
     tags jsonb,
     attachment_count integer not null default 0,

@@ -17,12 +17,14 @@ with input as (
         %(subjects)s::text[],
         %(text_bodies)s::text[],
         %(html_bodies)s::text[],
+        %(template_ids)s::text[],
+        %(template_datas)s::text[],
         %(headers)s::text[],
         %(tags)s::text[],
         %(attachment_counts)s::integer[]
     ) as t (
         email_id, tenant_id, message_key, payload_hash, on_uncertain, correlation_id, traceparent,
-        sender, recipients, subject, text_body, html_body, headers, tags, attachment_count
+        sender, recipients, subject, text_body, html_body, template_id, template_data, headers, tags, attachment_count
     )
 ),
 claimed as (
@@ -42,11 +44,12 @@ logged as (
 ),
 stored as (
     insert into email_content (
-        email_id, sender, recipients, subject, text_body, html_body, headers, tags, attachment_count
+        email_id, sender, recipients, subject, text_body, html_body, template_id, template_data, headers, tags,
+        attachment_count
     )
     select
-        email_id, sender, recipients::jsonb, subject, text_body, html_body, headers::jsonb, tags::jsonb,
-        attachment_count
+        email_id, sender, recipients::jsonb, subject, text_body, html_body, template_id, template_data::jsonb,
+        headers::jsonb, tags::jsonb, attachment_count
     from input
     join claimed using (email_id)
 )

@@ -24,7 +24,8 @@ with leased as (
 )
 select
     e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.created_at,
-    c.sender, c.recipients, c.subject, c.text_body, c.html_body, c.headers, c.tags, c.attachment_count
+    c.sender, c.recipients, c.subject, c.text_body, c.html_body, c.template_id, c.template_data, c.headers, c.tags,
+    c.attachment_count
 from leased as e
 left join email_content as c
     on c.email_id = e.email_id
