@@ -25,7 +25,7 @@ FLOORS: Final = (
     {"config"},
     {"telemetry"},
     {"store", "broker", "providers", "inflight"},  # siblings that do not know each other
-    {"stopping", "results"},  # what several processes have in common
+    {"stopping", "results", "routing"},  # what several processes have in common
     {"worker", "relay", "monitor", "producers"},
     {FACADE},  # what an application sees
     {"supervisor", "api", "ops"},

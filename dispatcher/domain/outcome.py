@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 
 class Reason(StrEnum):
@@ -38,6 +39,12 @@ class Reason(StrEnum):
     """Our own code failed on this email before anything of it left."""
     OUTCOME_UNKNOWN = "outcome_unknown"
     """The request left and no answer that can be believed came back."""
+
+
+CONCERNS_PROVIDER: Final = frozenset(
+    {Reason.THROTTLED, Reason.CONNECTION_FAILED, Reason.SERVER_ERROR, Reason.TIMEOUT_BEFORE_SEND}
+)
+"""A definite no for one of these says nothing about the email: another provider may be tried at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,12 +107,14 @@ create table email_hourly (
 -- The smallest UUIDv7 of an instant's millisecond (RFC 9562, section 5.7).
 create function email_id_lowest_at(at timestamptz) returns uuid
 language sql immutable strict parallel safe
-return (lpad(to_hex((extract(epoch from at) * 1000)::bigint), 12, '0') || '70008000000000000000')::uuid;
+return (lpad(to_hex(floor(extract(epoch from at) * 1000)::bigint), 12, '0') || '70008000000000000000')::uuid;
 
 -- Makes one partition of one table. Rows of that range that had to go to the default partition move into it.
 create function email_partition_make(parent text, partition text, from_id uuid, until_id uuid) returns void
 language plpgsql as $$
 begin
+    -- An insert into the default partition that committed between the move and the attachment would make the latter fail.
+    execute format('lock table %I in access exclusive mode', parent || '_default');
     execute format('create table %I (like %I including defaults including constraints)', partition, parent);
     execute format(
         'with moved as (delete from %I where email_id >= %L and email_id < %L returning *) insert into %I select * from moved',

@@ -1,0 +1,6 @@
+"""Which provider gets the next attempt, and when: order, failover, pauses, circuit breakers and rate ceilings.
+
+    breaker   whether one provider may be tried now
+    rate      how fast, over all hosts
+    routes    the providers in their order, each with both
+"""

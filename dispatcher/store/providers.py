@@ -1,0 +1,67 @@
+"""What workers on all hosts agree on about a provider: its rate, and whether it can be used now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import Connection
+from psycopg.rows import TupleRow
+
+from dispatcher.store.connections import Pool, session, translated
+from dispatcher.store.queries import query
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderState:
+    """What one worker slot says of a provider.
+
+    Attributes:
+        state: `paused` (throttled), `open` (failing as a whole) or `half_open` (trying one email).
+        seconds_left: How long it lasts; None or below zero where it should have ended.
+    """
+
+    provider: str
+    slot: str
+    state: str
+    reason: str | None
+    seconds_left: float | None
+
+
+class ProviderStore:
+    """A worker's statements about providers; each raises StoreUnavailable where the same call may succeed later."""
+
+    def __init__(self, pool: Pool, *, slot: str) -> None:
+        self._pool = pool
+        self._slot = slot
+
+    async def begin_rate(self, provider: str, ceiling: float) -> None:
+        """Makes sure that the provider's bucket exists; `ceiling` in emails per second."""
+        await self._fetch("begin_rate", {"provider": provider, "ceiling": ceiling})
+
+    async def take_tokens(self, provider: str, *, ceiling: float, burst: float, wanted: int) -> tuple[int, float]:
+        """How many of the wanted tokens there are, and the rate in emails per second at which more come."""
+        parameters = {"provider": provider, "ceiling": ceiling, "burst": burst, "wanted": wanted}
+        rows = await self._fetch("take_tokens", parameters)
+        return rows[0] if rows else (0, ceiling)
+
+    async def halve_rate(self, provider: str, ceiling: float) -> float | None:
+        """Halves the rate after the provider throttled us; the new rate, or None if somebody has just done it."""
+        rows = await self._fetch("halve_rate", {"provider": provider, "ceiling": ceiling})
+        return rows[0][0] if rows else None
+
+    async def set_state(self, provider: str, state: str, reason: str | None, seconds: float | None) -> None:
+        """Tells others how this worker sees the provider."""
+        parameters = {"provider": provider, "slot": self._slot, "state": state, "reason": reason, "seconds": seconds}
+        await self._fetch("set_provider_state", parameters)
+
+    async def _fetch(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        async with session(self._pool) as connection:
+            cursor = await connection.execute(query(name), parameters)
+            return await cursor.fetchall()
+
+
+def list_states(connection: Connection[TupleRow]) -> list[ProviderState]:
+    """The providers that workers cannot use now; empty where all is well."""
+    with translated():
+        return [ProviderState(*row) for row in connection.execute(query("list_provider_states")).fetchall()]

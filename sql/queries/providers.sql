@@ -1,0 +1,77 @@
+-- name: begin_rate
+-- Makes a provider's bucket, empty, if there is none; a row per bucket that it made.
+insert into provider_rate (provider, per_second, tokens, refilled_at)
+values (%(provider)s, %(ceiling)s, 0, clock_timestamp())
+on conflict (provider) do nothing
+returning provider;
+
+-- name: take_tokens
+-- Takes up to `wanted` whole tokens of a provider's bucket; returns how many, and the rate now. No row: no bucket.
+-- The bucket fills at the rate and holds at most `burst`; the rate climbs back to the ceiling, by a twentieth of it a
+-- second, after it was halved.
+with bucket as (
+    select
+        provider,
+        at,
+        rate,
+        least(%(burst)s, tokens + seconds * rate) as available
+    from (
+        select
+            r.provider,
+            r.tokens,
+            clock.at,
+            passed.seconds,
+            least(%(ceiling)s, r.per_second + passed.seconds * %(ceiling)s / 20) as rate
+        from provider_rate as r
+        cross join lateral (select clock_timestamp() as at) as clock
+        cross join lateral (
+            select greatest(0, extract(epoch from clock.at - r.refilled_at))::double precision as seconds
+        ) as passed
+        where r.provider = %(provider)s
+        for update of r
+    ) as refilled
+)
+update provider_rate as r
+set
+    per_second = b.rate,
+    tokens = b.available - least(%(wanted)s, floor(b.available)),
+    refilled_at = b.at
+from bucket as b
+where r.provider = b.provider
+returning least(%(wanted)s, floor(b.available))::integer, r.per_second;
+
+-- name: halve_rate
+-- Halves a provider's rate and empties its bucket, at most once a second, however many emails were throttled at once.
+-- A row if it did.
+update provider_rate
+set
+    per_second = greatest(%(ceiling)s / 64, per_second / 2),
+    tokens = 0,
+    refilled_at = clock_timestamp(),
+    halved_at = clock_timestamp()
+where provider = %(provider)s
+    and halved_at < clock_timestamp() - interval '1 second'
+returning per_second;
+
+-- name: set_provider_state
+-- A worker slot's view of a provider, from now on; `seconds` is how long it lasts, null where nobody knows.
+insert into provider_state (provider, slot, state, reason, until_at)
+values (
+    %(provider)s, %(slot)s, %(state)s, %(reason)s,
+    clock_timestamp() + %(seconds)s::double precision * interval '1 second'
+)
+on conflict (provider, slot) do update
+set
+    state = excluded.state,
+    reason = excluded.reason,
+    until_at = excluded.until_at,
+    changed_at = clock_timestamp()
+returning provider;
+
+-- name: list_provider_states
+-- What workers say of providers that they cannot use now, worst first; what was said an hour ago and never again is left out.
+select provider, slot, state, reason, extract(epoch from until_at - clock_timestamp())::double precision
+from provider_state
+where state <> 'closed'
+    and greatest(changed_at, until_at) > clock_timestamp() - interval '1 hour'
+order by provider, slot;
