@@ -240,8 +240,8 @@ class _Pika(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has no py.type
     def _read_frame(self) -> Any:
         """The next frame, with empty properties where pika cannot read them.
 
-        Pika raises on header values that other clients may write, such as a timestamp in milliseconds or a NaN. That
-        would drop the connection, RabbitMQ would deliver the message again, and the queue would stand still behind it.
+        Pika raises on header values that other clients may write, such as a timestamp in milliseconds. That would drop
+        the connection, RabbitMQ would deliver the message again, and the queue would stand still behind it.
         """
         try:
             return super()._read_frame()

@@ -55,7 +55,7 @@ def reason(error: BaseException) -> str:
         return f"TLS failed ({getattr(cause, 'verify_message', '') or cause.reason or type(cause).__name__})"
     if isinstance(cause, OSError):
         return (cause.strerror or type(cause).__name__).lower()
-    return type(cause).__name__
+    return f"the connection failed ({type(cause).__name__})"
 
 
 _REASONS: Final[tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str], ...]] = (

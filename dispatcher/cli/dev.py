@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import sys
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -68,6 +69,8 @@ def up(folder: Path, as_json: bool) -> int:
     else:
         print_data("\n".join(f"export {name}={shlex.quote(value)}" for name, value in environment.items()))
     say(f"Servers run in {folder}; `dispatcher dev down` stops them.")
+    if sys.stdout.isatty():
+        say('For a shell that uses them: eval "$(dispatcher dev up)"')
     return Exit.DONE
 
 

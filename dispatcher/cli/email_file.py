@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from dispatcher.cli.email_lines import Entry, Refusal, read_entries
 from dispatcher.cli.exits import Exit
@@ -17,10 +17,7 @@ from dispatcher.cli.output import console_for, plain_table, print_json, print_ta
 from dispatcher.domain.email import Email
 from dispatcher.errors import DispatcherError
 from dispatcher.producers import BATCH_EMAILS, Acceptance, Enqueued, enqueue_many
-from dispatcher.store.connections import connected, translated
-
-if TYPE_CHECKING:
-    from psycopg import Connection
+from dispatcher.store.connections import Session, connected, translated
 
 BATCH_OCTETS: Final = 8 * 1024 * 1024
 """Of lines: emails with attachments make smaller batches, so that memory stays bounded."""
@@ -35,7 +32,7 @@ class Tally:
     """What became of a file's emails.
 
     Attributes:
-        refusals: Every one of them, in the file's order within each batch.
+        refusals: Every one of them; conflicts come after the rest of their batch.
         conflicts: How many of them because their key names another email.
         fault: What ended the run before the file's end.
     """
@@ -112,7 +109,7 @@ def _batches(entries: Iterable[Entry], tally: Tally) -> Iterator[list[Entry]]:
         yield batch
 
 
-def _enqueue(connection: Connection[Any], batch: list[Entry], tally: Tally) -> None:
+def _enqueue(connection: Session, batch: list[Entry], tally: Tally) -> None:
     """One transaction."""
     emails = [entry.content for entry in batch if isinstance(entry.content, Email)]
     with translated(), connection.transaction():
@@ -148,11 +145,12 @@ def _tell(tally: Tally, *, as_json: bool) -> None:
     if as_json:
         print_json(_document(tally))
     else:
-        table = plain_table("", "", show_header=False)
+        table = plain_table("", "", "", show_header=False)
         table.columns[1].justify = "right"
         table.add_row("accepted", f"{tally.accepted:,}")
         table.add_row("already known", f"{tally.known:,}")
-        table.add_row("refused", f"{len(tally.refusals):,}", style="red" if tally.refusals else None)
+        invalid = f"{len(tally.refusals) - tally.conflicts:,} invalid, {tally.conflicts:,} with a key that is taken"
+        table.add_row("refused", f"{len(tally.refusals):,}", invalid if tally.refusals else "")
         print_table(table)
     if tally.fault:
         say(f"Stopped before the end: {tally.fault}")
@@ -167,7 +165,8 @@ def _document(tally: Tally) -> dict[str, Any]:
         "conflicts": tally.conflicts,
         "seconds": round(tally.seconds, 3),
         "refusals": [
-            {"line": refusal.line, "field": refusal.field, "reason": refusal.reason} for refusal in tally.refusals
+            {"line": refusal.line, "field": refusal.field, "reason": refusal.reason}
+            for refusal in sorted(tally.refusals, key=lambda refusal: refusal.line)
         ],
         "fault": str(tally.fault) if tally.fault else None,
     }

@@ -36,14 +36,22 @@ _File: Final = click.Path(exists=True, dir_okay=False, allow_dash=True, path_typ
 @click.option("--text-file", type=_File, metavar="PATH", help="The plain body from a UTF-8 file; - is stdin.")
 @click.option("--html", help="The HTML body.")
 @click.option("--html-file", type=_File, metavar="PATH", help="The HTML body from a UTF-8 file; - is stdin.")
-@click.option("--attach", type=click.Path(exists=True, dir_okay=False, path_type=Path), multiple=True, metavar="PATH",
-              help="A file to attach; may be repeated.")
+@click.option(
+    "--attach",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    multiple=True,
+    metavar="PATH",
+    help="A file to attach; may be repeated.",
+)
 @click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="An additional header; may be repeated.")
 @click.option("--tag", "tags", multiple=True, help="For the provider's statistics; may be repeated.")
 @click.option("--tenant", "tenant_id", help="Whose email it is; keys are unique within a tenant.")
 @click.option("--correlation-id", help="Your name for what caused it; stands in logs and dead letters.")
-@click.option("--on-uncertain", type=click.Choice([policy.value for policy in OnUncertain]),
-              help="Where nobody can know whether it was accepted: hold it, or resend it (may duplicate).")
+@click.option(
+    "--on-uncertain",
+    type=click.Choice([policy.value for policy in OnUncertain]),
+    help="Where nobody can know whether it was accepted: hold it, or resend it (may duplicate).",
+)
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON.")
 def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
     """Accept one email by options, or a file of them with --file. `dispatcher run` sends what is accepted.

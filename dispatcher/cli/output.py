@@ -72,7 +72,10 @@ def console_for(stream: TextIO) -> Console:
     """A console that honours NO_COLOR and TERM, and wraps lines only on a terminal."""
     from rich.console import Console
 
-    return Console(file=stream, highlight=False, width=None if stream.isatty() else _WITHOUT_WRAPPING)
+    # Rich takes NO_COLOR by its letter and keeps bold and dim; who sets it wants plain text.
+    plain = bool(os.environ.get("NO_COLOR")) or not stream.isatty()
+    width = None if stream.isatty() else _WITHOUT_WRAPPING
+    return Console(file=stream, highlight=False, color_system=None if plain else "auto", width=width)
 
 
 def plain_table(*columns: str, **options: Any) -> Table:

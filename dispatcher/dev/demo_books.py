@@ -12,7 +12,7 @@ Three witnesses who do not know each other; a difference between any two of them
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -92,12 +92,30 @@ def balance(evidence: Evidence) -> Books:
     )
 
 
-def _rowless(evidence: Evidence) -> list[UUID]:
-    return [email_id for email_id in evidence.fates if email_id not in evidence.standing]
-
-
 def _sent_into_nothing(evidence: Evidence) -> list[UUID]:
     return _where(evidence, Status.SENT, lambda times, _: times == 0)
+
+
+def _unduly_failed(evidence: Evidence) -> list[UUID]:
+    return _where(evidence, Status.FAILED, lambda _, fate: fate is not Fate.REFUSED)
+
+
+def _unduly_finished(evidence: Evidence) -> list[UUID]:
+    finished = (Status.SENT, Status.HELD)
+    return [i for status in finished for i in _where(evidence, status, lambda _, fate: fate is Fate.REFUSED)]
+
+
+def _where(evidence: Evidence, status: Status, is_wrong: Callable[[int, Fate], bool]) -> list[UUID]:
+    """The emails in that status of which a number of acceptances and a fate make no sense."""
+    return [
+        email_id
+        for email_id, fate in evidence.fates.items()
+        if evidence.standing.get(email_id) is status and is_wrong(evidence.times.get(str(email_id), 0), fate)
+    ]
+
+
+def _rowless(evidence: Evidence) -> list[UUID]:
+    return [email_id for email_id in evidence.fates if email_id not in evidence.standing]
 
 
 def _suspects(evidence: Evidence) -> Iterable[str]:
@@ -112,7 +130,7 @@ def _suspects(evidence: Evidence) -> Iterable[str]:
     yield from _named("in the server's ledger, but not ours", evidence.times.keys() - ours)
     yield from _named("rolled back, but with a row", set(evidence.rolled_back) & evidence.standing.keys())
     yield from _named("failed, though the server would have accepted", _unduly_failed(evidence))
-    yield from _named("refused by the server, but not failed", _unduly_standing(evidence))
+    yield from _named("refused by the server, but not failed", _unduly_finished(evidence))
 
 
 def _wrong_sums(evidence: Evidence, statuses: Counter[Status]) -> Iterable[str]:
@@ -121,25 +139,9 @@ def _wrong_sums(evidence: Evidence, statuses: Counter[Status]) -> Iterable[str]:
     if evidence.dlq != dead:
         yield f"the DLQ holds {evidence.dlq} messages; failed, held and poison make {dead}"
     for status in Status:
-        if evidence.counted.get(status, 0) != statuses[status]:
-            yield f"`dispatcher status` counts {evidence.counted.get(status, 0)} {status}; the rows say {statuses[status]}"
-
-
-def _where(evidence: Evidence, status: Status, is_wrong: _Verdict) -> list[UUID]:
-    return [
-        email_id
-        for email_id, fate in evidence.fates.items()
-        if evidence.standing.get(email_id) is status and is_wrong(evidence.times.get(str(email_id), 0), fate)
-    ]
-
-
-def _unduly_failed(evidence: Evidence) -> list[UUID]:
-    return _where(evidence, Status.FAILED, lambda _, fate: fate is not Fate.REFUSED)
-
-
-def _unduly_standing(evidence: Evidence) -> list[UUID]:
-    finished = (Status.SENT, Status.HELD)
-    return [i for status in finished for i in _where(evidence, status, lambda _, fate: fate is Fate.REFUSED)]
+        counted = evidence.counted.get(status, 0)
+        if counted != statuses[status]:
+            yield f"`dispatcher status` counts {counted} {status}; the rows say {statuses[status]}"
 
 
 def _named(what: str, ids: Iterable[UUID | str]) -> Iterable[str]:

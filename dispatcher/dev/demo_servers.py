@@ -1,7 +1,7 @@
 """The servers of a demo: private ones, or a place of its own on those that the environment names.
 
-A demo enqueues invented emails and counts every one of them. On a server that somebody else uses it therefore works in a
-database and on queues that nobody else knows, and deletes them at its end.
+A demo enqueues invented emails and counts every one of them. On a server that somebody else uses it therefore works in
+a database and on queues that nobody else knows, and deletes them at its end.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ import asyncio
 import os
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
 from dispatcher.broker.connection import open_connection
-from dispatcher.broker.faults import ChannelClosed
 from dispatcher.dev.servers import AMQP_URL, DATABASE_URL, Progress, private_servers
-from dispatcher.errors import BrokerUnavailable, DispatcherError, ServerUnavailable
-from dispatcher.store.connections import connected
+from dispatcher.errors import BrokerUnavailable, DispatcherError
+from dispatcher.store.connections import connected, translated
 from dispatcher.store.queries import query
 
 CA_FILE: Final = "DISPATCHER_CA_FILE"
@@ -57,11 +56,12 @@ def _own_database(database_url: str) -> Iterator[str]:
     with connected(database_url, name="dispatcher demo") as connection:
         locked = connection.execute(query("try_demo_lock")).fetchone()
         if not (locked and locked[0]):
-            raise DispatcherError("Another demo uses the server in DISPATCHER_DATABASE_URL.", remedy="Wait for its end.")
+            raise DispatcherError(f"Another demo uses the server in {DATABASE_URL}.", remedy="Wait for its end.")
         try:
-            connection.execute(query("drop_demo_database"))
-            connection.execute(query("create_demo_database"))
-        except Exception as error:
+            with translated():
+                connection.execute(query("drop_demo_database"))
+                connection.execute(query("create_demo_database"))
+        except DispatcherError as error:
             raise DispatcherError(
                 f"The demo could not make a database of its own on the server in {DATABASE_URL}.",
                 remedy="Name a user there who may create databases, or unset it: the demo then starts its own server.",
@@ -87,7 +87,8 @@ def _own_queues(amqp_url: str, ca_file: Path | None) -> Iterator[Mapping[str, st
     try:
         yield names
     finally:
-        asyncio.run(_delete(amqp_url, names, ca_file))
+        with suppress(BrokerUnavailable):
+            asyncio.run(_delete(amqp_url, names, ca_file))
 
 
 async def _delete(amqp_url: str, names: Mapping[str, str], ca_file: Path | None) -> None:

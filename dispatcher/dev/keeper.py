@@ -23,6 +23,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
@@ -30,6 +31,7 @@ WAKING = frozenset({signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD
 OWNER_CHECK_SECONDS = 0.25
 PATIENCE_SECONDS = 16.0  # RabbitMQ takes 6 to leave in order
 OWNED_PATIENCE_SECONDS = 4.0  # nobody will read their data again
+STRAY_PATIENCE_SECONDS = 0.5  # a server's helpers notice by themselves that it is gone
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -67,11 +69,13 @@ class Record(TypedDict):
 
     Attributes:
         keeper: The keeper's own identity.
+        owner: Whose end is ours; empty if we stay until we are told to go.
         running: Identities of the servers, by name.
         exited: Exit codes (negative: signal numbers) of the servers that ended, by name.
     """
 
     keeper: list[int | str]
+    owner: list[int | str]
     running: dict[str, list[int | str]]
     exited: dict[str, int]
 
@@ -207,6 +211,7 @@ class Keeper:
         """Say what runs, for `stop` to find it should we be killed."""
         record: Record = {
             "keeper": list(identify(os.getpid()) or (os.getpid(), "")),
+            "owner": list(self.owner or ()),
             "running": {name: list(self.identities[pid]) for pid, name in self.names.items()},
             "exited": self.exited,
         }
@@ -219,22 +224,20 @@ class Keeper:
                 words = json.loads((self.folder / "plan" / f"{name}.json").read_text())["stop"]
                 for word in words[step : step + 1]:
                     send(pid, signal.Signals[word])
-            if self.all_gone(patience_seconds / 2):
-                return
-        while not self.all_gone(0.02):
-            for pid in descendants(os.getpid()):
+            self.wait_until(lambda: not self.names, patience_seconds / 2)
+        self.wait_until(lambda: not descendants(os.getpid()), STRAY_PATIENCE_SECONDS)
+        while left := descendants(os.getpid()):
+            for pid in left:
                 send(pid, signal.SIGKILL)
+            self.wait_until(lambda: not descendants(os.getpid()), 0.05)
 
-    def all_gone(self, wait_seconds: float) -> bool:
-        """Whether no descendant is left, at the latest after so many seconds."""
-        deadline = time.monotonic() + wait_seconds
-        while True:
-            self.reap()
-            if not descendants(os.getpid()):
-                return True
-            if time.monotonic() > deadline:
-                return False
+    def wait_until(self, done: Callable[[], bool], seconds: float) -> None:
+        """Collect the dead until the condition holds, or the time is over."""
+        deadline = time.monotonic() + seconds
+        self.reap()
+        while not done() and time.monotonic() < deadline:
             signal.sigtimedwait({signal.SIGCHLD}, 0.02)
+            self.reap()
 
 
 def _become(plan: Plan, keeper: int) -> None:

@@ -82,6 +82,13 @@ class Processes:
         record = self.record()
         return _living(record["keeper"]) if record else None
 
+    def is_abandoned(self) -> bool:
+        """Whether there was an owner who is gone, so that the servers are about to go, too."""
+        record = self.record()
+        if record is None or not record.get("owner"):
+            return False
+        return _living(record["owner"]) is None
+
     def running(self) -> dict[str, int]:
         """Pids of the servers that run now, by name."""
         record = self.record()

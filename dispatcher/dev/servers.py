@@ -101,7 +101,7 @@ def start(folder: Path, *, progress: Progress, owner_pid: int | None) -> Servers
     processes = Processes(folder)
     with cache.locked(folder / "start.lock"):
         found = status(folder)
-        if found.running and found.servers and found.pids:
+        if found.running and found.servers and found.pids and not processes.is_abandoned():
             return _reuse(found.servers, owner_pid)
         stop(folder)
         try:

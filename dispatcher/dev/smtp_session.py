@@ -48,6 +48,8 @@ class Act(StrEnum):
     HANG = "hang"
     DRIP = "drip"
     """An endless reply, an octet every 20 ms."""
+    FREEZE = "freeze"
+    """As HANG, and reads no more: what the other side sends piles up on its own side."""
 
 
 DRIP_SECONDS: Final = 0.02
@@ -78,6 +80,7 @@ class Behaviour:
         security: `none`, `starttls` or `tls`.
         tls: The server's side of TLS; where it is missing STARTTLS is not offered.
         login: The user and password that MAIL needs; None for an open server.
+        login_methods: What is announced behind AUTH.
         latency_seconds: Before the answer to an email.
         slow_seconds: Before the reply to a recipient that begins with `slow`.
         size_limit: Announced and enforced; 0 for none.
@@ -89,6 +92,7 @@ class Behaviour:
     security: str = "none"
     tls: ssl.SSLContext | None = None
     login: tuple[str, str] | None = None
+    login_methods: str = "PLAIN LOGIN"
     latency_seconds: float = 0.0
     slow_seconds: float = 0.2
     size_limit: int = 0
@@ -150,6 +154,10 @@ class Session(asyncio.Protocol):
     def drop(self) -> None:
         """End the connection without a word."""
         self._transport.abort()
+
+    def freeze(self) -> None:
+        """Say nothing more, and stay."""
+        self._is_waiting = True
 
     def _go_on(self) -> None:
         while not self._is_waiting and not self._transport.is_closing():
@@ -215,7 +223,7 @@ class Session(asyncio.Protocol):
         if self._behaviour.security == "starttls" and not self._is_secure and self._behaviour.tls:
             offers.append("STARTTLS")
         elif self._behaviour.login:
-            offers.append("AUTH PLAIN LOGIN")
+            offers.append(f"AUTH {self._behaviour.login_methods}")
         last = offers.pop()
         self._reply("".join(f"250-{offer}\r\n" for offer in offers) + f"250 {last}", Step.EHLO)
 
@@ -227,10 +235,12 @@ class Session(asyncio.Protocol):
         context = self._behaviour.tls
         if context is None or self._is_secure or self._behaviour.security != "starttls":
             self._reply("502 5.5.1 not offered", Step.STARTTLS)
-        elif not self._act(Step.STARTTLS):
+        elif self._behaviour.script.get(Step.STARTTLS, "220").startswith("220"):
             self._is_waiting = True
-            self._send("220 2.0.0 go ahead")
+            self._send(self._behaviour.script.get(Step.STARTTLS, "220 2.0.0 go ahead"))
             self._task = self._loop.create_task(self._secure(context))
+        else:
+            self._act(Step.STARTTLS)
 
     async def _secure(self, context: ssl.SSLContext) -> None:
         # RFC 3207, section 4.2: what was said in the clear is forgotten.
@@ -363,8 +373,10 @@ class Session(asyncio.Protocol):
             self._transport.close()
         elif wanted == Act.RESET:
             self._transport.abort()
-        elif wanted == Act.HANG:
+        elif wanted in (Act.HANG, Act.FREEZE):
             self._is_waiting = True
+            if wanted == Act.FREEZE:
+                self._transport.pause_reading()
         elif wanted == Act.DRIP:
             self._is_waiting = True
             self._drip(b"250-")

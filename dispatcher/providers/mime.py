@@ -78,7 +78,7 @@ def render(email: OutgoingEmail) -> RenderedEmail:
     return RenderedEmail(
         content=content,
         sender=ascii_spec(sender[0]),
-        recipients=tuple({_mailbox_key(address): ascii_spec(address) for address in (*to, *cc, *bcc)}.values()),
+        recipients=_once((*to, *cc, *bcc)),
         needs_smtputf8=not all(address.local.isascii() for address in every),
     )
 
@@ -95,9 +95,12 @@ def _addresses(name: str, texts: Iterable[str], reason: Reason) -> list[Address]
     return addresses
 
 
-def _mailbox_key(address: Address) -> tuple[str, str]:
-    """Two addresses with the same key are one mailbox; only the domain ignores case (RFC 5321, section 2.4)."""
-    return address.local, ascii_domain(address.domain).lower()
+def _once(addresses: Iterable[Address]) -> tuple[str, ...]:
+    """Each mailbox once, as it was first written; only the domain ignores case (RFC 5321, section 2.4)."""
+    specs: dict[tuple[str, str], str] = {}
+    for address in addresses:
+        specs.setdefault((address.local, ascii_domain(address.domain).lower()), ascii_spec(address))
+    return tuple(specs.values())
 
 
 def _headers(

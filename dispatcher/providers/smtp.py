@@ -46,7 +46,10 @@ class SmtpProvider:
         self._options = options
         self._context = tls_context(options)
         self._pool = ConnectionPool(
-            self._open, connections=options.connections, emails_per_connection=options.emails_per_connection
+            self._open,
+            connections=options.connections,
+            emails_per_connection=options.emails_per_connection,
+            trusted_idle_seconds=options.trusted_idle_seconds,
         )
 
     @property

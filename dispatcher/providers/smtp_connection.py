@@ -37,12 +37,15 @@ class SmtpOptions:
         connections: Connections kept, and so the emails on the wire at once.
         emails_per_connection: After so many a connection is renewed.
         ca_file: Certificates to trust instead of the system's.
+        trusted_idle_seconds: A connection that was idle for longer is probed (RSET) before it carries an email: servers
+            and firewalls drop idle ones silently.
     """
 
     server: SmtpServer
     connections: int = 8
     emails_per_connection: int = 100
     ca_file: Path | None = None
+    trusted_idle_seconds: float = 5.0
 
     @classmethod
     def from_settings(cls, settings: Settings) -> SmtpOptions:

@@ -5,13 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Final
 
 from dispatcher.providers.smtp_connection import Connection
 from dispatcher.providers.smtp_conversation import GOODBYE_SECONDS
-
-FRESH_SECONDS: Final = 5.0
-"""A connection idle for longer is probed (RSET) before it is trusted: servers and firewalls drop idle ones silently."""
 
 
 class ConnectionPool:
@@ -26,11 +22,17 @@ class ConnectionPool:
     """
 
     def __init__(
-        self, open_one: Callable[[], Awaitable[Connection]], *, connections: int, emails_per_connection: int
+        self,
+        open_one: Callable[[], Awaitable[Connection]],
+        *,
+        connections: int,
+        emails_per_connection: int,
+        trusted_idle_seconds: float,
     ) -> None:
         self._open_one = open_one
         self._places = asyncio.Semaphore(connections)
         self._emails_per_connection = emails_per_connection
+        self._trusted_idle_seconds = trusted_idle_seconds
         self._idle: deque[Connection] = deque()
         self._leaving: set[asyncio.Future[None]] = set()
 
@@ -44,7 +46,7 @@ class ConnectionPool:
             connection = self._idle.pop()
             if connection.conversation.is_sound:
                 age = asyncio.get_running_loop().time() - connection.idle_since
-                connection.needs_reset = connection.needs_reset or age > FRESH_SECONDS
+                connection.needs_reset = connection.needs_reset or age >= self._trusted_idle_seconds
                 return connection
             connection.conversation.abort()
         return None

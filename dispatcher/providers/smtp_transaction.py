@@ -128,7 +128,8 @@ class Transaction:
         ]
         if len(refused) == len(self._email.recipients):
             await dialogue.back_out()
-            return no_recipient_left(refused)
+            ours = next((reply for _, reply in refused if reply.blames_our_setup), None)
+            return self._refusal(ours) if ours else no_recipient_left(refused)
         self.phase = Phase.DATA
         data = await dialogue.next()
         return refused if data.code == START_INPUT else self._refusal(data)
@@ -164,7 +165,10 @@ class Transaction:
         try:
             return await conversation.reply()
         except asyncio.CancelledError:
-            # The deadline may strike in the very turn of the loop that read the reply: what is known counts.
+            # The deadline may strike while the reply lies in the socket, because the loop was busy: look once more, in
+            # two turns of the loop, one to read and one to be sure that it was read.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
             if reply := conversation.reply_at_hand():
                 return reply
             raise

@@ -12,7 +12,7 @@ from uuid import UUID
 from dispatcher.domain.outgoing import Attachment, OutgoingEmail
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.store.connections import Pool, session
-from dispatcher.store.queries import query
+from dispatcher.store.queries import ids_within, query
 
 _NO_HEADERS: Final = MappingProxyType[str, str]({})
 _NO_DATA: Final = MappingProxyType[str, object]({})
@@ -83,14 +83,11 @@ class LeaseStore:
 
     async def lease(self, keys_by_id: dict[UUID, str], lease_seconds: float) -> list[Lease]:
         """Leases of those emails that may be leased, of the ids and message keys given; the rest is left out."""
-        ids = sorted(keys_by_id)
         parameters = {
-            "email_ids": ids,
-            "message_keys": [keys_by_id[email_id] for email_id in ids],
+            **ids_within(keys_by_id),
+            "message_keys": [keys_by_id[email_id] for email_id in sorted(keys_by_id)],
             "worker": self._worker,
             "lease_seconds": lease_seconds,
-            "lowest_id": ids[0],
-            "highest_id": ids[-1],
         }
         rows = await self._fetch("lease", parameters)
         with_attachments = [row[0] for row in rows if row[-1]]
@@ -99,7 +96,7 @@ class LeaseStore:
 
     async def find_standing(self, email_ids: Sequence[UUID]) -> dict[UUID, tuple[str, Status]]:
         """Message key and status by id; an id without a row is left out."""
-        rows = await self._fetch("find_standing", {"email_ids": list(email_ids)})
+        rows = await self._fetch("find_standing", ids_within(email_ids))
         return {email_id: (key, Status(status)) for email_id, key, status in rows}
 
     async def renew(self, leases: dict[UUID, int], lease_seconds: float) -> set[UUID]:
@@ -112,7 +109,7 @@ class LeaseStore:
 
     async def release_unanswered(self, email_ids: Sequence[UUID]) -> None:
         """Gives back what a `lease` whose answer was lost may have leased to us; these ids must not be in our hands."""
-        await self._fetch("release_unanswered", {"email_ids": sorted(email_ids), "worker": self._worker})
+        await self._fetch("release_unanswered", {**ids_within(email_ids), "worker": self._worker})
 
     async def record(self, results: Sequence[Result]) -> set[UUID]:
         """Records a batch; returns the ids whose lease was still ours (see the statement for the others)."""
@@ -130,9 +127,7 @@ class LeaseStore:
 
     async def _attachments(self, email_ids: list[UUID]) -> dict[UUID, tuple[Attachment, ...]]:
         found: dict[UUID, tuple[Attachment, ...]] = {}
-        for email_id, filename, content_type, content in await self._fetch(
-            "find_attachments", {"email_ids": email_ids}
-        ):
+        for email_id, filename, content_type, content in await self._fetch("find_attachments", ids_within(email_ids)):
             found[email_id] = (*found.get(email_id, ()), Attachment(filename, content_type, content))
         return found
 
@@ -146,13 +141,12 @@ class LeaseStore:
 
 
 def _tokens(leases: dict[UUID, int]) -> dict[str, Any]:
-    ids = sorted(leases)
-    return {"email_ids": ids, "lease_tokens": [leases[email_id] for email_id in ids]}
+    return {**ids_within(leases), "lease_tokens": [leases[email_id] for email_id in sorted(leases)]}
 
 
 def _columns(results: Sequence[Result]) -> dict[str, Any]:
     return {
-        "email_ids": [result.email_id for result in results],
+        **ids_within(result.email_id for result in results),
         "lease_tokens": [result.lease_token for result in results],
         "statuses": [result.status.value for result in results],
         "lease_seconds": [result.lease_seconds for result in results],
@@ -165,8 +159,6 @@ def _columns(results: Sequence[Result]) -> dict[str, Any]:
         "providers": [result.provider for result in results],
         "provider_codes": [result.provider_code for result in results],
         "provider_message_ids": [result.provider_message_id for result in results],
-        "lowest_id": results[0].email_id,
-        "highest_id": results[-1].email_id,
     }
 
 

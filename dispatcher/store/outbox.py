@@ -11,7 +11,7 @@ from uuid import UUID
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.store.connections import AsyncSession, translated
 from dispatcher.store.migrations import WEEKS_AHEAD
-from dispatcher.store.queries import query
+from dispatcher.store.queries import ids_within, query
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Outbox:
 
     async def mark_published(self, email_ids: Sequence[UUID], looked_at: datetime) -> None:
         """The broker confirmed these messages."""
-        await self._execute("mark_published", {"email_ids": sorted(email_ids), "looked_at": looked_at})
+        await self._execute("mark_published", {**ids_within(email_ids), "looked_at": looked_at})
 
     async def find_dead_letter_due(self, limit: int) -> list[DueDeadLetter]:
         """Up to `limit` dead letters to publish, longest due first."""
@@ -95,7 +95,7 @@ class Outbox:
 
     async def mark_dead_lettered(self, email_ids: Sequence[UUID], looked_at: datetime) -> None:
         """The broker confirmed these dead letters."""
-        await self._execute("mark_dead_lettered", {"email_ids": sorted(email_ids), "looked_at": looked_at})
+        await self._execute("mark_dead_lettered", {**ids_within(email_ids), "looked_at": looked_at})
 
     async def rescue_expired(self, on_uncertain: OnUncertain, limit: int) -> list[Rescued]:
         """Moves up to `limit` emails whose lease expired, by their policy or else the one given."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
+from uuid import UUID
 
 _HEADING: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
@@ -34,6 +35,13 @@ def all_queries() -> Mapping[str, bytes]:
 def query(name: str) -> bytes:
     """The statement of that name, without its comments; as bytes, which psycopg takes as trusted text."""
     return all_queries()[name]
+
+
+def ids_within(email_ids: Iterable[UUID]) -> dict[str, Any]:
+    """The parameters by which a statement names its emails, of which there must be one: their ids in order, and the
+    bounds that keep it out of other weeks' partitions."""
+    ordered = sorted(email_ids)
+    return {"email_ids": ordered, "lowest_id": ordered[0], "highest_id": ordered[-1]}
 
 
 def _without_comments(text: str) -> str:

@@ -47,8 +47,10 @@ def _tie_to(parent: int) -> None:
 
 def _forget_handlers() -> None:
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+    for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
-    # Ctrl-C reaches the whole group of a terminal; the parent alone answers it, with a drain.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A terminal sends these to its whole group, for Ctrl-C and when it closes. The parent alone answers them: by a drain,
+    # or by its own end, which is a drain for us as well.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -146,7 +146,14 @@ class Parent:
         parent = os.getpid()
         # A signal to a child that still has our handlers would be noted as ours; it waits until the child has its own.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            # The host is short of processes or memory: the others work on, and this one is tried again.
+            role.started_at = time.monotonic()
+            self._note_end(role, f"not forked: {error.strerror}")
+            return
         if pid == 0:
             for descriptor in (self._lifeline_end, self._lock):
                 os.close(descriptor)
@@ -161,11 +168,11 @@ class Parent:
                 continue
             pid, status = os.waitpid(role.pid, os.WNOHANG)
             if pid:
-                self._note_end(role, os.waitstatus_to_exitcode(status))
+                code = os.waitstatus_to_exitcode(status)
+                self._note_end(role, f"signal {_signal_name(-code)}" if code < 0 else f"exit {code}")
 
-    def _note_end(self, role: Role, code: int) -> None:
+    def _note_end(self, role: Role, how: str) -> None:
         now = time.monotonic()
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit {code}"
         pid, role.pid = role.pid, None
         if self._draining:
             self._log.info("process.exited", role=role.name, pid=pid, how=how)
@@ -175,6 +182,11 @@ class Parent:
         self._log.error(
             "process.exited", role=role.name, pid=pid, how=how, retry_in_seconds=round(role.restarts.wait_seconds, 1)
         )
+
+
+def _signal_name(number: int) -> str:
+    # Real-time signals have numbers only.
+    return signal.Signals(number).name if number in set(signal.Signals) else str(number)
 
 
 def lock_run_dir(run_dir: Path) -> int:

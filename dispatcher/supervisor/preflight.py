@@ -37,7 +37,7 @@ def prepare(settings: Settings) -> None:
     for name in settings.providers:
         asyncio.run(_try_provider(name, settings))
     mistakes = _examine("store", lambda: _verify_store(settings))
-    mistakes += _examine("broker", lambda: _verify_broker(settings))
+    mistakes += _examine("broker", lambda: _verify_broker(settings), is_patient=not mistakes)
     if mistakes:
         raise ConfigurationError(mistakes)
 
@@ -56,20 +56,22 @@ def _verify_broker(settings: Settings) -> None:
     asyncio.run(verify(settings.amqp_url, Topology.of(settings), ca_file=settings.ca_file))
 
 
-def _examine(server: str, look: Callable[[], None]) -> list[str]:
-    """What is to be mended at a server, once it answers."""
+def _examine(server: str, look: Callable[[], None], *, is_patient: bool = True) -> list[str]:
+    """What is to be mended at a server, once it answers; without patience, nothing if it does not answer now."""
     backoff = Backoff(base_seconds=1.0, cap_seconds=LONGEST_WAIT_SECONDS)
     while True:
         try:
             look()
         except ServerUnavailable as error:
+            if not is_patient:
+                return []
             _wait(server, error, backoff)
-            continue
         except (SchemaError, TopologyError) as error:
             return [str(error)]
-        if backoff.worked():
-            get_log().info(f"{server}.connected")
-        return []
+        else:
+            if backoff.worked():
+                get_log().info(f"{server}.connected")
+            return []
 
 
 def _wait(server: str, error: ServerUnavailable, backoff: Backoff) -> None:

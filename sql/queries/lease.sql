@@ -1,7 +1,8 @@
 -- name: lease
 -- Takes the emails that may be leased and returns each with its content; those that are missing see find_standing.
 -- Being delivered proves that an email was published, so its due mark goes in the same write.
--- lowest_id and highest_id prune partitions; ids are sorted, so that batches lock in one order.
+-- lowest_id and highest_id prune partitions, here and below, where a list of ids alone does not; ids are sorted, so that
+-- batches lock in one order.
 with leased as (
     update email_log as e
     set
@@ -36,13 +37,15 @@ left join email_content as c
 select email_id, filename, content_type, content
 from email_attachment
 where email_id = any(%(email_ids)s)
+    and email_id between %(lowest_id)s and %(highest_id)s
 order by email_id, position;
 
 -- name: find_standing
 -- Where emails stand that could not be leased; an id that is missing has no row.
 select email_id, message_key, status
 from email_log
-where email_id = any(%(email_ids)s);
+where email_id = any(%(email_ids)s)
+    and email_id between %(lowest_id)s and %(highest_id)s;
 
 -- name: renew
 -- Gives leases that are still ours more time; an id that is missing was lost.
@@ -52,6 +55,7 @@ from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[]) as w (email_id, l
 where e.email_id = w.email_id
     and e.lease_token = w.lease_token
     and e.status = 'sending'
+    and e.email_id between %(lowest_id)s and %(highest_id)s
 returning e.email_id;
 
 -- name: release
@@ -68,6 +72,7 @@ from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[]) as w (email_id, l
 where e.email_id = w.email_id
     and e.lease_token = w.lease_token
     and e.status = 'sending'
+    and e.email_id between %(lowest_id)s and %(highest_id)s
 returning e.email_id;
 
 -- name: release_unanswered
@@ -81,4 +86,5 @@ set
 where email_id = any(%(email_ids)s)
     and locked_by = %(worker)s
     and status = 'sending'
+    and email_id between %(lowest_id)s and %(highest_id)s
 returning email_id;

@@ -19,6 +19,7 @@ limit %(limit)s;
 update email_log
 set publish_due_at = null, published_at = clock_timestamp()
 where email_id = any(%(email_ids)s)
+    and email_id between %(lowest_id)s and %(highest_id)s
     and publish_due_at <= %(looked_at)s;
 
 -- name: find_dead_letter_due
@@ -36,6 +37,7 @@ limit %(limit)s;
 update email_log
 set dead_letter_due_at = null
 where email_id = any(%(email_ids)s)
+    and email_id between %(lowest_id)s and %(highest_id)s
     and dead_letter_due_at <= %(looked_at)s;
 
 -- name: rescue_expired

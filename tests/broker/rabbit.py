@@ -49,7 +49,7 @@ class Rabbit:
         raw = channel.raw
         await channel.call(raw.confirm_delivery, ack_nack_callback=lambda _: confirmed.set_result(None))
         raw.basic_publish("", queue, body, properties or BasicProperties())
-        await confirmed
+        await channel.wait(confirmed, "basic.publish")
         raw.close()
 
     async def take(self, queue: str) -> Taken | None:

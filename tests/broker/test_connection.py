@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from functools import reduce
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -200,11 +201,10 @@ class StrangeProperties(BasicProperties):  # type: ignore[misc]  # pika has no t
     "headers",
     [
         table(b"T", struct.pack(">Q", 1_790_000_000_000)),  # milliseconds
-        table(b"d", struct.pack(">d", float("nan"))),
-        table(b"f", struct.pack(">f", float("inf"))),
-        table(b"F", table(b"T", b"\x7f" * 8)),
+        table(b"A", struct.pack(">I", 9) + b"T" + b"\x7f" * 8),
+        reduce(lambda inner, _: table(b"F", inner), range(3000), table(b"V", b"")),
     ],
-    ids=["milliseconds", "nan", "infinity", "nested"],
+    ids=["milliseconds", "nested", "deep"],
 )
 async def test_headers_that_pika_cannot_read_do_not_end_the_connection(
     amqp_url: str, topology: Any, rabbit: Rabbit, headers: bytes
@@ -229,4 +229,5 @@ async def test_headers_that_pika_cannot_read_do_not_end_the_connection(
 def test_every_fault_of_pika_has_words_of_ours(kind: type[Exception]) -> None:
     error = kind(320, "CONNECTION_FORCED") if issubclass(kind, exceptions.ConnectionClosed) else kind()
 
-    assert reason(error) != kind.__name__
+    assert not reason(error).startswith(kind.__name__)
+    assert " " in reason(error)

@@ -90,7 +90,7 @@ def test_stop_finds_what_outlived_a_killed_keeper(processes: Processes, eventual
 def test_stop_spares_a_process_that_was_given_a_recorded_pid_later(tmp_path: Path) -> None:
     with subprocess.Popen(["/bin/sleep", "600"]) as stranger:
         outdated = Identity(stranger.pid, "another boot/1")
-        record = {"keeper": [1, "another boot/1"], "running": {"postgres": list(outdated)}, "exited": {}}
+        record = {"keeper": [1, "another boot/1"], "owner": [], "running": {"postgres": list(outdated)}, "exited": {}}
         keeper.replace_json(tmp_path / "keeper.json", record)
 
         assert Processes(tmp_path).stop() == []
@@ -106,6 +106,8 @@ def test_processes_end_with_an_owner_that_is_killed(tmp_path: Path, eventually: 
         eventually(lambda: "shell" in processes.running(), "the process runs")
         guard, pid = processes.keeper(), processes.running()["shell"]
         assert guard is not None
+
+        assert not processes.is_abandoned()
 
         owner.kill()
 

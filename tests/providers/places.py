@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import sys
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from dispatcher.config import SmtpServer
 from dispatcher.dev.smtp_session import Behaviour
@@ -69,13 +72,23 @@ def _nanoseconds(path: Path) -> int:
 
 @asynccontextmanager
 async def smtp_place(
-    folder: Path, behaviour: Behaviour | None = None, *, connections: int = 8, emails_per_connection: int = 100
+    folder: Path,
+    behaviour: Behaviour | None = None,
+    *,
+    connections: int = 8,
+    emails_per_connection: int = 100,
+    trusted_idle_seconds: float = 5.0,
 ) -> AsyncIterator[SmtpPlace]:
     """The smtp adapter, in the clear, and a sink that behaves so."""
     async with running_sink(folder, behaviour) as sink:
         server = SmtpServer("127.0.0.1", sink.port, "none")
         provider = SmtpProvider(
-            SmtpOptions(server, connections=connections, emails_per_connection=emails_per_connection)
+            SmtpOptions(
+                server,
+                connections=connections,
+                emails_per_connection=emails_per_connection,
+                trusted_idle_seconds=trusted_idle_seconds,
+            )
         )
         try:
             yield SmtpPlace(provider, sink)
@@ -84,10 +97,27 @@ async def smtp_place(
 
 
 @asynccontextmanager
+async def sink_process(folder: Path, *arguments: str) -> AsyncIterator[int]:
+    """The port of a sink in a process of its own."""
+    command = (sys.executable, "-m", "dispatcher.dev.smtp_sink", "--folder", str(folder), "--die-with-parent")
+    process = await asyncio.create_subprocess_exec(*command, *arguments, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        told = json.loads(await process.stdout.readline())
+        yield told["port"]
+    finally:
+        process.terminate()
+        assert await process.wait() == 0
+
+
+@asynccontextmanager
 async def capture_place(folder: Path) -> AsyncIterator[CapturePlace]:
     """The capture adapter and a Maildir that is not there yet."""
     yield CapturePlace(CaptureProvider(folder / "maildir"), folder / "maildir")
 
 
-PLACES = {"smtp": smtp_place, "capture": capture_place}
+PLACES: Final[dict[str, Callable[[Path], AbstractAsyncContextManager[Place]]]] = {
+    "smtp": smtp_place,
+    "capture": capture_place,
+}
 """By the provider's word; a new adapter joins the conformance suite here."""

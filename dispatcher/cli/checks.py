@@ -1,0 +1,175 @@
+"""What `dispatcher doctor` looks at: each check gives findings, and none ends another."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import resource
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from dispatcher.config import Settings
+from dispatcher.errors import ConfigurationError, DispatcherError, ServerUnavailable
+
+if TYPE_CHECKING:
+    from dispatcher.store.connections import Session
+
+OLDEST_POSTGRESQL: Final = 14
+OLDEST_PYTHON: Final = (3, 11)
+SPARE_CONNECTIONS: Final = 10
+"""For the relay, other commands, and what PostgreSQL keeps for its superuser."""
+SPARE_DESCRIPTORS: Final = 64
+"""For logs, pipes, the database and RabbitMQ."""
+_START: Final = "Start it, or correct {variable}. `dispatcher dev up` has a private one."
+
+
+class State(StrEnum):
+    """How a check ended."""
+
+    OK = "ok"
+    WARNING = "warning"
+    """It works, but not for ever or not as well as it could."""
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found.
+
+    Attributes:
+        subject: What was looked at.
+        words: What was found.
+        remedy: How to mend it; None where it is well.
+    """
+
+    subject: str
+    state: State
+    words: str
+    remedy: str | None = None
+
+
+def well(subject: str, words: str) -> Finding:
+    """A finding that pleases."""
+    return Finding(subject, State.OK, words)
+
+
+def failed(subject: str, error: DispatcherError, remedy: str | None = None) -> Finding:
+    """A fault as a finding; its own remedy goes before the one given."""
+    words = " ".join(error.mistakes) if isinstance(error, ConfigurationError) else error.message
+    return Finding(subject, State.FAILED, words, error.remedy or remedy)
+
+
+def judge(subject: str, is_well: bool, words: str, remedy: str, otherwise: State = State.FAILED) -> Finding:
+    """A finding by a condition; the remedy stands only where it is needed."""
+    return well(subject, words) if is_well else Finding(subject, otherwise, words, remedy)
+
+
+def check_process(settings: Settings) -> Iterator[Finding]:
+    """Python, and what the system allows a process."""
+    oldest = ".".join(map(str, OLDEST_PYTHON))
+    is_new = sys.version_info >= OLDEST_PYTHON
+    yield judge("Python", is_new, platform.python_version(), f"Install Python {oldest} or newer.")
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = settings.prefetch + settings.smtp_connections + SPARE_DESCRIPTORS
+    is_enough = limit == resource.RLIM_INFINITY or limit >= needed
+    words = f"{limit} per process, {needed} may be needed"
+    yield judge("file descriptors", is_enough, words, f"Raise it: ulimit -n {2 * needed}.", State.WARNING)
+
+
+def check_run_dir(settings: Settings) -> Iterator[Finding]:
+    """Whether `run` can keep its process files."""
+    subject = "run directory"
+    try:
+        settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=settings.run_dir):
+            yield well(subject, f"{settings.run_dir} is writable")
+    except OSError as error:
+        remedy = "Set DISPATCHER_RUN_DIR to a folder that this user may write."
+        yield Finding(subject, State.FAILED, f"{settings.run_dir}: {error.strerror}", remedy)
+
+
+def check_postgresql(settings: Settings) -> Iterator[Finding]:
+    """The server, its durability, its room for our connections, and our tables."""
+    from dispatcher.store.connections import connected
+    from dispatcher.store.server import describe_server
+
+    try:
+        with connected(settings.database_url, name="dispatcher doctor") as connection:
+            server = describe_server(connection)
+            words = f"{server.version} answers, {OLDEST_POSTGRESQL} is the oldest that will do"
+            is_new = server.version_number >= OLDEST_POSTGRESQL * 10_000
+            yield judge("PostgreSQL", is_new, words, f"Upgrade it to {OLDEST_POSTGRESQL} or newer.")
+            words = f"fsync is {server.fsync}, synchronous_commit is {server.synchronous_commit}"
+            is_durable = server.fsync == "on" and server.synchronous_commit != "off"
+            yield judge("PostgreSQL durability", is_durable, words, "Switch both on: a crash would lose emails.")
+            yield _room(settings, server.max_connections)
+            yield from _check_tables(connection)
+    except DispatcherError as error:
+        yield failed("PostgreSQL", error, _START.format(variable="DISPATCHER_DATABASE_URL"))
+
+
+def _room(settings: Settings, max_connections: int) -> Finding:
+    from dispatcher.worker.process import POOL_SIZE
+
+    needed = settings.workers * POOL_SIZE + SPARE_CONNECTIONS
+    words = f"{max_connections} for everybody, this host's {settings.workers} workers need {needed}"
+    remedy = "Raise max_connections, or lower DISPATCHER_WORKERS."
+    return judge("PostgreSQL connections", max_connections >= needed, words, remedy)
+
+
+def _check_tables(connection: Session) -> Iterator[Finding]:
+    from dispatcher.store.migrations import all_migrations, verify_schema
+    from dispatcher.store.server import find_filled_defaults
+
+    try:
+        verify_schema(connection)
+    except DispatcherError as error:
+        yield failed("tables", error)
+        return
+    yield well("tables", f"at this release, migration {all_migrations()[-1].number:04}")
+    filled = find_filled_defaults(connection)
+    words = f"rows stand in {', '.join(filled)}" if filled else "the default ones are empty"
+    yield judge("partitions", not filled, words, "Run `dispatcher init`, which moves this week's.", State.WARNING)
+
+
+def check_rabbitmq(settings: Settings) -> Iterator[Finding]:
+    """The server, our exchange and queues, and its management API if we were told one."""
+    from dispatcher.broker.topology import Topology, verify
+
+    topology = Topology.of(settings)
+    try:
+        asyncio.run(verify(settings.amqp_url, topology, ca_file=settings.ca_file))
+        words = f"answers; exchange {topology.exchange}, queues {topology.queue} and {topology.dlq} are as we need them"
+        yield well("RabbitMQ", words)
+    except ServerUnavailable as error:
+        yield failed("RabbitMQ", error, _START.format(variable="DISPATCHER_AMQP_URL"))
+    except DispatcherError as error:
+        yield failed("RabbitMQ", error)
+    if settings.rabbitmq_management_url:
+        yield from _check_management(settings)
+
+
+def _check_management(settings: Settings) -> Iterator[Finding]:
+    from dispatcher.broker.management import Management
+
+    try:
+        version = Management(settings.rabbitmq_management_url, ca_file=settings.ca_file).version()
+        yield well("RabbitMQ management", f"RabbitMQ {version}")
+    except DispatcherError as error:
+        remedy = "Enable its management plugin, or correct DISPATCHER_RABBITMQ_MANAGEMENT_URL."
+        yield failed("RabbitMQ management", error, remedy)
+
+
+def check_providers(settings: Settings) -> Iterator[Finding]:
+    """Whether each provider would take emails; sends nothing."""
+    from dispatcher.providers.registry import check_provider
+
+    for name in settings.providers:
+        try:
+            yield well(f"provider {name}", asyncio.run(check_provider(name, settings)))
+        except DispatcherError as error:
+            yield failed(f"provider {name}", error)

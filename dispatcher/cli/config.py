@@ -1,0 +1,119 @@
+"""`dispatcher config`: every setting, where its value comes from, and what is wrong with it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import Field, asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from dispatcher.cli.environment import unknown_variables, unknown_warnings
+from dispatcher.cli.exits import Exit
+from dispatcher.cli.masking import MASK, masked
+from dispatcher.cli.output import console_for, plain_table, print_json, print_table, say
+from dispatcher.config import Origin, Settings, examine, variable_of
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+RUN_NEEDS: Final = ("database_url", "amqp_url", "providers")
+WIDE_COLUMNS: Final = 180
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One setting, as it is shown.
+
+    Attributes:
+        value: What counts now, secrets masked; None if it is not set.
+        source: `environment`, `file` or `default`.
+        default: None where there is none.
+    """
+
+    variable: str
+    value: str | None
+    source: str
+    default: str | None
+    about: str
+
+
+@click.command("config")
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON: settings, mistakes, unknown variables.")
+def command(as_json: bool) -> int:
+    """Show every setting: variable, value, source, default. Secrets are masked, passwords in URLs too.
+
+    Settings are environment variables. One that holds a secret may be given as a file instead, by its variable with
+    _FILE appended. Says what `run` would refuse; connects to nothing, which `dispatcher doctor` does.
+
+    \b
+    Examples:
+      dispatcher config
+      DISPATCHER_WORKERS=4 dispatcher config --json | jq '.settings[] | select(.source != "default")'
+
+    Exit codes: 0 `run` could start with these settings, 78 there are mistakes.
+    """
+    settings, origins, mistakes = examine(os.environ, needs=RUN_NEEDS)
+    lines = [_line(item, settings, origins[item.name]) for item in fields(Settings)]
+    if as_json:
+        unknown = [{"variable": name, "closest": close} for name, close in unknown_variables(os.environ).items()]
+        print_json({"settings": [asdict(line) for line in lines], "mistakes": mistakes, "unknown": unknown})
+    else:
+        is_wide = console_for(sys.stdout).width >= WIDE_COLUMNS
+        print_table(_wide_table(lines) if is_wide else _narrow_table(lines))
+    for words in (*unknown_warnings(os.environ), *mistakes):
+        say(words)
+    return Exit.BAD_CONFIGURATION if mistakes else Exit.DONE
+
+
+def _line(item: Field[Any], settings: Settings, origin: Origin) -> Line:
+    metadata: Mapping[str, Any] = item.metadata
+    return Line(
+        variable_of(item), _value(item, settings, origin), origin.source, metadata["default"], metadata["about"]
+    )
+
+
+def _value(item: Field[Any], settings: Settings, origin: Origin) -> str | None:
+    """The value as text: what was written where it was written, so that a mistake can be seen."""
+    if origin.text is None:
+        value = getattr(settings, item.name)
+        shown = f"{value:g}" if isinstance(value, float) else str(value)
+        return shown if item.metadata["default"] is not None else None
+    if not item.metadata["secret"]:
+        return origin.text
+    try:
+        item.metadata["parse"](origin.text)
+    except ValueError:
+        return MASK  # what cannot be understood cannot be masked in part
+    return masked(origin.text)
+
+
+def _wide_table(lines: list[Line]) -> Table:
+    """One row per setting, for wide terminals and for other programs."""
+    table = plain_table("variable", "value", "source", "default", "about")
+    for line in lines:
+        table.add_row(
+            line.variable, line.value or "-", line.source, line.default or "-", line.about, style=_style(line)
+        )
+    return table
+
+
+def _narrow_table(lines: list[Line]) -> Table:
+    """What it is about and the default stand below the value."""
+    from rich.text import Text
+
+    table = plain_table()
+    table.add_column("variable", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    table.add_column("source", no_wrap=True)
+    for line in lines:
+        default = f" Default: {line.default}." if line.default else ""
+        value = Text(line.value or "-").append(f"\n{line.about}{default}", style="dim not bold")
+        table.add_row(line.variable, value, line.source, style=_style(line))
+    return table
+
+
+def _style(line: Line) -> str | None:
+    return None if line.source == "default" else "bold"

@@ -1,0 +1,78 @@
+"""`dispatcher doctor`: looks at everything that sending depends on, and says how to mend it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Final
+
+import click
+
+from dispatcher.cli import checks
+from dispatcher.cli.checks import Finding, State
+from dispatcher.cli.config import RUN_NEEDS
+from dispatcher.cli.environment import unknown_warnings
+from dispatcher.cli.exits import Exit
+from dispatcher.cli.output import plain_table, print_json, print_table
+from dispatcher.config import examine
+
+_MARKS: Final = {State.OK: ("✓", "green"), State.WARNING: ("!", "yellow"), State.FAILED: ("✗", "red")}
+
+
+@click.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON: whether all is well, and every finding.")
+def command(as_json: bool) -> int:
+    """Check everything that sending depends on, and say how to mend it. Sends nothing; makes missing folders only.
+
+    Looks at the settings, Python and the process's limits, the run directory, PostgreSQL (version, durability,
+    connections, tables, partitions), RabbitMQ (exchange, queues, management API if one is set), and the provider.
+
+    \b
+    Examples:
+      dispatcher doctor
+      dispatcher doctor --json | jq '.findings[] | select(.state != "ok")'
+
+    Exit codes: 0 nothing failed (warnings may stand), 1 something did.
+    """
+    findings = list(_findings())
+    is_well = all(finding.state is not State.FAILED for finding in findings)
+    if as_json:
+        print_json({"ok": is_well, "findings": [asdict(finding) for finding in findings]})
+    else:
+        _show(findings)
+    return Exit.DONE if is_well else Exit.FAILED
+
+
+def _findings() -> Iterator[Finding]:
+    settings, _, mistakes = examine(os.environ, needs=RUN_NEEDS)
+    yield from _settings_findings(mistakes)
+    yield from checks.check_process(settings)
+    yield from checks.check_run_dir(settings)
+    if settings.database_url:
+        yield from checks.check_postgresql(settings)
+    if settings.amqp_url:
+        yield from checks.check_rabbitmq(settings)
+    yield from checks.check_providers(settings)
+
+
+def _settings_findings(mistakes: tuple[str, ...]) -> Iterator[Finding]:
+    for mistake in mistakes:
+        yield Finding("settings", State.FAILED, mistake)
+    for warning in unknown_warnings(os.environ):
+        yield Finding("settings", State.WARNING, warning.removeprefix("warning: "), "Correct or remove it.")
+    if not mistakes:
+        yield checks.well("settings", "complete; `dispatcher config` shows them")
+
+
+def _show(findings: list[Finding]) -> None:
+    from rich.text import Text
+
+    table = plain_table("", "", "", show_header=False)
+    for finding in findings:
+        mark, colour = _MARKS[finding.state]
+        words = Text(finding.words)
+        if finding.remedy:
+            words.append(f"\n→ {finding.remedy}", style="bold")
+        table.add_row(Text(mark, style=colour), finding.subject, words)
+    print_table(table)

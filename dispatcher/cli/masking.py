@@ -1,0 +1,32 @@
+"""Secrets as a screen may show them: the password gone, the rest still telling where one connects to."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+MASK: Final = "***"
+
+# To the last @, because an unescaped @, / or # in a password is a common mistake and must not show its tail.
+_URL: Final = re.compile(
+    r"(?P<scheme>[a-z][a-z0-9+.-]*://)(?P<user>[^:@/?#]*)(?P<password>:.*)?@(?P<rest>[^@]*)", re.DOTALL
+)
+_BARE_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^@]*", re.DOTALL)
+_KEYWORDS: Final = re.compile(r"\s*(?:\w+\s*=\s*(?:'(?:[^'\\]|\\.)*'|[^\s']*)\s*)+")
+_SECRET_PARAMETER: Final = re.compile(
+    r"(?P<name>\w*(?:pass|secret|token|key)\w*\s*=\s*)(?:'(?:[^'\\]|\\.)*'|[^\s&']*)", re.IGNORECASE
+)
+
+
+def masked(text: str) -> str:
+    """A secret setting's text without its password: a URL or libpq's keywords; anything else is masked whole."""
+    if found := _URL.fullmatch(text):
+        password = f":{MASK}" if found["password"] else ""
+        return f"{found['scheme']}{found['user']}{password}@{_without_parameters(found['rest'])}"
+    if _BARE_URL.fullmatch(text) or _KEYWORDS.fullmatch(text):
+        return _without_parameters(text)
+    return MASK
+
+
+def _without_parameters(text: str) -> str:
+    return _SECRET_PARAMETER.sub(rf"\g<name>{MASK}", text)

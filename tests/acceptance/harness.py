@@ -1,0 +1,209 @@
+"""A host under test: `dispatcher run` as real processes, with database, queues, run directory and provider of its own.
+
+    host   = Host(…)                    what the processes of one test share
+    ids    = host.enqueue(emails(500))  by the library, as an application does
+    run    = host.run(LEASE_SECONDS=300)
+    run.pid_of("worker 0") …            see `tests.supervisor.program.Program`
+    host.books(ids).…                   see `books`: counted from outside, never by what the dispatcher says of itself
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Protocol
+from uuid import UUID
+
+import orjson
+import psycopg
+
+from dispatcher import Email, enqueue_many
+from dispatcher.broker.topology import Topology
+from dispatcher.dev.ledger import read_ledger
+from dispatcher.dev.servers import Servers
+from tests.acceptance.books import Books, Row
+from tests.acceptance.rabbit import Rabbit
+from tests.supervisor.program import DEADLINE_SECONDS, Program, eventually
+
+DISPATCHER: Final = Path(sys.executable).with_name("dispatcher")
+WORKERS: Final = 2
+CONNECTIONS: Final = 8
+"""Per worker, to the sink: so many emails can be physically on the wire at once."""
+
+
+class Recipient(Protocol):
+    """The provider's end, with its own ledger."""
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """What makes a dispatcher send there."""
+        ...
+
+    def delivered(self) -> Counter[UUID]:
+        """How often each email arrived."""
+        ...
+
+
+class Capture:
+    """The capture provider's Maildir, of which the file names are the ledger."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """See `Recipient`."""
+        return {"PROVIDERS": "capture", "CAPTURE_DIR": str(self.folder)}
+
+    def delivered(self) -> Counter[UUID]:
+        """See `Recipient`."""
+        folder = self.folder / "new"
+        return Counter(UUID(name[:36]) for name in os.listdir(folder)) if folder.exists() else Counter()
+
+
+class Sink:
+    """The local SMTP server, a process of its own, with its ledger."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        folder.mkdir()
+        words = ["--folder", str(folder), "--no-eml", "--die-with-parent", *options]
+        env = {"PATH": os.defpath}
+        self.program = Program([sys.executable, "-m", "dispatcher.dev.smtp_sink", *words], folder, "sink", env=env)
+        told = eventually(lambda: self.program.log.endswith("\n") and orjson.loads(self.program.log), "the SMTP sink")
+        self._port = told["port"]
+        self._ledger = Path(told["ledger"])
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """See `Recipient`."""
+        return {
+            "PROVIDERS": "smtp",
+            "SMTP_URL": f"smtp://127.0.0.1:{self._port}?tls=none",
+            "SMTP_CONNECTIONS": str(CONNECTIONS),
+        }
+
+    def delivered(self) -> Counter[UUID]:
+        """See `Recipient`."""
+        return Counter({UUID(email_id): times for email_id, times in read_ledger(self._ledger).times.items()})
+
+
+class Host:
+    """What the processes of one test share."""
+
+    def __init__(self, folder: Path, servers: Servers, database_url: str, topology: Topology) -> None:
+        self.folder = folder
+        self.servers = servers
+        self.database_url = database_url
+        self.topology = topology
+        self.run_dir = folder / "run"
+        self.recipient: Recipient = Capture(folder / "mail")
+        self.rabbit = Rabbit(servers.amqp_url, servers.management_url)
+        self._programs: list[Program] = []
+
+    def sink(self, *options: str) -> Sink:
+        """From now on, emails go to a local SMTP server with these options (see `dispatcher.dev.smtp_sink`)."""
+        self.recipient = sink = Sink(self.folder / "sink", *options)
+        self._programs.append(sink.program)
+        return sink
+
+    def run(self, **settings: object) -> Program:
+        """`dispatcher run`, with these settings instead of the usual ones."""
+        return self.command("run", **settings)
+
+    def command(self, *words: str, **settings: object) -> Program:
+        """A command of ours; the settings are named without their prefix."""
+        usual = {
+            "DATABASE_URL": self.database_url,
+            "AMQP_URL": self.servers.amqp_url,
+            "RABBITMQ_MANAGEMENT_URL": self.servers.management_url,
+            "EXCHANGE": self.topology.exchange,
+            "QUEUE": self.topology.queue,
+            "DLQ": self.topology.dlq,
+            "QUEUE_TYPE": self.topology.queue_type,
+            "RUN_DIR": self.run_dir,
+            "WORKERS": WORKERS,
+            "DRAIN_SECONDS": 20,
+            "LEASE_SECONDS": 300,
+            "RETRY_BASE_SECONDS": 0.05,
+            **self.recipient.settings,
+        }
+        env = {f"DISPATCHER_{name}": str(value) for name, value in {**usual, **settings}.items()}
+        name = f"{words[0]}-{len(self._programs)}"
+        program = Program([str(DISPATCHER), *words], self.folder, name, env={"PATH": os.defpath, **env})
+        self._programs.append(program)
+        return program
+
+    def enqueue(self, emails: Iterable[Email]) -> set[UUID]:
+        """By the library, in one transaction; returns their ids."""
+        with psycopg.connect(self.database_url) as connection:
+            return {answer.email_id for answer in enqueue_many(connection, emails)}
+
+    def rows(self) -> dict[UUID, Row]:
+        """Every email as the database has it."""
+        statement = "select email_id, status, attempt_count, error_type, locked_by from email_log"
+        with psycopg.connect(self.database_url, autocommit=True) as connection:
+            return {row[0]: Row(*row[1:]) for row in connection.execute(statement)}
+
+    def books(self, enqueued: Iterable[UUID]) -> Books:
+        """What became of every email that was enqueued, and of nothing else."""
+        letters = self.rabbit.read_all(self.topology.dlq)
+        return Books.of(enqueued, self.rows(), self.recipient.delivered(), letters)
+
+    def await_delivered(self, count: int) -> None:
+        """Waits until the provider's end has seen so many emails."""
+        eventually(lambda: len(self.recipient.delivered()) >= count, f"delivery of {count} emails")
+
+    def await_finished(self, enqueued: Iterable[UUID], *, seconds: float = DEADLINE_SECONDS) -> Books:
+        """Waits until all of these are sent, failed or held, with their dead letters on the DLQ; returns the books."""
+        ids = set(enqueued)
+
+        def unfinished() -> dict[str, int]:
+            rows = self.rows()
+            return Counter(rows[i].status if i in rows else "lost" for i in ids if i not in rows or not rows[i].is_final)
+
+        def told() -> str:
+            logs = "\n".join(f"--- {program.pid}\n{program.log[-2000:]}{program.words[-2000:]}" for program in self._programs)
+            return f"the end of all emails ({dict(unfinished())} left)\n{logs}\n"
+
+        eventually(lambda: not unfinished(), told, seconds=seconds)
+        return eventually(lambda: (books := self.books(ids)).is_announced and books, "the dead letters")
+
+    def await_nothing_queued(self) -> None:
+        """Waits until the send queue is empty, and nobody holds a message of it."""
+        eventually(lambda: self.rabbit.is_empty(self.topology.queue), "an empty send queue")
+
+    def destroy(self) -> None:
+        """Ends what is left."""
+        for program in self._programs:
+            program.destroy()
+
+    @contextmanager
+    def draining(self, program: Program, *, seconds: float = DEADLINE_SECONDS) -> Iterator[None]:
+        """After the block, the run drains: it must exit 0 in time and leave no process."""
+        yield
+        stop(program, seconds=seconds)
+
+
+def stop(run: Program, *, seconds: float = DEADLINE_SECONDS) -> None:
+    """SIGTERM: it must exit 0 in time and leave no process."""
+    run.send(signal.SIGTERM)
+    assert run.await_exit(seconds) == 0, run.log[-3000:]
+    assert not run.members()
+
+
+def emails(count: int, *, name: str = "email", to: Callable[[int], str] | None = None) -> Iterator[Email]:
+    """Plain emails, each to somebody else."""
+    for number in range(count):
+        yield Email(
+            message_key=f"{name}-{number}",
+            sender="Shop <shop@example.com>",
+            to=to(number) if to else f"customer-{number}@example.org",
+            subject=f"Receipt {number}",
+            text=f"Thank you for order {number}.",
+            correlation_id=f"order-{number}",
+        )

@@ -1,0 +1,108 @@
+"""RabbitMQ as somebody else sees it: another client, and the operator at its management page."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+import pika
+from pika.adapters.blocking_connection import BlockingChannel
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message on a queue."""
+
+    body: bytes
+    properties: Any
+
+    @property
+    def was_rejected(self) -> bool:
+        """Whether the broker put it there, because somebody rejected it."""
+        return "x-death" in (self.properties.headers or {})
+
+
+class Rabbit:
+    """A client apart from the product's, blocking, a connection per act."""
+
+    def __init__(self, amqp_url: str, management_url: str) -> None:
+        self._amqp_url = amqp_url
+        self._management = urlsplit(management_url)
+
+    def publish(self, queue: str, *bodies: bytes, properties: pika.BasicProperties | None = None) -> None:
+        """Puts any bytes on a queue; they are there when this returns."""
+        with self._channel() as channel:
+            channel.confirm_delivery()
+            for body in bodies:
+                channel.basic_publish("", queue, body, properties or pika.BasicProperties(), mandatory=True)
+
+    def read_all(self, queue: str) -> list[Message]:
+        """Every message that waits there; they stay."""
+        found = []
+        with self._channel() as channel:
+            while True:
+                method, properties, body = channel.basic_get(queue)
+                if method is None:
+                    break
+                found.append(Message(body, properties))
+            # Closing gives back what was not acked.
+        return found
+
+    def waiting(self, queue: str) -> int:
+        """How many messages wait there; those that consumers hold are not counted."""
+        with self._channel() as channel:
+            return int(channel.queue_declare(queue, passive=True).method.message_count)
+
+    def is_empty(self, queue: str) -> bool:
+        """Whether nothing waits there, and nobody holds anything of it."""
+        figures = json.loads(self._request("GET", f"/api/queues/%2F/{quote(queue, safe='')}"))
+        return self.waiting(queue) == 0 and figures.get("messages") == 0
+
+    def purge(self, queue: str) -> None:
+        """Throws away what waits there."""
+        with self._channel() as channel:
+            channel.queue_purge(queue)
+
+    def delete(self, queue: str) -> None:
+        """Throws away the queue."""
+        with self._channel() as channel:
+            channel.queue_delete(queue)
+
+    def close_connections(self, *names: str) -> int:
+        """Forces those connections shut that call themselves so; returns how many RabbitMQ lists."""
+        listed = [
+            connection["name"]
+            for connection in json.loads(self._request("GET", "/api/connections"))
+            if connection.get("client_properties", {}).get("connection_name", "").startswith(names)
+        ]
+        for name in listed:
+            self._request("DELETE", f"/api/connections/{quote(name, safe='')}")
+        return len(listed)
+
+    @contextmanager
+    def _channel(self) -> Iterator[BlockingChannel]:
+        connection = pika.BlockingConnection(pika.URLParameters(self._amqp_url))
+        try:
+            yield connection.channel()
+        finally:
+            connection.close()
+
+    def _request(self, method: str, path: str) -> bytes:
+        login = f"{unquote(self._management.username or '')}:{unquote(self._management.password or '')}"
+        headers = {"Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"}
+        connection = HTTPConnection(self._management.hostname or "", self._management.port, timeout=10)
+        try:
+            connection.request(method, path, headers=headers)
+            reply = connection.getresponse()
+            body = reply.read()
+            # What is gone already needs no closing.
+            assert reply.status < 300 or (method, reply.status) == ("DELETE", 404), (reply.status, body)
+            return body
+        finally:
+            connection.close()

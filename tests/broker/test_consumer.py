@@ -1,0 +1,367 @@
+"""Consuming: exactly what was not acked comes again, garbage leaves alone, and every loss is survived."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from dispatcher.broker.backoff import Backoff
+from dispatcher.broker.consumer import Consumer, Delivery
+from dispatcher.broker.pointer import Pointer, decode, encode
+from dispatcher.broker.topology import Topology, declare
+from dispatcher.errors import ConfigurationError, InvalidPointer
+from tests.broker.proxy import Proxy
+from tests.broker.rabbit import Operator, Rabbit, eventually
+
+SOON = Backoff(base_seconds=0.01, cap_seconds=0.05)
+
+
+class Worker:
+    """A consumer and what it was told."""
+
+    def __init__(self, amqp_url: str, queue: str, *, prefetch: int = 100, name: str = "worker") -> None:
+        self.deliveries: list[Delivery] = []
+        self.losses = 0
+        self.consumer = Consumer(
+            amqp_url,
+            queue,
+            prefetch=prefetch,
+            on_delivery=self.deliveries.append,
+            on_lost=self._lose,
+            name=name,
+            backoff=SOON,
+        )
+        self.task = asyncio.create_task(self.consumer.run())
+
+    async def got(self, count: int) -> list[Delivery]:
+        """Exactly so many deliveries since the last loss."""
+        await eventually(lambda: len(self.deliveries) >= count, f"{count} deliveries")
+        assert len(self.deliveries) == count
+        return self.deliveries
+
+    async def stop(self) -> None:
+        await self.consumer.close()
+        await asyncio.wait_for(self.task, 10)
+
+    def _lose(self) -> None:
+        self.losses += 1
+        self.deliveries.clear()
+
+
+MakeWorker = Callable[..., Worker]
+
+
+@pytest.fixture
+async def make_worker(amqp_url: str, topology: Topology) -> AsyncIterator[MakeWorker]:
+    """Consumers of the test's send queue, stopped afterwards."""
+    async with AsyncExitStack() as stack:
+
+        def make(url: str = amqp_url, **options: Any) -> Worker:
+            worker = Worker(url, topology.queue, **options)
+            stack.push_async_callback(worker.stop)
+            return worker
+
+        yield make
+
+
+async def publish(rabbit: Rabbit, topology: Topology, *bodies: str) -> None:
+    for body in bodies:
+        await rabbit.publish(topology.queue, body.encode())
+
+
+def bodies(deliveries: list[Delivery]) -> list[str]:
+    return [each.body.decode() for each in deliveries]
+
+
+async def left_after(worker: Worker, rabbit: Rabbit, queue: str, count: int) -> list[str]:
+    """What RabbitMQ has left when the worker has gone."""
+    await worker.stop()
+    return sorted(message.body.decode() for message in await rabbit.take_all(queue, count))
+
+
+async def test_what_was_acked_is_gone(make_worker: MakeWorker, topology: Topology, rabbit: Rabbit) -> None:
+    await publish(rabbit, topology, *"abcdef")
+    worker = make_worker()
+
+    worker.consumer.ack(await worker.got(6))
+
+    assert worker.consumer.outstanding == 0
+    assert await left_after(worker, rabbit, topology.queue, 0) == []
+
+
+@pytest.mark.parametrize(
+    ("batches", "left"),
+    [
+        (["abc"], "defgh"),
+        (["bcd"], "aefgh"),
+        (["ab", "d", "c"], "efgh"),
+        (["cb", "fe"], "adgh"),
+        (["bdfh", "ace"], "g"),
+        (["hgfedcb"], "a"),
+        (["b", "a"], "cdefgh"),
+        (["aceg", "aceg", "abce"], "dfh"),
+        ([""], "abcdefgh"),
+    ],
+    ids=str,
+)
+async def test_exactly_what_was_not_acked_comes_again(
+    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit, batches: list[str], left: str
+) -> None:
+    await publish(rabbit, topology, *"abcdefgh")
+    worker = make_worker()
+    by_body = {each.body.decode(): each for each in await worker.got(8)}
+
+    for batch in batches:
+        worker.consumer.ack([by_body[body] for body in batch])
+
+    assert worker.consumer.outstanding == len(left)
+    assert await left_after(worker, rabbit, topology.queue, len(left)) == sorted(left)
+
+
+async def test_garbage_is_rejected_into_the_dlq_and_its_neighbours_are_not_affected(
+    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit
+) -> None:
+    good = [encode(Pointer(uuid4(), f"order-{number}")) for number in range(3)]
+    garbage = [b"\xff\x00", b"{}", b"x" * 100_000]
+    for pair in zip(good, garbage, strict=True):
+        for body in pair:
+            await rabbit.publish(topology.queue, body)
+    worker = make_worker()
+
+    for delivery in list(await worker.got(6)):
+        try:
+            decode(delivery.body, delivery.properties)
+        except InvalidPointer:
+            worker.consumer.reject(delivery)
+        else:
+            worker.consumer.ack([delivery])
+
+    dead = await rabbit.take_all(topology.dlq, 3)
+    assert [message.body for message in dead] == garbage
+    (death,) = dead[0].properties.headers["x-death"]
+    assert (death["queue"], death["reason"], death["exchange"]) == (topology.queue, "rejected", "")
+    assert await left_after(worker, rabbit, topology.queue, 0) == []
+
+
+async def test_what_was_requeued_comes_again(make_worker: MakeWorker, topology: Topology, rabbit: Rabbit) -> None:
+    await publish(rabbit, topology, "a", "b")
+    worker = make_worker()
+    first, second = await worker.got(2)
+
+    worker.consumer.requeue(first)
+    again = (await worker.got(3))[2]
+
+    assert (again.body, again.redelivered) == (b"a", True)
+    worker.consumer.ack([again, second])
+    assert await left_after(worker, rabbit, topology.queue, 0) == []
+
+
+async def test_prefetch_bounds_what_is_at_hand(make_worker: MakeWorker, topology: Topology, rabbit: Rabbit) -> None:
+    await publish(rabbit, topology, *"abcdef")
+    worker = make_worker(prefetch=2)
+
+    for number in (2, 4, 6):
+        worker.consumer.ack((await worker.got(number))[-2:])
+
+
+async def test_a_second_answer_to_a_delivery_is_dropped(
+    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit
+) -> None:
+    await publish(rabbit, topology, "a", "b", "c")
+    worker = make_worker()
+    first, second, third = await worker.got(3)
+
+    worker.consumer.ack([first, first])
+    worker.consumer.ack([first])
+    worker.consumer.reject(first)
+    worker.consumer.requeue(first)
+    worker.consumer.reject(second)
+    worker.consumer.ack([second, Delivery(99, third.generation, b"", third.properties, redelivered=False)])
+
+    assert await left_after(worker, rabbit, topology.queue, 1) == ["c"]
+    assert worker.losses == 0
+
+
+async def test_a_forced_close_is_recovered_from_and_old_deliveries_are_void(
+    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit, operator: Operator
+) -> None:
+    await publish(rabbit, topology, "a", "b", "c")
+    worker = make_worker(name=topology.queue)
+    old = list(await worker.got(3))
+    worker.consumer.ack(old[:1])
+
+    await eventually(lambda: operator.close_connection(topology.queue), "the connection's listing")
+    await eventually(lambda: worker.losses == 1, "the loss")
+    again = list(await worker.got(2))
+    worker.consumer.ack(old)
+    worker.consumer.reject(old[1])
+
+    assert [(each.body, each.redelivered) for each in again] == [(b"b", True), (b"c", True)]
+    assert worker.consumer.outstanding == 2
+    worker.consumer.ack(again)
+    assert await left_after(worker, rabbit, topology.queue, 0) == []
+    assert worker.losses == 1
+
+
+async def test_a_deleted_queue_is_noticed_and_waited_for(
+    make_worker: MakeWorker, amqp_url: str, topology: Topology, rabbit: Rabbit
+) -> None:
+    worker = make_worker()
+    await publish(rabbit, topology, "a")
+    await worker.got(1)
+
+    await rabbit.delete_queue(topology.queue)
+    await eventually(lambda: worker.losses == 1, "the loss")
+    assert worker.consumer.outstanding == 0
+    await declare(amqp_url, topology)
+    await publish(rabbit, topology, "b")
+
+    assert bodies(await worker.got(1)) == ["b"]
+
+
+async def test_a_queue_that_is_missing_at_first_is_waited_for(
+    amqp_url: str, undeclared: Topology, rabbit: Rabbit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worker = Worker(amqp_url, undeclared.queue)
+    printed: list[str] = []
+
+    def says_what_to_do() -> bool:
+        printed.append(capsys.readouterr().out)
+        return "Run `dispatcher init`" in "".join(printed)
+
+    await eventually(says_what_to_do, "the log line")
+    await declare(amqp_url, undeclared)
+    await publish(rabbit, undeclared, "a")
+
+    assert bodies(await worker.got(1)) == ["a"]
+    await worker.stop()
+
+
+async def test_a_channel_that_rabbitmq_closes_is_recovered_from(
+    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit
+) -> None:
+    await publish(rabbit, topology, "a")
+    worker = make_worker()
+    await worker.got(1)
+    session = worker.consumer._session
+    assert session is not None
+
+    session.channel.raw.basic_ack(4711)  # past the guard: 406, as for a consumer timeout
+
+    await eventually(lambda: worker.losses == 1, "the loss")
+    assert bodies(await worker.got(1)) == ["a"]
+
+
+async def test_a_rabbitmq_that_comes_and_goes_is_survived(
+    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit, proxy: Proxy
+) -> None:
+    worker = make_worker(proxy.url)
+    for number in range(5):
+        await eventually(lambda: worker.consumer.is_consuming, "consuming")
+        await publish(rabbit, topology, str(number))
+        (delivery,) = await worker.got(1)
+        worker.consumer.ack([delivery])
+        await left_nothing(rabbit, topology)
+        proxy.cut()
+        await eventually(lambda number=number: worker.losses == number + 1, "the loss")  # type: ignore[misc]
+
+
+async def left_nothing(rabbit: Rabbit, topology: Topology) -> None:
+    assert await rabbit.take(topology.queue) is None
+
+
+async def test_cancel_stops_deliveries_and_lets_acks_through(
+    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit
+) -> None:
+    await publish(rabbit, topology, *"abcdef")
+    worker = make_worker(prefetch=4)
+    at_hand = list(await worker.got(4))
+
+    await worker.consumer.cancel()
+    await worker.consumer.cancel()
+    worker.consumer.ack(at_hand[:2])
+    await publish(rabbit, topology, "g")
+
+    assert not worker.consumer.is_consuming
+    assert not worker.task.done()
+    assert await left_after(worker, rabbit, topology.queue, 5) == ["c", "d", "e", "f", "g"]
+    assert bodies(worker.deliveries) == ["a", "b", "c", "d"]
+    assert worker.losses == 0
+
+
+async def test_a_flood_is_cancelled_without_losing_a_message(
+    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit
+) -> None:
+    names = [f"{number:04}" for number in range(300)]
+    await publish(rabbit, topology, *names)
+    worker = make_worker(prefetch=300)
+    await eventually(lambda: worker.deliveries)
+
+    await worker.consumer.cancel()
+    seen = bodies(worker.deliveries)
+    worker.consumer.ack(worker.deliveries)
+
+    assert await left_after(worker, rabbit, topology.queue, 300 - len(seen)) == sorted(set(names) - set(seen))
+    assert bodies(worker.deliveries) == seen
+
+
+async def test_a_loss_after_cancel_is_told_and_ends_the_run(
+    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit, proxy: Proxy
+) -> None:
+    await publish(rabbit, topology, "a")
+    worker = make_worker(proxy.url)
+    (delivery,) = await worker.got(1)
+    await worker.consumer.cancel()
+
+    proxy.cut()
+    await asyncio.wait_for(worker.task, 10)
+
+    assert worker.losses == 1
+    worker.consumer.ack([delivery])
+    assert proxy.connections == 1
+    assert await left_after(worker, rabbit, topology.queue, 1) == ["a"]
+
+
+async def test_cancel_and_close_before_anything_was_consumed_end_the_run(unused_tcp_port: int) -> None:
+    for stop in (Consumer.cancel, Consumer.close):
+        consumer = Consumer(
+            f"amqp://u:p@127.0.0.1:{unused_tcp_port}/",
+            "q",
+            prefetch=1,
+            on_delivery=lambda _: None,
+            on_lost=lambda: None,
+            name="test",
+            backoff=Backoff(base_seconds=3600, cap_seconds=3600),
+        )
+        task = asyncio.create_task(consumer.run())
+        await asyncio.sleep(0)
+        await stop(consumer)
+        await asyncio.wait_for(task, 10)
+
+
+async def test_a_cancelled_run_leaves_the_messages_to_others(
+    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit
+) -> None:
+    await publish(rabbit, topology, "a")
+    worker = make_worker()
+    (delivery,) = await worker.got(1)
+
+    worker.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await worker.task
+
+    worker.consumer.ack([delivery])
+    assert [message.body for message in await rabbit.take_all(topology.queue, 1)] == [b"a"]
+    worker.task = asyncio.create_task(asyncio.sleep(0))
+
+
+def test_an_unusable_url_is_refused_at_once() -> None:
+    with pytest.raises(ConfigurationError):
+        Consumer(
+            "amqp://u:p@h:port/", "q", prefetch=1, on_delivery=lambda _: None, on_lost=lambda: None, name="test"
+        )

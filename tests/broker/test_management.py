@@ -1,0 +1,145 @@
+"""The management API's client: figures or a failure, never a zero that nobody counted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from dispatcher.broker.management import Management, QueueDepth
+from dispatcher.broker.topology import Topology
+from dispatcher.dev.servers import Servers
+from dispatcher.errors import BrokerUnavailable, ConfigurationError, TopologyError
+from tests.broker.rabbit import Rabbit, eventually
+
+PASSWORD = "hunter2"
+
+
+class Impostor(HTTPServer):
+    """Answers whatever a test wants."""
+
+    status = 200
+    body = b"{}"
+    requests = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://guest:{PASSWORD}@127.0.0.1:{self.server_port}"
+
+
+class Answer(BaseHTTPRequestHandler):
+    """One request to the impostor."""
+
+    server: Impostor
+
+    def do_GET(self) -> None:
+        self.server.requests += 1
+        self.send_response(self.server.status)
+        self.send_header("Location", f"http://127.0.0.1:{self.server.server_port}/elsewhere")
+        self.end_headers()
+        self.wfile.write(self.server.body)
+
+    def log_message(self, *_: Any) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def impostor() -> Iterator[Impostor]:
+    """A server that is no RabbitMQ."""
+    with Impostor(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_the_version_is_told(servers: Servers) -> None:
+    assert Management(servers.management_url).version()[0].isdigit()
+
+
+async def test_the_depth_is_counted(servers: Servers, topology: Topology, rabbit: Rabbit) -> None:
+    management = Management(servers.management_url)
+    for _ in range(3):
+        await rabbit.publish(topology.dlq, b"dead")
+
+    def depth() -> QueueDepth | None:
+        try:
+            return management.depth(topology.dlq)
+        except BrokerUnavailable:
+            return None  # too new to have figures
+
+    counted = await eventually(lambda: (found := depth()) and found.messages == 3 and found, "the depth of 3")
+
+    assert counted == QueueDepth(messages=3, ready=3, unacked=0, consumers=0)
+
+
+def test_a_missing_queue_is_said(servers: Servers, topology_names: Topology) -> None:
+    with pytest.raises(TopologyError, match=topology_names.dlq):
+        Management(servers.management_url).depth(topology_names.dlq)
+
+
+def test_names_cannot_leave_their_place_in_the_path(servers: Servers) -> None:
+    with pytest.raises(TopologyError):
+        Management(servers.management_url).depth("../../overview?x#")
+
+
+def test_a_wrong_password_is_said_and_not_shown(servers: Servers) -> None:
+    url = servers.management_url.rpartition("@")
+    management = Management(f"http://nobody:{PASSWORD}@{url[2]}")
+
+    for ask in (management.version, lambda: management.depth("q")):
+        with pytest.raises(BrokerUnavailable, match="refuses the user name or the password") as fault:
+            ask()
+        assert PASSWORD not in str(fault.value)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"null", b"[]", b"{}", b"not json", b"[" * 50_000, b'{"messages": null}', b'{"messages": 3}',
+        b'{"messages": "3", "messages_ready": 3, "messages_unacknowledged": 0, "consumers": 0}',
+        b'{"messages": true, "messages_ready": 3, "messages_unacknowledged": 0, "consumers": 0}',
+    ],
+)  # fmt: skip
+def test_a_reply_without_figures_is_a_failure(impostor: Impostor, body: bytes) -> None:
+    impostor.body = body
+
+    with pytest.raises(BrokerUnavailable, match="no figures"):
+        Management(impostor.url).depth("q")
+    with pytest.raises(BrokerUnavailable, match="does not answer as RabbitMQ does"):
+        Management(impostor.url).version()
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 401, 403, 500, 503])
+def test_every_other_status_is_a_failure_and_no_redirect_is_followed(impostor: Impostor, status: int) -> None:
+    impostor.status = status
+    impostor.body = b'{"messages": 0, "messages_ready": 0, "messages_unacknowledged": 0, "consumers": 0}'
+
+    with pytest.raises(BrokerUnavailable) as fault:
+        Management(impostor.url).depth("q")
+
+    assert impostor.requests == 1
+    assert PASSWORD not in str(fault.value)
+
+
+def test_nobody_listening_is_said(unused_tcp_port: int) -> None:
+    with pytest.raises(BrokerUnavailable, match="cannot be reached: connection refused"):
+        Management(f"http://guest:{PASSWORD}@127.0.0.1:{unused_tcp_port}").version()
+
+
+@pytest.mark.parametrize("url", ["", "ftp://h", "http://", "http://h:port", f"//u:{PASSWORD}@h"])
+def test_an_unusable_url_is_refused_at_once(url: str) -> None:
+    with pytest.raises(ConfigurationError) as mistake:
+        Management(url)
+
+    assert PASSWORD not in str(mistake.value)
+
+
+async def test_a_queue_of_another_virtual_host_is_not_found(servers: Servers, topology: Topology) -> None:
+    with pytest.raises(TopologyError):
+        Management(servers.management_url, vhost="other").depth(replace(topology).queue)

@@ -1,0 +1,98 @@
+"""The command line as a person uses it: real processes, with an environment that holds nothing but what a test names."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from struct import pack
+from typing import Any, Final
+
+import orjson
+
+DEADLINE_SECONDS: Final = 60.0
+"""Far above what any command takes on a busy machine."""
+PROGRAM: Final = (sys.executable, "-m", "dispatcher.cli.main")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended, and what it said where."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def json(self) -> Any:
+        """Its one line of JSON."""
+        assert self.stdout.count("\n") == 1, self.stdout
+        return orjson.loads(self.stdout)
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """Runs `dispatcher`.
+
+    Attributes:
+        environment: All that it gets, besides what any process needs.
+    """
+
+    folder: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def having(self, **variables: str | None) -> CommandLine:
+        """The same with other variables; None takes one away."""
+        merged = {**self.environment, **variables}
+        return replace(self, environment={name: value for name, value in merged.items() if value is not None})
+
+    def __call__(self, *arguments: str, stdin: str | bytes = b"") -> Ended:
+        """Runs a command to its end."""
+        given = stdin.encode() if isinstance(stdin, str) else stdin
+        done = subprocess.run(
+            [*PROGRAM, *arguments],
+            input=given,
+            capture_output=True,
+            cwd=self.folder,
+            env=self.whole_environment,
+            timeout=DEADLINE_SECONDS,
+            check=False,
+        )
+        return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    @contextmanager
+    def started(self, *arguments: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+        """A command that runs on; killed at the end of the block if it still does."""
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+        process = subprocess.Popen([*PROGRAM, *arguments], cwd=self.folder, env=self.whole_environment, **pipes)
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            process.communicate(timeout=DEADLINE_SECONDS)
+
+    def on_terminal(self, *arguments: str, columns: int = 110) -> Ended:
+        """Runs a command to its end with stdout and stderr on one terminal; both are in `stdout`."""
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, pack("HHHH", 40, columns, 0, 0))
+        with self.started(*arguments, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+            os.close(theirs)
+            screen = b""
+            with suppress(OSError):  # how Linux says that the other end is closed
+                while read := os.read(ours, 65536):
+                    screen += read
+            os.close(ours)
+            return Ended(process.wait(timeout=DEADLINE_SECONDS), screen.decode(), "")
+
+    @property
+    def whole_environment(self) -> dict[str, str]:
+        """With what any process needs."""
+        return {"PATH": os.environ["PATH"], "HOME": str(self.folder), "TERM": "xterm", **self.environment}

@@ -1,0 +1,42 @@
+"""Command lines: one that knows nothing, and one with servers, tables, queues and a provider of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dispatcher.broker.topology import Topology
+from dispatcher.dev.servers import Servers
+from tests.cli.commandline import CommandLine
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> CommandLine:
+    """`dispatcher` without any setting."""
+    return CommandLine(tmp_path, {"DISPATCHER_RUN_DIR": str(tmp_path / "run")})
+
+
+@pytest.fixture
+def prepared(bare: CommandLine, servers: Servers, database_url: str, topology: Topology) -> CommandLine:
+    """`dispatcher` as after `init`, with the capture provider."""
+    return bare.having(**_names(topology, servers, database_url))
+
+
+@pytest.fixture
+def unprepared(bare: CommandLine, servers: Servers, empty_database_url: str, topology_names: Topology) -> CommandLine:
+    """`dispatcher` as before `init`: servers that hold nothing of ours."""
+    return bare.having(**_names(topology_names, servers, empty_database_url))
+
+
+def _names(topology: Topology, servers: Servers, database_url: str) -> dict[str, str]:
+    return {
+        "DISPATCHER_DATABASE_URL": database_url,
+        "DISPATCHER_AMQP_URL": servers.amqp_url,
+        "DISPATCHER_EXCHANGE": topology.exchange,
+        "DISPATCHER_QUEUE": topology.queue,
+        "DISPATCHER_DLQ": topology.dlq,
+        "DISPATCHER_PROVIDERS": "capture",
+        "DISPATCHER_CAPTURE_DIR": "mail",
+        "DISPATCHER_LOG_FORMAT": "json",
+    }

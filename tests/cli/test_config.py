@@ -1,0 +1,92 @@
+"""`dispatcher config`: values, sources, secrets."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from dispatcher.config import Settings
+from tests.cli.commandline import CommandLine
+
+SECRETS = {
+    "DISPATCHER_DATABASE_URL": "postgresql://ann:s3cret-a@db/mail",
+    "DISPATCHER_AMQP_URL": "amqp://ann:s3cret-b@mq:5672/%2F",
+    "DISPATCHER_RABBITMQ_MANAGEMENT_URL": "http://ann:s3cret-c@mq:15672",
+    "DISPATCHER_PROVIDERS": "smtp",
+    "DISPATCHER_SMTP_URL": "smtp://ann:s3cret-d@mx:587",
+}
+
+
+def _settings(commandline: CommandLine) -> dict[str, dict[str, Any]]:
+    return {line["variable"]: line for line in commandline("config", "--json").json["settings"]}
+
+
+def test_every_setting_is_shown_with_value_source_and_default(bare: CommandLine) -> None:
+    shown = _settings(bare.having(**SECRETS, DISPATCHER_WORKERS="3"))
+
+    assert len(shown) == len(fields(Settings))
+    assert shown["DISPATCHER_WORKERS"] == {
+        "variable": "DISPATCHER_WORKERS",
+        "value": "3",
+        "source": "environment",
+        "default": "auto",
+        "about": shown["DISPATCHER_WORKERS"]["about"],
+    }
+    assert shown["DISPATCHER_PREFETCH"]["source"] == "default"
+    assert shown["DISPATCHER_LEASE_SECONDS"]["value"] == "60"
+    assert shown["DISPATCHER_CAPTURE_DIR"]["value"] is None
+
+
+def test_no_secret_is_shown(bare: CommandLine) -> None:
+    commandline = bare.having(**SECRETS)
+
+    for ended in (commandline("config"), commandline("config", "--json"), commandline.on_terminal("config")):
+        assert ended.code == 0
+        assert "s3cret" not in ended.stdout + ended.stderr
+        assert "amqp://ann:***@mq:5672/%2F" in ended.stdout
+
+
+def test_mistaken_secret_is_masked_whole(bare: CommandLine) -> None:
+    ended = bare.having(**SECRETS | {"DISPATCHER_SMTP_URL": "smtpx://ann:s3cret@mx"})("config")
+
+    assert ended.code == 78
+    assert "s3cret" not in ended.stdout + ended.stderr
+    assert "DISPATCHER_SMTP_URL must be a URL" in ended.stderr
+
+
+def test_secret_in_a_file_names_the_file_as_its_source(bare: CommandLine) -> None:
+    (bare.folder / "url").write_text("postgresql://ann:s3cret@db/mail\n")
+
+    shown = _settings(bare.having(DISPATCHER_DATABASE_URL_FILE=str(bare.folder / "url")))
+
+    assert shown["DISPATCHER_DATABASE_URL"]["source"] == "file"
+    assert shown["DISPATCHER_DATABASE_URL"]["value"] == "postgresql://ann:***@db/mail"
+
+
+def test_mistakes_and_unknown_variables_are_listed_and_the_value_stays_visible(bare: CommandLine) -> None:
+    ended = bare.having(DISPATCHER_WORKERS="many", DISPATCHER_WORKER="1")("config", "--json")
+
+    assert ended.code == 78
+    assert {"variable": "DISPATCHER_WORKER", "closest": "DISPATCHER_WORKERS"} in ended.json["unknown"]
+    assert any(mistake.startswith("DISPATCHER_WORKERS must be") for mistake in ended.json["mistakes"])
+    assert {line["variable"]: line["value"] for line in ended.json["settings"]}["DISPATCHER_WORKERS"] == "many"
+
+
+def test_terminal_is_coloured_and_never_overrun(bare: CommandLine) -> None:
+    ended = bare.having(**SECRETS).on_terminal("config", columns=100)
+
+    assert "\x1b[" in ended.stdout
+    assert "Connections that a worker keeps to the SMTP server." in ended.stdout
+
+
+def test_no_color_means_no_escape_sequence(bare: CommandLine) -> None:
+    ended = bare.having(**SECRETS, NO_COLOR="1").on_terminal("config")
+
+    assert "\x1b" not in ended.stdout
+    assert max(len(line) for line in ended.stdout.splitlines()) <= 110
+
+
+def test_other_programs_get_a_setting_per_line(bare: CommandLine) -> None:
+    ended = bare.having(**SECRETS)("config")
+
+    assert len(ended.stdout.splitlines()) == len(fields(Settings)) + 2

@@ -1,0 +1,121 @@
+"""`dispatcher doctor`: what is well, what is not, and how to mend it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from dispatcher.broker.topology import Topology
+from dispatcher.dev.servers import Servers
+from tests.cli.commandline import CommandLine
+
+AWAY = "127.0.0.1:1"
+
+
+def _findings(commandline: CommandLine, *, code: int) -> dict[str, dict[str, Any]]:
+    ended = commandline("doctor", "--json")
+    assert ended.code == code, ended
+    assert ended.json["ok"] is (code == 0)
+    return {finding["subject"]: finding for finding in ended.json["findings"]}
+
+
+def test_all_is_well(prepared: CommandLine, servers: Servers) -> None:
+    found = _findings(prepared.having(DISPATCHER_RABBITMQ_MANAGEMENT_URL=servers.management_url), code=0)
+
+    assert {finding["state"] for finding in found.values()} == {"ok"}
+    assert found.keys() == {
+        *("settings", "Python", "file descriptors", "run directory"),
+        *("PostgreSQL", "PostgreSQL durability", "PostgreSQL connections", "tables", "partitions"),
+        *("RabbitMQ", "RabbitMQ management", "provider capture"),
+    }
+
+
+def test_table_marks_what_is_well(prepared: CommandLine) -> None:
+    ended = prepared("doctor")
+
+    assert ended.code == 0
+    assert {line.split()[0] for line in ended.stdout.splitlines()} == {"✓"}
+
+
+def test_without_settings_each_missing_one_is_a_finding(bare: CommandLine) -> None:
+    ended = bare("doctor")
+
+    assert ended.code == 1
+    for variable in ("DISPATCHER_DATABASE_URL", "DISPATCHER_AMQP_URL", "DISPATCHER_PROVIDERS"):
+        assert f"{variable} is not set" in ended.stdout
+
+
+def test_servers_that_are_away_come_with_a_remedy(prepared: CommandLine) -> None:
+    found = _findings(
+        prepared.having(
+            DISPATCHER_DATABASE_URL=f"postgresql://u:secret@{AWAY}/x",
+            DISPATCHER_AMQP_URL=f"amqp://u:secret@{AWAY}/",
+            DISPATCHER_RABBITMQ_MANAGEMENT_URL=f"http://u:secret@{AWAY}",
+            DISPATCHER_PROVIDERS="smtp",
+            DISPATCHER_SMTP_URL=f"smtp://{AWAY}?tls=none",
+        ),
+        code=1,
+    )
+
+    for subject in ("PostgreSQL", "RabbitMQ", "RabbitMQ management"):
+        assert found[subject]["state"] == "failed"
+        assert found[subject]["remedy"]
+        assert "secret" not in found[subject]["words"]
+    assert found["provider smtp"]["state"] == "failed"
+
+
+def test_tables_and_queues_that_are_missing_want_init(unprepared: CommandLine, topology_names: Topology) -> None:
+    found = _findings(unprepared, code=1)
+
+    assert found["PostgreSQL"]["state"] == "ok"
+    assert (found["tables"]["state"], found["tables"]["remedy"]) == ("failed", "Run `dispatcher init`.")
+    assert (found["RabbitMQ"]["state"], found["RabbitMQ"]["remedy"]) == ("failed", "Run `dispatcher init`.")
+    assert topology_names.exchange in found["RabbitMQ"]["words"]
+
+
+def test_queue_with_other_arguments_is_named(prepared: CommandLine, topology: Topology) -> None:
+    found = _findings(prepared.having(DISPATCHER_QUEUE_TYPE="classic"), code=1)
+
+    assert topology.dlq in found["RabbitMQ"]["words"]
+
+
+def test_asynchronous_commit_fails(prepared: CommandLine, database_url: str) -> None:
+    lax = f"{database_url}?options=-c%20synchronous_commit%3Doff"
+
+    found = _findings(prepared.having(DISPATCHER_DATABASE_URL=lax), code=1)
+
+    assert found["PostgreSQL durability"]["state"] == "failed"
+
+
+def test_more_workers_than_the_database_has_connections_for_fails(prepared: CommandLine) -> None:
+    found = _findings(prepared.having(DISPATCHER_WORKERS="256"), code=1)
+
+    assert found["PostgreSQL connections"]["state"] == "failed"
+
+
+def test_rows_in_a_default_partition_are_a_warning(prepared: CommandLine, connection: psycopg.Connection) -> None:
+    connection.execute(
+        "insert into email_log (email_id, tenant_id, message_key)"
+        " values ('00000000-0000-7000-8000-000000000000', 't', 'k')"
+    )
+
+    found = _findings(prepared, code=0)
+
+    assert found["partitions"]["state"] == "warning"
+    assert "email_log_default" in found["partitions"]["words"]
+
+
+def test_unknown_variable_is_a_warning(prepared: CommandLine) -> None:
+    ended = prepared.having(DISPATCHER_WORKRS="4")("doctor")
+
+    assert ended.code == 0
+    assert "did you mean DISPATCHER_WORKERS?" in ended.stdout
+
+
+def test_run_directory_that_cannot_be_made_fails(prepared: CommandLine) -> None:
+    (prepared.folder / "file").touch()
+
+    found = _findings(prepared.having(DISPATCHER_RUN_DIR=str(prepared.folder / "file" / "run")), code=1)
+
+    assert found["run directory"]["state"] == "failed"

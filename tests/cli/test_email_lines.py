@@ -1,0 +1,69 @@
+"""A file of emails, line by line."""
+
+from __future__ import annotations
+
+from io import BytesIO
+
+import orjson
+import pytest
+
+from dispatcher.cli import email_lines
+from dispatcher.cli.email_lines import Entry, Refusal, read_entries
+from dispatcher.domain.email import Email
+
+EMAIL = {"message_key": "k", "from": "a@example.com", "to": "b@example.org", "subject": "s", "text": "t"}
+LINE = orjson.dumps(EMAIL)
+
+
+def _read(content: bytes) -> list[Entry]:
+    return list(read_entries(BytesIO(content)))
+
+
+@pytest.mark.parametrize(
+    "content", [LINE, LINE + b"\n", LINE + b"\r\n", b"\xef\xbb\xbf" + LINE, b"  " + LINE + b"  \n"]
+)
+def test_one_email_is_read_however_the_line_begins_or_ends(content: bytes) -> None:
+    (entry,) = _read(content)
+
+    assert entry.content == Email.from_json(EMAIL)
+    assert (entry.number, entry.end) == (1, len(content))
+
+
+def test_blank_lines_are_passed_over_and_counted() -> None:
+    assert [entry.number for entry in _read(b"\n" + LINE + b"\n \t\n\r\n" + LINE)] == [2, 5]
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "words"),
+    [
+        (b"{", "line", "is not JSON (unexpected end of data, character 2)"),
+        (b"\xff\xfe{}", "line", "is not JSON"),
+        (b"[" * 5000, "line", "is not JSON"),
+        (b"[]", "email", "must be an object"),
+        (orjson.dumps(EMAIL | {"to": ["b@example.org", "nobody"]}), "to[1]", "@"),
+        (orjson.dumps(EMAIL | {"colour": "red"}), "colour", "is not a field of an email"),
+        (orjson.dumps({**EMAIL, "subject": None}), "subject", "is missing"),
+    ],
+)
+def test_bad_line_is_refused_by_number_field_and_reason(line: bytes, field: str, words: str) -> None:
+    good, bad = _read(LINE + b"\n" + line + b"\n")
+
+    assert isinstance(good.content, Email)
+    assert isinstance(bad.content, Refusal)
+    assert (bad.content.line, bad.content.field) == (2, field)
+    assert words in bad.content.reason
+
+
+def test_line_that_is_too_long_is_skipped_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(email_lines, "MAX_LINE_OCTETS", len(LINE) + 1)
+
+    before, long, after = _read(LINE + b"\n" + b"x" * 10 * len(LINE) + b"\n" + LINE)
+
+    assert isinstance(before.content, Email)
+    assert long.content == Refusal(2, "line", f"has more than {len(LINE) + 1} octets")
+    assert (after.number, after.content) == (3, before.content)
+
+
+def test_refusal_reads_as_a_sentence() -> None:
+    assert str(Refusal(7, "to[0]", "has no @")) == "line 7: to[0]: has no @"
+    assert str(Refusal(7, "line", "is not JSON")) == "line 7: is not JSON"

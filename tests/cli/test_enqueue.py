@@ -1,0 +1,150 @@
+"""`dispatcher enqueue` of one email by options."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from tests.cli.commandline import CommandLine, Ended
+
+ADDRESSED = ("--key", "order-17", "--from", "Shop <shop@example.com>", "--to", "ann@example.org", "--subject", "Hi")
+ONE = (*ADDRESSED, "--text", "Thank you.")
+
+
+def _contents(connection: psycopg.Connection) -> dict[str, object]:
+    """Everything about the one email that is stored."""
+    rows = connection.execute(
+        "select * from email_log join email_content using (email_id) left join email_attachment using (email_id)"
+    )
+    assert rows.description is not None
+    (row,) = rows.fetchall()
+    return dict(zip([column.name for column in rows.description], row, strict=True))
+
+
+def test_email_is_accepted_and_its_id_told(prepared: CommandLine, connection: psycopg.Connection) -> None:
+    ended = prepared("enqueue", *ONE)
+
+    assert ended.code == 0
+    stored = _contents(connection)
+    assert ended.stdout == f"accepted: {stored['email_id']}\n"
+    assert (stored["sender"], stored["subject"], stored["text_body"]) == ("Shop <shop@example.com>", "Hi", "Thank you.")
+
+
+def test_every_option_reaches_the_tables(prepared: CommandLine, connection: psycopg.Connection) -> None:
+    (prepared.folder / "bill.pdf").write_bytes(b"%PDF")
+    (prepared.folder / "page.html").write_text("<p>ä</p>", encoding="utf-8")
+    options = {
+        "--to": "bob@example.org",
+        "--cc": "cc@example.org",
+        "--bcc": "bcc@example.org",
+        "--reply-to": "desk@example.com",
+        "--html-file": "page.html",
+        "--attach": "bill.pdf",
+        "--header": "X-Campaign: spring: two",
+        "--tag": "receipts",
+        "--tenant": "acme",
+        "--correlation-id": "request-9",
+        "--on-uncertain": "resend",
+    }
+
+    ended = prepared("enqueue", *ONE, *[word for option in options.items() for word in option])
+
+    assert ended.code == 0, ended.stderr
+    stored = _contents(connection)
+    assert stored["recipients"] == {
+        "to": ["ann@example.org", "bob@example.org"],
+        "cc": ["cc@example.org"],
+        "bcc": ["bcc@example.org"],
+        "reply_to": ["desk@example.com"],
+    }
+    assert (stored["html_body"], stored["headers"]) == ("<p>ä</p>", {"X-Campaign": "spring: two"})
+    assert (stored["filename"], stored["content_type"], stored["content"]) == ("bill.pdf", "application/pdf", b"%PDF")
+    assert (stored["tags"], stored["tenant_id"]) == (["receipts"], "acme")
+    assert (stored["correlation_id"], stored["on_uncertain"]) == ("request-9", "resend")
+
+
+def test_body_may_come_from_stdin(prepared: CommandLine, connection: psycopg.Connection) -> None:
+    ended = prepared("enqueue", *ADDRESSED, "--text-file", "-", stdin="from a pipe\n")
+
+    assert ended.code == 0
+    assert _contents(connection)["text_body"] == "from a pipe\n"
+
+
+def test_same_key_and_content_is_known(prepared: CommandLine) -> None:
+    first, second = prepared("enqueue", *ONE, "--json"), prepared("enqueue", *ONE, "--json")
+
+    assert (first.code, second.code) == (0, 0)
+    assert first.json["acceptance"] == "accepted"
+    assert second.json == {**first.json, "acceptance": "known"}
+
+
+def test_same_key_with_other_content_is_refused(prepared: CommandLine) -> None:
+    first = prepared("enqueue", *ONE, "--json")
+
+    ended = prepared("enqueue", *ADDRESSED, "--text", "Something else.")
+
+    assert (ended.code, ended.stdout) == (1, "")
+    assert first.json["email_id"] in ended.stderr
+    assert "another payload" in ended.stderr
+
+
+def test_missing_key_is_explained(prepared: CommandLine) -> None:
+    ended = prepared("enqueue", *ONE[2:])
+
+    assert ended.code == 2
+    assert "--key is missing" in ended.stderr
+    assert "never makes a second email" in ended.stderr
+
+
+def test_everything_that_is_missing_is_named_at_once(prepared: CommandLine) -> None:
+    ended = prepared("enqueue")
+
+    assert ended.code == 2
+    for option in ("--key", "--from", "--to", "--subject", "--text"):
+        assert option in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--text-file", "nowhere.txt"], "nowhere.txt"),
+        (["--text", "a", "--text-file", "-"], "--text and --text-file are both given"),
+        (["--text", "a", "--header", "no colon"], "has no colon"),
+        (["--text", "a", "--header", "X-A: 1", "--header", "X-A: 2"], "X-A is given twice"),
+        (["--text", "a", "--attach", "nowhere.pdf"], "nowhere.pdf"),
+        (["--text", "a", "--on-uncertain", "panic"], "panic"),
+        (["--file", "-"], "--file brings whole emails; it takes no --key beside it"),
+    ],
+)
+def test_senseless_arguments_are_usage_errors(prepared: CommandLine, arguments: list[str], words: str) -> None:
+    ended = prepared("enqueue", *ADDRESSED, *arguments)
+
+    assert (ended.code, ended.stdout) == (2, "")
+    assert words in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["--to", "ann@@example.org"], "to[1]"),
+        (["--subject", "one\ntwo"], "subject"),
+        (["--header", "From: other@example.com"], "headers.From"),
+        (["--key", ""], "--key is missing"),
+    ],
+)
+def test_email_that_may_not_be_is_refused_with_its_field(
+    prepared: CommandLine, connection: psycopg.Connection, arguments: list[str], field: str
+) -> None:
+    ended: Ended = prepared("enqueue", *ONE, *arguments)
+
+    assert ended.code in (1, 2)
+    assert field in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert connection.execute("select count(*) from email_log").fetchone() == (0,)
+
+
+def test_body_that_is_not_utf_8_is_refused(prepared: CommandLine) -> None:
+    ended = prepared("enqueue", *ADDRESSED, "--text-file", "-", stdin=b"\xff\xfe")
+
+    assert ended.code == 2
+    assert "is not UTF-8" in ended.stderr

@@ -1,0 +1,161 @@
+"""`dispatcher enqueue --file`: good lines go in, bad ones are told, and nothing happens twice."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+import psycopg
+import pytest
+
+from dispatcher.cli.email_file import REFUSALS_IN_FULL
+from tests.cli.commandline import DEADLINE_SECONDS, CommandLine
+from tests.waiting import wait_until
+
+
+def _email(number: int, **other: Any) -> dict[str, Any]:
+    return {
+        "message_key": f"key-{number}",
+        "from": "shop@example.com",
+        "to": [f"reader-{number}@example.org"],
+        "subject": f"Nr {number} ä",
+        "text": "Thank you.",
+        **other,
+    }
+
+
+def _lines(emails: Iterable[Any]) -> bytes:
+    return b"".join(email if isinstance(email, bytes) else orjson.dumps(email) + b"\n" for email in emails)
+
+
+def _count(connection: psycopg.Connection) -> int:
+    row = connection.execute("select count(*) from email_log").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def test_all_good_lines_are_accepted_and_known_the_second_time(
+    prepared: CommandLine, connection: psycopg.Connection
+) -> None:
+    (prepared.folder / "emails.jsonl").write_bytes(_lines(map(_email, range(1200))))
+
+    first = prepared("enqueue", "--file", "emails.jsonl", "--json")
+    second = prepared("enqueue", "--file", "emails.jsonl", "--json")
+
+    assert (first.code, first.json["accepted"], first.json["refused"]) == (0, 1200, 0)
+    assert (second.code, second.json["accepted"], second.json["known"]) == (0, 0, 1200)
+    assert _count(connection) == 1200
+
+
+def test_bad_lines_are_told_by_number_and_do_not_stop_the_good_ones(
+    prepared: CommandLine, connection: psycopg.Connection
+) -> None:
+    lines = [
+        _email(1),
+        b"{not json}\n",
+        _email(3, to=["nobody"]),
+        b"\n",
+        _email(5),
+        _email(1, subject="Other"),
+        _email(5),
+    ]
+
+    ended = prepared("enqueue", "--file", "-", stdin=_lines(lines))
+
+    assert ended.code == 3
+    told = dict(line.split(": ", 1) for line in ended.stderr.splitlines())
+    assert told.keys() == {"line 2", "line 3", "line 6"}
+    assert told["line 3"].startswith("to[0]: ")
+    assert "another payload" in told["line 6"]
+    assert "nobody" not in ended.stderr
+    assert [line.split()[:3] for line in ended.stdout.splitlines()] == [
+        ["accepted", "2"],
+        ["already", "known", "1"],
+        ["refused", "3", "2"],
+    ]
+    assert _count(connection) == 2
+
+
+def test_json_has_every_refusal_in_the_order_of_the_file(prepared: CommandLine) -> None:
+    lines = [_email(1), _email(1, subject="Other"), b"?\n"] + [b"[]\n"] * 100
+
+    ended = prepared("enqueue", "--file", "-", "--json", stdin=_lines(lines))
+
+    assert ended.code == 3
+    assert [refusal["line"] for refusal in ended.json["refusals"]] == list(range(2, 104))
+    assert ended.json["refusals"][0]["field"] == "message_key"
+    assert (ended.json["refused"], ended.json["conflicts"]) == (102, 1)
+
+
+def test_many_refusals_are_counted_after_the_first_ones(prepared: CommandLine) -> None:
+    ended = prepared("enqueue", "--file", "-", stdin=b"[]\n" * 1000)
+
+    assert ended.code == 1
+    lines = ended.stderr.splitlines()
+    assert len(lines) == REFUSALS_IN_FULL + 1
+    assert lines[-1] == f"… and {1000 - REFUSALS_IN_FULL} more (--json tells all)."
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n"])
+def test_file_without_emails_is_done_at_once(prepared: CommandLine, content: bytes) -> None:
+    ended = prepared("enqueue", "--file", "-", "--json", stdin=content)
+
+    assert (ended.code, ended.json["accepted"], ended.json["refused"]) == (0, 0, 0)
+
+
+def test_file_that_cannot_be_opened_is_a_usage_error(prepared: CommandLine) -> None:
+    assert prepared("enqueue", "--file", "nowhere.jsonl").code == 2
+    assert prepared("enqueue", "--file", ".").code == 2
+
+
+def test_lost_database_stops_the_file_and_a_second_run_finishes_it(
+    prepared: CommandLine, connection: psycopg.Connection
+) -> None:
+    with prepared.started("enqueue", "--file", "-", "--json") as process:
+        assert process.stdin is not None
+        process.stdin.write(_lines(map(_email, range(700))))
+        process.stdin.flush()
+        wait_until(lambda: _count(connection) >= 500)
+        connection.execute(
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity where application_name = 'dispatcher enqueue'"
+        )
+        stdout, stderr = process.communicate(_lines(map(_email, range(700, 2000))), timeout=DEADLINE_SECONDS)
+
+    assert process.returncode == 1
+    assert orjson.loads(stdout)["accepted"] == _count(connection) == 500
+    assert b"run it again" in stderr
+    assert b"Traceback" not in stderr
+
+    again = prepared("enqueue", "--file", "-", "--json", stdin=_lines(map(_email, range(2000))))
+    assert (again.code, again.json["accepted"], again.json["known"]) == (0, 1500, 500)
+    assert _count(connection) == 2000
+
+
+def test_ctrl_c_ends_between_the_lines_and_says_what_is_stored(
+    prepared: CommandLine, connection: psycopg.Connection
+) -> None:
+    with prepared.started("enqueue", "--file", "-") as process:
+        assert process.stdin is not None
+        process.stdin.write(_lines(map(_email, range(600))))
+        process.stdin.flush()
+        wait_until(lambda: _count(connection) >= 500)
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=DEADLINE_SECONDS)
+        assert process.stderr is not None
+        stderr = process.stderr.read()
+
+    assert process.returncode == 130
+    assert b"Interrupted: 500 accepted" in stderr
+    assert b"Traceback" not in stderr
+
+
+def test_terminal_shows_progress_and_the_summary(prepared: CommandLine) -> None:
+    (prepared.folder / "emails.jsonl").write_bytes(_lines([*map(_email, range(20)), b"[]\n"]))
+
+    ended = prepared.on_terminal("enqueue", "--file", "emails.jsonl")
+
+    assert ended.code == 3
+    assert "enqueueing" in ended.stdout
+    assert "line 21: email: must be an object" in ended.stdout

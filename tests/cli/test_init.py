@@ -1,0 +1,65 @@
+"""`dispatcher init`: what it makes, what it leaves alone, what it cannot do."""
+
+from __future__ import annotations
+
+from dispatcher.broker.topology import Topology
+from tests.cli.commandline import CommandLine
+
+AWAY = "127.0.0.1:1"
+
+
+def test_says_what_it_changed_and_a_second_time_that_there_is_nothing(
+    unprepared: CommandLine, topology_names: Topology
+) -> None:
+    first, second = unprepared("init"), unprepared("init")
+
+    assert (first.code, second.code) == (0, 0)
+    lines = first.stdout.splitlines()
+    assert "postgresql: applied migration 0001 emails" in lines
+    for name in (topology_names.queue, topology_names.dlq):
+        assert f"rabbitmq: declared queue {name} (quorum, durable)" in lines
+    assert second.stdout == "nothing to change\n"
+    assert first.stderr + second.stderr == ""
+
+
+def test_json_lists_changes_by_server(unprepared: CommandLine) -> None:
+    first, second = unprepared("init", "--json"), unprepared("init", "--json")
+
+    assert len(first.json["changes"]["rabbitmq"]) == 3
+    assert second.json == {"changes": {"postgresql": [], "rabbitmq": []}, "faults": {}}
+
+
+def test_queue_with_other_arguments_is_named_with_the_difference(prepared: CommandLine, topology: Topology) -> None:
+    ended = prepared.having(DISPATCHER_QUEUE_TYPE="classic")("init")
+
+    assert ended.code == 3
+    assert topology.dlq in ended.stderr
+    assert "x-queue-type is 'quorum', we need 'classic'" in ended.stderr
+
+
+def test_one_server_away_does_not_keep_the_other_from_being_prepared(unprepared: CommandLine) -> None:
+    without_broker = unprepared.having(DISPATCHER_AMQP_URL=f"amqp://u:p@{AWAY}/")("init")
+    afterwards = unprepared("init")
+
+    assert without_broker.code == 3
+    assert "postgresql: applied migration 0001 emails" in without_broker.stdout
+    assert without_broker.stderr.startswith("rabbitmq: RabbitMQ at 127.0.0.1:1 cannot be reached")
+    assert "postgresql" not in afterwards.stdout
+
+
+def test_both_servers_away_is_a_failure_that_names_both(unprepared: CommandLine) -> None:
+    away = unprepared.having(
+        DISPATCHER_DATABASE_URL=f"postgresql://u:p@{AWAY}/x", DISPATCHER_AMQP_URL=f"amqp://u:p@{AWAY}/"
+    )
+
+    ended = away("init")
+
+    assert (ended.code, ended.stdout) == (1, "")
+    assert [line.partition(":")[0] for line in ended.stderr.splitlines()] == ["postgresql", "rabbitmq"]
+
+
+def test_unusable_amqp_url_is_bad_configuration(unprepared: CommandLine) -> None:
+    ended = unprepared.having(DISPATCHER_AMQP_URL="amqp://u:p@mq/%2F?heartbeat=blue")("init")
+
+    assert ended.code == 78
+    assert ended.stderr.startswith("DISPATCHER_AMQP_URL")

@@ -1,0 +1,159 @@
+"""The frame around all commands: help, mistakes, exit codes, and readers that go away."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from dispatcher.cli.main import COMMANDS, dispatcher
+from dispatcher.version import VERSION
+from tests.cli.commandline import PROGRAM, CommandLine
+
+
+def test_help_names_every_command_and_what_it_does(bare: CommandLine) -> None:
+    ended = bare("--help")
+
+    assert ended.code == 0
+    for name, words in COMMANDS.items():
+        assert name in ended.stdout
+        assert words in " ".join(ended.stdout.split())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_teaches_by_examples(name: str) -> None:
+    shown = CliRunner().invoke(dispatcher, [name, "--help"])
+
+    assert shown.exit_code == 0
+    assert "Example" in shown.output
+    assert f"dispatcher {name}" in shown.output
+
+
+def test_help_loads_no_command_and_no_rich(bare: CommandLine) -> None:
+    script = (
+        "import sys; from dispatcher.cli.main import main; main(['--help'])\n"
+        "loaded = [name for name in sys.modules if name.split('.')[0] in ('rich', 'pika', 'uvloop', 'structlog')]\n"
+        "assert not loaded, loaded"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], env=bare.whole_environment, capture_output=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_version_is_told(bare: CommandLine) -> None:
+    ended = bare("--version")
+
+    assert (ended.code, ended.stdout) == (0, f"dispatcher {VERSION}\n")
+
+
+def test_unknown_command_is_a_usage_error_that_names_the_closest_one(bare: CommandLine) -> None:
+    ended = bare("statsu")
+
+    assert ended.code == 2
+    assert "Did you mean 'status'?" in ended.stderr
+    assert ended.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needed"),
+    [
+        (["run"], {"DISPATCHER_DATABASE_URL", "DISPATCHER_AMQP_URL", "DISPATCHER_PROVIDERS"}),
+        (["init"], {"DISPATCHER_DATABASE_URL", "DISPATCHER_AMQP_URL"}),
+        (["status"], {"DISPATCHER_DATABASE_URL", "DISPATCHER_AMQP_URL"}),
+        (["config"], {"DISPATCHER_DATABASE_URL", "DISPATCHER_AMQP_URL", "DISPATCHER_PROVIDERS"}),
+        (["enqueue", "--file", "-"], {"DISPATCHER_DATABASE_URL"}),
+    ],
+)
+def test_missing_settings_are_named_all_at_once_one_per_line(
+    bare: CommandLine, arguments: list[str], needed: set[str]
+) -> None:
+    ended = bare(*arguments)
+
+    assert ended.code == 78
+    assert {line.partition(" is not set")[0] for line in ended.stderr.splitlines()} == needed
+
+
+def test_every_mistake_is_told_at_once(bare: CommandLine) -> None:
+    mistaken = bare.having(
+        DISPATCHER_DATABASE_URL="http://db", DISPATCHER_WORKERS="many", DISPATCHER_PROVIDERS="pigeon"
+    )
+
+    ended = mistaken("run")
+
+    assert ended.code == 78
+    assert [line.split()[0] for line in ended.stderr.splitlines()] == [
+        "DISPATCHER_DATABASE_URL",
+        "DISPATCHER_PROVIDERS",
+        "DISPATCHER_WORKERS",
+        "DISPATCHER_AMQP_URL",
+    ]
+
+
+def test_fault_is_one_clear_message_without_a_trace(prepared: CommandLine) -> None:
+    ended = prepared.having(DISPATCHER_DATABASE_URL="postgresql://u:secret@127.0.0.1:1/x")("status")
+
+    assert ended.code == 1
+    assert ended.stderr.startswith("dispatcher: PostgreSQL is not available")
+    assert "Traceback" not in ended.stderr
+    assert "secret" not in ended.stderr
+
+
+def test_tables_that_are_missing_come_with_their_remedy(unprepared: CommandLine) -> None:
+    ended = unprepared("status")
+
+    assert ended.code == 1
+    assert "Run `dispatcher init`." in ended.stderr
+
+
+@pytest.mark.parametrize("command", ["config", "--help", "status"])
+def test_reader_that_goes_away_is_no_failure_and_no_noise(prepared: CommandLine, command: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+
+    done = subprocess.run(
+        [*PROGRAM, command],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        env=prepared.whole_environment,
+        cwd=prepared.folder,
+        check=False,
+    )
+    os.close(writer)
+
+    assert done.stderr == b""
+    assert done.returncode in ((0, 1) if command == "--help" else (0,))
+
+
+def test_output_that_cannot_be_written_is_a_failure(prepared: CommandLine) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [*PROGRAM, "status", "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=prepared.whole_environment,
+            cwd=prepared.folder,
+            check=False,
+        )
+
+    assert done.returncode == 1
+    assert done.stderr == b"dispatcher: The output cannot be written: No space left on device.\n"
+
+
+def test_closed_stdout_stops_no_command(prepared: CommandLine) -> None:
+    shell = ["/bin/sh", "-c", '"$@" >&-', "sh", *PROGRAM, "config"]
+
+    done = subprocess.run(shell, capture_output=True, env=prepared.whole_environment, cwd=prepared.folder, check=False)
+
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_narrow_character_set_stops_no_command(prepared: CommandLine) -> None:
+    ended = prepared.having(PYTHONIOENCODING="ascii")("doctor")
+
+    assert ended.code == 0
+    assert ended.stdout.startswith("?")

@@ -1,0 +1,36 @@
+"""No password reaches a screen, however it was written."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dispatcher.cli.masking import masked
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://ann:secret@db:5432/mail", "postgresql://ann:***@db:5432/mail"),
+        ("postgresql://db/mail", "postgresql://db/mail"),
+        ("postgresql://ann@db/mail", "postgresql://ann@db/mail"),
+        ("postgresql:///mail?host=/run&password=secret&user=ann", "postgresql:///mail?host=/run&password=***&user=ann"),
+        ("postgresql://ann@db/mail?sslpassword=secret", "postgresql://ann@db/mail?sslpassword=***"),
+        ("host=db password=secret dbname=mail", "host=db password=*** dbname=mail"),
+        ("host=db password='se cr\\'et' dbname=mail", "host=db password=*** dbname=mail"),
+        ("host=db PASSWORD = secret", "host=db PASSWORD = ***"),
+        ("amqp://ann:se%2Fcret@mq:5672/%2F?heartbeat=10", "amqp://ann:***@mq:5672/%2F?heartbeat=10"),
+        ("smtp://ann:se@cret@mx:587", "smtp://ann:***@mx:587"),
+        ("amqp://ann:se/cr#et?@mq/", "amqp://ann:***@mq/"),
+        ("SG.abcdef", "***"),
+        ("", "***"),
+    ],
+)
+def test_password_is_masked_and_the_rest_still_tells_where(text: str, shown: str) -> None:
+    assert masked(text) == shown
+
+
+@given(password=st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
+def test_no_password_of_a_url_is_shown(password: str) -> None:
+    assert masked(f"amqp://ann:{password}@mq:5672/") == "amqp://ann:***@mq:5672/"

@@ -1,0 +1,197 @@
+"""`dispatcher run` before its first fork, and that it becomes a parent that sends and drains."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import orjson
+import psycopg
+import pytest
+
+from dispatcher.broker.topology import Topology
+from dispatcher.dev.servers import Servers
+from tests.cli.commandline import DEADLINE_SECONDS, CommandLine
+from tests.waiting import wait_until
+
+QUICKLY_SECONDS = 5.0
+"""Between a signal and the end; much less than the timeouts that a start has for its servers."""
+
+
+@pytest.fixture
+def silent_address() -> Iterator[str]:
+    """A server that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+        yield f"{host}:{port}"
+
+
+def _event(process: subprocess.Popen[bytes], name: str) -> dict[str, object]:
+    """Reads the log up to an event."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        event: dict[str, object] = orjson.loads(line)
+        if event["event"] == name:
+            return event
+    raise AssertionError(f"the log ended without {name}")
+
+
+def _end(process: subprocess.Popen[bytes], number: int) -> tuple[int, bytes]:
+    """Sends a signal; the exit code and what stood on stderr."""
+    sent_at = time.monotonic()
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=DEADLINE_SECONDS)
+    assert time.monotonic() - sent_at < QUICKLY_SECONDS
+    return process.returncode, stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"DISPATCHER_PROVIDERS": None}, "DISPATCHER_PROVIDERS is not set"),
+        ({"DISPATCHER_PROVIDERS": "none"}, "DISPATCHER_PROVIDERS does not know none"),
+        ({"DISPATCHER_PROVIDERS": "smtp"}, "DISPATCHER_SMTP_URL is not set"),
+        ({"DISPATCHER_CAPTURE_DIR": None}, "DISPATCHER_CAPTURE_DIR is not set"),
+        ({"DISPATCHER_AMQP_URL": "amqp://u:p@mq/?heartbeat=blue"}, "DISPATCHER_AMQP_URL"),
+    ],
+)
+def test_settings_that_send_into_nothing_stop_the_start(
+    prepared: CommandLine, settings: dict[str, str | None], words: str
+) -> None:
+    ended = prepared.having(**settings)("run")
+
+    assert (ended.code, ended.stdout) == (78, "")
+    assert ended.stderr.startswith(words)
+
+
+def test_certificates_that_are_none_stop_the_start(prepared: CommandLine) -> None:
+    (prepared.folder / "ca.pem").write_text("not a certificate")
+    ended = prepared.having(DISPATCHER_PROVIDERS="smtp", DISPATCHER_SMTP_URL="smtp://mx", DISPATCHER_CA_FILE="ca.pem")(
+        "run"
+    )
+
+    assert ended.code == 78
+    assert ended.stderr.startswith("DISPATCHER_CA_FILE")
+
+
+def test_missing_tables_and_queues_are_both_told_before_anything_starts(unprepared: CommandLine) -> None:
+    ended = unprepared("run")
+
+    assert (ended.code, ended.stdout) == (78, "")
+    tables, queues = ended.stderr.splitlines()
+    assert tables.startswith("The database lacks")
+    assert queues.startswith("RabbitMQ has no exchange")
+    assert tables.endswith("Run `dispatcher init`.")
+    assert queues.endswith("Run `dispatcher init`.")
+
+
+def test_missing_tables_are_told_even_while_rabbitmq_is_away(unprepared: CommandLine) -> None:
+    ended = unprepared.having(DISPATCHER_AMQP_URL="amqp://u:p@127.0.0.1:1/")("run")
+
+    assert ended.code == 78
+    assert ended.stderr.startswith("The database lacks")
+
+
+def test_queue_with_other_arguments_stops_the_start(prepared: CommandLine, topology: Topology) -> None:
+    ended = prepared.having(DISPATCHER_QUEUE_TYPE="classic")("run")
+
+    assert ended.code == 78
+    assert topology.dlq in ended.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("variable", "url", "event"),
+    [
+        ("DISPATCHER_DATABASE_URL", "postgresql://u:p@127.0.0.1:1/x", "store.connection_lost"),
+        ("DISPATCHER_AMQP_URL", "amqp://u:p@127.0.0.1:1/", "broker.connection_lost"),
+    ],
+)
+def test_server_that_is_away_is_waited_for_until_a_signal(
+    prepared: CommandLine, variable: str, url: str, event: str, number: int, code: int
+) -> None:
+    with prepared.having(**{variable: url}).started("run") as process:
+        lost = [_event(process, event), _event(process, event)]
+        ended, stderr = _end(process, number)
+
+    assert all("refused" in str(one["reason"]) for one in lost)
+    assert ended == code
+    assert stderr.strip() == b""
+
+
+@pytest.mark.parametrize("variable", ["DISPATCHER_DATABASE_URL", "DISPATCHER_AMQP_URL"])
+def test_server_that_is_silent_does_not_delay_the_end(
+    prepared: CommandLine, silent_address: str, variable: str
+) -> None:
+    scheme = "amqp" if "AMQP" in variable else "postgresql"
+    with prepared.having(**{variable: f"{scheme}://u:p@{silent_address}/x"}).started("run") as process:
+        wait_until(lambda: _has_connected_to(process.pid, silent_address))
+        ended, stderr = _end(process, signal.SIGTERM)
+
+    assert (ended, stderr) == (0, b"")
+
+
+def test_start_goes_on_when_the_server_is_back(prepared: CommandLine, servers: Servers, database_url: str) -> None:
+    name = f"test_{secrets.token_hex(6)}"
+    later = urlsplit(database_url)._replace(path=f"/{name}").geturl()
+    with prepared.having(DISPATCHER_DATABASE_URL=later, DISPATCHER_WORKERS="1").started("run") as process:
+        _event(process, "store.connection_lost")
+        with psycopg.connect(servers.database_url, autocommit=True) as administration:
+            administration.execute(f'create database {name} template "{urlsplit(database_url).path[1:]}"'.encode())
+            _event(process, "store.connected")
+            _event(process, "relay.leading")
+            ended, _ = _end(process, signal.SIGTERM)
+            administration.execute(f"drop database {name} with (force)".encode())
+
+    assert ended == 0
+
+
+def test_parent_has_one_thread_and_no_socket_and_its_workers_send(prepared: CommandLine) -> None:
+    prepared(
+        "enqueue", "--key", "k", "--from", "a@example.com", "--to", "b@example.org", "--subject", "s", "--text", "t"
+    )
+
+    with prepared.started("run", "--workers", "3") as process:
+        sent = _event(process, "email.attempted")
+        title = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        threads = list(Path(f"/proc/{process.pid}/task").iterdir())
+        sockets = _sockets(process.pid)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        code, stderr = _end(process, signal.SIGTERM)
+
+    assert sent["outcome"] == "accepted"
+    assert title.startswith(b"dispatcher: run")
+    assert (len(threads), sockets, len(children)) == (1, [], 4)
+    assert (code, stderr) == (0, b"")
+    assert len(list((prepared.folder / "mail" / "new").iterdir())) == 1
+    assert prepared("status", "--json").json["emails"]["sent"] == 1
+
+
+def test_second_run_in_one_run_directory_is_refused(prepared: CommandLine) -> None:
+    with prepared.started("run", "--workers", "1") as process:
+        _event(process, "dispatcher.started")
+
+        ended = prepared("run")
+
+        assert _end(process, signal.SIGTERM)[0] == 0
+    assert ended.code == 1
+    assert "Another `dispatcher run` uses the run directory" in ended.stderr
+
+
+def _sockets(pid: int) -> list[str]:
+    descriptors = [path.readlink() for path in Path(f"/proc/{pid}/fd").iterdir()]
+    return [str(target) for target in descriptors if str(target).startswith("socket:")]
+
+
+def _has_connected_to(pid: int, address: str) -> bool:
+    """Whether the process has a TCP connection to a port of this machine."""
+    port = f":{int(address.rpartition(':')[2]):04X}"
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    inodes = {f"socket:[{line[9]}]" for line in lines if line[2].endswith(port) and line[3] == "01"}
+    return not inodes.isdisjoint(_sockets(pid))

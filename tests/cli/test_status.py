@@ -1,0 +1,119 @@
+"""`dispatcher status`: its form, and what it does while a server is away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+import orjson
+import pytest
+
+from dispatcher.broker.topology import Topology
+from tests.cli.commandline import DEADLINE_SECONDS, CommandLine
+
+ONE = ("--from", "shop@example.com", "--to", "ann@example.org", "--subject", "Hi", "--text", "Thank you.")
+
+
+def test_json_has_the_form_that_scripts_rely_on(prepared: CommandLine, topology: Topology) -> None:
+    prepared("enqueue", "--key", "one", *ONE)
+
+    ended = prepared("status", "--json")
+
+    assert ended.code == 0
+    assert ended.json["emails"] == {"pending": 1, "sending": 0, "sent": 0, "failed": 0, "held": 0}
+    assert ended.json["queues"] == {topology.queue: 0, topology.dlq: 0}
+    assert 0 < ended.json["oldest_pending_seconds"] < 60
+    assert 0 < ended.json["longest_due_seconds"] < 60
+
+
+def test_nothing_pending_has_no_age(prepared: CommandLine) -> None:
+    answer = prepared("status", "--json").json
+
+    assert (answer["oldest_pending_seconds"], answer["longest_due_seconds"]) == (None, None)
+
+
+def test_table_names_every_status_and_both_queues(prepared: CommandLine, topology: Topology) -> None:
+    ended = prepared("status")
+
+    first_words = [line.split()[0] for line in ended.stdout.splitlines() if line.strip()]
+    assert first_words == [
+        *("pending", "sending", "sent", "failed", "held", "oldest", "longest"),
+        *(topology.queue, topology.dlq),
+    ]
+
+
+@pytest.mark.parametrize(
+    "missing", [{"DISPATCHER_AMQP_URL": "amqp://u:p@127.0.0.1:1/"}, {"DISPATCHER_QUEUE": "nowhere"}]
+)
+def test_without_queues_the_emails_are_still_told(prepared: CommandLine, missing: dict[str, str]) -> None:
+    ended = prepared.having(**missing)("status", "--json")
+
+    assert ended.code == 3
+    assert ended.json["queues"] is None
+    assert ended.json["emails"]["pending"] == 0
+    assert "RabbitMQ" in ended.stderr
+
+
+def test_without_the_database_it_fails(prepared: CommandLine) -> None:
+    ended = prepared.having(DISPATCHER_DATABASE_URL="postgresql://u:p@127.0.0.1:1/x")("status", "--json")
+
+    assert (ended.code, ended.stdout) == (1, "")
+
+
+def test_watch_prints_a_line_per_look_until_nobody_reads(prepared: CommandLine) -> None:
+    with prepared.started("status", "--watch", "0.1", "--json") as process:
+        assert process.stdout is not None
+        looks = [orjson.loads(process.stdout.readline()) for _ in range(3)]
+        process.stdout.close()
+        code = process.wait(timeout=DEADLINE_SECONDS)
+        assert process.stderr is not None
+        words = process.stderr.read()
+        process.stdout = None
+
+    assert all(look["emails"]["sent"] == 0 for look in looks)
+    assert (code, words) == (0, b"")
+
+
+def test_ctrl_c_ends_a_watch_without_a_trace(prepared: CommandLine) -> None:
+    with prepared.started("status", "--watch", "--json", stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=DEADLINE_SECONDS)
+
+    assert process.returncode == 130
+    assert stderr.strip() == b""
+
+
+def test_watch_outlives_an_outage(prepared: CommandLine) -> None:
+    with prepared.having(DISPATCHER_DATABASE_URL="postgresql://u:p@127.0.0.1:1/x").started(
+        "status", "--watch", "0.1"
+    ) as process:
+        assert process.stderr is not None
+        lines = [process.stderr.readline() for _ in range(2)]
+        process.terminate()
+
+    assert all(line.startswith(b"PostgreSQL is not available") for line in lines)
+
+
+def test_terminal_is_redrawn_and_left_clean(prepared: CommandLine) -> None:
+    import pty
+
+    ours, theirs = pty.openpty()
+    with prepared.started("status", "--watch", "0.1", stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        screen = b""
+        while screen.count(b"Ctrl-C ends") < 3:
+            screen += os.read(ours, 65536)
+        process.send_signal(signal.SIGINT)
+        try:
+            while read := os.read(ours, 65536):
+                screen += read
+        except OSError:  # how Linux says that the other end is closed
+            os.close(ours)
+        code = process.wait(timeout=DEADLINE_SECONDS)
+
+    assert code == 130
+    assert screen.count(b"\x1b[?25l") == screen.count(b"\x1b[?25h") == 1
+    assert b"Traceback" not in screen

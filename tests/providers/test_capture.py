@@ -1,0 +1,106 @@
+"""The capture adapter's own: the Maildir, its names, and a disk that does not want."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dispatcher.domain.outcome import Accepted
+from dispatcher.errors import ProviderFault
+from dispatcher.providers.capture import CaptureProvider
+from dispatcher.providers.contract import Attempt
+from tests.providers.emails import an_email, send
+
+
+async def test_the_maildir_is_made_when_first_used(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "maildir"
+    provider = CaptureProvider(folder)
+    assert not folder.exists()
+
+    await send(provider, an_email())
+
+    assert {path.name for path in folder.iterdir()} == {"tmp", "new", "cur"}
+    assert (folder.stat().st_mode & 0o077, (folder / "new").stat().st_mode & 0o077) == (0o055, 0)
+
+
+async def test_the_name_holds_the_email_id_and_is_the_message_id(tmp_path: Path) -> None:
+    email = an_email()
+
+    sending = await send(CaptureProvider(tmp_path), email)
+
+    (path,) = (tmp_path / "new").iterdir()
+    assert path.name.startswith(f"{email.email_id}.")
+    assert path.suffix == ".eml"
+    assert sending.outcome == Accepted(path.name)
+
+
+async def test_the_email_leaves_when_it_is_complete_and_not_yet_seen(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def leaving() -> None:
+        seen.append((len(list((tmp_path / "tmp").iterdir())), len(list((tmp_path / "new").iterdir()))))
+
+    deadline = asyncio.get_running_loop().time() + 10
+    await CaptureProvider(tmp_path).send(an_email(), Attempt(1, deadline, leaving))
+
+    assert seen == [(1, 0)]
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+async def test_a_folder_that_cannot_be_is_a_fault_and_can_be_mended(tmp_path: Path) -> None:
+    folder = tmp_path / "maildir"
+    folder.write_text("in the way")
+    provider = CaptureProvider(folder)
+
+    with pytest.raises(ProviderFault, match="cannot be written"):
+        await send(provider, an_email())
+    with pytest.raises(ProviderFault):
+        await provider.check()
+    folder.unlink()
+
+    assert isinstance((await send(provider, an_email())).outcome, Accepted)
+
+
+async def test_a_folder_that_vanishes_is_made_again_after_the_fault(tmp_path: Path) -> None:
+    provider = CaptureProvider(tmp_path / "maildir")
+    await send(provider, an_email())
+    (tmp_path / "maildir").rename(tmp_path / "elsewhere")
+
+    with pytest.raises(ProviderFault):
+        await send(provider, an_email())
+
+    assert isinstance((await send(provider, an_email())).outcome, Accepted)
+
+
+async def test_a_full_disk_is_a_fault_that_leaves_nothing_behind(tmp_path: Path) -> None:
+    provider = CaptureProvider(tmp_path)
+    await provider.check()
+
+    with no_room(octets=1000), pytest.raises(ProviderFault, match="cannot be written"):
+        await send(provider, an_email(text="x" * 5000))
+
+    assert not list((tmp_path / "tmp").iterdir())
+    assert not list((tmp_path / "new").iterdir())
+
+
+async def test_check_leaves_no_email(tmp_path: Path) -> None:
+    words = await CaptureProvider(tmp_path).check()
+
+    assert str(tmp_path) in words
+    assert not [path for part in ("tmp", "new", "cur") for path in (tmp_path / part).iterdir()]
+
+
+@contextmanager
+def no_room(octets: int) -> Iterator[None]:
+    """No file may grow beyond so many octets, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (octets, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -1,0 +1,281 @@
+"""What we render, read back with the standard library's parser."""
+
+from __future__ import annotations
+
+import email.utils
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from dispatcher.domain.address import parse_address
+from dispatcher.domain.outcome import Reason
+from dispatcher.domain.outgoing import Attachment, OutgoingEmail
+from dispatcher.domain.text import body_fault, header_fault, name_fault
+from dispatcher.providers.mime import render
+from dispatcher.providers.mime_headers import UnrenderableEmail, text_field
+from tests.providers.emails import an_email, parsed
+
+ROOT = Path(__file__).parents[2]
+A_FIXED_ID = UUID("019aa000-0000-7000-8000-000000000001")
+
+header_texts = st.text(max_size=300).filter(lambda text: header_fault(text) is None)
+names = st.text(min_size=1, max_size=255).filter(lambda text: text == text.strip() != "" and name_fault(text) is None)
+bodies = st.text(max_size=3000).filter(lambda text: body_fault(text) is None)
+odd_bodies = st.lists(
+    st.sampled_from(
+        ["\r", "\n", "\r\n", ".", "..", "From ", " ", "\t", "=", "=\n", "é", "x" * 1200, "\x0b", "\x85", "\u2028"]
+    )
+).map("".join)
+locals_ = st.from_regex(r"[a-z0-9!#$%&'*+/=?^_`{|}~-]{1,20}(\.[a-z0-9]{1,10})?", fullmatch=True)
+domains = st.sampled_from(
+    ["example.com", "mail.example.co.uk", "bücher.example", "例え.example", "xn--bcher-kva.example"]
+)
+
+
+@st.composite
+def addresses(draw: st.DrawFn) -> str:
+    """An address as enqueue accepts it, with or without a name."""
+    spec = f"{draw(locals_)}@{draw(domains)}"
+    name = draw(st.none() | names)
+    if name is None:
+        return spec
+    escaped = re.sub(r'(["\\])', r"\\\1", name)
+    return f'"{escaped}" <{spec}>'
+
+
+@given(header_texts)
+@example("a" * 998)
+@example("word " * 190 + "end")
+@example("a  b" * 30)
+@example(" leading and trailing ")
+@example("= ? =?utf-8 ?=")
+@example("é" * 500)
+@example("")
+def test_a_subject_comes_back_as_it_went(subject: str) -> None:
+    message = parsed(render(an_email(subject=subject)).content)
+
+    assert message["Subject"] == subject
+    assert not message.defects
+
+
+@given(header_texts)
+def test_another_header_comes_back_as_it_went(value: str) -> None:
+    message = parsed(render(an_email(headers={"X-Of-Our-Own": value})).content)
+
+    assert message["X-Of-Our-Own"] == value
+
+
+@given(st.lists(addresses(), min_size=1, max_size=12), addresses())
+def test_addresses_come_back_as_they_went(to: list[str], sender: str) -> None:
+    message = parsed(render(an_email(to=tuple(to), sender=sender)).content)
+
+    for field, texts in (("To", to), ("From", [sender])):
+        wanted = [parse_address(text) for text in texts]
+        found = message[field].addresses
+        # Python's parser puts a space between encoded words of a name, against RFC 2047, section 6.2.
+        assert [_unspaced(address.display_name) for address in found] == [_unspaced(a.display_name) for a in wanted]
+        assert [address.username for address in found] == [address.local for address in wanted]
+        assert all(address.domain.isascii() for address in found)
+
+
+@given(bodies | odd_bodies, st.none() | bodies | odd_bodies)
+def test_bodies_come_back_as_they_went(text: str, html: str | None) -> None:
+    message = parsed(render(an_email(text=text, html=html)).content)
+
+    assert _body(message, "plain") == _lines(text)
+    assert (_body(message, "html") if html is not None else None) == (_lines(html) if html is not None else None)
+
+
+@given(st.lists(st.tuples(names, st.binary(max_size=2000)), min_size=1, max_size=4))
+def test_attachments_come_back_octet_for_octet(files: list[tuple[str, bytes]]) -> None:
+    attachments = tuple(Attachment(name, "application/x-test", content) for name, content in files)
+
+    message = parsed(render(an_email(attachments=attachments)).content)
+
+    found = [(part.get_filename(), part.get_payload(decode=True)) for part in message.iter_attachments()]
+    assert found == files
+
+
+@given(
+    st.builds(
+        an_email,
+        subject=header_texts,
+        text=st.none() | bodies | odd_bodies,
+        html=st.none() | bodies | odd_bodies,
+        to=st.lists(addresses(), min_size=1, max_size=40).map(tuple),
+        headers=st.dictionaries(st.from_regex(r"X-[A-Za-z0-9-]{1,70}", fullmatch=True), header_texts, max_size=5),
+        attachments=st.lists(
+            st.builds(Attachment, names, st.just("text/plain"), st.binary(max_size=300)), max_size=2
+        ).map(tuple),
+    )
+)
+@settings(max_examples=200)
+def test_the_wire_is_kept(outgoing: OutgoingEmail) -> None:
+    """ASCII, CRLF and nothing bare, no line above 998 octets, no encoded word on a line above 76; the same twice."""
+    content = render(outgoing).content
+
+    assert content.isascii()
+    assert not re.search(rb"\r(?!\n)|(?<!\r)\n", content)
+    assert content.endswith(b"\r\n")
+    lines = content.split(b"\r\n")
+    assert max(map(len, lines)) <= 998
+    assert b"\x00" not in content
+    assert render(outgoing).content == content
+
+
+@given(header_texts, st.from_regex(r"[A-Za-z0-9-]{1,12}", fullmatch=True))
+def test_header_lines_are_folded_and_never_blank(value: str, name: str) -> None:
+    *lines, last = text_field(name, value).split("\r\n")
+
+    assert last == ""
+    for line in lines[1:]:
+        assert line.startswith(" ")
+        assert line.strip()
+    for line in lines:
+        assert "=?utf-8?b?" not in line or len(line) <= 78
+        assert len(line) <= 998
+
+
+def _unspaced(name: str) -> str:
+    return "".join(name.split())
+
+
+def _body(message: Any, kind: str) -> str:
+    part = message.get_body((kind,))
+    return re.sub("\r\n", "\n", part.get_payload(decode=True).decode())
+
+
+def _lines(text: str) -> str:
+    """What a text is after it went through mail: CRLF, CR and LF are one line end, and the last line has one too."""
+    text = re.sub("\r\n?", "\n", text)
+    return text if not text or text.endswith("\n") else text + "\n"
+
+
+def a_fixed_email() -> bytes:
+    files = (Attachment("a", "text/plain", b"x"),)
+    return render(
+        an_email(email_id=A_FIXED_ID, html="<p>x", headers={"X-A": "1", "X-B": "2"}, attachments=files)
+    ).content
+
+
+def test_rendering_is_the_same_in_another_process() -> None:
+    """A later attempt, by another worker, is the same email: nothing random, nothing of the process or the clock."""
+    script = "import sys; from tests.providers import test_mime; sys.stdout.buffer.write(test_mime.a_fixed_email())"
+
+    here = a_fixed_email()
+    there = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, cwd=ROOT).stdout
+
+    assert there == here
+
+
+def test_a_body_that_holds_the_boundary_does_not_break_the_email() -> None:
+    outgoing = an_email(email_id=A_FIXED_ID)
+    evil = "".join(
+        f"--=_{kind}_{outgoing.email_id.hex}{n}\n" for kind in ("mixed", "alternative") for n in ("", "--", "_1")
+    )
+
+    message = parsed(
+        render(
+            an_email(email_id=A_FIXED_ID, text=evil, html=evil, attachments=(Attachment("a", "text/plain", b"x"),))
+        ).content
+    )
+
+    assert _body(message, "plain") == evil
+    assert _body(message, "html") == evil
+    assert [part.get_filename() for part in message.iter_attachments()] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        ("Plain.\n", "7bit"),
+        ("", "7bit"),
+        ("x" * 999 + "\n", "quoted-printable"),
+        ("Größe, Länge und manches andere, " * 30, "quoted-printable"),
+        ("こんにちは", "base64"),
+        ("bell \x07\n", "quoted-printable"),
+    ],
+)
+def test_the_most_readable_encoding_that_every_server_passes_on(text: str, encoding: str) -> None:
+    assert parsed(render(an_email(text=text)).content)["Content-Transfer-Encoding"] == encoding
+
+
+def test_the_envelope_has_each_mailbox_once_in_order() -> None:
+    rendered = render(
+        an_email(
+            sender="Shop <shop@bücher.example>",
+            to=("Ann <ann@example.com>", "bob@example.com"),
+            cc=("ann@EXAMPLE.com", "Ann@example.com"),
+            bcc=("carl@bücher.example", "carl@xn--bcher-kva.example", "bob@example.com"),
+        )
+    )
+
+    assert rendered.sender == "shop@xn--bcher-kva.example"
+    assert rendered.recipients == (
+        "ann@example.com",
+        "bob@example.com",
+        "Ann@example.com",
+        "carl@xn--bcher-kva.example",
+    )
+    assert not rendered.needs_smtputf8
+
+
+@pytest.mark.parametrize("field", ["to", "cc", "bcc", "reply_to"])
+def test_a_unicode_local_part_anywhere_needs_smtputf8(field: str) -> None:
+    assert render(an_email(**{field: ("юзер@example.com",)})).needs_smtputf8
+
+
+def test_an_email_to_bcc_alone_names_nobody() -> None:
+    message = parsed(render(an_email(to=(), bcc=("bob@example.com",))).content)
+
+    assert message["To"] == "undisclosed-recipients:;"
+    assert message["Cc"] is None
+
+
+def test_the_date_is_when_the_email_was_enqueued() -> None:
+    created_at = datetime(2026, 11, 21, 9, 30, 15, 999_999, tzinfo=timezone(timedelta(hours=2)))
+
+    message = parsed(render(an_email(created_at=created_at)).content)
+
+    assert message["Date"] == "Sat, 21 Nov 2026 07:30:15 +0000"
+    assert email.utils.parsedate_to_datetime(message["Date"]) == datetime(2026, 11, 21, 7, 30, 15, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("changes", "shape"),
+    [
+        ({"text": "x"}, "text/plain"),
+        ({"text": None, "html": "x"}, "text/html"),
+        ({"text": None}, "text/plain"),
+        ({"text": "x", "html": "x"}, "multipart/alternative [text/plain text/html]"),
+        ({"attachments": 1}, "multipart/mixed [text/plain image/png]"),
+        ({"html": "x", "attachments": 1}, "multipart/mixed [multipart/alternative [text/plain text/html] image/png]"),
+    ],
+)
+def test_the_structure_is_no_deeper_than_needed(changes: dict[str, Any], shape: str) -> None:
+    if "attachments" in changes:
+        changes = {**changes, "attachments": (Attachment("a.png", "image/png", b"x"),)}
+
+    assert _shape(parsed(render(an_email(**changes)).content)) == shape
+
+
+def _shape(part: Any) -> str:
+    if not part.is_multipart():
+        return str(part.get_content_type())
+    return f"{part.get_content_type()} [{' '.join(_shape(child) for child in part.get_payload())}]"
+
+
+def test_a_domain_that_idna_refuses_is_named_without_its_value() -> None:
+    with pytest.raises(UnrenderableEmail) as caught:
+        render(an_email(to=("ann@\u0378.example",)))
+
+    assert caught.value.reason is Reason.REJECTED_RECIPIENT
+    assert "\u0378" not in str(caught.value)

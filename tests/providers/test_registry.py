@@ -1,0 +1,54 @@
+"""The one place where adapters are found by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dispatcher.config import KNOWN_PROVIDERS, load
+from dispatcher.errors import ConfigurationError, ProviderFault
+from dispatcher.providers.registry import ADAPTERS, check_provider, open_provider
+
+
+def test_every_provider_that_settings_may_name_has_an_adapter() -> None:
+    assert tuple(ADAPTERS) == KNOWN_PROVIDERS
+
+
+@pytest.mark.parametrize("name", KNOWN_PROVIDERS)
+def test_an_adapter_without_its_settings_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"DISPATCHER_{name.upper()}"):
+        open_provider(name, load({}))
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="smtp or capture"):
+        open_provider("pigeon", load({}))
+
+
+def test_a_ca_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    ca_file = tmp_path / "ca.pem"
+    ca_file.write_text("no certificate")
+    settings = load({"DISPATCHER_SMTP_URL": "smtps://smtp.example.org", "DISPATCHER_CA_FILE": str(ca_file)})
+
+    with pytest.raises(ConfigurationError, match="DISPATCHER_CA_FILE"):
+        open_provider("smtp", settings)
+
+
+async def test_adapters_open_without_connecting_and_close(tmp_path: Path) -> None:
+    settings = load({"DISPATCHER_SMTP_URL": "smtp://127.0.0.1:1", "DISPATCHER_CAPTURE_DIR": str(tmp_path / "maildir")})
+
+    for name in KNOWN_PROVIDERS:
+        provider = open_provider(name, settings)
+        assert provider.name == name
+        await provider.close()
+
+    assert not (tmp_path / "maildir").exists()
+
+
+async def test_checking_a_provider_tells_words_or_a_fault(tmp_path: Path) -> None:
+    settings = load({"DISPATCHER_SMTP_URL": "smtp://127.0.0.1:1", "DISPATCHER_CAPTURE_DIR": str(tmp_path)})
+
+    assert "writable" in await check_provider("capture", settings)
+    with pytest.raises(ProviderFault, match=r"127\.0\.0\.1:1: no connection"):
+        await check_provider("smtp", settings)

@@ -1,0 +1,258 @@
+"""The connections that the smtp adapter keeps: counted at the server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dispatcher.config import SmtpServer
+from dispatcher.dev.ledger import read_ledger
+from dispatcher.dev.smtp_session import Act, Behaviour, Step
+from dispatcher.domain.outcome import Accepted, Deferred, Reason, Uncertain
+from dispatcher.providers.contract import Attempt
+from dispatcher.providers.smtp import SmtpProvider
+from dispatcher.providers.smtp_connection import SmtpOptions
+from tests.providers.emails import PATIENCE_SECONDS, SOON_SECONDS, an_email, send
+from tests.providers.places import SmtpPlace, sink_process, smtp_place
+
+
+async def test_emails_share_a_connection(tmp_path: Path) -> None:
+    async with smtp_place(tmp_path, connections=1) as place:
+        for _ in range(5):
+            await send(place.provider, an_email())
+
+        assert place.sink.connections == 1
+        assert place.sink.commands["EHLO"] == 1
+
+
+async def test_no_more_connections_than_allowed(tmp_path: Path) -> None:
+    async with smtp_place(tmp_path, Behaviour(latency_seconds=0.01), connections=3) as place:
+        await asyncio.gather(*(send(place.provider, an_email()) for _ in range(30)))
+
+        assert place.sink.connections == 3
+        assert place.sink.ledger().delivered == 30
+
+
+async def test_a_connection_is_renewed_after_its_emails(tmp_path: Path) -> None:
+    async with smtp_place(tmp_path, connections=1, emails_per_connection=10) as place:
+        for _ in range(25):
+            await send(place.provider, an_email())
+
+        assert place.sink.connections == 3
+        assert place.sink.commands["QUIT"] == 2
+
+
+async def test_closing_says_goodbye(tmp_path: Path) -> None:
+    async with smtp_place(tmp_path) as place:
+        await asyncio.gather(*(send(place.provider, an_email()) for _ in range(4)))
+        opened = place.sink.connections
+
+        await place.provider.close()
+
+        assert place.sink.commands["QUIT"] == opened
+        await _until(lambda: not place.sink.sessions)
+
+
+async def test_closing_does_not_wait_for_a_server_that_hangs(tmp_path: Path) -> None:
+    async with smtp_place(tmp_path, Behaviour(script={Step.QUIT: Act.HANG})) as place:
+        await send(place.provider, an_email())
+
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await place.provider.close()
+
+
+async def test_a_kept_connection_that_died_is_replaced_within_the_attempt(tmp_path: Path) -> None:
+    async with smtp_place(tmp_path, connections=1) as place:
+        await send(place.provider, an_email())
+        place.sink.drop_connections()
+
+        sending = await send(place.provider, an_email())
+
+        assert isinstance(sending.outcome, Accepted)
+        assert sending.left == 1
+        assert place.sink.connections == 2
+        assert place.sink.ledger().delivered == 2
+
+
+@pytest.mark.parametrize("step", [Step.MAIL, Step.RCPT, Step.DATA])
+@pytest.mark.parametrize("what", ["421 4.4.2 idle for too long", Act.CLOSE, Act.RESET, Act.HANG])
+async def test_a_kept_connection_is_replaced_once_and_not_for_ever(tmp_path: Path, step: Step, what: str) -> None:
+    async with smtp_place(tmp_path, connections=1) as place:
+        await send(place.provider, an_email())
+        place.sink.behaviour.script[step] = what
+
+        sending = await send(place.provider, an_email(), seconds=2 * SOON_SECONDS)
+
+        assert isinstance(sending.outcome, Deferred)
+        assert sending.left == 0
+        # Only a kept connection that does not even answer the first command is given up before the deadline.
+        assert place.sink.connections == (1 if what == Act.HANG and step is not Step.MAIL else 2)
+
+
+async def test_a_kept_connection_that_hangs_leaves_time_for_a_new_one(tmp_path: Path) -> None:
+    async with smtp_place(tmp_path, connections=1) as place:
+        await send(place.provider, an_email())
+        for session in place.sink.sessions:
+            session.freeze()
+
+        sending = await send(place.provider, an_email(), seconds=2 * SOON_SECONDS)
+
+        assert isinstance(sending.outcome, Accepted)
+        assert place.sink.connections == 2
+
+
+async def test_silence_after_the_body_is_never_tried_again(tmp_path: Path) -> None:
+    async with smtp_place(tmp_path, connections=1) as place:
+        await send(place.provider, an_email())
+        place.sink.behaviour.script[Step.ANSWER] = Act.CLOSE
+        email = an_email()
+
+        sending = await send(place.provider, email)
+
+        assert isinstance(sending.outcome, Uncertain)
+        assert place.times()[str(email.email_id)] == 1
+        assert place.sink.connections == 1
+
+
+async def test_a_refused_transaction_is_reset_before_the_next(tmp_path: Path) -> None:
+    async with smtp_place(tmp_path, connections=1) as place:
+        await send(place.provider, an_email(to=("refused@example.com",)))
+        email = an_email()
+
+        sending = await send(place.provider, email)
+
+        assert isinstance(sending.outcome, Accepted)
+        assert place.sink.connections == 1
+        assert place.sink.commands["RSET"] == 1
+        assert place.sink.received[0].recipients == ("ann@example.com",)
+
+
+async def test_a_server_that_refuses_rset_gets_a_new_connection(tmp_path: Path) -> None:
+    async with smtp_place(tmp_path, Behaviour(script={Step.RSET: "500 what?"}), connections=1) as place:
+        await send(place.provider, an_email(to=("refused@example.com",)))
+
+        sending = await send(place.provider, an_email())
+
+        assert isinstance(sending.outcome, Accepted)
+        assert place.sink.connections == 2
+
+
+async def test_a_connection_idle_for_long_is_probed(tmp_path: Path) -> None:
+    async with smtp_place(tmp_path, connections=1, trusted_idle_seconds=0.0) as place:
+        await send(place.provider, an_email())
+        await send(place.provider, an_email())
+
+        assert place.sink.commands["RSET"] == 1
+
+
+async def test_a_server_that_says_more_than_asked_is_not_trusted_with_the_next_email(tmp_path: Path) -> None:
+    surplus = Behaviour(script={Step.ANSWER: "250 2.0.0 Ok\r\n250 2.0.0 Ok"})
+    async with smtp_place(tmp_path, surplus, connections=1) as place:
+        first = await send(place.provider, an_email())
+        place.sink.behaviour.script = {Step.END: "550 5.6.0 no"}
+        second = await send(place.provider, an_email())
+
+        assert isinstance(first.outcome, Accepted)
+        assert not isinstance(second.outcome, Accepted)
+        assert place.sink.connections == 2
+
+
+async def test_the_deadline_covers_the_wait_for_a_free_connection(tmp_path: Path) -> None:
+    async with smtp_place(tmp_path, Behaviour(script={Step.MAIL: Act.HANG}), connections=1) as place:
+        loop = asyncio.get_running_loop()
+        first = asyncio.create_task(send(place.provider, an_email()))
+        await _until(lambda: place.sink.commands["MAIL"] == 1)
+        started_at = loop.time()
+
+        sending = await send(place.provider, an_email(), seconds=SOON_SECONDS)
+
+        assert isinstance(sending.outcome, Deferred)
+        assert sending.outcome.reason is Reason.TIMEOUT_BEFORE_SEND
+        assert sending.outcome.detail == "the deadline passed while waiting for a free connection"
+        assert loop.time() - started_at < SOON_SECONDS + 1
+        first.cancel()
+        await asyncio.wait([first])
+
+
+async def test_a_deadline_that_has_passed_sends_nothing(tmp_path: Path) -> None:
+    async with smtp_place(tmp_path, connections=1) as place:
+        await send(place.provider, an_email())
+
+        outcome = await place.provider.send(
+            an_email(), Attempt(1, asyncio.get_running_loop().time() - 1, _must_not_leave)
+        )
+
+        assert isinstance(outcome, Deferred)
+        assert outcome.reason is Reason.TIMEOUT_BEFORE_SEND
+        assert place.sink.ledger().delivered == 1
+
+
+@pytest.mark.parametrize("step", [Step.CONNECT, Step.EHLO, Step.MAIL, Step.DATA])
+async def test_cancelling_before_the_email_leaves_sends_nothing_and_frees_the_place(tmp_path: Path, step: Step) -> None:
+    async with smtp_place(tmp_path, Behaviour(script={step: Act.HANG}), connections=1) as place:
+        task = asyncio.create_task(send(place.provider, an_email()))
+        await _until(lambda: place.sink.connections == 1 and _has_come_to(place, step))
+
+        task.cancel()
+        await asyncio.wait([task])
+
+        assert task.cancelled()
+        await _until(lambda: not place.sink.sessions)
+        place.sink.behaviour.script.clear()
+        assert isinstance((await send(place.provider, an_email())).outcome, Accepted)
+        assert place.sink.ledger().delivered == 1
+
+
+async def test_an_answer_that_lies_in_the_socket_at_the_deadline_counts(tmp_path: Path) -> None:
+    """A loop that is busy past the deadline must not call uncertain what it only needs to read."""
+    loop = asyncio.get_running_loop()
+    async with sink_process(tmp_path) as port:
+        provider = SmtpProvider(SmtpOptions(SmtpServer("127.0.0.1", port, "none")))
+        await send(provider, an_email())
+        deadline = loop.time() + SOON_SECONDS
+        email = an_email()
+
+        def stay_busy() -> None:
+            _block_until(lambda: str(email.email_id) in read_ledger(tmp_path / "ledger.jsonl").ids)
+            _block_for(2 * SOON_SECONDS)
+
+        outcome = await provider.send(email, Attempt(1, deadline, lambda: _soon(stay_busy)))
+        await provider.close()
+
+    assert loop.time() > deadline
+    assert isinstance(outcome, Accepted)
+
+
+def _soon(act: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(act)
+
+
+def _block_until(condition: Callable[[], bool]) -> None:
+    give_up_at = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < give_up_at
+
+
+def _block_for(seconds: float) -> None:
+    """Keep the loop busy, as a long computation does."""
+    end_at = time.monotonic() + seconds
+    _block_until(lambda: time.monotonic() >= end_at)
+
+
+def _has_come_to(place: SmtpPlace, step: Step) -> bool:
+    return step is Step.CONNECT or place.sink.commands[step.upper()] > 0
+
+
+def _must_not_leave() -> None:
+    pytest.fail("the email left")
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    """Return as soon as the condition holds; it must, before long."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not condition():  # noqa: ASYNC110  the condition is the sink's, which has no event for it
+            await asyncio.sleep(0.001)

@@ -1,0 +1,170 @@
+"""One reply at a time: codes, reasons, queue ids, and replies cut up by the network."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dispatcher.domain.outcome import Accepted, Deferred, Reason, Rejected, Uncertain
+from dispatcher.providers.smtp_conversation import ConnectionBroke, Conversation, GarbledReply
+from dispatcher.providers.smtp_replies import Phase, Reply, acceptance, no_recipient_left, refusal, reply_of
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "enhanced", "words"),
+    [
+        (250, "2.0.0 Ok", "2.0.0", "Ok"),
+        (550, "5.1.1", "5.1.1", ""),
+        (550, "User unknown", "", "User unknown"),
+        # RFC 2034, section 4: another class than the basic code's is no enhanced code.
+        (250, "5.1.1 Ok", "", "5.1.1 Ok"),
+        (550, "5.1.1: unknown", "", "5.1.1: unknown"),
+    ],
+)
+def test_enhanced_codes_are_told_from_words(code: int, text: str, enhanced: str, words: str) -> None:
+    assert reply_of(code, text) == Reply(code, enhanced, words)
+
+
+@pytest.mark.parametrize(
+    ("text", "queue_id"),
+    [
+        ("2.0.0 Ok: queued as 4XyZ12abCDz3q", "4XyZ12abCDz3q"),  # Postfix
+        ("OK id=1rAbCd-0000Xy-2Z", "1rAbCd-0000Xy-2Z"),  # Exim
+        ("Ok 0102018b5c7e-3f1e4c2a-8d7b-000000", "0102018b5c7e-3f1e4c2a-8d7b-000000"),  # Amazon SES
+        ("2.0.0 OK", None),
+        ("2.6.0 Queued mail for delivery", None),
+        ("queued as <script>", None),
+        ("queued as ann@example.com", None),
+    ],
+)  # fmt: skip
+def test_queue_ids_are_read_where_they_are_safe(text: str, queue_id: str | None) -> None:
+    assert acceptance(reply_of(250, text), []).provider_message_id == queue_id
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("4.7.0 Try again later", Reason.SERVER_ERROR),
+        ("4.7.28 unusual rate of unsolicited mail", Reason.THROTTLED),
+        ("Throttling failure: Maximum sending rate exceeded.", Reason.THROTTLED),
+        ("4.7.0 Too many concurrent connections", Reason.THROTTLED),
+        ("4.3.1 Insufficient system storage", Reason.SERVER_ERROR),
+    ],
+)
+def test_a_request_to_slow_down_is_told_from_another_no(text: str, reason: Reason) -> None:
+    judged = refusal(reply_of(451, text), Phase.MAIL)
+
+    assert isinstance(judged, Deferred)
+    assert judged.reason is reason
+
+
+def test_refused_recipients_are_judged_together() -> None:
+    gone, later, full = reply_of(550, "5.1.1 no"), reply_of(451, "4.7.1 later"), reply_of(552, "5.2.2 mailbox full")
+
+    all_gone = no_recipient_left([(1, gone), (2, full)])
+    one_later = no_recipient_left([(1, gone), (2, later)])
+
+    assert all_gone == Rejected(
+        Reason.REJECTED_RECIPIENT, "refused recipients: 1 (550 5.1.1), 2 (552 5.2.2); no", "550 5.1.1"
+    )
+    assert one_later == Deferred(
+        Reason.SERVER_ERROR, "refused recipients: 1 (550 5.1.1), 2 (451 4.7.1); later", "451 4.7.1"
+    )
+
+
+def test_a_thousand_refused_recipients_fit_a_line() -> None:
+    refused = [(position, reply_of(550, "5.1.1 no")) for position in range(1, 1001)]
+
+    judged = acceptance(reply_of(250, "2.0.0 Ok"), refused)
+
+    assert len(judged.detail or "") < 500
+    assert "and 990 more" in (judged.detail or "")
+
+
+@given(st.integers(200, 599), st.text(max_size=60), st.sampled_from(Phase))
+def test_every_reply_means_something_definite_before_the_end(code: int, text: str, phase: Phase) -> None:
+    judged = refusal(reply_of(code, text), phase)
+
+    if code >= 400:
+        assert isinstance(judged, Deferred if code < 500 else Rejected)
+    else:
+        assert isinstance(judged, Uncertain if phase is Phase.FINAL else Deferred)
+    assert not isinstance(judged, Accepted)
+
+
+class Wire(asyncio.Transport):
+    """The least of a transport: a conversation over it is fed by hand."""
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, data: object) -> None:
+        """Into the void."""
+
+
+@given(st.data())
+async def test_replies_are_the_same_however_the_network_cuts_them(data: st.DataObject) -> None:
+    octets = b"250-one.test\r\n250-SIZE 1\r\n250 \r\n354\r\n550 5.1.1 <a@b> n\xc3\xb6\r\n451-4.7.1 no\n451 4.7.1 no\n"
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(octets)), max_size=8)))
+    conversation = Conversation(cast(asyncio.Transport, Wire()))
+    conversation.write(b"", 4)
+
+    for start, end in zip([0, *cuts], [*cuts, len(octets)], strict=True):
+        conversation.data_received(octets[start:end])
+
+    assert [await conversation.reply() for _ in range(4)] == [
+        Reply(250, "", "one.test\nSIZE 1"),
+        Reply(354, "", ""),
+        Reply(550, "5.1.1", "<a@b> nö"),
+        Reply(451, "4.7.1", "no\n4.7.1 no"),
+    ]
+    assert conversation.is_sound
+
+
+@pytest.mark.parametrize(
+    "octets",
+    [
+        b"\r\n",
+        b"OK\r\n",
+        b"99 x\r\n",
+        b"2500 x\r\n",
+        b"250_x\r\n",
+        b"600 x\r\n",
+        b" 250 x\r\n",
+        b"+25 x\r\n",
+        b"250-a\r\n251 b\r\n",
+    ],
+)
+async def test_what_is_no_reply_breaks_the_conversation_for_good(octets: bytes) -> None:
+    conversation = Conversation(cast(asyncio.Transport, Wire()))
+    conversation.write(b"", 2)
+
+    conversation.data_received(octets + b"250 but now\r\n")
+
+    with pytest.raises(GarbledReply):
+        await conversation.reply()
+    assert not conversation.is_sound
+
+
+async def test_a_reply_without_end_is_not_kept_in_memory() -> None:
+    conversation = Conversation(cast(asyncio.Transport, Wire()))
+    conversation.write(b"", 1)
+
+    for _ in range(200):
+        conversation.data_received(b"250-" + b"x" * 996 + b"\r\n")
+
+    with pytest.raises(ConnectionBroke):
+        await conversation.reply()
+
+
+async def test_words_that_nobody_asked_for_make_a_connection_unsound() -> None:
+    conversation = Conversation(cast(asyncio.Transport, Wire()))
+    assert conversation.is_sound
+
+    conversation.data_received(b"421 4.4.2 going down\r\n")
+
+    assert not conversation.is_sound

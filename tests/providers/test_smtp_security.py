@@ -1,0 +1,197 @@
+"""TLS and signing in: never downgraded, never a secret in a message."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dispatcher.config import SmtpServer
+from dispatcher.dev.smtp_session import Act, Behaviour, Step
+from dispatcher.dev.smtp_sink import SmtpSink, running_sink
+from dispatcher.domain.outcome import Accepted, Deferred, Reason
+from dispatcher.errors import ProviderFault
+from dispatcher.providers.smtp import SmtpProvider
+from dispatcher.providers.smtp_connection import SmtpOptions
+from tests.providers.conftest import Authority
+from tests.providers.emails import SOON_SECONDS, an_email, send
+
+LOGIN = ("shop-user", "correct horse")
+
+
+@asynccontextmanager
+async def secured(
+    folder: Path, behaviour: Behaviour, ca_file: Path | None, **changes: str
+) -> AsyncIterator[tuple[SmtpProvider, SmtpSink]]:
+    """A sink, and an adapter whose server settings differ so from what the sink does."""
+    async with running_sink(folder, behaviour) as sink:
+        server = SmtpServer("127.0.0.1", sink.port, behaviour.security, *(behaviour.login or ()))
+        provider = SmtpProvider(SmtpOptions(replace(server, **changes), ca_file=ca_file))  # type: ignore[arg-type]
+        try:
+            yield provider, sink
+        finally:
+            await provider.close()
+
+
+@pytest.mark.parametrize("security", ["starttls", "tls"])
+@pytest.mark.parametrize("text", ["Thank you.\n", "A long letter.\n" * 200_000], ids=["small", "large"])
+async def test_a_trusted_server_gets_the_email(tmp_path: Path, authority: Authority, security: str, text: str) -> None:
+    behaviour = Behaviour(security=security, tls=authority.server)
+    async with secured(tmp_path, behaviour, authority.ca_file) as (provider, sink):
+        first = await send(provider, an_email(text=text))
+        second = await send(provider, an_email(text=text))
+
+        assert isinstance(first.outcome, Accepted)
+        assert isinstance(second.outcome, Accepted)
+        assert sink.connections == 1
+        assert [len(email.content) > len(text) for email in sink.received] == [True, True]
+
+
+@pytest.mark.parametrize("security", ["starttls", "tls"])
+async def test_an_unknown_authority_is_a_fault(tmp_path: Path, authority: Authority, security: str) -> None:
+    behaviour = Behaviour(security=security, tls=authority.server)
+    async with secured(tmp_path, behaviour, None) as (provider, sink):
+        with pytest.raises(ProviderFault, match="certificate cannot be trusted"):
+            await send(provider, an_email())
+
+        assert not sink.commands["MAIL"]
+
+
+@pytest.mark.parametrize("security", ["starttls", "tls"])
+async def test_another_hosts_certificate_is_a_fault(tmp_path: Path, authority: Authority, security: str) -> None:
+    behaviour = Behaviour(security=security, tls=authority.elsewhere)
+    async with secured(tmp_path, behaviour, authority.ca_file) as (provider, sink):
+        with pytest.raises(ProviderFault, match="certificate cannot be trusted"):
+            await send(provider, an_email())
+
+        assert not sink.commands["MAIL"]
+
+
+async def test_starttls_that_is_not_offered_is_a_fault_and_nothing_is_sent_in_the_clear(tmp_path: Path) -> None:
+    behaviour = Behaviour(login=LOGIN)
+    async with secured(tmp_path, behaviour, None, security="starttls") as (provider, sink):
+        with pytest.raises(ProviderFault, match="does not offer STARTTLS"):
+            await send(provider, an_email())
+
+        assert not sink.commands["MAIL"]
+        assert not sink.commands["AUTH"]
+
+
+async def test_starttls_that_is_refused_for_now_is_tried_again_later(tmp_path: Path, authority: Authority) -> None:
+    behaviour = Behaviour(security="starttls", tls=authority.server, script={Step.STARTTLS: "454 4.7.0 not now"})
+    async with secured(tmp_path, behaviour, authority.ca_file) as (provider, sink):
+        sending = await send(provider, an_email())
+
+        assert isinstance(sending.outcome, Deferred)
+        assert sending.outcome.reason is Reason.SERVER_ERROR
+        assert not sink.commands["MAIL"]
+
+
+async def test_commands_slipped_in_before_tls_are_not_taken_for_replies(tmp_path: Path, authority: Authority) -> None:
+    """CVE-2011-0411 from the client's side: replies in the clear behind STARTTLS's 220."""
+    injected = "220 go ahead\r\n250-evil.example\r\n250 SIZE 1"
+    behaviour = Behaviour(security="starttls", tls=authority.server, script={Step.STARTTLS: injected})
+    async with secured(tmp_path, behaviour, authority.ca_file) as (provider, sink):
+        sending = await send(provider, an_email())
+
+        assert isinstance(sending.outcome, Accepted)
+        assert sink.ledger().delivered == 1
+
+
+async def test_a_server_without_tls_behind_smtps_is_a_fault_or_not_reached(tmp_path: Path) -> None:
+    async with secured(tmp_path, Behaviour(), None, security="tls") as (provider, sink):
+        with pytest.raises(ProviderFault, match="TLS with the SMTP server failed"):
+            await send(provider, an_email())
+
+        assert not sink.commands["MAIL"]
+
+
+async def test_a_handshake_that_hangs_ends_with_the_deadline(tmp_path: Path, authority: Authority) -> None:
+    behaviour = Behaviour(script={Step.CONNECT: Act.HANG})
+    async with secured(tmp_path, behaviour, authority.ca_file, security="tls") as (provider, _):
+        sending = await send(provider, an_email(), seconds=SOON_SECONDS)
+
+    assert isinstance(sending.outcome, Deferred)
+    assert sending.outcome.reason is Reason.TIMEOUT_BEFORE_SEND
+
+
+@pytest.mark.parametrize("methods", ["PLAIN LOGIN", "LOGIN"])
+async def test_signing_in(tmp_path: Path, authority: Authority, methods: str) -> None:
+    behaviour = Behaviour(security="starttls", tls=authority.server, login=LOGIN, login_methods=methods)
+    async with secured(tmp_path, behaviour, authority.ca_file) as (provider, sink):
+        sending = await send(provider, an_email())
+
+        assert isinstance(sending.outcome, Accepted)
+        assert sink.commands["AUTH"] == 1
+
+
+async def test_wrong_credentials_are_a_fault_that_tells_no_secret_and_are_tried_once(
+    tmp_path: Path, authority: Authority
+) -> None:
+    behaviour = Behaviour(security="tls", tls=authority.server, login=LOGIN)
+    async with secured(tmp_path, behaviour, authority.ca_file, password="wrong horse") as (provider, sink):
+        with pytest.raises(ProviderFault) as caught:
+            await send(provider, an_email())
+
+        assert "535 5.7.8" in str(caught.value)
+        assert "horse" not in str(caught.value)
+        assert "shop-user" not in str(caught.value)
+        assert sink.commands["AUTH"] == 1
+        assert not sink.commands["MAIL"]
+
+
+async def test_a_login_service_that_is_down_is_not_a_wrong_password(tmp_path: Path, authority: Authority) -> None:
+    down = {Step.AUTH: "454 4.7.0 Temporary authentication failure"}
+    behaviour = Behaviour(security="tls", tls=authority.server, login=LOGIN, script=down)
+    async with secured(tmp_path, behaviour, authority.ca_file) as (provider, _):
+        sending = await send(provider, an_email())
+
+    assert isinstance(sending.outcome, Deferred)
+    assert sending.outcome.code == "454 4.7.0"
+
+
+async def test_a_server_that_offers_no_sign_in_is_a_fault(tmp_path: Path) -> None:
+    async with secured(tmp_path, Behaviour(), None, username="someone", password="x") as (provider, sink):
+        with pytest.raises(ProviderFault, match="no way to sign in"):
+            await send(provider, an_email())
+
+        assert not sink.commands["MAIL"]
+
+
+async def test_a_server_that_wants_credentials_we_do_not_have_is_a_fault(tmp_path: Path) -> None:
+    async with secured(tmp_path, Behaviour(login=LOGIN), None, username="", password="") as (provider, _):
+        with pytest.raises(ProviderFault, match="wants credentials or TLS"):
+            await send(provider, an_email())
+
+
+async def test_the_adapter_recovers_once_the_fault_is_mended(tmp_path: Path, authority: Authority) -> None:
+    behaviour = Behaviour(security="tls", tls=authority.server, login=("shop-user", "another horse"))
+    async with secured(tmp_path, behaviour, authority.ca_file, password="correct horse") as (provider, sink):
+        with pytest.raises(ProviderFault):
+            await send(provider, an_email())
+        sink.behaviour.login = LOGIN
+
+        sending = await send(provider, an_email())
+
+    assert isinstance(sending.outcome, Accepted)
+
+
+async def test_check_tells_what_it_found(tmp_path: Path, authority: Authority) -> None:
+    behaviour = Behaviour(security="starttls", tls=authority.server, login=LOGIN, size_limit=1000)
+    async with secured(tmp_path, behaviour, authority.ca_file) as (provider, sink):
+        words = await provider.check()
+
+        assert words == f"127.0.0.1:{sink.port} answers: STARTTLS, verified; signed in; takes up to 1000 octets."
+        assert sink.commands["QUIT"] == 1
+        assert not sink.commands["MAIL"]
+
+
+async def test_check_of_a_server_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
+    async with secured(tmp_path, Behaviour(), None) as (provider, sink):
+        await sink.close()
+
+        with pytest.raises(ProviderFault, match="no connection to the server"):
+            await provider.check()

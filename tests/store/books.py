@@ -1,0 +1,129 @@
+"""The tables as a test arranges and reads them, behind the product's back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import dict_row
+
+from dispatcher import Email, enqueue_many
+
+Row = dict[str, Any]
+
+
+def email(key: str = "key-1", **fields: Any) -> Email:
+    """An email that breaks no rule; fields as `Email` takes them."""
+    given = {"sender": "shop@example.com", "to": "ann@example.org", "subject": "Receipt", "text": "Thank you."}
+    return Email(message_key=key, **{**given, **fields})
+
+
+class Books:
+    """What stands in one database."""
+
+    def __init__(self, connection: psycopg.Connection) -> None:
+        """
+        Args:
+            connection: In autocommit.
+        """
+        self.connection = connection
+        self._enqueued = 0
+
+    def enqueue(self, count: int = 1, **fields: Any) -> list[UUID]:
+        """The ids of so many new emails, committed; their keys are `key-1`, `key-2` and so on."""
+        numbers = range(self._enqueued + 1, self._enqueued + count + 1)
+        self._enqueued += count
+        answers = enqueue_many(self.connection, [email(f"key-{number}", **fields) for number in numbers])
+        return [answer.email_id for answer in answers]
+
+    def enqueue_one(self, **fields: Any) -> UUID:
+        """The id of one new email."""
+        return self.enqueue(1, **fields)[0]
+
+    def key(self, email_id: UUID) -> str:
+        """Its message key."""
+        return str(self.row(email_id)["message_key"])
+
+    def keys(self, email_ids: list[UUID]) -> dict[UUID, str]:
+        """Message keys by id, as `LeaseStore.lease` takes them."""
+        return {row["email_id"]: row["message_key"] for row in self.rows() if row["email_id"] in email_ids}
+
+    def row(self, email_id: UUID) -> Row:
+        """Its row of `email_log`."""
+        (row,) = self.select("select * from email_log where email_id = %s", email_id)
+        return row
+
+    def rows(self) -> list[Row]:
+        """Every row of `email_log`, oldest first."""
+        return self.select("select * from email_log order by email_id")
+
+    def status(self, email_id: UUID) -> str:
+        """Its status."""
+        return str(self.row(email_id)["status"])
+
+    def statuses(self) -> Counter[str]:
+        """How many emails there are in each status."""
+        return Counter(row["status"] for row in self.rows())
+
+    def attempts(self, email_id: UUID) -> list[Row]:
+        """Its rows of `email_attempt`, in their order."""
+        return self.select("select * from email_attempt where email_id = %s order by attempt_number", email_id)
+
+    def outcomes(self, email_id: UUID) -> list[str]:
+        """The outcomes of its attempts, in their order."""
+        return [attempt["outcome"] for attempt in self.attempts(email_id)]
+
+    def hourly(self) -> dict[str, int]:
+        """`email_hourly`, over all hours, providers and slots: emails by outcome."""
+        found = self.select("select outcome, sum(email_count)::bigint as emails from email_hourly group by outcome")
+        return {row["outcome"]: row["emails"] for row in found}
+
+    def completed_at(self, email_id: UUID) -> Any:
+        """When its message key was completed."""
+        (row,) = self.select("select completed_at from email_idempotency where email_id = %s", email_id)
+        return row["completed_at"]
+
+    def change(self, email_id: UUID, **columns: Any) -> None:
+        """Writes columns of its row, as nobody in the product would."""
+        names = [sql.SQL("{} = %s").format(sql.Identifier(name)) for name in columns]
+        statement = sql.SQL("update email_log set {} where email_id = %s").format(sql.SQL(", ").join(names))
+        self.connection.execute(statement, [*columns.values(), email_id])
+
+    def lock(self, email_id: UUID) -> None:
+        """Locks its row until the end of this connection's transaction."""
+        self.connection.execute("select from email_log where email_id = %s for update", [email_id])
+
+    def count(self, table: str) -> int:
+        """How many rows a table has."""
+        counted = sql.SQL("select count(*) as found from {}").format(sql.Identifier(table))
+        with self.connection.cursor(row_factory=dict_row) as cursor:
+            row = cursor.execute(counted).fetchone()
+        assert row is not None
+        return int(row["found"])
+
+    def sessions(self, name: str) -> list[Row]:
+        """What the sessions of this `application_name` are doing."""
+        return self.select("select * from pg_stat_activity where application_name = %s", name)
+
+    def other_sessions(self) -> list[Row]:
+        """Every session of this database but this one."""
+        return self.select(
+            "select * from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+        )
+
+    def waiting_for_a_lock(self, name: str) -> bool:
+        """Whether one of those sessions is held up by a lock."""
+        return any(row["wait_event_type"] == "Lock" for row in self.sessions(name))
+
+    def terminate(self, name: str) -> int:
+        """Ends those sessions; returns how many there were."""
+        found = self.select("select pg_terminate_backend(pid) from pg_stat_activity where application_name = %s", name)
+        return len(found)
+
+    def select(self, statement: str, *values: Any) -> list[Row]:
+        """What a statement returns."""
+        with self.connection.cursor(row_factory=dict_row) as cursor:
+            return cursor.execute(statement.encode(), values).fetchall()

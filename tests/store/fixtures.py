@@ -1,0 +1,78 @@
+"""A migrated database that is emptied instead of cloned anew: a hundredth of the time, for tests that only add rows.
+
+A folder's conftest.py takes from here what its tests need; tests that change tables ask for `database_url` instead.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from typing import Final
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+import pytest
+
+from dispatcher.dev.servers import Servers
+from dispatcher.store.connections import Pool, make_pool
+from dispatcher.store.leases import LeaseStore
+from tests.store.books import Books
+
+_TABLES: Final = (
+    "email_log",
+    "email_content",
+    "email_attachment",
+    "email_attempt",
+    "email_idempotency",
+    "email_hourly",
+)
+
+
+@pytest.fixture(scope="session")
+def kept_database_url(servers: Servers, template_database: str) -> Iterator[str]:
+    """One migrated database for the whole run."""
+    name = f"kept_{secrets.token_hex(6)}"
+    with psycopg.connect(servers.database_url, autocommit=True) as administration:
+        administration.execute(f"create database {name} template {template_database}".encode())
+        yield urlunsplit(urlsplit(servers.database_url)._replace(path=f"/{name}"))
+        administration.execute(f"drop database {name} with (force)".encode())
+
+
+@pytest.fixture
+def tables_url(kept_database_url: str) -> Iterator[str]:
+    """A migrated database, empty, with no session but this test's."""
+    with psycopg.connect(kept_database_url, autocommit=True) as cleaner:
+        cleaner.execute(b"; ".join(f"delete from {table}".encode() for table in _TABLES))
+        yield kept_database_url
+        cleaner.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity "
+            "where datname = current_database() and pid <> pg_backend_pid()"
+        )
+
+
+@pytest.fixture
+def books(tables_url: str) -> Iterator[Books]:
+    """What stands in `tables_url`."""
+    with psycopg.connect(tables_url, autocommit=True) as opened:
+        yield Books(opened)
+
+
+@pytest.fixture
+async def pool(tables_url: str) -> AsyncIterator[Pool]:
+    """Sessions of a worker called `worker-1`."""
+    opened = make_pool(tables_url, name="worker-1", size=2)
+    await opened.open()
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def store(pool: Pool) -> LeaseStore:
+    """The statements of a worker called `worker-1` in the slot `slot-1`."""
+    return LeaseStore(pool, worker="worker-1", slot="slot-1")
+
+
+@pytest.fixture
+def other_store(pool: Pool) -> LeaseStore:
+    """The statements of another worker, `worker-2` in the slot `slot-2`."""
+    return LeaseStore(pool, worker="worker-2", slot="slot-2")

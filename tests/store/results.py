@@ -1,0 +1,35 @@
+"""Results as a worker hands them to the store."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from dispatcher.domain.status import Status
+from dispatcher.store.leases import Lease, Result
+
+_OUTCOMES = {
+    Status.SENT: "accepted",
+    Status.SENDING: "deferred",
+    Status.FAILED: "rejected",
+    Status.HELD: "uncertain",
+    Status.PENDING: "uncertain",
+}
+
+
+def result(lease: Lease, status: Status, **fields: Any) -> Result:
+    """What became of a lease's attempt; the outcome fits the status unless it is given."""
+    now = datetime.now(UTC)
+    plain = Result(
+        email_id=lease.email_id,
+        lease_token=lease.token,
+        status=status,
+        attempt_number=lease.attempt_number,
+        started_at=now,
+        finished_at=now,
+        outcome=_OUTCOMES[status],
+        provider="smtp",
+        lease_seconds=60.0 if status is Status.SENDING else None,
+    )
+    return replace(plain, **fields)

@@ -1,0 +1,238 @@
+"""Leases: who gets an email, for how long, and how it is given back. Time and order are PostgreSQL's."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from dispatcher.domain.email_id import new_email_id
+from dispatcher.domain.outgoing import Attachment
+from dispatcher.domain.status import OnUncertain, Status
+from dispatcher.store.connections import Pool
+from dispatcher.store.leases import Lease, LeaseStore
+from tests.store.books import Books
+from tests.store.results import result
+from tests.waiting import until
+
+EXPIRED = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+async def lease_one(store: LeaseStore, books: Books, **fields: object) -> Lease:
+    email_id = books.enqueue_one(**fields)
+    (lease,) = await store.lease(books.keys([email_id]), 60)
+    return lease
+
+
+async def test_a_lease_brings_the_whole_email(store: LeaseStore, books: Books) -> None:
+    files = (Attachment("a.bin", "application/octet-stream", bytes(range(256)) * 40), Attachment("b.txt", "text/plain", b""))
+    lease = await lease_one(
+        store,
+        books,
+        sender="Shöp <shop@example.com>",
+        to=["Ann <ann@example.org>", "bob@example.org"],
+        cc="cc@example.org",
+        bcc="bcc@example.org",
+        reply_to="reply@example.org",
+        subject="Ünïcode 🦊 “subject”",
+        text="línes\r\nand 漢字\n",
+        html="<p>🦊</p>",
+        headers={"X-One": "1", "X-Two": "zwei"},
+        attachments=files,
+        tags=["receipt", "größe"],
+        correlation_id="request-1",
+        on_uncertain="resend",
+    )
+
+    assert (lease.attempt_number, lease.token, lease.on_uncertain) == (1, 1, OnUncertain.RESEND)
+    assert lease.correlation_id == "request-1"
+    email = lease.email
+    assert email is not None
+    assert email.email_id == lease.email_id
+    assert (email.sender, email.subject) == ("Shöp <shop@example.com>", "Ünïcode 🦊 “subject”")
+    assert (email.to, email.cc) == (("Ann <ann@example.org>", "bob@example.org"), ("cc@example.org",))
+    assert (email.bcc, email.reply_to) == (("bcc@example.org",), ("reply@example.org",))
+    assert (email.text, email.html) == ("línes\r\nand 漢字\n", "<p>🦊</p>")
+    assert dict(email.headers) == {"X-One": "1", "X-Two": "zwei"}
+    assert (email.attachments, email.tags) == (files, ("receipt", "größe"))
+    assert email.created_at == books.row(lease.email_id)["created_at"]
+
+
+async def test_attachments_stay_with_their_email_and_in_order(store: LeaseStore, books: Books) -> None:
+    wanted = {}
+    for number in range(3):
+        files = tuple(Attachment(f"{number}-{file}.bin", "a/b", bytes([number, file])) for file in range(12))
+        wanted[books.enqueue_one(attachments=files)] = files
+
+    leases = await store.lease(books.keys(list(wanted)), 60)
+
+    assert {lease.email_id: lease.email and lease.email.attachments for lease in leases} == wanted
+
+
+async def test_a_leased_row_says_by_whom_and_until_when_and_is_no_longer_due(store: LeaseStore, books: Books) -> None:
+    lease = await lease_one(store, books)
+
+    row = books.row(lease.email_id)
+    (now,) = books.select("select clock_timestamp() as instant")
+    assert (row["status"], row["locked_by"], row["attempt_count"], row["lease_token"]) == ("sending", "worker-1", 1, 1)
+    assert timedelta(seconds=50) < row["locked_until"] - now["instant"] <= timedelta(seconds=60)
+    assert row["publish_due_at"] is None
+    assert row["published_at"] is not None
+
+
+async def test_the_first_instant_of_publication_is_kept(store: LeaseStore, books: Books) -> None:
+    email_id = books.enqueue_one()
+    books.change(email_id, published_at=EXPIRED)
+
+    await store.lease(books.keys([email_id]), 60)
+
+    assert books.row(email_id)["published_at"] == EXPIRED
+
+
+@pytest.mark.parametrize("status", sorted(set(Status) - {Status.PENDING}))
+async def test_only_pending_emails_are_leased_whatever_their_old_lock_says(
+    store: LeaseStore, books: Books, status: Status
+) -> None:
+    email_id = books.enqueue_one()
+    books.change(email_id, status=status, locked_until=EXPIRED)
+    before = books.row(email_id)
+
+    assert await store.lease(books.keys([email_id]), 60) == []
+
+    assert books.row(email_id) == before
+
+
+async def test_a_wrong_key_or_an_unknown_id_leases_nothing_and_its_neighbours_are_leased(
+    store: LeaseStore, books: Books
+) -> None:
+    right, wrong = books.enqueue(2)
+    unknown, foreign = new_email_id(), uuid4()
+
+    leases = await store.lease({right: books.key(right), wrong: books.key(right), unknown: "key", foreign: "key"}, 60)
+
+    assert [lease.email_id for lease in leases] == [right]
+    assert books.status(wrong) == "pending"
+    standing = await store.find_standing([right, wrong, unknown, foreign])
+    assert set(standing) == {right, wrong}
+
+
+async def test_of_two_workers_that_race_each_email_goes_to_one(
+    store: LeaseStore, other_store: LeaseStore, books: Books
+) -> None:
+    keys = books.keys(books.enqueue(200))
+
+    answers = await asyncio.gather(*[each.lease(keys, 60) for each in (store, other_store) for _ in range(3)])
+
+    leased = [lease.email_id for leases in answers for lease in leases]
+    assert sorted(leased) == sorted(keys)
+    assert {lease.token for leases in answers for lease in leases} == {1}
+
+
+async def test_a_lease_waits_for_who_holds_the_row_and_then_believes_what_it_finds(
+    store: LeaseStore, books: Books, tables_url: str
+) -> None:
+    held, free = books.enqueue(2)
+    with psycopg.connect(tables_url) as person:
+        Books(person).lock(held)
+        leasing = asyncio.create_task(store.lease(books.keys([held, free]), 60))
+        await until(lambda: books.waiting_for_a_lock("worker-1"))
+        person.execute("update email_log set status = 'failed' where email_id = %s", [held])
+        person.commit()
+
+    assert [lease.email_id for lease in await leasing] == [free]
+
+
+async def test_the_token_ascends_and_attempts_are_counted_from_lease_to_lease(store: LeaseStore, books: Books) -> None:
+    lease = await lease_one(store, books, on_uncertain="resend")
+    keys = books.keys([lease.email_id])
+    await store.record([result(lease, Status.PENDING)])
+
+    (second,) = await store.lease(keys, 60)
+    await store.release({second.email_id: second.token})
+    (third,) = await store.lease(keys, 60)
+
+    assert (second.token, second.attempt_number) == (2, 2)
+    assert (third.token, third.attempt_number) == (3, 2)
+
+
+async def test_content_that_was_deleted_leaves_a_lease_without_email(store: LeaseStore, books: Books) -> None:
+    email_id, neighbour = books.enqueue(2)
+    books.connection.execute("delete from email_content where email_id = %s", [email_id])
+
+    leases = {lease.email_id: lease for lease in await store.lease(books.keys([email_id, neighbour]), 60)}
+
+    assert leases[email_id].email is None
+    assert leases[neighbour].email is not None
+
+
+async def test_renewing_prolongs_what_is_ours_and_tells_what_is_not(store: LeaseStore, books: Books) -> None:
+    keys = books.keys(books.enqueue(4))
+    ours, lost, done, expired = await store.lease(keys, 1)
+    books.change(lost.email_id, lease_token=lost.token + 1)
+    await store.record([result(done, Status.SENT)])
+    books.change(expired.email_id, locked_until=EXPIRED)
+    before = {email_id: books.row(email_id) for email_id in keys}
+
+    renewed = await store.renew({lease.email_id: lease.token for lease in (ours, lost, done, expired)}, 600)
+
+    assert renewed == {ours.email_id, expired.email_id}
+    for email_id in renewed:
+        assert books.row(email_id)["locked_until"] > before[ours.email_id]["locked_until"] + timedelta(seconds=500)
+    for lease in (lost, done):
+        assert books.row(lease.email_id) == before[lease.email_id]
+
+
+async def test_releasing_gives_back_what_is_ours_with_its_attempt_and_makes_it_due(
+    store: LeaseStore, books: Books
+) -> None:
+    ours, lost, done = await store.lease(books.keys(books.enqueue(3)), 60)
+    books.change(lost.email_id, lease_token=lost.token + 1)
+    await store.record([result(done, Status.FAILED)])
+    before = {lease.email_id: books.row(lease.email_id) for lease in (lost, done)}
+
+    released = await store.release({lease.email_id: lease.token for lease in (ours, lost, done)})
+
+    assert released == {ours.email_id}
+    row = books.row(ours.email_id)
+    assert (row["status"], row["attempt_count"], row["locked_by"]) == ("pending", 0, None)
+    assert row["publish_due_at"] is not None
+    assert {lease.email_id: books.row(lease.email_id) for lease in (lost, done)} == before
+
+
+async def test_what_was_released_can_be_leased_at_once(store: LeaseStore, other_store: LeaseStore, books: Books) -> None:
+    lease = await lease_one(store, books)
+    await store.release({lease.email_id: lease.token})
+
+    (again,) = await other_store.lease(books.keys([lease.email_id]), 60)
+
+    assert (again.token, again.attempt_number) == (2, 1)
+
+
+async def test_a_lease_whose_answer_was_lost_is_given_back_if_it_is_ours_and_open(
+    store: LeaseStore, other_store: LeaseStore, books: Books
+) -> None:
+    ours, theirs, done, untouched, unnamed = books.enqueue(5)
+    (_, lease_done, _) = await store.lease(books.keys([ours, done, unnamed]), 60)
+    await other_store.lease(books.keys([theirs]), 60)
+    await store.record([result(lease_done, Status.SENT)])
+    before = {email_id: books.row(email_id) for email_id in (theirs, done, untouched, unnamed)}
+
+    await store.release_unanswered([ours, theirs, done, untouched])
+
+    row = books.row(ours)
+    assert (row["status"], row["attempt_count"], row["locked_by"]) == ("pending", 0, None)
+    assert {email_id: books.row(email_id) for email_id in before} == before
+    (again,) = await store.lease(books.keys([ours]), 60)
+    assert (again.token, again.attempt_number) == (2, 1)
+
+
+async def test_a_window_of_five_hundred_is_leased_in_one_statement(pool: Pool, store: LeaseStore, books: Books) -> None:
+    keys = books.keys(books.enqueue(512))
+
+    leases = await store.lease(keys, 60)
+
+    assert {lease.email_id for lease in leases} == set(keys)
+    assert len({row["locked_by"] for row in books.rows()}) == 1

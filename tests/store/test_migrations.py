@@ -1,0 +1,95 @@
+"""Tables appear once, whoever asks and however often; a database that is not ours to touch is left alone."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from dispatcher.errors import DispatcherError, SchemaError
+from dispatcher.store.connections import connected
+from dispatcher.store.migrations import WEEKS_AHEAD, all_migrations, migrate, verify_schema
+
+PARTITIONED = ("email_log", "email_content", "email_attachment", "email_attempt")
+
+
+def tables(connection: psycopg.Connection) -> set[str]:
+    found = connection.execute("select relname from pg_class where relkind in ('r', 'p') and relname ~ '^(email|disp)'")
+    return {name for (name,) in found}
+
+
+def test_an_empty_database_gets_every_table_and_its_partitions(empty_database_url: str) -> None:
+    with connected(empty_database_url) as connection:
+        changes = migrate(connection)
+
+        verify_schema(connection)
+        made = tables(connection)
+
+    partitions = len(PARTITIONED) * (WEEKS_AHEAD + 1)
+    assert changes == [
+        *[f"applied migration {migration.number:04} {migration.name}" for migration in all_migrations()],
+        f"made {partitions} partitions",
+    ]
+    assert {*PARTITIONED, *(f"{name}_default" for name in PARTITIONED), "email_idempotency"} <= made
+
+
+def test_a_second_call_changes_nothing(database_url: str) -> None:
+    with connected(database_url) as connection:
+        before = tables(connection)
+
+        assert migrate(connection) == []
+
+        assert tables(connection) == before
+
+
+def test_two_at_once_migrate_once(empty_database_url: str) -> None:
+    def run(_: int) -> list[str]:
+        with connected(empty_database_url) as connection:
+            return migrate(connection)
+
+    with ThreadPoolExecutor(4) as threads:
+        changes = sorted(threads.map(run, range(4)), key=len)
+
+    assert changes[:3] == [[], [], []]
+    assert changes[3] != []
+
+
+def test_migrations_are_all_or_nothing(empty_database_url: str) -> None:
+    with connected(empty_database_url) as connection:
+        connection.execute("create table email_hourly (mine integer)")
+
+        with pytest.raises(DispatcherError):
+            migrate(connection)
+
+        assert tables(connection) == {"email_hourly"}
+
+
+def test_a_migration_that_was_edited_after_it_was_applied_is_refused(database_url: str) -> None:
+    with connected(database_url) as connection:
+        connection.execute("update dispatcher_migration set checksum = 'of another text' where number = 1")
+
+        for check in (migrate, verify_schema):
+            with pytest.raises(SchemaError, match="0001 emails was edited"):
+                check(connection)
+
+
+def test_a_database_of_a_later_release_is_refused(database_url: str) -> None:
+    with connected(database_url) as connection:
+        connection.execute("insert into dispatcher_migration (number, name, checksum) values (9999, 'later', 'x')")
+
+        for check in (migrate, verify_schema):
+            with pytest.raises(SchemaError, match="9999 later, which this release does not know"):
+                check(connection)
+
+
+def test_a_database_that_was_never_migrated_is_told_from_one_that_is_behind(empty_database_url: str) -> None:
+    with connected(empty_database_url) as connection:
+        with pytest.raises(SchemaError, match="lacks .* migrations") as never:
+            verify_schema(connection)
+        migrate(connection)
+        connection.execute("delete from dispatcher_migration where number = 1")
+        with pytest.raises(SchemaError, match="0001 emails") as behind:
+            verify_schema(connection)
+
+    assert never.value.remedy == behind.value.remedy == "Run `dispatcher init`."

@@ -1,0 +1,158 @@
+"""A row stands in the partition of its id's week, or in the default one until that partition is made."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dispatcher.domain.email_id import lowest_id_at, time_of
+from tests.store.books import Books
+from tests.waiting import wait_until
+
+FAR = datetime(2031, 5, 14, 12, tzinfo=UTC)
+FAR_WEEK = "p20310512"
+PARTITIONED = ("email_log", "email_content", "email_attachment", "email_attempt")
+
+INSERTS = (
+    "insert into email_log (email_id, tenant_id, message_key) values (%s, 'default', 'far')",
+    "insert into email_content (email_id, sender, recipients, subject) values (%s, 'a@b.example', '{}', 'Far')",
+    "insert into email_attachment (email_id, position, filename, content_type, content) "
+    "values (%s, 0, 'a.bin', 'a/b', 'x')",
+    "insert into email_attempt (email_id, attempt_number, worker, provider, started_at, finished_at, outcome) "
+    "values (%s, 1, 'w', 'smtp', now(), now(), 'accepted')",
+)
+
+
+def make(connection: psycopg.Connection, at: datetime, weeks_ahead: int = 0) -> list[str]:
+    rows = connection.execute("select email_partitions_make(%s, %s)", [at, weeks_ahead]).fetchall()
+    return [name for (name,) in rows]
+
+
+def insert(connection: psycopg.Connection, email_id: UUID) -> None:
+    for statement in INSERTS:
+        connection.execute(statement.encode(), [email_id])
+
+
+def place(connection: psycopg.Connection, table: str, email_id: UUID) -> str:
+    row = connection.execute(
+        f"select tableoid::regclass::text from {table} where email_id = %s".encode(), [email_id]
+    ).fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+@pytest.fixture
+def books(connection: psycopg.Connection) -> Books:
+    """A database of this test's own: partitions stay."""
+    return Books(connection)
+
+
+def test_a_new_email_stands_in_the_partition_of_its_week(books: Books) -> None:
+    email_id = books.enqueue_one()
+
+    made_at = time_of(email_id)
+    monday = made_at.date() - timedelta(days=made_at.weekday())
+    assert place(books.connection, "email_log", email_id) == f"email_log_p{monday:%Y%m%d}"
+    assert place(books.connection, "email_content", email_id) == f"email_content_p{monday:%Y%m%d}"
+
+
+def test_an_id_of_a_week_without_partition_is_kept_by_the_default_one(connection: psycopg.Connection) -> None:
+    email_id = lowest_id_at(FAR)
+
+    insert(connection, email_id)
+
+    assert {place(connection, table, email_id) for table in PARTITIONED} == {f"{t}_default" for t in PARTITIONED}
+
+
+def test_a_partition_that_is_made_later_takes_its_rows_out_of_the_default_one(connection: psycopg.Connection) -> None:
+    inside, before, after = (lowest_id_at(FAR + timedelta(days=days)) for days in (0, -7, 7))
+    for email_id in (inside, before, after):
+        insert(connection, email_id)
+
+    made = make(connection, FAR)
+
+    assert made == [f"{table}_{FAR_WEEK}" for table in PARTITIONED]
+    for table in PARTITIONED:
+        assert place(connection, table, inside) == f"{table}_{FAR_WEEK}"
+        assert place(connection, table, before) == place(connection, table, after) == f"{table}_default"
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        insert(connection, inside)
+
+
+def test_the_first_and_last_id_of_a_week_belong_to_it(connection: psycopg.Connection) -> None:
+    monday = datetime(2031, 5, 12, tzinfo=UTC)
+    make(connection, FAR)
+
+    first, last = lowest_id_at(monday), lowest_id_at(monday + timedelta(days=7, milliseconds=-1))
+    early, late = lowest_id_at(monday - timedelta(milliseconds=1)), lowest_id_at(monday + timedelta(days=7))
+
+    for email_id, name in ((first, FAR_WEEK), (last, FAR_WEEK), (early, "default"), (late, "default")):
+        insert(connection, email_id)
+        assert place(connection, "email_log", email_id) == f"email_log_{name}"
+
+
+def test_partitions_are_made_once(connection: psycopg.Connection) -> None:
+    assert len(make(connection, FAR, weeks_ahead=2)) == 3 * len(PARTITIONED)
+    assert make(connection, FAR, weeks_ahead=2) == []
+    assert len(make(connection, FAR, weeks_ahead=3)) == len(PARTITIONED)
+
+
+def test_two_at_once_make_each_partition_once(database_url: str) -> None:
+    def run(_: int) -> list[str]:
+        with psycopg.connect(database_url, autocommit=True) as connection:
+            return make(connection, FAR, weeks_ahead=2)
+
+    with ThreadPoolExecutor(3) as threads:
+        made = [name for names in threads.map(run, range(3)) for name in names]
+
+    assert len(made) == len(set(made)) == 3 * len(PARTITIONED)
+
+
+def test_an_enqueue_that_is_under_way_into_the_default_partition_is_waited_for_and_moved(
+    database_url: str, books: Books
+) -> None:
+    email_id = lowest_id_at(FAR)
+    with psycopg.connect(database_url) as application, ThreadPoolExecutor(1) as threads:
+        insert(application, email_id)
+        making = threads.submit(make, books.connection, FAR)
+        with psycopg.connect(database_url, autocommit=True) as watcher:
+            wait_until(lambda: Books(watcher).select("select from pg_locks where not granted"))
+
+        application.commit()
+        making.result(20)
+
+    assert place(books.connection, "email_log", email_id) == f"email_log_{FAR_WEEK}"
+
+
+def test_the_hot_table_has_room_on_its_pages_and_a_keen_autovacuum(connection: psycopg.Connection) -> None:
+    options = connection.execute(
+        "select relname, reloptions from pg_class where relname like 'email_log%' and relkind = 'r'"
+    ).fetchall()
+
+    assert options
+    assert {tuple(sorted(found)) for _, found in options} == {
+        (
+            "autovacuum_vacuum_cost_delay=1",
+            "autovacuum_vacuum_insert_scale_factor=0.1",
+            "autovacuum_vacuum_scale_factor=0.02",
+            "fillfactor=70",
+        )
+    }
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    instant=st.datetimes(
+        min_value=datetime(1970, 1, 1), max_value=datetime(2100, 1, 1), timezones=st.just(UTC)  # noqa: DTZ001
+    )
+)
+def test_sql_and_domain_agree_on_the_lowest_id_of_an_instant(connection: psycopg.Connection, instant: datetime) -> None:
+    row = connection.execute("select email_id_lowest_at(%s)", [instant]).fetchone()
+
+    assert row == (lowest_id_at(instant),)

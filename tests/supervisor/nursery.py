@@ -1,0 +1,41 @@
+"""Where a test's parents live: several may share one run directory, as two `dispatcher run` of a host would."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from tests.supervisor.program import Program
+from tests.supervisor.toys import FAILING_FORKS
+
+
+class Nursery:
+    """Starts parents that share one run directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._programs: list[Program] = []
+
+    def start(self, *roles: str, drain_seconds: float = 20, failing_forks: int = 0) -> Program:
+        """A parent with these toys (see `toys`), on a host that cannot fork at first."""
+        argv = [sys.executable, "-m", "tests.supervisor.toys", str(self._folder), str(drain_seconds), *roles]
+        env = {"PATH": os.defpath, FAILING_FORKS: str(failing_forks)}
+        program = Program(argv, self._folder, f"parent-{len(self._programs)}", env=env)
+        self._programs.append(program)
+        return program
+
+    def diary(self, word: str) -> list[tuple[str, int]]:
+        """Name and pid of each toy that wrote this word, in order."""
+        path = self._folder / "diary"
+        lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+        return [(name, int(pid)) for name, pid, wrote in lines if wrote == word]
+
+    def words(self, prefix: str) -> list[str]:
+        """Everything in the diary that begins so, in order."""
+        return [line.split()[2] for line in (self._folder / "diary").read_text().splitlines() if prefix in line]
+
+    def destroy(self) -> None:
+        """Ends what is left."""
+        for program in self._programs:
+            program.destroy()

@@ -1,0 +1,237 @@
+"""The parent alone, with toys for workers: real forks, real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.supervisor.nursery import Nursery
+from tests.supervisor.program import eventually, is_alive, processes
+
+
+def test_everything_starts_and_a_drain_ends_the_relay_last(nursery: Nursery) -> None:
+    parent = nursery.start("a=serve", "b=serve:0.3", "relay=serve")
+    eventually(lambda: len(nursery.diary("serving")) == 3)
+
+    parent.send(signal.SIGTERM)
+
+    assert parent.await_exit() == 0
+    stopped, asked = nursery.diary("stopped"), nursery.diary("stopping")
+    assert {name for name, _ in asked[:2]} == {"a", "b"}
+    assert [name for name, _ in stopped] == ["a", "b", "relay"]
+    assert asked[2][0] == "relay"
+    assert not parent.members()
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [("exit:0", "exit 0"), ("exit:3", "exit 3"), ("raise", "exit 1"), ("abort", "signal SIGKILL")],
+)
+def test_whatever_ends_is_started_again_and_its_neighbour_is_left_alone(nursery: Nursery, kind: str, how: str) -> None:
+    parent = nursery.start(f"a={kind}", "b=serve", "relay=serve")
+
+    parent.await_events("process.exited", 3, role="a", how=how)
+
+    assert len(parent.events("process.started", role="a")) >= 3
+    eventually(lambda: len(nursery.diary("serving")) == 2)
+    assert len(parent.events("process.started", role="b")) == 1
+    parent.send(signal.SIGTERM)
+    assert parent.await_exit() == 0
+
+
+def test_an_end_by_a_signal_that_has_no_name_is_an_end_like_any_other(nursery: Nursery) -> None:
+    parent = nursery.start("a=serve", "relay=serve")
+    eventually(lambda: len(nursery.diary("serving")) == 2)
+
+    os.kill(parent.pid_of("a"), signal.SIGRTMIN + 6)
+
+    parent.await_events("process.exited", role="a", how=f"signal {signal.SIGRTMIN + 6}")
+    eventually(lambda: len(nursery.diary("serving")) == 3)
+    parent.send(signal.SIGTERM)
+    assert parent.await_exit() == 0
+
+
+def test_a_host_that_is_short_of_processes_costs_a_wait_and_not_the_parent(nursery: Nursery) -> None:
+    parent = nursery.start("a=serve", "relay=serve", failing_forks=4)
+
+    eventually(lambda: len(nursery.diary("serving")) == 2)
+
+    ends = parent.events("process.exited", how="not forked: Resource temporarily unavailable")
+    assert len(ends) == 4
+    parent.send(signal.SIGTERM)
+    assert parent.await_exit() == 0
+
+
+def test_the_traceback_of_a_broken_role_is_on_stderr(nursery: Nursery) -> None:
+    parent = nursery.start("a=raise", "relay=serve")
+
+    parent.await_events("process.exited", role="a", how="exit 1")
+
+    assert "RuntimeError: a toy broke" in parent.words
+
+
+def test_a_role_that_ends_at_once_waits_longer_and_longer(nursery: Nursery) -> None:
+    parent = nursery.start("a=exit:1", "relay=serve")
+
+    parent.await_events("process.started", 6, role="a")
+
+    ends = parent.events("process.exited", role="a")[:5]
+    starts = parent.events("process.started", role="a")[1:6]
+    announced = [event["retry_in_seconds"] for event in ends]
+    waited = [seconds_between(end, start) for end, start in zip(ends, starts, strict=True)]
+    assert announced == [0.0, 0.1, 0.2, 0.4, 0.8]
+    assert all(real >= said for said, real in zip(announced, waited, strict=True)), waited
+    assert all(later > earlier for earlier, later in pairwise(waited[1:])), waited
+
+
+def test_a_wait_for_a_restart_does_not_delay_the_stop(nursery: Nursery) -> None:
+    parent = nursery.start("a=exit:1", "relay=serve")
+    parent.await_events("process.exited", 6, role="a")  # 1.6 s until the next start
+
+    parent.send(signal.SIGTERM)
+
+    assert parent.await_exit(1.0) == 0
+    assert len(parent.events("process.started", role="a")) == 6
+
+
+def test_who_does_not_drain_in_time_is_killed_and_the_exit_code_says_so(nursery: Nursery) -> None:
+    parent = nursery.start("a=deaf", "b=serve", "relay=serve", drain_seconds=0)
+    eventually(lambda: len(nursery.diary("serving")) == 3)
+
+    parent.send(signal.SIGTERM)
+
+    assert parent.await_exit() == 1
+    killed = parent.events("process.killed")
+    # The relay had not been asked yet: it stops when the others have ended.
+    assert [event["role"] for event in killed] == ["a", "relay"]
+    assert [name for name, _ in nursery.diary("stopped")] == ["b"]
+    assert not parent.members()
+
+
+def test_a_second_sigterm_kills_at_once(nursery: Nursery) -> None:
+    parent = nursery.start("a=deaf", "relay=deaf", drain_seconds=600)
+    eventually(lambda: len(nursery.diary("serving")) == 2)
+    parent.send(signal.SIGTERM)
+    parent.await_events("dispatcher.draining", signal="SIGTERM")
+
+    parent.send(signal.SIGTERM)
+
+    assert parent.await_exit(2.0) == 1
+    assert len(parent.events("process.killed")) == 2
+    assert not parent.members()
+
+
+def test_ctrl_c_in_a_terminal_is_one_drain(nursery: Nursery) -> None:
+    parent = nursery.start("a=serve:0.2", "relay=serve")
+    eventually(lambda: len(nursery.diary("serving")) == 2)
+
+    parent.send_all(signal.SIGINT)  # a terminal sends it to the children, too
+
+    assert parent.await_exit() == 0
+    assert parent.events("dispatcher.draining")[0]["signal"] == "SIGINT"
+    assert [name for name, _ in nursery.diary("stopped")] == ["a", "relay"]
+    assert "Traceback" not in parent.words
+
+
+def test_a_terminal_that_closes_does_not_cut_the_children_short(nursery: Nursery) -> None:
+    parent = nursery.start("a=serve:0.2", "relay=serve")
+    eventually(lambda: len(nursery.diary("serving")) == 2)
+
+    parent.send_all(signal.SIGHUP)
+
+    parent.await_exit()
+    parent.await_all_gone()
+    assert sorted(name for name, _ in nursery.diary("stopped")) == ["a", "relay"]
+
+
+@pytest.mark.parametrize("kind", ["signal", "lifeline", "serve:0.3"])
+def test_children_notice_that_their_parent_is_gone(nursery: Nursery, kind: str) -> None:
+    parent = nursery.start(f"a={kind}", f"b={kind}", "relay=serve")
+    eventually(lambda: len(nursery.diary("serving")) == 3)
+
+    parent.send(signal.SIGKILL)
+
+    parent.await_exit()
+    parent.await_all_gone()
+    assert sorted(name for name, _ in nursery.diary("stopped")) == ["a", "b", "relay"]
+
+
+def test_children_that_are_just_being_born_do_not_outlive_their_parent(nursery: Nursery) -> None:
+    for _ in range(10):
+        parent = nursery.start("eager-a=exit:0", "eager-b=exit:0", "b=serve", "relay=serve")
+        parent.await_events("process.exited", 20)
+
+        parent.send(signal.SIGKILL)
+
+        parent.await_exit()
+        parent.await_all_gone()
+
+
+def test_a_second_parent_in_the_same_run_directory_is_refused_in_clear_words(nursery: Nursery, tmp_path: Path) -> None:
+    first = nursery.start("a=serve", "relay=serve")
+    eventually(lambda: len(nursery.diary("serving")) == 2)
+
+    second = nursery.start("a=serve", "relay=serve")
+
+    assert second.await_exit() != 0
+    assert f"Another `dispatcher run` uses the run directory {tmp_path / 'run'}." in second.words
+    assert len(nursery.diary("serving")) == 2
+    first.send(signal.SIGTERM)
+    assert first.await_exit() == 0
+
+
+def test_a_new_parent_may_start_while_an_orphan_still_drains(nursery: Nursery) -> None:
+    first = nursery.start("a=serve:30", "relay=serve")
+    eventually(lambda: len(nursery.diary("serving")) == 2)
+    orphan = first.pid_of("a")
+    first.send(signal.SIGKILL)
+    first.await_exit()
+    eventually(lambda: ("a", orphan) in nursery.diary("stopping"))
+
+    second = nursery.start("a=serve", "relay=serve")
+
+    eventually(lambda: len(nursery.diary("serving")) == 4)
+    assert is_alive(orphan)
+    second.send(signal.SIGTERM)
+    assert second.await_exit() == 0
+
+
+def test_a_parent_may_start_again_where_one_was_killed(nursery: Nursery) -> None:
+    first = nursery.start("a=serve", "relay=serve")
+    eventually(lambda: len(nursery.diary("serving")) == 2)
+    first.send_all(signal.SIGKILL)
+    first.await_exit()
+
+    second = nursery.start("a=serve", "relay=serve")
+
+    eventually(lambda: len(nursery.diary("serving")) == 4)
+    second.send(signal.SIGTERM)
+    assert second.await_exit() == 0
+
+
+def test_hundreds_of_restarts_leave_neither_descriptors_nor_zombies(nursery: Nursery) -> None:
+    parent = nursery.start("eager=exit:0", "relay=serve")
+    parent.await_events("process.exited", 10, role="eager")
+    before = descriptors(parent.pid)
+
+    parent.await_events("process.exited", 310, role="eager")
+
+    assert descriptors(parent.pid) == before
+    assert len(set(nursery.words("descriptors="))) == 1
+    # At most the one that has just ended and is about to be reaped.
+    eventually(lambda: not [entry for entry in processes() if entry.parent == parent.pid and entry.state == "Z"])
+    parent.send(signal.SIGTERM)
+    assert parent.await_exit() == 0
+
+
+def seconds_between(earlier: dict[str, str], later: dict[str, str]) -> float:
+    return (datetime.fromisoformat(later["timestamp"]) - datetime.fromisoformat(earlier["timestamp"])).total_seconds()
+
+
+def descriptors(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))

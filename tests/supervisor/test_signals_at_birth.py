@@ -1,0 +1,54 @@
+"""Signals that come while a child is being born: none is lost, and none is taken for somebody else's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.supervisor.nursery import Nursery
+from tests.supervisor.program import Program, eventually
+
+
+@pytest.fixture
+def storm(tmp_path: Path) -> Iterator[Program]:
+    """Two hundred parents, each stopped at a random moment."""
+    argv = [sys.executable, "-m", "tests.supervisor.storm", "200"]
+    program = Program(argv, tmp_path, "storm", env={"PATH": os.defpath})
+    yield program
+    program.destroy()
+
+
+def test_a_stop_is_heard_whatever_the_parent_is_doing(storm: Program) -> None:
+    ended = storm.await_events("storm.ended", seconds=60)
+
+    assert ended["codes"] == {"0": 200}
+    assert storm.await_exit() == 0
+    assert not storm.members()
+
+
+def test_a_signal_to_a_newborn_is_not_taken_for_the_parents(nursery: Nursery) -> None:
+    parent = nursery.start("eager=signal", "relay=serve")
+    relay = parent.pid_of("relay")
+    eventually(lambda: any(pid == relay for _, pid in nursery.diary("serving")))
+
+    def three_hundred_ended() -> bool:
+        for pid in (pid for _ in range(1000) for pid in parent.children() if pid != relay):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        assert not parent.events("dispatcher.draining")
+        return len(parent.events("process.exited", role="eager")) >= 300
+
+    eventually(three_hundred_ended)
+
+    assert parent.pid_of("relay") == relay
+    # Of those struck before they had their own handlers, too: else this looks at the wrong moment.
+    ways = {event["how"] for event in parent.events("process.exited", role="eager")}
+    assert ways == {"exit 0", "signal SIGTERM"}
+    parent.send(signal.SIGTERM)
+    assert parent.await_exit() == 0

@@ -1,0 +1,35 @@
+"""Waiting for what must come true: with a deadline, and never for a fixed time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+DEADLINE_SECONDS: Final = 20.0
+"""Far above what anything here takes; only a failing test waits so long."""
+_LOOK_SECONDS: Final = 0.005
+
+
+def wait_until(condition: Callable[[], T], seconds: float = DEADLINE_SECONDS) -> T:
+    """What the condition gave when it first held; looks again until the deadline."""
+    give_up_at = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < give_up_at, "what was waited for did not come true"
+        time.sleep(_LOOK_SECONDS)
+    return value
+
+
+async def until(condition: Callable[[], T | Awaitable[T]], seconds: float = DEADLINE_SECONDS) -> T:
+    """The same in the running loop; the condition may be a coroutine function."""
+    give_up_at = time.monotonic() + seconds
+    while True:
+        given = condition()
+        value: T = await given if isinstance(given, Awaitable) else given
+        if value:
+            return value
+        assert time.monotonic() < give_up_at, "what was waited for did not come true"
+        await asyncio.sleep(_LOOK_SECONDS)
