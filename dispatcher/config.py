@@ -18,9 +18,11 @@ from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import ConfigurationError
 
 PREFIX: Final = "DISPATCHER_"
-KNOWN_PROVIDERS: Final = ("smtp", "capture")
+KNOWN_PROVIDERS: Final = ("sendgrid", "smtp", "capture")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 QUEUE_TYPES: Final = ("quorum", "classic")
+LOOPBACKS: Final = ("127.0.0.1", "::1", "localhost")
+"""Where a secret may travel in the clear."""
 
 T = TypeVar("T")
 
@@ -61,7 +63,7 @@ def setting(
         empty: The value of an unset setting without default.
     """
     metadata = {"parse": parse, "default": default, "about": about, "variable": variable, "secret": secret}
-    return field(default=empty, metadata=metadata)  # type: ignore[return-value]
+    return field(default=empty, repr=not secret, metadata=metadata)  # type: ignore[return-value]
 
 
 def _text(text: str) -> str:
@@ -97,6 +99,12 @@ def _choice(*allowed: str) -> Callable[[str], str]:
         return text.lower()
 
     return parse
+
+
+def _switch(text: str) -> bool:
+    if text.lower() not in ("on", "off", "true", "false", "yes", "no", "1", "0"):
+        raise ValueError("must be on or off")
+    return text.lower() in ("on", "true", "yes", "1")
 
 
 def _worker_count(text: str) -> int:
@@ -135,11 +143,26 @@ def _smtp_url(text: str) -> SmtpServer:
     if parts.scheme == "smtps" and plain:
         raise ValueError("`smtps://` is TLS from the first byte; `?tls=none` contradicts it")
     host = parts.hostname or ""
-    if plain and parts.password and host not in ("127.0.0.1", "::1", "localhost"):
+    if plain and parts.password and host not in LOOPBACKS:
         raise ValueError("`?tls=none` would send its password in the clear; use STARTTLS (`smtp://`) or `smtps://`")
     security = "tls" if parts.scheme == "smtps" else "none" if plain else "starttls"
     port = parts.port or {"tls": 465, "starttls": 587, "none": 25}[security]
     return SmtpServer(host, port, security, unquote(parts.username or ""), unquote(parts.password or ""))
+
+
+def _https_host(text: str) -> str:
+    parts = urlsplit(_url("https", "http")(text))
+    if parts.scheme == "http" and parts.hostname not in LOOPBACKS:
+        raise ValueError("would send the API key in the clear; use https://")
+    if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None:
+        raise ValueError("takes scheme, host and port alone, like https://api.sendgrid.com")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _api_key(text: str) -> str:
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError("holds a space, a line break or another character that no API key has")
+    return text
 
 
 def _providers(text: str) -> tuple[str, ...]:
@@ -149,9 +172,17 @@ def _providers(text: str) -> tuple[str, ...]:
         raise ValueError(f"does not know {', '.join(unknown)}; known are: {', '.join(KNOWN_PROVIDERS)}")
     if not names or len(set(names)) != len(names):
         raise ValueError("must name each provider once")
-    if len(names) > 1:
-        raise ValueError("takes one provider in this release; failover between several comes with the next adapters")
     return names
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = float("nan")
+    if not 0.1 <= rate <= 1_000_000:
+        raise ValueError("must be a number of emails per second from 0.1 to 1000000")
+    return rate
 
 
 def _queue_name(text: str) -> str:
@@ -169,6 +200,9 @@ def _existing_file(text: str) -> Path:
     if not path.is_file():
         raise ValueError("names a file that does not exist")
     return path
+
+
+_CEILING: Final = "Emails per second over all workers and hosts; unset: no ceiling. Halved while throttled."
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,10 +245,35 @@ class Settings:
     )
     smtp_connections: int = setting(_whole(1, 1000), "8", "Connections that a worker keeps to the SMTP server.")
     smtp_emails_per_connection: int = setting(_whole(1, 1_000_000), "100", "Emails before a connection is renewed.")
+    smtp_max_per_second: float | None = setting(_rate, None, _CEILING)
+    capture_max_per_second: float | None = setting(_rate, None, _CEILING)
+    sendgrid_api_key: str = setting(
+        _api_key,
+        None,
+        "SendGrid's API key, with the scope mail.send.",
+        variable="SENDGRID_API_KEY",
+        secret=True,
+        empty="",
+    )
+    sendgrid_host: str = setting(
+        _https_host,
+        "https://api.sendgrid.com",
+        "SendGrid's region: https://api.sendgrid.com, or https://api.eu.sendgrid.com for subusers in the EU.",
+    )
+    sendgrid_sandbox: bool = setting(_switch, "off", "SendGrid's sandbox mode: it validates emails, and delivers none.")
+    sendgrid_max_per_second: float | None = setting(_rate, None, _CEILING)
+    http_connections: int = setting(_whole(1, 5000), "256", "Requests that a worker keeps on the wire over HTTP.")
     capture_dir: Path | None = setting(_folder, None, "Maildir that the capture provider writes into.")
-    ca_file: Path | None = setting(_existing_file, None, "Certificates to trust instead of the system's, as PEM.")
+    ca_file: Path | None = setting(
+        _existing_file, None, "Certificates to trust, as PEM: instead of the system's; over HTTP besides them."
+    )
     log_level: str = setting(_choice(*LOG_LEVELS), "info", "debug, info, warning or error.")
     log_format: str = setting(_choice("auto", "json", "text"), "auto", "auto is text on a terminal, JSON elsewhere.")
+
+    def ceiling_of(self, provider: str) -> float | None:
+        """A provider's ceiling in emails per second; None where there is none."""
+        ceiling: float | None = getattr(self, f"{provider}_max_per_second")
+        return ceiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,8 +378,10 @@ def _contradictions(settings: Settings, needs: Collection[str], origins: Mapping
     mistakes = _absences(needs, origins, settings)
     if "smtp" in settings.providers and settings.smtp_url is None:
         mistakes.append("DISPATCHER_SMTP_URL is not set, but DISPATCHER_PROVIDERS names smtp: like smtp://host:587.")
+    if "sendgrid" in settings.providers and not settings.sendgrid_api_key:
+        mistakes.append("SENDGRID_API_KEY is not set, but DISPATCHER_PROVIDERS names sendgrid: set it to a key.")
     if "capture" in settings.providers and settings.capture_dir is None:
-        mistakes.append("DISPATCHER_CAPTURE_DIR is not set, but DISPATCHER_PROVIDERS names capture: set it to a folder.")
+        mistakes.append("DISPATCHER_CAPTURE_DIR is not set, but DISPATCHER_PROVIDERS names capture: set a folder.")
     if settings.queue == settings.dlq:
         mistakes.append("DISPATCHER_DLQ names the same queue as DISPATCHER_QUEUE: give the dead letters their own.")
     if settings.retry_base_seconds > settings.retry_cap_seconds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import assert_never
 
@@ -10,6 +11,22 @@ from dispatcher.domain.outcome import Accepted, Outcome, outcome_name
 from dispatcher.domain.status import TRANSITIONS, Status
 from dispatcher.inflight import Flight
 from dispatcher.store.leases import Result
+
+
+def storable(outcome: Outcome) -> Outcome:
+    """The outcome in words that PostgreSQL and JSON take: UTF-8 has no lone surrogate, and a text in PostgreSQL no NUL.
+
+    Adapters pass on what a server said, and a server may say anything.
+    """
+    if isinstance(outcome, Accepted):
+        return replace(outcome, provider_message_id=_clean(outcome.provider_message_id), detail=_clean(outcome.detail))
+    return replace(outcome, detail=_clean(outcome.detail), code=_clean(outcome.code))
+
+
+def _clean(text: str | None) -> str | None:
+    if text is None or (text.isascii() and "\0" not in text):
+        return text
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def result_of(flight: Flight, outcome: Outcome, decision: Decision, *, lease_seconds: float | None = None) -> Result:

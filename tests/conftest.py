@@ -18,6 +18,8 @@ from dispatcher.dev.servers import Servers, private_servers
 from dispatcher.store.connections import connected
 from dispatcher.store.migrations import migrate
 
+pytest_plugins = ["tests.store.fixtures"]
+
 
 @pytest.fixture(scope="session")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 T = TypeVar("T")
@@ -23,13 +23,10 @@ def wait_until(condition: Callable[[], T], seconds: float = DEADLINE_SECONDS) ->
     return value
 
 
-async def until(condition: Callable[[], T | Awaitable[T]], seconds: float = DEADLINE_SECONDS) -> T:
-    """The same in the running loop; the condition may be a coroutine function."""
+async def until(condition: Callable[[], T], seconds: float = DEADLINE_SECONDS) -> T:
+    """The same in the running loop."""
     give_up_at = time.monotonic() + seconds
-    while True:
-        given = condition()
-        value: T = await given if isinstance(given, Awaitable) else given
-        if value:
-            return value
+    while not (value := condition()):
         assert time.monotonic() < give_up_at, "what was waited for did not come true"
         await asyncio.sleep(_LOOK_SECONDS)
+    return value

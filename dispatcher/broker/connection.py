@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -147,14 +147,17 @@ class Connection:
         await channel.wait(opened, "channel.open")
         return channel
 
-    async def close(self) -> None:
-        """Closes it and its channels; a second call is harmless. What was written before has reached RabbitMQ."""
+    async def close(self, within_seconds: float = CLOSE_SECONDS) -> None:
+        """Closes it and its channels; a second call is harmless.
+
+        What was written before has reached RabbitMQ, unless it does not answer in time.
+        """
         if self._pika.is_open:
             self._pika.close()
-            await asyncio.wait({self.lost}, timeout=CLOSE_SECONDS)
+        await first_of(self.lost, seconds=within_seconds)
         if not self.lost.done():
             self.abort()
-            await asyncio.wait({self.lost}, timeout=CLOSE_SECONDS)
+            await first_of(self.lost, seconds=within_seconds)
 
     def abort(self) -> None:
         """Drops it without a word to RabbitMQ; `lost` is done soon after. A second call is harmless."""
@@ -226,7 +229,7 @@ def resolve(future: asyncio.Future[T], value: T) -> None:
 
 
 class _Pika(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has no py.typed
-    """Pika's connection, with two things that it lacks."""
+    """Pika's connection, with three things that it lacks. They reach into it, hence the tests of each."""
 
     def abort(self) -> None:
         """Ends the connection at once. Pika's own `close` waits for an answer, which a blocked broker does not give."""
@@ -236,6 +239,13 @@ class _Pika(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has no py.type
             self._terminate_stream(exceptions.StreamLostError("dropped by us"))
         elif not self.is_closing:
             self.close()
+
+    def _output_marshaled_frames(self, marshaled_frames: Sequence[bytes]) -> None:
+        """Writes a message's frames in one piece: pika would make three system calls, 40% of what publishing costs."""
+        data = b"".join(marshaled_frames)
+        self.bytes_sent += len(data)
+        self.frames_sent += len(marshaled_frames)
+        self._adapter_emit_data(data)
 
     def _read_frame(self) -> Any:
         """The next frame, with empty properties where pika cannot read them.

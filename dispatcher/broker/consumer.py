@@ -87,12 +87,14 @@ class Consumer:
         self._outstanding: dict[int, None] = {}  # tags, ascending
         self._session: _Session | None = None
         self._stopping = asyncio.Event()
+        self._resumed = asyncio.Event()
+        self._resumed.set()
         self._closing = False
 
     @property
     def is_consuming(self) -> bool:
         """Whether RabbitMQ gives us messages."""
-        return self._session is not None and not self._stopping.is_set()
+        return self._session is not None and self._session.is_consuming
 
     @property
     def outstanding(self) -> int:
@@ -105,11 +107,13 @@ class Consumer:
         After `cancel` it returns once the connection is closed or lost.
         """
         failures = 0
-        while not self._stopping.is_set():
+        while await self._may_consume():
             began = time.monotonic()
             reason = await self._consume()
             if self._stopping.is_set():
                 return
+            if not self._resumed.is_set():
+                continue
             failures = 1 if time.monotonic() - began > STEADY_SECONDS else failures + 1
             wait = self._backoff.wait_after(failures)
             log.warning("broker.connection_lost", queue=self._queue, reason=reason, retry_in_seconds=round(wait, 1))
@@ -134,6 +138,16 @@ class Consumer:
         """Gives it back, for anybody."""
         self._refuse(delivery, requeue=True)
 
+    def pause(self) -> None:
+        """Gives every delivery back, for other consumers, and stays away until `resume`. A second call is harmless."""
+        self._resumed.clear()
+        if self._session is not None:
+            self._session.end()
+
+    def resume(self) -> None:
+        """Ends a pause; harmless if there is none."""
+        self._resumed.set()
+
     async def cancel(self) -> None:
         """Stops deliveries and connecting again; what is at hand may still be acked. A second call is harmless.
 
@@ -152,6 +166,17 @@ class Consumer:
             self._void()
             await self._session.connection.close()
 
+    async def _may_consume(self) -> bool:
+        """Waits out a pause; False once we stop."""
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        resumed = asyncio.ensure_future(self._resumed.wait())
+        try:
+            await asyncio.wait({stopping, resumed}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            resumed.cancel()
+        return not self._stopping.is_set()
+
     async def _consume(self) -> str:
         """One connection's life; returns why it ended, in words."""
         try:
@@ -169,12 +194,13 @@ class Consumer:
         try:
             await session.consume(self._queue, self._receiver())
             log.info("broker.connected", queue=self._queue)
-            return await session.ended()
+            reason = await session.ended()
         finally:
             self._session = None
             self._void()
-            if not self._closing:
-                self._on_lost()
+        if not self._closing:
+            self._on_lost()
+        return reason
 
     def _receiver(self) -> Callable[[Any, Any, Any, bytes], None]:
         """What pika calls per delivery: as short as it can be."""
@@ -216,11 +242,16 @@ class Consumer:
 
 
 class _Session:
-    """A channel that consumes."""
+    """A channel that consumes.
+
+    Attributes:
+        is_consuming: RabbitMQ has agreed to it, and neither side has cancelled since.
+    """
 
     def __init__(self, connection: Connection, channel: Channel, consumer_tag: str) -> None:
         self.connection = connection
         self.channel = channel
+        self.is_consuming = False
         self._consumer_tag = consumer_tag
         self._cancelled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         channel.raw.add_on_cancel_callback(lambda _: resolve(self._cancelled, None))
@@ -229,11 +260,17 @@ class _Session:
         """Begins; raises ChannelClosed where there is no such queue."""
         consume = self.channel.raw.basic_consume
         await self.channel.call(consume, queue=queue, on_message_callback=receive, consumer_tag=self._consumer_tag)
+        self.is_consuming = True
 
     async def cancel(self) -> None:
         """Stops deliveries; waits until RabbitMQ has agreed."""
+        self.is_consuming = False
         if self._consumer_tag in self.channel.raw.consumer_tags:
             await self.channel.call(self.channel.raw.basic_cancel, consumer_tag=self._consumer_tag)
+
+    def end(self) -> None:
+        """Wants no more messages."""
+        resolve(self._cancelled, None)
 
     async def ended(self) -> str:
         """Waits until RabbitMQ gives no more messages; returns why, in words."""

@@ -18,7 +18,7 @@ _COLUMNS: Final = 96
 class _Row(NamedTuple):
     witness: str
     name: str
-    count: int
+    figure: int
     words: str = ""
 
 
@@ -30,7 +30,7 @@ def book_table(report: Report) -> Table:
     for row in _rows(report):
         if witness and row.witness != witness:
             table.add_section()
-        table.add_row("" if row.witness == witness else row.witness, row.name, f"{row.count:,}", row.words)
+        table.add_row("" if row.witness == witness else row.witness, row.name, f"{row.figure:,}", row.words)
         witness = row.witness
     return table
 
@@ -63,7 +63,8 @@ def explain(report: Report) -> str:
 def _kill_words(report: Report) -> list[str]:
     if report.kill is None:
         return []
-    told = [_wrap(_kill_story(report.kill))]
+    waited = f"{report.rescued} waited for a lease" if report.rescued else "Nothing waited for a lease"
+    told = [_wrap(f"{_kill_story(report.kill)} {waited} to run out.")]
     if report.books.held:
         told.append(
             _wrap(
@@ -77,9 +78,9 @@ def _kill_words(report: Report) -> list[str]:
 
 def _kill_story(kill: Kill) -> str:
     return (
-        f"Worker {kill.worker} was killed with SIGKILL after {kill.finished} emails. Its in-flight ledger outlived it: "
-        f"{kill.released} emails had not left and were given back at once, {kill.recorded} answers were recorded, "
-        f"{kill.uncertain} emails were on the wire. Nothing waited for a lease to run out."
+        f"Worker {kill.worker} was killed with SIGKILL after {kill.finished} emails. Its in-flight ledger outlived it "
+        f"and told what it had under way. Not left, so given back at once: {kill.released}. Answered, so recorded: "
+        f"{kill.recorded}. On the wire: {kill.uncertain}."
     )
 
 

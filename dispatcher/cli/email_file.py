@@ -85,7 +85,8 @@ def enqueue_file(database_url: str, file: BinaryIO, *, as_json: bool) -> Exit:
         except DispatcherError as error:
             tally.fault = error
         except KeyboardInterrupt:
-            say(f"Interrupted: {tally.accepted:,} accepted, {tally.known:,} already known. {_AGAIN}")
+            # At least: a commit may have been under way.
+            say(f"Interrupted: at least {tally.accepted:,} accepted, {tally.known:,} already known. {_AGAIN}")
             raise
     tally.seconds = time.monotonic() - started_at
     _tell(tally, as_json=as_json)

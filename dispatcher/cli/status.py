@@ -13,7 +13,7 @@ import click
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import console_for, plain_table, print_json, print_table, say
-from dispatcher.errors import BrokerUnavailable, DispatcherError, TopologyError
+from dispatcher.errors import BrokerUnavailable, SchemaError, ServerUnavailable, TopologyError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -124,7 +124,7 @@ def _repeat(settings: Settings, seconds: float, *, as_json: bool) -> None:
     while is_read:
         try:
             standing = look(settings)
-        except DispatcherError as error:
+        except (ServerUnavailable, SchemaError) as error:
             say(str(error))
         else:
             is_read = print_json(standing.to_json()) if as_json else print_table(_table(standing))
@@ -145,7 +145,7 @@ def _redraw(settings: Settings, seconds: float) -> None:
             footer = f"every {seconds:g} s, Ctrl-C ends"
             try:
                 standing = look(settings)
-            except DispatcherError as error:
+            except (ServerUnavailable, SchemaError) as error:
                 live.update(Group(Text(str(error), style="red"), Text(footer, style="dim")), refresh=True)
             else:
                 fault = [Text(standing.queues_fault, style="red")] if standing.queues_fault else []

@@ -21,7 +21,7 @@ from dispatcher.broker.topology import Topology, depths
 from dispatcher.config import Settings
 from dispatcher.dev.demo_application import Application
 from dispatcher.dev.demo_books import Books, Evidence, balance
-from dispatcher.dev.demo_report import Report, count_retried, describe_kill
+from dispatcher.dev.demo_report import Report, count_rescued, count_retried, describe_kill
 from dispatcher.dev.demo_stage import SMTP_LATENCY_MS, Stage, set_stage
 from dispatcher.dev.ledger import read_ledger
 from dispatcher.domain.status import FINISHED, Status
@@ -155,7 +155,7 @@ class _Performance:
         self._killed_pid = self._stage.kill_worker()
         self._finished_at_kill = self._scene.finished
         if self._killed_pid is not None:
-            self._screen.say(f"killed worker process {self._killed_pid} with SIGKILL, {self._scene.finished} emails done")
+            self._screen.say(f"killed worker process {self._killed_pid} (SIGKILL), {self._scene.finished} emails done")
 
     def _is_settled(self) -> bool:
         """Whether nothing is left to do: every email is finished, and every dead letter is on the DLQ."""
@@ -200,6 +200,7 @@ class _Performance:
             rolled_back=len(application.rolled_back),
             poison=self._poison,
             retried=count_retried(self._stage.events()),
+            rescued=count_rescued(self._stage.events()),
             kill=kill,
             seconds=seconds,
             seed=self._wishes.seed,
@@ -211,13 +212,12 @@ class _Performance:
 
     def _books(self) -> Books:
         application = self._application
-        ids = [*application.fates, *application.rolled_back]
-        rows = self._connection.execute(query("find_standing"), {"email_ids": ids})
+        rows = self._connection.execute(query("list_statuses"))
         return balance(
             Evidence(
                 fates=application.fates,
                 rolled_back=application.rolled_back,
-                standing={email_id: Status(status) for email_id, _, status in rows},
+                standing={email_id: Status(status) for email_id, status in rows},
                 counted=count_emails(self._connection).emails,
                 times=read_ledger(self._stage.ledger).times,
                 dlq=self._dlq_depth(),

@@ -12,7 +12,7 @@ Three witnesses who do not know each other; a difference between any two of them
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -30,7 +30,7 @@ class Evidence:
     Attributes:
         fates: What the server was to say to each email, by the id that enqueue answered; each id once.
         rolled_back: Ids that enqueue answered inside a transaction that was rolled back.
-        standing: The status of each of these ids that has a row.
+        standing: The status of every row that there is, by id.
         counted: The dispatcher's own count, as `dispatcher status` shows it.
         times: How often the server accepted an email, by the id in its Message-ID.
         dlq: Messages on the DLQ.
@@ -38,7 +38,7 @@ class Evidence:
     """
 
     fates: Mapping[UUID, Fate]
-    rolled_back: Collection[UUID]
+    rolled_back: frozenset[UUID]
     standing: Mapping[UUID, Status]
     counted: Mapping[Status, int]
     times: Mapping[str, int]
@@ -128,7 +128,9 @@ def _suspects(evidence: Evidence) -> Iterable[str]:
     yield from _named("accepted by the server more than once", (i for i, times in evidence.times.items() if times > 1))
     yield from _named("failed, but in the server's ledger", _where(evidence, Status.FAILED, lambda times, _: times > 0))
     yield from _named("in the server's ledger, but not ours", evidence.times.keys() - ours)
-    yield from _named("rolled back, but with a row", set(evidence.rolled_back) & evidence.standing.keys())
+    yield from _named("rolled back, but with a row", evidence.rolled_back & evidence.standing.keys())
+    strangers = evidence.standing.keys() - evidence.fates.keys() - evidence.rolled_back
+    yield from _named("with a row, but never enqueued", strangers)
     yield from _named("failed, though the server would have accepted", _unduly_failed(evidence))
     yield from _named("refused by the server, but not failed", _unduly_finished(evidence))
 

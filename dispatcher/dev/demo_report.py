@@ -39,6 +39,7 @@ class Report:
         rolled_back: Emails whose transaction was rolled back.
         poison: Messages put on the send queue that point to no email.
         retried: Emails that the server deferred at least once.
+        rescued: Emails that came back only when their lease had run out; the in-flight ledger makes it none.
         kill: None if no worker was killed.
         seconds: From the first enqueue until nothing was pending any more.
         latency_ms: How long the SMTP server took to answer.
@@ -52,6 +53,7 @@ class Report:
     rolled_back: int
     poison: int
     retried: int
+    rescued: int
     kill: Kill | None
     seconds: float
     seed: int
@@ -94,6 +96,7 @@ class Report:
             "rolled_back": self.rolled_back,
             "poison": self.poison,
             "retried": self.retried,
+            "rescued": self.rescued,
             "held_delivered": books.held_delivered,
             "killed": None if self.kill is None else _kill_json(self.kill),
             "workers": self.workers,
@@ -118,6 +121,11 @@ def count_retried(events: Iterable[Mapping[str, Any]]) -> int:
     """How many emails were deferred at least once, by the run's log."""
     attempts = (event for event in events if event["event"] == "email.attempted")
     return len({event["email_id"] for event in attempts if event["outcome"] == "deferred"})
+
+
+def count_rescued(events: Iterable[Mapping[str, Any]]) -> int:
+    """How many emails waited for a lease to run out, by the run's log."""
+    return sum(event["event"] == "email.rescued" for event in events)
 
 
 def describe_kill(pid: int, finished: int, events: Iterable[Mapping[str, Any]]) -> Kill | None:

@@ -2,9 +2,10 @@
 
     python -m dispatcher.dev.http_double --folder FOLDER [--port 0] [--tls] [--latency-ms 50] [--act close]
 
-prints one line of JSON with its URL and paths, and runs until SIGTERM. In the folder: `ledger.jsonl` (see `ledger`), with
-every email that it accepted; `requests.jsonl`, with every request that it read, and what came of it; with `--tls`, `ca.pem`.
-`PUT /double` changes its behaviour while it runs (see `http_behaviour.Behaviour.change`), `GET /double` tells its counts.
+prints one line of JSON with its URL and paths, and runs until SIGTERM. In the folder: `ledger.jsonl` (see `ledger`),
+with every email that it accepted; `requests.jsonl`, with every request that it read, and what came of it; with `--tls`,
+`ca.pem`. `PUT /double` changes its behaviour while it runs (see `http_behaviour.Behaviour.change`), `GET /double` tells
+its counts.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ async def _serve(double: HttpDouble, port: int, told: dict[str, str]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; returns after SIGTERM or SIGINT."""
-    parser = argparse.ArgumentParser(prog="python -m dispatcher.dev.http_double", description="A local SendGrid and SES.")
+    parser = argparse.ArgumentParser("python -m dispatcher.dev.http_double", description="A local SendGrid and SES.")
     parser.add_argument("--folder", type=Path, required=True, help="for the ledger and the certificate")
     parser.add_argument("--port", type=int, default=0, help="0 (the default) finds a free one")
     parser.add_argument("--tls", action="store_true", help="HTTPS, by an authority of its own")

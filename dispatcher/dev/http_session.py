@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Final, Protocol, cast
@@ -125,7 +126,7 @@ class Session(asyncio.Protocol):
         except (ValueError, LookupError, TypeError, AttributeError):
             self._send(octets_of(api.malformed()))
             return
-        if behaviour.throttled_until and self._books_clock() < behaviour.throttled_until:
+        if behaviour.throttled_until and time.time() < behaviour.throttled_until:
             self._books.note(request, "429")
             self._later(octets_of(api.throttled(behaviour.throttled_until)))
         elif isinstance(self._act, Reply):
@@ -139,11 +140,6 @@ class Session(asyncio.Protocol):
                 self._later(octets)
             else:
                 self._misbehave(self._act, octets)
-
-    def _books_clock(self) -> float:
-        import time
-
-        return time.time()
 
     def _administer(self) -> bytes:
         """What stands beside the two APIs: SendGrid's scopes, and the double's own controls."""
@@ -169,10 +165,10 @@ class Session(asyncio.Protocol):
             Act.RESET: lambda: self._end(by_reset=True),
             Act.HANG: lambda: None,
             Act.DRIP: lambda: self._drip(b"HTTP/1.1 202 Accepted\r\nX-Drip: "),
-            Act.DRIP_BODY: lambda: self._drip_body(),
+            Act.DRIP_BODY: self._drip_body,
             Act.HALF: lambda: self._send(answer(202, {"X-Message-Id": "half"}, b"x" * 50, announced=100), closes=True),
             Act.HALF_HEAD: lambda: self._send(octets[:half], closes=True),
-            Act.FLOOD: lambda: self._flood(),
+            Act.FLOOD: self._flood,
             Act.HTML: lambda: self._send(answer(200, {"Content-Type": "text/html"}, _PAGE)),
             Act.EMPTY: lambda: self._send(answer(200, {}, b"")),
             Act.GARBAGE: lambda: self._send(b"220 smtp.example ESMTP\r\n", closes=True),

@@ -15,42 +15,9 @@ import ssl
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Final, Protocol, cast
 
-
-class Step(StrEnum):
-    """Where a script may interfere."""
-
-    CONNECT = "connect"
-    """In place of the greeting."""
-    EHLO = "ehlo"
-    STARTTLS = "starttls"
-    AUTH = "auth"
-    MAIL = "mail"
-    RCPT = "rcpt"
-    DATA = "data"
-    RSET = "rset"
-    QUIT = "quit"
-    BODY = "body"
-    """At the body's first octet; no reply is due, so only an action makes sense."""
-    END = "end"
-    """At the final dot, in place of accepting: the ledger does not have the email."""
-    ANSWER = "answer"
-    """After accepting, in place of the answer: the ledger has the email."""
-
-
-class Act(StrEnum):
-    """What a script may do instead of replying with a line of its own."""
-
-    CLOSE = "close"
-    RESET = "reset"
-    HANG = "hang"
-    DRIP = "drip"
-    """An endless reply, an octet every 20 ms."""
-    FREEZE = "freeze"
-    """As HANG, and reads no more: what the other side sends piles up on its own side."""
-
+from dispatcher.dev.smtp_script import Act, Behaviour, Step
 
 DRIP_SECONDS: Final = 0.02
 _PATH: Final = re.compile(r"(?:FROM|TO): ?<([^<>]*)>(.*)", re.IGNORECASE)
@@ -69,35 +36,6 @@ class Received:
     recipients: tuple[str, ...]
     content: bytes = field(repr=False)
     parameters: str = ""
-
-
-@dataclass(slots=True)
-class Behaviour:
-    """How the server behaves; may be changed while it runs.
-
-    Attributes:
-        script: Steps at which it does something else: an `Act`, or says this reply, its lines parted by CRLF.
-        security: `none`, `starttls` or `tls`.
-        tls: The server's side of TLS; where it is missing STARTTLS is not offered.
-        login: The user and password that MAIL needs; None for an open server.
-        login_methods: What is announced behind AUTH.
-        latency_seconds: Before the answer to an email.
-        slow_seconds: Before the reply to a recipient that begins with `slow`.
-        size_limit: Announced and enforced; 0 for none.
-        extensions: Offered beside SIZE, STARTTLS and AUTH.
-        strict: Refuse bare CR or LF, and lines above 998 octets, that a lenient server would pass on.
-    """
-
-    script: dict[Step, str] = field(default_factory=dict)
-    security: str = "none"
-    tls: ssl.SSLContext | None = None
-    login: tuple[str, str] | None = None
-    login_methods: str = "PLAIN LOGIN"
-    latency_seconds: float = 0.0
-    slow_seconds: float = 0.2
-    size_limit: int = 0
-    extensions: tuple[str, ...] = ("PIPELINING", "8BITMIME", "SMTPUTF8", "ENHANCEDSTATUSCODES")
-    strict: bool = True
 
 
 class Mailbox(Protocol):
@@ -139,7 +77,10 @@ class Session(asyncio.Protocol):
         is_new = self not in self._mailbox.sessions
         self._transport = cast(asyncio.Transport, transport)
         self._mailbox.sessions.add(self)
-        if is_new:
+        if is_new and 0 < self._behaviour.most_sessions < len(self._mailbox.sessions):
+            self._send("421 4.7.0 too many connections")
+            self._transport.close()
+        elif is_new:
             self._reply("220 sink.test ESMTP", Step.CONNECT)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002

@@ -30,7 +30,8 @@ from typing import Final
 import orjson
 
 from dispatcher.dev.ledger import Entry, Ledger, LedgerWriter, read_ledger
-from dispatcher.dev.smtp_session import Act, Behaviour, Received, Session, Step
+from dispatcher.dev.smtp_script import Act, Behaviour, Step
+from dispatcher.dev.smtp_session import Received, Session
 
 PR_SET_PDEATHSIG: Final = 1
 _MESSAGE_ID: Final = re.compile(rb"^message-id: *<([^@<>\r\n]+)@", re.IGNORECASE | re.MULTILINE)
@@ -186,7 +187,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         script=dict(options.reply),
         latency_seconds=options.latency_ms / 1000,
         slow_seconds=options.slow_ms / 1000,
-        strict=False,
     )
     import uvloop
 

@@ -4,13 +4,14 @@
        ▲  ▲               │ ├─ deferred, attempts left: stays sending (same lease), tries again in process
        │  │               │ ├─ rejected, or attempts used up ──▶ failed ──▶ DLQ
        │  └── released ───┘ └─ outcome unknown: policy hold ──▶ held ──▶ DLQ     policy resend ──▶ pending
-       └──────────────── replay (a person) ◀── failed | held         held ──evidence──▶ sent
+       └──────────────── replay (a person) ◀── failed | held         whatever it is ──evidence──▶ sent
 
 Rules:
 
 1. `failed` and `held` are left only by a person's decision or by evidence; no machine picks them up again.
 2. `sent` is final.
-3. Only `pending` may be leased. An expired `sending` is the rescue's business: nobody knows what its owner did.
+3. An acceptance that comes late, from an owner that lost its lease, is evidence; it proves `sent` from any status.
+4. Only `pending` may be leased. An expired `sending` is the rescue's business: nobody knows what its owner did.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ TRANSITIONS: Final = MappingProxyType(
         (Status.FAILED, Transition.REPLAY): Status.PENDING,
         (Status.HELD, Transition.REPLAY): Status.PENDING,
         (Status.HELD, Transition.EVIDENCE): Status.SENT,
+        (Status.FAILED, Transition.EVIDENCE): Status.SENT,
+        (Status.PENDING, Transition.EVIDENCE): Status.SENT,
     }
 )
 

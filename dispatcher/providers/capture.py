@@ -14,7 +14,7 @@ from dispatcher.domain.outcome import Accepted, Outcome, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import Attempt
-from dispatcher.providers.mime import render
+from dispatcher.providers.mime import rendered
 from dispatcher.providers.mime_headers import UnrenderableEmail
 
 NAME: Final = "capture"
@@ -42,13 +42,13 @@ class CaptureProvider:
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         """One attempt; see `contract.Provider.send`. The deadline is not looked at: this waits for nobody."""
         try:
-            rendered = render(email)
+            content = (await rendered(email)).content
         except UnrenderableEmail as error:
             return Rejected(error.reason, error.message)
         name = f"{email.email_id}.{time.time_ns()}.{os.getpid()}.eml"
         try:
             self._make()
-            self._write(name, rendered.content)
+            self._write(name, content)
             attempt.leaving()
             self._show(name)
         except OSError as error:

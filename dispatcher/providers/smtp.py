@@ -15,7 +15,7 @@ from dispatcher.domain.outcome import Outcome, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import Attempt
-from dispatcher.providers.mime import render
+from dispatcher.providers.mime import RenderedEmail, rendered
 from dispatcher.providers.mime_headers import UnrenderableEmail
 from dispatcher.providers.smtp_connection import (
     NAME,
@@ -63,16 +63,14 @@ class SmtpProvider:
         A recipient that the server refuses does not stop the others: the outcome is `Accepted` and its detail tells who
         was refused, by position in To, Cc, Bcc. With none left nothing is sent.
         """
+        transaction = Transaction(attempt)
         try:
-            rendered = render(email)
-        except UnrenderableEmail as error:
-            return Rejected(error.reason, error.message)
-        transaction = Transaction(rendered, attempt)
-        try:
-            async with asyncio.timeout_at(attempt.deadline), self._pool.place():
-                return await self._deliver(transaction)
+            async with asyncio.timeout_at(attempt.deadline):
+                return await self._deliver(email, transaction)
         except TimeoutError:
             return transaction.silence(None)
+        except UnrenderableEmail as error:
+            return Rejected(error.reason, error.message)
 
     async def check(self) -> str:
         """What can be said of the server after connecting and signing in, for `dispatcher doctor`; sends nothing.
@@ -83,7 +81,8 @@ class SmtpProvider:
         try:
             async with asyncio.timeout(CHECK_SECONDS):
                 connection = await self._open()
-                await connection.conversation.quit()
+                connection.conversation.quit()
+                await connection.conversation.closed
         except NotConnected as error:
             words = f"{error.outcome.detail} ({error.outcome.code})" if error.outcome.code else error.outcome.detail
             raise ProviderFault(NAME, f"{self._address}: {words}.", remedy="Is it running and reachable?") from error
@@ -104,25 +103,40 @@ class SmtpProvider:
     async def _open(self) -> Connection:
         return await open_connection(self._options, self._context)
 
-    async def _deliver(self, transaction: Transaction) -> Outcome:
-        """The transaction's outcome, over a kept connection, and over a new one if that turns out dead."""
+    async def _deliver(self, email: OutgoingEmail, transaction: Transaction) -> Outcome:
+        """The transaction's outcome, once there is a place for it."""
+        leave = self._pool.leave
+        await self._pool.enter()
         try:
-            if connection := self._pool.idle():
-                try:
-                    return await self._run(transaction, connection, kept=True)
-                except ConnectionBroke:
-                    if transaction.phase in (Phase.BODY, Phase.FINAL):
-                        raise
-            transaction.phase = Phase.CONNECTING
-            return await self._run(transaction, await self._pool.open(), kept=False)
+            # Only who holds a place has its bytes in memory: large attachments times all who wait would be too much.
+            return await self._transact(await rendered(email), transaction)
         except NotConnected as error:
-            return error.outcome
+            if not error.is_full or not self._pool.can_do_with_less():
+                return error.outcome
+            leave = self._pool.leave_for_later
         except ConnectionBroke as broke:
             return transaction.silence(broke)
+        finally:
+            leave()
+        transaction.phase = Phase.WAITING
+        return await self._deliver(email, transaction)
 
-    async def _run(self, transaction: Transaction, connection: Connection, *, kept: bool) -> Outcome:
+    async def _transact(self, content: RenderedEmail, transaction: Transaction) -> Outcome:
+        """The transaction's outcome, over a kept connection, and over a new one if that turns out dead."""
+        if connection := self._pool.idle():
+            try:
+                return await self._run(content, transaction, connection, kept=True)
+            except ConnectionBroke:
+                if transaction.phase in (Phase.BODY, Phase.FINAL):
+                    raise
+        transaction.phase = Phase.CONNECTING
+        return await self._run(content, transaction, await self._pool.open(), kept=False)
+
+    async def _run(
+        self, content: RenderedEmail, transaction: Transaction, connection: Connection, *, kept: bool
+    ) -> Outcome:
         try:
-            outcome = await transaction.run(connection, kept=kept)
+            outcome = await transaction.run(content, connection, kept=kept)
         except BaseException:
             connection.conversation.abort()
             raise

@@ -64,11 +64,13 @@ class NotConnected(Exception):
 
     Attributes:
         outcome: What that means for the email in hand.
+        is_full: The server says that it has no room for one more: 421.
     """
 
     def __init__(self, outcome: Deferred) -> None:
         super().__init__(outcome.detail)
         self.outcome = outcome
+        self.is_full = (outcome.code or "").startswith("421")
 
 
 @dataclass(slots=True)

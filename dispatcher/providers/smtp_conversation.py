@@ -35,6 +35,9 @@ class Conversation(asyncio.Protocol):
     """One connection's replies in the order of their commands.
 
     Not for two tasks at once.
+
+    Attributes:
+        closed: Done when the connection has ended.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -47,7 +50,7 @@ class Conversation(asyncio.Protocol):
         self._writable: asyncio.Future[None] | None = None
         self._owed = 0
         self._fault: ConnectionBroke | None = None
-        self._closed: asyncio.Future[None] = self._loop.create_future()
+        self.closed: asyncio.Future[None] = self._loop.create_future()
 
     @property
     def is_sound(self) -> bool:
@@ -135,17 +138,16 @@ class Conversation(asyncio.Protocol):
         self._break(ConnectionBroke("we ended the connection"))
         self._transport.abort()
 
-    def quit(self) -> asyncio.Future[None]:
-        """Say goodbye and close; the future ends when the connection has."""
+    def quit(self) -> None:
+        """Say goodbye, and end the connection when the server does, or soon; `closed` tells."""
         if self._transport.is_closing() or self._fault is not None:
             self._transport.abort()
-            return self._closed
+            return
         self._transport.write(b"QUIT\r\n")
         timer = self._loop.call_later(GOODBYE_SECONDS, self._transport.abort)
-        self._closed.add_done_callback(lambda _: timer.cancel())
+        self.closed.add_done_callback(lambda _: timer.cancel())
         # From here on the server owes us nothing that we would read.
         self._fault = ConnectionBroke("we ended the connection")
-        return self._closed
 
     def data_received(self, data: bytes) -> None:
         """Cut what came into replies (asyncio calls this)."""
@@ -170,8 +172,8 @@ class Conversation(asyncio.Protocol):
         """Note the end (asyncio calls this)."""
         words = f"the connection was lost: {type(exc).__name__}" if exc else "the server closed the connection"
         self._break(ConnectionBroke(words))
-        if not self._closed.done():
-            self._closed.set_result(None)
+        if not self.closed.done():
+            self.closed.set_result(None)
 
     def pause_writing(self) -> None:
         """Nothing: whoever writes much awaits `written` (asyncio calls this)."""

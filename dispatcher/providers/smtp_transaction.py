@@ -46,13 +46,12 @@ class Transaction:
         phase: How far it has come.
     """
 
-    def __init__(self, email: RenderedEmail, attempt: Attempt) -> None:
-        self._email = email
+    def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
         self._loop = asyncio.get_running_loop()
         self.phase = Phase.WAITING
 
-    async def run(self, connection: Connection, *, kept: bool) -> Outcome:
+    async def run(self, email: RenderedEmail, connection: Connection, *, kept: bool) -> Outcome:
         """What the server said. The connection is used up, in order or broken: `is_sound` tells.
 
         Args:
@@ -62,13 +61,13 @@ class Transaction:
             ConnectionBroke: no answer; `silence` tells what that means.
             ProviderFault: the server wants credentials or TLS before it takes any email.
         """
-        if unfit := self._unfit(connection):
+        if unfit := _unfit(email, connection):
             return unfit
-        refused = await self._envelope(connection, kept=kept)
+        refused = await self._envelope(email, connection, kept=kept)
         if not isinstance(refused, list):
             connection.needs_reset = True
             return refused
-        reply = await self._content(connection.conversation)
+        reply = await self._content(email.content, connection.conversation)
         connection.emails += 1
         if reply.is_positive and self.phase is Phase.FINAL:
             return acceptance(reply, refused)
@@ -90,29 +89,13 @@ class Transaction:
             return judged
         return Deferred(Reason.SERVER_ERROR if isinstance(broke, GarbledReply) else Reason.CONNECTION_FAILED, detail)
 
-    def _unfit(self, connection: Connection) -> Rejected | None:
-        """Why this server cannot take this email, whatever we say to it."""
-        octets = len(self._email.content)
-        if 0 < connection.size_limit < octets:
-            words = f"the server takes {connection.size_limit} octets, the email has {octets}"
-            return Rejected(Reason.TOO_LARGE, words)
-        if self._email.needs_smtputf8 and not connection.has_smtputf8:
-            words = "an address has letters before the @ that are not ASCII, and the server has no SMTPUTF8"
-            return Rejected(self._utf8_reason(), words)
-        return None
-
-    def _utf8_reason(self) -> Reason:
-        if not self._email.sender.isascii():
-            return Reason.REJECTED_SENDER
-        if not all(recipient.isascii() for recipient in self._email.recipients):
-            return Reason.REJECTED_RECIPIENT
-        return Reason.INVALID_CONTENT
-
-    async def _envelope(self, connection: Connection, *, kept: bool) -> list[tuple[int, Reply]] | Outcome:
+    async def _envelope(
+        self, email: RenderedEmail, connection: Connection, *, kept: bool
+    ) -> list[tuple[int, Reply]] | Outcome:
         """The refused recipients, once the server waits for the body; an outcome if it does not."""
         self.phase = Phase.MAIL
         patience = min(PATIENCE_SECONDS, (self._attempt.deadline - self._loop.time()) / 2) if kept else None
-        dialogue = Dialogue(connection.conversation, self._commands(connection), connection.has_pipelining, patience)
+        dialogue = Dialogue(connection.conversation, _commands(email, connection), connection.has_pipelining, patience)
         if connection.needs_reset:
             await dialogue.reset_done()
             connection.needs_reset = False
@@ -123,10 +106,10 @@ class Transaction:
         self.phase = Phase.RCPT
         refused = [
             (position, reply)
-            for position in range(1, len(self._email.recipients) + 1)
+            for position in range(1, len(email.recipients) + 1)
             if not (reply := await dialogue.next()).is_positive
         ]
-        if len(refused) == len(self._email.recipients):
+        if len(refused) == len(email.recipients):
             await dialogue.back_out()
             ours = next((reply for _, reply in refused if reply.blames_our_setup), None)
             return self._refusal(ours) if ours else no_recipient_left(refused)
@@ -134,20 +117,9 @@ class Transaction:
         data = await dialogue.next()
         return refused if data.code == START_INPUT else self._refusal(data)
 
-    def _commands(self, connection: Connection) -> list[bytes]:
-        mail = f"MAIL FROM:<{self._email.sender}>"
-        if connection.has_size:
-            mail += f" SIZE={len(self._email.content)}"
-        if self._email.needs_smtputf8:
-            # RFC 6531, section 3.6: the headers hold UTF-8, so the body counts as 8-bit.
-            mail += " BODY=8BITMIME SMTPUTF8"
-        reset = ["RSET"] if connection.needs_reset else []
-        recipients = [f"RCPT TO:<{recipient}>" for recipient in self._email.recipients]
-        return [f"{command}\r\n".encode() for command in (*reset, mail, *recipients, "DATA")]
-
-    async def _content(self, conversation: Conversation) -> Reply:
+    async def _content(self, content: bytes, conversation: Conversation) -> Reply:
         """The reply to the email, or one that came before its end."""
-        body, owed = dot_stuffed(self._email.content), 1
+        body, owed = dot_stuffed(content), 1
         if len(body) > LARGE_BODY_OCTETS:
             self.phase = Phase.BODY
             conversation.write(body, 1)
@@ -241,6 +213,37 @@ class Dialogue:
             return
         if last is not None and last.code == START_INPUT:
             self._conversation.abort()
+
+
+def _unfit(email: RenderedEmail, connection: Connection) -> Rejected | None:
+    """Why this server cannot take this email, whatever we say to it."""
+    octets = len(email.content)
+    if 0 < connection.size_limit < octets:
+        return Rejected(Reason.TOO_LARGE, f"the server takes {connection.size_limit} octets, the email has {octets}")
+    if email.needs_smtputf8 and not connection.has_smtputf8:
+        words = "an address has letters before the @ that are not ASCII, and the server has no SMTPUTF8"
+        return Rejected(_utf8_reason(email), words)
+    return None
+
+
+def _utf8_reason(email: RenderedEmail) -> Reason:
+    if not email.sender.isascii():
+        return Reason.REJECTED_SENDER
+    if not all(recipient.isascii() for recipient in email.recipients):
+        return Reason.REJECTED_RECIPIENT
+    return Reason.INVALID_CONTENT
+
+
+def _commands(email: RenderedEmail, connection: Connection) -> list[bytes]:
+    mail = f"MAIL FROM:<{email.sender}>"
+    if connection.has_size:
+        mail += f" SIZE={len(email.content)}"
+    if email.needs_smtputf8:
+        # RFC 6531, section 3.6: the headers hold UTF-8, so the content counts as 8-bit.
+        mail += " BODY=8BITMIME SMTPUTF8"
+    reset = ["RSET"] if connection.needs_reset else []
+    recipients = [f"RCPT TO:<{recipient}>" for recipient in email.recipients]
+    return [f"{command}\r\n".encode() for command in (*reset, mail, *recipients, "DATA")]
 
 
 def dot_stuffed(content: bytes) -> bytes:

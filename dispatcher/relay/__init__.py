@@ -1,7 +1,7 @@
 """The relay: what is due goes to RabbitMQ, what lost its owner is returned.
 
-    publishing   the database's one publisher of rows that are due (an advisory lock elects it; the others stand by):
-                 outbox → send queue, failed and held → DLQ, expired leases → rescue, partitions made ahead
-    settlement   every relay, for the run directory of its host: dead workers' in-flight ledgers
-    process      the process around both
+publishing   the database's one publisher of rows that are due (an advisory lock elects it; the others stand by):
+             outbox → send queue, failed and held → DLQ, expired leases → rescue, partitions made ahead
+settlement   every relay, for the run directory of its host: dead workers' in-flight ledgers
+process      the process around both
 """

@@ -23,6 +23,8 @@ BATCH: Final = 500
 POLL_SECONDS: Final = 0.25
 """The floor under LISTEN/NOTIFY: what nobody announced is found this late."""
 STANDBY_SECONDS: Final = 1.0
+RESCUE_GRACE: Final = 3.0
+"""The rescue waits for a lease's length divided by this when a relay begins to lead: time for two renewals."""
 PARTITION_SECONDS: Final = 3600.0
 
 
@@ -61,6 +63,8 @@ class Publishing:
                 return
             await asyncio.sleep(STANDBY_SECONDS)
         await outbox.listen()
+        # PostgreSQL may have been away for longer than leases last: their living owners come back first.
+        self._rescue_at = time.monotonic() + self._settings.lease_seconds / RESCUE_GRACE
         self._outage.worked()
         self._log.info("relay.leading")
         while await self._publish_round(outbox) or not self._stopping:
@@ -96,7 +100,8 @@ class Publishing:
                 self._log.info("partition.made", names=names)
 
     async def _rescue(self, outbox: Outbox) -> None:
-        for email in await outbox.rescue_expired(self._settings.on_uncertain, BATCH):
+        settings = self._settings
+        for email in await outbox.rescue_expired(settings.on_uncertain, settings.max_attempts, BATCH):
             self._log.warning(
                 "email.rescued",
                 email_id=str(email.email_id),

@@ -2,10 +2,13 @@
 
     answered      → recorded as answered
     on the wire   → uncertain, by the policy that the ledger holds
-    not named     → released: nothing of it left
+    not named     → released: nothing of it left; but left to the rescue where the host went down since, because what
+                    was written last may never have reached the disk
 
-A ledger is settled by the relay of its host as soon as its lock is free, that is within moments of the worker's death,
-and its file goes last: a settlement that dies half-way is done again.
+The order counts: first the sessions, so that nothing of the worker can commit any more; then the results, except for
+what the worker or an earlier settlement has recorded; then what is left. A ledger is settled by the relay of its host
+as soon as its lock is free, that is within moments of the worker's death, and its file goes last: a settlement that
+dies half-way is done again.
 """
 
 from __future__ import annotations
@@ -20,13 +23,13 @@ from dispatcher.config import Settings
 from dispatcher.domain.decision import decide
 from dispatcher.domain.outcome import Uncertain
 from dispatcher.domain.retry import RetryPolicy
-from dispatcher.errors import StoreUnavailable
-from dispatcher.inflight import SUFFIX, DeadLedger, Flight, LedgerUnreadable, dead_ledger
+from dispatcher.errors import DispatcherError, StoreUnavailable
+from dispatcher.inflight import SUFFIX, DeadLedger, Flight, dead_ledger
+from dispatcher.results import result_of
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.leases import LeaseStore, Result
 from dispatcher.store.settlement import release_dead, terminate_sessions
 from dispatcher.telemetry.log import get_log
-from dispatcher.results import result_of
 
 LOOK_SECONDS: Final = 0.2
 _SESSIONS_GONE_SECONDS: Final = 5.0
@@ -55,20 +58,18 @@ class Settlement:
                 with dead_ledger(path) as ledger:
                     if ledger is not None:
                         await self._settle(ledger)
-            except LedgerUnreadable as error:
-                self._report(path, error.message)
             except StoreUnavailable as error:
                 self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=LOOK_SECONDS)
                 return
+            except DispatcherError as error:
+                # Unreadable, or PostgreSQL refuses what it says: the others must not wait for it.
+                self._report(path, error.message)
 
     async def _settle(self, ledger: DeadLedger) -> None:
-        async with session(self._pool) as connection:
-            deadline = time.monotonic() + _SESSIONS_GONE_SECONDS
-            while await terminate_sessions(connection, ledger.worker) and time.monotonic() < deadline:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)  # PostgreSQL announces no session's end
-            released = await release_dead(connection, ledger.worker, (flight.email_id for flight in ledger.flights))
+        await self._end_sessions(ledger.worker)
         results = [self._result(flight) for flight in ledger.flights]
         await self._record(ledger, results)
+        released = await self._release(ledger.worker) if ledger.names_all else 0
         ledger.path.unlink(missing_ok=True)
         uncertain = sum(result.outcome == "uncertain" for result in results)
         self._log.warning(
@@ -78,6 +79,19 @@ class Settlement:
             recorded=len(results) - uncertain,
             uncertain=uncertain,
         )
+
+    async def _end_sessions(self, worker: str) -> None:
+        """Returns once nothing of the worker can commit any more; raises StoreUnavailable if that takes too long."""
+        give_up_at = time.monotonic() + _SESSIONS_GONE_SECONDS
+        async with session(self._pool) as connection:
+            while await terminate_sessions(connection, worker):
+                if time.monotonic() >= give_up_at:
+                    raise StoreUnavailable("PostgreSQL has not ended the sessions of a dead worker yet.")
+                await asyncio.sleep(0.02)  # PostgreSQL announces no session's end
+
+    async def _release(self, worker: str) -> int:
+        async with session(self._pool) as connection:
+            return await release_dead(connection, worker)
 
     async def _record(self, ledger: DeadLedger, results: list[Result]) -> None:
         store = LeaseStore(self._pool, worker=ledger.worker, slot=ledger.slot)

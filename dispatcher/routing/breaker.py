@@ -126,7 +126,7 @@ class Breaker:
         """The provider asked us to slow down, for so long or it did not say."""
         self._probing = False
         state = self.state
-        if seconds is None:
+        if not seconds:
             # Hundreds of emails may hear the same no at once; it counts once.
             seconds = 0.0 if state is State.PAUSED else self._pauses.next_wait(lambda: 1.0)
         ends_later = self._clock() + seconds > self._until

@@ -60,6 +60,11 @@ class Routes:
     def __init__(self, routes: Sequence[Route]) -> None:
         self._routes = tuple(routes)
 
+    @property
+    def first_name(self) -> str:
+        """The name of the first provider in order."""
+        return self._routes[0].name
+
     def choose(self, refused_by: Collection[str] = ()) -> Route | None:
         """The first route that may be tried now, those left out that have just refused this email; None if none may."""
         for route in self._routes:

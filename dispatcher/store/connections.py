@@ -23,7 +23,8 @@ Pool = AsyncConnectionPool[AsyncSession]
 CONNECT_SECONDS: Final = 5
 STATEMENT_SECONDS: Final = 30
 LOCK_SECONDS: Final = 10
-# A peer that vanished without a word is noticed after about this long, so that a dead relay's lock is set free.
+# How soon we notice that the server vanished without a word. The other way round, so that a dead host's locks are set
+# free, `configure_session` says the same to the server.
 _KEEPALIVES: Final[dict[str, Any]] = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,
@@ -48,7 +49,7 @@ def translated() -> Iterator[None]:
         raise SchemaError(
             "The database does not have this release's tables.", remedy="Run `dispatcher init`."
         ) from error
-    except (pg.InsufficientPrivilege, pg.InvalidPassword, pg.InvalidCatalogName) as error:
+    except (pg.InsufficientPrivilege, pg.InvalidPassword, pg.InvalidCatalogName, pg.ReadOnlySqlTransaction) as error:
         raise StoreUnavailable(f"PostgreSQL refuses us: {_first_line(error)}.") from error
     except (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout, PoolClosed) as error:
         raise StoreUnavailable(f"PostgreSQL is not available: {_first_line(error)}.") from error
@@ -81,7 +82,11 @@ async def connect_async(database_url: str, *, name: str) -> AsyncSession:
         connection = await psycopg.AsyncConnection.connect(
             database_url, autocommit=True, application_name=name, connect_timeout=CONNECT_SECONDS, **_KEEPALIVES
         )
-        await _configure(connection)
+        try:
+            await _configure(connection)
+        except BaseException:
+            await connection.close()
+            raise
         return connection
 
 
@@ -115,8 +120,13 @@ def make_pool(database_url: str, *, name: str, size: int) -> Pool:
 async def session(pool: Pool) -> AsyncIterator[AsyncSession]:
     """A session of the pool; faults are ours (see `translated`)."""
     with translated():
-        async with pool.connection() as connection:
-            yield connection
+        try:
+            async with pool.connection() as connection:
+                yield connection
+        except psycopg.OperationalError:
+            # What cut this session has cut the others, too: they are replaced now, before anybody trips over them.
+            await pool.check()
+            raise
 
 
 async def _configure(connection: AsyncSession) -> None:

@@ -5,9 +5,10 @@ Nothing here executes: `producers` runs these statements on the application's ow
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 import orjson
@@ -26,6 +27,9 @@ __all__ = [
     "key_parameters",
     "tuple_row",
 ]
+
+# W3C Trace Context, section 3.2: version, trace id, parent id, flags.
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 
 Parameters = dict[str, list[Any]]
 Key = tuple[str, str]
@@ -51,7 +55,12 @@ class Draft:
 
 
 def draft(emails: Iterable[Email], traceparent: str | None = None) -> list[Draft]:
-    """Drafts in the order given."""
+    """Drafts in the order given. A traceparent that is none is left out, as W3C Trace Context, section 2.3, wants it.
+
+    It becomes a header of the message, and a header that is too long would keep RabbitMQ from taking any message.
+    """
+    if traceparent is not None and not _TRACEPARENT.fullmatch(traceparent):
+        traceparent = None
     return [Draft(new_email_id(), email, email.payload_hash(), traceparent) for email in emails]
 
 

@@ -38,6 +38,19 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """Where an email stands that could not be leased.
+
+    Attributes:
+        is_ours: This worker has its lease.
+    """
+
+    message_key: str
+    status: Status
+    is_ours: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """What became of one attempt, to be recorded.
 
@@ -94,10 +107,10 @@ class LeaseStore:
         attachments = await self._attachments(with_attachments) if with_attachments else {}
         return [_lease(row, attachments.get(row[0], ())) for row in rows]
 
-    async def find_standing(self, email_ids: Sequence[UUID]) -> dict[UUID, tuple[str, Status]]:
-        """Message key and status by id; an id without a row is left out."""
-        rows = await self._fetch("find_standing", ids_within(email_ids))
-        return {email_id: (key, Status(status)) for email_id, key, status in rows}
+    async def find_standing(self, email_ids: Sequence[UUID]) -> dict[UUID, Standing]:
+        """Where emails stand, by id; an id without a row is left out."""
+        rows = await self._fetch("find_standing", {**ids_within(email_ids), "worker": self._worker})
+        return {email_id: Standing(key, Status(status), is_ours) for email_id, key, status, is_ours in rows}
 
     async def renew(self, leases: dict[UUID, int], lease_seconds: float) -> set[UUID]:
         """Prolongs leases, given as token by id; returns the ids that are still ours."""

@@ -97,9 +97,10 @@ class Outbox:
         """The broker confirmed these dead letters."""
         await self._execute("mark_dead_lettered", {**ids_within(email_ids), "looked_at": looked_at})
 
-    async def rescue_expired(self, on_uncertain: OnUncertain, limit: int) -> list[Rescued]:
+    async def rescue_expired(self, on_uncertain: OnUncertain, max_attempts: int, limit: int) -> list[Rescued]:
         """Moves up to `limit` emails whose lease expired, by their policy or else the one given."""
-        rows = await self._fetch("rescue_expired", {"on_uncertain": on_uncertain.value, "limit": limit})
+        parameters = {"on_uncertain": on_uncertain.value, "max_attempts": max_attempts, "limit": limit}
+        rows = await self._fetch("rescue_expired", parameters)
         return [Rescued(row[0], row[1], Status(row[2]), row[3]) for row in rows]
 
     async def make_partitions(self) -> list[str]:

@@ -1,9 +1,6 @@
-"""What a dead worker left in the database: its sessions, and the leases that its ledger does not name."""
+"""What a dead worker left in the database: its sessions, and the leases that its ledger did not close."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
-from uuid import UUID
 
 from dispatcher.store.connections import AsyncSession, translated
 from dispatcher.store.queries import query
@@ -16,8 +13,8 @@ async def terminate_sessions(session: AsyncSession, worker: str) -> int:
         return len(await cursor.fetchall())
 
 
-async def release_dead(session: AsyncSession, worker: str, named: Iterable[UUID]) -> int:
-    """Gives back a dead worker's leases, except for the emails that its ledger names; returns how many."""
+async def release_dead(session: AsyncSession, worker: str) -> int:
+    """Gives back a dead worker's leases, to be called once its ledger is recorded; returns how many there were."""
     with translated():
-        cursor = await session.execute(query("release_dead"), {"worker": worker, "named_ids": list(named)})
+        cursor = await session.execute(query("release_dead"), {"worker": worker})
         return len(await cursor.fetchall())

@@ -22,7 +22,9 @@ EVENTS: Final = MappingProxyType(
         "broker.connection_lost": "RabbitMQ is away; we connect again with growing waits: reason, retry_in_seconds.",
         "store.connection_lost": "PostgreSQL is away; results are kept and tried again: reason, retry_in_seconds.",
         "store.connected": "PostgreSQL answers again.",
-        "provider.paused": "The provider cannot be used as a whole; its emails wait: provider, reason, seconds.",
+        "provider.paused": "The provider cannot be used as a whole; its emails wait: provider, state, reason, seconds.",
+        "provider.resumed": "The provider can be used again: provider.",
+        "provider.slowed": "The provider throttled us, and its rate is halved for all workers: provider, per_second.",
         # processes
         "dispatcher.started": "The parent runs: workers, run_dir.",
         "dispatcher.stopped": "The parent and all that it started have ended.",

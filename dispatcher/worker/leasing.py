@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
 from uuid import UUID
 
 from dispatcher.broker.consumer import Consumer, Delivery
 from dispatcher.broker.pointer import Pointer
 from dispatcher.domain.status import Status
 from dispatcher.errors import StoreUnavailable
-from dispatcher.store.leases import Lease, LeaseStore
+from dispatcher.store.leases import Lease, LeaseStore, Standing
 from dispatcher.telemetry.log import get_log
 from dispatcher.worker.batches import Batches
 from dispatcher.worker.outage import StoreOutage
 from dispatcher.worker.sending import steady_clock
 
 Arrival = tuple[Delivery, Pointer]
+
+_IN_HAND_SECONDS: Final = 0.5
+"""How often a message may come back while its email is still in hand."""
 
 
 class Leasing:
@@ -30,22 +35,24 @@ class Leasing:
         *,
         lease_seconds: float,
         room: Callable[[], int],
+        in_hand: Callable[[UUID], bool],
         begin: Callable[[Lease, Delivery, float], None],
     ) -> None:
         """
         Args:
             room: How many more emails may be under lease here.
+            in_hand: Whether an email is under lease here, or was and we do not know yet that it no longer is.
             begin: Takes a lease, its delivery, and when the lease ends at the earliest (`steady_clock`).
         """
         self._store = store
         self._consumer = consumer
         self._outage = outage
         self._lease_seconds = lease_seconds
+        self._in_hand = in_hand
         self._begin = begin
         self._log = get_log()
+        self._leased_until = 0.0
         self._arrivals: Batches[Arrival] = Batches(self._lease, room=room)
-        self._open = asyncio.Event()
-        self._open.set()
         self._stopped = False
 
     def add(self, delivery: Delivery, pointer: Pointer) -> None:
@@ -64,44 +71,47 @@ class Leasing:
         """Leases until cancelled."""
         await self._arrivals.run()
 
-    def pause(self) -> None:
-        """Takes no leases until `resume`; deliveries wait."""
-        self._open.clear()
-
-    def resume(self) -> None:
-        """Ends a pause."""
-        self._open.set()
-
     async def stop(self) -> None:
         """Takes no more leases, and returns once the batch under way has ended; what waits stays with the broker."""
         self._stopped = True
         self._arrivals.take_all()
-        self._open.set()
         await self._arrivals.finish()
 
     async def _lease(self, batch: list[Arrival]) -> None:
-        await self._open.wait()
         if self._stopped:
             return
         waiting: dict[UUID, Arrival] = {}
-        repeated = [arrival for arrival in batch if waiting.setdefault(arrival[1].email_id, arrival) is not arrival]
-        leased_until = steady_clock() + self._lease_seconds
+        repeated = [arrival for arrival in batch if not self._is_first(arrival, waiting)]
         leases = await self._lease_surely({email_id: pointer.message_key for email_id, (_, pointer) in waiting.items()})
         if leases is None:
             return
         for lease in leases:
             delivery, _ = waiting.pop(lease.email_id)
-            self._begin(lease, delivery, leased_until)
+            self._begin(lease, delivery, self._leased_until)
         if without_lease := [*waiting.values(), *repeated]:
             await self._settle(without_lease)
 
+    def _is_first(self, arrival: Arrival, waiting: dict[UUID, Arrival]) -> bool:
+        """Whether this message is to lease its email; notes it so.
+
+        Never one that is in hand: were the answer to its lease lost, we would give back an email that is on the wire.
+        """
+        email_id = arrival[1].email_id
+        return not self._in_hand(email_id) and waiting.setdefault(email_id, arrival) is arrival
+
     async def _lease_surely(self, keys_by_id: dict[UUID, str]) -> list[Lease] | None:
-        """The leases, however long PostgreSQL is away; None if we were stopped meanwhile."""
+        """The leases, however long PostgreSQL is away; None if we were stopped meanwhile, and then there are none."""
+        if not keys_by_id:
+            return []
         answer_lost = False
-        while not self._stopped:
+        while True:
             try:
                 if answer_lost:
                     await self._store.release_unanswered(list(keys_by_id))
+                    answer_lost = False
+                if self._stopped:
+                    return None
+                self._leased_until = steady_clock() + self._lease_seconds
                 leases = await self._store.lease(keys_by_id, self._lease_seconds)
             except StoreUnavailable as error:
                 answer_lost = True
@@ -109,11 +119,14 @@ class Leasing:
             else:
                 self._outage.over()
                 return leases
-        return None
 
     async def _settle(self, arrivals: list[Arrival]) -> None:
         try:
             standing = await self._store.find_standing([pointer.email_id for _, pointer in arrivals])
+            # A lease of ours that nobody here knows: its statement was cut off, and went on without us.
+            if orphans := [i for i, found in standing.items() if found.is_ours and not self._in_hand(i)]:
+                await self._store.release_unanswered(orphans)
+                standing |= {i: replace(standing[i], status=Status.PENDING) for i in orphans}
         except StoreUnavailable as error:
             await self._outage.wait(error)
             for delivery, _ in arrivals:
@@ -121,18 +134,20 @@ class Leasing:
             return
         self._consumer.ack([delivery for delivery, pointer in arrivals if self._is_done(delivery, pointer, standing)])
 
-    def _is_done(self, delivery: Delivery, pointer: Pointer, standing: dict[UUID, tuple[str, Status]]) -> bool:
+    def _is_done(self, delivery: Delivery, pointer: Pointer, standing: dict[UUID, Standing]) -> bool:
         """Whether the message has done its work; where it points to nothing or must come again, tells the broker so."""
-        message_key, status = standing.get(pointer.email_id, (None, None))
-        if message_key != pointer.message_key:
-            reason = "no such email" if message_key is None else "its message key belongs to another email"
+        found = standing.get(pointer.email_id)
+        if found is None or found.message_key != pointer.message_key:
+            reason = "no such email" if found is None else "its message key belongs to another email"
             self._log.warning("message.rejected", reason=reason, email_id=str(pointer.email_id))
             self._consumer.reject(delivery)
             return False
-        if status is Status.PENDING:
-            # Its owner gave it back between our two looks: the next delivery can lease it.
-            self._consumer.requeue(delivery)
+        if found.status is Status.PENDING:
+            # Its owner gave it back between our two looks: the next delivery can lease it. If that owner is us, we have
+            # not yet heard so from PostgreSQL, and the next delivery need not hurry.
+            wait_seconds = _IN_HAND_SECONDS if self._in_hand(pointer.email_id) else 0.0
+            asyncio.get_running_loop().call_later(wait_seconds, self._consumer.requeue, delivery)
             return False
         # Finished, or another's: the row's owner or the rescue has it. A message is only a hint.
-        self._log.debug("message.duplicated", email_id=str(pointer.email_id), status=status)
+        self._log.debug("message.duplicated", email_id=str(pointer.email_id), status=found.status)
         return True

@@ -20,22 +20,23 @@ from uuid import UUID
 from dispatcher.broker.consumer import Consumer, Delivery
 from dispatcher.broker.pointer import decode
 from dispatcher.config import Settings
-from dispatcher.domain.backoff import Backoff
 from dispatcher.domain.decision import RetryIn, decide
-from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain, outcome_name
+from dispatcher.domain.outcome import Accepted, Outcome, Uncertain, outcome_name
 from dispatcher.domain.retry import RetryPolicy
 from dispatcher.domain.status import Status
-from dispatcher.errors import DispatcherError, InvalidPointer, ProviderFault, StoreUnavailable
+from dispatcher.errors import DispatcherError, InvalidPointer, StoreUnavailable
 from dispatcher.inflight import Flight, Ledger
-from dispatcher.providers.contract import Attempt, Provider
+from dispatcher.results import result_of
+from dispatcher.routing.routes import Routes
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.telemetry.log import get_log
+from dispatcher.worker.attempts import Attempts, NoRoute
 from dispatcher.worker.batches import Batches
 from dispatcher.worker.leasing import Leasing
 from dispatcher.worker.outage import StoreOutage
 from dispatcher.worker.recorder import Closing, Recorder
-from dispatcher.results import result_of
 from dispatcher.worker.sending import LeaseRanOut, Phase, Sending, steady_clock
+from dispatcher.worker.watch import ProviderWatch
 
 RENEWALS_PER_LEASE: Final = 3
 """A slow send's lease is renewed at a third of its length: two more tries before it ends."""
@@ -45,22 +46,39 @@ class Pipeline:
     """Everything between a delivery and its ack, for one worker."""
 
     def __init__(
-        self, settings: Settings, *, consumer: Consumer, store: LeaseStore, provider: Provider, ledger: Ledger
+        self,
+        settings: Settings,
+        *,
+        consumer: Consumer,
+        store: LeaseStore,
+        routes: Routes,
+        watch: ProviderWatch,
+        ledger: Ledger,
     ) -> None:
+        """
+        Args:
+            watch: Made the breakers of `routes`.
+        """
         self._settings = settings
         self._policy = RetryPolicy(settings.max_attempts, settings.retry_base_seconds, settings.retry_cap_seconds)
         self._consumer = consumer
         self._store = store
-        self._provider = provider
+        self._routes = routes
+        self._watch = watch
         self._ledger = ledger
+        self._attempts = Attempts(routes, ledger, timeout_seconds=settings.send_timeout_seconds)
         self._log = get_log()
         self._outage = StoreOutage()
-        self._pause = Backoff(base_seconds=1.0, cap_seconds=30.0)
-        self._pause_task: asyncio.Task[None] | None = None
         self._draining = False
         self._active: dict[UUID, Sending] = {}
         self._leasing = Leasing(
-            store, consumer, self._outage, lease_seconds=settings.lease_seconds, room=self._room, begin=self._begin
+            store,
+            consumer,
+            self._outage,
+            lease_seconds=settings.lease_seconds,
+            room=self._room,
+            in_hand=self._active.__contains__,
+            begin=self._begin,
         )
         self._recorder = Recorder(store, self._outage, self._close)
         self._returns: Batches[Sending] = Batches(self._release)
@@ -88,6 +106,7 @@ class Pipeline:
             group.create_task(self._recorder.run())
             group.create_task(self._returns.run())
             group.create_task(self._renew())
+            group.create_task(self._watch.run(self._routes, self._consumer, self._leasing.wake))
 
     async def drain(self, seconds: float) -> None:
         """Gives back what nothing has left of, waits for what is on the wire, and records.
@@ -95,12 +114,14 @@ class Pipeline:
         What got no answer in that time is recorded as uncertain. The caller has stopped the deliveries.
         """
         self._draining = True
+        loop = asyncio.get_running_loop()
+        stop_at = loop.time() + seconds
         await self._leasing.stop()
         for sending in list(self._active.values()):
             if sending.may_be_stopped and sending.task:
                 sending.task.cancel()
         if tasks := [sending.task for sending in self._active.values() if sending.task]:
-            await asyncio.wait(tasks, timeout=seconds)
+            await asyncio.wait(tasks, timeout=max(0.0, stop_at - loop.time()))
         for sending in list(self._active.values()):
             if sending.phase is Phase.ON_THE_WIRE:
                 self._conclude(sending, Uncertain("The worker had to stop before the provider answered."))
@@ -108,7 +129,11 @@ class Pipeline:
         await self._returns.finish()
 
     def _room(self) -> int:
-        return self._settings.prefetch - len(self._active)
+        """How many more emails may be leased: none while no provider may be tried, one for a probe."""
+        room = self._routes.room
+        if room is None:
+            return self._settings.prefetch - len(self._active)
+        return max(0, room - sum(sending.phase is not Phase.WAITING for sending in self._active.values()))
 
     def _begin(self, lease: Lease, delivery: Delivery, leased_until: float) -> None:
         sending = Sending(
@@ -125,7 +150,7 @@ class Pipeline:
         """Sends one email, again where it is deferred, until its outcome is final or it is given back."""
         try:
             while True:
-                outcome = await self._attempt(sending)
+                outcome = await self._attempts.make(sending)
                 wait_seconds = self._conclude(sending, outcome)
                 if wait_seconds is None:
                     return
@@ -135,49 +160,18 @@ class Pipeline:
                     break
                 await asyncio.sleep(wait_seconds)
                 sending.attempt_number += 1
-        except ProviderFault as fault:
-            self._pause_provider(fault)
-        except (asyncio.CancelledError, LeaseRanOut):
+        except (NoRoute, LeaseRanOut):
             pass
+        except asyncio.CancelledError:
+            if sending.phase is Phase.ON_THE_WIRE:  # the process ends: its ledger says so
+                raise
+        self._give_back(sending)
+
+    def _give_back(self, sending: Sending) -> None:
+        """Ends what nothing left of, or of which the provider says that it took nothing."""
+        self._attempts.forget(sending)
+        sending.phase = Phase.RETURNING
         self._returns.add(sending)
-
-    async def _attempt(self, sending: Sending) -> Outcome:
-        """One call to the provider.
-
-        Raises:
-            ProviderFault, LeaseRanOut, CancelledError: nothing left.
-        """
-        sending.phase = Phase.PREPARING
-        sending.started_at = time.time()
-        if sending.lease.email is None:
-            return Rejected(Reason.CONTENT_DELETED, "The email's content was deleted before it was sent.")
-        deadline = asyncio.get_running_loop().time() + self._settings.send_timeout_seconds
-        attempt = Attempt(sending.attempt_number, deadline, lambda: self._leave(sending))
-        try:
-            return await self._provider.send(sending.lease.email, attempt)
-        except (ProviderFault, LeaseRanOut):
-            raise
-        except Exception as error:  # noqa: BLE001 - an adapter's bug must cost one email's attempt, not the worker
-            self._log.error(
-                "fault.unexpected", where="provider", error=type(error).__name__, email_id=str(sending.email_id)
-            )
-            if sending.phase is Phase.ON_THE_WIRE:
-                return Uncertain(f"Our adapter failed while it waited for the answer: {type(error).__name__}.")
-            return Deferred(Reason.INTERNAL_ERROR, f"Our adapter failed: {type(error).__name__}.")
-
-    def _leave(self, sending: Sending) -> None:
-        """Notes that the next byte may cause acceptance; refuses if the lease may have ended."""
-        if steady_clock() >= sending.leased_until or sending.lease_lost:
-            raise LeaseRanOut
-        sending.ledger_slot = self._ledger.leaving(
-            sending.email_id,
-            sending.lease.token,
-            sending.attempt_number,
-            provider=self._provider.name,
-            started_at=sending.started_at,
-            policy=sending.policy,
-        )
-        sending.phase = Phase.ON_THE_WIRE
 
     def _conclude(self, sending: Sending, outcome: Outcome) -> float | None:
         """Decides what an outcome means and queues it for the record; returns the wait before a retry, or None."""
@@ -189,6 +183,10 @@ class Pipeline:
             self._ledger.answered(sending.ledger_slot, outcome, finished_at=finished_at)
         decision = decide(outcome, sending.attempt_number, sending.policy, self._policy, random.random)
         wait_seconds = decision.seconds if isinstance(decision, RetryIn) else None
+        if wait_seconds is not None and self._attempts.may_fail_over(sending, outcome):
+            wait_seconds = 0.0
+        else:
+            sending.refused_by.clear()
         lease_seconds = None if wait_seconds is None else wait_seconds + self._settings.lease_seconds
         if lease_seconds is not None:
             sending.recorded = asyncio.get_running_loop().create_future()
@@ -196,7 +194,7 @@ class Pipeline:
             email_id=sending.email_id,
             lease_token=sending.lease.token,
             attempt_number=sending.attempt_number,
-            provider=self._provider.name,
+            provider=sending.provider,
             started_at=sending.started_at,
             policy=sending.policy,
             finished_at=finished_at,
@@ -218,9 +216,7 @@ class Pipeline:
         finished: list[Delivery] = []
         for closing in batch:
             sending = closing.sending
-            if sending.ledger_slot is not None:
-                self._ledger.clear(sending.ledger_slot)
-                sending.ledger_slot = None
+            self._attempts.forget(sending)
             if closing.result.status is Status.SENDING and sending.recorded is not None:
                 sending.recorded.set_result(None)
                 continue
@@ -255,7 +251,7 @@ class Pipeline:
             old = {
                 email_id: sending
                 for email_id, sending in self._active.items()
-                if sending.leased_until - now < lease_seconds * (1 - 1 / RENEWALS_PER_LEASE)
+                if not sending.lease_lost and sending.leased_until - now < lease_seconds * (1 - 1 / RENEWALS_PER_LEASE)
             }
             if not old:
                 continue
@@ -275,27 +271,12 @@ class Pipeline:
             sending.lease_lost = True
             sending.task.cancel()
 
-    def _pause_provider(self, fault: ProviderFault) -> None:
-        """Takes no leases for a while: the fault concerns every email, and none of them is to blame."""
-        if self._pause_task and not self._pause_task.done():
-            return
-        seconds = self._pause.next_wait(lambda: 1.0)
-        self._log.error("provider.paused", provider=fault.provider, reason=str(fault), seconds=seconds)
-        self._leasing.pause()
-        self._pause_task = asyncio.create_task(self._resume_in(seconds))
-
-    async def _resume_in(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-        self._leasing.resume()
-
     def _log_attempt(self, sending: Sending, outcome: Outcome, status: Status, finished_at: float) -> None:
-        if isinstance(outcome, Accepted):
-            self._pause.worked()
         self._log.info(
             "email.attempted",
             email_id=str(sending.email_id),
             attempt=sending.attempt_number,
-            provider=self._provider.name,
+            provider=sending.provider,
             outcome=outcome_name(outcome),
             status=status.value,
             error_type=None if isinstance(outcome, Accepted) else outcome.reason.value,

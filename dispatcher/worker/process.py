@@ -13,16 +13,19 @@ import uvloop
 from dispatcher.broker.consumer import Consumer
 from dispatcher.config import Settings
 from dispatcher.inflight import Ledger
-from dispatcher.providers.contract import Provider
 from dispatcher.providers.registry import open_provider
+from dispatcher.routing.rate import RateLimit
+from dispatcher.routing.routes import Route, Routes
 from dispatcher.stopping import stop_event
 from dispatcher.store.connections import make_pool
 from dispatcher.store.leases import LeaseStore
+from dispatcher.store.providers import ProviderStore
 from dispatcher.telemetry import log
 from dispatcher.worker.pipeline import Pipeline
+from dispatcher.worker.watch import ProviderWatch
 
 POOL_SIZE = 3
-"""Lease, record, and one for renewals and releases: each has one statement under way at a time."""
+"""Lease, record, and one for renewals, releases and rates: each has one statement under way at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +61,33 @@ async def _work(settings: Settings, identity: Identity, lifeline: int) -> None:
     pool = make_pool(settings.database_url, name=identity.worker, size=POOL_SIZE)
     # Twice the window: after a lost channel, emails of the old one are still on the wire while new ones are leased.
     ledger = Ledger(settings.run_dir, worker=identity.worker, slot=identity.slot, slots=2 * settings.prefetch)
-    provider = open_provider(settings.providers[0], settings)
+    providers = ProviderStore(pool, slot=identity.slot)
+    watch = ProviderWatch(providers)
+    routes = Routes([_route(name, settings, watch, providers) for name in settings.providers])
     await pool.open()
     try:
         store = LeaseStore(pool, worker=identity.worker, slot=identity.slot)
-        await _dispatch(settings, identity, stop, store, provider, ledger)
+        await _dispatch(settings, identity, stop, store, routes, watch, ledger)
     finally:
-        await provider.close()
+        await routes.close()
         await pool.close()
     ledger.close()
 
 
+def _route(name: str, settings: Settings, watch: ProviderWatch, store: ProviderStore) -> Route:
+    ceiling = settings.ceiling_of(name)
+    limit = None if ceiling is None else RateLimit(store, name, ceiling)
+    return Route(open_provider(name, settings), watch.new_breaker(name), limit)
+
+
 async def _dispatch(
-    settings: Settings, identity: Identity, stop: asyncio.Event, store: LeaseStore, provider: Provider, ledger: Ledger
+    settings: Settings,
+    identity: Identity,
+    stop: asyncio.Event,
+    store: LeaseStore,
+    routes: Routes,
+    watch: ProviderWatch,
+    ledger: Ledger,
 ) -> None:
     """Consumes and works until the stop, then drains."""
     # The lambdas because the pipeline comes after: the two know each other.
@@ -83,7 +100,7 @@ async def _dispatch(
         name=f"dispatcher {identity.worker}",
         ca_file=settings.ca_file,
     )
-    pipeline = Pipeline(settings, consumer=consumer, store=store, provider=provider, ledger=ledger)
+    pipeline = Pipeline(settings, consumer=consumer, store=store, routes=routes, watch=watch, ledger=ledger)
     async with asyncio.TaskGroup() as group:
         working = group.create_task(pipeline.run())
         consuming = group.create_task(consumer.run())

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from uuid import UUID
 
+from dispatcher.domain.status import Status
 from dispatcher.errors import DispatcherError, StoreUnavailable
 from dispatcher.store.leases import LeaseStore, Result
 from dispatcher.telemetry.log import get_log
@@ -25,9 +26,7 @@ class Closing:
 class Recorder:
     """Keeps every result until a commit holds it; nothing is acked before."""
 
-    def __init__(
-        self, store: LeaseStore, outage: StoreOutage, on_recorded: Callable[[list[Closing]], None]
-    ) -> None:
+    def __init__(self, store: LeaseStore, outage: StoreOutage, on_recorded: Callable[[list[Closing]], None]) -> None:
         """
         Args:
             on_recorded: Is told of each batch that was committed.
@@ -55,6 +54,7 @@ class Recorder:
         while True:
             try:
                 if answer_lost and await self._store.is_recorded(batch[0].result):
+                    self._doubt_leases(batch)
                     break
                 ours = await self._store.record([closing.result for closing in batch])
                 self._note_lost_leases(batch, ours)
@@ -80,7 +80,14 @@ class Recorder:
         bare = replace(closing.result, error=None, provider_code=None, provider_message_id=None)
         if bare != closing.result:
             await self._record([Closing(closing.sending, bare)])
-        # Else it stays under its lease: the rescue judges it when the lease ends.
+        else:
+            # The lease is not renewed any more: the rescue judges the email when it ends.
+            closing.sending.lease_lost = True
+
+    def _doubt_leases(self, batch: list[Closing]) -> None:
+        """The answer would have said whose lease was lost: what was to go on under its lease is given back instead."""
+        for closing in batch:
+            closing.sending.lease_lost |= closing.result.status is Status.SENDING
 
     def _note_lost_leases(self, batch: list[Closing], ours: set[UUID]) -> None:
         for closing in batch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from uuid import UUID
 
@@ -24,6 +24,8 @@ class Phase(Enum):
     """The answer is known and being written."""
     WAITING = auto()
     """Deferred; waits for its next attempt: may be stopped."""
+    RETURNING = auto()
+    """Nothing left, or the provider took nothing: being given back."""
 
 
 class LeaseRanOut(Exception):
@@ -45,6 +47,8 @@ class Sending:
         policy: What to do if the outcome stays unknown.
         leased_until: When the lease ends at the earliest, by `steady_clock`.
         ledger_slot: Where the in-flight ledger has the attempt; None before it left.
+        provider: Whom the attempt goes to.
+        refused_by: Providers whose refusal the next attempt does not wait for.
         started_at: When the attempt began, unix seconds.
         lease_lost: Somebody else judged it; its result is only evidence now.
         recorded: Done once a deferral is in the database; None unless one is being written.
@@ -57,6 +61,8 @@ class Sending:
     leased_until: float
     phase: Phase = Phase.PREPARING
     ledger_slot: int | None = None
+    provider: str = ""
+    refused_by: set[str] = field(default_factory=set)
     started_at: float = 0.0
     lease_lost: bool = False
     task: asyncio.Task[None] | None = None
@@ -66,6 +72,11 @@ class Sending:
     def email_id(self) -> UUID:
         """The email."""
         return self.lease.email_id
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether we have told it to stop; an adapter may be slow to notice."""
+        return self.task is not None and self.task.cancelling() > 0
 
     @property
     def may_be_stopped(self) -> bool:

@@ -42,7 +42,7 @@ order by email_id, position;
 
 -- name: find_standing
 -- Where emails stand that could not be leased; an id that is missing has no row.
-select email_id, message_key, status
+select email_id, message_key, status, status = 'sending' and locked_by = %(worker)s
 from email_log
 where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s;

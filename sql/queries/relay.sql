@@ -42,9 +42,15 @@ where email_id = any(%(email_ids)s)
 
 -- name: rescue_expired
 -- Emails whose lease ended without a word from its owner. Nobody knows whether they left: by policy they are held, with a
--- dead letter due, or pending and due again. Returns a row per email that it moved.
+-- dead letter due, or pending and due again; held, too, if no attempt is left, as in domain/decision.py. Returns a row per
+-- email that it moved.
 with expired as (
-    select email_id, coalesce(on_uncertain, %(on_uncertain)s) as policy
+    select
+        email_id,
+        case
+            when attempt_count < %(max_attempts)s then coalesce(on_uncertain, %(on_uncertain)s)
+            else 'hold'
+        end as policy
     from email_log
     where status = 'sending'
         and locked_until < now()

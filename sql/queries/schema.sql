@@ -39,8 +39,13 @@ select
     current_setting('max_connections')::integer;
 
 -- name: configure_session
--- A commit waits for the disk, because an outside action follows it; nothing waits for ever.
+-- A commit waits for the disk, because an outside action follows it; nothing waits for ever; and a client whose host
+-- vanished without a word is noticed within half a minute, so that its locks are set free.
 select
     set_config('synchronous_commit', 'on', false),
     set_config('statement_timeout', %(statement_seconds)s::text || 's', false),
-    set_config('lock_timeout', %(lock_seconds)s::text || 's', false);
+    set_config('lock_timeout', %(lock_seconds)s::text || 's', false),
+    set_config('tcp_keepalives_idle', '10', false),
+    set_config('tcp_keepalives_interval', '5', false),
+    set_config('tcp_keepalives_count', '3', false),
+    set_config('tcp_user_timeout', '25000', false);

@@ -7,7 +7,8 @@ where application_name = %(application_name)s
     and pid <> pg_backend_pid();
 
 -- name: release_dead
--- Gives back every lease of a dead worker that its in-flight ledger does not name: nothing of those emails left.
+-- Gives back every lease that a dead worker still has once its in-flight ledger is recorded: nothing of those emails left,
+-- or their last attempt was answered and recorded, and nobody is there to make the next one.
 -- Returns a row per email that it moved.
 update email_log
 set
@@ -19,5 +20,4 @@ set
     publish_due_at = clock_timestamp()
 where status = 'sending'
     and locked_by = %(worker)s
-    and email_id <> all(%(named_ids)s)
 returning email_id;

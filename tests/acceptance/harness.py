@@ -14,7 +14,6 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
 from uuid import UUID
@@ -30,7 +29,7 @@ from tests.acceptance.books import Books, Row
 from tests.acceptance.rabbit import Rabbit
 from tests.supervisor.program import DEADLINE_SECONDS, Program, eventually
 
-DISPATCHER: Final = Path(sys.executable).with_name("dispatcher")
+DISPATCHER: Final = (sys.executable, "-m", "dispatcher.cli.main")
 WORKERS: Final = 2
 CONNECTIONS: Final = 8
 """Per worker, to the sink: so many emails can be physically on the wire at once."""
@@ -134,7 +133,7 @@ class Host:
         }
         env = {f"DISPATCHER_{name}": str(value) for name, value in {**usual, **settings}.items()}
         name = f"{words[0]}-{len(self._programs)}"
-        program = Program([str(DISPATCHER), *words], self.folder, name, env={"PATH": os.defpath, **env})
+        program = Program([*DISPATCHER, *words], self.folder, name, env={"PATH": os.defpath, **env})
         self._programs.append(program)
         return program
 
@@ -173,20 +172,10 @@ class Host:
         eventually(lambda: not unfinished(), told, seconds=seconds)
         return eventually(lambda: (books := self.books(ids)).is_announced and books, "the dead letters")
 
-    def await_nothing_queued(self) -> None:
-        """Waits until the send queue is empty, and nobody holds a message of it."""
-        eventually(lambda: self.rabbit.is_empty(self.topology.queue), "an empty send queue")
-
     def destroy(self) -> None:
         """Ends what is left."""
         for program in self._programs:
             program.destroy()
-
-    @contextmanager
-    def draining(self, program: Program, *, seconds: float = DEADLINE_SECONDS) -> Iterator[None]:
-        """After the block, the run drains: it must exit 0 in time and leave no process."""
-        yield
-        stop(program, seconds=seconds)
 
 
 def stop(run: Program, *, seconds: float = DEADLINE_SECONDS) -> None:

@@ -59,11 +59,6 @@ class Rabbit:
         with self._channel() as channel:
             return int(channel.queue_declare(queue, passive=True).method.message_count)
 
-    def is_empty(self, queue: str) -> bool:
-        """Whether nothing waits there, and nobody holds anything of it."""
-        figures = json.loads(self._request("GET", f"/api/queues/%2F/{quote(queue, safe='')}"))
-        return self.waiting(queue) == 0 and figures.get("messages") == 0
-
     def purge(self, queue: str) -> None:
         """Throws away what waits there."""
         with self._channel() as channel:

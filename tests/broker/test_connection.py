@@ -7,7 +7,6 @@ import socket
 import struct
 from functools import reduce
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
@@ -17,9 +16,10 @@ from pika.spec import BasicProperties
 
 from dispatcher.broker.connection import open_connection, parameters
 from dispatcher.broker.faults import NOT_FOUND, ChannelClosed, reason
+from dispatcher.broker.topology import Topology
 from dispatcher.errors import BrokerUnavailable, ConfigurationError
 from tests.broker.proxy import Proxy
-from tests.broker.rabbit import Rabbit
+from tests.broker.rabbit import Rabbit, eventually
 
 PASSWORD = "hunter2"
 CERTIFICATE = """\
@@ -150,12 +150,11 @@ async def test_a_cut_ends_whoever_waits(proxy: Proxy) -> None:
     assert "broke off" in await connection.lost
 
 
-async def test_a_server_that_does_not_answer_the_close_is_left(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dispatcher.broker.connection.CLOSE_SECONDS", 0.05)
+async def test_a_server_that_does_not_answer_the_close_is_left(proxy: Proxy) -> None:
     connection = await open_connection(proxy.url, name="test")
     proxy.freeze()
 
-    await connection.close()
+    await connection.close(within_seconds=0.05)
 
     assert connection.lost.done()
 
@@ -163,8 +162,7 @@ async def test_a_server_that_does_not_answer_the_close_is_left(proxy: Proxy, mon
 async def test_a_connect_that_is_cancelled_leaves_nothing_behind(proxy: Proxy) -> None:
     proxy.freeze()
     connecting = asyncio.create_task(open_connection(proxy.url, name="test"))
-    while not proxy.connections:
-        await asyncio.sleep(0)
+    await eventually(lambda: proxy.connections, "the connection")
     connecting.cancel()
 
     with pytest.raises(asyncio.CancelledError):
@@ -207,7 +205,7 @@ class StrangeProperties(BasicProperties):  # type: ignore[misc]  # pika has no t
     ids=["milliseconds", "nested", "deep"],
 )
 async def test_headers_that_pika_cannot_read_do_not_end_the_connection(
-    amqp_url: str, topology: Any, rabbit: Rabbit, headers: bytes
+    topology: Topology, rabbit: Rabbit, headers: bytes
 ) -> None:
     await rabbit.publish(topology.queue, b"strange", StrangeProperties(headers))
     await rabbit.publish(topology.queue, b"neighbour")

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from pika import frame, spec
 
 from dispatcher.broker.backoff import Backoff
 from dispatcher.broker.consumer import Consumer, Delivery
@@ -239,19 +240,19 @@ async def test_a_queue_that_is_missing_at_first_is_waited_for(
     await publish(rabbit, undeclared, "a")
 
     assert bodies(await worker.got(1)) == ["a"]
+    assert worker.losses == 0
     await worker.stop()
 
 
 async def test_a_channel_that_rabbitmq_closes_is_recovered_from(
-    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit
+    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit, proxy: Proxy
 ) -> None:
     await publish(rabbit, topology, "a")
-    worker = make_worker()
+    worker = make_worker(proxy.url)
     await worker.got(1)
-    session = worker.consumer._session
-    assert session is not None
 
-    session.channel.raw.basic_ack(4711)  # past the guard: 406, as for a consumer timeout
+    timed_out = spec.Channel.Close(406, "PRECONDITION_FAILED - delivery acknowledgement timed out", 0, 0)
+    proxy.tell_clients(frame.Method(1, timed_out).marshal())
 
     await eventually(lambda: worker.losses == 1, "the loss")
     assert bodies(await worker.got(1)) == ["a"]
@@ -362,6 +363,4 @@ async def test_a_cancelled_run_leaves_the_messages_to_others(
 
 def test_an_unusable_url_is_refused_at_once() -> None:
     with pytest.raises(ConfigurationError):
-        Consumer(
-            "amqp://u:p@h:port/", "q", prefetch=1, on_delivery=lambda _: None, on_lost=lambda: None, name="test"
-        )
+        Consumer("amqp://u:p@h:port/", "q", prefetch=1, on_delivery=lambda _: None, on_lost=lambda: None, name="test")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -72,8 +73,9 @@ def test_the_message_carries_the_names_that_tools_look_for() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"tenant_id": None}, {"status": "sent"}, {"status": 1}, {"status": []}, {"attempts": -1}, {"attempts": True}, {"attempts": None},
-        {"created_at": None}, {"created_at": "yesterday"}, {"failed_at": "2026-11-21T08:00:00"}, {"error": 7}, {"v": 2},
+        {"tenant_id": None}, {"status": "sent"}, {"status": 1}, {"status": []}, {"attempts": -1},
+        {"attempts": True}, {"attempts": None}, {"created_at": None}, {"created_at": "yesterday"},
+        {"failed_at": "2026-11-21T08:00:00"}, {"error": 7}, {"v": 2},
     ],
     ids=str,
 )  # fmt: skip
@@ -84,7 +86,5 @@ def test_a_wrong_field_is_refused(changes: dict[str, Any]) -> None:
 
 @given(st.dictionaries(st.sampled_from(LETTER.__slots__), st.none() | st.integers() | st.text() | st.lists(st.text())))
 def test_objects_give_a_dead_letter_or_are_refused(changes: dict[str, Any]) -> None:
-    try:
+    with suppress(InvalidPointer):
         assert isinstance(decode(body(**changes)), DeadLetter)
-    except InvalidPointer:
-        pass

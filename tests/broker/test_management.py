@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -142,4 +141,4 @@ def test_an_unusable_url_is_refused_at_once(url: str) -> None:
 
 async def test_a_queue_of_another_virtual_host_is_not_found(servers: Servers, topology: Topology) -> None:
     with pytest.raises(TopologyError):
-        Management(servers.management_url, vhost="other").depth(replace(topology).queue)
+        Management(servers.management_url, vhost="other").depth(topology.queue)

@@ -1,8 +1,9 @@
-"""A pointer is read back as it was written; everything else is refused, and nothing but `InvalidPointer` comes of it."""
+"""A pointer is read back as it was written; of everything else nothing but `InvalidPointer` comes."""
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
@@ -50,9 +51,9 @@ def test_the_body_holds_the_pointer_and_nothing_else() -> None:
     [
         {"v": 2}, {"v": 0}, {"v": True}, {"v": 1.0}, {"v": "1"}, {"v": None}, {"v": ...},
         {"email_id": ...}, {"email_id": None}, {"email_id": 7}, {"email_id": ""}, {"email_id": "order-17"},
-        {"email_id": EMAIL_ID.hex}, {"email_id": f"{{{EMAIL_ID}}}"}, {"email_id": f"{EMAIL_ID} "}, {"email_id": [str(EMAIL_ID)]},
-        {"message_key": ...}, {"message_key": None}, {"message_key": 7}, {"message_key": ""}, {"message_key": "k" * 256},
-        {"message_key": "a\0b"}, {"message_key": "a\nb"}, {"message_key": "\ud800"}, {"message_key": {}},
+        {"email_id": EMAIL_ID.hex}, {"email_id": f"{{{EMAIL_ID}}}"}, {"email_id": f"{EMAIL_ID} "}, {"email_id": [1]},
+        {"message_key": ...}, {"message_key": None}, {"message_key": 7}, {"message_key": ""}, {"message_key": {}},
+        {"message_key": "a\0b"}, {"message_key": "a\nb"}, {"message_key": "\ud800"}, {"message_key": "k" * 256},
     ],
     ids=str,
 )  # fmt: skip
@@ -61,7 +62,9 @@ def test_a_wrong_field_is_refused(changes: dict[str, Any]) -> None:
         decode(body(**changes), PLAIN)
 
 
-@pytest.mark.parametrize("garbage", [b"", b"\xff\xfe", b"null", b"[]", b'"x"', b"1", b"{", b"{}", b"[" * 60_000, body() + b"!"])
+@pytest.mark.parametrize(
+    "garbage", [b"", b"\xff\xfe", b"null", b"[]", b'"x"', b"1", b"{", b"{}", b"[" * 60_000, body() + b"!"]
+)
 def test_a_body_that_is_no_object_is_refused(garbage: bytes) -> None:
     with pytest.raises(InvalidPointer):
         decode(garbage, PLAIN)
@@ -87,10 +90,8 @@ def test_fields_that_are_not_ours_are_ignored() -> None:
 @given(st.binary(max_size=300))
 @example(b'{"v":1,"email_id":"0192f000-0000-7000-8000-00000000000a","message_key":"\\ud800"}')
 def test_bytes_give_a_pointer_or_are_refused(noise: bytes) -> None:
-    try:
+    with suppress(InvalidPointer):
         assert isinstance(decode(noise, PLAIN), Pointer)
-    except InvalidPointer:
-        pass
 
 
 @given(st.dictionaries(st.sampled_from(["v", "email_id", "message_key"]), json_values))

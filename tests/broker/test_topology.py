@@ -61,7 +61,7 @@ async def test_declaring_makes_only_what_is_missing(amqp_url: str, topology: Top
 
 
 async def test_a_queue_with_other_arguments_is_refused_by_name_with_the_difference(
-    amqp_url: str, topology: Topology
+    amqp_url: str, topology: Topology, rabbit: Rabbit
 ) -> None:
     other = replace(topology, dlq=f"{topology.dlq}.2")
 
@@ -72,10 +72,10 @@ async def test_a_queue_with_other_arguments_is_refused_by_name_with_the_differen
         assert "x-queue-type is 'quorum', we need 'classic'" in refusal.value.message
         assert "DISPATCHER_DLQ" in (refusal.value.remedy or "")
 
-    with pytest.raises(TopologyError, match=rf"routing-key is '{topology.dlq}', we need '{other.dlq}'.*DISPATCHER_QUEUE"):
+    words = rf"dead-letter-routing-key is '{topology.dlq}', we need '{other.dlq}'.*DISPATCHER_QUEUE"
+    with pytest.raises(TopologyError, match=words):
         await declare(amqp_url, other)
-    assert other.dlq in await depths(amqp_url, replace(other, queue=topology.queue))
-    await _clean(amqp_url, other.dlq)
+    await rabbit.delete_queue(other.dlq)
 
 
 async def test_a_queue_without_dead_lettering_is_refused(amqp_url: str, undeclared: Topology, rabbit: Rabbit) -> None:
@@ -132,10 +132,3 @@ async def test_a_user_who_may_not_configure_can_verify_but_not_declare(
 
 def test_a_difference_in_words_that_we_do_not_know_is_passed_on() -> None:
     assert difference("PRECONDITION_FAILED - something new") == "PRECONDITION_FAILED - something new"
-
-
-async def _clean(amqp_url: str, queue: str) -> None:
-    from dispatcher.broker.connection import open_connection
-
-    async with await open_connection(amqp_url, name="test clean-up") as connection:
-        await Rabbit(connection).delete_queue(queue)

@@ -1,4 +1,4 @@
-"""The command line as a person uses it: real processes, with an environment that holds nothing but what a test names."""
+"""The command line as a person uses it: real processes, and no environment but what a test names."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import subprocess
 import sys
 import termios
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
+from io import StringIO
 from pathlib import Path
 from struct import pack
 from typing import Any, Final
 
 import orjson
+
+from dispatcher.cli.main import main
 
 DEADLINE_SECONDS: Final = 60.0
 """Far above what any command takes on a busy machine."""
@@ -35,6 +38,13 @@ class Ended:
         """Its one line of JSON."""
         assert self.stdout.count("\n") == 1, self.stdout
         return orjson.loads(self.stdout)
+
+
+def in_process(*arguments: str) -> Ended:
+    """Runs a command that needs no server and no setting, without the cost of a process."""
+    with redirect_stdout(StringIO()) as stdout, redirect_stderr(StringIO()) as stderr:
+        code = main(arguments)
+    return Ended(code, stdout.getvalue(), stderr.getvalue())
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,12 @@ def prepared(bare: CommandLine, servers: Servers, database_url: str, topology: T
 
 
 @pytest.fixture
+def storing(bare: CommandLine, database_url: str) -> CommandLine:
+    """`dispatcher` as an application's host has it: tables, and neither RabbitMQ nor provider."""
+    return bare.having(DISPATCHER_DATABASE_URL=database_url)
+
+
+@pytest.fixture
 def unprepared(bare: CommandLine, servers: Servers, empty_database_url: str, topology_names: Topology) -> CommandLine:
     """`dispatcher` as before `init`: servers that hold nothing of ours."""
     return bare.having(**_names(topology_names, servers, empty_database_url))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from typing import Any
 
-from dispatcher.config import Settings
+from dispatcher.config import Settings, variable_of
 from tests.cli.commandline import CommandLine
 
 SECRETS = {
@@ -75,8 +76,12 @@ def test_mistakes_and_unknown_variables_are_listed_and_the_value_stays_visible(b
 def test_terminal_is_coloured_and_never_overrun(bare: CommandLine) -> None:
     ended = bare.having(**SECRETS).on_terminal("config", columns=100)
 
-    assert "\x1b[" in ended.stdout
-    assert "Connections that a worker keeps to the SMTP server." in ended.stdout
+    assert "\x1b[1m" in ended.stdout
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", ended.stdout).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert {line.split()[0] for line in lines if line.startswith("DISPATCHER_")} == set(
+        map(variable_of, fields(Settings))
+    )
 
 
 def test_no_color_means_no_escape_sequence(bare: CommandLine) -> None:

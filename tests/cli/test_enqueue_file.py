@@ -37,12 +37,12 @@ def _count(connection: psycopg.Connection) -> int:
 
 
 def test_all_good_lines_are_accepted_and_known_the_second_time(
-    prepared: CommandLine, connection: psycopg.Connection
+    storing: CommandLine, connection: psycopg.Connection
 ) -> None:
-    (prepared.folder / "emails.jsonl").write_bytes(_lines(map(_email, range(1200))))
+    (storing.folder / "emails.jsonl").write_bytes(_lines(map(_email, range(1200))))
 
-    first = prepared("enqueue", "--file", "emails.jsonl", "--json")
-    second = prepared("enqueue", "--file", "emails.jsonl", "--json")
+    first = storing("enqueue", "--file", "emails.jsonl", "--json")
+    second = storing("enqueue", "--file", "emails.jsonl", "--json")
 
     assert (first.code, first.json["accepted"], first.json["refused"]) == (0, 1200, 0)
     assert (second.code, second.json["accepted"], second.json["known"]) == (0, 0, 1200)
@@ -50,7 +50,7 @@ def test_all_good_lines_are_accepted_and_known_the_second_time(
 
 
 def test_bad_lines_are_told_by_number_and_do_not_stop_the_good_ones(
-    prepared: CommandLine, connection: psycopg.Connection
+    storing: CommandLine, connection: psycopg.Connection
 ) -> None:
     lines = [
         _email(1),
@@ -62,7 +62,7 @@ def test_bad_lines_are_told_by_number_and_do_not_stop_the_good_ones(
         _email(5),
     ]
 
-    ended = prepared("enqueue", "--file", "-", stdin=_lines(lines))
+    ended = storing("enqueue", "--file", "-", stdin=_lines(lines))
 
     assert ended.code == 3
     told = dict(line.split(": ", 1) for line in ended.stderr.splitlines())
@@ -78,10 +78,10 @@ def test_bad_lines_are_told_by_number_and_do_not_stop_the_good_ones(
     assert _count(connection) == 2
 
 
-def test_json_has_every_refusal_in_the_order_of_the_file(prepared: CommandLine) -> None:
+def test_json_has_every_refusal_in_the_order_of_the_file(storing: CommandLine) -> None:
     lines = [_email(1), _email(1, subject="Other"), b"?\n"] + [b"[]\n"] * 100
 
-    ended = prepared("enqueue", "--file", "-", "--json", stdin=_lines(lines))
+    ended = storing("enqueue", "--file", "-", "--json", stdin=_lines(lines))
 
     assert ended.code == 3
     assert [refusal["line"] for refusal in ended.json["refusals"]] == list(range(2, 104))
@@ -89,8 +89,8 @@ def test_json_has_every_refusal_in_the_order_of_the_file(prepared: CommandLine) 
     assert (ended.json["refused"], ended.json["conflicts"]) == (102, 1)
 
 
-def test_many_refusals_are_counted_after_the_first_ones(prepared: CommandLine) -> None:
-    ended = prepared("enqueue", "--file", "-", stdin=b"[]\n" * 1000)
+def test_many_refusals_are_counted_after_the_first_ones(storing: CommandLine) -> None:
+    ended = storing("enqueue", "--file", "-", stdin=b"[]\n" * 1000)
 
     assert ended.code == 1
     lines = ended.stderr.splitlines()
@@ -99,21 +99,21 @@ def test_many_refusals_are_counted_after_the_first_ones(prepared: CommandLine) -
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n"])
-def test_file_without_emails_is_done_at_once(prepared: CommandLine, content: bytes) -> None:
-    ended = prepared("enqueue", "--file", "-", "--json", stdin=content)
+def test_file_without_emails_is_done_at_once(storing: CommandLine, content: bytes) -> None:
+    ended = storing("enqueue", "--file", "-", "--json", stdin=content)
 
     assert (ended.code, ended.json["accepted"], ended.json["refused"]) == (0, 0, 0)
 
 
-def test_file_that_cannot_be_opened_is_a_usage_error(prepared: CommandLine) -> None:
-    assert prepared("enqueue", "--file", "nowhere.jsonl").code == 2
-    assert prepared("enqueue", "--file", ".").code == 2
+def test_file_that_cannot_be_opened_is_a_usage_error(storing: CommandLine) -> None:
+    assert storing("enqueue", "--file", "nowhere.jsonl").code == 2
+    assert storing("enqueue", "--file", ".").code == 2
 
 
 def test_lost_database_stops_the_file_and_a_second_run_finishes_it(
-    prepared: CommandLine, connection: psycopg.Connection
+    storing: CommandLine, connection: psycopg.Connection
 ) -> None:
-    with prepared.started("enqueue", "--file", "-", "--json") as process:
+    with storing.started("enqueue", "--file", "-", "--json") as process:
         assert process.stdin is not None
         process.stdin.write(_lines(map(_email, range(700))))
         process.stdin.flush()
@@ -128,15 +128,15 @@ def test_lost_database_stops_the_file_and_a_second_run_finishes_it(
     assert b"run it again" in stderr
     assert b"Traceback" not in stderr
 
-    again = prepared("enqueue", "--file", "-", "--json", stdin=_lines(map(_email, range(2000))))
+    again = storing("enqueue", "--file", "-", "--json", stdin=_lines(map(_email, range(2000))))
     assert (again.code, again.json["accepted"], again.json["known"]) == (0, 1500, 500)
     assert _count(connection) == 2000
 
 
 def test_ctrl_c_ends_between_the_lines_and_says_what_is_stored(
-    prepared: CommandLine, connection: psycopg.Connection
+    storing: CommandLine, connection: psycopg.Connection
 ) -> None:
-    with prepared.started("enqueue", "--file", "-") as process:
+    with storing.started("enqueue", "--file", "-") as process:
         assert process.stdin is not None
         process.stdin.write(_lines(map(_email, range(600))))
         process.stdin.flush()
@@ -147,14 +147,14 @@ def test_ctrl_c_ends_between_the_lines_and_says_what_is_stored(
         stderr = process.stderr.read()
 
     assert process.returncode == 130
-    assert b"Interrupted: 500 accepted" in stderr
+    assert b"Interrupted: at least " in stderr
     assert b"Traceback" not in stderr
 
 
-def test_terminal_shows_progress_and_the_summary(prepared: CommandLine) -> None:
-    (prepared.folder / "emails.jsonl").write_bytes(_lines([*map(_email, range(20)), b"[]\n"]))
+def test_terminal_shows_progress_and_the_summary(storing: CommandLine) -> None:
+    (storing.folder / "emails.jsonl").write_bytes(_lines([*map(_email, range(20)), b"[]\n"]))
 
-    ended = prepared.on_terminal("enqueue", "--file", "emails.jsonl")
+    ended = storing.on_terminal("enqueue", "--file", "emails.jsonl")
 
     assert ended.code == 3
     assert "enqueueing" in ended.stdout

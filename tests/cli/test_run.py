@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -185,8 +186,11 @@ def test_second_run_in_one_run_directory_is_refused(prepared: CommandLine) -> No
 
 
 def _sockets(pid: int) -> list[str]:
-    descriptors = [path.readlink() for path in Path(f"/proc/{pid}/fd").iterdir()]
-    return [str(target) for target in descriptors if str(target).startswith("socket:")]
+    targets = []
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed while we look
+            targets.append(str(path.readlink()))
+    return [target for target in targets if target.startswith("socket:")]
 
 
 def _has_connected_to(pid: int, address: str) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from dispatcher.config import SmtpServer
-from dispatcher.dev.smtp_session import Behaviour
+from dispatcher.dev.smtp_script import Behaviour
 from dispatcher.dev.smtp_sink import SmtpSink, running_sink
 from dispatcher.providers.capture import CaptureProvider
 from dispatcher.providers.contract import Provider

@@ -130,9 +130,10 @@ async def test_both_bodies_and_every_attachment_arrive_unchanged(place: Place) -
         (Reason.REJECTED_RECIPIENT, {"to": ("ann@example.com>\r\nDATA",)}),
         (Reason.REJECTED_RECIPIENT, {"bcc": ("ann@exam\0ple.com",)}),
         (Reason.REJECTED_RECIPIENT, {"to": ()}),
+        (Reason.INVALID_CONTENT, {"template_id": "welcome", "text": None}),
     ],
 )
-async def test_what_could_inject_headers_or_commands_is_refused_before_it_leaves(
+async def test_what_could_inject_headers_or_cannot_be_built_is_refused_before_it_leaves(
     place: Place, reason: Reason, changes: dict[str, Any]
 ) -> None:
     sending = await send(place.provider, an_email(**changes))

@@ -11,7 +11,7 @@ import pytest
 
 from dispatcher.config import SmtpServer
 from dispatcher.dev.ledger import read_ledger
-from dispatcher.dev.smtp_session import Act, Behaviour, Step
+from dispatcher.dev.smtp_script import Act, Behaviour, Step
 from dispatcher.domain.outcome import Accepted, Deferred, Reason, Uncertain
 from dispatcher.providers.contract import Attempt
 from dispatcher.providers.smtp import SmtpProvider
@@ -35,6 +35,25 @@ async def test_no_more_connections_than_allowed(tmp_path: Path) -> None:
 
         assert place.sink.connections == 3
         assert place.sink.ledger().delivered == 30
+
+
+async def test_a_server_with_less_room_than_we_want_gets_all_emails_over_what_it_has(tmp_path: Path) -> None:
+    behaviour = Behaviour(most_sessions=2, latency_seconds=0.01)
+    async with smtp_place(tmp_path, behaviour, connections=8) as place:
+        first = await send(place.provider, an_email())
+        others = await asyncio.gather(*(send(place.provider, an_email()) for _ in range(40)))
+
+        assert all(isinstance(sending.outcome, Accepted) for sending in (first, *others))
+        assert place.sink.connections <= 8
+        assert place.sink.ledger().delivered == 41
+
+
+async def test_a_server_without_any_room_is_not_waited_for(tmp_path: Path) -> None:
+    behaviour = Behaviour(script={Step.CONNECT: "421 4.7.0 too many connections"})
+    async with smtp_place(tmp_path, behaviour, connections=2) as place:
+        sendings = await asyncio.gather(*(send(place.provider, an_email()) for _ in range(10)))
+
+        assert {getattr(sending.outcome, "code", None) for sending in sendings} == {"421 4.7.0"}
 
 
 async def test_a_connection_is_renewed_after_its_emails(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from dispatcher.dev.smtp_session import Act, Behaviour, Step
+from dispatcher.dev.smtp_script import Act, Behaviour, Step
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain, outcome_name
 from dispatcher.errors import ProviderFault
 from tests.providers.emails import PATIENCE_SECONDS, SOON_SECONDS, an_email, send
@@ -61,7 +61,7 @@ ROWS: Final[dict[tuple[str, str], list[Case]]] = {
         Case({Step.MAIL: Act.CLOSE}),
         Case({Step.RCPT: Act.RESET}),
         Case({Step.DATA: Act.CLOSE}),
-        Case({Step.BODY: Act.RESET}, text=LARGE * 20),
+        Case({Step.BODY: Act.RESET}, text=LARGE * 8),
     ],
     ("the deadline passes before the final dot", "deferred timeout_before_send"): [
         Case({Step.CONNECT: Act.HANG}, seconds=SOON),
@@ -69,7 +69,7 @@ ROWS: Final[dict[tuple[str, str], list[Case]]] = {
         Case({Step.MAIL: Act.HANG}, seconds=SOON),
         Case({Step.RCPT: Act.DRIP}, seconds=SOON),
         Case({Step.DATA: Act.HANG}, seconds=SOON),
-        Case({Step.BODY: Act.FREEZE}, seconds=SOON, text=LARGE * 20),
+        Case({Step.BODY: Act.FREEZE}, seconds=SOON, text=LARGE * 8),
     ],
     ("no SMTP reply before the final dot", "deferred server_error"): [
         Case({Step.CONNECT: "HTTP/1.1 400 Bad Request"}),
@@ -226,7 +226,7 @@ async def test_nobody_listens(tmp_path: Path) -> None:
 
 async def test_an_early_refusal_in_the_middle_of_a_large_body_is_known(tmp_path: Path) -> None:
     async with smtp_place(tmp_path, Behaviour(script={Step.BODY: "552 5.3.4 enough"})) as place:
-        sending = await send(place.provider, an_email(text=LARGE * 20))
+        sending = await send(place.provider, an_email(text=LARGE * 8))
 
     assert isinstance(sending.outcome, Rejected)
     assert sending.outcome.reason is Reason.TOO_LARGE

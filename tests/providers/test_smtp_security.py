@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dispatcher.config import SmtpServer
-from dispatcher.dev.smtp_session import Act, Behaviour, Step
+from dispatcher.dev.smtp_script import Act, Behaviour, Step
 from dispatcher.dev.smtp_sink import SmtpSink, running_sink
 from dispatcher.domain.outcome import Accepted, Deferred, Reason
 from dispatcher.errors import ProviderFault

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 from uuid import UUID
@@ -13,6 +14,8 @@ from psycopg.rows import dict_row
 from dispatcher import Email, enqueue_many
 
 Row = dict[str, Any]
+
+_numbers = itertools.count(1)
 
 
 def email(key: str = "key-1", **fields: Any) -> Email:
@@ -30,13 +33,10 @@ class Books:
             connection: In autocommit.
         """
         self.connection = connection
-        self._enqueued = 0
 
     def enqueue(self, count: int = 1, **fields: Any) -> list[UUID]:
-        """The ids of so many new emails, committed; their keys are `key-1`, `key-2` and so on."""
-        numbers = range(self._enqueued + 1, self._enqueued + count + 1)
-        self._enqueued += count
-        answers = enqueue_many(self.connection, [email(f"key-{number}", **fields) for number in numbers])
+        """The ids of so many new emails, in their order; their keys were never used before."""
+        answers = enqueue_many(self.connection, [email(f"key-{next(_numbers)}", **fields) for _ in range(count)])
         return [answer.email_id for answer in answers]
 
     def enqueue_one(self, **fields: Any) -> UUID:
@@ -118,9 +118,14 @@ class Books:
         """Whether one of those sessions is held up by a lock."""
         return any(row["wait_event_type"] == "Lock" for row in self.sessions(name))
 
-    def terminate(self, name: str) -> int:
-        """Ends those sessions; returns how many there were."""
-        found = self.select("select pg_terminate_backend(pid) from pg_stat_activity where application_name = %s", name)
+    def terminate(self, name: str, *, waiting: bool = False) -> int:
+        """Ends those sessions, or those of them that wait for a lock; returns how many there were."""
+        found = self.select(
+            "select pg_terminate_backend(pid) from pg_stat_activity "
+            "where application_name = %s and (wait_event_type is not distinct from 'Lock' or not %s)",
+            name,
+            waiting,
+        )
         return len(found)
 
     def select(self, statement: str, *values: Any) -> list[Row]:

@@ -1,0 +1,147 @@
+"""One attempt for one email: over the first provider that may be tried now, the ledger told before anything leaves.
+
+Where a provider refuses for reasons of its own that burn no attempt (credentials, throttling, an open breaker), the
+next one in order is tried within the same attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from dispatcher.domain.outcome import CONCERNS_PROVIDER, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.errors import ProviderFault
+from dispatcher.inflight import Ledger
+from dispatcher.providers.contract import Attempt
+from dispatcher.results import storable
+from dispatcher.routing.routes import Route, Routes
+from dispatcher.telemetry.log import get_log
+from dispatcher.worker.sending import LeaseRanOut, Phase, Sending, steady_clock
+
+
+class NoRoute(Exception):
+    """No provider may be tried now. Never leaves the worker."""
+
+
+class Attempts:
+    """Makes attempts; nothing here writes to the database."""
+
+    def __init__(self, routes: Routes, ledger: Ledger, *, timeout_seconds: float) -> None:
+        """
+        Args:
+            timeout_seconds: One attempt's total deadline.
+        """
+        self._routes = routes
+        self._ledger = ledger
+        self._timeout_seconds = timeout_seconds
+        self._log = get_log()
+
+    async def make(self, sending: Sending) -> Outcome:
+        """What became of one attempt; `sending.provider` names whom it went to.
+
+        Raises:
+            NoRoute, LeaseRanOut, CancelledError: nothing left, and no attempt is burnt.
+        """
+        if sending.lease.email is None:
+            self._prepare(sending)
+            return Rejected(Reason.CONTENT_DELETED, "The email's content was deleted before it was sent.")
+        while True:
+            route = await self._next_route(sending)
+            try:
+                outcome = await self._try(sending, route)
+            except ProviderFault as fault:
+                route.note_fault(fault)
+            else:
+                await route.note(outcome)
+                if not _burns_nothing(outcome, route):
+                    return outcome
+            self.forget(sending)
+
+    def may_fail_over(self, sending: Sending, outcome: Outcome) -> bool:
+        """Whether the next attempt goes to another provider at once, because the one that refused spoke of itself."""
+        if not isinstance(outcome, Deferred) or outcome.reason not in CONCERNS_PROVIDER:
+            return False
+        sending.refused_by.add(sending.provider)
+        return self._routes.choose(sending.refused_by) is not None
+
+    def forget(self, sending: Sending) -> None:
+        """Empties the ledger's slot: nothing left, or the provider says that it took nothing."""
+        if sending.ledger_slot is not None:
+            self._ledger.clear(sending.ledger_slot)
+            sending.ledger_slot = None
+
+    async def _next_route(self, sending: Sending) -> Route:
+        self._prepare(sending)
+        while route := self._routes.choose(sending.refused_by) or self._routes.choose():
+            if route.limit is None:
+                return route
+            await route.limit.take()
+            if route.breaker.room != 0:
+                return route
+        raise NoRoute
+
+    def _prepare(self, sending: Sending) -> None:
+        sending.phase = Phase.PREPARING
+        sending.started_at = time.time()
+        sending.provider = sending.provider or self._routes.first_name
+
+    async def _try(self, sending: Sending, route: Route) -> Outcome:
+        """One provider's outcome.
+
+        Raises:
+            ProviderFault: it took nothing.
+            LeaseRanOut, CancelledError: nothing left.
+        """
+        assert sending.lease.email is not None
+        sending.provider = route.name
+        sending.started_at = time.time()
+        deadline = asyncio.get_running_loop().time() + self._timeout_seconds
+        attempt = Attempt(sending.attempt_number, deadline, lambda: self._leave(sending))
+        route.breaker.begin()
+        try:
+            return storable(await route.provider.send(sending.lease.email, attempt))
+        except ProviderFault:
+            raise
+        except LeaseRanOut:
+            route.breaker.give_up()
+            raise
+        except asyncio.CancelledError as error:
+            route.breaker.give_up()
+            if sending.is_cancelled:
+                raise
+            return self._adapter_failed(sending, error)  # what it waited for was cancelled, not we
+        except Exception as error:  # noqa: BLE001 - an adapter's bug must cost one email's attempt, not the worker
+            return self._adapter_failed(sending, error)
+
+    def _adapter_failed(self, sending: Sending, error: BaseException) -> Outcome:
+        kind = type(error).__name__
+        self._log.error("fault.unexpected", where=sending.provider, error=kind, email_id=str(sending.email_id))
+        if sending.phase is Phase.ON_THE_WIRE:
+            return Uncertain(f"Our adapter failed while it waited for the answer: {kind}.")
+        return Deferred(Reason.INTERNAL_ERROR, f"Our adapter failed: {kind}.")
+
+    def _leave(self, sending: Sending) -> None:
+        """Notes that the next byte may cause acceptance; refuses if the lease may have ended, or we were told to stop.
+
+        A second call within an attempt is harmless.
+        """
+        if sending.phase is Phase.ON_THE_WIRE:
+            return
+        if steady_clock() >= sending.leased_until or sending.lease_lost or sending.is_cancelled:
+            raise LeaseRanOut
+        sending.ledger_slot = self._ledger.leaving(
+            sending.email_id,
+            sending.lease.token,
+            sending.attempt_number,
+            provider=sending.provider,
+            started_at=sending.started_at,
+            policy=sending.policy,
+        )
+        sending.phase = Phase.ON_THE_WIRE
+
+
+def _burns_nothing(outcome: Outcome, route: Route) -> bool:
+    """Whether the provider refused as a whole: throttled, or failing so often that its breaker is not closed."""
+    if not isinstance(outcome, Deferred):
+        return False
+    return outcome.reason is Reason.THROTTLED or (outcome.reason in CONCERNS_PROVIDER and not route.is_closed)

@@ -1,0 +1,155 @@
+"""One bad email never stops the queue: it leaves at once, its neighbours are sent."""
+
+from __future__ import annotations
+
+import uuid
+
+import orjson
+import pika
+
+from tests.acceptance.books import announced_in
+from tests.acceptance.harness import Host, emails, stop
+from tests.supervisor.program import eventually
+
+
+def test_rejected_emails_fail_alone_and_their_dead_letters_hold_nothing_private(host: Host) -> None:
+    host.sink()
+    refused = host.enqueue(emails(10, name="refused", to=lambda number: f"refused-{number}@private.example"))
+    good = host.enqueue(emails(100, name="good"))
+    run = host.run()
+
+    books = host.await_finished(refused | good)
+
+    stop(run)
+    books.assert_balanced()
+    assert books.by_status == {"failed": refused, "sent": good}
+    letters = host.rabbit.read_all(host.topology.dlq)
+    assert announced_in(letters) == dict.fromkeys(refused, 1)
+    for letter in letters:
+        fields = orjson.loads(letter.body)
+        number = fields["message_key"].removeprefix("refused-")
+        assert fields["status"] == "failed"
+        assert fields["error_type"] == "rejected_recipient"
+        assert fields["attempts"] == 1
+        assert fields["provider"] == "smtp"
+        assert fields["correlation_id"] == letter.properties.correlation_id == f"order-{number}"
+        assert "User unknown" in fields["error"]
+        assert letter.properties.delivery_mode == pika.DeliveryMode.Persistent.value
+        whole = letter.body + repr(letter.properties).encode()
+        for private in (b"private.example", b"refused-%s@" % number.encode(), b"shop@", b"Receipt", b"Thank you"):
+            assert private not in whole
+
+
+def test_greylisted_emails_are_tried_again_and_sent_with_the_second_attempt(host: Host) -> None:
+    host.sink()
+    ids = host.enqueue(emails(20, to=lambda number: f"greylisted-{number}@example.org"))
+    run = host.run()
+
+    books = host.await_finished(ids)
+
+    stop(run)
+    books.assert_balanced()
+    assert books.counts == {"sent": 20}
+    assert {row.attempt_count for row in host.rows().values()} == {2}
+    assert not host.rabbit.read_all(host.topology.dlq)
+
+
+def test_emails_deferred_for_ever_fail_when_their_attempts_are_used_up(host: Host) -> None:
+    host.sink("--reply", "mail=451 4.3.0 not today")
+    ids = host.enqueue(emails(20))
+    run = host.run(MAX_ATTEMPTS=3)
+
+    books = host.await_finished(ids)
+
+    stop(run)
+    books.assert_balanced()
+    assert books.counts == {"failed": 20}
+    assert {row.attempt_count for row in host.rows().values()} == {3}
+
+
+def test_answers_that_get_lost_are_held_and_never_sent_again(host: Host) -> None:
+    # The server accepts, and closes the connection instead of saying so: nobody can know.
+    host.sink("--reply", "answer=close")
+    ids = host.enqueue(emails(20))
+    run = host.run()
+
+    books = host.await_finished(ids)
+
+    stop(run)
+    books.assert_balanced()
+    assert books.counts == {"held": 20}
+    assert host.recipient.delivered() == dict.fromkeys(ids, 1)
+    for letter in host.rabbit.read_all(host.topology.dlq):
+        assert orjson.loads(letter.body)["error_type"] == "outcome_unknown"
+
+
+def test_messages_that_point_to_no_email_are_dead_lettered_and_their_neighbours_sent(host: Host) -> None:
+    ids = host.enqueue(emails(100, name="good"))
+    known = str(next(iter(ids)))
+    garbage = [
+        b"",
+        b"\x00\xff\xfe not json",
+        b"[]",
+        b'{"v": 1}',
+        b'{"v": 99, "email_id": "%s", "message_key": "good-0"}' % known.encode(),
+        b'{"v": 1, "email_id": "not-a-uuid", "message_key": "x"}',
+        orjson.dumps({"v": 1, "email_id": str(uuid.uuid4()), "message_key": "nobody"}),
+        orjson.dumps({"v": 1, "email_id": known, "message_key": "somebody else's"}),
+        b"[" * 50_000,
+        b"x" * 3_000_000,
+    ]
+    run = host.run()
+    run.await_events("broker.connected")
+
+    host.rabbit.publish(host.topology.queue, *garbage)
+    more = host.enqueue(emails(100, name="more"))
+
+    books = host.await_finished(ids | more)
+    eventually(lambda: host.rabbit.waiting(host.topology.dlq) == len(garbage))
+    stop(run)
+    books.assert_balanced()
+    assert books.counts == {"sent": 200}
+    letters = host.rabbit.read_all(host.topology.dlq)
+    assert sorted(letter.body for letter in letters) == sorted(garbage)
+    assert all(letter.was_rejected for letter in letters)
+    assert not run.events("process.exited", level="error")
+
+
+def test_foreign_properties_harm_nobody(host: Host) -> None:
+    ids = host.enqueue(emails(10))
+    run = host.run()
+    strange = pika.BasicProperties(
+        headers={"traceparent": 17, "nested": {"list": [1, None, {"a": b"\xff"}]}},
+        correlation_id="\N{SNOWMAN}" * 60,
+        content_type="image/png",
+        content_encoding="gzip",
+        priority=9,
+        expiration="3600000",
+    )
+
+    host.rabbit.publish(host.topology.queue, b"strange", properties=strange)
+
+    books = host.await_finished(ids)
+    eventually(lambda: host.rabbit.waiting(host.topology.dlq) == 1)
+    stop(run)
+    books.assert_balanced()
+    assert [letter.body for letter in host.rabbit.read_all(host.topology.dlq)] == [b"strange"]
+
+
+def test_a_message_that_comes_a_hundred_times_is_one_acceptance(host: Host) -> None:
+    host.sink("--latency-ms", "20")
+    (email_id,) = host.enqueue(emails(1))
+    message = orjson.dumps({"v": 1, "email_id": str(email_id), "message_key": "email-0"})
+    host.rabbit.publish(host.topology.queue, *[message] * 50)
+    run = host.run(LOG_LEVEL="debug")
+
+    books = host.await_finished({email_id})
+    host.rabbit.publish(host.topology.queue, *[message] * 50)
+
+    # The relay's own message is the hundred and first.
+    run.await_events("message.duplicated", 100)
+    stop(run)
+    assert host.rabbit.waiting(host.topology.queue) == 0
+    books.assert_balanced()
+    assert host.recipient.delivered() == {email_id: 1}
+    assert not host.rabbit.read_all(host.topology.dlq)

@@ -1,0 +1,179 @@
+"""SIGKILL of anything, in the middle of everything: nothing lost, nothing twice, and only what was on the wire is held.
+
+The lease lasts 300 s in all of these: whatever is settled within seconds was settled by the in-flight ledger, and not by
+a lease that ran out.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.acceptance.harness import CONNECTIONS, WORKERS, Host, emails, stop
+from tests.supervisor.program import eventually, is_alive
+
+SETTLED_SECONDS = 10.0
+"""Generous for a busy machine; the lease would take 300."""
+
+
+def test_a_killed_worker_costs_no_email_but_those_on_the_wire(host: Host) -> None:
+    host.sink("--latency-ms", "50")
+    ids = host.enqueue(emails(600))
+    run = host.run()
+    host.await_delivered(100)
+    victim = run.pid_of("worker 0")
+
+    os.kill(victim, signal.SIGKILL)
+
+    settled = run.await_events("ledger.settled", seconds=SETTLED_SECONDS)
+    assert not [row for row in host.rows().values() if row.locked_by and f":{victim}:" in row.locked_by]
+    books = host.await_finished(ids)
+    stop(run)
+    books.assert_balanced()
+    assert books.count("held") <= CONNECTIONS
+    assert books.count("held") == settled["uncertain"]
+    assert books.count("sent") == 600 - books.count("held")
+    # What it held and had not begun went to the others, and did not wait for the lease.
+    assert settled["released"] > 0
+    assert not list(host.run_dir.glob("*.ledger"))
+
+
+def test_a_worker_that_is_killed_while_idle_holds_nothing(host: Host) -> None:
+    run = host.run()
+    victim = run.pid_of("worker 0")
+    run.await_events("broker.connected", WORKERS)
+    first = host.enqueue(emails(50, name="first"))
+    host.await_finished(first)
+
+    os.kill(victim, signal.SIGKILL)
+
+    run.await_events("ledger.settled", seconds=SETTLED_SECONDS)
+    second = host.enqueue(emails(50, name="second"))
+    books = host.await_finished(first | second)
+    stop(run)
+    books.assert_balanced()
+    assert books.counts == {"sent": 100}
+
+
+def test_workers_killed_again_and_again_lose_and_repeat_nothing(host: Host) -> None:
+    host.sink("--latency-ms", "10")
+    ids = host.enqueue(emails(800))
+    run = host.run()
+
+    for kill in range(6):
+        host.await_delivered(60 * (kill + 1))
+        os.kill(run.pid_of(f"worker {kill % WORKERS}"), signal.SIGKILL)
+
+    books = host.await_finished(ids)
+    stop(run)
+    books.assert_balanced()
+    assert books.count("held") <= 6 * CONNECTIONS
+    assert books.count("sent") + books.count("held") == 800
+
+
+def test_a_killed_relay_is_replaced_and_nothing_is_lost(host: Host) -> None:
+    run = host.run()
+    sets = []
+    for number in range(4):
+        sets.append(host.enqueue(emails(200, name=f"set-{number}")))
+        os.kill(run.pid_of("relay"), signal.SIGKILL)
+
+    books = host.await_finished(set().union(*sets))
+
+    stop(run)
+    books.assert_balanced()
+    assert books.counts == {"sent": 800}
+
+
+def test_relay_and_worker_killed_together_are_settled_by_the_next_relay(host: Host) -> None:
+    host.sink("--latency-ms", "20")
+    ids = host.enqueue(emails(300))
+    run = host.run()
+    host.await_delivered(50)
+
+    for role in ("worker 0", "relay"):
+        os.kill(run.pid_of(role), signal.SIGKILL)
+
+    run.await_events("ledger.settled", seconds=SETTLED_SECONDS)
+    books = host.await_finished(ids)
+    stop(run)
+    books.assert_balanced()
+    assert books.count("held") <= CONNECTIONS
+
+
+def test_children_of_a_killed_parent_drain_and_a_new_run_finishes(host: Host) -> None:
+    host.sink("--latency-ms", "20")
+    ids = host.enqueue(emails(500))
+    run = host.run()
+    host.await_delivered(100)
+
+    run.send(signal.SIGKILL)
+
+    run.await_exit()
+    run.await_all_gone(20)
+    left = host.books(ids)
+    assert left.count("sending") == left.count("held") == 0
+    assert not list(host.run_dir.glob("*.ledger"))
+    second = host.run()
+    books = host.await_finished(ids)
+    stop(second)
+    books.assert_balanced()
+    assert books.counts == {"sent": 500}
+
+
+def test_a_new_run_may_start_while_orphans_of_a_killed_one_still_drain(host: Host) -> None:
+    host.sink("--latency-ms", "1000")
+    ids = host.enqueue(emails(60))
+    run = host.run()
+    host.await_delivered(10)
+    orphans = [run.pid_of("worker 0"), run.pid_of("worker 1")]
+    run.send(signal.SIGKILL)
+    run.await_exit()
+
+    second = host.run()
+
+    second.await_events("relay.leading")
+    assert any(is_alive(pid) for pid in orphans)
+    books = host.await_finished(ids)
+    stop(second)
+    books.assert_balanced()
+    assert books.counts == {"sent": 60}
+
+
+def test_a_killed_process_group_is_settled_by_the_next_run(host: Host) -> None:
+    host.sink("--latency-ms", "20")
+    ids = host.enqueue(emails(500))
+    run = host.run()
+    host.await_delivered(100)
+
+    run.send_all(signal.SIGKILL)
+
+    run.await_exit()
+    eventually(lambda: not run.members())
+    second = host.run()
+    second.await_events("ledger.settled", WORKERS, seconds=SETTLED_SECONDS)
+    books = host.await_finished(ids)
+    stop(second)
+    books.assert_balanced()
+    assert books.count("held") <= WORKERS * CONNECTIONS
+    assert books.count("sent") + books.count("held") == 500
+
+
+@pytest.mark.slow
+def test_a_hundred_kills_of_anything(host: Host) -> None:
+    host.sink("--latency-ms", "5")
+    ids = host.enqueue(emails(12_000))
+    run = host.run()
+    kills = 0
+    for kill in range(100):
+        host.await_delivered(100 * (kill + 1))
+        role = ("worker 0", "worker 1", "relay")[kill % 3]
+        os.kill(run.pid_of(role), signal.SIGKILL)
+        kills += role != "relay"
+    books = host.await_finished(ids, seconds=120)
+    stop(run)
+    books.assert_balanced()
+    assert books.count("held") <= kills * CONNECTIONS
+    assert books.count("sent") + books.count("held") == 12_000

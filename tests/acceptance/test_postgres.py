@@ -1,0 +1,53 @@
+"""PostgreSQL goes away while it works: results are kept, nothing is sent again."""
+
+from __future__ import annotations
+
+import psycopg
+
+from tests.acceptance.harness import Host, emails, stop
+
+
+def terminate_backends(host: Host) -> int:
+    """Ends every other session of the test's database, whatever it is doing; returns how many there were."""
+    statement = """
+        select pg_terminate_backend(pid) from pg_stat_activity
+        where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'
+    """
+    with psycopg.connect(host.database_url, autocommit=True) as connection:
+        return len(connection.execute(statement).fetchall())
+
+
+def test_sessions_that_are_cut_again_and_again_lose_and_repeat_nothing(host: Host) -> None:
+    host.sink("--latency-ms", "5")
+    ids = host.enqueue(emails(1500))
+    run = host.run()
+    cut = 0
+
+    for delivered in range(20, 1400, 40):
+        host.await_delivered(delivered)
+        cut += terminate_backends(host)
+
+    books = host.await_finished(ids)
+    stop(run)
+    books.assert_balanced()
+    assert books.counts == {"sent": 1500}
+    assert cut >= 50
+    assert not run.events("process.exited", level="error")
+
+
+def test_a_stop_while_sessions_are_cut_leaves_nothing_sending(host: Host) -> None:
+    host.sink("--latency-ms", "5")
+    ids = host.enqueue(emails(600))
+    for _ in range(4):
+        run = host.run()
+        host.await_delivered(len(host.recipient.delivered()) + 60)
+        terminate_backends(host)
+        stop(run, seconds=20)
+        interrupted = host.books(ids)
+        assert interrupted.count("sending") == interrupted.count("held") == 0, interrupted.counts
+
+    run = host.run()
+    books = host.await_finished(ids)
+    stop(run)
+    books.assert_balanced()
+    assert books.counts == {"sent": 600}

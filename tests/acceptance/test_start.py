@@ -1,0 +1,143 @@
+"""Starting: with something away, beside another one, or on ground that does not hold."""
+
+from __future__ import annotations
+
+import psycopg
+
+from dispatcher import enqueue
+from tests.acceptance.harness import Host, emails, stop
+from tests.supervisor.program import eventually
+
+
+def test_what_was_enqueued_while_nothing_ran_is_sent_when_it_does(host: Host) -> None:
+    before = host.enqueue(emails(200, name="before"))
+    assert host.rabbit.waiting(host.topology.queue) == 0
+
+    run = host.run()
+
+    books = host.await_finished(before)
+    stop(run)
+    books.assert_balanced()
+    assert books.counts == {"sent": 200}
+
+
+def test_what_was_rolled_back_is_never_sent(host: Host) -> None:
+    with psycopg.connect(host.database_url) as connection:
+        for email in emails(20, name="rolled-back"):
+            enqueue(connection, email)
+        connection.rollback()
+    kept = host.enqueue(emails(20, name="kept"))
+
+    run = host.run()
+
+    books = host.await_finished(kept)
+    stop(run)
+    books.assert_balanced()
+    assert books.counts == {"sent": 20}
+
+
+def test_a_second_run_in_the_same_run_directory_is_refused_in_clear_words(host: Host) -> None:
+    run = host.run()
+    run.await_events("relay.leading")
+
+    second = host.run()
+
+    assert second.await_exit() == 1
+    assert f"Another `dispatcher run` uses the run directory {host.run_dir}." in second.words
+    assert "DISPATCHER_RUN_DIR" in second.words
+    assert "Traceback" not in second.words
+    assert not second.events("process.started")
+    stop(run)
+
+
+def test_two_runs_with_a_run_directory_each_share_the_work(host: Host) -> None:
+    host.sink("--latency-ms", "10")
+    runs = [host.run(WORKERS=1, RUN_DIR=host.folder / f"run-{number}") for number in range(2)]
+    for run in runs:
+        run.await_events("broker.connected")
+
+    ids = host.enqueue(emails(600))
+
+    books = host.await_finished(ids)
+    assert all(run.events("email.attempted") for run in runs)
+    leading, standing_by = sorted(runs, key=lambda run: -len(run.events("relay.leading")))
+    assert not standing_by.events("relay.leading")
+    stop(leading)
+    standing_by.await_events("relay.leading")
+    stop(standing_by)
+    books.assert_balanced()
+    assert books.counts == {"sent": 600}
+
+
+def test_a_crash_loop_waits_longer_and_longer_and_ends_with_its_cause(host: Host) -> None:
+    run = host.run(WORKERS=1)
+    run.await_events("broker.connected")
+    # As after a deployment whose migrations went too far: nothing that this release does can work.
+    with psycopg.connect(host.database_url, autocommit=True) as connection:
+        connection.execute("alter table email_log rename to email_log_gone")
+
+    run.await_events("process.exited", 6, role="relay")
+
+    waits = [event["retry_in_seconds"] for event in run.events("process.exited", role="relay")[:6]]
+    assert waits == [0.0, 0.1, 0.2, 0.4, 0.8, 1.6]
+    assert "The database does not have this release's tables." in run.words
+    with psycopg.connect(host.database_url, autocommit=True) as connection:
+        connection.execute("alter table email_log_gone rename to email_log")
+    ids = host.enqueue(emails(20))
+    books = host.await_finished(ids)
+    stop(run)
+    books.assert_balanced()
+    assert books.counts == {"sent": 20}
+
+
+def test_a_provider_that_nobody_can_use_burns_no_attempt_and_crashes_nobody(host: Host) -> None:
+    host.folder.joinpath("mail").write_text("a file where the Maildir should be")
+    ids = host.enqueue(emails(20))
+
+    run = host.run()
+
+    run.await_events("provider.paused", 2)
+    assert not run.events("process.exited")
+    host.folder.joinpath("mail").unlink()
+    books = host.await_finished(ids)
+    stop(run)
+    books.assert_balanced()
+    assert books.counts == {"sent": 20}
+    assert {row.attempt_count for row in host.rows().values()} == {1}
+
+
+def test_a_start_before_init_says_what_to_do(host: Host) -> None:
+    with psycopg.connect(host.database_url, autocommit=True) as connection:
+        connection.execute("drop table dispatcher_migration, email_log, email_idempotency, email_content cascade")
+    host.rabbit.delete(host.topology.queue)
+
+    run = host.run()
+
+    assert run.await_exit() == 78
+    assert "dispatcher init" in run.words
+    assert host.topology.queue in run.words
+    assert "Traceback" not in run.words
+
+
+def test_a_start_without_its_servers_waits_for_them_and_can_be_stopped(host: Host) -> None:
+    run = host.run(DATABASE_URL="postgresql://nobody@127.0.0.1:1/nothing", AMQP_URL="amqp://127.0.0.1:1")
+
+    run.await_events("store.connection_lost", 2)
+
+    stop(run, seconds=5)
+
+
+def test_a_stop_right_after_the_start_leaves_nothing_behind(host: Host) -> None:
+    ids = host.enqueue(emails(300))
+    for moment in range(5):
+        run = host.run()
+        run.await_events("process.started", moment % 3 + 1)
+        stop(run, seconds=20)
+
+    run = host.run()
+
+    books = host.await_finished(ids)
+    stop(run)
+    books.assert_balanced()
+    assert books.counts == {"sent": 300}
+    eventually(lambda: not list(host.run_dir.glob("*.new")))

@@ -1,0 +1,136 @@
+"""Sessions that are fit for the protocol, and PostgreSQL's errors in our words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from dispatcher.errors import DispatcherError, SchemaError, StoreUnavailable
+from dispatcher.store.connections import Pool, connect_async, connected, make_pool, session, translated
+from dispatcher.store.leases import LeaseStore
+from tests.store.books import Books
+from tests.waiting import until
+
+
+async def test_a_session_waits_for_the_disk_and_for_nothing_else_for_ever(tables_url: str) -> None:
+    opened = await connect_async(tables_url, name="some name")
+
+    async def show(setting: str) -> str:
+        row = await (await opened.execute("select current_setting(%s)", [setting])).fetchone()
+        assert row is not None
+        return str(row[0])
+
+    shown = {name: await show(name) for name in ("synchronous_commit", "statement_timeout", "lock_timeout")}
+    assert shown == {"synchronous_commit": "on", "statement_timeout": "30s", "lock_timeout": "10s"}
+    assert await show("application_name") == "some name"
+    assert opened.autocommit
+    await opened.close()
+
+
+async def test_the_server_is_told_to_notice_a_client_that_vanished(tables_url: str, pool: Pool) -> None:
+    async with session(pool) as opened:
+        rows = await (
+            await opened.execute("select name, setting::integer from pg_settings where name like 'tcp\\_%'")
+        ).fetchall()
+
+    assert dict(rows) == {
+        "tcp_keepalives_idle": 10,
+        "tcp_keepalives_interval": 5,
+        "tcp_keepalives_count": 3,
+        "tcp_user_timeout": 25_000,
+    }
+
+
+def test_nobody_at_the_address_is_an_outage() -> None:
+    with pytest.raises(StoreUnavailable, match="not available"), connected("postgresql://nobody@127.0.0.1:1/nothing"):
+        pass
+
+
+def test_a_wrong_password_is_an_outage_and_is_not_told(tables_url: str) -> None:
+    url = tables_url.replace(":", ":wrong", 2).replace(":wrong", ":", 1)
+
+    with pytest.raises(StoreUnavailable) as told, connected(url):
+        pass
+
+    assert "wrong" not in str(told.value)
+
+
+async def test_a_pool_whose_server_is_away_says_so_in_time() -> None:
+    pool = make_pool("postgresql://nobody@127.0.0.1:1/nothing", name="x", size=1)
+    pool.timeout = 0.2
+    await pool.open()
+
+    with pytest.raises(StoreUnavailable):
+        async with session(pool):
+            pass
+
+    await pool.close()
+
+
+@pytest.mark.parametrize(
+    ("statement", "fault"),
+    [
+        ("select * from no_such_table", SchemaError),
+        ("select no_such_function()", SchemaError),
+        ("set statement_timeout = 1; select pg_sleep(5)", StoreUnavailable),
+        ("select pg_terminate_backend(pg_backend_pid())", StoreUnavailable),
+        ("do $$ begin raise sqlstate '40P01'; end $$", StoreUnavailable),
+        ("do $$ begin raise sqlstate '40001'; end $$", StoreUnavailable),
+        ("do $$ begin raise sqlstate '53100'; end $$", StoreUnavailable),
+        ("set default_transaction_read_only = on; delete from email_log", StoreUnavailable),
+        ("select 1/0", DispatcherError),
+        ("select 'not a number'::integer", DispatcherError),
+    ],
+)
+def test_every_fault_of_the_server_is_translated(
+    tables_url: str, statement: str, fault: type[DispatcherError]
+) -> None:
+    with connected(tables_url) as connection, pytest.raises(DispatcherError) as raised, translated():
+        for part in [statement] if statement.startswith("do") else statement.split("; "):
+            connection.execute(part.encode())
+
+    assert type(raised.value) is fault
+    assert "not a number" not in str(raised.value)
+
+
+def test_what_the_client_library_refuses_is_translated_without_its_values(tables_url: str) -> None:
+    with connected(tables_url) as connection, pytest.raises(DispatcherError) as raised, translated():
+        connection.execute("select %s::text", ["ann@example.org\0"])
+
+    assert type(raised.value) is DispatcherError
+    assert "ann" not in str(raised.value)
+
+
+async def test_a_pool_recovers_from_the_end_of_all_its_sessions(store: LeaseStore, books: Books) -> None:
+    keys = books.keys(books.enqueue(1))
+    faults: list[StoreUnavailable] = []
+
+    await until(lambda: len(books.sessions("worker-1")) == 2)
+    assert books.terminate("worker-1") == 2
+    leases: list[Any] = []
+    while not leases:
+        try:
+            leases = await store.lease(keys, 60)
+        except StoreUnavailable as fault:
+            faults.append(fault)
+
+    assert len(leases) == 1
+    assert len(faults) <= 2
+
+
+async def test_a_statement_that_waits_too_long_for_a_lock_is_an_outage(
+    store: LeaseStore, books: Books, tables_url: str, pool: Pool
+) -> None:
+    (email_id,) = books.enqueue(1)
+    async with session(pool) as first, session(pool) as second:
+        for each in (first, second):
+            await each.execute("set lock_timeout = '50ms'")
+
+    with psycopg.connect(tables_url) as person:
+        Books(person).lock(email_id)
+        with pytest.raises(StoreUnavailable, match="lock timeout"):
+            await store.lease(books.keys([email_id]), 60)
+
+    assert books.status(email_id) == "pending"

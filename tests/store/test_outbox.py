@@ -1,0 +1,248 @@
+"""What is due: found in order, marked only as of the look at it, and returned when its owner is gone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from dispatcher import enqueue
+from dispatcher.domain.status import OnUncertain, Status
+from dispatcher.store.connections import AsyncSession, connect_async
+from dispatcher.store.leases import LeaseStore
+from dispatcher.store.outbox import Outbox
+from tests.store.books import Books, email
+from tests.store.results import result
+from tests.waiting import until
+
+EXPIRED = datetime(2026, 1, 1, tzinfo=UTC)
+HOLD, RESEND = OnUncertain.HOLD, OnUncertain.RESEND
+
+
+@pytest.fixture
+async def session(tables_url: str) -> AsyncIterator[AsyncSession]:
+    """The relay's one session."""
+    opened = await connect_async(tables_url, name="relay")
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def outbox(session: AsyncSession) -> Outbox:
+    """The relay's statements."""
+    return Outbox(session)
+
+
+async def test_an_enqueued_email_is_due_with_all_that_its_message_needs(outbox: Outbox, books: Books) -> None:
+    traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    answer = enqueue(books.connection, email("order-17", correlation_id="request-1"), traceparent=traceparent)
+
+    (due,) = await outbox.find_publish_due(10)
+    assert (due.email_id, due.message_key) == (answer.email_id, "order-17")
+    assert (due.correlation_id, due.traceparent) == ("request-1", traceparent)
+
+
+async def test_the_longest_due_come_first_and_no_more_than_asked_for(outbox: Outbox, books: Books) -> None:
+    email_ids = books.enqueue(5)
+    for number, email_id in enumerate(email_ids):
+        books.change(email_id, publish_due_at=EXPIRED - timedelta(hours=number))
+
+    due = await outbox.find_publish_due(3)
+
+    assert [row.email_id for row in due] == email_ids[:1:-1]
+
+
+async def test_what_will_be_due_is_not_yet(outbox: Outbox, books: Books) -> None:
+    books.change(books.enqueue_one(), publish_due_at=datetime.now(UTC) + timedelta(hours=1))
+
+    assert await outbox.find_publish_due(10) == []
+
+
+async def test_only_what_was_published_is_marked(outbox: Outbox, books: Books) -> None:
+    published, unroutable = books.enqueue(2)
+    looked_at = (await outbox.find_publish_due(10))[0].looked_at
+
+    await outbox.mark_published([published], looked_at)
+
+    assert [row.email_id for row in await outbox.find_publish_due(10)] == [unroutable]
+    assert books.row(published)["published_at"] is not None
+    assert books.row(unroutable)["published_at"] is None
+
+
+async def test_what_became_due_again_after_the_look_stays_due(
+    outbox: Outbox, store: LeaseStore, books: Books
+) -> None:
+    email_id = books.enqueue_one()
+    (looked,) = await outbox.find_publish_due(10)
+    (lease,) = await store.lease(books.keys([email_id]), 60)
+    await store.release({email_id: lease.token})
+
+    await outbox.mark_published([email_id], looked.looked_at)
+
+    assert [row.email_id for row in await outbox.find_publish_due(10)] == [email_id]
+
+
+async def test_marking_what_a_worker_has_already_leased_changes_nothing(
+    outbox: Outbox, store: LeaseStore, books: Books
+) -> None:
+    email_id = books.enqueue_one()
+    (looked,) = await outbox.find_publish_due(10)
+    await store.lease(books.keys([email_id]), 60)
+    before = books.row(email_id)
+
+    await outbox.mark_published([email_id], looked.looked_at)
+
+    assert books.row(email_id) == before
+
+
+async def test_an_enqueue_that_commits_after_the_look_stays_due(outbox: Outbox, books: Books, tables_url: str) -> None:
+    early = books.enqueue_one()
+    with psycopg.connect(tables_url) as application:
+        late = Books(application).enqueue_one()
+        due = await outbox.find_publish_due(10)
+    await outbox.mark_published([row.email_id for row in due], due[0].looked_at)
+
+    assert [row.email_id for row in due] == [early]
+    assert [row.email_id for row in await outbox.find_publish_due(10)] == [late]
+
+
+async def test_a_dead_letter_tells_all_that_a_replay_needs(outbox: Outbox, store: LeaseStore, books: Books) -> None:
+    email_id = books.enqueue_one(correlation_id="request-1", tenant_id="tenant-1")
+    (lease,) = await store.lease(books.keys([email_id]), 60)
+    await store.record([result(lease, Status.FAILED, error_type="refused", error="550 no")])
+
+    (due,) = await outbox.find_dead_letter_due(10)
+
+    row = books.row(email_id)
+    assert (due.email_id, due.tenant_id, due.message_key) == (email_id, "tenant-1", row["message_key"])
+    assert (due.status, due.error_type, due.error, due.provider) == (Status.FAILED, "refused", "550 no", "smtp")
+    assert (due.attempt_count, due.correlation_id) == (1, "request-1")
+    assert (due.created_at, due.failed_at) == (row["created_at"], row["dead_letter_due_at"])
+
+
+async def test_a_dead_letter_that_was_confirmed_is_due_no_more(outbox: Outbox, store: LeaseStore, books: Books) -> None:
+    leases = await store.lease(books.keys(books.enqueue(2)), 60)
+    await store.record([result(lease, Status.HELD) for lease in leases])
+    due = await outbox.find_dead_letter_due(10)
+
+    await outbox.mark_dead_lettered([due[0].email_id], due[0].looked_at)
+
+    assert [row.email_id for row in await outbox.find_dead_letter_due(10)] == [due[1].email_id]
+
+
+async def test_a_dead_letter_of_an_email_that_proved_to_be_sent_is_not_published(
+    outbox: Outbox, store: LeaseStore, books: Books
+) -> None:
+    (lease,) = await store.lease(books.keys(books.enqueue(1)), 60)
+    await store.record([result(lease, Status.HELD)])
+    await store.record([result(lease, Status.SENT)])
+
+    assert await outbox.find_dead_letter_due(10) == []
+
+
+@pytest.mark.parametrize(
+    ("own", "default", "status"),
+    [(None, HOLD, "held"), (None, RESEND, "pending"), (HOLD, RESEND, "held"), (RESEND, HOLD, "pending")],
+)
+async def test_an_expired_lease_is_judged_by_the_emails_policy_or_else_by_the_hosts(
+    outbox: Outbox, store: LeaseStore, books: Books, own: OnUncertain | None, default: OnUncertain, status: str
+) -> None:
+    email_id = books.enqueue_one(on_uncertain=own)
+    (lease,) = await store.lease(books.keys([email_id]), 60)
+    books.change(email_id, locked_until=EXPIRED)
+
+    (rescued,) = await outbox.rescue_expired(default, 5, 10)
+
+    assert (rescued.email_id, rescued.status, rescued.attempt_count) == (email_id, status, 1)
+    row = books.row(email_id)
+    assert (row["status"], row["error_type"], row["locked_by"]) == (status, "outcome_unknown", None)
+    assert (row["dead_letter_due_at"] is None, row["publish_due_at"] is None) == (status == "pending", status == "held")
+    assert await store.renew({email_id: lease.token}, 60) == set()
+    assert await store.record([result(lease, Status.FAILED)]) == set()
+    assert books.status(email_id) == status
+
+
+async def test_an_email_without_attempts_left_is_held_even_if_it_may_be_resent(
+    outbox: Outbox, store: LeaseStore, books: Books
+) -> None:
+    email_id = books.enqueue_one(on_uncertain="resend")
+    statuses = []
+
+    for _ in range(3):
+        await store.lease(books.keys([email_id]), 60)
+        books.change(email_id, locked_until=EXPIRED)
+        await outbox.rescue_expired(RESEND, 3, 10)
+        statuses.append(books.status(email_id))
+
+    assert statuses == ["pending", "pending", "held"]
+
+
+async def test_only_expired_leases_are_rescued(outbox: Outbox, store: LeaseStore, books: Books) -> None:
+    live, pending, failed = books.enqueue(3)
+    leases = {lease.email_id: lease for lease in await store.lease(books.keys([live, failed]), 60)}
+    await store.record([result(leases[failed], Status.FAILED)])
+    books.change(pending, locked_until=EXPIRED)
+
+    assert await outbox.rescue_expired(HOLD, 5, 10) == []
+
+    assert books.statuses() == {"sending": 1, "pending": 1, "failed": 1}
+
+
+async def test_a_lease_that_is_being_recorded_is_left_alone(
+    outbox: Outbox, store: LeaseStore, books: Books, tables_url: str
+) -> None:
+    email_ids = books.enqueue(2)
+    await store.lease(books.keys(email_ids), 60)
+    for email_id in email_ids:
+        books.change(email_id, locked_until=EXPIRED)
+    with psycopg.connect(tables_url) as worker:
+        Books(worker).lock(email_ids[0])
+
+        rescued = await outbox.rescue_expired(HOLD, 5, 10)
+
+    assert [email.email_id for email in rescued] == email_ids[1:]
+
+
+async def test_one_session_of_a_database_is_the_relay_until_it_ends(
+    outbox: Outbox, session: AsyncSession, books: Books, tables_url: str
+) -> None:
+    other = await connect_async(tables_url, name="relay 2")
+
+    assert await outbox.try_lock()
+    assert not await Outbox(other).try_lock()
+    await session.close()
+
+    await until(lambda: not books.sessions("relay"))
+    assert await Outbox(other).try_lock()
+    await other.close()
+
+
+async def test_a_commit_wakes_who_listens_and_a_rollback_does_not(
+    outbox: Outbox, books: Books, tables_url: str
+) -> None:
+    await outbox.listen()
+    with psycopg.connect(tables_url) as application:
+        Books(application).enqueue_one()
+        application.rollback()
+    assert not await outbox.wait(0.05)
+
+    books.enqueue_one()
+
+    assert await outbox.wait(10)
+
+
+async def test_partitions_are_made_ahead_once(outbox: Outbox, session: AsyncSession) -> None:
+    assert await outbox.make_partitions() == []
+
+
+async def test_a_batch_of_five_hundred_is_marked_at_once(outbox: Outbox, books: Books) -> None:
+    email_ids: list[UUID] = books.enqueue(500)
+    due = await outbox.find_publish_due(500)
+
+    await outbox.mark_published([row.email_id for row in due], due[0].looked_at)
+
+    assert {row.email_id for row in due} == set(email_ids)
+    assert await outbox.find_publish_due(1) == []

@@ -1,0 +1,462 @@
+"""Enqueueing: an email is stored whole or not at all, in the caller's transaction, and a message key holds one email.
+
+Each behaviour is shown for the synchronous functions and for their `_async` twins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row, namedtuple_row
+
+from dispatcher import (
+    Acceptance,
+    Attachment,
+    Email,
+    Enqueued,
+    MessageKeyConflict,
+    enqueue,
+    enqueue_async,
+    enqueue_many,
+    enqueue_many_async,
+)
+from dispatcher.producers import BATCH_EMAILS
+from tests.store.books import Books, email
+from tests.waiting import wait_until
+
+ACCEPTED, KNOWN, CONFLICT = Acceptance.ACCEPTED, Acceptance.KNOWN, Acceptance.CONFLICT
+TABLES = ("email_log", "email_content", "email_attachment", "email_idempotency")
+FILE = Attachment("a.bin", "application/octet-stream", bytes(range(256)))
+
+
+class Application:
+    """A connection of somebody who enqueues, synchronous or not, used in one way."""
+
+    def __init__(self, connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+        self._connection = connection
+
+    async def enqueue(self, one: Email, **options: Any) -> Enqueued:
+        if isinstance(self._connection, psycopg.Connection):
+            return enqueue(self._connection, one, **options)
+        return await enqueue_async(self._connection, one, **options)
+
+    async def enqueue_many(self, emails: Iterable[Email], **options: Any) -> list[Enqueued]:
+        if isinstance(self._connection, psycopg.Connection):
+            return enqueue_many(self._connection, emails, **options)
+        return await enqueue_many_async(self._connection, emails, **options)
+
+    async def commit(self) -> None:
+        answer = self._connection.commit()
+        if inspect.isawaitable(answer):
+            await answer
+
+    async def rollback(self) -> None:
+        answer = self._connection.rollback()
+        if inspect.isawaitable(answer):
+            await answer
+
+    async def execute(self, statement: str) -> list[Any]:
+        if isinstance(self._connection, psycopg.Connection):
+            return self._connection.execute(statement.encode()).fetchall()
+        return await (await self._connection.execute(statement.encode())).fetchall()
+
+
+@dataclass(frozen=True)
+class Way:
+    """How an application connects."""
+
+    twin: bool
+    autocommit: bool = False
+    rows: Any = psycopg.rows.tuple_row
+
+
+@pytest.fixture(params=[Way(False), Way(True)], ids=["sync", "async"])
+def way(request: pytest.FixtureRequest) -> Way:
+    """Synchronous, then asynchronous; both in a transaction."""
+    assert isinstance(request.param, Way)
+    return request.param
+
+
+@pytest.fixture
+async def application(way: Way, tables_url: str) -> AsyncIterator[Application]:
+    """A connection made in that way."""
+    options: dict[str, Any] = {"autocommit": way.autocommit, "row_factory": way.rows, "application_name": "application"}
+    if way.twin:
+        async with await psycopg.AsyncConnection.connect(tables_url, **options) as opened:
+            yield Application(opened)
+    else:
+        with psycopg.connect(tables_url, **options) as connection:
+            yield Application(connection)
+
+
+every_way = pytest.mark.parametrize(
+    "way",
+    [Way(twin, autocommit, rows) for twin in (False, True) for autocommit in (False, True) for rows in (dict_row, namedtuple_row)],
+    indirect=False,
+    ids=str,
+)
+
+
+def standing(books: Books) -> dict[str, int]:
+    return {table: books.count(table) for table in TABLES}
+
+
+NOTHING = dict.fromkeys(TABLES, 0)
+
+
+async def test_an_email_is_there_after_the_commit_and_not_before(application: Application, books: Books) -> None:
+    answer = await application.enqueue(email("key", attachments=[FILE]))
+
+    assert (answer.message_key, answer.acceptance) == ("key", ACCEPTED)
+    assert standing(books) == NOTHING
+    await application.commit()
+    assert standing(books) == dict.fromkeys(TABLES, 1)
+    row = books.row(answer.email_id)
+    assert (row["status"], row["message_key"], row["attempt_count"], row["tenant_id"]) == ("pending", "key", 0, "default")
+    assert row["publish_due_at"] is not None
+    assert row["published_at"] is None
+
+
+async def test_a_rollback_leaves_nothing_and_frees_the_key(application: Application, books: Books) -> None:
+    first = await application.enqueue(email("key", attachments=[FILE]))
+    await application.rollback()
+
+    assert standing(books) == NOTHING
+    second = await application.enqueue(email("key", subject="Another payload"))
+    assert second.acceptance is ACCEPTED
+    assert second.email_id != first.email_id
+
+
+async def test_the_same_key_and_payload_are_known_and_store_nothing(application: Application, books: Books) -> None:
+    first = await application.enqueue(email("key", attachments=[FILE]))
+    await application.commit()
+
+    again = await application.enqueue(email("key", attachments=[FILE], correlation_id="another request"))
+    await application.commit()
+
+    assert again == Enqueued(first.email_id, "key", KNOWN)
+    assert standing(books) == dict.fromkeys(TABLES, 1)
+
+
+async def test_the_same_key_with_another_payload_is_a_conflict_that_names_the_holder(
+    application: Application, books: Books
+) -> None:
+    first = await application.enqueue(email("key"))
+    await application.commit()
+
+    with pytest.raises(MessageKeyConflict, match="'key' already names") as conflict:
+        await application.enqueue(email("key", subject="Another"))
+
+    assert (conflict.value.email_id, conflict.value.tenant_id) == (str(first.email_id), "default")
+    await application.commit()
+    assert standing(books)["email_log"] == 1
+
+
+async def test_the_transaction_of_a_conflict_can_go_on(application: Application, books: Books) -> None:
+    await application.enqueue(email("key"))
+    with pytest.raises(MessageKeyConflict):
+        await application.enqueue(email("key", subject="Another"))
+
+    await application.enqueue(email("other key"))
+    await application.commit()
+
+    assert standing(books)["email_log"] == 2
+
+
+async def test_conflicts_can_be_reported_and_the_others_are_stored(application: Application, books: Books) -> None:
+    (held,) = await application.enqueue_many([email("1")])
+
+    answers = await application.enqueue_many(
+        [email("0"), email("1", subject="Another"), email("1"), email("2")], report_conflicts=True
+    )
+    await application.commit()
+
+    assert [(answer.message_key, answer.acceptance) for answer in answers] == [
+        ("0", ACCEPTED),
+        ("1", CONFLICT),
+        ("1", KNOWN),
+        ("2", ACCEPTED),
+    ]
+    assert answers[1].email_id == answers[2].email_id == held.email_id
+    assert standing(books)["email_log"] == 3
+
+
+async def test_a_key_belongs_to_its_tenant(application: Application, books: Books) -> None:
+    answers = await application.enqueue_many([email("key", tenant_id=tenant, subject=tenant) for tenant in ("a", "b")])
+
+    assert [answer.acceptance for answer in answers] == [ACCEPTED, ACCEPTED]
+    assert answers[0].email_id != answers[1].email_id
+
+
+async def test_of_a_key_that_comes_twice_in_a_batch_the_first_is_stored(application: Application, books: Books) -> None:
+    emails = [email("a"), email("key", subject="First"), email("key", subject="Other"), email("key", subject="First")]
+
+    answers = await application.enqueue_many(emails, report_conflicts=True)
+    await application.commit()
+
+    assert [answer.acceptance for answer in answers] == [ACCEPTED, ACCEPTED, CONFLICT, KNOWN]
+    assert len({answer.email_id for answer in answers[1:]}) == 1
+    assert books.select("select subject from email_content where email_id = %s", answers[1].email_id) == [
+        {"subject": "First"}
+    ]
+
+
+async def test_a_key_that_comes_twice_over_two_batches_is_known(application: Application, books: Books) -> None:
+    emails = [email(str(number % BATCH_EMAILS)) for number in range(BATCH_EMAILS + 3)]
+
+    answers = await application.enqueue_many(iter(emails))
+
+    assert [answer.acceptance for answer in answers] == [ACCEPTED] * BATCH_EMAILS + [KNOWN] * 3
+    assert [answer.email_id for answer in answers[-3:]] == [answer.email_id for answer in answers[:3]]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, BATCH_EMAILS, 2 * BATCH_EMAILS + 1])
+async def test_answers_come_in_the_order_given_whatever_the_size(
+    application: Application, books: Books, count: int
+) -> None:
+    keys = [f"{(number * 7919) % 10007:05}" for number in range(count)]
+
+    answers = await application.enqueue_many(email(key) for key in keys)
+    await application.commit()
+
+    assert [answer.message_key for answer in answers] == keys
+    assert {row["email_id"]: row["message_key"] for row in books.rows()} == {
+        answer.email_id: answer.message_key for answer in answers
+    }
+
+
+async def test_everything_comes_back_as_it_was_given(application: Application, books: Books) -> None:
+    files = [Attachment(f"{n}-größe.bin", "a/b", bytes([n]) * n * 1000) for n in range(4)]
+    given = email(
+        "schlüssel-🦊",
+        sender="Shöp <shop@example.com>",
+        to=["Ann <ann@exämple.org>", "bob@example.org"],
+        bcc="bcc@example.org",
+        subject="漢字 “subject” \\ %s {} ' $1",
+        text="NULL \\N {\"a\": 1} 🦊\n",
+        html="<p>é</p>",
+        headers={"X-One": "a,b;c=\"d\""},
+        tags=["a,b", "{}", "NULL", ""][:3],
+        attachments=files,
+        correlation_id="NULL",
+        on_uncertain="resend",
+    )
+
+    answer = await application.enqueue(given)
+    await application.commit()
+
+    (content,) = books.select("select * from email_content where email_id = %s", answer.email_id)
+    assert (content["sender"], content["subject"], content["text_body"]) == (given.sender, given.subject, given.text)
+    assert (content["html_body"], content["headers"], content["tags"]) == (given.html, dict(given.headers), list(given.tags))
+    assert content["recipients"] == {"to": list(given.to), "bcc": list(given.bcc)}
+    assert content["attachment_count"] == 4
+    kept = books.select("select * from email_attachment where email_id = %s order by position", answer.email_id)
+    assert [(row["filename"], row["content_type"], row["content"]) for row in kept] == [
+        (file.filename, file.content_type, file.content) for file in files
+    ]
+    row = books.row(answer.email_id)
+    assert (row["message_key"], row["correlation_id"], row["on_uncertain"]) == ("schlüssel-🦊", "NULL", "resend")
+
+
+@every_way
+async def test_an_email_and_its_attachments_are_stored_together_in_every_way_to_connect(
+    application: Application, books: Books
+) -> None:
+    answers = await application.enqueue_many([email("1", attachments=[FILE, FILE]), email("2")])
+    again = await application.enqueue_many([email("1", attachments=[FILE, FILE])])
+    await application.commit()
+
+    assert [answer.acceptance for answer in (*answers, *again)] == [ACCEPTED, ACCEPTED, KNOWN]
+    assert standing(books) == {"email_log": 2, "email_content": 2, "email_attachment": 2, "email_idempotency": 2}
+
+
+@pytest.mark.parametrize("way", [Way(False, True), Way(True, True)], ids=["sync", "async"])
+async def test_in_autocommit_attachments_that_cannot_be_stored_leave_no_email(
+    application: Application, tables_url: str, books: Books
+) -> None:
+    with ThreadPoolExecutor(1) as threads, psycopg.connect(tables_url) as person:
+        person.execute("lock table email_attachment in access exclusive mode")
+        await application.execute("select set_config('lock_timeout', '50ms', false)")
+
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            await application.enqueue(email("key", attachments=[FILE]))
+
+    assert threads is not None
+    assert standing(books) == NOTHING
+
+
+@pytest.mark.parametrize("way", [Way(False, True), Way(True, True)], ids=["sync", "async"])
+async def test_in_autocommit_a_conflict_among_many_stores_none_of_them(application: Application, books: Books) -> None:
+    await application.enqueue(email("key"))
+
+    with pytest.raises(MessageKeyConflict):
+        await application.enqueue_many([email("new"), email("key", subject="Another"), email("newer")])
+
+    assert [row["message_key"] for row in books.rows()] == ["key"]
+
+
+async def test_a_savepoint_that_is_rolled_back_takes_its_emails_along(application: Application, books: Books) -> None:
+    await application.enqueue(email("before"))
+    await application.execute("savepoint here; select 1")
+    await application.enqueue(email("inside", attachments=[FILE]))
+    await application.execute("rollback to savepoint here; select 1")
+    await application.commit()
+
+    assert [row["message_key"] for row in books.rows()] == ["before"]
+
+
+class TestRaces:
+    """Two transactions want one key: the second waits for the first's end."""
+
+    @pytest.fixture
+    def first(self, tables_url: str, books: Books) -> Any:
+        """A transaction that has enqueued `key` and not ended."""
+        with psycopg.connect(tables_url) as connection:
+            answer = enqueue(connection, email("key"))
+            yield connection, answer
+
+    @staticmethod
+    def race(tables_url: str, books: Books, second: Email, end: Any, **connecting: Any) -> Enqueued:
+        def enqueue_second() -> Enqueued:
+            with psycopg.connect(tables_url, application_name="second", **connecting) as connection:
+                return enqueue(connection, second)
+
+        with ThreadPoolExecutor(1) as threads:
+            answer = threads.submit(enqueue_second)
+            wait_until(lambda: books.waiting_for_a_lock("second"))
+            end()
+            return answer.result(20)
+
+    def test_the_first_commits_and_the_second_learns_its_id(self, first: Any, tables_url: str, books: Books) -> None:
+        connection, held = first
+
+        answer = self.race(tables_url, books, email("key"), connection.commit)
+
+        assert answer == Enqueued(held.email_id, "key", KNOWN)
+        assert standing(books)["email_log"] == 1
+
+    def test_the_first_rolls_back_and_the_second_is_stored(self, first: Any, tables_url: str, books: Books) -> None:
+        connection, held = first
+
+        answer = self.race(tables_url, books, email("key", subject="Another"), connection.rollback)
+
+        assert answer.acceptance is ACCEPTED
+        assert [row["email_id"] for row in books.rows()] == [answer.email_id] != [held.email_id]
+
+    def test_the_first_commits_another_payload_and_the_second_conflicts(
+        self, first: Any, tables_url: str, books: Books
+    ) -> None:
+        connection, _ = first
+
+        with pytest.raises(MessageKeyConflict):
+            self.race(tables_url, books, email("key", subject="Another"), connection.commit)
+
+    def test_under_repeatable_read_the_second_is_told_to_try_again(
+        self, first: Any, tables_url: str, books: Books
+    ) -> None:
+        connection, held = first
+        options = "-c default_transaction_isolation=repeatable\\ read"
+
+        with pytest.raises(psycopg.errors.SerializationFailure):
+            self.race(tables_url, books, email("key"), connection.commit, options=options)
+
+        with psycopg.connect(tables_url, options=options) as again:
+            assert enqueue(again, email("key")) == Enqueued(held.email_id, "key", KNOWN)
+
+    def test_two_with_the_same_keys_in_opposite_order_do_not_deadlock(self, tables_url: str, books: Books) -> None:
+        keys = [f"key-{number:03}" for number in range(200)]
+
+        def run(order: list[str]) -> list[Acceptance]:
+            with psycopg.connect(tables_url) as connection:
+                return [answer.acceptance for answer in enqueue_many(connection, map(email, order))]
+
+        with ThreadPoolExecutor(4) as threads:
+            answers = list(threads.map(run, [keys, keys[::-1], keys, keys[::-1]]))
+
+        assert sorted(answer.count(ACCEPTED) for answer in answers) == [0, 0, 0, 200]
+        assert standing(books)["email_log"] == 200
+
+    async def test_the_twin_waits_without_blocking_the_loop(self, first: Any, tables_url: str, books: Books) -> None:
+        connection, held = first
+        async with await psycopg.AsyncConnection.connect(tables_url, application_name="second") as second:
+            waiting = asyncio.create_task(enqueue_async(second, email("key")))
+            while not books.waiting_for_a_lock("second"):
+                await asyncio.sleep(0.005)
+            connection.commit()
+
+            assert await asyncio.wait_for(waiting, 20) == Enqueued(held.email_id, "key", KNOWN)
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+async def test_stricter_isolation_enqueues_and_recognises_its_own(
+    application: Application, books: Books, isolation: str
+) -> None:
+    await application.execute(f"set transaction isolation level {isolation}; select 1")
+
+    answers = await application.enqueue_many([email("1", attachments=[FILE]), email("2"), email("1", attachments=[FILE])])
+    await application.commit()
+
+    assert [answer.acceptance for answer in answers] == [ACCEPTED, ACCEPTED, KNOWN]
+
+
+async def test_a_commit_wakes_the_relay_once(application: Application, tables_url: str) -> None:
+    with psycopg.connect(tables_url, autocommit=True) as relay:
+        relay.execute("listen email_dispatcher_due")
+        await application.enqueue_many([email("1"), email("2")])
+        assert list(relay.notifies(timeout=0.02)) == []
+        await application.commit()
+
+        heard = list(relay.notifies(timeout=10, stop_after=1))
+        assert [notification.channel for notification in heard] == ["email_dispatcher_due"]
+
+
+async def test_a_known_key_wakes_nobody(application: Application, tables_url: str) -> None:
+    await application.enqueue(email("key"))
+    await application.commit()
+    with psycopg.connect(tables_url, autocommit=True) as relay:
+        relay.execute("listen email_dispatcher_due")
+        await application.enqueue(email("key"))
+        await application.commit()
+
+        assert list(relay.notifies(timeout=0.05)) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", True),
+        ("00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01", False),
+        ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\n", False),
+        ("", False),
+        ("x" * 200_000, False),
+        ("\0", False),
+    ],
+)
+async def test_a_traceparent_that_is_none_is_left_out(
+    application: Application, books: Books, given: str, kept: bool
+) -> None:
+    answer = await application.enqueue(email("key"), traceparent=given)
+    await application.commit()
+
+    assert books.row(answer.email_id)["traceparent"] == (given if kept else None)
+
+
+async def test_ids_ascend_with_the_order_of_enqueueing(application: Application) -> None:
+    answers = await application.enqueue_many(email(f"{number:03}") for number in range(50, 0, -1))
+
+    ids = [answer.email_id for answer in answers]
+    assert ids == sorted(ids)
+
+
+async def test_what_postgresql_raises_reaches_the_caller_as_it_is(
+    application: Application, empty_database_url: str
+) -> None:
+    with psycopg.connect(empty_database_url) as connection, pytest.raises(psycopg.errors.UndefinedTable):
+        enqueue(connection, email("key"))
