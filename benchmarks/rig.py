@@ -11,10 +11,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
@@ -25,6 +26,7 @@ from dispatcher.broker.connection import open_connection
 from dispatcher.broker.topology import Topology, declare
 from dispatcher.dev.ledger import read_ledger
 from dispatcher.dev.servers import Servers
+from dispatcher.domain.status import Status
 from dispatcher.store.connections import connected
 from dispatcher.store.counts import Counts, count_emails
 from dispatcher.store.migrations import migrate
@@ -70,12 +72,33 @@ class Measured:
     duplicates: int
 
 
-def measure(servers: Servers, case: Case, folder: Path) -> Measured:
-    """Runs one case.
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A case with everything that `dispatcher run` needs, and its emails enqueued.
 
-    Raises:
-        RuntimeError: nothing moved for half a minute, or the run ended badly.
+    Attributes:
+        ids: Every email's id.
+        enqueue_per_second: Of the library, some hundreds of emails per statement.
     """
+
+    case: Case
+    folder: Path
+    database_url: str
+    environment: Mapping[str, str]
+    ids: frozenset[str]
+    enqueue_per_second: float
+
+    @contextmanager
+    def running(self, name: str, settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
+        """A `dispatcher run` with a run directory of its own, drained at the end."""
+        environment = {**self.environment, "DISPATCHER_RUN_DIR": str(self.folder / name), **settings}
+        with _running(environment, self.folder / f"{name}.log"):
+            yield
+
+
+@contextmanager
+def stage(servers: Servers, case: Case, folder: Path) -> Iterator[Stage]:
+    """A database, queues and a provider's double for one case, gone afterwards."""
     folder.mkdir(parents=True)
     with _database(servers) as database_url, _provider(case, folder) as provider_environment:
         topology = _topology(servers)
@@ -90,17 +113,39 @@ def measure(servers: Servers, case: Case, folder: Path) -> Measured:
             "DISPATCHER_DLQ": topology.dlq,
             "DISPATCHER_PROVIDERS": case.provider,
             "DISPATCHER_WORKERS": str(case.workers),
-            "DISPATCHER_RUN_DIR": str(folder / "run"),
             "DISPATCHER_LOG_FORMAT": "json",
         }
         if case.prefetch:
             environment["DISPATCHER_PREFETCH"] = str(case.prefetch)
         try:
-            with _running(environment, folder):
-                counts = _until_done(database_url, case.emails)
+            yield Stage(case, folder, database_url, environment, frozenset(ids), enqueue_per_second)
         finally:
             asyncio.run(_delete(servers, topology))
-        return _measured(case, database_url, ids, _accepted(case, folder), counts, enqueue_per_second)
+
+
+def measure(servers: Servers, case: Case, folder: Path) -> Measured:
+    """Runs one case.
+
+    Raises:
+        RuntimeError: nothing moved for half a minute, or the run ended badly.
+    """
+    with stage(servers, case, folder) as scene:
+        with scene.running("run"):
+            counts = _until_done(scene.database_url, case.emails)
+        return _measured(scene, _accepted(case, folder), counts)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    """Waits for a condition.
+
+    Raises:
+        RuntimeError: it did not come true in time.
+    """
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"what was waited for did not happen within {seconds:.0f} s")
+        time.sleep(0.1)
 
 
 @contextmanager
@@ -165,8 +210,8 @@ def _enqueue(database_url: str, emails: int) -> tuple[set[str], float]:
 
 
 @contextmanager
-def _running(environment: dict[str, str], folder: Path) -> Iterator[None]:
-    with (folder / "run.log").open("wb") as log:
+def _running(environment: Mapping[str, str], log_path: Path) -> Iterator[None]:
+    with log_path.open("wb") as log:
         command = [sys.executable, "-m", "dispatcher.cli.main", "run"]
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:
@@ -175,7 +220,7 @@ def _running(environment: dict[str, str], folder: Path) -> Iterator[None]:
         process.send_signal(signal.SIGTERM)
         code = process.wait(timeout=60)
     if code != 0:
-        raise RuntimeError(f"`dispatcher run` ended with {code}; its log is {folder / 'run.log'}")
+        raise RuntimeError(f"`dispatcher run` ended with {code}; its log is {log_path}")
 
 
 def _until_done(database_url: str, emails: int) -> Counts:
@@ -200,10 +245,8 @@ def _accepted(case: Case, folder: Path) -> Counter[str]:
     return Counter(read_ledger(folder / "sink" / "ledger.jsonl").times)
 
 
-def _measured(
-    case: Case, database_url: str, ids: set[str], accepted: Counter[str], counts: Counts, enqueue_per_second: float
-) -> Measured:
-    with connected(database_url) as connection:
+def _measured(scene: Stage, accepted: Counter[str], counts: Counts) -> Measured:
+    with connected(scene.database_url) as connection:
         row = connection.execute(
             "select extract(epoch from max(l.sent_at) - min(a.started_at))::float8"
             " from email_log as l join email_attempt as a using (email_id)"
@@ -214,13 +257,13 @@ def _measured(
     assert row is not None
     assert known is not None
     return Measured(
-        case=case,
+        case=scene.case,
         emails_per_second=len(sent_ids) / row[0],
         seconds=row[0],
-        enqueue_per_second=enqueue_per_second,
-        sent=counts.emails["sent"],
-        failed=counts.emails["failed"],
-        held=counts.emails["held"],
-        lost=len(sent_ids - set(accepted)) + len(ids) - known[0],
+        enqueue_per_second=scene.enqueue_per_second,
+        sent=counts.emails[Status.SENT],
+        failed=counts.emails[Status.FAILED],
+        held=counts.emails[Status.HELD],
+        lost=len(sent_ids - set(accepted)) + len(scene.ids) - known[0],
         duplicates=sum(times - 1 for times in accepted.values()),
     )

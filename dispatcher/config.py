@@ -8,6 +8,7 @@ that holds a secret may also be given as a file, by its variable with `_FILE` ap
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
@@ -18,7 +19,7 @@ from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import ConfigurationError
 
 PREFIX: Final = "DISPATCHER_"
-KNOWN_PROVIDERS: Final = ("sendgrid", "smtp", "capture")
+KNOWN_PROVIDERS: Final = ("sendgrid", "ses", "smtp", "capture")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 QUEUE_TYPES: Final = ("quorum", "classic")
 LOOPBACKS: Final = ("127.0.0.1", "::1", "localhost")
@@ -159,6 +160,22 @@ def _https_host(text: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
+def _endpoint(text: str) -> str:
+    parts = urlsplit(_url("https", "http")(text))
+    if parts.scheme == "http" and parts.hostname not in LOOPBACKS:
+        raise ValueError("would send emails in the clear; use https://")
+    return text
+
+
+def _name(letters: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if not re.fullmatch(f"[{letters}]{{1,64}}", text):
+            raise ValueError(f"must be 1 to 64 characters out of {letters}")
+        return text
+
+    return parse
+
+
 def _api_key(text: str) -> str:
     if not text.isascii() or not text.isprintable() or " " in text:
         raise ValueError("holds a space, a line break or another character that no API key has")
@@ -262,6 +279,16 @@ class Settings:
     )
     sendgrid_sandbox: bool = setting(_switch, "off", "SendGrid's sandbox mode: it validates emails, and delivers none.")
     sendgrid_max_per_second: float | None = setting(_rate, None, _CEILING)
+    ses_region: str | None = setting(
+        _name("a-z0-9-"),
+        None,
+        "SES's region, like eu-west-1; else AWS_DEFAULT_REGION's or the AWS profile's.",
+        variable="AWS_REGION",
+    )
+    ses_configuration_set: str | None = setting(_name("A-Za-z0-9_-"), None, "SES's configuration set for every email.")
+    ses_endpoint_url: str | None = setting(_endpoint, None, "Instead of SES's own address: https://host.")
+    ses_threads: int = setting(_whole(1, 256), "16", "Emails that a worker has on the wire to SES at once.")
+    ses_max_per_second: float | None = setting(_rate, None, _CEILING)
     http_connections: int = setting(_whole(1, 5000), "256", "Requests that a worker keeps on the wire over HTTP.")
     capture_dir: Path | None = setting(_folder, None, "Maildir that the capture provider writes into.")
     ca_file: Path | None = setting(

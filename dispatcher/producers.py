@@ -31,12 +31,12 @@ from dispatcher.store.enqueueing import (
     holders,
     insert_parameters,
     key_parameters,
-    tuple_row,
 )
 from dispatcher.store.queries import query
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection, Connection
+    from psycopg.rows import AsyncRowFactory
 
 BATCH_EMAILS: Final = 500
 """Emails per statement: beyond some hundreds a larger batch gains nothing and holds more memory."""
@@ -89,6 +89,9 @@ def enqueue_many(
 ) -> list[Enqueued]:
     """Enqueues emails in the connection's transaction, some hundreds per statement; answers in the order given.
 
+    On a connection in autocommit the call is a transaction of its own, which stores all or none; where conflicts are
+    reported, each statement's hundreds are one, so that a file of any size can be enqueued.
+
     Args:
         report_conflicts: Answer `conflict` for such an email and store the others, instead of raising.
 
@@ -96,16 +99,17 @@ def enqueue_many(
         MessageKeyConflict: a key names an email with another payload, and conflicts are not reported.
     """
     answers: list[Enqueued] = []
-    for drafts in _batches(emails, traceparent):
-        with ExitStack() as stack:
-            if any(item.email.attachments for item in drafts):
-                stack.enter_context(connection.transaction())
-            inserted = {row[0] for row in _fetch(connection, "enqueue", insert_parameters(drafts))}
-            if attachments := attachment_parameters(drafts, inserted):
-                _run(connection, "enqueue_attachments", attachments)
-        keys = key_parameters(drafts, inserted)
-        known = holders(_fetch(connection, "find_by_key", keys)) if keys else {}
-        answers.extend(_answers(drafts, inserted, known, report_conflicts=report_conflicts))
+    with ExitStack() as call:
+        for drafts in _batches(emails, traceparent):
+            with ExitStack() as batch:
+                if connection.autocommit and _needs_transaction(drafts) and (report_conflicts or not answers):
+                    (batch if report_conflicts else call).enter_context(connection.transaction())
+                inserted = {row[0] for row in _fetch(connection, "enqueue", insert_parameters(drafts))}
+                if attachments := attachment_parameters(drafts, inserted):
+                    _run(connection, "enqueue_attachments", attachments)
+            keys = key_parameters(drafts, inserted)
+            known = holders(_fetch(connection, "find_by_key", keys)) if keys else {}
+            answers.extend(_answers(drafts, inserted, known, report_conflicts=report_conflicts))
     return answers
 
 
@@ -125,16 +129,17 @@ async def enqueue_many_async(
 ) -> list[Enqueued]:
     """`enqueue_many` on an asynchronous connection."""
     answers: list[Enqueued] = []
-    for drafts in _batches(emails, traceparent):
-        async with AsyncExitStack() as stack:
-            if any(item.email.attachments for item in drafts):
-                await stack.enter_async_context(connection.transaction())
-            inserted = {row[0] for row in await _fetch_async(connection, "enqueue", insert_parameters(drafts))}
-            if attachments := attachment_parameters(drafts, inserted):
-                await _run_async(connection, "enqueue_attachments", attachments)
-        keys = key_parameters(drafts, inserted)
-        known = holders(await _fetch_async(connection, "find_by_key", keys)) if keys else {}
-        answers.extend(_answers(drafts, inserted, known, report_conflicts=report_conflicts))
+    async with AsyncExitStack() as call:
+        for drafts in _batches(emails, traceparent):
+            async with AsyncExitStack() as batch:
+                if connection.autocommit and _needs_transaction(drafts) and (report_conflicts or not answers):
+                    await (batch if report_conflicts else call).enter_async_context(connection.transaction())
+                inserted = {row[0] for row in await _fetch_async(connection, "enqueue", insert_parameters(drafts))}
+                if attachments := attachment_parameters(drafts, inserted):
+                    await _run_async(connection, "enqueue_attachments", attachments)
+            keys = key_parameters(drafts, inserted)
+            known = holders(await _fetch_async(connection, "find_by_key", keys)) if keys else {}
+            answers.extend(_answers(drafts, inserted, known, report_conflicts=report_conflicts))
     return answers
 
 
@@ -142,6 +147,15 @@ def _batches(emails: Iterable[Email], traceparent: str | None) -> Iterator[list[
     remaining = iter(emails)
     while batch := list(islice(remaining, BATCH_EMAILS)):
         yield draft(batch, traceparent)
+
+
+def _needs_transaction(drafts: Sequence[Draft]) -> bool:
+    """Whether storing them takes more than one statement, or is to be undone if one of them conflicts.
+
+    Asked in autocommit alone: elsewhere psycopg's `transaction()` would commit what is the caller's to commit, if the
+    caller has executed nothing before.
+    """
+    return len(drafts) > 1 or any(item.email.attachments for item in drafts)
 
 
 def _answers(
@@ -165,11 +179,13 @@ def _answers(
             raise MessageKeyConflict(item.email.tenant_id, key, str(holder))
 
 
-# The caller's connection may make rows of any kind; ours are tuples.
+def _tuples(_cursor: object) -> type[tuple[Any, ...]]:
+    """psycopg's row factory for plain tuples: the caller's connection may make rows of any kind."""
+    return tuple
 
 
 def _fetch(connection: Connection[Any], name: str, parameters: dict[str, list[Any]]) -> list[tuple[Any, ...]]:
-    with connection.cursor(row_factory=tuple_row) as cursor:
+    with connection.cursor(row_factory=_tuples) as cursor:
         return cursor.execute(query(name), parameters).fetchall()
 
 
@@ -181,7 +197,8 @@ def _run(connection: Connection[Any], name: str, parameters: dict[str, list[Any]
 async def _fetch_async(
     connection: AsyncConnection[Any], name: str, parameters: dict[str, list[Any]]
 ) -> list[tuple[Any, ...]]:
-    async with connection.cursor(row_factory=tuple_row) as cursor:
+    factory: AsyncRowFactory[tuple[Any, ...]] = _tuples
+    async with connection.cursor(row_factory=factory) as cursor:
         await cursor.execute(query(name), parameters)
         return await cursor.fetchall()
 

@@ -62,10 +62,10 @@ class Application:
         if inspect.isawaitable(answer):
             await answer
 
-    async def execute(self, statement: str) -> list[Any]:
-        if isinstance(self._connection, psycopg.Connection):
-            return self._connection.execute(statement.encode()).fetchall()
-        return await (await self._connection.execute(statement.encode())).fetchall()
+    async def execute(self, statement: str) -> None:
+        answer = self._connection.execute(statement.encode())
+        if inspect.isawaitable(answer):
+            await answer
 
 
 @dataclass(frozen=True)
@@ -281,14 +281,13 @@ async def test_an_email_and_its_attachments_are_stored_together_in_every_way_to_
 async def test_in_autocommit_attachments_that_cannot_be_stored_leave_no_email(
     application: Application, tables_url: str, books: Books
 ) -> None:
-    with ThreadPoolExecutor(1) as threads, psycopg.connect(tables_url) as person:
+    with psycopg.connect(tables_url) as person:
         person.execute("lock table email_attachment in access exclusive mode")
         await application.execute("select set_config('lock_timeout', '50ms', false)")
 
         with pytest.raises(psycopg.errors.LockNotAvailable):
             await application.enqueue(email("key", attachments=[FILE]))
 
-    assert threads is not None
     assert standing(books) == NOTHING
 
 
@@ -302,11 +301,24 @@ async def test_in_autocommit_a_conflict_among_many_stores_none_of_them(applicati
     assert [row["message_key"] for row in books.rows()] == ["key"]
 
 
+@pytest.mark.parametrize("way", [Way(False, True), Way(True, True)], ids=["sync", "async"])
+async def test_in_autocommit_a_conflict_in_a_later_batch_stores_none_of_the_earlier(
+    application: Application, books: Books
+) -> None:
+    await application.enqueue(email("key"))
+    many = [email(str(number)) for number in range(BATCH_EMAILS + 1)]
+
+    with pytest.raises(MessageKeyConflict):
+        await application.enqueue_many([*many, email("key", subject="Another")])
+
+    assert standing(books)["email_log"] == 1
+
+
 async def test_a_savepoint_that_is_rolled_back_takes_its_emails_along(application: Application, books: Books) -> None:
     await application.enqueue(email("before"))
-    await application.execute("savepoint here; select 1")
+    await application.execute("savepoint here")
     await application.enqueue(email("inside", attachments=[FILE]))
-    await application.execute("rollback to savepoint here; select 1")
+    await application.execute("rollback to savepoint here")
     await application.commit()
 
     assert [row["message_key"] for row in books.rows()] == ["before"]
@@ -398,7 +410,7 @@ class TestRaces:
 async def test_stricter_isolation_enqueues_and_recognises_its_own(
     application: Application, books: Books, isolation: str
 ) -> None:
-    await application.execute(f"set transaction isolation level {isolation}; select 1")
+    await application.execute(f"set transaction isolation level {isolation}")
 
     answers = await application.enqueue_many([email("1", attachments=[FILE]), email("2"), email("1", attachments=[FILE])])
     await application.commit()

@@ -140,8 +140,9 @@ class Connection:
         Raises:
             BrokerUnavailable: the connection is lost.
         """
-        if self.lost.done():
-            raise BrokerUnavailable(f"The connection to RabbitMQ is lost: {self.lost.result()}.")
+        if not self._pika.is_open:
+            cause = self.lost.result() if self.lost.done() else "we are closing it"
+            raise BrokerUnavailable(f"The connection to RabbitMQ is lost: {cause}.")
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         channel = Channel(self._pika.channel(on_open_callback=lambda _: resolve(opened, None)))
         await channel.wait(opened, "channel.open")
@@ -256,9 +257,9 @@ class _Pika(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has no py.type
         try:
             return super()._read_frame()
         except (exceptions.AMQPError, ValueError, ArithmeticError, LookupError, OSError, RecursionError, struct.error):
-            # Type, channel and size of the frame; class, weight and body size of the message; the frame's end.
+            # Type, channel and size of the frame; class, weight and body size of the message (AMQP 0-9-1, 4.2).
             kind, channel, size = struct.unpack_from(">BHL", self._frame_buffer)
-            if kind != spec.FRAME_HEADER or len(self._frame_buffer) < size + spec.FRAME_HEADER_SIZE:
+            if kind != spec.FRAME_HEADER:
                 raise
             _, _, body_octets = struct.unpack_from(">HHQ", self._frame_buffer, spec.FRAME_HEADER_SIZE)
             end = spec.FRAME_HEADER_SIZE + size + spec.FRAME_END_SIZE

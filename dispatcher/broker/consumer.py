@@ -8,6 +8,7 @@ either would make RabbitMQ close the channel with 406, and void the whole window
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -17,14 +18,16 @@ from typing import Any, Final, NamedTuple
 
 from pika import exceptions
 
-from dispatcher.broker.backoff import Backoff
 from dispatcher.broker.connection import Channel, Connection, first_of, open_connection, parameters, resolve
 from dispatcher.broker.pointer import Properties
+from dispatcher.domain.backoff import Backoff
 from dispatcher.errors import BrokerUnavailable
 from dispatcher.telemetry.log import get_log
 
 log = get_log()
 
+FIRST_WAIT_SECONDS: Final = 0.5
+LONGEST_WAIT_SECONDS: Final = 15.0
 STEADY_SECONDS: Final = 30.0
 """A connection that lived so long starts the count of failures anew; one that is lost at once does not."""
 
@@ -82,7 +85,7 @@ class Consumer:
         self._on_lost = on_lost
         self._name = name
         self._ca_file = ca_file
-        self._backoff = backoff or Backoff()
+        self._backoff = backoff or Backoff(FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS)
         self._generation = 1
         self._outstanding: dict[int, None] = {}  # tags, ascending
         self._session: _Session | None = None
@@ -106,7 +109,6 @@ class Consumer:
 
         After `cancel` it returns once the connection is closed or lost.
         """
-        failures = 0
         while await self._may_consume():
             began = time.monotonic()
             reason = await self._consume()
@@ -114,8 +116,9 @@ class Consumer:
                 return
             if not self._resumed.is_set():
                 continue
-            failures = 1 if time.monotonic() - began > STEADY_SECONDS else failures + 1
-            wait = self._backoff.wait_after(failures)
+            if time.monotonic() - began > STEADY_SECONDS:
+                self._backoff.worked()
+            wait = self._backoff.next_wait(random.random)
             log.warning("broker.connection_lost", queue=self._queue, reason=reason, retry_in_seconds=round(wait, 1))
             await self._pause(wait)
 

@@ -50,7 +50,8 @@ def reason(error: BaseException) -> str:
     if isinstance(cause, exceptions.ConnectionClosed):
         return f"{cause.reply_code} {cause.reply_text}".strip()
     if isinstance(cause, exceptions.StreamLostError):
-        return f"the connection broke off ({cause})"
+        words = str(cause).removeprefix("Stream connection lost: ")
+        return f"the connection broke off ({words})" if words else "the connection broke off"
     if isinstance(cause, ssl.SSLError):
         return f"TLS failed ({getattr(cause, 'verify_message', '') or cause.reason or type(cause).__name__})"
     if isinstance(cause, OSError):

@@ -78,9 +78,7 @@ def _line(item: Field[Any], settings: Settings, origin: Origin) -> Line:
 def _value(item: Field[Any], settings: Settings, origin: Origin) -> str | None:
     """The value as text: what was written where it was written, so that a mistake can be seen."""
     if origin.text is None:
-        value = getattr(settings, item.name)
-        shown = f"{value:g}" if isinstance(value, float) else str(value)
-        return shown if item.metadata["default"] is not None else None
+        return _written(getattr(settings, item.name)) if item.metadata["default"] is not None else None
     if not item.metadata["secret"]:
         return origin.text
     try:
@@ -88,6 +86,13 @@ def _value(item: Field[Any], settings: Settings, origin: Origin) -> str | None:
     except ValueError:
         return MASK  # what cannot be understood cannot be masked in part
     return masked(origin.text)
+
+
+def _written(value: object) -> str:
+    """A value as one would write it in the environment."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _wide_table(lines: list[Line]) -> Table:

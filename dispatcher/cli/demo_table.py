@@ -48,7 +48,7 @@ def _rows(report: Report) -> list[_Row]:
         _Row("dispatcher", "pending", books.pending),
         _Row("dispatcher", "retried", report.retried, "the server deferred them once (451)"),
         _Row("dispatcher", "dead letters", books.dlq, dead),
-        _Row("SMTP server", "delivered", books.delivered, f"{books.held_delivered} held" if books.held else ""),
+        _Row("SMTP server", "delivered", books.delivered, f"{books.held_delivered} of them held" if books.held else ""),
         _Row("SMTP server", "duplicates", books.duplicates),
         _Row("all together", "lost", books.lost),
     ]

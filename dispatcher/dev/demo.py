@@ -167,8 +167,8 @@ class _Performance:
     def _is_hopeless(self) -> bool:
         """Whether waiting longer makes no sense; then notes why."""
         longest_seconds = STALL_SECONDS * 2 + self._wishes.emails / SLOWEST_EMAILS_PER_SECOND
-        if (reason := self._stage.obituary()) is not None:
-            self._troubles.append(f"`dispatcher run` did not stay: {reason}")
+        if self._stage.obituary() is not None:
+            self._troubles.append(f"`dispatcher run` ended before it was told to; {self._stage.last_words()}")
         elif time.monotonic() - self._moved_at > STALL_SECONDS:
             self._troubles.append(f"nothing moved for {STALL_SECONDS:.0f} s; {self._stage.last_words()}")
         elif self._scene.seconds > longest_seconds:
@@ -194,7 +194,7 @@ class _Performance:
         if application.known != application.repeated:
             self._troubles.append(f"{application.repeated} emails were enqueued twice, {application.known} were known")
         return Report(
-            books=self._books(),
+            books=self._books_or_troubles(),
             transactions=application.transactions,
             known=application.known,
             rolled_back=len(application.rolled_back),
@@ -209,6 +209,13 @@ class _Performance:
             troubles=tuple(self._troubles),
             folder=self._stage.folder,
         )
+
+    def _books_or_troubles(self) -> Books:
+        """The books; where a server that is away keeps us from counting, the fault tells the other troubles too."""
+        try:
+            return self._books()
+        except DispatcherError as error:
+            raise DispatcherError("\n".join([*self._troubles, str(error)])) from error
 
     def _books(self) -> Books:
         application = self._application

@@ -19,7 +19,7 @@ import orjson
 
 from dispatcher.config import PREFIX, Settings, load
 from dispatcher.dev import keeper
-from dispatcher.dev.command import last_lines, tail
+from dispatcher.dev.command import last_lines
 from dispatcher.dev.demo_folder import own_folder
 from dispatcher.dev.demo_servers import demo_servers
 from dispatcher.dev.keeper import Plan
@@ -43,6 +43,7 @@ SETTINGS: Final = {
     "DISPATCHER_DRAIN_SECONDS": "20",
     "DISPATCHER_LOG_FORMAT": "json",
 }
+_LAST_LINES: Final = 12
 _WORKER_TITLE: Final = b"dispatcher: worker"
 
 
@@ -142,8 +143,10 @@ class Stage:
                 yield event
 
     def last_words(self) -> str:
-        """The end of the run's log."""
-        return f"the end of {self.run_log}:\n{tail(self.run_log)}"
+        """The end of the run's log, without the attempts."""
+        lines = self.run_log.read_text(errors="replace").splitlines() if self.run_log.exists() else []
+        notable = [line for line in lines if '"email.attempted"' not in line]
+        return "\n".join([f"the end of {self.run_log}, without the attempts:", *notable[-_LAST_LINES:]])
 
     def _consuming_workers(self) -> int:
         connected = [event for event in self.events() if event["event"] == "broker.connected" and "queue" in event]

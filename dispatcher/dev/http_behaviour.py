@@ -48,9 +48,6 @@ class Act(StrEnum):
     """The right answer, and the end of the connection straight after it, without a word of warning."""
 
 
-ACCEPTS_NOTHING: Final = frozenset({Act.CLOSE_UNREAD, Act.RESET_UNREAD})
-
-
 @dataclass(frozen=True, slots=True)
 class Reply:
     """An answer that accepts nothing.

@@ -17,7 +17,7 @@ import httptools
 import orjson
 
 from dispatcher.dev.http_apis import APIS, SENDGRID, Api, Request
-from dispatcher.dev.http_behaviour import ACCEPTS_NOTHING, Act, Behaviour, Reply, answer, octets_of
+from dispatcher.dev.http_behaviour import Act, Behaviour, Reply, answer, octets_of
 
 DRIP_SECONDS: Final = 0.02
 FLOOD_OCTETS: Final = 64 * 1024 * 1024
@@ -93,7 +93,7 @@ class Session(asyncio.Protocol):
             return
         self._books.begun[self._path] += 1
         self._act = self._books.behaviour.next_act()
-        if self._act in ACCEPTS_NOTHING:
+        if self._act is Act.CLOSE_UNREAD or self._act is Act.RESET_UNREAD:
             self._end(by_reset=self._act is Act.RESET_UNREAD)
 
     def on_body(self, body: bytes) -> None:

@@ -16,7 +16,9 @@ class Reason(StrEnum):
     """Why an email was not accepted: one vocabulary for all providers; the value is `email_log.error_type`."""
 
     THROTTLED = "throttled"
-    """The provider asked us to slow down."""
+    """The provider asked us, not this email, to slow down."""
+    RECIPIENT_DEFERRED = "recipient_deferred"
+    """The provider does not take it for these recipients now: greylisting, a full or busy mailbox."""
     REJECTED_RECIPIENT = "rejected_recipient"
     """The provider refuses the recipients for good."""
     REJECTED_SENDER = "rejected_sender"

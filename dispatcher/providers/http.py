@@ -233,7 +233,7 @@ async def _sent(request: RequestBuilder, deadline: float, gate: _Gate) -> Answer
     except (PyreqwestError, TimeoutError, OSError) as error:
         if gate.refusal is not None:
             raise gate.refusal from None
-        raise _judged(error, status, gate) from error
+        raise _judged(error, status, gate, is_late=asyncio.get_running_loop().time() >= deadline) from error
 
 
 async def _beginning_of(response: Response) -> bytes:
@@ -248,16 +248,15 @@ async def _beginning_of(response: Response) -> bytes:
     return bytes(body)
 
 
-def _judged(error: Exception, status: int | None, gate: _Gate) -> NothingLeft | NoAnswer:
+def _judged(error: Exception, status: int | None, gate: _Gate, *, is_late: bool) -> NothingLeft | NoAnswer:
     words = _last_cause(error)
-    is_late = isinstance(error, TimeoutError)
     if gate.has_left or status is not None:
         detail = "no answer before the deadline" if is_late else f"no answer: {words}"
         if status is not None:
             detail = f"an answer with status {status} {'did not end in time' if is_late else f'broke off: {words}'}"
         return NoAnswer(detail, status=status)
     if is_late:
-        return NothingLeft(Reason.TIMEOUT_BEFORE_SEND, f"no connection in time: {words}")
+        return NothingLeft(Reason.TIMEOUT_BEFORE_SEND, "no connection before the deadline")
     return NothingLeft(Reason.CONNECTION_FAILED, f"no connection: {words}", is_untrusted=words.startswith(_UNTRUSTED))
 
 

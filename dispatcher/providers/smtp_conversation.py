@@ -45,6 +45,7 @@ class Conversation(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._buffer = b""
         self._partial: list[re.Match[bytes]] = []
+        self._partial_octets = 0
         self._replies: deque[Reply] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
@@ -159,7 +160,7 @@ class Conversation(asyncio.Protocol):
             self._take_line(line.removesuffix(b"\r"))
             if self._fault is not None:
                 break
-        if len(self._buffer) + sum(len(line[0]) for line in self._partial) > MAX_REPLY_OCTETS:
+        if len(self._buffer) + self._partial_octets > MAX_REPLY_OCTETS:
             self._break(GarbledReply("the server sent a reply without end"))
         if self._replies or self._fault is not None:
             self._wake()
@@ -201,9 +202,10 @@ class Conversation(asyncio.Protocol):
             self._break(GarbledReply("the server sent a line that is no reply"))
             return
         self._partial.append(parsed)
+        self._partial_octets += len(line)
         if parsed[2] != b"-":
             self._replies.append(_reply(self._partial))
-            self._partial = []
+            self._partial, self._partial_octets = [], 0
 
     def _break(self, fault: ConnectionBroke) -> None:
         if self._fault is None:

@@ -76,11 +76,14 @@ class Reply:
 
 
 _ENHANCED: Final = re.compile(r"([245]\.[0-9]{1,3}\.[0-9]{1,3})(?: |$)")
-_THROTTLED_CODES: Final = frozenset({"4.2.1", "4.4.5", "4.5.3", "4.7.28", "4.7.650", "4.7.651"})
-"""Receiving too fast (Gmail's 4.2.1 and 4.7.28, Microsoft's 4.7.65x), congestion, too many recipients."""
+_THROTTLED_CODES: Final = frozenset({"4.4.5", "4.7.28", "4.7.650", "4.7.651"})
+"""Congestion (RFC 3463, section 3.5); Gmail's and Microsoft's words for a sender that is too fast."""
 _THROTTLED_WORDS: Final = re.compile(
-    r"throttl|rate.?limit|limit exceeded|rate exceeded|too (?:many|fast|much)|quota|slow down", re.IGNORECASE
+    r"throttl|slow down|rate exceeded|(?:rate|sending|message|connection)s?.(?:limit|quota)"
+    r"|too (?:fast|many (?!recipients|hops|received))",
+    re.IGNORECASE,
 )
+_GREYLISTED_WORDS: Final = re.compile(r"gr[ea]y.?list", re.IGNORECASE)
 _TOO_LARGE_CODES: Final = ("5.3.4", "5.2.3")
 _QUEUE_ID: Final = re.compile(r"(?:queued as |\bid=|^ok )([A-Za-z0-9][A-Za-z0-9._-]{3,99})(?=$|[\s;,)])", re.IGNORECASE)
 """Postfix and many more; Exim; Amazon SES."""
@@ -99,7 +102,7 @@ def refusal(reply: Reply, phase: Phase) -> Outcome:
     """What a reply other than the expected one means for the email."""
     words = scrub(reply.text) or None
     if reply.is_transient:
-        return Deferred(_transient_reason(reply), words, reply.codes)
+        return Deferred(_transient_reason(reply, phase), words, reply.codes)
     if reply.is_permanent:
         return Rejected(_permanent_reason(reply, phase), words, reply.codes)
     detail = f"unexpected reply {phase}" + (f": {words}" if words else "")
@@ -140,9 +143,15 @@ def refused_recipients(refused: Sequence[tuple[int, Reply]]) -> str:
     return f"refused recipients: {shown}{more}"
 
 
-def _transient_reason(reply: Reply) -> Reason:
-    if reply.enhanced in _THROTTLED_CODES or _THROTTLED_WORDS.search(reply.text[:1000]):
+def _transient_reason(reply: Reply, phase: Phase) -> Reason:
+    words = reply.text[:1000]
+    if reply.enhanced.startswith(("4.1.", "4.2.")) or _GREYLISTED_WORDS.search(words):
+        return Reason.RECIPIENT_DEFERRED
+    if reply.enhanced in _THROTTLED_CODES or _THROTTLED_WORDS.search(words):
         return Reason.THROTTLED
+    # The server as a whole has trouble if it says so (4.3.x, 4.4.x); else a no to RCPT is about whom RCPT names.
+    if phase is Phase.RCPT and not reply.closes and not reply.enhanced.startswith(("4.3.", "4.4.")):
+        return Reason.RECIPIENT_DEFERRED
     return Reason.SERVER_ERROR
 
 

@@ -11,9 +11,10 @@ from dispatcher.broker.dead_letter import DeadLetter
 from dispatcher.broker.outgoing import Outgoing
 from dispatcher.broker.pointer import Pointer
 from dispatcher.broker.publisher import Publisher
+from dispatcher.broker.topology import Topology, depths
 from dispatcher.config import Settings
 from dispatcher.domain.backoff import Backoff
-from dispatcher.errors import BrokerUnavailable, StoreUnavailable
+from dispatcher.errors import BrokerUnavailable, StoreUnavailable, TopologyError
 from dispatcher.store.connections import AsyncSession, connect_async
 from dispatcher.store.outbox import DueDeadLetter, DuePointer, Outbox
 from dispatcher.telemetry.log import get_log
@@ -25,6 +26,7 @@ POLL_SECONDS: Final = 0.25
 STANDBY_SECONDS: Final = 1.0
 RESCUE_GRACE: Final = 3.0
 """The rescue waits for a lease's length divided by this when a relay begins to lead: time for two renewals."""
+VANISHED_SECONDS: Final = 10.0
 PARTITION_SECONDS: Final = 3600.0
 
 
@@ -38,6 +40,7 @@ class Publishing:
         self._outage = Backoff(base_seconds=0.1, cap_seconds=5.0)
         self._broker_outage = Backoff(base_seconds=0.1, cap_seconds=5.0)
         self._rescue_at = 0.0
+        self._vanished_at = 0.0
         self._partitions_at = 0.0
         self._stopping = False
 
@@ -74,6 +77,7 @@ class Publishing:
         """One look at everything that is due, and a wait where nothing was; returns whether something was."""
         await self._look_after(outbox)
         try:
+            await self._find_vanished(outbox)
             published = await self._publish_pointers(outbox)
             dead_lettered = await self._publish_dead_letters(outbox)
         except BrokerUnavailable as error:
@@ -110,6 +114,33 @@ class Publishing:
                 attempt=email.attempt_count,
                 reason="lease_expired",
             )
+
+    async def _find_vanished(self, outbox: Outbox) -> None:
+        """Makes emails due again whose message RabbitMQ has lost: still pending, and the send queue is empty.
+
+        A message that a worker holds and has not leased looks the same. A second one is harmless, and there is never a
+        heap of them: they fill the workers' windows, and from then on the queue is not empty.
+        """
+        now, age_seconds = time.monotonic(), self._settings.lease_seconds / 2
+        if now < self._vanished_at:
+            return
+        self._vanished_at = now + min(VANISHED_SECONDS, age_seconds)
+        if not await outbox.has_vanished(age_seconds) or await self._waiting_messages() != 0:
+            return
+        count = 0
+        while moved := await outbox.republish_vanished(age_seconds, BATCH):
+            count += moved
+        if count:
+            self._log.warning("relay.republished", count=count, queue=self._settings.queue)
+
+    async def _waiting_messages(self) -> int | None:
+        """How many messages wait on the send queue; None while there is no such queue."""
+        settings = self._settings
+        try:
+            found = await depths(settings.amqp_url, Topology.of(settings), ca_file=settings.ca_file)
+        except TopologyError:
+            return None
+        return found[settings.queue]
 
     async def _publish_pointers(self, outbox: Outbox) -> bool:
         due = await outbox.find_publish_due(BATCH)

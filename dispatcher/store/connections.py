@@ -9,11 +9,12 @@ from typing import Any, Final
 import orjson
 import psycopg
 from psycopg import errors as pg
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import TupleRow
 from psycopg.types.json import set_json_loads
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
-from dispatcher.errors import DispatcherError, SchemaError, StoreUnavailable
+from dispatcher.errors import ConfigurationError, DispatcherError, SchemaError, StoreUnavailable
 from dispatcher.store.queries import query
 
 Session = psycopg.Connection[TupleRow]
@@ -68,12 +69,26 @@ def _first_line(error: Exception) -> str:
 @contextmanager
 def connected(database_url: str, *, name: str = "dispatcher") -> Iterator[psycopg.Connection[TupleRow]]:
     """A synchronous connection in autocommit, for one command; closed on exit. Faults are ours (see `translated`)."""
+    check_url(database_url)
     with translated():
         connection = psycopg.connect(
             database_url, autocommit=True, application_name=name, connect_timeout=CONNECT_SECONDS
         )
     with translated(), connection:
         yield connection
+
+
+def check_url(database_url: str) -> None:
+    """Asserts that libpq understands the URL.
+
+    Raises:
+        ConfigurationError: it does not; in words of ours, because libpq's may quote the password.
+    """
+    try:
+        conninfo_to_dict(database_url)
+    except psycopg.ProgrammingError:
+        mistake = "DISPATCHER_DATABASE_URL is not a URL that PostgreSQL's libpq understands: check its form and options"
+        raise ConfigurationError([f"{mistake}, like postgresql://user:password@host:5432/dispatcher."]) from None
 
 
 async def connect_async(database_url: str, *, name: str) -> AsyncSession:

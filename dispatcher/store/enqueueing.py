@@ -12,21 +12,9 @@ from typing import Any, Final
 from uuid import UUID
 
 import orjson
-from psycopg.rows import tuple_row
 
 from dispatcher.domain.email import Email
 from dispatcher.domain.email_id import new_email_id
-
-__all__ = [
-    "Draft",
-    "Key",
-    "attachment_parameters",
-    "draft",
-    "holders",
-    "insert_parameters",
-    "key_parameters",
-    "tuple_row",
-]
 
 # W3C Trace Context, section 3.2: version, trace id, parent id, flags.
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)

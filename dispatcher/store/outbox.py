@@ -103,6 +103,14 @@ class Outbox:
         rows = await self._fetch("rescue_expired", parameters)
         return [Rescued(row[0], row[1], Status(row[2]), row[3]) for row in rows]
 
+    async def has_vanished(self, age_seconds: float) -> bool:
+        """Whether emails are still pending so long after their message was published."""
+        return bool(await self._fetch("find_vanished", {"age_seconds": age_seconds}))
+
+    async def republish_vanished(self, age_seconds: float, limit: int) -> int:
+        """Makes up to `limit` of these due again; returns how many."""
+        return len(await self._fetch("republish_vanished", {"age_seconds": age_seconds, "limit": limit}))
+
     async def make_partitions(self) -> list[str]:
         """Makes the partitions of the next weeks; returns the names of those that were missing."""
         return [row[0] for row in await self._fetch("make_partitions", {"weeks_ahead": WEEKS_AHEAD})]

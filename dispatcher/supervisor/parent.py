@@ -175,7 +175,9 @@ class Parent:
         now = time.monotonic()
         pid, role.pid = role.pid, None
         if self._draining:
-            self._log.info("process.exited", role=role.name, pid=pid, how=how)
+            # A child that had not begun yet ends by the signal itself.
+            tell = self._log.info if how in ("exit 0", "signal SIGTERM") else self._log.error
+            tell("process.exited", role=role.name, pid=pid, how=how)
             return
         role.restarts = role.restarts.after(now - role.started_at)
         role.start_at = now + role.restarts.wait_seconds

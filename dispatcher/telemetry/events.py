@@ -36,6 +36,7 @@ EVENTS: Final = MappingProxyType(
         "relay.leading": "This relay publishes for the database; others stand by.",
         "relay.stopped": "The relay ended.",
         "relay.published": "Messages went to the send queue: count.",
+        "relay.republished": "RabbitMQ lost messages of pending emails (queue purged or rebuilt); they are due again: count.",
         "relay.dead_lettered": "Dead letters went to the DLQ: count.",
         "relay.unroutable": "RabbitMQ could not route messages; they stay due: count.",
         "partition.made": "Partitions were made ahead: names.",

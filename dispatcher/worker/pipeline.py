@@ -125,6 +125,9 @@ class Pipeline:
         for sending in list(self._active.values()):
             if sending.phase is Phase.ON_THE_WIRE:
                 self._conclude(sending, Uncertain("The worker had to stop before the provider answered."))
+            elif sending.may_be_stopped:
+                # Its task was cancelled before its first step, and so never heard of it; or is slow to hear.
+                self._give_back(sending)
         await self._recorder.finish()
         await self._returns.finish()
 
@@ -168,7 +171,9 @@ class Pipeline:
         self._give_back(sending)
 
     def _give_back(self, sending: Sending) -> None:
-        """Ends what nothing left of, or of which the provider says that it took nothing."""
+        """Ends what nothing left of, or of which the provider says that it took nothing. A second call is harmless."""
+        if sending.phase is Phase.RETURNING:
+            return
         self._attempts.forget(sending)
         sending.phase = Phase.RETURNING
         self._returns.add(sending)

@@ -75,3 +75,31 @@ rescued as (
 )
 select email_id, correlation_id, status, attempt_count
 from rescued;
+
+-- name: find_vanished
+-- A row: there are emails whose message was published so long ago that a worker should have had it, unless many wait.
+select 1
+from email_log
+where status = 'pending'
+    and publish_due_at is null
+    and published_at < clock_timestamp() - %(age_seconds)s * interval '1 second'
+limit 1;
+
+-- name: republish_vanished
+-- Makes the emails of find_vanished due again, some of them; call it while the send queue is empty, so that their
+-- messages are not there any more. Returns a row per email that it moved.
+with vanished as (
+    select email_id
+    from email_log
+    where status = 'pending'
+        and publish_due_at is null
+        and published_at < clock_timestamp() - %(age_seconds)s * interval '1 second'
+    order by email_id
+    limit %(limit)s
+    for update skip locked
+)
+update email_log as e
+set publish_due_at = clock_timestamp()
+from vanished as v
+where e.email_id = v.email_id
+returning e.email_id;

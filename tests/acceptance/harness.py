@@ -66,16 +66,33 @@ class Capture:
 
 
 class Sink:
-    """The local SMTP server, a process of its own, with its ledger."""
+    """The local SMTP server, a process of its own, with its ledger.
+
+    Attributes:
+        program: The process; a new one after `start`.
+    """
+
+    program: Program
 
     def __init__(self, folder: Path, *options: str) -> None:
         folder.mkdir()
-        words = ["--folder", str(folder), "--no-eml", "--die-with-parent", *options]
-        env = {"PATH": os.defpath}
-        self.program = Program([sys.executable, "-m", "dispatcher.dev.smtp_sink", *words], folder, "sink", env=env)
-        told = eventually(lambda: self.program.log.endswith("\n") and orjson.loads(self.program.log), "the SMTP sink")
+        self._folder = folder
+        self._options = options
+        self._port = 0
+        self.start()
+
+    def start(self) -> None:
+        """Starts it, again on the port of last time, with the same ledger."""
+        words = ["--folder", str(self._folder), "--port", str(self._port), "--no-eml", "--die-with-parent"]
+        argv = [sys.executable, "-m", "dispatcher.dev.smtp_sink", *words, *self._options]
+        self.program = program = Program(argv, self._folder, "sink", env={"PATH": os.defpath})
+        told = eventually(lambda: program.log.endswith("\n") and orjson.loads(program.log), "the SMTP sink")
         self._port = told["port"]
         self._ledger = Path(told["ledger"])
+
+    def kill(self) -> None:
+        """Ends it without a word to anybody."""
+        self.program.destroy()
 
     @property
     def settings(self) -> Mapping[str, str]:
@@ -102,13 +119,13 @@ class Host:
         self.run_dir = folder / "run"
         self.recipient: Recipient = Capture(folder / "mail")
         self.rabbit = Rabbit(servers.amqp_url, servers.management_url)
+        self._sink: Sink | None = None
         self._programs: list[Program] = []
 
     def sink(self, *options: str) -> Sink:
         """From now on, emails go to a local SMTP server with these options (see `dispatcher.dev.smtp_sink`)."""
-        self.recipient = sink = Sink(self.folder / "sink", *options)
-        self._programs.append(sink.program)
-        return sink
+        self.recipient = self._sink = Sink(self.folder / "sink", *options)
+        return self._sink
 
     def run(self, **settings: object) -> Program:
         """`dispatcher run`, with these settings instead of the usual ones."""
@@ -176,12 +193,16 @@ class Host:
         """Ends what is left."""
         for program in self._programs:
             program.destroy()
+        if self._sink:
+            self._sink.kill()
 
 
 def stop(run: Program, *, seconds: float = DEADLINE_SECONDS) -> None:
-    """SIGTERM: it must exit 0 in time and leave no process."""
+    """SIGTERM: it must exit 0 in time, no child may fail over it, and no process may be left."""
     run.send(signal.SIGTERM)
     assert run.await_exit(seconds) == 0, run.log[-3000:]
+    draining = [event for event in run.events("process.exited") if "retry_in_seconds" not in event]
+    assert not [event for event in draining if event["how"].startswith("exit") and event["how"] != "exit 0"], run.words
     assert not run.members()
 
 

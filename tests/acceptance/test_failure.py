@@ -8,7 +8,7 @@ import orjson
 import pika
 
 from tests.acceptance.books import announced_in
-from tests.acceptance.harness import Host, emails, stop
+from tests.acceptance.harness import CONNECTIONS, WORKERS, Host, emails, stop
 from tests.supervisor.program import eventually
 
 
@@ -55,7 +55,7 @@ def test_greylisted_emails_are_tried_again_and_sent_with_the_second_attempt(host
 
 
 def test_emails_deferred_for_ever_fail_when_their_attempts_are_used_up(host: Host) -> None:
-    host.sink("--reply", "mail=451 4.3.0 not today")
+    host.sink("--reply", "rcpt=452 4.2.2 mailbox full")
     ids = host.enqueue(emails(20))
     run = host.run(MAX_ATTEMPTS=3)
 
@@ -65,6 +65,24 @@ def test_emails_deferred_for_ever_fail_when_their_attempts_are_used_up(host: Hos
     books.assert_balanced()
     assert books.counts == {"failed": 20}
     assert {row.attempt_count for row in host.rows().values()} == {3}
+
+
+def test_a_provider_that_is_down_for_a_while_costs_nothing_but_what_was_on_the_wire(host: Host) -> None:
+    sink = host.sink("--latency-ms", "20")
+    ids = host.enqueue(emails(400))
+    run = host.run()
+    host.await_delivered(100)
+
+    sink.kill()
+    run.await_events("provider.paused", WORKERS)
+    sink.start()
+
+    books = host.await_finished(ids)
+    stop(run)
+    books.assert_balanced()
+    assert books.count("failed") == 0
+    assert books.count("held") <= WORKERS * CONNECTIONS
+    assert books.count("sent") + books.count("held") == 400
 
 
 def test_answers_that_get_lost_are_held_and_never_sent_again(host: Host) -> None:

@@ -128,8 +128,12 @@ async def test_a_refusal_closes_the_channel_and_spares_the_connection(amqp_url: 
 
 async def test_closing_twice_is_harmless_and_a_closed_connection_says_so(amqp_url: str) -> None:
     connection = await open_connection(amqp_url, name="test")
+    closing = asyncio.create_task(connection.close())
+    await asyncio.sleep(0)
+    with pytest.raises(BrokerUnavailable, match="closing"):
+        await connection.open_channel()
     await connection.close()
-    await connection.close()
+    await closing
     connection.abort()
 
     assert connection.lost.result() == "we closed it"

@@ -11,15 +11,13 @@ from uuid import uuid4
 import pytest
 from pika import frame, spec
 
-from dispatcher.broker.backoff import Backoff
 from dispatcher.broker.consumer import Consumer, Delivery
 from dispatcher.broker.pointer import Pointer, decode, encode
 from dispatcher.broker.topology import Topology, declare
+from dispatcher.domain.backoff import Backoff
 from dispatcher.errors import ConfigurationError, InvalidPointer
 from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Operator, Rabbit, eventually
-
-SOON = Backoff(base_seconds=0.01, cap_seconds=0.05)
 
 
 class Worker:
@@ -35,7 +33,7 @@ class Worker:
             on_delivery=self.deliveries.append,
             on_lost=self._lose,
             name=name,
-            backoff=SOON,
+            backoff=Backoff(base_seconds=0.01, cap_seconds=0.05),
         )
         self.task = asyncio.create_task(self.consumer.run())
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import psycopg
 import pytest
+from psycopg import sql
 
 from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
@@ -21,6 +25,21 @@ def bare(tmp_path: Path) -> CommandLine:
 def prepared(bare: CommandLine, servers: Servers, database_url: str, topology: Topology) -> CommandLine:
     """`dispatcher` as after `init`, with the capture provider."""
     return bare.having(**_names(topology, servers, database_url))
+
+
+@pytest.fixture(scope="session")
+def settled(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
+    """`dispatcher` as `prepared` has it, for tests that store and change nothing: they share it."""
+    name = f"test_{secrets.token_hex(6)}"
+    with psycopg.connect(servers.database_url, autocommit=True) as administration:
+        administration.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+    database_url = urlsplit(servers.database_url)._replace(path=f"/{name}").geturl()
+    topology = Topology(exchange=name, queue=f"{name}.send", dlq=f"{name}.dlq")
+    folder = tmp_path_factory.mktemp("settled")
+    commandline = CommandLine(folder, {"DISPATCHER_RUN_DIR": str(folder / "run")})
+    commandline = commandline.having(**_names(topology, servers, database_url))
+    assert commandline("init").code == 0
+    return commandline
 
 
 @pytest.fixture

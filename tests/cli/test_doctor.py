@@ -20,8 +20,8 @@ def _findings(commandline: CommandLine, *, code: int) -> dict[str, dict[str, Any
     return {finding["subject"]: finding for finding in ended.json["findings"]}
 
 
-def test_all_is_well(prepared: CommandLine, servers: Servers) -> None:
-    found = _findings(prepared.having(DISPATCHER_RABBITMQ_MANAGEMENT_URL=servers.management_url), code=0)
+def test_all_is_well(settled: CommandLine, servers: Servers) -> None:
+    found = _findings(settled.having(DISPATCHER_RABBITMQ_MANAGEMENT_URL=servers.management_url), code=0)
 
     assert {finding["state"] for finding in found.values()} == {"ok"}
     assert found.keys() == {
@@ -31,8 +31,8 @@ def test_all_is_well(prepared: CommandLine, servers: Servers) -> None:
     }
 
 
-def test_table_marks_what_is_well(prepared: CommandLine) -> None:
-    ended = prepared("doctor")
+def test_table_marks_what_is_well(settled: CommandLine) -> None:
+    ended = settled("doctor")
 
     assert ended.code == 0
     assert {line.split()[0] for line in ended.stdout.splitlines()} == {"✓"}
@@ -46,9 +46,9 @@ def test_without_settings_each_missing_one_is_a_finding(bare: CommandLine) -> No
         assert f"{variable} is not set" in ended.stdout
 
 
-def test_servers_that_are_away_come_with_a_remedy(prepared: CommandLine) -> None:
+def test_servers_that_are_away_come_with_a_remedy(settled: CommandLine) -> None:
     found = _findings(
-        prepared.having(
+        settled.having(
             DISPATCHER_DATABASE_URL=f"postgresql://u:secret@{AWAY}/x",
             DISPATCHER_AMQP_URL=f"amqp://u:secret@{AWAY}/",
             DISPATCHER_RABBITMQ_MANAGEMENT_URL=f"http://u:secret@{AWAY}",
@@ -80,16 +80,16 @@ def test_queue_with_other_arguments_is_named(prepared: CommandLine, topology: To
     assert topology.dlq in found["RabbitMQ"]["words"]
 
 
-def test_asynchronous_commit_fails(prepared: CommandLine, database_url: str) -> None:
-    lax = f"{database_url}?options=-c%20synchronous_commit%3Doff"
+def test_asynchronous_commit_fails(settled: CommandLine) -> None:
+    lax = f"{settled.environment['DISPATCHER_DATABASE_URL']}?options=-c%20synchronous_commit%3Doff"
 
-    found = _findings(prepared.having(DISPATCHER_DATABASE_URL=lax), code=1)
+    found = _findings(settled.having(DISPATCHER_DATABASE_URL=lax), code=1)
 
     assert found["PostgreSQL durability"]["state"] == "failed"
 
 
-def test_more_workers_than_the_database_has_connections_for_fails(prepared: CommandLine) -> None:
-    found = _findings(prepared.having(DISPATCHER_WORKERS="256"), code=1)
+def test_more_workers_than_the_database_has_connections_for_fails(settled: CommandLine) -> None:
+    found = _findings(settled.having(DISPATCHER_WORKERS="256"), code=1)
 
     assert found["PostgreSQL connections"]["state"] == "failed"
 
@@ -106,16 +106,16 @@ def test_rows_in_a_default_partition_are_a_warning(prepared: CommandLine, connec
     assert "email_log_default" in found["partitions"]["words"]
 
 
-def test_unknown_variable_is_a_warning(prepared: CommandLine) -> None:
-    ended = prepared.having(DISPATCHER_WORKRS="4")("doctor")
+def test_unknown_variable_is_a_warning(settled: CommandLine) -> None:
+    ended = settled.having(DISPATCHER_WORKRS="4")("doctor")
 
     assert ended.code == 0
     assert "did you mean DISPATCHER_WORKERS?" in ended.stdout
 
 
-def test_run_directory_that_cannot_be_made_fails(prepared: CommandLine) -> None:
-    (prepared.folder / "file").touch()
+def test_run_directory_that_cannot_be_made_fails(settled: CommandLine) -> None:
+    (settled.folder / "file").touch()
 
-    found = _findings(prepared.having(DISPATCHER_RUN_DIR=str(prepared.folder / "file" / "run")), code=1)
+    found = _findings(settled.having(DISPATCHER_RUN_DIR=str(settled.folder / "file" / "run")), code=1)
 
     assert found["run directory"]["state"] == "failed"

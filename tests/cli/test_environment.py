@@ -29,8 +29,8 @@ def test_known_variable_is_not_warned_about(variable: str) -> None:
     assert unknown_variables({variable: "1"}) == {}
 
 
-def test_commands_warn_and_go_on(prepared: CommandLine) -> None:
-    ended = prepared.having(DISPATCHER_WORKRS="4")("status", "--json")
+def test_commands_warn_and_go_on(settled: CommandLine) -> None:
+    ended = settled.having(DISPATCHER_WORKRS="4")("status", "--json")
 
     assert ended.code == 0
     assert ended.stderr == "warning: DISPATCHER_WORKRS is no setting; did you mean DISPATCHER_WORKERS?\n"

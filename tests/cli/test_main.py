@@ -94,8 +94,8 @@ def test_every_mistake_is_told_at_once(bare: CommandLine) -> None:
     ]
 
 
-def test_fault_is_one_clear_message_without_a_trace(prepared: CommandLine) -> None:
-    ended = prepared.having(DISPATCHER_DATABASE_URL="postgresql://u:secret@127.0.0.1:1/x")("status")
+def test_fault_is_one_clear_message_without_a_trace(settled: CommandLine) -> None:
+    ended = settled.having(DISPATCHER_DATABASE_URL="postgresql://u:secret@127.0.0.1:1/x")("status")
 
     assert ended.code == 1
     assert ended.stderr.startswith("dispatcher: PostgreSQL is not available")
@@ -111,7 +111,7 @@ def test_tables_that_are_missing_come_with_their_remedy(unprepared: CommandLine)
 
 
 @pytest.mark.parametrize("command", ["config", "--help", "status"])
-def test_reader_that_goes_away_is_no_failure_and_no_noise(prepared: CommandLine, command: str) -> None:
+def test_reader_that_goes_away_is_no_failure_and_no_noise(settled: CommandLine, command: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
 
@@ -119,8 +119,8 @@ def test_reader_that_goes_away_is_no_failure_and_no_noise(prepared: CommandLine,
         [*PROGRAM, command],
         stdout=writer,
         stderr=subprocess.PIPE,
-        env=prepared.whole_environment,
-        cwd=prepared.folder,
+        env=settled.whole_environment,
+        cwd=settled.folder,
         check=False,
     )
     os.close(writer)
@@ -129,14 +129,14 @@ def test_reader_that_goes_away_is_no_failure_and_no_noise(prepared: CommandLine,
     assert done.returncode in ((0, 1) if command == "--help" else (0,))
 
 
-def test_output_that_cannot_be_written_is_a_failure(prepared: CommandLine) -> None:
+def test_output_that_cannot_be_written_is_a_failure(settled: CommandLine) -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
             [*PROGRAM, "status", "--json"],
             stdout=full,
             stderr=subprocess.PIPE,
-            env=prepared.whole_environment,
-            cwd=prepared.folder,
+            env=settled.whole_environment,
+            cwd=settled.folder,
             check=False,
         )
 
@@ -144,16 +144,16 @@ def test_output_that_cannot_be_written_is_a_failure(prepared: CommandLine) -> No
     assert done.stderr == b"dispatcher: The output cannot be written: No space left on device.\n"
 
 
-def test_closed_stdout_stops_no_command(prepared: CommandLine) -> None:
+def test_closed_stdout_stops_no_command(settled: CommandLine) -> None:
     shell = ["/bin/sh", "-c", '"$@" >&-', "sh", *PROGRAM, "config"]
 
-    done = subprocess.run(shell, capture_output=True, env=prepared.whole_environment, cwd=prepared.folder, check=False)
+    done = subprocess.run(shell, capture_output=True, env=settled.whole_environment, cwd=settled.folder, check=False)
 
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_narrow_character_set_stops_no_command(prepared: CommandLine) -> None:
-    ended = prepared.having(PYTHONIOENCODING="ascii")("doctor")
+def test_narrow_character_set_stops_no_command(settled: CommandLine) -> None:
+    ended = settled.having(PYTHONIOENCODING="ascii")("doctor")
 
     assert ended.code == 0
     assert ended.stdout.startswith("?")

@@ -63,17 +63,17 @@ def _end(process: subprocess.Popen[bytes], number: int) -> tuple[int, bytes]:
     ],
 )
 def test_settings_that_send_into_nothing_stop_the_start(
-    prepared: CommandLine, settings: dict[str, str | None], words: str
+    settled: CommandLine, settings: dict[str, str | None], words: str
 ) -> None:
-    ended = prepared.having(**settings)("run")
+    ended = settled.having(**settings)("run")
 
     assert (ended.code, ended.stdout) == (78, "")
     assert ended.stderr.startswith(words)
 
 
-def test_certificates_that_are_none_stop_the_start(prepared: CommandLine) -> None:
-    (prepared.folder / "ca.pem").write_text("not a certificate")
-    ended = prepared.having(DISPATCHER_PROVIDERS="smtp", DISPATCHER_SMTP_URL="smtp://mx", DISPATCHER_CA_FILE="ca.pem")(
+def test_certificates_that_are_none_stop_the_start(settled: CommandLine) -> None:
+    (settled.folder / "ca.pem").write_text("not a certificate")
+    ended = settled.having(DISPATCHER_PROVIDERS="smtp", DISPATCHER_SMTP_URL="smtp://mx", DISPATCHER_CA_FILE="ca.pem")(
         "run"
     )
 
@@ -115,9 +115,9 @@ def test_queue_with_other_arguments_stops_the_start(prepared: CommandLine, topol
     ],
 )
 def test_server_that_is_away_is_waited_for_until_a_signal(
-    prepared: CommandLine, variable: str, url: str, event: str, number: int, code: int
+    settled: CommandLine, variable: str, url: str, event: str, number: int, code: int
 ) -> None:
-    with prepared.having(**{variable: url}).started("run") as process:
+    with settled.having(**{variable: url}).started("run") as process:
         lost = [_event(process, event), _event(process, event)]
         ended, stderr = _end(process, number)
 
@@ -127,11 +127,9 @@ def test_server_that_is_away_is_waited_for_until_a_signal(
 
 
 @pytest.mark.parametrize("variable", ["DISPATCHER_DATABASE_URL", "DISPATCHER_AMQP_URL"])
-def test_server_that_is_silent_does_not_delay_the_end(
-    prepared: CommandLine, silent_address: str, variable: str
-) -> None:
+def test_server_that_is_silent_does_not_delay_the_end(settled: CommandLine, silent_address: str, variable: str) -> None:
     scheme = "amqp" if "AMQP" in variable else "postgresql"
-    with prepared.having(**{variable: f"{scheme}://u:p@{silent_address}/x"}).started("run") as process:
+    with settled.having(**{variable: f"{scheme}://u:p@{silent_address}/x"}).started("run") as process:
         wait_until(lambda: _has_connected_to(process.pid, silent_address))
         ended, stderr = _end(process, signal.SIGTERM)
 

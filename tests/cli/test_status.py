@@ -27,8 +27,8 @@ def test_json_has_the_form_that_scripts_rely_on(prepared: CommandLine, topology:
     assert 0 < ended.json["longest_due_seconds"] < 60
 
 
-def test_nothing_pending_has_no_age(prepared: CommandLine) -> None:
-    answer = prepared("status", "--json").json
+def test_nothing_pending_has_no_age(settled: CommandLine) -> None:
+    answer = settled("status", "--json").json
 
     assert (answer["oldest_pending_seconds"], answer["longest_due_seconds"]) == (None, None)
 
@@ -46,8 +46,8 @@ def test_table_names_every_status_and_both_queues(prepared: CommandLine, topolog
 @pytest.mark.parametrize(
     "missing", [{"DISPATCHER_AMQP_URL": "amqp://u:p@127.0.0.1:1/"}, {"DISPATCHER_QUEUE": "nowhere"}]
 )
-def test_without_queues_the_emails_are_still_told(prepared: CommandLine, missing: dict[str, str]) -> None:
-    ended = prepared.having(**missing)("status", "--json")
+def test_without_queues_the_emails_are_still_told(settled: CommandLine, missing: dict[str, str]) -> None:
+    ended = settled.having(**missing)("status", "--json")
 
     assert ended.code == 3
     assert ended.json["queues"] is None
@@ -55,14 +55,14 @@ def test_without_queues_the_emails_are_still_told(prepared: CommandLine, missing
     assert "RabbitMQ" in ended.stderr
 
 
-def test_without_the_database_it_fails(prepared: CommandLine) -> None:
-    ended = prepared.having(DISPATCHER_DATABASE_URL="postgresql://u:p@127.0.0.1:1/x")("status", "--json")
+def test_without_the_database_it_fails(settled: CommandLine) -> None:
+    ended = settled.having(DISPATCHER_DATABASE_URL="postgresql://u:p@127.0.0.1:1/x")("status", "--json")
 
     assert (ended.code, ended.stdout) == (1, "")
 
 
-def test_watch_prints_a_line_per_look_until_nobody_reads(prepared: CommandLine) -> None:
-    with prepared.started("status", "--watch", "0.1", "--json") as process:
+def test_watch_prints_a_line_per_look_until_nobody_reads(settled: CommandLine) -> None:
+    with settled.started("status", "--watch", "0.1", "--json") as process:
         assert process.stdout is not None
         looks = [orjson.loads(process.stdout.readline()) for _ in range(3)]
         process.stdout.close()
@@ -75,8 +75,8 @@ def test_watch_prints_a_line_per_look_until_nobody_reads(prepared: CommandLine) 
     assert (code, words) == (0, b"")
 
 
-def test_ctrl_c_ends_a_watch_without_a_trace(prepared: CommandLine) -> None:
-    with prepared.started("status", "--watch", "--json", stderr=subprocess.PIPE) as process:
+def test_ctrl_c_ends_a_watch_without_a_trace(settled: CommandLine) -> None:
+    with settled.started("status", "--watch", "--json", stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
@@ -86,8 +86,8 @@ def test_ctrl_c_ends_a_watch_without_a_trace(prepared: CommandLine) -> None:
     assert stderr.strip() == b""
 
 
-def test_watch_outlives_an_outage(prepared: CommandLine) -> None:
-    with prepared.having(DISPATCHER_DATABASE_URL="postgresql://u:p@127.0.0.1:1/x").started(
+def test_watch_outlives_an_outage(settled: CommandLine) -> None:
+    with settled.having(DISPATCHER_DATABASE_URL="postgresql://u:p@127.0.0.1:1/x").started(
         "status", "--watch", "0.1"
     ) as process:
         assert process.stderr is not None
@@ -97,11 +97,11 @@ def test_watch_outlives_an_outage(prepared: CommandLine) -> None:
     assert all(line.startswith(b"PostgreSQL is not available") for line in lines)
 
 
-def test_terminal_is_redrawn_and_left_clean(prepared: CommandLine) -> None:
+def test_terminal_is_redrawn_and_left_clean(settled: CommandLine) -> None:
     import pty
 
     ours, theirs = pty.openpty()
-    with prepared.started("status", "--watch", "0.1", stdin=theirs, stdout=theirs, stderr=theirs) as process:
+    with settled.started("status", "--watch", "0.1", stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         screen = b""
         while screen.count(b"Ctrl-C ends") < 3:

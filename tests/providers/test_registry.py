@@ -15,9 +15,9 @@ def test_every_provider_that_settings_may_name_has_an_adapter() -> None:
     assert tuple(ADAPTERS) == KNOWN_PROVIDERS
 
 
-@pytest.mark.parametrize("name", KNOWN_PROVIDERS)
-def test_an_adapter_without_its_settings_is_refused(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"DISPATCHER_{name.upper()}"):
+@pytest.mark.parametrize(("name", "variable"), [("smtp", "DISPATCHER_SMTP_URL"), ("capture", "DISPATCHER_CAPTURE_DIR")])
+def test_an_adapter_without_its_settings_is_refused(name: str, variable: str) -> None:
+    with pytest.raises(ConfigurationError, match=variable):
         open_provider(name, load({}))
 
 
@@ -38,7 +38,7 @@ def test_a_ca_file_that_is_none_is_refused(tmp_path: Path) -> None:
 async def test_adapters_open_without_connecting_and_close(tmp_path: Path) -> None:
     settings = load({"DISPATCHER_SMTP_URL": "smtp://127.0.0.1:1", "DISPATCHER_CAPTURE_DIR": str(tmp_path / "maildir")})
 
-    for name in KNOWN_PROVIDERS:
+    for name in ("smtp", "capture"):
         provider = open_provider(name, settings)
         assert provider.name == name
         await provider.close()

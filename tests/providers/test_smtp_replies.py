@@ -51,8 +51,14 @@ def test_queue_ids_are_read_where_they_are_safe(text: str, queue_id: str | None)
         ("4.7.0 Try again later", Reason.SERVER_ERROR),
         ("4.7.28 unusual rate of unsolicited mail", Reason.THROTTLED),
         ("Throttling failure: Maximum sending rate exceeded.", Reason.THROTTLED),
+        ("Daily message quota exceeded", Reason.THROTTLED),
         ("4.7.0 Too many concurrent connections", Reason.THROTTLED),
+        ("4.5.3 Too many recipients", Reason.SERVER_ERROR),
         ("4.3.1 Insufficient system storage", Reason.SERVER_ERROR),
+        # About a mailbox, not about us: pausing the provider for it would stop everybody's email.
+        ("4.2.1 The user is receiving mail at a rate that prevents additional messages", Reason.RECIPIENT_DEFERRED),
+        ("4.2.2 The mailbox is over its message quota", Reason.RECIPIENT_DEFERRED),
+        ("4.7.1 Graylisted, come back", Reason.RECIPIENT_DEFERRED),
     ],
 )
 def test_a_request_to_slow_down_is_told_from_another_no(text: str, reason: Reason) -> None:
@@ -72,7 +78,7 @@ def test_refused_recipients_are_judged_together() -> None:
         Reason.REJECTED_RECIPIENT, "refused recipients: 1 (550 5.1.1), 2 (552 5.2.2); no", "550 5.1.1"
     )
     assert one_later == Deferred(
-        Reason.SERVER_ERROR, "refused recipients: 1 (550 5.1.1), 2 (451 4.7.1); later", "451 4.7.1"
+        Reason.RECIPIENT_DEFERRED, "refused recipients: 1 (550 5.1.1), 2 (451 4.7.1); later", "451 4.7.1"
     )
 
 

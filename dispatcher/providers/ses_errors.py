@@ -1,0 +1,252 @@
+"""What SES's answers mean, and boto3's exceptions: code → outcome, or a fault. `docs/providers.md` shows it as a table."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Final
+
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectTimeoutError,
+    HTTPClientError,
+    ParamValidationError,
+    ReadTimeoutError,
+    SSLError,
+)
+from botocore.exceptions import ConnectionError as BotoConnectionError
+
+from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.errors import ProviderFault
+from dispatcher.providers.scrub import scrub
+from dispatcher.providers.ses_client import NAME
+from dispatcher.providers.ses_wire import TooLate
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The account or the set-up is to blame, not the email.
+
+    Attributes:
+        remedy: What a person can do.
+    """
+
+    remedy: str
+
+
+Verdict = Deferred | Rejected | Fault
+
+_THROTTLED: Final = Deferred(Reason.THROTTLED)
+_SERVER: Final = Deferred(Reason.SERVER_ERROR)
+_CONTENT: Final = Rejected(Reason.INVALID_CONTENT)
+_SENDER: Final = Rejected(Reason.REJECTED_SENDER)
+_TOO_LARGE: Final = Rejected(Reason.TOO_LARGE)
+_QUOTA: Final = Fault("Wait, or ask AWS for a higher sending quota; `dispatcher doctor` shows it.")
+_PAUSED: Final = Fault("Look into SES's console and the account's inbox; nothing can be sent before AWS lets you.")
+_CREDENTIALS: Final = Fault("Check AWS's credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, profile or role.")
+_PERMISSION: Final = Fault("Allow these credentials ses:SendEmail (raw and templated too) for this identity.")
+_CLOCK: Final = Fault("Set this host's clock: AWS takes no request that is minutes off.")
+_SET_UP: Final = Fault("Check DISPATCHER_SES_CONFIGURATION_SET and the region, AWS_REGION.")
+_ENDPOINT: Final = Fault("Check DISPATCHER_SES_ENDPOINT_URL and AWS_REGION: this is not SES v2.")
+_TRUST: Final = Fault("Mend the endpoint's certificate, or name its authority in DISPATCHER_CA_FILE.")
+
+VERDICTS: Final[Mapping[str, Verdict]] = MappingProxyType(
+    {
+        # Those of SendEmail itself; a test holds them against boto3's model.
+        "TooManyRequestsException": _THROTTLED,
+        "LimitExceededException": _QUOTA,
+        "AccountSuspendedException": _PAUSED,
+        "SendingPausedException": _PAUSED,
+        "MessageRejected": _CONTENT,
+        "MailFromDomainNotVerifiedException": _SENDER,
+        "NotFoundException": _CONTENT,
+        "BadRequestException": _CONTENT,
+        # The words of SES v1, which shine through at times.
+        "AccountSendingPausedException": _PAUSED,
+        "ConfigurationSetSendingPausedException": _PAUSED,
+        "ConfigurationSetDoesNotExistException": _SET_UP,
+        "TemplateDoesNotExistException": _CONTENT,
+        # Those of every AWS service: https://docs.aws.amazon.com/ses/latest/APIReference-V2/CommonErrors.html
+        **dict.fromkeys(
+            ("Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled"), _THROTTLED
+        ),
+        **dict.fromkeys(
+            ("RequestThrottledException", "RequestLimitExceeded", "BandwidthLimitExceeded", "SlowDown"), _THROTTLED
+        ),
+        **dict.fromkeys(("InternalFailure", "InternalServerError", "InternalError", "InternalServiceError"), _SERVER),
+        **dict.fromkeys(("InternalServerException", "InternalServiceErrorException"), _SERVER),
+        **dict.fromkeys(("ServiceUnavailable", "ServiceUnavailableException"), _SERVER),
+        **dict.fromkeys(("RequestTimeout", "RequestTimeoutException", "RequestAbortedException"), _SERVER),
+        **dict.fromkeys(("ValidationError", "ValidationException", "SerializationException"), _CONTENT),
+        **dict.fromkeys(("InvalidParameterValue", "InvalidParameterCombination", "MissingParameter"), _CONTENT),
+        **dict.fromkeys(("RequestEntityTooLarge", "RequestEntityTooLargeException"), _TOO_LARGE),
+        **dict.fromkeys(("AccessDenied", "AccessDeniedException", "NotAuthorized", "UnauthorizedOperation"), _PERMISSION),
+        **dict.fromkeys(("InvalidClientTokenId", "UnrecognizedClientException", "InvalidAccessKeyId"), _CREDENTIALS),
+        **dict.fromkeys(("SignatureDoesNotMatch", "InvalidSignatureException", "InvalidSignature"), _CREDENTIALS),
+        **dict.fromkeys(("IncompleteSignature", "IncompleteSignatureException", "AuthFailure"), _CREDENTIALS),
+        **dict.fromkeys(("MissingAuthenticationToken", "MissingAuthenticationTokenException"), _CREDENTIALS),
+        **dict.fromkeys(("ExpiredToken", "ExpiredTokenException", "InvalidToken"), _CREDENTIALS),
+        **dict.fromkeys(("OptInRequired", "SubscriptionRequiredException"), _CREDENTIALS),
+        **dict.fromkeys(("RequestExpired", "RequestTimeTooSkewed", "RequestInTheFuture"), _CLOCK),
+        **dict.fromkeys(("InvalidAction", "UnknownOperationException"), _ENDPOINT),
+    }
+)
+"""By SES's own code."""
+
+BY_STATUS: Final[Mapping[int, Verdict]] = MappingProxyType(
+    {
+        401: _CREDENTIALS,
+        403: _PERMISSION,
+        404: _ENDPOINT,
+        405: _ENDPOINT,
+        407: _ENDPOINT,
+        408: _SERVER,
+        413: _TOO_LARGE,
+        429: _THROTTLED,
+    }
+)
+"""For an answer without a code that we know. Any other 4xx is a definite no, any other 5xx one for now."""
+
+GATEWAYS: Final = frozenset({502, 504})
+"""Somebody between us and SES got no answer either (RFC 9110, sections 15.6.3 and 15.6.5)."""
+
+_DAILY: Final = re.compile(r"daily|24.hour", re.IGNORECASE)
+"""SES says the quota of a day and the rate of a second with the same code: "Daily message quota exceeded"."""
+_UNVERIFIED: Final = re.compile(r"not verified", re.IGNORECASE)
+_STOPPED: Final = re.compile(r"sending\W+(?:\w+\W+){0,3}(?:suspended|paused|disabled)", re.IGNORECASE)
+_CONFIGURATION_SET: Final = re.compile(r"configuration.?set", re.IGNORECASE)
+_LENGTH: Final = re.compile(r"length is more than|too large|exceed\w* .*\bsize|size .*exceed", re.IGNORECASE)
+_MAX_RETRY_SECONDS: Final = 86_400
+
+
+def acceptance(answer: Mapping[str, Any]) -> Outcome:
+    """The outcome of an answer that boto3 takes for a good one."""
+    name = answer.get("MessageId")
+    metadata = answer.get("ResponseMetadata", {})
+    if isinstance(name, str) and name:
+        return Accepted(scrub(name))
+    kind = metadata.get("HTTPHeaders", {}).get("content-type", "no content type")
+    status = str(metadata.get("HTTPStatusCode", ""))
+    return Uncertain(scrub(f"an answer without a MessageId ({kind})"), status)
+
+
+def judge(error: Exception, *, has_left: bool, has_template: bool = False) -> Outcome:
+    """The outcome of a call that raised.
+
+    Args:
+        has_left: Octets of the request may have left, as its connection says.
+        has_template: The email names a template, which SES may not find.
+
+    Raises:
+        ProviderFault: the account or the set-up is to blame.
+    """
+    if not has_left:
+        return _unsent(error)
+    if isinstance(error, ClientError):
+        return _refusal(error, has_template)
+    what = "the connection broke" if isinstance(error, HTTPClientError | BotoConnectionError) else "no sense in it"
+    if isinstance(error, ReadTimeoutError):
+        what = "none in time"
+    return Uncertain(f"no answer: {what} ({type(error).__name__})")
+
+
+def _refusal(error: ClientError, has_template: bool) -> Outcome:
+    code, status, words, headers = _told(error)
+    verdict = VERDICTS.get(code) or BY_STATUS.get(status)
+    if verdict is None:
+        if status < 400 or status in GATEWAYS:
+            return Uncertain(words, code or str(status))
+        verdict = Rejected(Reason.REFUSED) if status < 500 else _SERVER
+    verdict = _refined(verdict, code, words, has_template)
+    match verdict:
+        case Fault(remedy):
+            raise ProviderFault(NAME, f"SES refuses every email ({code or status}): {words}", remedy=remedy) from error
+        case Deferred():
+            return replace(verdict, detail=words, code=code or str(status), retry_after=_retry_after(headers))
+        case Rejected():
+            return replace(verdict, detail=words, code=code or str(status))
+
+
+def _told(error: ClientError) -> tuple[str, int, str, Mapping[str, str]]:
+    """Code, status, words and headers of SES's answer."""
+    told = error.response.get("Error", {})
+    metadata = error.response.get("ResponseMetadata", {})
+    code, status = str(told.get("Code") or ""), int(metadata.get("HTTPStatusCode") or 0)
+    # boto3 puts the status where the answer names no code.
+    code = "" if code == str(status) else scrub(code)
+    return code, status, scrub(str(told.get("Message") or "")), metadata.get("HTTPHeaders", {})
+
+
+def _refined(verdict: Verdict, code: str, words: str, has_template: bool) -> Verdict:
+    """The same code has several meanings; SES's words tell them apart."""
+    if verdict is _THROTTLED:
+        return _QUOTA if _DAILY.search(words) else verdict
+    if verdict is not _CONTENT:
+        return verdict
+    if _CONFIGURATION_SET.search(words) or (code == "NotFoundException" and not has_template):
+        return _SET_UP
+    if _STOPPED.search(words):
+        return _PAUSED
+    if _UNVERIFIED.search(words):
+        return _SENDER
+    return _TOO_LARGE if _LENGTH.search(words) else verdict
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    for name, unit in (("retry-after", 1.0), ("x-amz-retry-after", 0.001)):
+        text = headers.get(name, "")
+        if text.isascii() and text.isdigit() and len(text) < 12:
+            return min(int(text) * unit, _MAX_RETRY_SECONDS)
+    return None
+
+
+def _unsent(error: Exception) -> Outcome:
+    """What it means that nothing left."""
+    if any(isinstance(cause, TooLate) for cause in _causes(error)):
+        return Deferred(Reason.TIMEOUT_BEFORE_SEND, "the deadline passed before the request left")
+    if isinstance(error, SSLError):
+        return _untrusted(error)
+    if isinstance(error, ConnectTimeoutError | ReadTimeoutError):
+        return Deferred(Reason.CONNECTION_FAILED, f"the endpoint did not answer while connecting ({_name(error)})")
+    if isinstance(error, BotoConnectionError | HTTPClientError):
+        return Deferred(Reason.CONNECTION_FAILED, f"no connection to the endpoint ({_name(error)})")
+    if isinstance(error, ParamValidationError):
+        return Rejected(Reason.INVALID_CONTENT, "boto3 refuses to build the request")
+    if isinstance(error, BotoCoreError | ClientError):
+        # boto3's search for credentials: there are none, or half of them, or the server that gives them refuses.
+        raise ProviderFault(
+            NAME, f"no request could be signed ({type(error).__name__}).", remedy=_CREDENTIALS.remedy
+        ) from error
+    return Deferred(Reason.INTERNAL_ERROR, f"boto3 failed to build the request ({type(error).__name__})")
+
+
+def _untrusted(error: SSLError) -> Outcome:
+    cause = next((cause for cause in _causes(error) if isinstance(cause, ssl.SSLError)), None)
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        words = scrub(cause.verify_message)
+        raise ProviderFault(NAME, f"the endpoint's certificate cannot be trusted: {words}.", remedy=_TRUST.remedy) from error
+    if cause is None or isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError):
+        return Deferred(Reason.CONNECTION_FAILED, "the endpoint closed the connection while TLS was set up")
+    raise ProviderFault(NAME, f"TLS with the endpoint failed: {cause.reason}.", remedy=_ENDPOINT.remedy) from error
+
+
+def _name(error: Exception) -> str:
+    """The innermost exception's name; its words hold addresses of ours."""
+    return type(list(_causes(error))[-1]).__name__
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An exception and those inside it: boto3 and urllib3 keep them as arguments, not as causes."""
+    seen: set[int] = set()
+    found: list[Any] = [error]
+    while found:
+        inner = found.pop(0)
+        if not isinstance(inner, BaseException) or id(inner) in seen:
+            continue
+        seen.add(id(inner))
+        yield inner
+        found += [getattr(inner, "kwargs", {}).get("error"), getattr(inner, "reason", None), *inner.args]

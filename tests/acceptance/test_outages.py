@@ -1,0 +1,228 @@
+"""Servers that go away and come back while it works, on a set of servers of its own.
+
+However they go, and whatever is stopped meanwhile: no email is lost or sent twice, and while the workers live none is
+held, because they keep what the provider said until it is recorded.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+import pytest
+
+from dispatcher.broker.topology import Topology
+from dispatcher.dev.servers import AMQP_URL, DATABASE_URL, MANAGEMENT_URL, start
+from dispatcher.dev.servers import stop as stop_servers
+from tests.acceptance.harness import CONNECTIONS, WORKERS, Host, emails, stop
+from tests.acceptance.outages import POSTGRES, RABBITMQ, Removable
+from tests.supervisor.program import Program, eventually
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def removable() -> Iterator[Removable]:
+    """Servers for this module alone, whatever servers the environment names."""
+    with tempfile.TemporaryDirectory(prefix="dispatcher-outages-") as name, pytest.MonkeyPatch.context() as patch:
+        folder = Path(name) / "servers"
+        for variable in (DATABASE_URL, AMQP_URL, MANAGEMENT_URL):
+            patch.delenv(variable, raising=False)
+        servers = start(folder, progress=print, owner_pid=os.getpid())
+        patch.undo()
+        yield Removable(servers)
+        stop_servers(folder)
+
+
+@pytest.fixture
+def host(tmp_path: Path, removable: Removable) -> Iterator[Host]:
+    """A host on those servers."""
+    name = f"outage_{secrets.token_hex(6)}"
+    with psycopg.connect(removable.servers.database_url, autocommit=True) as connection:
+        connection.execute(f"create database {name}")  # type: ignore[call-overload]
+    url = urlunsplit(urlsplit(removable.servers.database_url)._replace(path=f"/{name}"))
+    opened = Host(tmp_path, removable.servers, url, Topology(name, f"{name}.send", f"{name}.dlq"))
+    assert opened.command("init").await_exit() == 0
+    yield opened
+    opened.destroy()
+    removable.restore()
+
+
+def await_long_outage(run: Program) -> None:
+    """Waits until the pool has given up to wait for PostgreSQL, which takes seconds, in each worker."""
+    for slot in ("w0", "w1"):
+        eventually(
+            lambda slot=slot: any(
+                "couldn't get a connection" in event["reason"] and event["worker"].endswith(slot)
+                for event in run.events("store.connection_lost")
+            )
+        )
+
+
+@pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGKILL, signal.SIGINT])
+def test_postgresql_is_restarted(host: Host, removable: Removable, number: signal.Signals) -> None:
+    host.sink("--latency-ms", "10")
+    ids = host.enqueue(emails(800))
+    run = host.run()
+    host.await_delivered(200)
+
+    removable.take_away(POSTGRES, number)
+    await_long_outage(run)
+    removable.bring_back(POSTGRES)
+
+    books = host.await_finished(ids)
+    stop(run)
+    books.assert_balanced()
+    assert books.counts == {"sent": 800}
+    assert not run.events("process.exited", level="error")
+
+
+def test_postgresql_blinks_again_and_again(host: Host, removable: Removable) -> None:
+    host.sink("--latency-ms", "10")
+    ids = host.enqueue(emails(1000))
+    run = host.run()
+
+    for _ in range(5):
+        host.await_delivered(len(host.recipient.delivered()) + 50)
+        removable.take_away(POSTGRES, signal.SIGQUIT)
+        removable.bring_back(POSTGRES)
+
+    books = host.await_finished(ids)
+    stop(run)
+    books.assert_balanced()
+    assert books.counts == {"sent": 1000}
+
+
+def test_workers_that_die_while_postgresql_is_away_leave_their_answers_in_the_ledger(
+    host: Host, removable: Removable
+) -> None:
+    host.sink("--latency-ms", "10")
+    ids = host.enqueue(emails(600))
+    run = host.run()
+    host.await_delivered(150)
+    removable.take_away(POSTGRES, signal.SIGQUIT)
+    run.await_events("store.connection_lost", 4)
+
+    run.send_all(signal.SIGKILL)
+    run.await_exit()
+    delivered = set(host.recipient.delivered())
+    removable.bring_back(POSTGRES)
+    second = host.run()
+
+    books = host.await_finished(ids)
+    stop(second)
+    books.assert_balanced()
+    # What was answered before the kill is known, although it was never recorded while they lived.
+    assert len(books.by_status.get("held", frozenset()) & delivered) <= WORKERS * CONNECTIONS
+    assert books.count("held") <= WORKERS * CONNECTIONS
+    assert books.count("sent") + books.count("held") == 600
+
+
+def test_a_stop_while_postgresql_is_away_ends_in_time_and_the_next_run_settles_it(
+    host: Host, removable: Removable
+) -> None:
+    host.sink("--latency-ms", "10")
+    ids = host.enqueue(emails(600))
+    run = host.run(DRAIN_SECONDS=1)
+    host.await_delivered(150)
+    removable.take_away(POSTGRES, signal.SIGQUIT)
+    run.await_events("store.connection_lost", 4)
+
+    run.send(signal.SIGTERM)
+
+    # Their results could not be recorded: they were killed, and say so.
+    assert run.await_exit(15) == 1
+    removable.bring_back(POSTGRES)
+    second = host.run()
+    second.await_events("ledger.settled", WORKERS)
+    books = host.await_finished(ids)
+    stop(second)
+    books.assert_balanced()
+    assert books.counts == {"sent": 600}
+
+
+def test_a_hung_postgresql_delays_and_harms_nothing(host: Host, removable: Removable) -> None:
+    host.sink("--latency-ms", "10")
+    ids = host.enqueue(emails(600))
+    run = host.run(DRAIN_SECONDS=1)
+    host.await_delivered(150)
+
+    removable.freeze(POSTGRES)
+    run.send(signal.SIGTERM)
+    assert run.await_exit(15) == 1
+    removable.thaw(POSTGRES)
+
+    second = host.run()
+    books = host.await_finished(ids)
+    stop(second)
+    books.assert_balanced()
+    assert books.counts == {"sent": 600}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_rabbitmq_is_restarted(host: Host, removable: Removable, number: signal.Signals) -> None:
+    host.sink("--latency-ms", "10")
+    ids = host.enqueue(emails(800))
+    run = host.run()
+    host.await_delivered(200)
+
+    removable.take_away(RABBITMQ, number)
+    more = host.enqueue(emails(100, name="more"))
+    removable.bring_back(RABBITMQ)
+
+    books = host.await_finished(ids | more, seconds=60)
+    stop(run)
+    books.assert_balanced()
+    assert books.counts == {"sent": 900}
+    assert not run.events("process.exited", level="error")
+
+
+@pytest.mark.parametrize("takes_away", [True, False])
+def test_a_stop_while_rabbitmq_is_away_or_hangs_is_a_clean_drain(
+    host: Host, removable: Removable, *, takes_away: bool
+) -> None:
+    host.sink("--latency-ms", "10")
+    ids = host.enqueue(emails(600))
+    run = host.run(DRAIN_SECONDS=10)
+    host.await_delivered(150)
+    if takes_away:
+        removable.take_away(RABBITMQ)
+        run.await_events("broker.connection_lost", WORKERS)
+    else:
+        removable.freeze(RABBITMQ)
+
+    stop(run, seconds=15)
+
+    statuses = {row.status for row in host.rows().values()}
+    assert statuses <= {"sent", "pending"}
+    removable.restore()
+    second = host.run()
+    books = host.await_finished(ids, seconds=60)
+    stop(second)
+    books.assert_balanced()
+    assert books.counts == {"sent": 600}
+
+
+def test_a_run_that_starts_before_its_servers_sends_what_waits_when_they_come(
+    host: Host, removable: Removable
+) -> None:
+    ids = host.enqueue(emails(200))
+    removable.take_away(POSTGRES)
+    removable.take_away(RABBITMQ)
+
+    run = host.run()
+
+    run.await_events("store.connection_lost")
+    removable.bring_back(POSTGRES)
+    run.await_events("broker.connection_lost")
+    removable.bring_back(RABBITMQ)
+    books = host.await_finished(ids, seconds=60)
+    stop(run)
+    books.assert_balanced()
+    assert books.counts == {"sent": 200}

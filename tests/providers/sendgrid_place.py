@@ -1,0 +1,102 @@
+"""The sendgrid adapter and the HTTP double, and what a reader would get of the bodies that arrived."""
+
+from __future__ import annotations
+
+import base64
+import email.message
+import email.policy
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from email.headerregistry import Address
+from email.utils import parseaddr
+from pathlib import Path
+from typing import Any
+
+from dispatcher.dev.http_behaviour import Behaviour
+from dispatcher.dev.http_double import HttpDouble, running_double
+from dispatcher.providers.sendgrid import SendGridOptions, SendGridProvider
+
+KEY = "SG.the-key-that-nobody-may-see.0123456789"
+
+
+@dataclass(frozen=True, slots=True)
+class SendGridPlace:
+    """The sendgrid adapter and the double."""
+
+    provider: SendGridProvider
+    double: HttpDouble
+
+    def contents(self) -> list[bytes]:
+        """What a reader would get, rendered by the standard library as SendGrid does from its JSON."""
+        return [rendered(document) for document in self.double.received]
+
+    def times(self) -> Counter[str]:
+        """How often each email id arrived."""
+        return Counter(self.double.ledger().times)
+
+
+@asynccontextmanager
+async def sendgrid_place(
+    folder: Path,
+    behaviour: Behaviour | None = None,
+    *,
+    tls: ssl.SSLContext | None = None,
+    ca_file: Path | None = None,
+    sandbox: bool = False,
+    connections: int = 64,
+) -> AsyncIterator[SendGridPlace]:
+    """The sendgrid adapter, in the clear unless told otherwise, and a double that behaves so."""
+    async with running_double(folder, behaviour or Behaviour(key=KEY), tls=tls) as double:
+        options = SendGridOptions(KEY, double.url, sandbox=sandbox, connections=connections, ca_file=ca_file)
+        provider = SendGridProvider(options)
+        try:
+            yield SendGridPlace(provider, double)
+        finally:
+            await provider.close()
+
+
+def rendered(document: dict[str, Any]) -> bytes:
+    """A MIME message of a request's JSON: its first personalization's."""
+    message = email.message.EmailMessage(policy=email.policy.SMTP)
+    people = document["personalizations"][0]
+    message["From"] = _mailbox(document["from"])
+    for field, name in (("to", "To"), ("cc", "Cc")):
+        if field in people:
+            message[name] = [_mailbox(one) for one in people[field]]
+    if replies := document.get("reply_to_list") or [document["reply_to"]] * ("reply_to" in document):
+        message["Reply-To"] = [_mailbox(one) for one in replies]
+    message["Subject"] = document.get("subject", "")
+    for name, value in document.get("headers", {}).items():
+        message[name] = _decoded(value)
+    _fill(message, document)
+    return message.as_bytes()
+
+
+def _mailbox(entry: dict[str, str]) -> Address:
+    # A quoted name is what SendGrid writes into the header as it stands; readers take the quotes off.
+    name = entry.get("name", "")
+    name = parseaddr(f"{name} <a@b>")[0] if name.startswith('"') else name
+    return Address(name, addr_spec=entry["email"])
+
+
+def _decoded(value: str) -> str:
+    return str(email.policy.default.header_factory("X", value))
+
+
+def _fill(message: email.message.EmailMessage, document: dict[str, Any]) -> None:
+    for part in document.get("content", ()):
+        subtype = part["type"].removeprefix("text/")
+        if message.get_content_type() == "text/plain" and not message.is_multipart() and message.get_payload() is None:
+            message.set_content(part["value"], subtype=subtype, cte="base64")
+        else:
+            message.add_alternative(part["value"], subtype=subtype, cte="base64")
+    for file in document.get("attachments", ()):
+        kind, _, subtype = file["type"].partition("/")
+        message.add_attachment(
+            base64.b64decode(file["content"]), maintype=kind, subtype=subtype, filename=file["filename"]
+        )
+    for number, part in enumerate(one for one in message.walk() if one.is_multipart()):
+        part.set_boundary(f"=_part_{number}")

@@ -1,0 +1,150 @@
+"""What SendGrid takes as the body of `POST /v3/mail/send`, from its documentation, for the fields that we send.
+
+A JSON Schema for the shape (https://www.twilio.com/docs/sendgrid/api-reference/mail-send/mail-send), stricter than the
+published one in that it knows no other field, and the rules that a schema cannot say (…/mail-send/errors).
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any, Final
+
+import jsonschema
+
+MAILBOX: Final = {
+    "type": "object",
+    "properties": {
+        # ASCII but for the local part, of which the documentation says nothing.
+        "email": {"type": "string", "pattern": r"^[^@\s]+@[A-Za-z0-9.-]+$", "maxLength": 320},
+        "name": {"type": "string", "minLength": 1},
+    },
+    "required": ["email"],
+    "additionalProperties": False,
+}
+MAILBOXES: Final = {"type": "array", "items": MAILBOX, "minItems": 1, "maxItems": 1000}
+SCHEMA: Final = {
+    "type": "object",
+    "properties": {
+        "personalizations": {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": 1000,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "to": MAILBOXES,
+                    "cc": MAILBOXES,
+                    "bcc": MAILBOXES,
+                    "custom_args": {"type": "object", "minProperties": 1, "additionalProperties": {"type": "string"}},
+                    "dynamic_template_data": {"type": "object"},
+                },
+                "required": ["to"],
+                "additionalProperties": False,
+            },
+        },
+        "from": MAILBOX,
+        "reply_to": MAILBOX,
+        "reply_to_list": {**MAILBOXES, "uniqueItems": True},
+        "subject": {"type": "string", "minLength": 1},
+        "content": {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "type": {"enum": ["text/plain", "text/html"]},
+                    "value": {"type": "string", "minLength": 1},
+                },
+                "required": ["type", "value"],
+                "additionalProperties": False,
+            },
+        },
+        "attachments": {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "content": {"type": "string", "minLength": 1},
+                    "type": {"type": "string", "pattern": r"^[^;\r\n]+$"},
+                    "filename": {"type": "string", "pattern": r"^[^\r\n]+$"},
+                    "disposition": {"enum": ["attachment", "inline"]},
+                },
+                "required": ["content", "filename"],
+                "additionalProperties": False,
+            },
+        },
+        "template_id": {"type": "string", "minLength": 1},
+        "headers": {
+            "type": "object",
+            "propertyNames": {"pattern": r"^[!-9;-~]+$"},
+            # Values that are not ASCII are to be encoded by the sender.
+            "additionalProperties": {"type": "string", "pattern": r"^[ -~]*$"},
+        },
+        "categories": {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": 10,
+            "uniqueItems": True,
+            "items": {"type": "string", "maxLength": 255, "pattern": r"^[ -~]+$"},
+        },
+        "mail_settings": {
+            "type": "object",
+            "properties": {
+                "sandbox_mode": {
+                    "type": "object",
+                    "properties": {"enable": {"type": "boolean"}},
+                    "required": ["enable"],
+                    "additionalProperties": False,
+                }
+            },
+            "additionalProperties": False,
+        },
+    },
+    "required": ["personalizations", "from"],
+    "additionalProperties": False,
+}
+RESERVED_HEADERS: Final = frozenset(
+    {"x-sg-id", "x-sg-eid", "received", "dkim-signature", "content-type", "content-transfer-encoding"}
+    | {"to", "from", "subject", "reply-to", "cc", "bcc"}
+)
+MAX_RECIPIENTS: Final = 1000
+MAX_CUSTOM_OCTETS: Final = 10_000
+MISREAD_IN_NAMES: Final = frozenset("(),:;<>@[]")
+
+_VALIDATOR: Final = jsonschema.Draft202012Validator(SCHEMA)
+
+
+def check(document: dict[str, Any]) -> None:
+    """Fails if SendGrid would refuse or misread a body."""
+    _VALIDATOR.validate(document)
+    _check_recipients(document)
+    _check_content(document)
+    assert not RESERVED_HEADERS & {name.lower() for name in document.get("headers", {})}
+    assert not ("reply_to" in document and "reply_to_list" in document)
+    for file in document.get("attachments", ()):
+        base64.b64decode(file["content"], validate=True)
+
+
+def _check_recipients(document: dict[str, Any]) -> None:
+    everybody = []
+    for person in document["personalizations"]:
+        listed = [one for field in ("to", "cc", "bcc") for one in person.get(field, ())]
+        assert len({one["email"].lower() for one in listed}) == len(listed), "an address stands twice"
+        everybody += listed
+        for one in listed:
+            name = one.get("name", "")
+            is_quoted = name.startswith('"') and name.endswith('"')
+            assert is_quoted or not MISREAD_IN_NAMES & set(name), "SendGrid would misread a name"
+        arguments = person.get("custom_args", {})
+        assert sum(len(f"{name}{value}".encode()) for name, value in arguments.items()) <= MAX_CUSTOM_OCTETS
+    assert len(everybody) <= MAX_RECIPIENTS
+
+
+def _check_content(document: dict[str, Any]) -> None:
+    has_template = "template_id" in document
+    assert has_template or "subject" in document
+    assert has_template or "content" in document
+    types = [part["type"] for part in document.get("content", ())]
+    assert types == sorted(types, reverse=True), "text/plain comes first"
+    assert len(set(types)) == len(types)

@@ -1,0 +1,372 @@
+"""How a call over HTTP may end, one way after the other, counted at the server: never a second POST, never a wrong word."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import orjson
+import pytest
+from pyreqwest import exceptions
+
+from dispatcher.dev.http_behaviour import Act, Behaviour
+from dispatcher.dev.http_double import HttpDouble, running_double
+from dispatcher.domain.outcome import Reason
+from dispatcher.providers.http import MAX_ANSWER_OCTETS, Answer, HttpTransport, NoAnswer, NothingLeft
+from tests.providers.conftest import Authority
+
+PATIENCE: Final = 20.0
+SOON: Final = 0.4
+KEY: Final = {"Authorization": "Bearer secret-key"}
+
+
+@pytest.fixture
+async def double(tmp_path: Path, authority: Authority) -> AsyncIterator[HttpDouble]:
+    """A server over TLS."""
+    async with running_double(tmp_path, tls=authority.server) as running:
+        yield running
+
+
+@pytest.fixture
+async def transport(authority: Authority) -> AsyncIterator[HttpTransport]:
+    """A transport that trusts the server."""
+    opened = HttpTransport(connections=8, ca_file=authority.ca_file)
+    yield opened
+    await opened.close()
+
+
+class Call:
+    """One POST, and how it ended.
+
+    Attributes:
+        left: How often `leaving` was called.
+        end: What came of it.
+    """
+
+    def __init__(self, transport: HttpTransport, url: str, email_id: str = "one") -> None:
+        self._transport = transport
+        self._url = f"{url}/v3/mail/send"
+        people = [{"to": [{"email": "ann@example.com"}], "custom_args": {"email_id": email_id}}]
+        self._body = orjson.dumps({"personalizations": people})
+        self.left = 0
+        self.end: Answer | NothingLeft | NoAnswer | None = None
+
+    async def run(self, seconds: float = PATIENCE) -> Call:
+        """The call, made."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        try:
+            self.end = await self._transport.post(self._url, KEY, self._body, deadline, self._leaving)
+        except (NothingLeft, NoAnswer) as error:
+            self.end = error
+        assert loop.time() < deadline + 1
+        return self
+
+    def _leaving(self) -> None:
+        self.left += 1
+
+
+async def test_an_answer_comes_with_its_headers(double: HttpDouble, transport: HttpTransport) -> None:
+    call = await Call(transport, double.url).run()
+
+    assert isinstance(call.end, Answer)
+    assert (call.end.status, call.end.body) == (202, b"")
+    assert len(call.end.headers["x-message-id"]) == 22
+    assert call.left == 1
+
+
+async def test_the_length_is_announced_and_the_body_leaves_in_one_piece(transport: HttpTransport) -> None:
+    heard: list[bytes] = []
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.readuntil(b"\r\n\r\n"))
+        heard.append(await reader.read(1000))
+        writer.write(b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(listen, "127.0.0.1", 0) as server:
+        await Call(transport, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}").run()
+
+    head, body = heard
+    assert f"Content-Length: {len(body)}\r\n".encode() in head
+    assert b"chunked" not in head.lower()
+    assert b"Accept-Encoding" not in head
+    assert head.startswith(b"POST /v3/mail/send HTTP/1.1\r\n")
+
+
+@pytest.mark.parametrize("tls", [True, False], ids=["tls", "clear"])
+@pytest.mark.parametrize(
+    ("act", "words", "status", "whole"),
+    [
+        (Act.CLOSE_UNREAD, "closed", None, 0),
+        (Act.RESET_UNREAD, "reset", None, 0),
+        (Act.CLOSE, "closed", None, 1),
+        (Act.RESET, "reset", None, 1),
+        (Act.HANG, "deadline", None, 1),
+        (Act.DRIP, "deadline", None, 1),
+        (Act.DRIP_BODY, "did not end in time", 202, 1),
+        (Act.HALF, "broke off", 202, 1),
+        (Act.HALF_HEAD, "closed", None, 1),
+        (Act.GARBAGE, "invalid HTTP version", None, 1),
+    ],
+)
+async def test_silence_after_the_body_left_is_no_answer(
+    act: Act, words: str, status: int | None, whole: int, tls: bool, authority: Authority, tmp_path: Path,
+    transport: HttpTransport,
+) -> None:  # fmt: skip
+    async with running_double(tmp_path, Behaviour(act), tls=authority.server if tls else None) as double:
+        call = await Call(transport, double.url).run(SOON if act in (Act.HANG, Act.DRIP, Act.DRIP_BODY) else PATIENCE)
+
+        assert isinstance(call.end, NoAnswer)
+        assert words in call.end.detail
+        assert call.end.status == status
+        assert call.left == 1
+        assert double.begun.total() == 1
+        assert double.requests.total() == whole
+
+
+@pytest.mark.parametrize("act", [act for act in Act if act is not Act.FLOOD])
+async def test_the_next_call_is_not_affected(act: Act, double: HttpDouble, transport: HttpTransport) -> None:
+    double.behaviour = Behaviour(act)
+    await Call(transport, double.url, "first").run(SOON)
+    double.behaviour = Behaviour()
+
+    call = await Call(transport, double.url, "second").run()
+
+    assert isinstance(call.end, Answer)
+    assert double.requests["second"] == 1
+
+
+async def test_a_redirect_is_an_answer_and_not_followed(double: HttpDouble, transport: HttpTransport) -> None:
+    double.behaviour.act = Act.REDIRECT
+
+    call = await Call(transport, double.url).run()
+
+    assert isinstance(call.end, Answer)
+    assert call.end.status == 307
+    assert double.begun.total() == 1
+
+
+async def test_of_an_endless_answer_only_the_beginning_is_kept(double: HttpDouble, transport: HttpTransport) -> None:
+    double.behaviour.act = Act.FLOOD
+
+    call = await Call(transport, double.url).run()
+
+    assert isinstance(call.end, Answer)
+    assert call.end.status == 202
+    assert len(call.end.body) == MAX_ANSWER_OCTETS
+
+
+async def test_nobody_listens(transport: HttpTransport) -> None:
+    with _bound() as port:
+        call = await Call(transport, f"https://127.0.0.1:{port}").run()
+
+    assert isinstance(call.end, NothingLeft)
+    assert call.end.reason is Reason.CONNECTION_FAILED
+    assert "refused" in call.end.detail
+    assert call.left == 0
+
+
+async def test_no_such_host(transport: HttpTransport) -> None:
+    call = await Call(transport, "https://no-such-host.invalid").run()
+
+    assert isinstance(call.end, NothingLeft)
+    assert call.end.reason is Reason.CONNECTION_FAILED
+    assert call.left == 0
+
+
+async def test_a_certificate_of_an_unknown_authority(double: HttpDouble) -> None:
+    transport = HttpTransport(connections=1)
+
+    call = await Call(transport, double.url).run()
+
+    assert isinstance(call.end, NothingLeft)
+    assert call.end.is_untrusted
+    assert call.left == 0
+    assert not double.begun
+
+
+async def test_a_certificate_for_another_name(
+    tmp_path: Path, authority: Authority, transport: HttpTransport
+) -> None:
+    async with running_double(tmp_path, tls=authority.elsewhere) as double:
+        call = await Call(transport, double.url).run()
+
+    assert isinstance(call.end, NothingLeft)
+    assert call.end.is_untrusted
+    assert call.left == 0
+
+
+@pytest.mark.parametrize("seconds", [PATIENCE, SOON], ids=["connect timeout", "deadline"])
+async def test_a_connection_that_hangs(seconds: float, authority: Authority) -> None:
+    transport = HttpTransport(connections=1, ca_file=authority.ca_file, connect_seconds=2 * SOON)
+    with _deaf() as listening:
+        call = await Call(transport, _url_of(listening)).run(seconds)
+
+    assert isinstance(call.end, NothingLeft)
+    expected = Reason.TIMEOUT_BEFORE_SEND if seconds == SOON else Reason.CONNECTION_FAILED
+    assert call.end.reason is expected
+    assert call.left == 0
+
+
+@pytest.mark.parametrize("greeting", [b"", b"220 smtp.example ESMTP\r\n"], ids=["closes", "garbage"])
+async def test_a_server_that_does_not_speak_tls(greeting: bytes, transport: HttpTransport) -> None:
+    async def shut(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting)
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(shut, "127.0.0.1", 0) as server:
+        call = await Call(transport, f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}").run()
+
+    assert isinstance(call.end, NothingLeft)
+    assert call.left == 0
+
+
+async def test_a_cancelled_call_posts_nothing_afterwards(transport: HttpTransport, authority: Authority) -> None:
+    """The client goes on in its thread, connects, and asks for the body of a call that nobody waits for any more."""
+    heard = bytearray()
+    gone = asyncio.Event()
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionResetError):
+            while part := await reader.read(4096):
+                heard.extend(part)
+        gone.set()
+        writer.close()
+
+    with _deaf() as listening:
+        call = Call(transport, _url_of(listening))
+        task = asyncio.create_task(call.run())
+        await _somebody_connects(listening)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        async with await asyncio.start_server(listen, sock=listening, ssl=authority.server):
+            await asyncio.wait_for(gone.wait(), PATIENCE)
+
+    assert b"custom_args" not in heard
+    assert call.left == 0
+
+
+async def test_what_leaving_raises_is_raised_and_nothing_leaves(double: HttpDouble, transport: HttpTransport) -> None:
+    class TooLate(Exception):
+        pass
+
+    def refuse() -> None:
+        raise TooLate
+
+    loop = asyncio.get_running_loop()
+    with pytest.raises(TooLate):
+        await transport.post(f"{double.url}/v3/mail/send", KEY, b"{}", loop.time() + PATIENCE, refuse)
+
+    assert double.requests.total() == 0
+
+
+async def test_connections_are_kept(double: HttpDouble, transport: HttpTransport) -> None:
+    for number in range(20):
+        await Call(transport, double.url, str(number)).run()
+
+    assert double.connections == 1
+
+
+async def test_no_more_calls_than_connections_are_under_way(double: HttpDouble, authority: Authority) -> None:
+    transport = HttpTransport(connections=2, ca_file=authority.ca_file)
+    double.behaviour.act = Act.HANG
+
+    calls = await asyncio.gather(*(Call(transport, double.url, str(number)).run(SOON) for number in range(5)))
+
+    waited = [call for call in calls if isinstance(call.end, NothingLeft)]
+    assert [call.end.reason for call in waited if isinstance(call.end, NothingLeft)] == [Reason.TIMEOUT_BEFORE_SEND] * 3
+    assert double.requests.total() == 2
+
+
+async def test_a_kept_connection_that_the_server_closed_costs_no_second_post(
+    double: HttpDouble, transport: HttpTransport
+) -> None:
+    """The server closes after each answer without saying so: the next call meets the close half-way, or not."""
+    double.behaviour.act = Act.LAST_ANSWER
+
+    calls = [await Call(transport, double.url, str(number)).run() for number in range(200)]
+
+    answered = sum(isinstance(call.end, Answer) for call in calls)
+    unknown = sum(isinstance(call.end, NoAnswer) for call in calls)
+    assert answered + unknown == 200
+    assert max(double.requests.values()) == 1
+    assert answered <= double.requests.total() <= 200
+
+
+async def test_a_connection_that_the_server_dropped_while_idle_is_replaced(
+    double: HttpDouble, transport: HttpTransport
+) -> None:
+    await Call(transport, double.url, "first").run()
+    double.drop_connections()
+    # Until the client's own thread has read the close, a call may still meet it half-way.
+    for number in range(100):
+        call = await Call(transport, double.url, str(number)).run()
+        if isinstance(call.end, Answer):
+            break
+
+    assert isinstance(call.end, Answer)
+    assert double.connections == 2
+    assert set(double.requests.values()) == {1}
+
+
+async def test_two_hundred_that_get_no_answer_are_posted_once_each(double: HttpDouble, transport: HttpTransport) -> None:
+    double.behaviour.act = Act.CLOSE
+
+    calls = await asyncio.gather(*(Call(transport, double.url, str(number)).run() for number in range(200)))
+
+    assert all(isinstance(call.end, NoAnswer) for call in calls)
+    assert set(double.requests.values()) == {1}
+    assert len(double.requests) == 200
+
+
+def test_a_file_without_certificates_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("nothing")
+
+    with pytest.raises(OSError):
+        HttpTransport(connections=1, ca_file=tmp_path / "ca.pem")
+
+
+def test_every_exception_of_the_client_is_one_that_we_translate() -> None:
+    """A class outside the two that `http` catches would leave as an adapter's bug."""
+    classes = [one for one in vars(exceptions).values() if isinstance(one, type) and issubclass(one, Exception)]
+    ours = [one for one in classes if one.__module__ == exceptions.__name__]
+
+    assert ours
+    assert all(issubclass(one, (exceptions.PyreqwestError, TimeoutError)) for one in ours)
+
+
+def _url_of(listening: socket.socket) -> str:
+    return f"https://127.0.0.1:{listening.getsockname()[1]}"
+
+
+@contextmanager
+def _bound() -> Iterator[int]:
+    """A port that is taken, and where nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
+
+
+@contextmanager
+def _deaf() -> Iterator[socket.socket]:
+    """A socket that connections are made to by the system, and that nobody takes them from."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(8)
+        listening.setblocking(False)
+        yield listening
+
+
+async def _somebody_connects(listening: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    connected = asyncio.Event()
+    loop.add_reader(listening, connected.set)
+    await asyncio.wait_for(connected.wait(), PATIENCE)
+    loop.remove_reader(listening)

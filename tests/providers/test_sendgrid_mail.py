@@ -1,0 +1,289 @@
+"""The bodies that we send, held against SendGrid's documentation, and read back field by field."""
+
+from __future__ import annotations
+
+import base64
+import email.header
+import time
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+
+from dispatcher.domain import email_rules
+from dispatcher.domain.email import Email
+from dispatcher.domain.email_id import new_email_id
+from dispatcher.domain.outcome import Reason
+from dispatcher.domain.outgoing import Attachment, OutgoingEmail
+from dispatcher.errors import InvalidEmail
+from dispatcher.providers.mime_headers import UnrenderableEmail
+from dispatcher.providers.sendgrid_mail import body_of
+from tests.providers import sendgrid_schema
+from tests.providers.emails import an_email
+
+
+def document_of(outgoing: OutgoingEmail, *, sandbox: bool = False) -> dict[str, Any]:
+    """The body, decoded and held against SendGrid's rules."""
+    document: dict[str, Any] = orjson.loads(body_of(outgoing, sandbox=sandbox))
+    sendgrid_schema.check(document)
+    return document
+
+
+def test_a_plain_email() -> None:
+    outgoing = an_email()
+
+    assert document_of(outgoing) == {
+        "from": {"email": "shop@example.org", "name": "Shop"},
+        "subject": "Your order",
+        "personalizations": [
+            {"to": [{"email": "ann@example.com"}], "custom_args": {"email_id": str(outgoing.email_id)}}
+        ],
+        "content": [{"type": "text/plain", "value": "Thank you.\n"}],
+        "headers": {"Message-ID": f"<{outgoing.email_id}@example.org>"},
+    }
+
+
+def test_both_bodies_stand_in_the_order_that_sendgrid_wants() -> None:
+    document = document_of(an_email(html="<p>Hällo 🎉</p>", text="Hällo 🎉\r\n"))
+
+    assert document["content"] == [
+        {"type": "text/plain", "value": "Hällo 🎉\r\n"},
+        {"type": "text/html", "value": "<p>Hällo 🎉</p>"},
+    ]
+
+
+def test_every_recipient_is_in_its_place() -> None:
+    document = document_of(
+        an_email(to=("Ann <ann@example.com>", "bob@example.com"), cc=("Cy <cy@example.com>",), bcc=("di@example.com",))
+    )
+
+    (people,) = document["personalizations"]
+    assert people["to"] == [{"email": "ann@example.com", "name": "Ann"}, {"email": "bob@example.com"}]
+    assert people["cc"] == [{"email": "cy@example.com", "name": "Cy"}]
+    assert people["bcc"] == [{"email": "di@example.com"}]
+
+
+def test_an_address_that_stands_twice_is_told_once() -> None:
+    document = document_of(
+        an_email(
+            to=("Ann <ann@example.com>", "ANN@Example.com", "bob@bücher.example"),
+            cc=("ann@example.com", "cy@example.com", "bob@xn--bcher-kva.example"),
+            bcc=("Cy@example.com", "di@example.com"),
+        )
+    )
+
+    (people,) = document["personalizations"]
+    assert [one["email"] for one in people["to"]] == ["ann@example.com", "bob@xn--bcher-kva.example"]
+    assert [one["email"] for one in people["cc"]] == ["cy@example.com"]
+    assert [one["email"] for one in people["bcc"]] == ["di@example.com"]
+
+
+def test_without_to_those_in_cc_take_its_place() -> None:
+    document = document_of(an_email(to=(), cc=("cy@example.com",), bcc=("di@example.com",)))
+
+    (people,) = document["personalizations"]
+    assert people["to"] == [{"email": "cy@example.com"}]
+    assert people["bcc"] == [{"email": "di@example.com"}]
+    assert "cc" not in people
+
+
+def test_with_bcc_alone_nobody_sees_another() -> None:
+    outgoing = an_email(to=(), bcc=("di@example.com", "ed@example.com", "DI@example.com"), template_id="d-1",
+                        template_data={"total": 5})  # fmt: skip
+
+    people = document_of(outgoing)["personalizations"]
+
+    arguments = {"custom_args": {"email_id": str(outgoing.email_id)}, "dynamic_template_data": {"total": 5}}
+    assert people == [
+        {"to": [{"email": "di@example.com"}], **arguments},
+        {"to": [{"email": "ed@example.com"}], **arguments},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ('"Doe, Ann" <ann@example.com>', '"Doe, Ann"'),
+        ('"Müller; Söhne" <ann@example.com>', '"Müller; Söhne"'),
+        ('"Ann (work)" <ann@example.com>', '"Ann (work)"'),
+        (r'"Ann \"A\" Doe" <ann@example.com>', r'"Ann \"A\" Doe"'),
+        ("Dr. Ann O'Hara <ann@example.com>", "Dr. Ann O'Hara"),
+        ("Кирилл <ann@example.com>", "Кирилл"),
+    ],
+)
+def test_a_recipients_name_is_written_so_that_sendgrid_reads_one_address(text: str, name: str) -> None:
+    (people,) = document_of(an_email(to=(text,)))["personalizations"]
+
+    assert people["to"] == [{"email": "ann@example.com", "name": name}]
+
+
+def test_names_of_senders_stand_as_they_are() -> None:
+    document = document_of(an_email(sender='"Shop, Inc." <shop@example.org>', reply_to=('"Help, Desk" <h@example.org>',)))
+
+    assert document["from"] == {"email": "shop@example.org", "name": "Shop, Inc."}
+    assert document["reply_to"] == {"email": "h@example.org", "name": "Help, Desk"}
+
+
+def test_several_places_to_reply_to_are_a_list() -> None:
+    document = document_of(an_email(reply_to=("Help <h@example.org>", "b@example.org", "H@example.org")))
+
+    assert document["reply_to_list"] == [{"email": "h@example.org", "name": "Help"}, {"email": "b@example.org"}]
+
+
+def test_headers_are_ascii_on_one_line_and_mean_the_same() -> None:
+    long = "Grüße und Küsse " * 12
+    headers = {"X-Campaign": long.strip(), "List-Unsubscribe": "<https://example.org/u?x=1>", "X-Long": "word " * 30 + "end"}
+
+    document = document_of(an_email(headers=headers))
+
+    arrived = {name: _decoded(value) for name, value in document["headers"].items()}
+    arrived.pop("Message-ID")
+    assert arrived == headers
+
+
+def _decoded(value: str) -> str:
+    return str(email.header.make_header(email.header.decode_header(value)))
+
+
+def test_tags_become_categories_as_far_as_sendgrid_takes_them() -> None:
+    document = document_of(an_email(tags=("orders", "Grüße", "2026", "orders")))
+
+    assert set(document["categories"]) == {"orders", "2026"}
+
+
+def test_no_tag_no_category() -> None:
+    assert "categories" not in document_of(an_email(tags=("Grüße",)))
+
+
+def test_attachments_keep_order_name_type_and_octets() -> None:
+    files = (
+        Attachment("Rechnung für März.pdf", "application/pdf", bytes(range(256))),
+        Attachment("data.csv", "text/csv", b"a;b\r\n"),
+        Attachment("forwarded.eml", "message/rfc822", b"Subject: x\n\n"),
+    )
+
+    document = document_of(an_email(attachments=files))
+
+    arrived = [(file["filename"], file["type"], base64.b64decode(file["content"])) for file in document["attachments"]]
+    assert arrived == [
+        ("Rechnung für März.pdf", "application/pdf", bytes(range(256))),
+        ("data.csv", "text/csv", b"a;b\r\n"),
+        ("forwarded.eml", "application/octet-stream", b"Subject: x\n\n"),
+    ]
+    assert {file["disposition"] for file in document["attachments"]} == {"attachment"}
+
+
+def test_a_template_writes_subject_and_bodies() -> None:
+    data = MappingProxyType({"name": "Ann", "items": [{"price": 1.5}], "paid": True, "note": None})
+
+    document = document_of(an_email(subject="", text=None, template_id="d-123", template_data=data))
+
+    assert document["template_id"] == "d-123"
+    assert document["personalizations"][0]["dynamic_template_data"] == dict(data)
+    assert "subject" not in document
+    assert "content" not in document
+
+
+def test_a_template_without_data() -> None:
+    document = document_of(an_email(template_id="d-123"))
+
+    assert "dynamic_template_data" not in document["personalizations"][0]
+
+
+def test_sandbox_mode_is_asked_for() -> None:
+    assert document_of(an_email(), sandbox=True)["mail_settings"] == {"sandbox_mode": {"enable": True}}
+    assert "mail_settings" not in document_of(an_email())
+
+
+@pytest.mark.parametrize(
+    ("reason", "changes"),
+    [
+        (Reason.INVALID_CONTENT, {"subject": ""}),
+        (Reason.INVALID_CONTENT, {"text": None}),
+        (Reason.INVALID_CONTENT, {"text": "", "html": ""}),
+        (Reason.INVALID_CONTENT, {"attachments": (Attachment("empty", "text/plain", b""),)}),
+        (Reason.INVALID_CONTENT, {"text": "SG.abc123.def456 is our key"}),
+        (Reason.INVALID_CONTENT, {"html": "lone \udc80"}),
+        (Reason.INVALID_CONTENT, {"template_id": "d-1", "template_data": {"at": datetime.now(UTC).timetz}}),
+        (Reason.INVALID_CONTENT, {"headers": {"x-sg-eid": "1"}}),
+        (Reason.INVALID_CONTENT, {"headers": {"Reply-To": "a@example.com"}}),
+        (Reason.REJECTED_RECIPIENT, {"to": ("a@-.example",)}),
+    ],
+)
+def test_what_sendgrid_would_refuse_is_refused_here(reason: Reason, changes: dict[str, Any]) -> None:
+    with pytest.raises(UnrenderableEmail) as refused:
+        body_of(an_email(**changes))
+
+    assert refused.value.reason is reason
+    assert "example" not in refused.value.message
+    assert "abc123" not in refused.value.message
+
+
+def test_no_header_that_sendgrid_reserves_gets_this_far() -> None:
+    for name in sendgrid_schema.RESERVED_HEADERS:
+        assert name in email_rules.RESERVED_HEADERS or name.startswith(email_rules.RESERVED_HEADER_PREFIXES)
+
+
+def test_a_thousand_recipients_do_not_stop_the_loop() -> None:
+    outgoing = an_email(to=tuple(f"person{number}@example.com" for number in range(1000)))
+
+    started = time.process_time()
+    document = document_of_unchecked(outgoing)
+
+    assert time.process_time() - started < 0.1
+    assert len(document["personalizations"][0]["to"]) == 1000
+
+
+def document_of_unchecked(outgoing: OutgoingEmail) -> dict[str, Any]:
+    """The body, decoded."""
+    document: dict[str, Any] = orjson.loads(body_of(outgoing))
+    return document
+
+
+_WORDS = st.text("aZ9 ,;:()<>@[].!?=&'*-_ßЖ例🎉é", min_size=1, max_size=40).map(str.strip).filter(lambda text: text.strip("."))
+_ADDRESS = st.builds(
+    "{}@{}.example".format,
+    st.from_regex(r"[a-z0-9!#$%&'*+/^_`{|}~-]{1,10}", fullmatch=True),
+    st.sampled_from(["a", "b", "bücher", "例え"]),
+)
+_MAILBOX = st.one_of(_ADDRESS, st.builds('"{}" <{}>'.format, _WORDS, _ADDRESS))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    sender=_MAILBOX,
+    to=st.lists(_MAILBOX, min_size=1, max_size=4),
+    cc=st.lists(_MAILBOX, max_size=3),
+    bcc=st.lists(_MAILBOX, max_size=3),
+    reply_to=st.lists(_MAILBOX, max_size=3),
+    subject=_WORDS,
+    text=_WORDS,
+    headers=st.dictionaries(st.from_regex(r"X-[A-Za-z0-9-]{1,20}", fullmatch=True), _WORDS, max_size=3),
+    tags=st.lists(_WORDS, max_size=10, unique=True),
+    filename=_WORDS,
+)
+def test_whatever_enqueue_takes_sendgrid_takes(
+    sender: str, to: list[str], cc: list[str], bcc: list[str], reply_to: list[str], subject: str, text: str,
+    headers: dict[str, str], tags: list[str], filename: str,
+) -> None:  # fmt: skip
+    try:
+        checked = Email(
+            message_key="k", sender=sender, to=to, cc=cc, bcc=bcc, reply_to=reply_to, subject=subject, text=text,
+            headers=headers, tags=tags, attachments=[Attachment(filename, "text/plain", b"x")],
+        )  # fmt: skip
+    except InvalidEmail as refused:
+        reject()
+        raise AssertionError from refused
+    fields = ("sender", "to", "cc", "bcc", "reply_to", "subject", "text", "headers", "tags", "attachments")
+    outgoing = OutgoingEmail(
+        email_id=new_email_id(), created_at=datetime.now(UTC), **{name: getattr(checked, name) for name in fields}
+    )
+
+    document = document_of(outgoing)
+
+    arrived = {name: _decoded(value) for name, value in document["headers"].items() if name != "Message-ID"}
+    assert arrived == dict(checked.headers)

@@ -1,0 +1,331 @@
+"""What happened → outcome, for sendgrid, counted at the server. The rows are those of the table in `docs/providers.md`."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from dispatcher.dev.http_apis import sendgrid_error
+from dispatcher.dev.http_behaviour import Act, Behaviour, Reply
+from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain, outcome_name
+from dispatcher.errors import ProviderFault
+from dispatcher.providers.http import Answer
+from dispatcher.providers.sendgrid_answers import outcome_of
+from tests.providers.conftest import Authority
+from tests.providers.emails import PATIENCE_SECONDS, SOON_SECONDS, an_email, send
+from tests.providers.sendgrid_place import KEY, sendgrid_place
+
+THE_PAGE: Final = Path(__file__).parents[2] / "docs" / "providers.md"
+UNVERIFIED: Final = (
+    "The from address does not match a verified Sender Identity. Mail cannot be sent until this error is resolved."
+)
+REPEATED: Final = "Each email address in the personalization block should be unique. We found [ann@example.com] twice."
+PAGE: Final = Reply(504, b"<html><title>SendGrid - 504 Gateway Timeout</title></html>", {"Content-Type": "text/html"})
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row, and one way to make it happen.
+
+    Attributes:
+        row: The table's first column.
+        expected: The outcome's type and, where it has several, its reason; `ProviderFault` for a fault.
+        act: What the server does.
+        code: The outcome's code.
+        detail: What its detail holds.
+        accepted: How often the email is in the server's ledger.
+        seconds: The attempt's deadline.
+    """
+
+    row: str
+    expected: str
+    act: Act | Reply | None = None
+    code: str | None = None
+    detail: str = ""
+    accepted: int = 0
+    sandbox: bool = False
+    seconds: float = PATIENCE_SECONDS
+    key: str = KEY
+
+
+ACCEPTED: Final = "202"
+SANDBOX: Final = "200 without a body, in sandbox mode"
+NEITHER: Final = "another 2xx, or a redirect (not followed)"
+SENDER: Final = "400 or 403 that blames the sender"
+RECIPIENT: Final = "400 that blames recipients alone"
+CONTENT: Final = "another 400, or 422"
+LARGE: Final = "413"
+REFUSED: Final = "another 4xx, such as 406"
+ACCOUNT: Final = "401, another 403, 404, 405, 451"
+THROTTLED: Final = "429"
+SERVER: Final = "408, 500, 503 and other 5xx"
+GATEWAY: Final = "502 or 504: a gateway that got no answer itself"
+SILENCE: Final = "no answer after the body left: closed, reset, past the deadline"
+BROKEN: Final = "half an answer, or what is no HTTP"
+NOT_CONNECTED: Final = "no connection: refused, unknown host, TLS broken off"
+UNTRUSTED: Final = "the certificate is not trusted"
+LATE: Final = "the deadline passes before the body left"
+
+CASES: Final = [
+    Case(ACCEPTED, "accepted", accepted=1),
+    Case(SANDBOX, "accepted", accepted=1, sandbox=True, detail="sandbox mode"),
+    Case(NEITHER, "uncertain", Act.EMPTY, "200", "200 unexpected with an empty body", accepted=1),
+    Case(NEITHER, "uncertain", Act.HTML, "200", "octets of text/html, titled 'Welcome'", accepted=1),
+    Case(NEITHER, "uncertain", Act.HTML, "200", "titled 'Welcome'", accepted=1, sandbox=True),
+    Case(NEITHER, "uncertain", Act.REDIRECT, "307", "307 unexpected", accepted=1),
+    Case(NEITHER, "uncertain", Reply(204), "204", "204 unexpected"),
+    Case(SENDER, "rejected rejected_sender", sendgrid_error(403, UNVERIFIED, "from"), "403", "verified Sender Identity"),
+    Case(SENDER, "rejected rejected_sender", sendgrid_error(400, "no valid address", "from.email"), "400", "from.email: no"),
+    Case(RECIPIENT, "rejected rejected_recipient", sendgrid_error(400, "Does not contain a valid address.",
+         "personalizations.0.to.0.email"), "400", "BadRequestsError personalizations.0.to.0.email: Does not"),
+    Case(CONTENT, "rejected invalid_content", sendgrid_error(400, "The subject is required.", "subject"), "400", "subject: The"),
+    Case(CONTENT, "rejected invalid_content", sendgrid_error(400, REPEATED, "personalizations.0"), "400", "[<address>] twice"),
+    Case(CONTENT, "rejected invalid_content", Reply(400, b"<html>no</html>"), "400", "octets of no type"),
+    Case(CONTENT, "rejected invalid_content", Reply(400, {"errors": "?"}), "400"),
+    Case(CONTENT, "rejected invalid_content", Reply(400, {"errors": [1, None, {"message": 2}]}), "400"),
+    Case(CONTENT, "rejected invalid_content", sendgrid_error(422, "no"), "422", "422 no"),
+    Case(LARGE, "rejected too_large", sendgrid_error(413, "content too large"), "413", "PayloadTooLargeError content too"),
+    Case(REFUSED, "rejected refused", sendgrid_error(406, "Not Acceptable"), "406"),
+    Case(REFUSED, "rejected refused", Reply(418), "418", "with an empty body"),
+    Case(ACCOUNT, "ProviderFault", key="SG.another", detail="UnauthorizedError The provided authorization grant is invalid"),
+    Case(ACCOUNT, "ProviderFault", sendgrid_error(401, "Maximum credits exceeded"), detail="Maximum credits exceeded"),
+    Case(ACCOUNT, "ProviderFault", sendgrid_error(403, "access forbidden"), detail="ForbiddenError access forbidden"),
+    Case(ACCOUNT, "ProviderFault", sendgrid_error(404, "not found"), detail="DISPATCHER_SENDGRID_HOST"),
+    Case(ACCOUNT, "ProviderFault", sendgrid_error(405, "method not allowed"), detail="DISPATCHER_SENDGRID_HOST"),
+    Case(ACCOUNT, "ProviderFault", sendgrid_error(451, "region"), detail="EU"),
+    Case(THROTTLED, "deferred throttled", sendgrid_error(429, "too many requests"), "429", "TooManyRequestsError too many"),
+    Case(SERVER, "deferred server_error", sendgrid_error(500, "internal server error"), "500", "InternalServerError"),
+    Case(SERVER, "deferred server_error", Reply(503, b"<html>"), "503", "ServiceUnavailableError"),
+    Case(SERVER, "deferred server_error", Reply(599), "599"),
+    Case(SERVER, "deferred server_error", Reply(408), "408"),
+    Case(GATEWAY, "uncertain", PAGE, "504", "GatewayTimeoutError with 58 octets of text/html"),
+    Case(GATEWAY, "uncertain", Reply(502), "502", "502 with an empty body"),
+    Case(SILENCE, "uncertain", Act.CLOSE_UNREAD),
+    Case(SILENCE, "uncertain", Act.RESET_UNREAD),
+    Case(SILENCE, "uncertain", Act.CLOSE, accepted=1, detail="no answer: connection closed"),
+    Case(SILENCE, "uncertain", Act.RESET, accepted=1, detail="no answer: Connection reset"),
+    Case(SILENCE, "uncertain", Act.HANG, accepted=1, seconds=SOON_SECONDS, detail="no answer before the deadline"),
+    Case(SILENCE, "uncertain", Act.DRIP, accepted=1, seconds=SOON_SECONDS, detail="no answer before the deadline"),
+    Case(SILENCE, "uncertain", Act.DRIP_BODY, "202", accepted=1, seconds=SOON_SECONDS, detail="did not end in time"),
+    Case(BROKEN, "uncertain", Act.HALF, "202", accepted=1, detail="an answer with status 202 broke off"),
+    Case(BROKEN, "uncertain", Act.HALF_HEAD, accepted=1),
+    Case(BROKEN, "uncertain", Act.GARBAGE, accepted=1),
+    Case(ACCEPTED, "accepted", Act.FLOOD, accepted=1),
+    Case(ACCEPTED, "accepted", Act.LAST_ANSWER, accepted=1),
+]  # fmt: skip
+ELSEWHERE: Final = {(NOT_CONNECTED, "deferred connection_failed"), (LATE, "deferred timeout_before_send"),
+                    (UNTRUSTED, "ProviderFault")}  # fmt: skip
+"""Rows that need no server that behaves so; see the tests by their names."""
+
+
+def _named(case: Case) -> str:
+    act = f"{case.act.status} {case.act.body!r}" if isinstance(case.act, Reply) else f"{case.act or case.key}"
+    return re.sub(r"[^a-z0-9]+", "-", f"{case.row} {act} {case.sandbox}".lower()).strip("-")[:80]
+
+
+@pytest.mark.parametrize("case", CASES, ids=_named)
+async def test_what_happened_gives_its_outcome(case: Case, tmp_path: Path, authority: Authority) -> None:
+    email = an_email()
+    behaviour = Behaviour(case.act, key=case.key)
+    async with sendgrid_place(
+        tmp_path, behaviour, tls=authority.server, ca_file=authority.ca_file, sandbox=case.sandbox
+    ) as place:
+        try:
+            sending = await send(place.provider, email, seconds=case.seconds)
+        except ProviderFault as fault:
+            assert case.expected == "ProviderFault"
+            assert case.detail in str(fault)
+            assert not place.times()
+            assert place.double.begun.total() == 1
+            return
+
+        assert sending.outcome is not None
+        assert words_for(sending.outcome) == case.expected
+        assert sending.left == 1
+        assert getattr(sending.outcome, "code", None) == case.code
+        assert case.detail in (sending.outcome.detail or "")
+        assert "@" not in (sending.outcome.detail or "")
+        assert place.times()[str(email.email_id)] == case.accepted
+        assert place.double.begun.total() == 1
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if isinstance(case.act, Act) and case.act is not Act.FLOOD],
+                         ids=_named)  # fmt: skip
+async def test_the_next_email_is_not_affected(case: Case, tmp_path: Path, authority: Authority) -> None:
+    async with sendgrid_place(
+        tmp_path, Behaviour(case.act), tls=authority.server, ca_file=authority.ca_file, connections=1
+    ) as place:
+        await send(place.provider, an_email(), seconds=case.seconds)
+        place.double.behaviour = Behaviour()
+        email = an_email()
+
+        sending = await send(place.provider, email)
+
+        assert isinstance(sending.outcome, Accepted)
+        assert place.double.requests[str(email.email_id)] == 1
+
+
+async def test_two_hundred_accepted_and_closed_upon_are_two_hundred_unknown(
+    tmp_path: Path, authority: Authority
+) -> None:
+    emails = [an_email() for _ in range(200)]
+    async with sendgrid_place(
+        tmp_path, Behaviour(Act.CLOSE), tls=authority.server, ca_file=authority.ca_file
+    ) as place:
+        sendings = await asyncio.gather(*(send(place.provider, email) for email in emails))
+
+        assert [type(sending.outcome) for sending in sendings] == [Uncertain] * 200
+        assert place.double.ledger().delivered == 200
+        assert not place.double.ledger().duplicates
+        assert place.double.requests == {str(email.email_id): 1 for email in emails}
+
+
+async def test_the_message_id_is_kept(tmp_path: Path) -> None:
+    async with sendgrid_place(tmp_path) as place:
+        sending = await send(place.provider, an_email())
+
+    assert isinstance(sending.outcome, Accepted)
+    assert len(sending.outcome.provider_message_id or "") == 22
+
+
+async def test_a_throttled_email_waits_for_the_reset(tmp_path: Path) -> None:
+    async with sendgrid_place(tmp_path) as place:
+        place.double.behaviour.throttle(30)
+
+        sending = await send(place.provider, an_email())
+
+    assert isinstance(sending.outcome, Deferred)
+    assert sending.outcome.reason is Reason.THROTTLED
+    assert sending.outcome.retry_after == pytest.approx(30, abs=2)
+
+
+NOW: Final = "Sat, 21 Nov 2026 07:30:00 GMT"
+NOW_SECONDS: Final = 1795246200
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "seconds"),
+    [
+        (429, {}, None),
+        (429, {"x-ratelimit-reset": str(NOW_SECONDS + 40), "date": NOW}, 40),
+        (429, {"x-ratelimit-reset": str(NOW_SECONDS - 40), "date": NOW}, 0),
+        (429, {"x-ratelimit-reset": str(NOW_SECONDS + 40), "date": NOW, "retry-after": "60"}, 60),
+        (429, {"retry-after": "7"}, 7),
+        (429, {"retry-after": "Sat, 21 Nov 2026 07:31:00 GMT", "date": NOW}, 60),
+        (429, {"x-ratelimit-reset": "soon", "retry-after": "-5"}, None),
+        (429, {"x-ratelimit-reset": "9" * 4000}, None),
+        (503, {"retry-after": "9"}, 9),
+        (503, {"x-ratelimit-reset": str(NOW_SECONDS + 40), "date": NOW}, None),
+    ],
+)
+def test_how_long_to_wait(status: int, headers: Mapping[str, str], seconds: float | None) -> None:
+    outcome = outcome_of(Answer(status, headers, b""))
+
+    assert isinstance(outcome, Deferred)
+    assert outcome.retry_after == seconds
+
+
+def test_without_the_servers_clock_ours_counts() -> None:
+    outcome = outcome_of(Answer(429, {"x-ratelimit-reset": str(int(time.time()) + 40)}, b""))
+
+    assert isinstance(outcome, Deferred)
+    assert outcome.retry_after == pytest.approx(40, abs=2)
+
+
+def test_a_message_id_that_is_none_is_not_kept() -> None:
+    for text in ("", "a\x00b", "é", "x" * 1000):
+        outcome = outcome_of(Answer(202, {"x-message-id": text}, b""))
+
+        assert outcome == Accepted(None)
+
+
+async def test_nobody_listens(tmp_path: Path) -> None:
+    async with sendgrid_place(tmp_path) as place:
+        await place.double.close()
+
+        sending = await send(place.provider, an_email())
+
+    assert sending.outcome is not None
+    assert (NOT_CONNECTED, words_for(sending.outcome)) in ELSEWHERE
+    assert sending.left == 0
+
+
+async def test_the_certificate_is_not_trusted(tmp_path: Path, authority: Authority) -> None:
+    async with sendgrid_place(tmp_path, tls=authority.server) as place:
+        with pytest.raises(ProviderFault, match="certificate"):
+            await send(place.provider, an_email())
+
+        assert not place.double.begun
+
+
+async def test_the_deadline_passes_before_a_connection_is_free(tmp_path: Path) -> None:
+    async with sendgrid_place(tmp_path, Behaviour(Act.HANG), connections=1) as place:
+        sendings = await asyncio.gather(*(send(place.provider, an_email(), seconds=SOON_SECONDS) for _ in range(2)))
+
+    first, second = sendings
+    assert isinstance(first.outcome, Uncertain)
+    assert second.outcome is not None
+    assert (LATE, words_for(second.outcome)) in ELSEWHERE
+    assert second.left == 0
+
+
+async def test_an_email_that_cannot_be_built_never_leaves(tmp_path: Path) -> None:
+    async with sendgrid_place(tmp_path) as place:
+        sending = await send(place.provider, an_email(subject=""))
+
+        assert isinstance(sending.outcome, Rejected)
+        assert sending.outcome.reason is Reason.INVALID_CONTENT
+        assert not place.double.begun
+
+
+async def test_check_praises_a_key_that_may_send(tmp_path: Path) -> None:
+    async with sendgrid_place(tmp_path) as place:
+        words = await place.provider.check()
+
+    assert words == "SendGrid takes the key, which may send; emails are delivered."
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "words"),
+    [
+        (Behaviour(key="SG.another"), "Check SENDGRID_API_KEY"),
+        (Behaviour(Reply(200, {"scopes": ["user.profile.read"]})), "Give it the scope mail.send"),
+        (Behaviour(Reply(200, b"<html>")), "Give it the scope mail.send"),
+        (Behaviour(Reply(500, b"")), "cannot use"),
+    ],
+)
+async def test_check_tells_what_is_wrong(behaviour: Behaviour, words: str, tmp_path: Path) -> None:
+    async with sendgrid_place(tmp_path, behaviour) as place:
+        with pytest.raises(ProviderFault, match=re.escape(words)):
+            await place.provider.check()
+
+
+async def test_check_of_a_server_that_is_away(tmp_path: Path) -> None:
+    async with sendgrid_place(tmp_path) as place:
+        await place.double.close()
+
+        with pytest.raises(ProviderFault, match="cannot be reached"):
+            await place.provider.check()
+
+
+def words_for(outcome: Outcome) -> str:
+    """As the table's second and third column have it."""
+    if isinstance(outcome, Accepted | Uncertain):
+        return outcome_name(outcome)
+    return f"{outcome_name(outcome)} {outcome.reason}"
+
+
+def test_the_page_has_the_same_table() -> None:
+    section = THE_PAGE.read_text().partition("\n## SendGrid")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (.+?) \| `(\w+)` \| (?:`(\w+)`)? *\| [^|]+ \|$", section, re.MULTILINE)
+
+    assert {(row, f"{outcome} {reason}".strip()) for row, outcome, reason in rows} == {
+        (case.row, case.expected) for case in CASES
+    } | ELSEWHERE

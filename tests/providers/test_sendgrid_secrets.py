@@ -1,0 +1,78 @@
+"""The key and the email stay where they belong: at DEBUG, in every kind of failure, and in what exceptions say."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from pathlib import Path
+
+import pytest
+from pyreqwest.logging import flush_logs
+from sendgrid import SendGridAPIClient
+
+from dispatcher.dev.http_apis import sendgrid_error
+from dispatcher.dev.http_behaviour import Act, Behaviour, Reply
+from dispatcher.errors import ProviderFault
+from dispatcher.providers.sendgrid import SendGridOptions
+from dispatcher.telemetry import log
+from tests.providers.conftest import Authority
+from tests.providers.emails import SOON_SECONDS, an_email, send
+from tests.providers.sendgrid_place import KEY, sendgrid_place
+
+SECRETS = (KEY, "ann@example.com", "shop@example.org", "Your order", "Thank you")
+ECHO = sendgrid_error(400, "ann@example.com <ann@example.com> is not ann%40example.com", "from ann@example.com")
+
+
+@pytest.mark.parametrize(
+    "act",
+    [None, Act.CLOSE, Act.RESET, Act.HANG, Act.HALF, Act.GARBAGE, Act.HTML, Act.REDIRECT, ECHO,
+     sendgrid_error(401, f"The key is not ann@example.com's"), Reply(500, b"ann@example.com")],
+    ids=str,
+)  # fmt: skip
+async def test_nothing_private_is_logged_or_raised(
+    act: Act | Reply | None, tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    log.configure("debug", "json", worker="test")
+    caplog.set_level(1)
+    words = ""
+    async with sendgrid_place(tmp_path, Behaviour(act), tls=authority.server, ca_file=authority.ca_file) as place:
+        try:
+            sending = await send(place.provider, an_email(), seconds=SOON_SECONDS * 3)
+            words = repr(sending.outcome)
+        except ProviderFault as fault:
+            words = "".join(traceback.format_exception(fault))
+    flush_logs()
+
+    told = "\n".join((words, caplog.text, *capfd.readouterr()))
+    assert [secret for secret in SECRETS if secret in told] == []
+
+
+async def test_a_connection_that_fails_tells_nothing_private(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(1)
+    async with sendgrid_place(tmp_path) as place:
+        await place.double.close()
+        sending = await send(place.provider, an_email())
+        with pytest.raises(ProviderFault) as fault:
+            await place.provider.check()
+    flush_logs()
+
+    told = "\n".join((repr(sending.outcome), "".join(traceback.format_exception(fault.value)), caplog.text))
+    assert [secret for secret in SECRETS if secret in told] == []
+
+
+async def test_python_sendgrids_own_client_is_kept_quiet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """At DEBUG it logs the key and the whole email. We do not use it, but an application in our process may."""
+    caplog.set_level(logging.DEBUG)
+    async with sendgrid_place(tmp_path) as place:
+        client = SendGridAPIClient(KEY, place.double.url)
+        email = {"personalizations": [{"to": [{"email": "ann@example.com"}]}]}
+        answer = await asyncio.to_thread(client.send, email)
+
+    assert answer.status_code == 202
+    assert [secret for secret in SECRETS if secret in caplog.text] == []
+
+
+def test_options_show_no_key() -> None:
+    assert KEY not in repr(SendGridOptions(KEY))

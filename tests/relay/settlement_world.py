@@ -1,0 +1,57 @@
+"""Workers that lease, get so far with each email, and are killed; and the settlement that comes after."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dispatcher.domain.outcome import Outcome
+from dispatcher.domain.status import OnUncertain
+from dispatcher.inflight import Ledger
+from dispatcher.store.leases import Lease
+
+WORKER = "host:w0:17:cafe"
+SLOT = "slot-1"
+
+Step = Callable[[Ledger, Lease], object]
+
+
+def unsent(_ledger: Ledger, _lease: Lease) -> None:
+    """Leased, and nothing left yet."""
+
+
+def on_the_wire(ledger: Ledger, lease: Lease) -> int:
+    """The request left."""
+    return ledger.leaving(
+        lease.email_id,
+        lease.token,
+        lease.attempt_number,
+        provider="smtp",
+        started_at=1_790_000_000.0,
+        policy=lease.on_uncertain or OnUncertain.HOLD,
+    )
+
+
+def answered(outcome: Outcome) -> Step:
+    """The answer came, and is not recorded."""
+
+    def step(ledger: Ledger, lease: Lease) -> None:
+        ledger.answered(on_the_wire(ledger, lease), outcome, finished_at=1_790_000_001.0)
+
+    return step
+
+
+def die(run_dir: Path, steps: Sequence[tuple[Lease, Step]], *, boot: str | None = None) -> None:
+    """A worker process gets so far with each lease, and is killed as by `kill -9`."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ledger = Ledger(run_dir, worker=WORKER, slot=SLOT, slots=max(1, len(steps)), boot=boot)
+            for lease, step in steps:
+                step(ledger, lease)
+            os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL

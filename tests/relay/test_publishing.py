@@ -1,0 +1,381 @@
+"""What is due reaches RabbitMQ and is marked only then; what lost its owner is judged; one relay of a database leads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import orjson
+import pytest
+
+from dispatcher import enqueue
+from dispatcher.broker import dead_letter, pointer
+from dispatcher.broker.connection import open_connection
+from dispatcher.broker.publisher import Publisher
+from dispatcher.broker.topology import Topology
+from dispatcher.config import Settings, load
+from dispatcher.dev.servers import Servers
+from dispatcher.domain.status import Status
+from dispatcher.relay.publishing import Publishing
+from dispatcher.store.leases import LeaseStore
+from tests.broker.proxy import Proxy
+from tests.broker.rabbit import Rabbit, Taken
+from tests.store.books import Books, email
+from tests.store.results import result
+from tests.waiting import until
+
+EXPIRED = datetime(2026, 1, 1, tzinfo=UTC)
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+Start = Callable[..., Awaitable[Publishing]]
+
+
+@pytest.fixture
+async def rabbit(servers: Servers) -> AsyncIterator[Rabbit]:
+    """A second client."""
+    async with await open_connection(servers.amqp_url, name="test") as connection:
+        yield Rabbit(connection)
+
+
+@pytest.fixture
+def settings(servers: Servers, tables_url: str, topology: Topology) -> Settings:
+    """A relay's, for this test's tables and queues."""
+    return settings_for(servers.amqp_url, tables_url, topology)
+
+
+def settings_for(amqp_url: str, tables_url: str, topology: Topology, **more: str) -> Settings:
+    given = {
+        "DATABASE_URL": tables_url,
+        "AMQP_URL": amqp_url,
+        "EXCHANGE": topology.exchange,
+        "QUEUE": topology.queue,
+        "DLQ": topology.dlq,
+        **more,
+    }
+    return load({f"DISPATCHER_{name}": value for name, value in given.items()})
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    """Starts relays, which end with the test."""
+    async with AsyncExitStack() as stack:
+
+        async def run(settings: Settings) -> Publishing:
+            publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay", batch_seconds=5)
+            publishing = Publishing(settings, publisher)
+            task = asyncio.create_task(publishing.run())
+            stack.push_async_callback(publisher.close)
+
+            async def end() -> None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+            stack.push_async_callback(end)
+            return publishing
+
+        yield run
+
+
+def pointed_to(message: Taken) -> pointer.Pointer:
+    return pointer.decode(message.body, message.properties)
+
+
+async def test_a_committed_email_is_pointed_to_on_the_queue_and_due_no_more(
+    start: Start, settings: Settings, books: Books, rabbit: Rabbit
+) -> None:
+    await start(settings)
+    await until(lambda: books.sessions("dispatcher relay"))
+    answer = enqueue(books.connection, email("ключ-🦊", correlation_id="request-1"), traceparent=TRACEPARENT)
+
+    (message,) = await rabbit.take_all(settings.queue, 1)
+
+    assert pointed_to(message) == pointer.Pointer(answer.email_id, "ключ-🦊", "request-1", TRACEPARENT)
+    assert message.properties.delivery_mode == 2
+    assert b"example" not in message.body
+    await until(lambda: books.row(answer.email_id)["publish_due_at"] is None)
+    row = books.row(answer.email_id)
+    assert (row["status"], row["published_at"] is None) == ("pending", False)
+
+
+async def test_more_than_a_batch_is_published_each_once(
+    start: Start, settings: Settings, books: Books, rabbit: Rabbit
+) -> None:
+    email_ids = books.enqueue(1203)
+    await start(settings)
+
+    messages = await rabbit.take_all(settings.queue, 1203)
+
+    assert {pointed_to(message).email_id for message in messages} == set(email_ids)
+    await until(lambda: not any(row["publish_due_at"] for row in books.rows()))
+
+
+async def test_a_commit_is_published_without_waiting_for_the_next_look(
+    start: Start, settings: Settings, books: Books, rabbit: Rabbit
+) -> None:
+    await start(settings)
+    took: list[float] = []
+
+    for _ in range(5):
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        email_id = books.enqueue_one()
+        await until(lambda email_id=email_id: books.row(email_id)["publish_due_at"] is None)  # type: ignore[misc]
+        took.append(loop.time() - began)
+
+    # The floor under the wake-up is a look every quarter of a second.
+    assert sorted(took)[2] < 0.2
+
+
+async def test_what_cannot_be_routed_stays_due_until_it_can(
+    start: Start, settings: Settings, topology: Topology, books: Books, rabbit: Rabbit
+) -> None:
+    await rabbit.delete_queue(topology.queue)
+    email_ids = books.enqueue(3)
+    publishing = await start(settings)
+    publishing.stop()
+    await until(lambda: not books.sessions("dispatcher relay"))
+    assert all(row["publish_due_at"] and row["published_at"] is None for row in books.rows())
+
+    await rabbit.declare_queue(topology.queue, **topology.arguments(topology.queue))
+    await rabbit.bind_queue(topology.queue, topology.exchange)
+    await start(settings)
+
+    messages = await rabbit.take_all(topology.queue, 3)
+    assert {pointed_to(message).email_id for message in messages} == set(email_ids)
+
+
+async def test_only_what_was_confirmed_is_marked_when_the_connection_breaks(
+    start: Start, servers: Servers, tables_url: str, topology: Topology, books: Books, rabbit: Rabbit
+) -> None:
+    async with Proxy(servers.amqp_url) as proxy:
+        await start(settings_for(proxy.url, tables_url, topology))
+        books.enqueue_one()
+        await rabbit.take_all(topology.queue, 1)
+        await until(lambda: not any(row["publish_due_at"] for row in books.rows()))
+
+        proxy.freeze()  # RabbitMQ gets no more of what the relay writes, and so confirms nothing
+        email_ids = books.enqueue(4)
+        await until(lambda: books.sessions("dispatcher relay")[0]["state"] == "idle")
+        proxy.cut()
+        assert all(books.row(email_id)["publish_due_at"] for email_id in email_ids)
+        proxy.thaw()
+
+        await until(lambda: not any(row["publish_due_at"] for row in books.rows()))
+    seen = set()
+    while message := await rabbit.take(topology.queue):
+        seen.add(pointed_to(message).email_id)
+    assert seen == set(email_ids)
+
+
+async def test_what_is_leased_and_given_back_while_it_is_being_published_is_published_again(
+    start: Start, servers: Servers, tables_url: str, topology: Topology, books: Books, rabbit: Rabbit, store: LeaseStore
+) -> None:
+    async with Proxy(servers.amqp_url) as proxy:
+        await start(settings_for(proxy.url, tables_url, topology))
+        books.enqueue_one()
+        await rabbit.take_all(topology.queue, 1)
+        proxy.freeze()
+        email_id = books.enqueue_one()
+        await until(lambda: books.sessions("dispatcher relay")[0]["state"] == "idle")
+
+        (lease,) = await store.lease(books.keys([email_id]), 60)
+        await store.release({email_id: lease.token})
+        proxy.thaw()
+
+        messages = await rabbit.take_all(topology.queue, 2)
+        assert {pointed_to(message).email_id for message in messages} == {email_id}
+        await until(lambda: books.row(email_id)["publish_due_at"] is None)
+
+
+@pytest.mark.parametrize("status", [Status.FAILED, Status.HELD])
+async def test_a_dead_letter_tells_enough_to_replay_and_nothing_private(
+    start: Start, settings: Settings, books: Books, rabbit: Rabbit, store: LeaseStore, status: Status
+) -> None:
+    answer = enqueue(
+        books.connection,
+        email(
+            "order-17",
+            tenant_id="tenant-1",
+            correlation_id="request-1",
+            sender="Private Sender <private-sender@example.com>",
+            to="private-recipient@example.org",
+            subject="Private subject",
+            text="Private text",
+            html="<p>Private html</p>",
+            headers={"X-Private": "yes"},
+        ),
+        traceparent=TRACEPARENT,
+    )
+    (lease,) = await store.lease(books.keys([answer.email_id]), 60)
+    await store.record([result(lease, status, error_type="refused", error="550 5.7.1 no")])
+
+    await start(settings)
+
+    (message,) = await rabbit.take_all(settings.dlq, 1)
+    letter = dead_letter.decode(message.body)
+    row = books.row(answer.email_id)
+    assert (letter.email_id, letter.message_key, letter.tenant_id) == (answer.email_id, "order-17", "tenant-1")
+    assert (letter.status, letter.error_type, letter.error) == (status, "refused", "550 5.7.1 no")
+    assert (letter.attempts, letter.provider, letter.correlation_id) == (1, "smtp", "request-1")
+    assert letter.created_at == row["created_at"]
+    assert set(orjson.loads(message.body)) == {
+        *("v", "email_id", "message_key", "tenant_id", "correlation_id", "status", "error_type", "error"),
+        *("attempts", "provider", "created_at", "failed_at"),
+    }
+    everything = message.body + str(message.properties).encode()
+    assert b"private" not in everything.lower()
+    assert pointed_to(message).email_id == answer.email_id
+    await until(lambda: books.row(answer.email_id)["dead_letter_due_at"] is None)
+    assert books.status(answer.email_id) == status
+
+
+async def test_a_dead_letter_that_cannot_be_routed_stays_due_and_holds_up_no_pointer(
+    start: Start, settings: Settings, books: Books, rabbit: Rabbit, store: LeaseStore
+) -> None:
+    await rabbit.delete_queue(settings.dlq)
+    (lease,) = await store.lease(books.keys([books.enqueue_one()]), 60)
+    await store.record([result(lease, Status.FAILED)])
+    await start(settings)
+
+    pending = books.enqueue_one()
+    (message,) = await rabbit.take_all(settings.queue, 1)
+
+    assert pointed_to(message).email_id == pending
+    assert books.row(lease.email_id)["dead_letter_due_at"] is not None
+
+
+@pytest.mark.parametrize(("policy", "status", "queue"), [("hold", "held", "dlq"), ("resend", "pending", "queue")])
+async def test_an_email_whose_host_vanished_is_judged_by_the_hosts_policy(
+    start: Start,
+    servers: Servers,
+    tables_url: str,
+    topology: Topology,
+    books: Books,
+    rabbit: Rabbit,
+    store: LeaseStore,
+    policy: str,
+    status: str,
+    queue: str,
+) -> None:
+    email_id = books.enqueue_one()
+    await store.lease(books.keys([email_id]), 60)
+    books.change(email_id, locked_until=EXPIRED)
+    settings = settings_for(servers.amqp_url, tables_url, topology, ON_UNCERTAIN=policy, LEASE_SECONDS="1")
+
+    await start(settings)
+
+    (message,) = await rabbit.take_all(getattr(settings, queue), 1)
+    assert pointed_to(message).email_id == email_id
+    assert books.status(email_id) == status
+
+
+async def test_after_postgresql_was_away_for_longer_than_a_lease_its_living_owner_comes_before_the_rescue(
+    start: Start, servers: Servers, tables_url: str, topology: Topology, books: Books, store: LeaseStore, rabbit: Rabbit
+) -> None:
+    living, gone = books.enqueue(2)
+    leases = {lease.email_id: lease for lease in await store.lease(books.keys([living, gone]), 60)}
+    for email_id in (living, gone):
+        books.change(email_id, locked_until=EXPIRED)
+
+    await start(settings_for(servers.amqp_url, tables_url, topology, LEASE_SECONDS="3"))
+    await until(lambda: books.sessions("dispatcher relay"))
+    enqueue(books.connection, email("next"))
+    await rabbit.take_all(topology.queue, 1)  # it leads, and has looked at everything once
+
+    assert await store.renew({living: leases[living].token}, 60) == {living}
+    await until(lambda: books.status(gone) == "held")
+    assert books.status(living) == "sending"
+
+
+async def test_one_of_two_relays_leads_and_the_other_takes_over_when_its_session_ends(
+    start: Start, settings: Settings, books: Books, rabbit: Rabbit
+) -> None:
+    for _ in range(2):
+        await start(settings)
+
+    def leaders() -> list[Any]:
+        held = books.select(
+            "select pid from pg_locks where locktype = 'advisory' and granted "
+            "and database = (select oid from pg_database where datname = current_database())"
+        )
+        return [row["pid"] for row in held]
+
+    await until(lambda: len(books.sessions("dispatcher relay")) == 2)
+    (first,) = await until(leaders)
+    books.connection.execute("select pg_terminate_backend(%s)", [first])
+    (second,) = await until(lambda: [pid for pid in leaders() if pid != first])
+    email_ids = books.enqueue(5)
+
+    messages = await rabbit.take_all(settings.queue, 5)
+    assert {pointed_to(message).email_id for message in messages} == set(email_ids)
+    assert len(leaders()) == 1
+    assert second in {row["pid"] for row in books.sessions("dispatcher relay")}
+
+
+async def test_the_end_of_the_session_between_publishing_and_marking_costs_a_second_message_and_no_more(
+    start: Start, settings: Settings, books: Books, rabbit: Rabbit, store: LeaseStore, tables_url: str
+) -> None:
+    import psycopg
+
+    email_id = books.enqueue_one()
+    with psycopg.connect(tables_url) as person:
+        Books(person).lock(email_id)
+        await start(settings)
+        await until(lambda: books.waiting_for_a_lock("dispatcher relay"))
+        books.terminate("dispatcher relay")
+
+    messages = await rabbit.take_all(settings.queue, 2)
+
+    assert {pointed_to(message).email_id for message in messages} == {email_id}
+    await until(lambda: books.row(email_id)["publish_due_at"] is None)
+
+
+async def test_a_relay_that_is_told_to_stop_publishes_what_is_due_and_ends(
+    settings: Settings, books: Books, rabbit: Rabbit
+) -> None:
+    email_ids = books.enqueue(700)
+    publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay")
+    publishing = Publishing(settings, publisher)
+    publishing_task = asyncio.create_task(publishing.run())
+    await until(lambda: books.sessions("dispatcher relay"))
+
+    await until(lambda: any(row["published_at"] for row in books.rows()))
+    publishing.stop()
+    await asyncio.wait_for(publishing_task, 20)
+    await publisher.close()
+
+    messages = await rabbit.take_all(settings.queue, 700)
+    assert {pointed_to(message).email_id for message in messages} == set(email_ids)
+    assert not any(row["publish_due_at"] for row in books.rows())
+
+
+async def test_what_will_be_due_is_published_then(
+    start: Start, settings: Settings, books: Books, rabbit: Rabbit
+) -> None:
+    email_id = books.enqueue_one()
+    (now,) = books.select("select clock_timestamp() as instant")
+    due_at = now["instant"] + timedelta(seconds=0.4)
+    books.change(email_id, publish_due_at=due_at)
+    await start(settings)
+
+    (message,) = await rabbit.take_all(settings.queue, 1)
+
+    assert pointed_to(message).email_id == email_id
+    await until(lambda: books.row(email_id)["published_at"])
+    assert books.row(email_id)["published_at"] >= due_at
+
+
+async def test_without_rabbitmq_everything_stays_due_and_the_rescue_goes_on(
+    start: Start, tables_url: str, topology: Topology, books: Books, store: LeaseStore
+) -> None:
+    due, expired = books.enqueue(2)
+    await store.lease(books.keys([expired]), 60)
+    books.change(expired, locked_until=EXPIRED)
+
+    await start(settings_for("amqp://nobody:secret@127.0.0.1:1/%2F", tables_url, topology, LEASE_SECONDS="1"))
+
+    await until(lambda: books.status(expired) == "held")
+    assert books.row(due)["publish_due_at"] is not None

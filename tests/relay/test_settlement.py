@@ -1,0 +1,412 @@
+"""A worker is killed: what its ledger says is recorded, what it does not name is given back, at once and exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from dispatcher.config import Settings, load
+from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.status import OnUncertain, Status
+from dispatcher.inflight import Ledger
+from dispatcher.relay.settlement import Settlement
+from dispatcher.store.connections import Pool, connect_async, make_pool
+from dispatcher.store.leases import Lease, LeaseStore
+from tests.relay.settlement_world import WORKER, answered, die, on_the_wire, unsent
+from tests.store.books import Books
+from tests.store.results import result
+from tests.waiting import until
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """The run directory of the host."""
+    return tmp_path / "run"
+
+
+@pytest.fixture
+async def worker_pool(tables_url: str) -> AsyncIterator[Pool]:
+    """The worker's sessions; the test's process holds them, so that they can outlive the worker."""
+    opened = make_pool(tables_url, name=WORKER, size=2)
+    await opened.open()
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def worker(worker_pool: Pool) -> LeaseStore:
+    """The worker's statements."""
+    return LeaseStore(worker_pool, worker=WORKER, slot="slot-1")
+
+
+@pytest.fixture
+async def settlement(tables_url: str, run_dir: Path) -> AsyncIterator[Settlement]:
+    """The relay's, for that run directory."""
+    opened = make_pool(tables_url, name="dispatcher relay settlement", size=1)
+    await opened.open()
+    yield Settlement(settings(run_dir), opened)
+    await opened.close()
+
+
+def settings(run_dir: Path) -> Settings:
+    return load({"DISPATCHER_RUN_DIR": str(run_dir), "DISPATCHER_MAX_ATTEMPTS": "3"})
+
+
+async def lease(worker: LeaseStore, books: Books, count: int = 1, **fields: object) -> list[Lease]:
+    leases = await worker.lease(books.keys(books.enqueue(count, **fields)), 600)
+    return sorted(leases, key=lambda each: each.email_id)
+
+
+def left_over(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in run_dir.iterdir())
+
+
+async def test_what_had_not_left_is_due_again_at_once_and_costs_no_attempt(
+    settlement: Settlement, worker: LeaseStore, other_store: LeaseStore, books: Books, run_dir: Path
+) -> None:
+    leases = await lease(worker, books, 3)
+    die(run_dir, [(each, unsent) for each in leases])
+
+    await settlement.settle_all()
+
+    for each in leases:
+        row = books.row(each.email_id)
+        assert (row["status"], row["attempt_count"], row["locked_by"]) == ("pending", 0, None)
+        assert row["publish_due_at"] is not None
+        assert books.attempts(each.email_id) == []
+    assert left_over(run_dir) == []
+    # The dead worker's token is worth nothing any more.
+    assert await other_store.record([result(leases[0], Status.FAILED)]) == set()
+
+
+@pytest.mark.parametrize(
+    ("policy", "status"), [(None, "held"), (OnUncertain.HOLD, "held"), (OnUncertain.RESEND, "pending")]
+)
+async def test_what_was_on_the_wire_is_uncertain_by_policy(
+    settlement: Settlement,
+    worker: LeaseStore,
+    books: Books,
+    run_dir: Path,
+    policy: OnUncertain | None,
+    status: str,
+) -> None:
+    (each,) = await lease(worker, books, on_uncertain=policy)
+    die(run_dir, [(each, on_the_wire)])
+
+    await settlement.settle_all()
+
+    row = books.row(each.email_id)
+    assert (row["status"], row["error_type"], row["attempt_count"]) == (status, "outcome_unknown", 1)
+    assert (row["dead_letter_due_at"] is None, row["publish_due_at"] is None) == (status == "pending", status == "held")
+    (attempt,) = books.attempts(each.email_id)
+    assert (attempt["outcome"], attempt["worker"], attempt["attempt_number"]) == ("uncertain", WORKER, 1)
+    assert books.hourly() == {"uncertain": 1}
+
+
+async def test_a_last_attempt_on_the_wire_is_held_even_if_it_may_be_resent(
+    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path
+) -> None:
+    email_id = books.enqueue_one(on_uncertain="resend")
+    books.change(email_id, attempt_count=2)
+    (each,) = await worker.lease(books.keys([email_id]), 600)
+    die(run_dir, [(each, on_the_wire)])
+
+    await settlement.settle_all()
+
+    assert books.status(email_id) == "held"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "reason"),
+    [
+        (Accepted("queued as 7", "250 ok"), "sent", None),
+        (Deferred(Reason.THROTTLED, "slow down", "451 4.7.1", 5.0), "pending", "throttled"),
+        (Deferred(Reason.THROTTLED, "come back tomorrow", "451 4.7.1", 86_400.0), "failed", "throttled"),
+        (Rejected(Reason.REJECTED_RECIPIENT, "no such user", "550 5.1.1"), "failed", "rejected_recipient"),
+        (Uncertain("half an answer", "502"), "held", "outcome_unknown"),
+    ],
+    ids=str,
+)
+async def test_what_was_answered_is_recorded_as_it_was_answered(
+    settlement: Settlement,
+    worker: LeaseStore,
+    books: Books,
+    run_dir: Path,
+    outcome: Outcome,
+    status: str,
+    reason: str | None,
+) -> None:
+    (each,) = await lease(worker, books)
+    die(run_dir, [(each, answered(outcome))])
+
+    await settlement.settle_all()
+
+    row = books.row(each.email_id)
+    assert (row["status"], row["error_type"], row["attempt_count"]) == (status, reason, 1)
+    assert row["locked_by"] is None
+    assert (row["provider_message_id"] == "queued as 7") == (status == "sent")
+    (attempt,) = books.attempts(each.email_id)
+    assert attempt["finished_at"].timestamp() == 1_790_000_001.0
+    assert (attempt["error"], attempt["provider"]) == (outcome.detail, "smtp")
+    assert books.hourly() == {type(outcome).__name__.lower(): 1}
+    assert (books.completed_at(each.email_id) is not None) == (status == "sent")
+
+
+async def test_a_deferral_that_was_the_last_attempt_fails(
+    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path
+) -> None:
+    email_id = books.enqueue_one()
+    books.change(email_id, attempt_count=2)
+    (each,) = await worker.lease(books.keys([email_id]), 600)
+    die(run_dir, [(each, answered(Deferred(Reason.SERVER_ERROR)))])
+
+    await settlement.settle_all()
+
+    assert books.status(email_id) == "failed"
+
+
+async def test_a_window_of_everything_at_once(
+    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path
+) -> None:
+    leases = await lease(worker, books, 60)
+    steps = [unsent, on_the_wire, answered(Accepted()), answered(Rejected(Reason.REFUSED))]
+    die(run_dir, [(each, steps[number % 4]) for number, each in enumerate(leases)])
+
+    await settlement.settle_all()
+
+    assert books.statuses() == {"pending": 15, "held": 15, "sent": 15, "failed": 15}
+    assert books.hourly() == {"uncertain": 15, "accepted": 15, "rejected": 15}
+
+
+async def test_a_second_settlement_of_the_same_ledger_is_harmless(
+    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path, tmp_path: Path
+) -> None:
+    leases = await lease(worker, books, 4)
+    steps = [unsent, on_the_wire, answered(Accepted()), answered(Deferred(Reason.THROTTLED))]
+    die(run_dir, list(zip(leases, steps, strict=True)))
+    (path,) = run_dir.iterdir()
+    content = path.read_bytes()
+    await settlement.settle_all()
+    rows, attempts = books.rows(), books.count("email_attempt")
+
+    path.write_bytes(content)
+    await settlement.settle_all()
+
+    assert books.rows() == rows
+    assert books.count("email_attempt") == attempts == 3
+    assert left_over(run_dir) == []
+
+
+async def test_what_the_worker_had_recorded_before_it_died_is_not_recorded_again(
+    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path
+) -> None:
+    accepted, rejected = await lease(worker, books, 2)
+    await worker.record([result(accepted, Status.SENT), result(rejected, Status.FAILED)])
+    die(run_dir, [(accepted, answered(Accepted())), (rejected, on_the_wire)])
+    rows = books.rows()
+
+    await settlement.settle_all()
+
+    assert books.rows() == rows
+    assert books.hourly() == {"accepted": 1, "rejected": 1}
+    assert books.count("email_attempt") == 2
+
+
+async def test_a_deferral_that_was_recorded_and_whose_retry_died_with_the_worker_is_given_back(
+    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path
+) -> None:
+    still_named, cleared = await lease(worker, books, 2)
+    await worker.record([result(each, Status.SENDING, error_type="throttled") for each in (still_named, cleared)])
+    die(run_dir, [(still_named, answered(Deferred(Reason.THROTTLED)))])
+
+    await settlement.settle_all()
+
+    for each in (still_named, cleared):
+        row = books.row(each.email_id)
+        assert (row["status"], row["attempt_count"]) == ("pending", 1)
+        assert row["publish_due_at"] is not None
+        assert len(books.attempts(each.email_id)) == 1
+
+
+async def test_another_workers_leases_are_not_touched(
+    settlement: Settlement, worker: LeaseStore, other_store: LeaseStore, books: Books, run_dir: Path
+) -> None:
+    (mine,) = await lease(worker, books)
+    (theirs,) = await lease(other_store, books)
+    die(run_dir, [(mine, unsent)])
+
+    await settlement.settle_all()
+
+    assert books.status(mine.email_id) == "pending"
+    assert books.row(theirs.email_id)["locked_by"] == "worker-2"
+
+
+async def test_an_email_that_was_judged_and_leased_by_another_meanwhile_is_not_touched_except_by_an_acceptance(
+    settlement: Settlement, worker: LeaseStore, other_store: LeaseStore, books: Books, run_dir: Path
+) -> None:
+    lost, proven = await lease(worker, books, 2)
+    for each in (lost, proven):
+        books.change(each.email_id, status="pending", locked_until="epoch", lease_token=each.token + 1)
+    await other_store.lease(books.keys([lost.email_id, proven.email_id]), 600)
+    die(run_dir, [(lost, on_the_wire), (proven, answered(Accepted("late")))])
+    before = books.row(lost.email_id)
+
+    await settlement.settle_all()
+
+    assert books.row(lost.email_id) == before
+    assert books.outcomes(lost.email_id) == ["uncertain"]
+    assert (books.status(proven.email_id), books.row(proven.email_id)["provider_message_id"]) == ("sent", "late")
+
+
+async def test_a_living_workers_ledger_is_left_alone(
+    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path
+) -> None:
+    (each,) = await lease(worker, books)
+    living = Ledger(run_dir, worker=WORKER, slot="slot-1", slots=1)
+    on_the_wire(living, each)
+
+    await settlement.settle_all()
+
+    assert books.status(each.email_id) == "sending"
+    assert left_over(run_dir) == [living.path.name]
+
+
+async def test_files_that_are_no_ledgers_are_kept_and_do_not_keep_the_others_from_being_settled(
+    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path
+) -> None:
+    (each,) = await lease(worker, books)
+    die(run_dir, [(each, answered(Accepted()))])
+    (run_dir / "a.ledger").write_bytes(b"EDLEDGER" + bytes(5000))
+    (run_dir / "b.ledger").mkdir()
+    (run_dir / "c.ledger").symlink_to("c.ledger")
+    (run_dir / "run.lock").touch()
+
+    for _ in range(2):
+        await settlement.settle_all()
+
+    assert books.status(each.email_id) == "sent"
+    assert left_over(run_dir) == ["a.ledger", "b.ledger", "c.ledger", "run.lock"]
+
+
+async def test_what_postgresql_refuses_of_one_ledger_does_not_keep_the_others_from_being_settled(
+    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path
+) -> None:
+    refused, fine = await lease(worker, books, 2)
+    die(run_dir, [(refused, answered(Rejected(Reason.REFUSED, "a NUL \0 inside")))])
+    (path,) = run_dir.iterdir()
+    path.rename(run_dir / "a.ledger")
+    die(run_dir, [(fine, answered(Accepted()))])
+
+    await settlement.settle_all()
+
+    assert books.status(fine.email_id) == "sent"
+    assert left_over(run_dir) == ["a.ledger"]
+
+
+@pytest.mark.parametrize("boot", ["", "00000000-0000-0000-0000-000000000000"])
+async def test_after_the_host_went_down_only_what_the_ledger_names_is_settled(
+    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path, boot: str
+) -> None:
+    unnamed, wire, done = await lease(worker, books, 3)
+    die(run_dir, [(unnamed, unsent), (wire, on_the_wire), (done, answered(Accepted()))], boot=boot)
+
+    await settlement.settle_all()
+
+    assert [books.status(each.email_id) for each in (unnamed, wire, done)] == ["sending", "held", "sent"]
+    assert left_over(run_dir) == []
+
+
+@contextlib.contextmanager
+def locked(tables_url: str, lease: Lease) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(tables_url) as person:
+        Books(person).lock(lease.email_id)
+        yield person
+
+
+async def test_a_statement_of_the_dead_worker_that_is_still_executing_is_ended_first(
+    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
+) -> None:
+    email_id = books.enqueue_one()
+    with psycopg.connect(tables_url) as person:
+        Books(person).lock(email_id)
+        leasing = asyncio.create_task(worker.lease(books.keys([email_id]), 600))
+        await until(lambda: books.waiting_for_a_lock(WORKER))
+        die(run_dir, [])
+
+        await settlement.settle_all()
+
+        assert not books.sessions(WORKER)
+        person.commit()
+    with pytest.raises(Exception, match="terminating connection"):
+        await leasing
+    row = books.row(email_id)
+    assert (row["status"], row["lease_token"], row["publish_due_at"] is None) == ("pending", 0, False)
+
+
+async def test_a_record_of_the_dead_worker_that_is_still_executing_is_not_recorded_twice(
+    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
+) -> None:
+    (each,) = await lease(worker, books)
+    with locked(tables_url, each) as person:
+        recording = asyncio.create_task(worker.record([result(each, Status.SENT)]))
+        await until(lambda: books.waiting_for_a_lock(WORKER))
+        die(run_dir, [(each, answered(Accepted()))])
+        settling = asyncio.create_task(settlement.settle_all())
+        await until(lambda: not books.sessions(WORKER))
+        person.commit()
+        await settling
+    with pytest.raises(Exception, match="terminating connection"):
+        await recording
+
+    assert books.status(each.email_id) == "sent"
+    assert books.outcomes(each.email_id) == ["accepted"]
+    assert books.hourly() == {"accepted": 1}
+
+
+async def test_a_settlement_that_dies_half_way_is_done_again(
+    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
+) -> None:
+    unnamed, done = await lease(worker, books, 2)
+    die(run_dir, [(unnamed, unsent), (done, answered(Accepted()))])
+    with locked(tables_url, unnamed):
+        settling = asyncio.create_task(settlement.settle_all())
+        await until(lambda: books.waiting_for_a_lock("dispatcher relay settlement"))
+        assert books.status(done.email_id) == "sent"
+        books.terminate("dispatcher relay settlement")
+        await settling
+    assert len(left_over(run_dir)) == 1
+
+    while left_over(run_dir):
+        await settlement.settle_all()
+
+    assert [books.status(each.email_id) for each in (unnamed, done)] == ["pending", "sent"]
+    assert books.outcomes(done.email_id) == ["accepted"]
+
+
+async def test_without_postgresql_a_ledger_waits(run_dir: Path) -> None:
+    die(run_dir, [])
+    pool = make_pool("postgresql://nobody@127.0.0.1:1/nothing", name="x", size=1)
+    pool.timeout = 0.1
+    await pool.open()
+
+    await Settlement(settings(run_dir), pool).settle_all()
+
+    assert len(left_over(run_dir)) == 1
+    await pool.close()
+
+
+async def test_the_settlement_runs_by_itself_within_moments_of_a_death(
+    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path
+) -> None:
+    running = asyncio.create_task(settlement.run())
+    leases = await lease(worker, books, 2)
+
+    die(run_dir, [(leases[0], unsent), (leases[1], answered(Accepted()))])
+
+    await until(lambda: books.statuses() == {"pending": 1, "sent": 1}, seconds=5)
+    running.cancel()

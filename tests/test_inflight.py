@@ -1,0 +1,394 @@
+"""The in-flight ledger: what it says after its worker's death is true, or else errs to the side of "on the wire"."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+from uuid import UUID, uuid4
+from zlib import crc32
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dispatcher import inflight
+from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.status import OnUncertain
+from dispatcher.inflight import DeadLedger, Flight, Ledger, LedgerUnreadable, dead_ledger
+
+HEADER_BYTES: Final = 256
+SLOT_BYTES: Final = 512
+ID: Final = UUID("018f3a1e-7b5c-7def-8abc-0123456789ab")
+OTHER_ID: Final = UUID("018f3a1e-7b5d-7def-8abc-0123456789ab")
+
+OUTCOMES: Final[tuple[Outcome, ...]] = (
+    Accepted(),
+    Accepted("<018f@example.com>", "250 2.0.0 queued as 4XyZ"),
+    *(Deferred(reason, "4.7.1 slow down", "451 4.7.1", 2.5) for reason in Reason),
+    Deferred(Reason.THROTTLED),
+    *(Rejected(reason, "no", "550 5.1.1") for reason in Reason),
+    Rejected(Reason.REFUSED),
+    Uncertain("The connection broke off.", "502"),
+    Uncertain(),
+)
+
+
+def die(act: Callable[[], object]) -> None:
+    """Does something in a forked process, which then is killed as by `kill -9`."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            act()
+            os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+def leave(ledger: Ledger, email_id: UUID = ID, token: int = 7, *, policy: OnUncertain = OnUncertain.HOLD) -> int:
+    return ledger.leaving(email_id, token, 3, provider="smtp", started_at=1_790_000_000.25, policy=policy)
+
+
+def read(path: Path) -> DeadLedger:
+    with dead_ledger(path) as found:
+        assert found is not None
+        return found
+
+
+def only_file(folder: Path) -> Path:
+    (path,) = folder.iterdir()
+    return path
+
+
+def after(folder: Path, act: Callable[[Ledger], object], slots: int = 4) -> DeadLedger:
+    """The ledger that a worker leaves who did so and died."""
+    die(lambda: act(Ledger(folder, worker="host:w0:17:cafe", slot="host:w0", slots=slots)))
+    return read(only_file(folder))
+
+
+class TestWhatADeadWorkerLeaves:
+    """Each by a process that is truly killed."""
+
+    def test_nothing_had_left(self, tmp_path: Path) -> None:
+        found = after(tmp_path, lambda ledger: ledger)
+
+        assert (found.worker, found.slot, found.flights) == ("host:w0:17:cafe", "host:w0", ())
+        assert found.names_all
+
+    @pytest.mark.parametrize("policy", OnUncertain)
+    def test_an_attempt_was_on_the_wire(self, tmp_path: Path, policy: OnUncertain) -> None:
+        found = after(tmp_path, lambda ledger: leave(ledger, policy=policy))
+
+        assert found.flights == (Flight(ID, 7, 3, "smtp", 1_790_000_000.25, policy),)
+
+    @pytest.mark.parametrize("outcome", OUTCOMES, ids=str)
+    def test_an_attempt_was_answered(self, tmp_path: Path, outcome: Outcome) -> None:
+        found = after(tmp_path, lambda ledger: ledger.answered(leave(ledger), outcome, finished_at=1_790_000_001.5))
+
+        (flight,) = found.flights
+        assert flight == Flight(
+            ID, 7, 3, "smtp", 1_790_000_000.25, OnUncertain.HOLD, finished_at=1_790_000_001.5, outcome=outcome
+        )
+
+    def test_what_was_recorded_is_gone_and_its_slot_serves_again(self, tmp_path: Path) -> None:
+        def work(ledger: Ledger) -> None:
+            for _ in range(10):
+                slot = leave(ledger)
+                ledger.answered(slot, Accepted("earlier"), finished_at=1.0)
+                ledger.clear(slot)
+            for _ in range(4):
+                slot = leave(ledger, OTHER_ID, token=8)
+
+        found = after(tmp_path, work)
+
+        assert [(flight.email_id, flight.lease_token, flight.outcome) for flight in found.flights] == [
+            (OTHER_ID, 8, None)
+        ] * 4
+
+    def test_a_full_window(self, tmp_path: Path) -> None:
+        ids = [uuid4() for _ in range(500)]
+
+        found = after(tmp_path, lambda ledger: [leave(ledger, each) for each in ids], slots=500)
+
+        assert sorted(flight.email_id for flight in found.flights) == sorted(ids)
+
+
+class TestALivingWorker:
+    """Its ledger is its own."""
+
+    def test_its_ledger_is_left_alone(self, tmp_path: Path) -> None:
+        ledger = Ledger(tmp_path, worker="w", slot="s", slots=1)
+
+        with dead_ledger(ledger.path) as found:
+            assert found is None
+
+    def test_a_ledger_that_is_being_settled_is_left_to_its_settler(self, tmp_path: Path) -> None:
+        die(lambda: Ledger(tmp_path, worker="w", slot="s", slots=1))
+        path = only_file(tmp_path)
+
+        with dead_ledger(path) as first, dead_ledger(path) as second:
+            assert first is not None
+            assert second is None
+        assert read(path).worker == "w"
+
+    def test_a_ledger_that_is_gone_is_nobodys(self, tmp_path: Path) -> None:
+        with dead_ledger(tmp_path / "gone.ledger") as found:
+            assert found is None
+
+    def test_nothing_is_left_of_a_worker_that_left_nothing(self, tmp_path: Path) -> None:
+        ledger = Ledger(tmp_path / "made", worker="w", slot="s", slots=2)
+        ledger.clear(leave(ledger))
+
+        ledger.close()
+
+        assert list((tmp_path / "made").iterdir()) == []
+
+    def test_what_is_still_in_it_when_it_closes_is_left_to_the_relay(self, tmp_path: Path) -> None:
+        def work() -> None:
+            ledger = Ledger(tmp_path, worker="w", slot="s", slots=2)
+            ledger.clear(leave(ledger))
+            ledger.answered(leave(ledger, OTHER_ID), Accepted(), finished_at=2.0)
+            ledger.close()
+
+        die(work)
+
+        assert [flight.email_id for flight in read(only_file(tmp_path)).flights] == [OTHER_ID]
+
+    def test_more_attempts_than_slots_are_refused_and_overwrite_nothing(self, tmp_path: Path) -> None:
+        def work(ledger: Ledger) -> None:
+            leave(ledger)
+            leave(ledger, OTHER_ID)
+            with pytest.raises(IndexError):
+                leave(ledger, uuid4())
+
+        assert [flight.email_id for flight in after(tmp_path, work, slots=2).flights] == [ID, OTHER_ID]
+
+    def test_nobody_else_may_read_it(self, tmp_path: Path) -> None:
+        ledger = Ledger(tmp_path / "made", worker="w", slot="s", slots=1)
+
+        assert ledger.path.stat().st_mode & 0o077 == 0
+        assert ledger.path.parent.stat().st_mode & 0o077 == 0
+
+    def test_its_size_is_on_the_disk_from_the_start(self, tmp_path: Path) -> None:
+        ledger = Ledger(tmp_path, worker="w", slot="s", slots=1000)
+
+        # A hole would be filled later, and a full disk then kills the worker with SIGBUS.
+        assert ledger.path.stat().st_blocks * 512 >= HEADER_BYTES + 1000 * SLOT_BYTES
+
+
+class TestTornWrites:
+    """A process can be killed between any two bytes; a slot then says what was true before or after, never a third."""
+
+    @staticmethod
+    def contents(folder: Path, act: Callable[[Ledger], object]) -> bytes:
+        folder.mkdir()
+        after(folder, act, slots=1)
+        return only_file(folder).read_bytes()
+
+    @staticmethod
+    def torn(folder: Path, content: bytes) -> tuple[Flight, ...]:
+        path = folder / "torn.ledger"
+        path.write_bytes(content)
+        return read(path).flights
+
+    def torn_everywhere(self, folder: Path, before: bytes, written: bytes) -> list[tuple[Flight, ...]]:
+        """What the reader makes of each instant of a write: so many octets of it are there, and the state is the old."""
+        state_at = HEADER_BYTES
+        assert before[state_at] != written[state_at]
+        body = range(state_at + 1, state_at + SLOT_BYTES)
+        return [
+            self.torn(folder, before[: state_at + 1] + written[state_at + 1 : cut] + before[cut:]) for cut in body
+        ]
+
+    def test_an_attempt_whose_note_is_torn_has_not_left(self, tmp_path: Path) -> None:
+        before = self.contents(tmp_path / "1", lambda ledger: ledger)
+        written = self.contents(tmp_path / "2", leave)
+
+        assert set(self.torn_everywhere(tmp_path, before, written)) == {()}
+        assert self.torn(tmp_path, written) != ()
+
+    def test_an_attempt_whose_note_is_torn_over_an_older_one_has_not_left(self, tmp_path: Path) -> None:
+        def use(ledger: Ledger) -> None:
+            slot = leave(ledger, OTHER_ID)
+            ledger.answered(slot, Rejected(Reason.REFUSED, "an older answer"), finished_at=1.0)
+            ledger.clear(slot)
+
+        def use_again(ledger: Ledger) -> None:
+            use(ledger)
+            leave(ledger)
+
+        before = self.contents(tmp_path / "1", use)
+        written = self.contents(tmp_path / "2", use_again)
+
+        assert set(self.torn_everywhere(tmp_path, before, written)) == {()}
+        (flight,) = self.torn(tmp_path, written)
+        assert (flight.email_id, flight.outcome) == (ID, None)
+
+    @pytest.mark.parametrize("used_before", [False, True])
+    def test_an_attempt_whose_answer_is_torn_is_still_on_the_wire(self, tmp_path: Path, used_before: bool) -> None:
+        def go(ledger: Ledger) -> int:
+            if used_before:
+                slot = leave(ledger, OTHER_ID)
+                ledger.answered(slot, Accepted("older", "x" * 160), finished_at=1.0)
+                ledger.clear(slot)
+            return leave(ledger)
+
+        before = self.contents(tmp_path / "1", go)
+        written = self.contents(tmp_path / "2", lambda ledger: ledger.answered(go(ledger), Accepted("new"), finished_at=2.0))
+
+        seen = self.torn_everywhere(tmp_path, before, written)
+
+        assert {(flight.email_id, flight.outcome) for (flight,) in seen} == {(ID, None)}
+        (flight,) = self.torn(tmp_path, written)
+        assert flight.outcome == Accepted("new")
+
+    def test_an_answer_that_is_damaged_is_not_believed(self, tmp_path: Path) -> None:
+        written = self.contents(tmp_path / "1", lambda ledger: ledger.answered(leave(ledger), Accepted("a"), finished_at=2.0))
+
+        damaged = bytearray(written)
+        damaged[HEADER_BYTES + 200] ^= 1
+
+        (flight,) = self.torn(tmp_path, bytes(damaged))
+        assert flight.outcome is None
+
+
+class TestFilesThatAreNoLedgerOfOurs:
+    """Reported as unreadable, whatever is in them; and never touched."""
+
+    @pytest.fixture
+    def good(self, tmp_path: Path) -> Path:
+        """A ledger with one answer in it."""
+        folder = tmp_path / "run"
+        after(folder, lambda ledger: ledger.answered(leave(ledger), Rejected(Reason.REFUSED), finished_at=2.0))
+        return only_file(folder)
+
+    @pytest.mark.parametrize(
+        "content",
+        [b"", b"EDLEDGER", b"\0" * 4096, b"%PDF-1.7" + bytes(1000), b"EDLEDGER" + bytes(1000), os.urandom(4096)],
+        ids=["empty", "magic alone", "zeros", "foreign", "no header", "noise"],
+    )
+    def test_foreign(self, tmp_path: Path, content: bytes) -> None:
+        path = tmp_path / "x.ledger"
+        path.write_bytes(content)
+
+        with pytest.raises(LedgerUnreadable):
+            read(path)
+
+        assert path.read_bytes() == content
+
+    @pytest.mark.parametrize("octets", [1, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 4 * SLOT_BYTES - 1])
+    def test_truncated(self, good: Path, octets: int) -> None:
+        os.truncate(good, octets)
+
+        with pytest.raises(LedgerUnreadable):
+            read(good)
+
+    def test_newer(self, good: Path) -> None:
+        content = bytearray(good.read_bytes())
+        content[8:10] = struct.pack("<H", inflight.FORMAT + 1)
+        good.write_bytes(content)
+
+        with pytest.raises(LedgerUnreadable, match="format 2 is not the one"):
+            read(good)
+
+    @pytest.mark.parametrize("at", [12, 16, 40, 90, 150])
+    def test_a_damaged_header(self, good: Path, at: int) -> None:
+        content = bytearray(good.read_bytes())
+        content[at] ^= 0x40
+        good.write_bytes(content)
+
+        with pytest.raises(LedgerUnreadable):
+            read(good)
+
+    @pytest.mark.parametrize("word", ["outcome", "reason", "policy"])
+    def test_a_word_of_a_later_release(self, good: Path, word: str) -> None:
+        content = bytearray(good.read_bytes())
+        wire, answer = HEADER_BYTES + 8, HEADER_BYTES + 96
+        match word:
+            case "outcome":
+                content[answer + 8] = 9
+            case "reason":
+                content[answer + 17 : answer + 21] = b"late"
+            case "policy":
+                content[wire + 36] = 9
+        for at, size in ((wire, 61), (answer, 369)):
+            content[at + size : at + size + 4] = struct.pack("<I", crc32(content[at : at + size]))
+        good.write_bytes(content)
+
+        with pytest.raises(LedgerUnreadable, match="a word that this release does not know"):
+            read(good)
+
+    def test_something_after_the_last_slot_is_not_looked_at(self, good: Path) -> None:
+        with good.open("ab") as file:
+            file.write(b"\1" * 700)
+
+        assert len(read(good).flights) == 1
+
+    def test_a_folder(self, tmp_path: Path) -> None:
+        (tmp_path / "x.ledger").mkdir()
+
+        with pytest.raises(LedgerUnreadable, match="cannot be read"):
+            read(tmp_path / "x.ledger")
+
+    def test_a_link_that_leads_in_a_circle(self, tmp_path: Path) -> None:
+        (tmp_path / "x.ledger").symlink_to("x.ledger")
+
+        with pytest.raises(LedgerUnreadable, match="cannot be opened"):
+            read(tmp_path / "x.ledger")
+
+
+@pytest.mark.parametrize("boot", ["", "00000000-0000-0000-0000-000000000000"])
+def test_a_ledger_of_before_the_hosts_last_start_is_read_but_does_not_name_all(tmp_path: Path, boot: str) -> None:
+    die(lambda: leave(Ledger(tmp_path, worker="w", slot="s", slots=1, boot=boot)))
+
+    found = read(only_file(tmp_path))
+
+    assert [flight.email_id for flight in found.flights] == [ID]
+    assert not found.names_all
+
+
+texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=400)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(detail=texts, code=texts, message_id=texts)
+def test_long_words_are_cut_between_characters(tmp_path: Path, detail: str, code: str, message_id: str) -> None:
+    folder = tmp_path / os.urandom(8).hex()
+
+    def work(ledger: Ledger) -> None:
+        ledger.answered(leave(ledger), Accepted(message_id, detail), finished_at=2.0)
+        ledger.answered(leave(ledger), Uncertain(detail, code), finished_at=2.0)
+
+    first, second = after(folder, work).flights
+
+    assert isinstance(first.outcome, Accepted)
+    assert isinstance(second.outcome, Uncertain)
+    for kept, given_text, octets in (
+        (first.outcome.provider_message_id, message_id, 128),
+        (first.outcome.detail, detail, 160),
+        (second.outcome.detail, detail, 160),
+        (second.outcome.code, code, 32),
+    ):
+        kept = kept or ""
+        assert given_text.startswith(kept)
+        assert len(kept.encode()) <= octets
+        assert len(kept.encode()) > octets - 4 or kept == given_text
+
+
+def test_the_longest_names_are_kept(tmp_path: Path) -> None:
+    worker, slot = "h" * 28 + ":w255:4194304:deadbeef", "h" * 28 + ":w255"
+    die(lambda: Ledger(tmp_path, worker=worker, slot=slot, slots=1))
+
+    found = read(only_file(tmp_path))
+
+    assert (found.worker, found.slot) == (worker, slot)
+
+
+def test_a_worker_that_dies_before_its_ledger_is_ready_leaves_none(tmp_path: Path) -> None:
+    die(lambda: Ledger(tmp_path, worker="host.example:w0:1", slot="s", slots=1))
+
+    assert [path.name for path in tmp_path.iterdir()] == ["host.example:w0:1.ledger"]
