@@ -13,7 +13,7 @@ The synchronous functions and their `_async` twins differ in the connection alon
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
@@ -36,7 +36,6 @@ from dispatcher.store.queries import query
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection, Connection
-    from psycopg.rows import AsyncRowFactory
 
 BATCH_EMAILS: Final = 500
 """Emails per statement: beyond some hundreds a larger batch gains nothing and holds more memory."""
@@ -179,7 +178,7 @@ def _answers(
             raise MessageKeyConflict(item.email.tenant_id, key, str(holder))
 
 
-def _tuples(_cursor: object) -> type[tuple[Any, ...]]:
+def _tuples(_cursor: object) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     """psycopg's row factory for plain tuples: the caller's connection may make rows of any kind."""
     return tuple
 
@@ -197,8 +196,7 @@ def _run(connection: Connection[Any], name: str, parameters: dict[str, list[Any]
 async def _fetch_async(
     connection: AsyncConnection[Any], name: str, parameters: dict[str, list[Any]]
 ) -> list[tuple[Any, ...]]:
-    factory: AsyncRowFactory[tuple[Any, ...]] = _tuples
-    async with connection.cursor(row_factory=factory) as cursor:
+    async with connection.cursor(row_factory=_tuples) as cursor:
         await cursor.execute(query(name), parameters)
         return await cursor.fetchall()
 

@@ -114,7 +114,7 @@ class Consumer:
             reason = await self._consume()
             if self._stopping.is_set():
                 return
-            if not self._resumed.is_set():
+            if reason is None:
                 continue
             if time.monotonic() - began > STEADY_SECONDS:
                 self._backoff.worked()
@@ -142,10 +142,13 @@ class Consumer:
         self._refuse(delivery, requeue=True)
 
     def pause(self) -> None:
-        """Gives every delivery back, for other consumers, and stays away until `resume`. A second call is harmless."""
+        """Gives every delivery back, for other consumers, and stays away until `resume`; so told, in `on_lost`.
+
+        A second call is harmless, and so is one after `cancel`: what is at hand then may still be acked.
+        """
         self._resumed.clear()
-        if self._session is not None:
-            self._session.end()
+        if self._session is not None and not self._stopping.is_set():
+            self._session.give_up()
 
     def resume(self) -> None:
         """Ends a pause; harmless if there is none."""
@@ -180,19 +183,19 @@ class Consumer:
             resumed.cancel()
         return not self._stopping.is_set()
 
-    async def _consume(self) -> str:
-        """One connection's life; returns why it ended, in words."""
+    async def _consume(self) -> str | None:
+        """One connection's life; returns why it ended, in words, or None if we were paused."""
         try:
             async with await open_connection(self._amqp_url, name=self._name, ca_file=self._ca_file) as connection:
                 return await self._consume_on(connection)
         except BrokerUnavailable as fault:
             return str(fault)
 
-    async def _consume_on(self, connection: Connection) -> str:
+    async def _consume_on(self, connection: Connection) -> str | None:
         channel = await connection.open_channel()
         await channel.call(channel.raw.basic_qos, prefetch_count=self._prefetch)
-        if self._stopping.is_set():
-            return "we stopped"
+        if self._stopping.is_set() or not self._resumed.is_set():
+            return None
         session = self._session = _Session(connection, channel, self._name)
         try:
             await session.consume(self._queue, self._receiver())
@@ -256,6 +259,7 @@ class _Session:
         self.channel = channel
         self.is_consuming = False
         self._consumer_tag = consumer_tag
+        self._given_up = False
         self._cancelled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         channel.raw.add_on_cancel_callback(lambda _: resolve(self._cancelled, None))
 
@@ -263,7 +267,7 @@ class _Session:
         """Begins; raises ChannelClosed where there is no such queue."""
         consume = self.channel.raw.basic_consume
         await self.channel.call(consume, queue=queue, on_message_callback=receive, consumer_tag=self._consumer_tag)
-        self.is_consuming = True
+        self.is_consuming = not self._given_up
 
     async def cancel(self) -> None:
         """Stops deliveries; waits until RabbitMQ has agreed."""
@@ -271,13 +275,17 @@ class _Session:
         if self._consumer_tag in self.channel.raw.consumer_tags:
             await self.channel.call(self.channel.raw.basic_cancel, consumer_tag=self._consumer_tag)
 
-    def end(self) -> None:
-        """Wants no more messages."""
+    def give_up(self) -> None:
+        """Wants no more messages, from now on."""
+        self._given_up = True
+        self.is_consuming = False
         resolve(self._cancelled, None)
 
-    async def ended(self) -> str:
-        """Waits until RabbitMQ gives no more messages; returns why, in words."""
+    async def ended(self) -> str | None:
+        """Waits until RabbitMQ gives no more messages; returns why, in words, or None if we gave up."""
         await first_of(self._cancelled, self.channel.closed)
+        if self._given_up:
+            return None
         if self.channel.closed.done():
             return str(self.channel.closed.result())
         return "RabbitMQ cancelled the consumer: the queue was deleted, or its node is gone."

@@ -96,14 +96,17 @@ class Behaviour:
         """Behave as a JSON object says: `act` or `reply` ({status, body, headers}), `times`, `throttle_seconds`,
         `latency_ms`; what it does not name is reset.
         """
-        reply = document.get("reply")
-        act = document.get("act")
-        self.act = Reply(reply["status"], reply.get("body", b""), reply.get("headers", {})) if reply else None
-        if act:
-            self.act = Act(act)
+        latency_seconds = document.get("latency_ms", 0) / 1000
+        throttle_seconds = float(document.get("throttle_seconds", 0))
+        reply, act = document.get("reply"), document.get("act")
+        self.act = _reply(reply) if reply else Act(act) if act else None
         self.times = document.get("times")
-        self.latency_seconds = document.get("latency_ms", 0) / 1000
-        self.throttle(document.get("throttle_seconds", 0))
+        self.latency_seconds = latency_seconds
+        self.throttle(throttle_seconds)
+
+
+def _reply(document: Mapping[str, Any]) -> Reply:
+    return Reply(document["status"], document.get("body", b""), document.get("headers", {}))
 
 
 REASONS: Final = {

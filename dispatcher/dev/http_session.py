@@ -22,6 +22,8 @@ from dispatcher.dev.http_behaviour import Act, Behaviour, Reply, answer, octets_
 DRIP_SECONDS: Final = 0.02
 FLOOD_OCTETS: Final = 64 * 1024 * 1024
 _CHUNK: Final = bytes(64 * 1024)
+_NONSENSE: Final = (ValueError, LookupError, TypeError, AttributeError)
+"""What reading a document raises that is not of the expected form."""
 _LINGER_NOT: Final = struct.pack("ii", 1, 0)
 _PAGE: Final = b"<!DOCTYPE html><html><head><title>Welcome</title></head><body>ann@example.com, sign in</body></html>"
 
@@ -123,7 +125,7 @@ class Session(asyncio.Protocol):
     def _judge(self, api: Api, behaviour: Behaviour) -> None:
         try:
             request = api.read(orjson.loads(self._body), len(self._body))
-        except (ValueError, LookupError, TypeError, AttributeError):
+        except _NONSENSE:
             self._send(octets_of(api.malformed()))
             return
         if behaviour.throttled_until and time.time() < behaviour.throttled_until:
@@ -144,11 +146,8 @@ class Session(asyncio.Protocol):
     def _administer(self) -> bytes:
         """What stands beside the two APIs: SendGrid's scopes, and the double's own controls."""
         behaviour = self._books.behaviour
-        if self._path == "/double" and self._method == "PUT":
-            behaviour.change(orjson.loads(self._body))
-            return octets_of(Reply(200, {}))
         if self._path == "/double":
-            return octets_of(Reply(200, self._books.told()))
+            return octets_of(self._ordered() if self._method == "PUT" else Reply(200, self._books.told()))
         if self._path != "/v3/scopes":
             return octets_of(Reply(404, {"errors": [{"message": "not found", "field": None}]}))
         if behaviour.key is not None and self._authorization != f"Bearer {behaviour.key}":
@@ -156,6 +155,13 @@ class Session(asyncio.Protocol):
         if isinstance(behaviour.act, Reply):
             return octets_of(behaviour.act)
         return octets_of(Reply(200, {"scopes": ["mail.send", "user.profile.read"]}))
+
+    def _ordered(self) -> Reply:
+        try:
+            self._books.behaviour.change(orjson.loads(self._body))
+        except _NONSENSE:
+            return Reply(400, {"error": "not a behaviour"})
+        return Reply(200, {})
 
     def _misbehave(self, act: Act, octets: bytes) -> None:
         """Do what the script says, in place of the answer."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -86,12 +87,15 @@ class Answer:
 
 
 class HttpTransport:
-    """A pool of connections, for one process, made after the fork; for any number of calls at once on one loop."""
+    """A pool of connections, for one process; for any number of calls at once on one loop.
+
+    The client and its thread begin with the first call, which must come after the fork: they do not survive one.
+    """
 
     def __init__(
         self, *, connections: int, ca_file: Path | None = None, connect_seconds: float = CONNECT_SECONDS
     ) -> None:
-        """A transport that has connected to nobody.
+        """A transport that has connected to nobody, and started no thread.
 
         Args:
             connections: How many calls may be under way; the others wait.
@@ -101,7 +105,9 @@ class HttpTransport:
             ssl.SSLError, OSError: the CA file cannot be used.
         """
         self._places = asyncio.Semaphore(connections)
-        self._client = _client(connections, connect_seconds, ca_file)
+        certificates = _certificates(ca_file)
+        self._build = lambda: _client(connections, connect_seconds, certificates)
+        self._client: Client | None = None
 
     async def post(
         self, url: str, headers: Mapping[str, str], body: bytes, deadline: float, leaving: Callable[[], None]
@@ -119,7 +125,7 @@ class HttpTransport:
         await self._wait_for_place(deadline)
         gate = _Gate(body, leaving)
         try:
-            request = _prepared(self._client.post(url), headers, deadline)
+            request = _prepared(self._running().post(url), headers, deadline)
             request = request.header("Content-Length", str(len(body))).body_stream(gate)
             return await _sent(request, deadline, gate)
         finally:
@@ -135,17 +141,24 @@ class HttpTransport:
         await self._wait_for_place(deadline)
         gate = _Gate(b"", lambda: None)
         try:
-            return await _sent(_prepared(self._client.get(url), headers, deadline), deadline, gate)
+            return await _sent(_prepared(self._running().get(url), headers, deadline), deadline, gate)
         finally:
             self._places.release()
 
     async def close(self) -> None:
         """End the connections; no call is under way. A second call is harmless."""
-        await self._client.close()
+        if self._client is not None:
+            await self._client.close()
+
+    def _running(self) -> Client:
+        if self._client is None:
+            self._client = self._build()
+        return self._client
 
     async def _wait_for_place(self, deadline: float) -> None:
         try:
-            async with asyncio.timeout_at(deadline):
+            # A timeout costs ten times what a free place does.
+            async with asyncio.timeout_at(deadline) if self._places.locked() else nullcontext():
                 await self._places.acquire()
         except TimeoutError:
             raise NothingLeft(Reason.TIMEOUT_BEFORE_SEND, "the deadline passed before a connection was free") from None
@@ -182,7 +195,7 @@ class _Gate:
         return body
 
 
-def _client(connections: int, connect_seconds: float, ca_file: Path | None) -> Client:
+def _client(connections: int, connect_seconds: float, certificates: list[bytes]) -> Client:
     builder = (
         ClientBuilder()
         # With HTTP/2, reqwest repeats a request that the server says it has not looked at.
@@ -199,7 +212,7 @@ def _client(connections: int, connect_seconds: float, ca_file: Path | None) -> C
         .pool_idle_timeout(timedelta(seconds=IDLE_SECONDS))
         .pool_max_idle_per_host(connections)
     )
-    for certificate in _certificates(ca_file):
+    for certificate in certificates:
         builder = builder.add_root_certificate_der(certificate)
     return builder.build()
 

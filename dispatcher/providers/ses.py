@@ -9,8 +9,7 @@ ses_errors   what each answer and exception means
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import UUID
@@ -22,7 +21,7 @@ from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import Attempt
 from dispatcher.providers.mime_headers import UnrenderableEmail
-from dispatcher.providers.ses_client import NAME, Client, SesOptions, check_ca_file, new_client, quieten, read_models
+from dispatcher.providers.ses_client import NAME, Client, SesOptions, check_ca_file, new_client, read_models
 from dispatcher.providers.ses_errors import acceptance, judge
 from dispatcher.providers.ses_request import Parameters, request_for
 from dispatcher.providers.ses_wire import Departure
@@ -35,22 +34,25 @@ CHECK_SECONDS = 15.0
 class SesProvider:
     """Sends through SES; see `contract.Provider`.
 
-    An email takes a thread when one is free, and only then `leaving` is called: on the loop's thread, so before the
-    connection is opened. A connection that fails is a definite no all the same. A thread whose attempt is over posts
-    nothing any more; it counts as taken until it has really ended, so that threads which hang are never more than there are.
+    An email waits until a thread is free. The thread connects, and asks the loop before it writes: `leaving` is called
+    then, on the loop's thread. A thread whose attempt is over posts nothing any more; it counts as taken until it has
+    really ended, so that threads that hang are never more than there are.
     """
 
-    def __init__(self, options: SesOptions) -> None:
+    def __init__(self, options: SesOptions, make_client: Callable[[SesOptions], Client] = new_client) -> None:
         """An adapter without client, threads and connections; they come with the first email.
+
+        Args:
+            make_client: Called in a thread.
 
         Raises:
             ssl.SSLError, OSError: the CA file cannot be used.
         """
-        quieten()
         if options.ca_file is not None:
             check_ca_file(options.ca_file)
         read_models()
         self._options = options
+        self._make_client = make_client
         self._threads = ThreadPoolExecutor(options.threads, thread_name_prefix=NAME)
         self._free_threads = asyncio.Semaphore(options.threads)
         self._client: asyncio.Future[Client] | None = None
@@ -72,12 +74,7 @@ class SesProvider:
                 await self._free_threads.acquire()
         except TimeoutError:
             return Deferred(Reason.TIMEOUT_BEFORE_SEND, "the deadline passed before a thread was free")
-        try:
-            attempt.leaving()
-        except BaseException:
-            self._free_threads.release()
-            raise
-        return await self._posted(client, request, email.email_id, attempt.deadline)
+        return await self._posted(client, request, email.email_id, attempt)
 
     async def check(self) -> str:
         """What SES says of the account, for `dispatcher doctor`; sends nothing.
@@ -98,32 +95,34 @@ class SesProvider:
     async def close(self) -> None:
         """Ends idle connections; waits for no thread. A second call is harmless."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        if self._client is not None and self._client.done() and not self._client.exception():
+        if self._client is not None and _is_there(self._client):
             self._client.result().close()
 
     async def _opened(self) -> Client:
         """The client; made in a thread, because boto3 may ask a server for credentials."""
-        if self._client is None or (self._client.done() and self._client.exception()):
-            self._client = asyncio.get_running_loop().run_in_executor(self._threads, new_client, self._options)
+        if self._client is None or (self._client.done() and not _is_there(self._client)):
+            self._client = asyncio.get_running_loop().run_in_executor(self._threads, self._make_client, self._options)
         # One email's deadline must not end what all of them wait for.
         return await asyncio.shield(self._client)
 
-    async def _posted(self, client: Client, request: Parameters, email_id: UUID, deadline: float) -> Outcome:
+    async def _posted(self, client: Client, request: Parameters, email_id: UUID, attempt: Attempt) -> Outcome:
         """The outcome of a request that a thread posts; the caller has taken one."""
         loop = asyncio.get_running_loop()
-        departure = Departure(time.monotonic() + deadline - loop.time())
+        departure = Departure(attempt)
         try:
             posting = loop.run_in_executor(self._threads, _post, client, request, departure)
         except RuntimeError as error:
-            # The system has no thread to give. Whoever finds the job later must not do it.
+            # The system has no thread to give. Whoever finds the job in the queue later may not do it.
             departure.end()
             self._free_threads.release()
             return Deferred(Reason.INTERNAL_ERROR, f"no thread could be started: {error}")
         posting.add_done_callback(lambda done: self._thread_ended(done, departure, email_id))
         try:
-            await asyncio.wait({posting}, timeout=max(0.0, deadline - loop.time()))
+            await asyncio.wait({posting}, timeout=max(0.0, attempt.deadline - loop.time()))
         finally:
-            may_have_left = not posting.done() and departure.end()
+            may_have_left = posting.done() or departure.end()
+        if departure.refusal is not None:
+            raise departure.refusal
         if posting.done():
             return posting.result()
         if may_have_left:
@@ -132,10 +131,16 @@ class SesProvider:
 
     def _thread_ended(self, posting: asyncio.Future[Outcome], departure: Departure, email_id: UUID) -> None:
         self._free_threads.release()
-        if posting.cancelled() or not departure.is_over:
+        if posting.cancelled():
             return
         outcome = "fault" if posting.exception() else outcome_name(posting.result())
-        get_log().warning("email.answered_late", email_id=str(email_id), provider=NAME, outcome=outcome)
+        # What came of a socket that we shut, or of a request that never left, is no news.
+        if departure.is_over and departure.has_left and outcome != "uncertain":
+            get_log().warning("email.answered_late", email_id=str(email_id), provider=NAME, outcome=outcome)
+
+
+def _is_there(client: asyncio.Future[Client]) -> bool:
+    return client.done() and not client.cancelled() and client.exception() is None
 
 
 def _post(client: Client, request: Parameters, departure: Departure) -> Outcome:
@@ -157,17 +162,19 @@ def _account(client: Client) -> str:
             return "SES answers; these credentials may not ask for the account's state (ses:GetAccount)."
         outcome = judge(error, has_left=isinstance(error, ClientError))
         words = "it answers nothing of sense" if isinstance(outcome, Accepted) else outcome.detail
-        raise ProviderFault(NAME, f"SES: {words}.", remedy="Is it reachable, and AWS_REGION right?") from error
+        raise ProviderFault(NAME, f"SES: {words}.", remedy="Is it reachable, and AWS_REGION right?") from None
     return _praise(client, account)
 
 
 def _praise(client: Client, account: Mapping[str, Any]) -> str:
+    if "SendingEnabled" not in account:
+        raise ProviderFault(NAME, "what answers is not SES v2.", remedy="Check DISPATCHER_SES_ENDPOINT_URL.")
+    if not account["SendingEnabled"]:
+        raise ProviderFault(NAME, "SES has sending switched off for this account.", remedy="Look into SES's console.")
     quota = account.get("SendQuota", {})
     most, sent, rate = (quota.get(name, 0) for name in ("Max24HourSend", "SentLast24Hours", "MaxSendRate"))
-    if not account.get("SendingEnabled"):
-        raise ProviderFault(NAME, "SES has sending switched off for this account.", remedy="Look into SES's console.")
     if 0 < most <= sent:
-        raise ProviderFault(NAME, f"SES's quota of {most:g} emails a day is used up.", remedy="Wait, or ask AWS for more.")
+        raise ProviderFault(NAME, f"SES's quota of {most:g} emails a day is used up.", remedy="Wait, or ask for more.")
     place = "" if account.get("ProductionAccessEnabled") else " In the sandbox: only to addresses that are verified."
-    limits = f"{rate:g} emails per second, {sent:g} of {most:g} sent within a day" if quota else "tells no quota"
+    limits = f"{rate:g} emails per second, {sent:g} of {most:g} sent within a day" if quota else "it tells no quota"
     return f"SES in {client.meta.region_name} answers: {limits}.{place}"

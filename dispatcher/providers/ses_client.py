@@ -108,7 +108,7 @@ def check_ca_file(ca_file: Path) -> None:
 
 @functools.cache
 def read_models() -> Any:
-    """boto3's loader with all that a client reads from disk: 10 MB that workers share if it is called before the fork."""
+    """boto3's loader with all that a client reads from disk: 10 MB, which workers share if this is before the fork."""
     loader = botocore.session.Session().get_component("data_loader")
     for name in _MODELS:
         loader.load_service_model(SERVICE, name)

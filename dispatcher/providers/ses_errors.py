@@ -1,4 +1,4 @@
-"""What SES's answers mean, and boto3's exceptions: code → outcome, or a fault. `docs/providers.md` shows it as a table."""
+"""What SES's answers and boto3's exceptions mean: an outcome, or a fault. `docs/providers.md` shows it as a table."""
 
 from __future__ import annotations
 
@@ -54,46 +54,37 @@ _SET_UP: Final = Fault("Check DISPATCHER_SES_CONFIGURATION_SET and the region, A
 _ENDPOINT: Final = Fault("Check DISPATCHER_SES_ENDPOINT_URL and AWS_REGION: this is not SES v2.")
 _TRUST: Final = Fault("Mend the endpoint's certificate, or name its authority in DISPATCHER_CA_FILE.")
 
+_CODES: Final[tuple[tuple[Verdict, str], ...]] = (
+    # Those of SendEmail itself; a test holds them against boto3's model.
+    (_THROTTLED, "TooManyRequestsException"),
+    (_QUOTA, "LimitExceededException"),
+    (_PAUSED, "AccountSuspendedException SendingPausedException"),
+    (_CONTENT, "MessageRejected NotFoundException BadRequestException"),
+    (_SENDER, "MailFromDomainNotVerifiedException"),
+    # The words of SES v1, which shine through at times.
+    (_PAUSED, "AccountSendingPausedException ConfigurationSetSendingPausedException"),
+    (_SET_UP, "ConfigurationSetDoesNotExistException"),
+    (_CONTENT, "TemplateDoesNotExistException"),
+    # Those of every AWS service: https://docs.aws.amazon.com/ses/latest/APIReference-V2/CommonErrors.html, and
+    # botocore's own list of what is throttling.
+    (_THROTTLED, "Throttling ThrottlingException ThrottledException RequestThrottled RequestThrottledException"),
+    (_THROTTLED, "RequestLimitExceeded BandwidthLimitExceeded ProvisionedThroughputExceededException SlowDown"),
+    (_THROTTLED, "TransactionInProgressException PriorRequestNotComplete EC2ThrottledException"),
+    (_SERVER, "InternalFailure InternalError InternalServerError InternalServerException InternalServiceError"),
+    (_SERVER, "ServiceUnavailable ServiceUnavailableException RequestTimeout RequestTimeoutException"),
+    (_CONTENT, "ValidationError ValidationException SerializationException InvalidParameterValue MissingParameter"),
+    (_TOO_LARGE, "RequestEntityTooLarge RequestEntityTooLargeException"),
+    (_PERMISSION, "AccessDenied AccessDeniedException NotAuthorized UnauthorizedOperation"),
+    (_CREDENTIALS, "InvalidClientTokenId UnrecognizedClientException InvalidAccessKeyId AuthFailure InvalidToken"),
+    (_CREDENTIALS, "SignatureDoesNotMatch InvalidSignatureException IncompleteSignature IncompleteSignatureException"),
+    (_CREDENTIALS, "MissingAuthenticationToken MissingAuthenticationTokenException ExpiredToken ExpiredTokenException"),
+    (_CREDENTIALS, "OptInRequired SubscriptionRequiredException"),
+    (_CLOCK, "RequestExpired RequestTimeTooSkewed RequestInTheFuture"),
+    (_ENDPOINT, "InvalidAction UnknownOperationException"),
+)
+
 VERDICTS: Final[Mapping[str, Verdict]] = MappingProxyType(
-    {
-        # Those of SendEmail itself; a test holds them against boto3's model.
-        "TooManyRequestsException": _THROTTLED,
-        "LimitExceededException": _QUOTA,
-        "AccountSuspendedException": _PAUSED,
-        "SendingPausedException": _PAUSED,
-        "MessageRejected": _CONTENT,
-        "MailFromDomainNotVerifiedException": _SENDER,
-        "NotFoundException": _CONTENT,
-        "BadRequestException": _CONTENT,
-        # The words of SES v1, which shine through at times.
-        "AccountSendingPausedException": _PAUSED,
-        "ConfigurationSetSendingPausedException": _PAUSED,
-        "ConfigurationSetDoesNotExistException": _SET_UP,
-        "TemplateDoesNotExistException": _CONTENT,
-        # Those of every AWS service: https://docs.aws.amazon.com/ses/latest/APIReference-V2/CommonErrors.html
-        **dict.fromkeys(
-            ("Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled"), _THROTTLED
-        ),
-        **dict.fromkeys(
-            ("RequestThrottledException", "RequestLimitExceeded", "BandwidthLimitExceeded", "SlowDown"), _THROTTLED
-        ),
-        **dict.fromkeys(("InternalFailure", "InternalServerError", "InternalError", "InternalServiceError"), _SERVER),
-        **dict.fromkeys(("InternalServerException", "InternalServiceErrorException"), _SERVER),
-        **dict.fromkeys(("ServiceUnavailable", "ServiceUnavailableException"), _SERVER),
-        **dict.fromkeys(("RequestTimeout", "RequestTimeoutException", "RequestAbortedException"), _SERVER),
-        **dict.fromkeys(("ValidationError", "ValidationException", "SerializationException"), _CONTENT),
-        **dict.fromkeys(("InvalidParameterValue", "InvalidParameterCombination", "MissingParameter"), _CONTENT),
-        **dict.fromkeys(("RequestEntityTooLarge", "RequestEntityTooLargeException"), _TOO_LARGE),
-        **dict.fromkeys(("AccessDenied", "AccessDeniedException", "NotAuthorized", "UnauthorizedOperation"), _PERMISSION),
-        **dict.fromkeys(("InvalidClientTokenId", "UnrecognizedClientException", "InvalidAccessKeyId"), _CREDENTIALS),
-        **dict.fromkeys(("SignatureDoesNotMatch", "InvalidSignatureException", "InvalidSignature"), _CREDENTIALS),
-        **dict.fromkeys(("IncompleteSignature", "IncompleteSignatureException", "AuthFailure"), _CREDENTIALS),
-        **dict.fromkeys(("MissingAuthenticationToken", "MissingAuthenticationTokenException"), _CREDENTIALS),
-        **dict.fromkeys(("ExpiredToken", "ExpiredTokenException", "InvalidToken"), _CREDENTIALS),
-        **dict.fromkeys(("OptInRequired", "SubscriptionRequiredException"), _CREDENTIALS),
-        **dict.fromkeys(("RequestExpired", "RequestTimeTooSkewed", "RequestInTheFuture"), _CLOCK),
-        **dict.fromkeys(("InvalidAction", "UnknownOperationException"), _ENDPOINT),
-    }
+    {code: verdict for verdict, codes in _CODES for code in codes.split()}
 )
 """By SES's own code."""
 
@@ -117,7 +108,7 @@ GATEWAYS: Final = frozenset({502, 504})
 _DAILY: Final = re.compile(r"daily|24.hour", re.IGNORECASE)
 """SES says the quota of a day and the rate of a second with the same code: "Daily message quota exceeded"."""
 _UNVERIFIED: Final = re.compile(r"not verified", re.IGNORECASE)
-_STOPPED: Final = re.compile(r"sending\W+(?:\w+\W+){0,3}(?:suspended|paused|disabled)", re.IGNORECASE)
+_STOPPED: Final = re.compile(r"sending\W+(?:\w+\W+){0,5}(?:suspended|paused|disabled)", re.IGNORECASE)
 _CONFIGURATION_SET: Final = re.compile(r"configuration.?set", re.IGNORECASE)
 _LENGTH: Final = re.compile(r"length is more than|too large|exceed\w* .*\bsize|size .*exceed", re.IGNORECASE)
 _MAX_RETRY_SECONDS: Final = 86_400
@@ -164,7 +155,8 @@ def _refusal(error: ClientError, has_template: bool) -> Outcome:
     verdict = _refined(verdict, code, words, has_template)
     match verdict:
         case Fault(remedy):
-            raise ProviderFault(NAME, f"SES refuses every email ({code or status}): {words}", remedy=remedy) from error
+            # Not `from error`: a stack trace would show SES's words as they came, with addresses.
+            raise ProviderFault(NAME, f"SES refuses every email ({code or status}): {words}", remedy=remedy) from None
         case Deferred():
             return replace(verdict, detail=words, code=code or str(status), retry_after=_retry_after(headers))
         case Rejected():
@@ -225,13 +217,17 @@ def _unsent(error: Exception) -> Outcome:
 
 
 def _untrusted(error: SSLError) -> Outcome:
-    cause = next((cause for cause in _causes(error) if isinstance(cause, ssl.SSLError)), None)
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        words = scrub(cause.verify_message)
-        raise ProviderFault(NAME, f"the endpoint's certificate cannot be trusted: {words}.", remedy=_TRUST.remedy) from error
-    if cause is None or isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError):
-        return Deferred(Reason.CONNECTION_FAILED, "the endpoint closed the connection while TLS was set up")
-    raise ProviderFault(NAME, f"TLS with the endpoint failed: {cause.reason}.", remedy=_ENDPOINT.remedy) from error
+    causes = list(_causes(error))
+    cause = next((cause for cause in causes if isinstance(cause, ssl.SSLError)), None)
+    if isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError):
+        return Deferred(Reason.CONNECTION_FAILED, f"TLS with the endpoint broke off ({type(cause).__name__})")
+    if cause is not None and not isinstance(cause, ssl.SSLCertVerificationError):
+        raise ProviderFault(NAME, f"TLS with the endpoint failed: {cause.reason}.", remedy=_ENDPOINT.remedy) from error
+    # urllib3 compares the host's name itself, and its own exception for that is no ssl.SSLError.
+    words = cause.verify_message if cause is not None else str(causes[-1])
+    raise ProviderFault(
+        NAME, f"the endpoint's certificate cannot be trusted: {scrub(words)}.", remedy=_TRUST.remedy
+    ) from error
 
 
 def _name(error: Exception) -> str:

@@ -10,10 +10,11 @@ SES overwrites Message-ID and Date in all three; it knows an email by the tag `e
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Final
 
-from dispatcher.domain.address import Address, parse_address
+from dispatcher.domain.address import parse_address
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import Attachment, OutgoingEmail
 from dispatcher.domain.template_data import canonical_data
@@ -44,7 +45,7 @@ def request_for(email: OutgoingEmail, configuration_set: str | None) -> Paramete
         UnrenderableEmail: SES would refuse it, or enqueue should have; says which field, and nothing of its value.
     """
     # Rendered in any case: that checks every field, costs a hundredth of boto3's call, and tells the size.
-    rendered = render(email)
+    rendered = render(email if email.template_id is None else replace(email, template_id=None))
     _check(email, rendered)
     request: Parameters = {"EmailTags": _tags(email)}
     if configuration_set:
@@ -127,7 +128,8 @@ def _template_headers(email: OutgoingEmail) -> list[dict[str, str]]:
     for name, value in email.headers.items():
         if not _PRINTABLE.fullmatch(value) or len(name) + len(value) > MAX_HEADER_CHARACTERS:
             raise UnrenderableEmail(
-                Reason.INVALID_CONTENT, f"header {name} is empty, too long or not ASCII; SES takes none of it beside a template"
+                Reason.INVALID_CONTENT,
+                f"header {name} is empty, too long or not ASCII, which a template of SES cannot be",
             )
     return [{"Name": name, "Value": value} for name, value in email.headers.items()]
 
@@ -146,7 +148,7 @@ def _template_attachment(file: Attachment) -> Parameters:
     }
 
 
-def _destination(email: OutgoingEmail, form: Any) -> dict[str, list[str]]:
+def _destination(email: OutgoingEmail, form: Callable[[str], str]) -> dict[str, list[str]]:
     fields = {"ToAddresses": email.to, "CcAddresses": email.cc, "BccAddresses": email.bcc}
     return {name: [form(address) for address in addresses] for name, addresses in fields.items() if addresses}
 
@@ -157,5 +159,4 @@ def _mailbox(text: str) -> str:
 
 
 def _spec(text: str) -> str:
-    address: Address = parse_address(text)
-    return ascii_spec(address)
+    return ascii_spec(parse_address(text))

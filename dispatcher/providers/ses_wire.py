@@ -1,20 +1,22 @@
 """What a thread that posts may still do, and what it has done: asked and told at the socket itself.
 
-boto3's exceptions do not say whether a request left: a read timeout may come out of a TLS handshake, an SSL error out of
-an answer that broke off. And a thread cannot be cancelled. So every connection of ours asks the attempt's `Departure`
-before it writes a request, and refuses to write once nobody waits for the answer; a request that has left by then has its
-socket shut, which ends the thread.
+boto3's exceptions do not say whether a request left: a read timeout may come out of a TLS handshake, an SSL error out
+of an answer that broke off. And a thread cannot be cancelled. So every connection of ours, once it stands, asks the
+attempt's `Departure` before it writes a request. The loop's thread grants it, by calling `leaving`, or refuses: then
+nothing leaves. A request that has left by the deadline has its socket shut, which ends the thread.
 
-    waiting ──leave (its thread)──▶ left ──end (the loop)──▶ over, socket shut: may have been accepted
-       └───────end (the loop)──────▶ over: nothing left, and nothing will
+    connecting ──granted──▶ left ──end──▶ over, socket shut: may have been accepted
+        └──refused, or end──▶ over: nothing left, and nothing will
 """
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -27,37 +29,38 @@ from botocore.awsrequest import (
 )
 
 from dispatcher.errors import ProviderFault
+from dispatcher.providers.contract import Attempt
 
+IDLE_SECONDS: Final = 20.0
+"""Kept connections are given up after so long without use. Firewalls forget them silently, and a request that meets one
+of those has left, and nobody can know whether it arrived."""
 _LOCK: Final = threading.Lock()
-"""One for all departures and connections: it is held for a microsecond, twice per email."""
+"""Guards who is carried by which connection; held for a microsecond."""
 _current: Final = threading.local()
 
 
 class TooLate(Exception):
-    """Raised where a request would be written whose attempt is over: nothing of it left."""
+    """Raised where a request would be written that may not: nothing of it left."""
 
 
 class Departure:
-    """One attempt's way out, shared by the loop's thread and the one that posts."""
+    """One attempt's way out, shared by the loop's thread, which decides, and the one that posts.
 
-    def __init__(self, until: float) -> None:
-        """
-        Args:
-            until: When the attempt's deadline passes, in `time.monotonic()`.
-        """
-        self._until = until
-        self._is_over = False
+    Attributes:
+        has_left: Octets of the request may have left, or will in a moment.
+        is_over: Nobody waits for the answer any more.
+        refusal: What `leaving` raised, if it did.
+    """
+
+    def __init__(self, attempt: Attempt) -> None:
+        """The departure of an attempt that is under way on the running loop."""
+        self._attempt = attempt
+        self._loop = asyncio.get_running_loop()
+        self._permission: Future[None] = Future()
         self._connection: WatchedConnection | None = None
-
-    @property
-    def has_left(self) -> bool:
-        """Whether octets of the request may have left."""
-        return self._connection is not None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nobody waits for the answer any more."""
-        return self._is_over
+        self.has_left = False
+        self.is_over = False
+        self.refusal: BaseException | None = None
 
     @contextmanager
     def here(self) -> Iterator[None]:
@@ -69,27 +72,54 @@ class Departure:
             _current.departure = None
 
     def leave(self, connection: WatchedConnection) -> None:
-        """Note that the request leaves now, over this connection.
+        """Returns when the request may leave over this connection. For the thread that posts; again is harmless.
 
         Raises:
-            TooLate: it must not.
+            TooLate: it may not.
+            ConnectionAbortedError: not over this connection.
         """
+        if self._connection is not None:
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._grant)
+        except RuntimeError:
+            raise TooLate from None  # the loop is closed
+        self._permission.result()
         with _LOCK:
-            if self._is_over or connection.is_severed or time.monotonic() >= self._until:
+            if self.is_over:
                 raise TooLate
+            if connection.is_severed:
+                self.has_left = False
+                raise ConnectionAbortedError("the connection was shut under another attempt")
             connection.carries = self
             self._connection = connection
 
     def end(self) -> bool:
-        """Stop waiting for an answer, and let nothing leave from now on; tells whether something had."""
+        """Stop waiting for the answer, and let nothing leave from now on; tells whether something may have left."""
         with _LOCK:
-            self._is_over = True
-            if self._connection is None:
-                return False
+            self.is_over = True
             # A connection that has answered may carry somebody else by now.
-            if self._connection.carries is self:
+            if self._connection is not None and self._connection.carries is self:
                 self._connection.sever()
-            return True
+        self._refuse()
+        return self.has_left
+
+    def _grant(self) -> None:
+        if self.is_over or self._loop.time() >= self._attempt.deadline:
+            self._refuse()
+            return
+        try:
+            self._attempt.leaving()
+        except BaseException as refusal:  # noqa: BLE001 - whatever it is, it belongs to whoever waits for the outcome
+            self.refusal = refusal
+            self._refuse()
+        else:
+            self.has_left = True
+            self._permission.set_result(None)
+
+    def _refuse(self) -> None:
+        if not self._permission.done():
+            self._permission.set_exception(TooLate())
 
 
 class WatchedConnection(AWSConnection):  # type: ignore[misc]
@@ -98,12 +128,19 @@ class WatchedConnection(AWSConnection):  # type: ignore[misc]
     Attributes:
         carries: Whose request it carried last; `_LOCK` guards it, as `is_severed`.
         is_severed: We shut it; it carries nothing more before it is connected again.
+        used_at: When something was last written, in `time.monotonic()`.
     """
 
     sock: Any
+    used_at = 0.0
     carries: Departure | None = None
     is_severed = False
     _is_connecting = False
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it may carry another request (urllib3 asks this of a kept one)."""
+        return bool(super().is_connected) and time.monotonic() - self.used_at < IDLE_SECONDS
 
     def connect(self) -> None:
         """Connect (urllib3 calls this); what is written on the way, to a proxy, is no request."""
@@ -112,8 +149,14 @@ class WatchedConnection(AWSConnection):  # type: ignore[misc]
             super().connect()
         finally:
             self._is_connecting = False
+        self.used_at = time.monotonic()
         with _LOCK:
             self.carries, self.is_severed = None, False
+
+    def request(self, *positional: Any, **named: Any) -> None:
+        """Begin a request (urllib3 calls this)."""
+        # botocore lets an answer pass that is shorter than it says, and its broken connection back among the good ones.
+        super().request(*positional, **{**named, "enforce_content_length": True})
 
     def send(self, octets: Any) -> None:
         """Write part of a request (urllib3 calls this)."""
@@ -122,6 +165,7 @@ class WatchedConnection(AWSConnection):  # type: ignore[misc]
             if self.sock is None:
                 self.connect()
             departure.leave(self)
+        self.used_at = time.monotonic()
         super().send(octets)
 
     def sever(self) -> None:

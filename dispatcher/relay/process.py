@@ -18,6 +18,8 @@ from dispatcher.telemetry import log
 
 LAST_ROUND_SECONDS: Final = 3.0
 """For what the workers' last results made due; what is still due then is found by the next relay."""
+CLOSE_SECONDS: Final = 1.0
+"""A RabbitMQ that hangs must not delay the end: everything is confirmed by now, or due again."""
 
 
 def run_relay(settings: Settings, lifeline: int) -> int:
@@ -48,6 +50,8 @@ async def _relay(settings: Settings, lifeline: int) -> None:
         for task in (stopped, *tasks):
             task.cancel()
         await asyncio.gather(stopped, *tasks, return_exceptions=True)
-        await publisher.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await publisher.close()
         await pool.close()
     log.get_log().info("relay.stopped")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from dataclasses import dataclass, field
 from typing import Final
 
 from dispatcher.broker.dead_letter import DeadLetter
@@ -39,6 +40,7 @@ class Publishing:
         self._log = get_log()
         self._outage = Backoff(base_seconds=0.1, cap_seconds=5.0)
         self._broker_outage = Backoff(base_seconds=0.1, cap_seconds=5.0)
+        self._gates = {queue: _Gate() for queue in (settings.queue, settings.dlq)}
         self._rescue_at = 0.0
         self._vanished_at = 0.0
         self._partitions_at = 0.0
@@ -143,6 +145,8 @@ class Publishing:
         return found[settings.queue]
 
     async def _publish_pointers(self, outbox: Outbox) -> bool:
+        if not self._gates[self._settings.queue].is_open:
+            return False
         due = await outbox.find_publish_due(BATCH)
         if not due:
             return False
@@ -154,6 +158,8 @@ class Publishing:
         return len(published) == len(due)
 
     async def _publish_dead_letters(self, outbox: Outbox) -> bool:
+        if not self._gates[self._settings.dlq].is_open:
+            return False
         due = await outbox.find_dead_letter_due(BATCH)
         if not due:
             return False
@@ -166,8 +172,14 @@ class Publishing:
 
     async def _publish(self, messages: list[Outgoing]) -> list[bool]:
         confirmed = await self._publisher.publish(messages)
+        gate = self._gates[messages[0].queue]
         if unconfirmed := confirmed.count(False):
-            self._log.error("relay.unroutable", count=unconfirmed, queue=messages[0].queue)
+            seconds = gate.close()
+            self._log.error(
+                "relay.unroutable", count=unconfirmed, queue=messages[0].queue, retry_in_seconds=round(seconds, 2)
+            )
+        else:
+            gate.open()
         return confirmed
 
     def _pointer(self, row: DuePointer) -> Outgoing:
@@ -189,3 +201,26 @@ class Publishing:
             failed_at=row.failed_at,
         )
         return Outgoing.of_dead_letter(self._settings.dlq, letter, row.traceparent)
+
+
+@dataclass(slots=True)
+class _Gate:
+    """The way to one queue: closed for a while, and longer each time, after RabbitMQ could not route messages there.
+
+    One for each queue, because a DLQ that is missing must not delay an email.
+    """
+
+    opens_at: float = 0.0
+    backoff: Backoff = field(default_factory=lambda: Backoff(base_seconds=0.2, cap_seconds=5.0))
+
+    @property
+    def is_open(self) -> bool:
+        return time.monotonic() >= self.opens_at
+
+    def close(self) -> float:
+        seconds = self.backoff.next_wait(random.random)
+        self.opens_at = time.monotonic() + seconds
+        return seconds
+
+    def open(self) -> None:
+        self.backoff.worked()

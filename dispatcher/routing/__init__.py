@@ -3,4 +3,6 @@
     breaker   whether one provider may be tried now
     rate      how fast, over all hosts
     routes    the providers in their order, each with both
+
+Nothing here sends or records: the worker does.
 """

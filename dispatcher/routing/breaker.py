@@ -5,8 +5,9 @@
       │  └──throttled──▶ paused                └──it fails──────┘ (and waits twice as long)
       └───────time──────────┘
 
-A failure counts if it concerns the provider as a whole: a connection, a timeout, a server error. What it says about an
-email, even a no, is a success here: the provider works.
+A failure counts if it concerns the provider as a whole: a connection, a timeout, a server error. Silence counts too,
+but only a whole window of it opens the breaker: one restart at the provider's end silences whatever was on the wire. What
+the provider says about an email, even a no, is a success here: the provider works.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ FAILURES_IN_A_ROW: Final = 8
 FIRST_OPEN_SECONDS: Final = 2.0
 LONGEST_OPEN_SECONDS: Final = 60.0
 DEFAULT_PAUSE_SECONDS: Final = 1.0
-"""For a provider that throttles without saying for how long; doubles while it goes on."""
+"""For a provider that throttles without saying for how long, or for less; doubles while it goes on."""
+LONGEST_PAUSE_SECONDS: Final = 3600.0
+"""Asking again once an hour harms no provider; a reset in the year 30000 would stop us for good."""
+_TELL_SECONDS: Final = 1.0
+"""A pause that is prolonged by less is not told again: hundreds of emails hear the same no, each a moment later."""
 
 
 class State(StrEnum):
@@ -47,23 +52,30 @@ class Breaker:
         clock: Callable[[], float],
         on_change: Callable[[State, str | None, float], None],
         *,
+        window: int = FAILURES_IN_A_ROW,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         """
         Args:
             clock: Seconds of a steady clock.
             on_change: Told of each change: the state, the reason, and how many seconds it lasts at least.
+            window: How many emails may be on the wire at once.
             jitter: From 0 up to 1; spreads the probes of many workers.
         """
         self._clock = clock
         self._on_change = on_change
+        self._silences_in_a_row = max(window, FAILURES_IN_A_ROW)
         self._jitter = jitter
         self._state = State.CLOSED
         self._failures = 0
+        self._silences = 0
         self._until = 0.0
+        self._told_until = 0.0
         self._opens = Backoff(FIRST_OPEN_SECONDS, LONGEST_OPEN_SECONDS)
         self._pauses = Backoff(DEFAULT_PAUSE_SECONDS, LONGEST_OPEN_SECONDS)
-        self._probing = False
+        self._trials = 0
+        self._old_trials = 0
+        self._probe: int | None = None
         self.reason: str | None = None
 
     @property
@@ -85,59 +97,92 @@ class Breaker:
             case State.CLOSED:
                 return None
             case State.HALF_OPEN:
-                return 0 if self._probing else 1
+                return 1 if self._probe is None else 0
             case _:
                 return 0
 
-    def begin(self) -> None:
-        """An email is tried now; half open, it is the probe."""
-        self._probing = self._state is State.HALF_OPEN
+    def begin(self) -> int:
+        """An email is tried now; half open, it is the probe. Returns the trial's number, for its end."""
+        self._trials += 1
+        if self.state is State.HALF_OPEN:
+            self._probe = self._trials
+        return self._trials
 
-    def give_up(self) -> None:
+    def give_up(self, trial: int) -> None:
         """The trial ended without a word from the provider, and says nothing about it."""
-        self._probing = False
+        if trial == self._probe:
+            self._probe = None
 
-    def succeed(self) -> None:
+    def succeed(self, trial: int) -> None:
         """The provider answered about the email."""
-        self._probing = False
-        self._failures = 0
-        if self._state is State.HALF_OPEN:
-            self._opens.worked()
+        self.give_up(trial)
+        self._failures = self._silences = 0
+        if self.state is State.HALF_OPEN:
             self._enter(State.CLOSED, None, 0.0)
         if self._state is State.CLOSED:
+            self._opens.worked()
             self._pauses.worked()
 
-    def fail(self, reason: str) -> None:
+    def fail(self, trial: int, reason: str) -> None:
         """The provider failed as a whole for one email."""
+        self.give_up(trial)
+        if self._is_old(trial):
+            return
         self._failures += 1
-        if self._state is State.HALF_OPEN or self._failures >= FAILURES_IN_A_ROW:
-            self.open(reason)
+        if self.state is State.HALF_OPEN or self._failures >= FAILURES_IN_A_ROW:
+            self._open(reason)
 
-    def open(self, reason: str) -> None:
+    def miss(self, trial: int, reason: str) -> None:
+        """The email left, and no answer came."""
+        self.give_up(trial)
+        if self._is_old(trial):
+            return
+        self._silences += 1
+        if self.state is State.HALF_OPEN or self._silences >= self._silences_in_a_row:
+            self._open(reason)
+
+    def open(self, trial: int, reason: str) -> None:
         """The provider cannot be used at all."""
-        self._probing = False
+        self.give_up(trial)
+        if not self._is_old(trial):
+            self._open(reason)
+
+    def pause(self, trial: int, seconds: float | None, reason: str) -> None:
+        """The provider asked us to slow down, for so long or it did not say."""
+        self.give_up(trial)
+        asked = seconds if seconds is not None and seconds >= 0 else 0.0
+        is_waiting = self.state in (State.PAUSED, State.OPEN)
+        if asked < DEFAULT_PAUSE_SECONDS and not is_waiting:
+            # Hundreds of emails may hear the same no at once; it counts once.
+            asked = max(asked, self._pauses.next_wait(lambda: 1.0))
+        self._until = max(self._until, self._clock() + min(asked, LONGEST_PAUSE_SECONDS))
+        if self._until <= self._told_until + (_TELL_SECONDS if is_waiting else 0.0):
+            return
+        if self._state is State.OPEN:
+            # It stays so, and is probed when the pause is over, too.
+            self._enter(State.OPEN, self.reason, self._until - self._clock())
+        else:
+            self._enter(State.PAUSED, reason, self._until - self._clock())
+
+    def _is_old(self, trial: int) -> bool:
+        """Whether it began before the breaker last opened: what it tells of is why it opened, and not how it is now."""
+        return trial <= self._old_trials
+
+    def _open(self, reason: str) -> None:
         if self.state is State.OPEN:
             return
         # Half of the wait is jitter: workers that saw the same failure probe one after another.
         longest = self._opens.next_wait(lambda: 1.0)
-        self._enter(State.OPEN, reason, longest * (0.5 + 0.5 * self._jitter()))
-
-    def pause(self, seconds: float | None, reason: str) -> None:
-        """The provider asked us to slow down, for so long or it did not say."""
-        self._probing = False
-        state = self.state
-        if not seconds:
-            # Hundreds of emails may hear the same no at once; it counts once.
-            seconds = 0.0 if state is State.PAUSED else self._pauses.next_wait(lambda: 1.0)
-        ends_later = self._clock() + seconds > self._until
-        if state is State.OPEN or (state is State.PAUSED and not ends_later):
-            return
-        self._enter(State.PAUSED, reason, seconds)
+        # Never before the end of a pause that the provider has asked for.
+        seconds = max(longest * (0.5 + 0.5 * self._jitter()), self._until - self._clock())
+        self._old_trials = self._trials
+        self._enter(State.OPEN, reason, seconds)
 
     def _enter(self, state: State, reason: str | None, seconds: float) -> None:
         self._state = state
-        self._until = self._clock() + seconds
+        self._until = self._told_until = self._clock() + seconds
+        self._probe = None
         self.reason = None if state is State.CLOSED else reason
         if state is State.CLOSED:
-            self._failures = 0
+            self._failures = self._silences = 0
         self._on_change(state, self.reason, seconds)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from typing import Final
 
 from dispatcher.domain.backoff import Backoff
-from dispatcher.errors import StoreUnavailable
+from dispatcher.errors import DispatcherError
 from dispatcher.store.providers import ProviderStore
 from dispatcher.telemetry.log import get_log
 
@@ -33,41 +34,59 @@ class RateLimit:
         self._provider = provider
         self._ceiling = ceiling
         self._tokens = 0
-        self._begun = False
+        self._is_throttled = False
         self._turn = asyncio.Lock()
         self._outage = Backoff(base_seconds=0.1, cap_seconds=5.0)
         self._log = get_log()
 
-    async def take(self) -> None:
-        """Returns when one email may be sent."""
-        async with self._turn:
-            while self._tokens < 1:
-                await self._refill()
-            self._tokens -= 1
+    @property
+    def ceiling(self) -> float:
+        """Emails per second over all workers and hosts."""
+        return self._ceiling
 
-    async def slow_down(self) -> None:
-        """The provider throttled us: halves the rate for everybody; it climbs back by itself."""
+    async def take(self, is_wanted: Callable[[], bool] = lambda: True) -> bool:
+        """Returns True when one email may be sent; False as soon as a look finds that it is not wanted any more.
+
+        Args:
+            is_wanted: Whether the provider may be tried at all. Without it, a worker with 256 emails in hand would need
+                256 tokens to find out that it may not.
+        """
+        async with self._turn:
+            while is_wanted():
+                if self._tokens >= 1:
+                    self._tokens -= 1
+                    return True
+                await self._refill()
+        return False
+
+    def slow_down(self) -> None:
+        """The provider throttled us: when its pause is over the rate is half for everybody; it climbs back by itself.
+
+        Not at once: it would have climbed back before the pause is over.
+        """
         self._tokens = 0
-        try:
-            rate = await self._store.halve_rate(self._provider, self._ceiling)
-        except StoreUnavailable:
-            return  # the pause that follows a throttling slows us down meanwhile
-        if rate is not None:
-            self._log.warning("provider.slowed", provider=self._provider, per_second=round(rate, 1))
+        self._is_throttled = True
 
     async def _refill(self) -> None:
+        """Takes what the bucket has; where that is nothing, returns when there may be something."""
         wanted = max(1, math.ceil(self._ceiling * CHUNK_SECONDS))
         burst = max(1.0, self._ceiling * BURST_SECONDS)
         try:
-            if not self._begun:
-                await self._store.begin_rate(self._provider, self._ceiling)
-                self._begun = True
-            self._tokens, rate = await self._store.take_tokens(
+            if self._is_throttled:
+                await self._halve()
+            taken, rate = await self._store.take_tokens(
                 self._provider, ceiling=self._ceiling, burst=burst, wanted=wanted
             )
-            self._outage.worked()
-        except StoreUnavailable:
+        except DispatcherError:
             await asyncio.sleep(self._outage.next_wait(lambda: 1.0))
             return
-        if not self._tokens:
+        self._outage.worked()
+        self._tokens = 0 if self._is_throttled else taken
+        if not taken:
             await asyncio.sleep(max(_SHORTEST_WAIT_SECONDS, min(1 / rate, 1.0)))
+
+    async def _halve(self) -> None:
+        rate = await self._store.halve_rate(self._provider, self._ceiling)
+        self._is_throttled = False
+        if rate is not None:
+            self._log.warning("provider.slowed", provider=self._provider, per_second=round(rate, 1))

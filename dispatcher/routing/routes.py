@@ -6,10 +6,12 @@ The next one is tried only where the one before gave a definite no that concerns
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
-from dispatcher.domain.outcome import CONCERNS_PROVIDER, Deferred, Outcome, Reason
+from dispatcher.domain.outcome import CONCERNS_PROVIDER, Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import Provider
 from dispatcher.routing.breaker import Breaker, State
@@ -38,20 +40,40 @@ class Route:
         """Whether it is used as if nothing were wrong."""
         return self.breaker.state is State.CLOSED
 
-    async def note(self, outcome: Outcome) -> None:
-        """Learns from what the provider said, or did not say, about an email."""
-        if not isinstance(outcome, Deferred) or outcome.reason not in CONCERNS_PROVIDER:
-            self.breaker.succeed()
-        elif outcome.reason is Reason.THROTTLED:
-            self.breaker.pause(outcome.retry_after, outcome.reason)
-            if self.limit:
-                await self.limit.slow_down()
-        else:
-            self.breaker.fail(outcome.reason)
+    @property
+    def may_be_tried(self) -> bool:
+        """Whether an email may be tried on it now."""
+        return self.breaker.room != 0
 
-    def note_fault(self, fault: ProviderFault) -> None:
+    def note(self, outcome: Outcome, trial: int) -> None:
+        """Learns from what the provider said, or did not say, about an email.
+
+        Args:
+            trial: Its number, as `breaker.begin` gave it.
+        """
+        match outcome:
+            case Accepted():
+                self.breaker.succeed(trial)
+            case Uncertain():
+                # Silence is no answer: a provider that gives none to anybody would have the whole queue held.
+                self.breaker.miss(trial, outcome.reason)
+            case Deferred(reason=Reason.THROTTLED):
+                self.breaker.pause(trial, outcome.retry_after, outcome.reason)
+                if self.limit:
+                    self.limit.slow_down()
+            case Deferred() if outcome.reason in CONCERNS_PROVIDER:
+                self.breaker.fail(trial, outcome.reason)
+            case Deferred(code=None) | Rejected(code=None):
+                # Our own word: the adapter refused the content, or failed. The provider may not even have been asked.
+                self.breaker.give_up(trial)
+            case Deferred() | Rejected():
+                self.breaker.succeed(trial)
+            case _:
+                assert_never(outcome)
+
+    def note_fault(self, fault: ProviderFault, trial: int) -> None:
         """Learns that the provider cannot be used as a whole."""
-        self.breaker.open(fault.message)
+        self.breaker.open(trial, fault.message)
 
 
 class Routes:
@@ -68,7 +90,7 @@ class Routes:
     def choose(self, refused_by: Collection[str] = ()) -> Route | None:
         """The first route that may be tried now, those left out that have just refused this email; None if none may."""
         for route in self._routes:
-            if route.name not in refused_by and route.breaker.room != 0:
+            if route.name not in refused_by and route.may_be_tried:
                 return route
         return None
 
@@ -82,6 +104,20 @@ class Routes:
     def wait_seconds(self) -> float:
         """How long until some route may be tried; 0 if one may be now."""
         return min(route.breaker.wait_seconds for route in self._routes)
+
+    @property
+    def change_seconds(self) -> float | None:
+        """How long until the next route that may not be tried now may be; None if there is none."""
+        return min((seconds for route in self._routes if (seconds := route.breaker.wait_seconds)), default=None)
+
+    def window(self, most: int, seconds: float) -> int:
+        """How many emails are worth holding: no more than the ceilings let through in so many seconds, at least one.
+
+        What a worker holds beyond that would only wait: for tokens, its lease renewed again and again, and RabbitMQ
+        closes a channel that holds a delivery for half an hour.
+        """
+        ceilings = [route.limit.ceiling for route in self._routes if route.limit]
+        return most if len(ceilings) < len(self._routes) else max(1, min(most, math.ceil(sum(ceilings) * seconds)))
 
     async def close(self) -> None:
         """Closes every provider's idle connections."""

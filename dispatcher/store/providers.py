@@ -40,10 +40,15 @@ class ProviderStore:
         await self._fetch("begin_rate", {"provider": provider, "ceiling": ceiling})
 
     async def take_tokens(self, provider: str, *, ceiling: float, burst: float, wanted: int) -> tuple[int, float]:
-        """How many of the wanted tokens there are, and the rate in emails per second at which more come."""
+        """How many of the wanted tokens there are, and the rate in emails per second at which more come.
+
+        Where the provider has no bucket yet, one begins to fill.
+        """
         parameters = {"provider": provider, "ceiling": ceiling, "burst": burst, "wanted": wanted}
-        rows = await self._fetch("take_tokens", parameters)
-        return rows[0] if rows else (0, ceiling)
+        if rows := await self._fetch("take_tokens", parameters):
+            return rows[0]
+        await self.begin_rate(provider, ceiling)
+        return 0, ceiling
 
     async def halve_rate(self, provider: str, ceiling: float) -> float | None:
         """Halves the rate after the provider throttled us; the new rate, or None if somebody has just done it."""

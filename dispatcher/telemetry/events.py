@@ -38,7 +38,7 @@ EVENTS: Final = MappingProxyType(
         "relay.published": "Messages went to the send queue: count.",
         "relay.republished": "RabbitMQ lost messages of pending emails (queue purged or rebuilt); they are due again: count.",
         "relay.dead_lettered": "Dead letters went to the DLQ: count.",
-        "relay.unroutable": "RabbitMQ could not route messages; they stay due: count.",
+        "relay.unroutable": "RabbitMQ could not route messages; they stay due: count, queue, retry_in_seconds.",
         "partition.made": "Partitions were made ahead: names.",
         "ledger.settled": "A dead worker's in-flight ledger was settled: released, recorded, uncertain.",
         "ledger.unreadable": "A file in the run directory is no ledger that we can read; it is kept: file, reason.",

@@ -14,6 +14,7 @@ from dispatcher.errors import ProviderFault
 from dispatcher.inflight import Ledger
 from dispatcher.providers.contract import Attempt
 from dispatcher.results import storable
+from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.telemetry.log import get_log
 from dispatcher.worker.sending import LeaseRanOut, Phase, Sending, steady_clock
@@ -47,14 +48,9 @@ class Attempts:
             return Rejected(Reason.CONTENT_DELETED, "The email's content was deleted before it was sent.")
         while True:
             route = await self._next_route(sending)
-            try:
-                outcome = await self._try(sending, route)
-            except ProviderFault as fault:
-                route.note_fault(fault)
-            else:
-                await route.note(outcome)
-                if not _burns_nothing(outcome, route):
-                    return outcome
+            outcome = await self._try(sending, route)
+            if outcome is not None and not _burns_nothing(outcome, route):
+                return outcome
             self.forget(sending)
 
     def may_fail_over(self, sending: Sending, outcome: Outcome) -> bool:
@@ -73,40 +69,50 @@ class Attempts:
     async def _next_route(self, sending: Sending) -> Route:
         self._prepare(sending)
         while route := self._routes.choose(sending.refused_by) or self._routes.choose():
-            if route.limit is None:
-                return route
-            await route.limit.take()
-            if route.breaker.room != 0:
+            if route.limit is None or await self._has_token(route, route.limit):
                 return route
         raise NoRoute
+
+    @staticmethod
+    async def _has_token(route: Route, limit: RateLimit) -> bool:
+        """Waits for a token, as long as one would help; whether the route may still be tried then."""
+        return await limit.take(lambda: route.may_be_tried) and route.may_be_tried
 
     def _prepare(self, sending: Sending) -> None:
         sending.phase = Phase.PREPARING
         sending.started_at = time.time()
         sending.provider = sending.provider or self._routes.first_name
 
-    async def _try(self, sending: Sending, route: Route) -> Outcome:
-        """One provider's outcome.
+    async def _try(self, sending: Sending, route: Route) -> Outcome | None:
+        """One provider's outcome, of which its route has learned; None after a fault: it took nothing.
 
         Raises:
-            ProviderFault: it took nothing.
             LeaseRanOut, CancelledError: nothing left.
         """
-        assert sending.lease.email is not None
         sending.provider = route.name
         sending.started_at = time.time()
+        trial = route.breaker.begin()
+        try:
+            outcome = await self._send(sending, route)
+        except ProviderFault as fault:
+            route.note_fault(fault, trial)
+            return None
+        except BaseException:
+            route.breaker.give_up(trial)
+            raise
+        route.note(outcome, trial)
+        return outcome
+
+    async def _send(self, sending: Sending, route: Route) -> Outcome:
+        """What the adapter says; whatever else it raises is judged by whether anything left."""
+        assert sending.lease.email is not None
         deadline = asyncio.get_running_loop().time() + self._timeout_seconds
         attempt = Attempt(sending.attempt_number, deadline, lambda: self._leave(sending))
-        route.breaker.begin()
         try:
             return storable(await route.provider.send(sending.lease.email, attempt))
-        except ProviderFault:
-            raise
-        except LeaseRanOut:
-            route.breaker.give_up()
+        except (ProviderFault, LeaseRanOut):
             raise
         except asyncio.CancelledError as error:
-            route.breaker.give_up()
             if sending.is_cancelled:
                 raise
             return self._adapter_failed(sending, error)  # what it waited for was cancelled, not we

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from dataclasses import replace
 from typing import Final
 from uuid import UUID
 
@@ -21,7 +22,7 @@ from dispatcher.broker.consumer import Consumer, Delivery
 from dispatcher.broker.pointer import decode
 from dispatcher.config import Settings
 from dispatcher.domain.decision import RetryIn, decide
-from dispatcher.domain.outcome import Accepted, Outcome, Uncertain, outcome_name
+from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Uncertain, outcome_name
 from dispatcher.domain.retry import RetryPolicy
 from dispatcher.domain.status import Status
 from dispatcher.errors import DispatcherError, InvalidPointer, StoreUnavailable
@@ -136,7 +137,8 @@ class Pipeline:
         room = self._routes.room
         if room is None:
             return self._settings.prefetch - len(self._active)
-        return max(0, room - sum(sending.phase is not Phase.WAITING for sending in self._active.values()))
+        # What was on the wire when the provider failed may stay there until its deadline: no reason not to probe.
+        return max(0, room - sum(sending.phase is Phase.PREPARING for sending in self._active.values()))
 
     def _begin(self, lease: Lease, delivery: Delivery, leased_until: float) -> None:
         sending = Sending(
@@ -186,9 +188,12 @@ class Pipeline:
         finished_at = time.time()
         if sending.ledger_slot is not None:
             self._ledger.answered(sending.ledger_slot, outcome, finished_at=finished_at)
-        decision = decide(outcome, sending.attempt_number, sending.policy, self._policy, random.random)
+        fails_over = self._attempts.may_fail_over(sending, outcome)
+        # What one provider asks us to wait is nothing to the next.
+        judged = replace(outcome, retry_after=None) if fails_over and isinstance(outcome, Deferred) else outcome
+        decision = decide(judged, sending.attempt_number, sending.policy, self._policy, random.random)
         wait_seconds = decision.seconds if isinstance(decision, RetryIn) else None
-        if wait_seconds is not None and self._attempts.may_fail_over(sending, outcome):
+        if wait_seconds is not None and fails_over:
             wait_seconds = 0.0
         else:
             sending.refused_by.clear()

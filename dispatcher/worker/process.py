@@ -6,7 +6,8 @@ import asyncio
 import os
 import secrets
 import socket
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import uvloop
 
@@ -26,6 +27,8 @@ from dispatcher.worker.watch import ProviderWatch
 
 POOL_SIZE = 3
 """Lease, record, and one for renewals, releases and rates: each has one statement under way at a time."""
+CANCEL_SECONDS = 2.0
+"""A RabbitMQ that hangs must not use up the drain's time; what it may still deliver then is not taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ async def _work(settings: Settings, identity: Identity, lifeline: int) -> None:
     # Twice the window: after a lost channel, emails of the old one are still on the wire while new ones are leased.
     ledger = Ledger(settings.run_dir, worker=identity.worker, slot=identity.slot, slots=2 * settings.prefetch)
     providers = ProviderStore(pool, slot=identity.slot)
-    watch = ProviderWatch(providers)
+    watch = ProviderWatch(providers, window=settings.prefetch)
     routes = Routes([_route(name, settings, watch, providers) for name in settings.providers])
     await pool.open()
     try:
@@ -90,6 +93,8 @@ async def _dispatch(
     ledger: Ledger,
 ) -> None:
     """Consumes and works until the stop, then drains."""
+    window = routes.window(settings.prefetch, max(settings.lease_seconds / 2, settings.send_timeout_seconds))
+    settings = replace(settings, prefetch=window)
     # The lambdas because the pipeline comes after: the two know each other.
     consumer = Consumer(
         settings.amqp_url,
@@ -105,7 +110,9 @@ async def _dispatch(
         working = group.create_task(pipeline.run())
         consuming = group.create_task(consumer.run())
         await stop.wait()
-        await consumer.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CANCEL_SECONDS):
+                await consumer.cancel()
         await pipeline.drain(settings.drain_seconds)
         await consumer.close()
         await consuming

@@ -69,9 +69,10 @@ set
 returning provider;
 
 -- name: list_provider_states
--- What workers say of providers that they cannot use now, worst first; what was said an hour ago and never again is left out.
+-- What workers say of providers that they cannot use now. A living worker says something new when a state's time is over:
+-- who has not for a minute is dead, and so is who has said nothing for an hour.
 select provider, slot, state, reason, extract(epoch from until_at - clock_timestamp())::double precision
 from provider_state
 where state <> 'closed'
-    and greatest(changed_at, until_at) > clock_timestamp() - interval '1 hour'
+    and coalesce(until_at + interval '1 minute', changed_at + interval '1 hour') > clock_timestamp()
 order by provider, slot;

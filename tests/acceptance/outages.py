@@ -32,7 +32,8 @@ class Removable:
         """Ends a server by a signal; returns when it is gone."""
         pid = self._pid(name)
         os.kill(pid, number)
-        eventually(lambda: not is_alive(pid) and name not in self._processes.running(), f"the end of {name}")
+        # The keeper must know, too: it starts nothing that it takes for running.
+        eventually(lambda: not is_alive(pid) and self._processes.obituary(name), f"the end of {name}")
 
     def bring_back(self, name: str) -> None:
         """Starts it again; returns when it takes clients."""

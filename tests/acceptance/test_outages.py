@@ -6,6 +6,7 @@ held, because they keep what the provider said until it is recorded.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import signal
@@ -16,8 +17,9 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pytest
+from psycopg import sql
 
-from dispatcher.broker.topology import Topology
+from dispatcher.broker.topology import Topology, declare
 from dispatcher.dev.servers import AMQP_URL, DATABASE_URL, MANAGEMENT_URL, start
 from dispatcher.dev.servers import stop as stop_servers
 from tests.acceptance.harness import CONNECTIONS, WORKERS, Host, emails, stop
@@ -40,15 +42,29 @@ def removable() -> Iterator[Removable]:
         stop_servers(folder)
 
 
+@pytest.fixture(scope="module")
+def lasting(removable: Removable) -> Topology:
+    """Queues that are older than any outage.
+
+    RabbitMQ writes declarations to the disk after up to some seconds: a node that is killed before comes back with a
+    queue that lacks its binding or its leader. That is not what is tested here.
+    """
+    topology = Topology("outages", "outages.send", "outages.dlq")
+    asyncio.run(declare(removable.servers.amqp_url, topology))
+    return topology
+
+
 @pytest.fixture
-def host(tmp_path: Path, removable: Removable) -> Iterator[Host]:
-    """A host on those servers."""
+def host(tmp_path: Path, removable: Removable, lasting: Topology) -> Iterator[Host]:
+    """A host on those servers, with a database of its own and queues that are empty."""
     name = f"outage_{secrets.token_hex(6)}"
     with psycopg.connect(removable.servers.database_url, autocommit=True) as connection:
-        connection.execute(f"create database {name}")  # type: ignore[call-overload]
+        connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
     url = urlunsplit(urlsplit(removable.servers.database_url)._replace(path=f"/{name}"))
-    opened = Host(tmp_path, removable.servers, url, Topology(name, f"{name}.send", f"{name}.dlq"))
+    opened = Host(tmp_path, removable.servers, url, lasting)
     assert opened.command("init").await_exit() == 0
+    for queue in lasting.queues:
+        opened.rabbit.purge(queue)
     yield opened
     opened.destroy()
     removable.restore()
@@ -85,18 +101,18 @@ def test_postgresql_is_restarted(host: Host, removable: Removable, number: signa
 
 def test_postgresql_blinks_again_and_again(host: Host, removable: Removable) -> None:
     host.sink("--latency-ms", "10")
-    ids = host.enqueue(emails(1000))
+    ids = host.enqueue(emails(2000))
     run = host.run()
 
     for _ in range(5):
-        host.await_delivered(len(host.recipient.delivered()) + 50)
+        host.await_delivered(min(1900, len(host.recipient.delivered()) + 100))
         removable.take_away(POSTGRES, signal.SIGQUIT)
         removable.bring_back(POSTGRES)
 
     books = host.await_finished(ids)
     stop(run)
     books.assert_balanced()
-    assert books.counts == {"sent": 1000}
+    assert books.counts == {"sent": 2000}
 
 
 def test_workers_that_die_while_postgresql_is_away_leave_their_answers_in_the_ledger(
@@ -203,6 +219,7 @@ def test_a_stop_while_rabbitmq_is_away_or_hangs_is_a_clean_drain(
     assert statuses <= {"sent", "pending"}
     removable.restore()
     second = host.run()
+    second.await_events("relay.leading")
     books = host.await_finished(ids, seconds=60)
     stop(second)
     books.assert_balanced()

@@ -19,6 +19,9 @@ from dispatcher.providers.capture import CaptureProvider
 from dispatcher.providers.contract import Provider
 from dispatcher.providers.smtp import SmtpProvider
 from dispatcher.providers.smtp_connection import SmtpOptions
+from tests.providers.habits import PLAIN, Habits
+from tests.providers.sendgrid_place import sendgrid_place
+from tests.providers.ses_place import ses_place
 
 
 class Place(Protocol):
@@ -27,6 +30,11 @@ class Place(Protocol):
     @property
     def provider(self) -> Provider:
         """The adapter."""
+        ...
+
+    @property
+    def habits(self) -> Habits:
+        """Where the provider by its nature differs from the others."""
         ...
 
     def contents(self) -> list[bytes]:
@@ -44,6 +52,7 @@ class SmtpPlace:
 
     provider: SmtpProvider
     sink: SmtpSink
+    habits: Habits = PLAIN
 
     def contents(self) -> list[bytes]:
         return [email.content for email in self.sink.received]
@@ -58,6 +67,7 @@ class CapturePlace:
 
     provider: CaptureProvider
     folder: Path
+    habits: Habits = PLAIN
 
     def contents(self) -> list[bytes]:
         return [path.read_bytes() for path in sorted(self.folder.glob("new/*"), key=_nanoseconds)]
@@ -117,6 +127,8 @@ async def capture_place(folder: Path) -> AsyncIterator[CapturePlace]:
 
 
 PLACES: Final[dict[str, Callable[[Path], AbstractAsyncContextManager[Place]]]] = {
+    "sendgrid": sendgrid_place,
+    "ses": ses_place,
     "smtp": smtp_place,
     "capture": capture_place,
 }

@@ -18,6 +18,7 @@ from typing import Any
 from dispatcher.dev.http_behaviour import Behaviour
 from dispatcher.dev.http_double import HttpDouble, running_double
 from dispatcher.providers.sendgrid import SendGridOptions, SendGridProvider
+from tests.providers.habits import Habits
 
 KEY = "SG.the-key-that-nobody-may-see.0123456789"
 
@@ -28,6 +29,7 @@ class SendGridPlace:
 
     provider: SendGridProvider
     double: HttpDouble
+    habits: Habits = Habits(frozenset({"Date"}), takes_empty_files=False, has_templates=True)
 
     def contents(self) -> list[bytes]:
         """What a reader would get, rendered by the standard library as SendGrid does from its JSON."""
@@ -66,7 +68,8 @@ def rendered(document: dict[str, Any]) -> bytes:
     for field, name in (("to", "To"), ("cc", "Cc")):
         if field in people:
             message[name] = [_mailbox(one) for one in people[field]]
-    if replies := document.get("reply_to_list") or [document["reply_to"]] * ("reply_to" in document):
+    replies = document.get("reply_to_list", [document["reply_to"]] if "reply_to" in document else [])
+    if replies:
         message["Reply-To"] = [_mailbox(one) for one in replies]
     message["Subject"] = document.get("subject", "")
     for name, value in document.get("headers", {}).items():

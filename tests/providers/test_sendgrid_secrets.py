@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from pyreqwest.logging import flush_logs
 from sendgrid import SendGridAPIClient
 
@@ -24,17 +26,25 @@ SECRETS = (KEY, "ann@example.com", "shop@example.org", "Your order", "Thank you"
 ECHO = sendgrid_error(400, "ann@example.com <ann@example.com> is not ann%40example.com", "from ann@example.com")
 
 
+@pytest.fixture
+def debug_log() -> Iterator[None]:
+    """Our own log, at its most talkative."""
+    log.configure("debug", "json", worker="test")
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("debug_log")
 @pytest.mark.parametrize(
     "act",
     [None, Act.CLOSE, Act.RESET, Act.HANG, Act.HALF, Act.GARBAGE, Act.HTML, Act.REDIRECT, ECHO,
-     sendgrid_error(401, f"The key is not ann@example.com's"), Reply(500, b"ann@example.com")],
+     sendgrid_error(401, "The key is not ann@example.com's"), Reply(500, b"ann@example.com")],
     ids=str,
 )  # fmt: skip
 async def test_nothing_private_is_logged_or_raised(
     act: Act | Reply | None, tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    log.configure("debug", "json", worker="test")
     caplog.set_level(1)
     words = ""
     async with sendgrid_place(tmp_path, Behaviour(act), tls=authority.server, ca_file=authority.ca_file) as place:

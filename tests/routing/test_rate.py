@@ -8,9 +8,12 @@ from collections.abc import AsyncIterator
 import psycopg
 import pytest
 
+from dispatcher.routing.breaker import Breaker
 from dispatcher.routing.rate import BURST_SECONDS, RateLimit
+from dispatcher.routing.routes import Route, Routes
 from dispatcher.store.connections import Pool, make_pool
 from dispatcher.store.providers import ProviderStore
+from tests.worker.scripted import ScriptedProvider
 
 CEILING = 500.0
 
@@ -76,3 +79,73 @@ async def test_a_lowered_ceiling_holds_at_once(pool: Pool, connection: psycopg.C
     _, rate = await store.take_tokens("smtp", ceiling=20.0, burst=5, wanted=1)
 
     assert rate == 20.0
+
+
+async def test_a_bucket_that_is_not_there_begins_to_fill(pool: Pool) -> None:
+    store = ProviderStore(pool, slot="w0")
+
+    assert await store.take_tokens("smtp", ceiling=CEILING, burst=50, wanted=1) == (0, CEILING)
+    assert await RateLimit(store, "smtp", CEILING).take()
+
+
+async def test_who_waits_at_a_low_ceiling_hears_at_once_that_the_provider_is_not_wanted_any_more(pool: Pool) -> None:
+    limit = RateLimit(ProviderStore(pool, slot="w0"), "smtp", 0.1)
+    wanted = True
+    waiting = [asyncio.create_task(limit.take(lambda: wanted)) for _ in range(100)]
+    assert await limit.take(lambda: False) is False
+
+    wanted = False
+
+    # A token would come after 10 s, a hundred after 1000.
+    async with asyncio.timeout(5):
+        assert await asyncio.gather(*waiting) == [False] * 100
+
+
+async def test_the_rate_is_halved_when_the_pause_is_over_and_not_before(
+    pool: Pool, connection: psycopg.Connection
+) -> None:
+    limit = RateLimit(ProviderStore(pool, slot="w0"), "smtp", CEILING)
+    await limit.take()
+
+    limit.slow_down()
+    assert rate_of(connection) == CEILING
+    await limit.take()
+
+    assert CEILING / 2 <= rate_of(connection) < CEILING * 0.6
+
+
+async def test_who_waits_for_tokens_may_be_cancelled_without_harm_to_the_next(pool: Pool) -> None:
+    limit = RateLimit(ProviderStore(pool, slot="w0"), "smtp", 20.0)
+    waiting = [asyncio.create_task(limit.take()) for _ in range(10)]
+    await asyncio.sleep(0)
+
+    for task in waiting[::2]:
+        task.cancel()
+
+    assert [await task for task in waiting[1::2]] == [True] * 5
+
+
+def rate_of(connection: psycopg.Connection) -> float:
+    row = connection.execute("select per_second from provider_rate").fetchone()
+    assert row is not None
+    return float(row[0])
+
+
+@pytest.mark.parametrize(
+    ("ceilings", "window"),
+    [([None], 256), ([0.1], 3), ([1.0], 30), ([200.0], 256), ([1.0, 2.0], 90), ([1.0, None], 256)],
+)
+def test_a_worker_holds_no_more_than_its_ceilings_let_through_soon(ceilings: list[float | None], window: int) -> None:
+    store = ProviderStore(make_pool("postgresql://unused", name="unused", size=1), slot="w0")
+    routes = Routes(
+        [
+            Route(
+                ScriptedProvider(),
+                Breaker(lambda: 0.0, lambda *_: None),
+                RateLimit(store, "smtp", each) if each else None,
+            )
+            for each in ceilings
+        ]
+    )
+
+    assert routes.window(256, 30.0) == window

@@ -1,0 +1,200 @@
+"""The HTTP double: what it accepts is in its ledger before anybody is told, and it misbehaves to order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dispatcher.dev.http_behaviour import Act, Behaviour
+from dispatcher.dev.http_double import HttpDouble, running_double
+from dispatcher.dev.ledger import read_ledger
+
+SENDGRID = "/v3/mail/send"
+SES = "/v2/email/outbound-emails"
+
+
+def for_sendgrid(email_id: str, *, sandbox: bool = False) -> dict[str, Any]:
+    """A body for SendGrid, to two people."""
+    people = {"to": [{"email": "a@example.com"}], "cc": [{"email": "b@example.com"}]}
+    arguments = {"custom_args": {"email_id": email_id}}
+    return {"personalizations": [{**people, **arguments}], "mail_settings": {"sandbox_mode": {"enable": sandbox}}}
+
+
+def for_ses(email_id: str) -> dict[str, Any]:
+    """A body for SES."""
+    return {
+        "Destination": {"ToAddresses": ["a@example.com"]},
+        "Content": {"Raw": {"Data": ""}},
+        "EmailTags": [{"Name": "email_id", "Value": email_id}],
+    }
+
+
+async def say(
+    port: int, method: str, path: str, document: object = None, *, tls: ssl.SSLContext | None = None, key: str = ""
+) -> tuple[int, dict[str, str], bytes]:
+    """One request by hand, and the answer: status, headers, body."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
+    body = b"" if document is None else json.dumps(document).encode()
+    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    try:
+        status_line, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        return int(status_line.split()[1]), headers, await reader.readexactly(int(headers["content-length"]))
+    finally:
+        writer.close()
+
+
+@pytest.fixture
+async def double(tmp_path: Path) -> AsyncIterator[HttpDouble]:
+    """A double on this loop."""
+    async with running_double(tmp_path) as running:
+        yield running
+
+
+async def test_what_it_accepts_is_in_the_ledger(double: HttpDouble) -> None:
+    status, headers, body = await say(double.port, "POST", SENDGRID, for_sendgrid("one"))
+
+    assert (status, body) == (202, b"")
+    assert len(headers["x-message-id"]) == 22
+    (entry,) = double.ledger().entries
+    assert (entry.email_id, entry.recipients) == ("one", 2)
+
+
+async def test_ses_has_its_own_shape(double: HttpDouble) -> None:
+    status, _, body = await say(double.port, "POST", SES, for_ses("one"))
+
+    assert status == 200
+    assert json.loads(body)["MessageId"]
+    assert double.ledger().ids == {"one"}
+
+
+async def test_a_repeat_shows(double: HttpDouble) -> None:
+    for _ in range(2):
+        await say(double.port, "POST", SENDGRID, for_sendgrid("one"))
+
+    assert double.ledger().duplicates == {"one": 2}
+    assert double.requests == {"one": 2}
+
+
+async def test_sandbox_mode_answers_200(double: HttpDouble) -> None:
+    status, _, _ = await say(double.port, "POST", SENDGRID, for_sendgrid("one", sandbox=True))
+
+    assert status == 200
+
+
+@pytest.mark.parametrize("act", [Act.CLOSE, Act.RESET])
+async def test_an_answer_that_never_comes_leaves_its_line(act: Act, double: HttpDouble) -> None:
+    double.behaviour.act = act
+
+    with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+        await say(double.port, "POST", SENDGRID, for_sendgrid("one"))
+
+    assert double.ledger().ids == {"one"}
+
+
+async def test_who_is_not_read_is_not_in_the_ledger(double: HttpDouble) -> None:
+    double.behaviour.act = Act.CLOSE_UNREAD
+
+    with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+        await say(double.port, "POST", SENDGRID, for_sendgrid("one"))
+
+    assert not double.ledger().ids
+    assert double.begun == {SENDGRID: 1}
+
+
+async def test_an_act_may_be_for_some_requests_only(double: HttpDouble) -> None:
+    double.behaviour = Behaviour(Act.EMPTY, times=2)
+
+    statuses = [(await say(double.port, "POST", SENDGRID, for_sendgrid(str(n))))[0] for n in range(4)]
+
+    assert statuses == [200, 200, 202, 202]
+
+
+@pytest.mark.parametrize(("path", "document"), [(SENDGRID, for_sendgrid("one")), (SES, for_ses("one"))])
+async def test_throttling_ends(path: str, document: dict[str, Any], double: HttpDouble) -> None:
+    double.behaviour.throttle(30)
+    early, headers, _ = await say(double.port, "POST", path, document)
+    double.behaviour.throttle(-1)
+    late, _, _ = await say(double.port, "POST", path, document)
+
+    assert early == 429
+    assert ("x-ratelimit-reset" in headers) == (path == SENDGRID)
+    assert late in (200, 202)
+    assert double.ledger().times == {"one": 1}
+    assert double.requests == {"one": 2}
+
+
+@pytest.mark.parametrize("document", [[], {}, {"personalizations": 1}, "text", None])
+@pytest.mark.parametrize("path", [SENDGRID, SES])
+async def test_a_body_that_holds_no_email_is_refused(path: str, document: object, double: HttpDouble) -> None:
+    status, _, _ = await say(double.port, "POST", path, document)
+
+    assert status == 400
+    assert not double.ledger().ids
+
+
+async def test_a_wrong_key_is_refused(double: HttpDouble) -> None:
+    double.behaviour.key = "SG.right"
+
+    wrong, _, _ = await say(double.port, "POST", SENDGRID, for_sendgrid("one"), key="SG.wrong")
+    right, _, _ = await say(double.port, "GET", "/v3/scopes", key="SG.right")
+
+    assert (wrong, right) == (401, 200)
+    assert not double.ledger().ids
+
+
+async def test_what_is_not_http_ends_the_connection(double: HttpDouble) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", double.port)
+    writer.write(b"EHLO there\r\n")
+
+    assert await reader.read() == b""
+    writer.close()
+
+
+@asynccontextmanager
+async def double_process(folder: Path, *arguments: str) -> AsyncIterator[dict[str, Any]]:
+    """What a double in a process of its own tells at its start."""
+    command = (sys.executable, "-m", "dispatcher.dev.http_double", "--folder", str(folder), "--die-with-parent")
+    process = await asyncio.create_subprocess_exec(*command, *arguments, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        yield json.loads(await process.stdout.readline())
+    finally:
+        process.terminate()
+        assert await process.wait() == 0
+
+
+async def test_it_runs_in_a_process_of_its_own_and_is_told_what_to_do(tmp_path: Path) -> None:
+    async with double_process(tmp_path, "--tls") as told:
+        tls = ssl.create_default_context(cafile=told["ca_file"])
+        port = told["port"]
+        assert told["url"] == f"https://127.0.0.1:{port}"
+        await say(port, "POST", SENDGRID, for_sendgrid("one"), tls=tls)
+        order = {"reply": {"status": 503, "body": {"errors": []}}, "times": 1}
+        await say(port, "PUT", "/double", order, tls=tls)
+        refused, _, _ = await say(port, "POST", SENDGRID, for_sendgrid("one"), tls=tls)
+        await say(port, "PUT", "/double", {"act": "empty", "throttle_seconds": 30}, tls=tls)
+        throttled, _, _ = await say(port, "POST", SES, for_ses("two"), tls=tls)
+        _, _, counts = await say(port, "GET", "/double", tls=tls)
+
+    assert (refused, throttled) == (503, 429)
+    assert json.loads(counts) == {"begun": 3, "requests": 3, "repeated": 1, "accepted": 1, "connections": 6}
+    assert read_ledger(Path(told["ledger"])).times == {"one": 1}
+    lines = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+    assert [(line["email_id"], line["came"]) for line in lines] == [("one", "accepted"), ("one", "503"), ("two", "429")]
+
+
+async def test_an_order_that_makes_no_sense_is_refused(double: HttpDouble) -> None:
+    status, _, _ = await say(double.port, "PUT", "/double", {"act": "explode"})
+
+    assert status == 400
+    assert double.behaviour.act is None

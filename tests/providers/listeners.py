@@ -1,0 +1,118 @@
+"""TCP servers that go wrong before HTTP begins, and a resolver that never answers."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any
+
+import pytest
+
+from dispatcher.dev.http_double import HttpDouble
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def listening(handler: Handler) -> AsyncIterator[int]:
+    """The port of a TCP server that does this to each connection, and then closes it."""
+    sessions: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        sessions[task] = writer
+        with suppress(OSError, asyncio.IncompleteReadError):
+            await handler(reader, writer)
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for writer in sessions.values():
+            writer.transport.abort()
+        await asyncio.gather(*sessions)
+
+
+async def close_at_once(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+    pass
+
+
+async def reset_at_hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(1)
+    raw: socket.socket = writer.get_extra_info("socket")
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    writer.transport.abort()
+
+
+async def say_nothing(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+
+
+async def speak_plain_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(1)
+    writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+
+@contextmanager
+def full_house() -> Iterator[int]:
+    """The port of a listener that answers no SYN: its queue is full."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        guests = [socket.socket() for _ in range(4)]
+        for guest in guests:
+            guest.setblocking(False)
+            guest.connect_ex(listener.getsockname())
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            for guest in guests:
+                guest.close()
+
+
+@asynccontextmanager
+async def proxy(answer: bytes, double: HttpDouble | None = None) -> AsyncIterator[str]:
+    """The URL of a proxy that answers CONNECT so, and then passes on to the double, if there is one."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        if double is not None:
+            behind = await asyncio.open_connection("127.0.0.1", double.port)
+            await asyncio.gather(copy(reader, behind[1]), copy(behind[0], writer))
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while octets := await reader.read(65536):
+                writer.write(octets)
+        writer.close()
+
+    async with listening(serve) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def unresolved() -> Iterator[threading.Event]:
+    """Within it, no thread gets an answer from the resolver before the event is set: nothing can end such a wait."""
+    answer = threading.Event()
+    resolve = socket.getaddrinfo
+
+    def wait(*arguments: Any, **named: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            assert answer.wait(20)
+        return resolve(*arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", wait)
+        try:
+            yield answer
+        finally:
+            answer.set()

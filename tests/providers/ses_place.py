@@ -1,0 +1,118 @@
+"""The ses adapter and the HTTP double, and what a reader would get of the requests that arrived."""
+
+from __future__ import annotations
+
+import base64
+import email.message
+import email.policy
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from email.header import decode_header, make_header
+from email.headerregistry import Address
+from email.utils import parseaddr
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from dispatcher.dev.http_behaviour import Behaviour
+from dispatcher.dev.http_double import HttpDouble, running_double
+from dispatcher.providers.ses import SesProvider
+from dispatcher.providers.ses_client import SesOptions
+from tests.providers.habits import Habits
+
+ACCESS_KEY: Final = "AKIATHEKEYSNAMEXYZ12"
+SECRET_KEY: Final = "the/secret+that/nobody+may/see/0123456789"
+REGION: Final = "eu-west-1"
+SES_HABITS: Final = Habits(own_headers=frozenset({"Message-ID", "Date"}), has_templates=True)
+
+
+@dataclass(frozen=True, slots=True)
+class SesPlace:
+    """The ses adapter and the double."""
+
+    provider: SesProvider
+    double: HttpDouble
+    habits: Habits = SES_HABITS
+
+    def contents(self) -> list[bytes]:
+        """What a reader would get."""
+        return [rendered(document) for document in self.double.received]
+
+    def times(self) -> Counter[str]:
+        """How often each email id arrived."""
+        return Counter(self.double.ledger().times)
+
+
+@contextmanager
+def aws_environment(**variables: str) -> Iterator[None]:
+    """Credentials for boto3, and nothing that this machine's user has set for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_MAX_ATTEMPTS"):
+            patch.delenv(name, raising=False)
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "AWS_RETRY_MODE"):
+            patch.delenv(name, raising=False)
+            patch.delenv(name.lower(), raising=False)
+        patch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+        patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+        patch.setenv("AWS_CONFIG_FILE", "/dev/null")
+        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield
+
+
+@asynccontextmanager
+async def ses_provider(url: str, **options: Any) -> AsyncIterator[SesProvider]:
+    """The ses adapter, sending to this address."""
+    with aws_environment():
+        provider = SesProvider(SesOptions(**{"region": REGION, "endpoint_url": url, **options}))
+        try:
+            yield provider
+        finally:
+            await provider.close()
+
+
+@asynccontextmanager
+async def ses_place(
+    folder: Path, behaviour: Behaviour | None = None, *, tls: ssl.SSLContext | None = None, **options: Any
+) -> AsyncIterator[SesPlace]:
+    """The ses adapter, in the clear unless told otherwise, and a double that behaves so."""
+    async with (
+        running_double(folder, behaviour, tls=tls) as double,
+        ses_provider(double.url, **options) as provider,
+    ):
+        yield SesPlace(provider, double)
+
+
+def rendered(document: dict[str, Any]) -> bytes:
+    """The MIME message that SES makes of a request; its own Message-ID and Date aside."""
+    content = document["Content"]
+    if "Raw" in content:
+        return base64.b64decode(content["Raw"]["Data"])
+    simple = content["Simple"]
+    message = email.message.EmailMessage(policy=email.policy.SMTP)
+    message["From"] = _mailbox(document["FromEmailAddress"])
+    for field, name in (("ToAddresses", "To"), ("CcAddresses", "Cc")):
+        if field in document["Destination"]:
+            message[name] = [_mailbox(text) for text in document["Destination"][field]]
+    if "ReplyToAddresses" in document:
+        message["Reply-To"] = [_mailbox(text) for text in document["ReplyToAddresses"]]
+    message["Subject"] = simple["Subject"]["Data"]
+    bodies = [(subtype, simple["Body"][name]) for name, subtype in (("Text", "plain"), ("Html", "html"))
+              if name in simple["Body"]]  # fmt: skip
+    message.set_content(bodies[0][1]["Data"], subtype=bodies[0][0], charset=bodies[0][1]["Charset"])
+    for subtype, body in bodies[1:]:
+        message.add_alternative(body["Data"], subtype=subtype, charset=body["Charset"])
+        message.set_boundary("=_alternative")
+    return message.as_bytes()
+
+
+def _mailbox(text: str) -> Address:
+    assert text.isascii(), "SES takes names that are not ASCII as encoded words alone"
+    name, spec = parseaddr(text)
+    return Address(str(make_header(decode_header(name))), addr_spec=spec)

@@ -1,0 +1,100 @@
+"""The settings of the sendgrid adapter: fail closed, in words that help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sendgrid.base_interface import region_host_dict
+
+from dispatcher.config import Settings, examine, load
+from dispatcher.errors import ConfigurationError
+from dispatcher.providers.registry import open_provider
+
+KEY = "SG.the-key.nobody-may-see"
+NAMED = {"DISPATCHER_PROVIDERS": "sendgrid"}
+
+
+def test_named_without_a_key_is_a_mistake() -> None:
+    _, _, mistakes = examine(NAMED)
+
+    assert mistakes == ("SENDGRID_API_KEY is not set, but DISPATCHER_PROVIDERS names sendgrid: set it to a key.",)
+
+
+def test_the_key_may_come_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(f"{KEY}\n")
+
+    settings = load({**NAMED, "SENDGRID_API_KEY_FILE": str(tmp_path / "key")})
+
+    assert settings.sendgrid_api_key == KEY
+
+
+def test_the_key_is_not_shown() -> None:
+    settings = load({**NAMED, "SENDGRID_API_KEY": KEY})
+
+    assert KEY not in repr(settings)
+
+
+@pytest.mark.parametrize("key", ["SG.a b", "SG.ключ", "SG.a\nX-Other: 1"])
+def test_a_key_that_cannot_be_one_is_a_mistake_and_not_repeated(key: str) -> None:
+    _, _, mistakes = examine({**NAMED, "SENDGRID_API_KEY": key})
+
+    (mistake,) = mistakes
+    assert mistake.startswith("SENDGRID_API_KEY holds a space")
+    assert key not in mistake
+
+
+def test_the_default_and_the_help_name_python_sendgrids_regions() -> None:
+    assert load({}).sendgrid_host == region_host_dict["global"]
+    about = Settings.__dataclass_fields__["sendgrid_host"].metadata["about"]
+    assert all(host in about for host in region_host_dict.values())
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        ("http://api.sendgrid.com", "in the clear"),
+        ("https://api.sendgrid.com/v3", "alone"),
+        ("https://user:secret@api.sendgrid.com", "alone"),
+        ("https://api.sendgrid.com?x=1", "alone"),
+        ("api.sendgrid.com", "begins with https://"),
+    ],
+)
+def test_a_host_that_will_not_do_is_a_mistake(host: str, words: str) -> None:
+    _, _, mistakes = examine({"DISPATCHER_SENDGRID_HOST": host})
+
+    (mistake,) = mistakes
+    assert mistake.startswith("DISPATCHER_SENDGRID_HOST")
+    assert words in mistake
+    assert "secret" not in mistake
+
+
+@pytest.mark.parametrize("host", ["http://127.0.0.1:8080", "http://localhost:1/", "https://api.eu.sendgrid.com/"])
+def test_a_host_that_will_do(host: str) -> None:
+    assert load({"DISPATCHER_SENDGRID_HOST": host}).sendgrid_host == host.rstrip("/")
+
+
+@pytest.mark.parametrize(("text", "is_on"), [("on", True), ("TRUE", True), ("1", True), ("off", False), ("no", False)])
+def test_sandbox_mode_is_a_switch(text: str, is_on: bool) -> None:
+    assert load({"DISPATCHER_SENDGRID_SANDBOX": text}).sendgrid_sandbox is is_on
+
+
+def test_a_switch_is_on_or_off() -> None:
+    _, _, mistakes = examine({"DISPATCHER_SENDGRID_SANDBOX": "perhaps"})
+
+    assert mistakes == ("DISPATCHER_SENDGRID_SANDBOX must be on or off.",)
+
+
+async def test_a_ca_file_without_certificates_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("nothing")
+    settings = load({**NAMED, "SENDGRID_API_KEY": KEY, "DISPATCHER_CA_FILE": str(tmp_path / "ca.pem")})
+
+    with pytest.raises(ConfigurationError, match="DISPATCHER_CA_FILE"):
+        open_provider("sendgrid", settings)
+
+
+async def test_the_adapter_opens_without_connecting() -> None:
+    provider = open_provider("sendgrid", load({**NAMED, "SENDGRID_API_KEY": KEY}))
+
+    assert provider.name == "sendgrid"
+    await provider.close()

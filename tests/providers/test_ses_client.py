@@ -1,0 +1,293 @@
+"""boto3 as the ses adapter sets it up: one POST, its settings, its silence, and what `check` says of the account."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3.session
+import pytest
+import structlog
+
+from dispatcher.config import load
+from dispatcher.dev.http_behaviour import Act, Behaviour, Reply
+from dispatcher.domain.outcome import Accepted, Uncertain
+from dispatcher.errors import ConfigurationError, ProviderFault
+from dispatcher.providers.registry import check_provider, open_provider
+from dispatcher.providers.ses import SesProvider
+from dispatcher.providers.ses_client import SesOptions, assert_one_post, new_client
+from dispatcher.telemetry import log
+from tests.providers.conftest import Authority
+from tests.providers.emails import SOON_SECONDS, an_email, send
+from tests.providers.listeners import listening
+from tests.providers.ses_place import ACCESS_KEY, REGION, SECRET_KEY, aws_environment, ses_place, ses_provider
+from tests.providers.test_ses_outcomes import aws_error
+
+SECRETS = (ACCESS_KEY, SECRET_KEY, "ann@example.com", "shop@example.org", "Your order", "Thank you")
+ECHO = aws_error(400, "MessageRejected", "ann@example.com <ann@example.com> is not ann%40example.com")
+DENIED = aws_error(403, "AccessDeniedException", "arn:aws:ses:eu-west-1:1:identity/ann@example.com is not yours")
+
+
+@pytest.mark.parametrize("mode", ["legacy", "standard", "adaptive"])
+async def test_one_post_whatever_the_environment_says(mode: str, tmp_path: Path) -> None:
+    email = an_email()
+    async with ses_place(tmp_path, Behaviour(Act.CLOSE)) as place:
+        with aws_environment(AWS_MAX_ATTEMPTS="5", AWS_RETRY_MODE=mode):
+            sending = await send(place.provider, email)
+
+        assert isinstance(sending.outcome, Uncertain)
+        assert place.double.requests == {str(email.email_id): 1}
+
+
+async def test_boto3_left_alone_posts_again(tmp_path: Path) -> None:
+    """What the setting is for, and that the double would show it."""
+    email = {"Content": {"Raw": {"Data": b"x"}}}
+    async with ses_place(tmp_path, Behaviour(Act.CLOSE)) as place:
+        with aws_environment():
+            client = boto3.session.Session(region_name=REGION).client("sesv2", endpoint_url=place.double.url)
+            with pytest.raises(Exception, match="Connection was closed"):
+                await asyncio.to_thread(client.send_email, **email)
+            with pytest.raises(ProviderFault, match="more than once"):
+                assert_one_post(client)
+            client.close()
+
+        assert place.double.begun.total() == 3
+
+
+def test_the_effective_settings() -> None:
+    with aws_environment():
+        client = new_client(SesOptions(REGION, "http://127.0.0.1:1", threads=7, timeout_seconds=3))
+
+    config = client.meta.config
+    assert config.retries == {"mode": "standard", "total_max_attempts": 1}
+    assert (config.connect_timeout, config.read_timeout, config.max_pool_connections) == (3, 3, 7)
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("environment", "region"),
+    [
+        ({"AWS_REGION": "eu-north-1"}, "eu-north-1"),
+        ({"AWS_DEFAULT_REGION": "us-east-1"}, "us-east-1"),
+        ({"AWS_REGION": "eu-north-1", "AWS_DEFAULT_REGION": "us-east-1"}, "eu-north-1"),
+    ],
+)
+def test_where_the_region_comes_from(environment: dict[str, str], region: str) -> None:
+    with aws_environment(**environment):
+        assert SesOptions.from_settings(load(environment)).region == region
+
+
+def test_the_profiles_region_counts(tmp_path: Path) -> None:
+    profile = tmp_path / "config"
+    profile.write_text("[default]\nregion = ap-south-1\n")
+    with aws_environment(AWS_CONFIG_FILE=str(profile)):
+        assert SesOptions.from_settings(load({})).region == "ap-south-1"
+
+
+def test_without_a_region_it_does_not_open() -> None:
+    with aws_environment(), pytest.raises(ConfigurationError, match="AWS_REGION is not set"):
+        open_provider("ses", load({}))
+
+
+def test_a_profile_that_is_not_there_is_a_mistake() -> None:
+    with aws_environment(AWS_PROFILE="nobody"), pytest.raises(ConfigurationError, match="nobody"):
+        open_provider("ses", load({}))
+
+
+def test_every_setting_arrives(authority: Authority) -> None:
+    settings = load(
+        {
+            "AWS_REGION": REGION,
+            "DISPATCHER_SES_ENDPOINT_URL": "http://127.0.0.1:4566",
+            "DISPATCHER_SES_CONFIGURATION_SET": "news_1",
+            "DISPATCHER_SES_THREADS": "4",
+            "DISPATCHER_SEND_TIMEOUT_SECONDS": "9",
+            "DISPATCHER_CA_FILE": str(authority.ca_file),
+        }
+    )
+
+    options = SesOptions.from_settings(settings)
+
+    assert options == SesOptions(REGION, "http://127.0.0.1:4566", "news_1", 4, 9.0, authority.ca_file)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"AWS_REGION": "eu west 1"},
+        {"AWS_REGION": "eu-west-1.example.com/"},
+        {"DISPATCHER_SES_ENDPOINT_URL": "http://email.eu-west-1.amazonaws.com"},
+        {"DISPATCHER_SES_ENDPOINT_URL": "email.eu-west-1.amazonaws.com"},
+        {"DISPATCHER_SES_CONFIGURATION_SET": "no spaces"},
+        {"DISPATCHER_SES_THREADS": "0"},
+    ],
+)
+def test_settings_that_cannot_be_right_are_refused(setting: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(setting))):
+        load(setting)
+
+
+def test_a_ca_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    ca_file = tmp_path / "ca.pem"
+    ca_file.write_text("no certificate")
+    settings = load({"AWS_REGION": REGION, "DISPATCHER_CA_FILE": str(ca_file)})
+
+    with pytest.raises(ConfigurationError, match="DISPATCHER_CA_FILE"):
+        open_provider("ses", settings)
+
+
+def test_boto3_is_imported_only_where_ses_is_named() -> None:
+    program = (
+        "import sys; from dispatcher.config import load; from dispatcher.providers.registry import open_provider\n"
+        "import dispatcher.cli.main, dispatcher.worker.process\n"
+        "assert not {'boto3', 'botocore', 'urllib3'} & set(sys.modules)\n"
+        "open_provider('ses', load({'AWS_REGION': 'eu-west-1'}))\n"
+        "assert 'boto3' in sys.modules"
+    )
+
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+async def test_opening_starts_no_thread_and_close_twice_is_harmless() -> None:
+    """The parent opens one to see whether it could, and forks afterwards."""
+    before = threading.active_count()
+    provider = SesProvider(SesOptions(REGION))
+
+    await provider.close()
+    await provider.close()
+
+    assert threading.active_count() == before
+
+
+async def test_a_client_that_cannot_be_made_is_a_fault_until_it_can(tmp_path: Path) -> None:
+    failing = [True]
+
+    def make(options: SesOptions) -> Any:
+        if failing:
+            failing.pop()
+            return new_client(SesOptions(REGION, "no url"))
+        return new_client(options)
+
+    async with ses_place(tmp_path) as place:
+        with aws_environment():
+            provider = SesProvider(SesOptions(REGION, place.double.url), make)
+            with pytest.raises(ProviderFault, match="boto3 cannot be set up"):
+                await send(provider, an_email())
+            sending = await send(provider, an_email())
+            await provider.close()
+
+    assert isinstance(sending.outcome, Accepted)
+
+
+@pytest.fixture
+def debug_log() -> Iterator[None]:
+    """Our own log, at its most talkative."""
+    log.configure("debug", "json", worker="test")
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("debug_log")
+@pytest.mark.parametrize(
+    "act", [None, Act.CLOSE, Act.RESET, Act.HANG, Act.HALF, Act.GARBAGE, Act.HTML, Act.REDIRECT, ECHO, DENIED,
+            Reply(500, b"ann@example.com")], ids=str,
+)  # fmt: skip
+async def test_nothing_private_is_logged_or_raised(
+    act: Act | Reply | None, tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    caplog.set_level(1)
+    words = ""
+    async with ses_place(tmp_path, Behaviour(act), tls=authority.server, ca_file=authority.ca_file) as place:
+        try:
+            sending = await send(place.provider, an_email(), seconds=SOON_SECONDS * 3)
+            words = repr(sending.outcome)
+        except ProviderFault as fault:
+            words = "".join(traceback.format_exception(fault))
+
+    told = "\n".join((words, caplog.text, *capfd.readouterr()))
+    assert [secret for secret in SECRETS if secret in told] == []
+    assert words
+
+
+async def test_boto3_at_debug_would_tell_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What the quiet is for, and that the test above would see it."""
+    async with ses_place(tmp_path) as place:
+        await send(place.provider, an_email())
+        for name in ("", "boto3", "botocore", "urllib3"):
+            caplog.set_level(logging.DEBUG, logger=name)
+        await send(place.provider, an_email())
+
+    assert "ann@example.com" in caplog.text
+    assert ACCESS_KEY in caplog.text
+
+
+ACCOUNT = {
+    "SendingEnabled": True,
+    "ProductionAccessEnabled": True,
+    "SendQuota": {"Max24HourSend": 50000.0, "MaxSendRate": 14.0, "SentLast24Hours": 12.0},
+}
+
+
+async def checked(answer: Reply) -> str:
+    """What check says where SES answers GetAccount so."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"GET /v2/email/account HTTP/1.1\r\n")
+        body = answer.body if isinstance(answer.body, bytes) else json.dumps(answer.body).encode()
+        headers = "".join(f"{name}: {value}\r\n" for name, value in answer.headers.items())
+        writer.write(f"HTTP/1.1 {answer.status} X\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+
+    async with listening(serve) as port, ses_provider(f"http://127.0.0.1:{port}") as provider:
+        return await provider.check()
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (Reply(200, ACCOUNT), "SES in eu-west-1 answers: 14 emails per second, 12 of 50000 sent within a day."),
+        (Reply(200, {**ACCOUNT, "ProductionAccessEnabled": False}), "sandbox: only to addresses that are verified."),
+        (Reply(200, {"SendingEnabled": True, "ProductionAccessEnabled": True}), "answers: it tells no quota."),
+        (aws_error(403, "AccessDeniedException", "no"), "may not ask for the account's state (ses:GetAccount)."),
+    ],
+)
+async def test_check_praises_an_account_that_may_send(answer: Reply, words: str) -> None:
+    assert (await checked(answer)).endswith(words)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (Reply(200, {**ACCOUNT, "SendingEnabled": False}), "switched off"),
+        (Reply(200, {**ACCOUNT, "SendQuota": {"Max24HourSend": 200, "SentLast24Hours": 200}}), "quota of 200 emails"),
+        (aws_error(403, "InvalidClientTokenId", "ann@example.com"), "Check AWS's credentials"),
+        (aws_error(429, "TooManyRequestsException", "slow"), "slow"),
+        (Reply(500, b"<html>"), "SES"),
+        (Reply(200, b"<html>"), "not SES v2. Check DISPATCHER_SES_ENDPOINT_URL"),
+        (Reply(200, ["?"]), "SES"),
+    ],
+)
+async def test_check_tells_what_is_wrong(answer: Reply, words: str) -> None:
+    with pytest.raises(ProviderFault, match=re.escape(words)) as fault:
+        await checked(answer)
+
+    assert "ann@example.com" not in "".join(traceback.format_exception(fault.value))
+
+
+async def test_check_of_a_server_that_is_away(tmp_path: Path) -> None:
+    async with ses_place(tmp_path) as place:
+        settings = load({"AWS_REGION": REGION, "DISPATCHER_SES_ENDPOINT_URL": place.double.url})
+        await place.double.close()
+
+        with aws_environment(), pytest.raises(ProviderFault, match=r"no connection.*AWS_REGION"):
+            await check_provider("ses", settings)

@@ -1,0 +1,312 @@
+"""What happened → outcome, for ses, counted at the server. The rows are those of the table in `docs/providers.md`."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import botocore.session
+import pytest
+from botocore.retries.standard import ThrottledRetryableChecker
+
+from dispatcher.dev.http_behaviour import Act, Behaviour, Reply
+from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain, outcome_name
+from dispatcher.domain.outgoing import Attachment
+from dispatcher.errors import ProviderFault
+from dispatcher.providers.ses_errors import VERDICTS
+from tests.providers.conftest import Authority
+from tests.providers.emails import PATIENCE_SECONDS, SOON_SECONDS, an_email, send
+from tests.providers.ses_place import ses_place
+
+THE_PAGE: Final = Path(__file__).parents[2] / "docs" / "providers.md"
+FAULT: Final = "ProviderFault"
+
+
+def aws_error(status: int, kind: str, message: str = "", **headers: str) -> Reply:
+    """An error as SES v2 words it."""
+    return Reply(status, {"message": message}, {"x-amzn-ErrorType": f"{kind}:http://internal.amazon.com/", **headers})
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row, and one way to make it happen.
+
+    Attributes:
+        row: The table's first column.
+        expected: The outcome's type and, where it has several, its reason; `ProviderFault` for a fault.
+        act: What the server does.
+        code: The outcome's code.
+        detail: What its detail, or the fault, holds.
+        accepted: How often the email is in the server's ledger.
+        has_template: Whether the email names a template.
+    """
+
+    row: str
+    expected: str
+    act: Act | Reply | None = None
+    code: str | None = None
+    detail: str = ""
+    accepted: int = 0
+    has_template: bool = False
+    seconds: float = PATIENCE_SECONDS
+
+
+ACCEPTED: Final = "200 with a MessageId"
+NEITHER: Final = "200 without one, another 2xx, or a redirect (not followed)"
+THROTTLED: Final = "TooManyRequestsException, ThrottlingException and the like; 429"
+QUOTA: Final = "the same with words about the day's quota; LimitExceededException"
+STOPPED: Final = "SendingPausedException, AccountSuspendedException"
+SENDER: Final = "MailFromDomainNotVerifiedException; MessageRejected: not verified"
+CONTENT: Final = "another MessageRejected or BadRequestException"
+LARGE: Final = "BadRequestException about the length; 413"
+TEMPLATE: Final = "NotFoundException, and the email names a template"
+SET_UP: Final = "another NotFoundException; any complaint about the configuration set"
+ACCOUNT: Final = "credentials, signature, clock, permission; 401, 403, 404, 405, 407"
+REFUSED: Final = "another 4xx"
+SERVER: Final = "InternalFailure, ServiceUnavailable; 408, 500, 503, another 5xx"
+GATEWAY: Final = "502 or 504 without a code of SES's own"
+SILENCE: Final = "no answer after the request left: closed, reset, past the deadline"
+BROKEN: Final = "half an answer, what is no HTTP, or JSON of another form"
+LOCAL_SIZE: Final = "more than 40 MB, found before it leaves"
+LOCAL_RECIPIENTS: Final = "more than 50 recipients, or one with letters before the @ that are not ASCII"
+LOCAL_SENDER: Final = "such a sender"
+NOT_CONNECTED: Final = "no connection: refused, unknown host, TLS broken off, proxy"
+NOT_SIGNED: Final = "no credentials; the certificate is not trusted"
+LATE: Final = "the deadline passes before the request left, or before a thread is free"
+
+UNVERIFIED: Final = "Email address is not verified. The following identities failed the check: shop@example.org"
+NO_SET: Final = "Configuration set <news> does not exist."
+SOON: Final = SOON_SECONDS
+PAGE: Final = b"<html><title>504 Gateway Time-out</title></html>"
+
+CASES: Final = [
+    Case(ACCEPTED, "accepted", accepted=1),
+    Case(ACCEPTED, "accepted", Act.LAST_ANSWER, accepted=1),
+    Case(NEITHER, "uncertain", Act.EMPTY, "200", "without a MessageId (no content type)", accepted=1),
+    Case(NEITHER, "uncertain", Act.HTML, "200", "without a MessageId (text/html)", accepted=1),
+    Case(NEITHER, "uncertain", Act.FLOOD, "202", accepted=1),
+    Case(NEITHER, "uncertain", Reply(204), "204"),
+    Case(NEITHER, "uncertain", Reply(200, {"MessageId": 5}), "200"),
+    Case(NEITHER, "uncertain", Reply(200, {"MessageId": ""}), "200"),
+    Case(NEITHER, "uncertain", Reply(200, b'{"MessageId": "broken'), "200"),
+    Case(NEITHER, "uncertain", Act.REDIRECT, "307", accepted=1),
+    Case(THROTTLED, "deferred throttled", aws_error(429, "TooManyRequestsException", "Maximum sending rate exceeded."),
+         "TooManyRequestsException", "Maximum sending rate"),
+    Case(THROTTLED, "deferred throttled", aws_error(400, "ThrottlingException", "Rate"), "ThrottlingException"),
+    Case(THROTTLED, "deferred throttled", Reply(429, b"slow down"), "429", "slow down"),
+    Case(QUOTA, FAULT, aws_error(429, "TooManyRequestsException", "Daily message quota exceeded."), detail="Daily"),
+    Case(QUOTA, FAULT, aws_error(400, "LimitExceededException", "limit"), detail="higher sending quota"),
+    Case(STOPPED, FAULT, aws_error(400, "SendingPausedException", "Paused"), detail="SendingPausedException"),
+    Case(STOPPED, FAULT, aws_error(400, "AccountSuspendedException", "Suspended"), detail="SES's console"),
+    Case(STOPPED, FAULT, aws_error(400, "MessageRejected", "Sending for this account is paused."), detail="paused"),
+    Case(SENDER, "rejected rejected_sender", aws_error(400, "MessageRejected", UNVERIFIED), "MessageRejected",
+         "failed the check: <address>"),
+    Case(SENDER, "rejected rejected_sender", aws_error(400, "MailFromDomainNotVerifiedException", "no"),
+         "MailFromDomainNotVerifiedException"),
+    Case(CONTENT, "rejected invalid_content", aws_error(400, "MessageRejected", "virus"), "MessageRejected", "virus"),
+    Case(CONTENT, "rejected invalid_content", aws_error(400, "BadRequestException", "Missing final '@domain'"),
+         "BadRequestException"),
+    Case(LARGE, "rejected too_large", aws_error(400, "BadRequestException", "Message length is more than 41943040"),
+         "BadRequestException"),
+    Case(LARGE, "rejected too_large", Reply(413), "413"),
+    Case(TEMPLATE, "rejected invalid_content", aws_error(404, "NotFoundException", "Template welcome does not exist."),
+         "NotFoundException", has_template=True),
+    Case(SET_UP, FAULT, aws_error(404, "NotFoundException", NO_SET), detail="CONFIGURATION_SET", has_template=True),
+    Case(SET_UP, FAULT, aws_error(404, "NotFoundException", "gone"), detail="CONFIGURATION_SET"),
+    Case(SET_UP, FAULT, aws_error(400, "BadRequestException", NO_SET), detail="<news> does not exist"),
+    Case(ACCOUNT, FAULT, aws_error(403, "UnrecognizedClientException", "Token invalid."), detail="AWS_ACCESS_KEY_ID"),
+    Case(ACCOUNT, FAULT, aws_error(403, "SignatureDoesNotMatch", "no"), detail="AWS_SECRET_ACCESS_KEY"),
+    Case(ACCOUNT, FAULT, aws_error(400, "ExpiredTokenException", "no"), detail="credentials"),
+    Case(ACCOUNT, FAULT, aws_error(403, "AccessDeniedException", "not authorized on identity/ann@example.com"),
+         detail="not authorized on <address>"),
+    Case(ACCOUNT, FAULT, aws_error(403, "RequestExpired", "no"), detail="clock"),
+    Case(ACCOUNT, FAULT, Reply(403, b"<html>"), detail="ses:SendEmail"),
+    Case(ACCOUNT, FAULT, Reply(404), detail="DISPATCHER_SES_ENDPOINT_URL"),
+    Case(REFUSED, "rejected refused", aws_error(400, "BrandNewException", "no"), "BrandNewException"),
+    Case(REFUSED, "rejected refused", Reply(418), "418"),
+    Case(SERVER, "deferred server_error", aws_error(500, "InternalFailure"), "InternalFailure"),
+    Case(SERVER, "deferred server_error", aws_error(503, "ServiceUnavailable"), "ServiceUnavailable"),
+    Case(SERVER, "deferred server_error", aws_error(504, "InternalFailure"), "InternalFailure"),
+    Case(SERVER, "deferred server_error", Reply(500, b"<html>"), "500"),
+    Case(SERVER, "deferred server_error", Reply(408), "408"),
+    Case(SERVER, "deferred server_error", Reply(599, b"?"), "599"),
+    Case(GATEWAY, "uncertain", Reply(504, PAGE), "504"),
+    Case(GATEWAY, "uncertain", Reply(502), "502"),
+    Case(SILENCE, "uncertain", Act.CLOSE_UNREAD),
+    Case(SILENCE, "uncertain", Act.RESET_UNREAD),
+    Case(SILENCE, "uncertain", Act.CLOSE, detail="the connection broke", accepted=1),
+    Case(SILENCE, "uncertain", Act.RESET, detail="the connection broke", accepted=1),
+    Case(SILENCE, "uncertain", Act.HANG, detail="no answer before the deadline", accepted=1, seconds=SOON),
+    Case(SILENCE, "uncertain", Act.DRIP, detail="no answer before the deadline", accepted=1, seconds=SOON),
+    Case(SILENCE, "uncertain", Act.DRIP_BODY, detail="no answer before the deadline", accepted=1, seconds=SOON),
+    Case(BROKEN, "uncertain", Reply(200, ["MessageId"])),
+    Case(BROKEN, "uncertain", Reply(503, ["?"]), detail="no sense in it"),
+    Case(BROKEN, "uncertain", Act.HALF, accepted=1),
+    Case(BROKEN, "uncertain", Act.HALF_HEAD, accepted=1),
+    Case(BROKEN, "uncertain", Act.GARBAGE, accepted=1),
+]  # fmt: skip
+ELSEWHERE: Final = {
+    (LOCAL_SIZE, "rejected too_large"),
+    (LOCAL_RECIPIENTS, "rejected rejected_recipient"),
+    (LOCAL_SENDER, "rejected rejected_sender"),
+    (NOT_CONNECTED, "deferred connection_failed"),
+    (NOT_SIGNED, FAULT),
+    (LATE, "deferred timeout_before_send"),
+}
+"""Rows that need no server that behaves so: tests by their names, here, in test_ses_connecting and test_ses_threads."""
+
+
+def _named(case: Case) -> str:
+    act = str(case.act)
+    if isinstance(case.act, Reply):
+        act = f"{case.act.status} {dict(case.act.headers)} {case.act.body!r}".replace("x-amzn-ErrorType", "")
+    return re.sub(r"[^a-z0-9]+", "-", f"{case.row[:30]} {act}".lower()).strip("-")[:100]
+
+
+@pytest.mark.parametrize("case", CASES, ids=_named)
+async def test_what_happened_gives_its_outcome(case: Case, tmp_path: Path, authority: Authority) -> None:
+    email = an_email(template_id="welcome", text=None) if case.has_template else an_email()
+    async with ses_place(tmp_path, Behaviour(case.act), tls=authority.server, ca_file=authority.ca_file) as place:
+        if case.expected == FAULT:
+            with pytest.raises(ProviderFault, match=re.escape(case.detail)):
+                await send(place.provider, email, seconds=case.seconds)
+            assert not place.times()
+            assert place.double.begun.total() == 1
+            return
+
+        sending = await send(place.provider, email, seconds=case.seconds)
+
+        assert sending.outcome is not None
+        assert words_for(sending.outcome) == case.expected
+        assert sending.left == 1
+        assert getattr(sending.outcome, "code", None) == case.code
+        assert case.detail in (sending.outcome.detail or "")
+        assert "@" not in (sending.outcome.detail or "")
+        assert place.times()[str(email.email_id)] == case.accepted
+        assert place.double.begun.total() == 1
+
+
+@pytest.mark.parametrize("tls", [True, False], ids=["tls", "clear"])
+@pytest.mark.parametrize("case", [case for case in CASES if isinstance(case.act, Act) and case.act is not Act.FLOOD],
+                         ids=_named)  # fmt: skip
+async def test_the_next_email_is_not_affected(case: Case, tls: bool, tmp_path: Path, authority: Authority) -> None:
+    """With one thread: whatever happened to one email, thread and connection are there for the next."""
+    async with ses_place(
+        tmp_path, Behaviour(case.act), tls=authority.server if tls else None, ca_file=authority.ca_file, threads=1
+    ) as place:
+        first = await send(place.provider, an_email(), seconds=case.seconds)
+        place.double.behaviour = Behaviour()
+        email = an_email()
+
+        sending = await send(place.provider, email)
+
+        assert words_for(first.outcome) == case.expected if first.outcome else False
+        assert isinstance(sending.outcome, Accepted)
+        assert place.double.requests[str(email.email_id)] == 1
+
+
+async def test_two_hundred_accepted_and_closed_upon_are_two_hundred_unknown(
+    tmp_path: Path, authority: Authority
+) -> None:
+    emails = [an_email() for _ in range(200)]
+    async with ses_place(tmp_path, Behaviour(Act.CLOSE), tls=authority.server, ca_file=authority.ca_file) as place:
+        sendings = await asyncio.gather(*(send(place.provider, email) for email in emails))
+
+        assert [type(sending.outcome) for sending in sendings] == [Uncertain] * 200
+        assert place.double.ledger().delivered == 200
+        assert not place.double.ledger().duplicates
+        assert place.double.requests == {str(email.email_id): 1 for email in emails}
+
+
+async def test_the_message_id_is_kept(tmp_path: Path) -> None:
+    async with ses_place(tmp_path) as place:
+        sending = await send(place.provider, an_email())
+
+    assert isinstance(sending.outcome, Accepted)
+    assert (sending.outcome.provider_message_id or "").startswith("0100")
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, None),
+        ({"Retry-After": "7"}, 7.0),
+        ({"x-amz-retry-after": "1500"}, 1.5),
+        ({"Retry-After": "soon"}, None),
+        ({"Retry-After": "-5"}, None),
+        ({"Retry-After": "9" * 4000}, None),
+    ],
+)
+async def test_how_long_to_wait(headers: dict[str, str], seconds: float | None, tmp_path: Path) -> None:
+    throttled = aws_error(429, "TooManyRequestsException", "Maximum sending rate exceeded.", **headers)
+    async with ses_place(tmp_path, Behaviour(throttled)) as place:
+        sending = await send(place.provider, an_email())
+
+    assert isinstance(sending.outcome, Deferred)
+    assert sending.outcome.retry_after == seconds
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"attachments": (Attachment("a", "text/plain", bytes(31_000_000)),)}, (LOCAL_SIZE, "rejected too_large")),
+        ({"to": [f"a{number}@example.com" for number in range(51)]}, (LOCAL_RECIPIENTS, "rejected rejected_recipient")),
+        ({"bcc": ("юзер@example.com",)}, (LOCAL_RECIPIENTS, "rejected rejected_recipient")),
+        ({"sender": "магазин@example.org"}, (LOCAL_SENDER, "rejected rejected_sender")),
+    ],
+)
+async def test_what_ses_never_takes_does_not_leave(
+    changes: dict[str, object], expected: tuple[str, str], tmp_path: Path
+) -> None:
+    async with ses_place(tmp_path) as place:
+        sending = await send(place.provider, an_email(**changes))
+
+        assert sending.outcome is not None
+        assert expected in ELSEWHERE
+        assert words_for(sending.outcome) == expected[1]
+        assert sending.left == 0
+        assert not place.double.begun
+
+
+async def test_a_reply_to_that_is_not_ascii_does_not_leave(tmp_path: Path) -> None:
+    async with ses_place(tmp_path) as place:
+        sending = await send(place.provider, an_email(reply_to=("помощь@example.org",)))
+
+    assert isinstance(sending.outcome, Rejected)
+    assert sending.outcome.reason is Reason.INVALID_CONTENT
+
+
+def test_every_exception_that_the_model_names_has_a_verdict() -> None:
+    model = botocore.session.Session().get_service_model("sesv2").operation_model("SendEmail")
+
+    codes = {shape.metadata.get("error", {}).get("code", shape.name) for shape in model.error_shapes}
+
+    assert len(codes) >= 8
+    assert codes - set(VERDICTS) == set()
+
+
+def test_what_boto3_takes_for_throttling_so_do_we() -> None:
+    # LimitExceededException is SES's word for the account's quota.
+    codes = {*ThrottledRetryableChecker._THROTTLED_ERROR_CODES} - {"LimitExceededException"}
+
+    assert {VERDICTS[code] for code in codes} == {Deferred(Reason.THROTTLED)}
+
+
+def words_for(outcome: Outcome | None) -> str:
+    """As the table's second and third column have it."""
+    assert outcome is not None
+    if isinstance(outcome, Accepted | Uncertain):
+        return outcome_name(outcome)
+    return f"{outcome_name(outcome)} {outcome.reason}"
+
+
+def test_the_page_has_the_same_table() -> None:
+    section = THE_PAGE.read_text().partition("\n## SES")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (.+?) \| `(\w+)` \| (?:`(\w+)`)? *\| [^|]+ \|$", section, re.MULTILINE)
+
+    assert {(row, f"{outcome} {reason}".strip()) for row, outcome, reason in rows} == {
+        (case.row, case.expected) for case in CASES
+    } | ELSEWHERE

@@ -1,0 +1,160 @@
+"""Which provider gets the next attempt, and what its route learns from an outcome."""
+
+from __future__ import annotations
+
+import pytest
+
+from dispatcher.domain.outcome import CONCERNS_PROVIDER, Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.errors import ProviderFault
+from dispatcher.routing.breaker import FAILURES_IN_A_ROW, FIRST_OPEN_SECONDS, Breaker, State
+from dispatcher.routing.routes import Route, Routes
+from tests.worker.scripted import ScriptedProvider
+
+FAILED = Deferred(Reason.CONNECTION_FAILED)
+THROTTLED = Deferred(Reason.THROTTLED, "slow down", "429", 90.0)
+
+
+class Scene:
+    """Routes in the order of their names, and the clock that they share."""
+
+    def __init__(self, names: str = "abc") -> None:
+        self.now = 1000.0
+        self.providers = [ScriptedProvider(name) for name in names]
+        self.by_name = {each.name: Route(each, self._breaker()) for each in self.providers}
+        self.routes = Routes(list(self.by_name.values()))
+
+    def _breaker(self) -> Breaker:
+        return Breaker(lambda: self.now, lambda *_: None, jitter=lambda: 1.0)
+
+    def hear(self, name: str, outcome: Outcome, times: int = 1) -> None:
+        """Emails are tried on that provider, and this is its word."""
+        for _ in range(times):
+            self.by_name[name].note(outcome, self.by_name[name].breaker.begin())
+
+    def fault(self, name: str) -> None:
+        """The provider cannot be used."""
+        self.by_name[name].note_fault(ProviderFault(name, "bad credentials"), self.by_name[name].breaker.begin())
+
+    def chosen(self, *refused_by: str) -> str | None:
+        """Who gets the next attempt."""
+        route = self.routes.choose(refused_by)
+        return route and route.name
+
+    def state(self, name: str) -> State:
+        """How that provider is seen."""
+        return self.by_name[name].breaker.state
+
+
+def test_the_first_in_order_is_chosen_while_it_may_be_tried() -> None:
+    assert Scene().chosen() == "a"
+
+
+def test_those_that_refused_are_left_out_of_the_choice() -> None:
+    scene = Scene()
+
+    assert [scene.chosen("a"), scene.chosen("a", "b"), scene.chosen("a", "b", "c")] == ["b", "c", None]
+
+
+@pytest.mark.parametrize("outcome", [Deferred(reason) for reason in sorted(CONCERNS_PROVIDER)], ids=str)
+def test_a_provider_that_fails_or_throttles_is_passed_over(outcome: Deferred) -> None:
+    scene = Scene()
+
+    scene.hear("a", outcome, FAILURES_IN_A_ROW)
+
+    assert scene.chosen() == "b"
+
+
+def test_one_throttling_and_one_fault_are_enough() -> None:
+    scene = Scene()
+
+    scene.hear("a", THROTTLED)
+    scene.fault("b")
+
+    assert scene.chosen() == "c"
+    assert (scene.state("a"), scene.state("b")) == (State.PAUSED, State.OPEN)
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Accepted(),
+        Rejected(Reason.REJECTED_RECIPIENT, "no such user", "550 5.1.1"),
+        Deferred(Reason.RECIPIENT_DEFERRED, "greylisted", "451 4.7.1"),
+    ],
+    ids=str,
+)
+def test_a_word_about_an_email_shows_that_the_provider_works(outcome: Outcome) -> None:
+    scene = Scene()
+    scene.fault("a")
+    scene.now += FIRST_OPEN_SECONDS
+    assert scene.state("a") is State.HALF_OPEN
+
+    scene.hear("a", outcome)
+
+    assert scene.state("a") is State.CLOSED
+
+
+@pytest.mark.parametrize(
+    "outcome", [Rejected(Reason.INVALID_CONTENT, "our own rendering"), Deferred(Reason.INTERNAL_ERROR)], ids=str
+)
+def test_our_own_word_says_nothing_of_the_provider(outcome: Outcome) -> None:
+    scene = Scene()
+    scene.hear("b", FAILED, FAILURES_IN_A_ROW - 1)
+    scene.fault("a")
+    scene.now += FIRST_OPEN_SECONDS
+    assert scene.state("a") is State.HALF_OPEN
+
+    scene.hear("a", outcome)
+    scene.hear("b", outcome)
+    scene.hear("b", FAILED)
+
+    assert (scene.state("a"), scene.by_name["a"].breaker.room) == (State.HALF_OPEN, 1)
+    assert scene.state("b") is State.OPEN
+
+
+def test_silence_does_not_show_that_the_provider_works() -> None:
+    scene = Scene()
+    scene.fault("a")
+    scene.now += FIRST_OPEN_SECONDS
+    assert scene.state("a") is State.HALF_OPEN
+
+    scene.hear("a", Uncertain("no answer"))
+
+    assert scene.state("a") is State.OPEN
+
+
+def test_one_email_probes_and_the_others_go_to_the_next() -> None:
+    scene = Scene()
+    scene.fault("a")
+    scene.now += FIRST_OPEN_SECONDS
+
+    assert scene.chosen() == "a"
+    scene.by_name["a"].breaker.begin()
+
+    assert scene.chosen() == "b"
+
+
+def test_there_is_room_without_bound_while_one_is_closed() -> None:
+    scene = Scene()
+    scene.fault("a")
+    scene.hear("b", THROTTLED)
+
+    assert (scene.routes.room, scene.routes.wait_seconds) == (None, 0.0)
+    assert scene.routes.change_seconds == FIRST_OPEN_SECONDS
+
+
+def test_with_none_left_there_is_no_room_until_the_first_may_be_probed() -> None:
+    scene = Scene()
+    scene.fault("a")
+    scene.hear("b", THROTTLED)
+    scene.hear("c", THROTTLED)
+
+    assert (scene.chosen(), scene.routes.room, scene.routes.wait_seconds) == (None, 0, FIRST_OPEN_SECONDS)
+    scene.now += FIRST_OPEN_SECONDS
+
+    assert (scene.chosen(), scene.routes.room, scene.routes.wait_seconds) == ("a", 1, 0.0)
+    assert scene.routes.change_seconds == 90.0 - FIRST_OPEN_SECONDS
+
+
+def test_with_all_closed_nothing_is_waited_for() -> None:
+    assert Scene().routes.change_seconds is None

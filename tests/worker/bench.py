@@ -1,0 +1,205 @@
+"""Real workers on real queues and tables, in the test's own loop; only the provider is scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import UUID, uuid4
+
+from dispatcher.broker.outgoing import Outgoing
+from dispatcher.broker.pointer import Pointer
+from dispatcher.broker.publisher import Publisher
+from dispatcher.broker.topology import Topology
+from dispatcher.config import Settings, load
+from dispatcher.dev.servers import Servers
+from dispatcher.inflight import Ledger
+from dispatcher.routing.rate import RateLimit
+from dispatcher.routing.routes import Route, Routes
+from dispatcher.store.connections import make_pool
+from dispatcher.store.leases import LeaseStore
+from dispatcher.store.providers import ProviderStore
+from dispatcher.worker.process import Identity, _dispatch
+from dispatcher.worker.watch import ProviderWatch
+from tests.broker.rabbit import Rabbit
+from tests.store.books import Books
+from tests.waiting import until
+from tests.worker.scripted import ScriptedProvider
+
+HEADER_OCTETS = 256
+SLOT_OCTETS = 512
+
+
+@dataclass
+class Worker:
+    """A worker that runs.
+
+    Attributes:
+        name: As it stands in `locked_by` and as its sessions are called.
+        connection_name: As RabbitMQ's management shows it.
+    """
+
+    name: str
+    ledger: Path
+    task: asyncio.Task[None]
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def connection_name(self) -> str:
+        return f"dispatcher {self.name}"
+
+    def begin_to_stop(self) -> None:
+        """What SIGTERM does."""
+        self.stopping.set()
+
+    async def stop(self) -> None:
+        """Drains it."""
+        self.stopping.set()
+        await asyncio.wait_for(self.task, 30)
+
+    @property
+    def in_flight(self) -> int:
+        """How many slots of its ledger are not empty."""
+        content = self.ledger.read_bytes()
+        return sum(content[at] != 0 for at in range(HEADER_OCTETS, len(content), SLOT_OCTETS))
+
+
+class Bench:
+    """One test's workers, and what they work on.
+
+    Attributes:
+        books: Its tables.
+        rabbit: A second client of its queues.
+        provider: What workers send with unless a test gives others.
+    """
+
+    def __init__(
+        self, servers: Servers, tables_url: str, topology: Topology, run_dir: Path, books: Books, rabbit: Rabbit
+    ) -> None:
+        self.books = books
+        self.rabbit = rabbit
+        self.topology = topology
+        self.provider = ScriptedProvider()
+        self._servers = servers
+        self._tables_url = tables_url
+        self._run_dir = run_dir
+        self._publisher = Publisher(servers.amqp_url, topology.exchange, name="test publisher")
+        self._stack = AsyncExitStack()
+        self.workers: list[Worker] = []
+
+    def settings(self, **given: str) -> Settings:
+        """Quick retries, and what the test says, by the names of the settings."""
+        names = {
+            "DATABASE_URL": self._tables_url,
+            "AMQP_URL": self._servers.amqp_url,
+            "EXCHANGE": self.topology.exchange,
+            "QUEUE": self.topology.queue,
+            "DLQ": self.topology.dlq,
+            "RUN_DIR": str(self._run_dir),
+            "RETRY_BASE_SECONDS": "0.01",
+            "RETRY_CAP_SECONDS": "0.02",
+            **given,
+        }
+        return load({f"DISPATCHER_{name}": value for name, value in names.items()})
+
+    async def start(
+        self, providers: Sequence[ScriptedProvider] = (), *, ceiling: float | None = None, **given: str
+    ) -> Worker:
+        """A worker that consumes; settings as `settings` takes them.
+
+        Args:
+            ceiling: Emails per second for each provider.
+        """
+        settings = self.settings(**given)
+        identity = Identity("test:w0", f"test:w0:{uuid4()}")
+        pool = make_pool(settings.database_url, name=identity.worker, size=3)
+        store = ProviderStore(pool, slot=identity.slot)
+        watch = ProviderWatch(store)
+        routes = Routes(
+            [
+                Route(each, watch.new_breaker(each.name), RateLimit(store, each.name, ceiling) if ceiling else None)
+                for each in providers or [self.provider]
+            ]
+        )
+        slots = 2 * settings.prefetch
+        ledger = Ledger(settings.run_dir, worker=identity.worker, slot=identity.slot, slots=slots)
+        await pool.open()
+        stopping = asyncio.Event()
+        leases = LeaseStore(pool, worker=identity.worker, slot=identity.slot)
+
+        async def work() -> None:
+            await _dispatch(settings, identity, stopping, leases, routes, watch, ledger)
+            ledger.close()
+
+        task = asyncio.create_task(work())
+        worker = Worker(identity.worker, ledger.path, task, stopping)
+        self._stack.push_async_callback(pool.close)
+        self._stack.push_async_callback(self._end, task)
+        self.workers.append(worker)
+        return worker
+
+    @staticmethod
+    async def _end(task: asyncio.Task[None]) -> None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        for each in asyncio.all_tasks() - {asyncio.current_task()}:
+            if getattr(each.get_coro(), "__name__", "") == "_send":
+                each.cancel()
+                await asyncio.gather(each, return_exceptions=True)
+
+    async def deliver(self, email_ids: Iterable[UUID], *, times: int = 1) -> None:
+        """Puts their messages on the send queue, as the relay does."""
+        keys = self.books.keys(list(email_ids))
+        messages = [Outgoing.of_pointer(self.topology.queue, Pointer(each, keys[each])) for each in keys]
+        assert all(await self._publisher.publish(messages * times))
+
+    async def deliver_pointer(self, email_id: UUID, message_key: str) -> None:
+        """Puts any pointer on the send queue."""
+        message = Outgoing.of_pointer(self.topology.queue, Pointer(email_id, message_key))
+        assert await self._publisher.publish([message]) == [True]
+
+    async def enqueue(self, count: int = 1, **fields: object) -> list[UUID]:
+        """Emails that are in the tables and pointed to on the queue."""
+        email_ids = self.books.enqueue(count, **fields)
+        await self.deliver(email_ids)
+        return email_ids
+
+    async def settled(self, statuses: dict[str, int]) -> None:
+        """Waits until the books stand so."""
+        try:
+            await until(lambda: self.books.statuses() == statuses)
+        except AssertionError:
+            assert self.books.statuses() == statuses
+
+    async def nothing_left_on_the_queue(self) -> None:
+        """Stops the workers once they have seen all messages, and asserts that every one was acked or rejected."""
+        running = [worker for worker in self.workers if not worker.task.done()]
+        for worker in running[:-1]:
+            await worker.stop()
+        if running:
+            await self._all_are_seen()
+            await running[-1].stop()
+        left = await self.rabbit.take(self.topology.queue)
+        assert left is None, left
+
+    async def _all_are_seen(self) -> None:
+        """A last message, to no email, goes to the DLQ when the one worker has seen what came before it."""
+        last = uuid4()
+        await self.deliver_pointer(last, new_key())
+        async with asyncio.timeout(20):
+            while (dead := await self.rabbit.take(self.topology.dlq)) is None or str(last).encode() not in dead.body:
+                await asyncio.sleep(0.005)
+
+    async def close(self) -> None:
+        """Ends what a test has left running."""
+        self.provider.let_go()
+        await self._stack.aclose()
+        await self._publisher.close()
+
+
+def new_key() -> str:
+    """A message key that nobody has."""
+    return f"unknown-{secrets.token_hex(8)}"

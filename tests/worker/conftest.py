@@ -1,0 +1,26 @@
+"""What tests of the worker may ask for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from dispatcher.broker.connection import open_connection
+from dispatcher.broker.topology import Topology
+from dispatcher.dev.servers import Servers
+from tests.broker.rabbit import Rabbit
+from tests.store.books import Books
+from tests.worker.bench import Bench
+
+
+@pytest.fixture
+async def bench(
+    servers: Servers, tables_url: str, topology: Topology, tmp_path: Path, books: Books
+) -> AsyncIterator[Bench]:
+    """Tables and queues of this test's own, and a provider that does as it is told."""
+    async with await open_connection(servers.amqp_url, name="test") as connection:
+        made = Bench(servers, tables_url, topology, tmp_path / "run", books, Rabbit(connection))
+        yield made
+        await made.close()

@@ -1,0 +1,125 @@
+"""A provider that does what a test says, and keeps its own ledger of what it accepted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict, deque
+from collections.abc import Awaitable, Callable
+from uuid import UUID
+
+from dispatcher.domain.outcome import Accepted, Outcome
+from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.providers.contract import Attempt
+
+Act = Callable[["ScriptedProvider", OutgoingEmail, Attempt], Awaitable[Outcome]]
+
+
+class ScriptedProvider:
+    """Implements the contract of `providers.contract.Provider`.
+
+    Attributes:
+        script: What happens to an email's next calls, in order; then `always`.
+        calls: The email of each call, in order.
+        accepted: How often each email was accepted: the truth about duplicates, whatever our tables say.
+        waiting: Emails whose call waits to be let go.
+        most_at_once: The most calls that there were at the same time.
+    """
+
+    def __init__(self, name: str = "scripted") -> None:
+        self._name = name
+        self.script: defaultdict[UUID, deque[Act]] = defaultdict(deque)
+        self.always: Act = accept
+        self.calls: list[UUID] = []
+        self.accepted: Counter[UUID] = Counter()
+        self.waiting: set[UUID] = set()
+        self.most_at_once = 0
+        self._let_go = asyncio.Event()
+        self._at_once = 0
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._name
+
+    async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+        """Follows the script."""
+        self.calls.append(email.email_id)
+        script = self.script[email.email_id]
+        act = script.popleft() if script else self.always
+        self._at_once += 1
+        self.most_at_once = max(self.most_at_once, self._at_once)
+        try:
+            return await act(self, email, attempt)
+        finally:
+            self._at_once -= 1
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    def let_go(self) -> None:
+        """Ends every wait, now and later."""
+        self._let_go.set()
+
+    async def wait(self, email_id: UUID) -> None:
+        """Waits until it is let go."""
+        self.waiting.add(email_id)
+        try:
+            await self._let_go.wait()
+        finally:
+            self.waiting.discard(email_id)
+
+    def accept(self, email_id: UUID) -> Accepted:
+        """Takes the email for good."""
+        self.accepted[email_id] += 1
+        return Accepted(f"<{email_id}>", "250 ok")
+
+
+async def accept(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+    """The email leaves and is accepted."""
+    attempt.leaving()
+    await asyncio.sleep(0)
+    return provider.accept(email.email_id)
+
+
+def answer(outcome: Outcome) -> Act:
+    """The email leaves and this comes back."""
+
+    async def act(_provider: ScriptedProvider, _email: OutgoingEmail, attempt: Attempt) -> Outcome:
+        attempt.leaving()
+        await asyncio.sleep(0)
+        return outcome
+
+    return act
+
+
+async def accept_when_let_go(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+    """The email leaves, and is accepted when the test says so."""
+    attempt.leaving()
+    await provider.wait(email.email_id)
+    return provider.accept(email.email_id)
+
+
+async def leave_when_let_go(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+    """Nothing leaves before the test says so; then it is accepted."""
+    await provider.wait(email.email_id)
+    return await accept(provider, email, attempt)
+
+
+async def accept_and_never_answer(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+    """The email leaves and is accepted, and the answer does not come before the test ends."""
+    attempt.leaving()
+    provider.accept(email.email_id)
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def fail(error: BaseException, *, after_leaving: bool) -> Act:
+    """The adapter raises this."""
+
+    async def act(_provider: ScriptedProvider, _email: OutgoingEmail, attempt: Attempt) -> Outcome:
+        if after_leaving:
+            attempt.leaving()
+        await asyncio.sleep(0)
+        raise error
+
+    return act

@@ -1,0 +1,200 @@
+"""A worker that is told to stop: what has not left is given back, what has left is waited for, nothing is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import psycopg
+
+from dispatcher.domain.outcome import Deferred, Outcome, Reason
+from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.inflight import dead_ledger
+from dispatcher.providers.contract import Attempt
+from tests.store.books import Books
+from tests.waiting import until
+from tests.worker.bench import Bench
+from tests.worker.scripted import (
+    ScriptedProvider,
+    accept,
+    accept_and_never_answer,
+    accept_when_let_go,
+    answer,
+    leave_when_let_go,
+)
+
+
+async def test_what_had_not_left_is_given_back_and_due_without_costing_an_attempt(bench: Bench) -> None:
+    bench.provider.always = leave_when_let_go
+    worker = await bench.start()
+    email_ids = await bench.enqueue(5)
+    await until(lambda: len(bench.provider.waiting) == 5)
+
+    await worker.stop()
+
+    assert bench.provider.accepted == {}
+    for email_id in email_ids:
+        row = bench.books.row(email_id)
+        assert (row["status"], row["attempt_count"], row["locked_by"]) == ("pending", 0, None)
+        assert row["publish_due_at"] is not None
+    assert not worker.ledger.exists()
+    await bench.nothing_left_on_the_queue()
+
+
+async def test_what_was_on_the_wire_is_waited_for_and_recorded(bench: Bench) -> None:
+    bench.provider.always = accept_when_let_go
+    worker = await bench.start()
+    await bench.enqueue(5)
+    await until(lambda: len(bench.provider.waiting) == 5)
+
+    worker.begin_to_stop()
+    await bench.enqueue(3)
+    bench.provider.let_go()
+    await asyncio.wait_for(worker.task, 20)
+
+    assert bench.books.statuses() == {"sent": 5, "pending": 3}
+    assert not worker.ledger.exists()
+    # What came during the drain was not touched and is still there for others.
+    await bench.rabbit.take_all(bench.topology.queue, 3)
+
+
+async def test_what_gets_no_answer_in_time_is_uncertain_and_an_answer_after_that_changes_nothing(bench: Bench) -> None:
+    bench.provider.always = accept_and_never_answer
+    worker = await bench.start(DRAIN_SECONDS="0.2")
+    hold, resend = bench.books.enqueue(1) + bench.books.enqueue(1, on_uncertain="resend")
+    await bench.deliver([hold, resend])
+    await until(lambda: len(bench.provider.accepted) == 2)
+
+    await worker.stop()
+
+    assert [bench.books.status(each) for each in (hold, resend)] == ["held", "pending"]
+    assert bench.books.outcomes(hold) == ["uncertain"]
+    assert bench.books.row(hold)["dead_letter_due_at"] is not None
+    assert not worker.ledger.exists()
+    await bench.nothing_left_on_the_queue()
+
+
+async def test_what_waits_for_a_retry_is_given_back_with_its_next_attempt_unburnt(bench: Bench) -> None:
+    bench.provider.always = answer(Deferred(Reason.REFUSED, retry_after=50.0))
+    worker = await bench.start(RETRY_CAP_SECONDS="60")
+    (email_id,) = await bench.enqueue()
+    await until(lambda: bench.books.outcomes(email_id) == ["deferred"])
+
+    await worker.stop()
+
+    row = bench.books.row(email_id)
+    assert (row["status"], row["attempt_count"], row["publish_due_at"] is None) == ("pending", 1, False)
+    await bench.nothing_left_on_the_queue()
+
+
+async def test_what_was_delivered_and_not_leased_stays_with_the_broker(bench: Bench) -> None:
+    bench.provider.always = accept_when_let_go
+    worker = await bench.start(PREFETCH="2")
+    email_ids = await bench.enqueue(6)
+    await until(lambda: len(bench.provider.waiting) == 2)
+
+    worker.begin_to_stop()
+    bench.provider.let_go()
+    await asyncio.wait_for(worker.task, 20)
+
+    assert bench.books.statuses() == {"sent": 2, "pending": 4}
+    await bench.rabbit.take_all(bench.topology.queue, 4)
+    assert set(bench.provider.accepted) < set(email_ids)
+
+
+async def test_an_adapter_that_does_not_hear_that_it_was_cancelled_sends_nothing_afterwards(bench: Bench) -> None:
+    left: list[bool] = []
+
+    async def deaf(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+        try:
+            await provider.wait(email.email_id)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.05)
+        attempt.leaving()
+        left.append(True)
+        return provider.accept(email.email_id)
+
+    bench.provider.always = deaf
+    worker = await bench.start()
+    await bench.enqueue()
+    await until(lambda: bench.provider.waiting)
+
+    await worker.stop()
+
+    assert left == []
+    assert bench.books.statuses() == {"pending": 1}
+
+
+async def test_an_adapter_that_answers_after_it_was_given_up_does_not_stop_the_drain(bench: Bench) -> None:
+    slow = bench.books.enqueue(1)[0]
+
+    async def slow_to_hear(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+        try:
+            await provider.wait(email.email_id)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.4)
+        return Deferred(Reason.CONNECTION_FAILED, "given up")
+
+    bench.provider.script[slow].append(slow_to_hear)
+    bench.provider.always = accept
+    worker = await bench.start(DRAIN_SECONDS="0.1")
+    await bench.deliver([slow])
+    await until(lambda: bench.provider.waiting)
+
+    await worker.stop()
+    bench.provider.let_go()
+
+    row = bench.books.row(slow)
+    assert (row["status"], row["attempt_count"], row["publish_due_at"] is None) == ("pending", 0, False)
+    assert not worker.ledger.exists()
+
+
+async def test_a_throttled_email_is_not_taken_for_silence_while_other_hosts_are_told(
+    bench: Bench, tables_url: str
+) -> None:
+    bench.provider.always = answer(Deferred(Reason.THROTTLED, "slow down", "429"))
+    worker = await bench.start(ceiling=1000.0, DRAIN_SECONDS="0.2")
+    with psycopg.connect(tables_url) as person:
+        # The bucket exists once a first email has passed.
+        person.execute("select 1")
+        bench.provider.script[(first := bench.books.enqueue(1)[0])].append(accept)
+        await bench.deliver([first])
+        await bench.settled({"sent": 1})
+        (email_id,) = bench.books.enqueue(1)
+        await bench.deliver([email_id])
+        person.execute("select from provider_rate for update")
+        await until(lambda: bench.provider.calls[-1] == email_id or Books(person).waiting_for_a_lock(worker.name))
+        stopping = asyncio.create_task(worker.stop())
+        await asyncio.wait({stopping}, timeout=1)
+    await stopping
+
+    assert bench.books.status(email_id) == "pending"
+    assert bench.books.outcomes(email_id) == []
+
+
+async def test_results_that_cannot_be_recorded_yet_hold_up_the_drain_and_are_not_forgotten(
+    bench: Bench, tables_url: str
+) -> None:
+    (email_id,) = bench.books.enqueue(1)
+    bench.provider.always = accept_when_let_go
+    worker = await bench.start(DRAIN_SECONDS="0.1")
+    await bench.deliver([email_id])
+    await until(lambda: bench.provider.waiting)
+    with psycopg.connect(tables_url) as person:
+        Books(person).lock(email_id)
+        bench.provider.let_go()
+        await until(lambda: bench.books.waiting_for_a_lock(worker.name))
+        worker.begin_to_stop()
+        done, _ = await asyncio.wait({worker.task}, timeout=0.4)
+        assert not done
+        assert flights(worker.ledger) == 0 or worker.in_flight == 1
+
+    await asyncio.wait_for(worker.task, 20)
+    assert bench.books.statuses() == {"sent": 1}
+    await bench.nothing_left_on_the_queue()
+
+
+def flights(path: Path) -> int:
+    """How many a settler would see; none while its worker lives."""
+    with dead_ledger(path) as found:
+        return len(found.flights) if found else 0
