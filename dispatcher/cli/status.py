@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from dispatcher.config import Settings
     from dispatcher.store.counts import Counts
+    from dispatcher.store.providers import Trouble
 
 _WATCH_SECONDS: Final = 2.0
 
@@ -29,11 +30,13 @@ class Standing:
     """The books and the queues at about one instant.
 
     Attributes:
+        troubles: Providers that some worker cannot use now.
         queues: Waiting messages by queue; None if RabbitMQ did not tell.
         queues_fault: Why it did not.
     """
 
     counts: Counts
+    troubles: list[Trouble]
     queues: dict[str, int] | None
     queues_fault: str | None
 
@@ -44,6 +47,15 @@ class Standing:
             "queues": self.queues,
             "oldest_pending_seconds": self.counts.oldest_pending_seconds,
             "longest_due_seconds": self.counts.longest_due_seconds,
+            "providers": {
+                trouble.provider: {
+                    "state": trouble.state,
+                    "workers": trouble.workers,
+                    "reason": trouble.reason,
+                    "seconds_left": trouble.seconds_left,
+                }
+                for trouble in self.troubles
+            },
         }
 
 
@@ -59,11 +71,13 @@ class Standing:
     help=f"Look again every so many seconds ({_WATCH_SECONDS:g} if not said) until Ctrl-C.",
 )
 def command(as_json: bool, watch_seconds: float | None) -> int:
-    """Count emails by status and messages by queue; tell how long the oldest pending email has been waiting.
+    """Count emails by status and messages by queue; tell how long the oldest pending email has been waiting, and which
+    providers cannot be used.
 
     Needs DISPATCHER_DATABASE_URL and DISPATCHER_AMQP_URL. PostgreSQL is the truth: without it the command fails.
     Without RabbitMQ it tells the emails, `queues` is null, the reason stands on stderr, and it exits with 3. Messages
-    that workers hold are not counted: their emails are `sending`, or about to be.
+    that workers hold are not counted: their emails are `sending`, or about to be. A provider is named only while some
+    worker cannot use it: `paused` (it throttles us), `open` (it fails as a whole), `half_open` (one email probes it).
 
     \b
     Examples:
@@ -75,7 +89,8 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
     JSON:
       {"emails": {"pending": 0, "sending": 0, "sent": 0, "failed": 0, "held": 0},
        "queues": {"email.dispatcher.send": 0, "email.dispatcher.dlq": 0},
-       "oldest_pending_seconds": null, "longest_due_seconds": null}
+       "oldest_pending_seconds": null, "longest_due_seconds": null,
+       "providers": {"smtp": {"state": "open", "workers": 2, "reason": "connection_failed", "seconds_left": 1.5}}}
     """
     settings = load_settings("database_url", "amqp_url")
     if watch_seconds is None:
@@ -96,14 +111,16 @@ def look(settings: Settings) -> Standing:
     from dispatcher.broker.topology import Topology, depths
     from dispatcher.store.connections import connected
     from dispatcher.store.counts import count_emails
+    from dispatcher.store.providers import find_trouble
 
     with connected(settings.database_url, name="dispatcher status") as connection:
         counts = count_emails(connection)
+        troubles = find_trouble(connection)
     try:
         queues = asyncio.run(depths(settings.amqp_url, Topology.of(settings), ca_file=settings.ca_file))
     except (BrokerUnavailable, TopologyError) as error:
-        return Standing(counts, None, str(error))
-    return Standing(counts, queues, None)
+        return Standing(counts, troubles, None, str(error))
+    return Standing(counts, troubles, queues, None)
 
 
 def _show(standing: Standing, *, as_json: bool) -> Exit:
@@ -154,6 +171,8 @@ def _redraw(settings: Settings, seconds: float) -> None:
 
 
 def _table(standing: Standing) -> Table:
+    from rich.text import Text
+
     table = plain_table("", "", show_header=False)
     table.columns[1].justify = "right"
     for status, count in standing.counts.emails.items():
@@ -166,7 +185,18 @@ def _table(standing: Standing) -> Table:
         table.add_row("queues", "unknown")
     for queue, depth in (standing.queues or {}).items():
         table.add_row(queue, f"{depth:,}")
+    table.add_section()
+    for trouble in standing.troubles:
+        # A Text, because a provider's words may hold what rich takes for markup.
+        table.add_row(trouble.provider, Text(_words(trouble)), style="yellow" if trouble.state == "paused" else "red")
     return table
+
+
+def _words(trouble: Trouble) -> str:
+    workers = f"{trouble.workers} worker{'' if trouble.workers == 1 else 's'}"
+    left = f", {_duration(trouble.seconds_left)} left" if trouble.seconds_left else ""
+    reason = f"\n{trouble.reason}" if trouble.reason else ""
+    return f"{trouble.state.replace('_', ' ')} ({workers}{left}){reason}"
 
 
 def _style(status: str, count: int) -> str | None:

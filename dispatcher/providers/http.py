@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +28,7 @@ from pyreqwest.request import RequestBuilder
 from pyreqwest.response import Response
 
 from dispatcher.domain.outcome import Reason
+from dispatcher.providers.http_body import GuardedBody, latest_departure
 from dispatcher.providers.scrub import scrub
 
 MAX_ANSWER_OCTETS: Final = 64 * 1024
@@ -106,7 +108,7 @@ class HttpTransport:
         """
         self._places = asyncio.Semaphore(connections)
         certificates = _certificates(ca_file)
-        self._build = lambda: _client(connections, connect_seconds, certificates)
+        self._build = partial(_client, connections, connect_seconds, certificates)
         self._client: Client | None = None
 
     async def post(
@@ -116,20 +118,21 @@ class HttpTransport:
 
         Args:
             deadline: In the loop's `time()`; for everything, whatever the server drips.
-            leaving: Called once, when a connection stands and nothing of the body has left. What it raises is raised
-                here, and nothing leaves.
+            leaving: Called once, when a connection stands and nothing of the body has left, or of a large one all but
+                its last octet. What it raises is raised here, and nothing leaves.
 
         Raises:
             NothingLeft, NoAnswer: see there.
         """
-        await self._wait_for_place(deadline)
-        gate = _Gate(body, leaving)
+        latest = latest_departure(deadline)
+        await self._wait_for_place(latest)
+        guarded = GuardedBody(body, leaving, latest)
         try:
             request = _prepared(self._running().post(url), headers, deadline)
-            request = request.header("Content-Length", str(len(body))).body_stream(gate)
-            return await _sent(request, deadline, gate)
+            request = request.header("Content-Length", str(len(body))).body_stream(guarded)
+            return await _sent(request, deadline, guarded)
         finally:
-            gate.shut()
+            guarded.keep()
             self._places.release()
 
     async def get(self, url: str, headers: Mapping[str, str], deadline: float) -> Answer:
@@ -139,9 +142,9 @@ class HttpTransport:
             NothingLeft: there was none.
         """
         await self._wait_for_place(deadline)
-        gate = _Gate(b"", lambda: None)
+        nothing = GuardedBody(b"", lambda: None, deadline)
         try:
-            return await _sent(_prepared(self._running().get(url), headers, deadline), deadline, gate)
+            return await _sent(_prepared(self._running().get(url), headers, deadline), deadline, nothing)
         finally:
             self._places.release()
 
@@ -155,44 +158,13 @@ class HttpTransport:
             self._client = self._build()
         return self._client
 
-    async def _wait_for_place(self, deadline: float) -> None:
+    async def _wait_for_place(self, until: float) -> None:
         try:
             # A timeout costs ten times what a free place does.
-            async with asyncio.timeout_at(deadline) if self._places.locked() else nullcontext():
+            async with asyncio.timeout_at(until) if self._places.locked() else nullcontext():
                 await self._places.acquire()
         except TimeoutError:
             raise NothingLeft(Reason.TIMEOUT_BEFORE_SEND, "the deadline passed before a connection was free") from None
-
-
-class _Gate:
-    """A body that is handed over once, and only while somebody waits for the answer."""
-
-    def __init__(self, body: bytes, leaving: Callable[[], None]) -> None:
-        self._body: bytes | None = body
-        self._leaving = leaving
-        self.refusal: BaseException | None = None
-        self.has_left = False
-
-    def shut(self) -> None:
-        """Hand nothing over from now on."""
-        self._body = None
-
-    def __aiter__(self) -> _Gate:
-        return self
-
-    async def __anext__(self) -> bytes:
-        if self.has_left:
-            raise StopAsyncIteration
-        if self._body is None:
-            raise ConnectionAbortedError("nobody waits for the answer any more")
-        try:
-            self._leaving()
-        except BaseException as refusal:
-            self.refusal = refusal
-            raise
-        self.has_left = True
-        body, self._body = self._body, None
-        return body
 
 
 def _client(connections: int, connect_seconds: float, certificates: list[bytes]) -> Client:
@@ -235,7 +207,7 @@ def _prepared(request: RequestBuilder, headers: Mapping[str, str], deadline: flo
     return request
 
 
-async def _sent(request: RequestBuilder, deadline: float, gate: _Gate) -> Answer:
+async def _sent(request: RequestBuilder, deadline: float, body: GuardedBody) -> Answer:
     status: int | None = None
     try:
         # Without the limit it reads the body before it shows the status.
@@ -244,9 +216,10 @@ async def _sent(request: RequestBuilder, deadline: float, gate: _Gate) -> Answer
             status = response.status
             return Answer(status, dict(response.headers.items()), await _beginning_of(response))
     except (PyreqwestError, TimeoutError, OSError) as error:
-        if gate.refusal is not None:
-            raise gate.refusal from None
-        raise _judged(error, status, gate, is_late=asyncio.get_running_loop().time() >= deadline) from error
+        if body.refusal is not None:
+            raise body.refusal from None
+        is_late = type(error) is TimeoutError or asyncio.get_running_loop().time() >= deadline
+        raise _judged(error, status, body, is_late=is_late) from error
 
 
 async def _beginning_of(response: Response) -> bytes:
@@ -261,16 +234,18 @@ async def _beginning_of(response: Response) -> bytes:
     return bytes(body)
 
 
-def _judged(error: Exception, status: int | None, gate: _Gate, *, is_late: bool) -> NothingLeft | NoAnswer:
+def _judged(error: Exception, status: int | None, body: GuardedBody, *, is_late: bool) -> NothingLeft | NoAnswer:
     words = _last_cause(error)
-    if gate.has_left or status is not None:
+    if body.has_left or status is not None:
         detail = "no answer before the deadline" if is_late else f"no answer: {words}"
         if status is not None:
             detail = f"an answer with status {status} {'did not end in time' if is_late else f'broke off: {words}'}"
         return NoAnswer(detail, status=status)
     if is_late:
-        return NothingLeft(Reason.TIMEOUT_BEFORE_SEND, "no connection before the deadline")
-    return NothingLeft(Reason.CONNECTION_FAILED, f"no connection: {words}", is_untrusted=words.startswith(_UNTRUSTED))
+        what = "the body was not taken" if body.has_begun else "no connection"
+        return NothingLeft(Reason.TIMEOUT_BEFORE_SEND, f"{what} in time for an answer before the deadline")
+    what = "the connection broke before the body's end" if body.has_begun else "no connection"
+    return NothingLeft(Reason.CONNECTION_FAILED, f"{what}: {words}", is_untrusted=words.startswith(_UNTRUSTED))
 
 
 def _last_cause(error: Exception) -> str:

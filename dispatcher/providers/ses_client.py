@@ -10,6 +10,7 @@ import functools
 import logging
 import ssl
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -17,7 +18,7 @@ from typing import Any, Final, Protocol
 import boto3.session
 import botocore.session
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError
+from botocore.exceptions import BotoCoreError, DataNotFoundError
 
 from dispatcher.config import Settings
 from dispatcher.errors import ConfigurationError, ProviderFault
@@ -110,10 +111,12 @@ def check_ca_file(ca_file: Path) -> None:
 def read_models() -> Any:
     """boto3's loader with all that a client reads from disk: 10 MB, which workers share if this is before the fork."""
     loader = botocore.session.Session().get_component("data_loader")
-    for name in _MODELS:
-        loader.load_service_model(SERVICE, name)
-    for name in _DATA:
-        loader.load_data(name)
+    # What another release of boto3 does not have, it does not need.
+    with suppress(DataNotFoundError):
+        for name in _MODELS:
+            loader.load_service_model(SERVICE, name)
+        for name in _DATA:
+            loader.load_data(name)
     return loader
 
 

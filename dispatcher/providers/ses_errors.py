@@ -112,6 +112,8 @@ _STOPPED: Final = re.compile(r"sending\W+(?:\w+\W+){0,5}(?:suspended|paused|disa
 _CONFIGURATION_SET: Final = re.compile(r"configuration.?set", re.IGNORECASE)
 _LENGTH: Final = re.compile(r"length is more than|too large|exceed\w* .*\bsize|size .*exceed", re.IGNORECASE)
 _MAX_RETRY_SECONDS: Final = 86_400
+MAX_MESSAGE_ID_CHARACTERS: Final = 128
+"""Twice SES's; what is longer is none of its ids."""
 
 
 def acceptance(answer: Mapping[str, Any]) -> Outcome:
@@ -119,7 +121,8 @@ def acceptance(answer: Mapping[str, Any]) -> Outcome:
     name = answer.get("MessageId")
     metadata = answer.get("ResponseMetadata", {})
     if isinstance(name, str) and name:
-        return Accepted(scrub(name))
+        is_name = name.isascii() and name.isprintable() and len(name) <= MAX_MESSAGE_ID_CHARACTERS
+        return Accepted(name if is_name else None)
     kind = metadata.get("HTTPHeaders", {}).get("content-type", "no content type")
     status = str(metadata.get("HTTPStatusCode", ""))
     return Uncertain(scrub(f"an answer without a MessageId ({kind})"), status)
@@ -150,7 +153,7 @@ def _refusal(error: ClientError, has_template: bool) -> Outcome:
     verdict = VERDICTS.get(code) or BY_STATUS.get(status)
     if verdict is None:
         if status < 400 or status in GATEWAYS:
-            return Uncertain(words, code or str(status))
+            return Uncertain(words or "an answer without words", code or str(status))
         verdict = Rejected(Reason.REFUSED) if status < 500 else _SERVER
     verdict = _refined(verdict, code, words, has_template)
     match verdict:
@@ -158,9 +161,9 @@ def _refusal(error: ClientError, has_template: bool) -> Outcome:
             # Not `from error`: a stack trace would show SES's words as they came, with addresses.
             raise ProviderFault(NAME, f"SES refuses every email ({code or status}): {words}", remedy=remedy) from None
         case Deferred():
-            return replace(verdict, detail=words, code=code or str(status), retry_after=_retry_after(headers))
+            return replace(verdict, detail=words or None, code=code or str(status), retry_after=_retry_after(headers))
         case Rejected():
-            return replace(verdict, detail=words, code=code or str(status))
+            return replace(verdict, detail=words or None, code=code or str(status))
 
 
 def _told(error: ClientError) -> tuple[str, int, str, Mapping[str, str]]:

@@ -44,7 +44,7 @@ def request_for(email: OutgoingEmail, configuration_set: str | None) -> Paramete
     Raises:
         UnrenderableEmail: SES would refuse it, or enqueue should have; says which field, and nothing of its value.
     """
-    # Rendered in any case: that checks every field, costs a hundredth of boto3's call, and tells the size.
+    # Rendered in any case: that checks every field, costs a twentieth of boto3's call, and tells the size.
     rendered = render(email if email.template_id is None else replace(email, template_id=None))
     _check(email, rendered)
     request: Parameters = {"EmailTags": _tags(email)}

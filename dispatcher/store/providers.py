@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from psycopg import Connection
 from psycopg.rows import TupleRow
@@ -70,3 +70,39 @@ def list_states(connection: Connection[TupleRow]) -> list[ProviderState]:
     """The providers that workers cannot use now; empty where all is well."""
     with translated():
         return [ProviderState(*row) for row in connection.execute(query("list_provider_states")).fetchall()]
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A provider that some workers cannot use now.
+
+    Attributes:
+        state: The worst that a worker says: `open`, then `half_open`, then `paused`.
+        workers: How many say anything.
+        reason: Why, scrubbed, as the one says that says the worst; None if it does not know.
+        seconds_left: How long that lasts; None where nobody knows.
+    """
+
+    provider: str
+    state: str
+    workers: int
+    reason: str | None
+    seconds_left: float | None
+
+
+_WORST_FIRST: Final = ("open", "half_open", "paused")
+
+
+def find_trouble(connection: Connection[TupleRow]) -> list[Trouble]:
+    """A row per provider that some worker cannot use now, by name; empty where all is well."""
+    by_provider: dict[str, list[ProviderState]] = {}
+    for state in list_states(connection):
+        by_provider.setdefault(state.provider, []).append(state)
+    return [_worst(states) for _, states in sorted(by_provider.items())]
+
+
+def _worst(states: list[ProviderState]) -> Trouble:
+    # Of equals, the one that lasts longest.
+    worst = min(states, key=lambda each: (_WORST_FIRST.index(each.state), -(each.seconds_left or 0.0)))
+    seconds_left = None if worst.seconds_left is None else max(0.0, worst.seconds_left)
+    return Trouble(worst.provider, worst.state, len(states), worst.reason, seconds_left)

@@ -49,8 +49,8 @@ def _forget_handlers() -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
-    # A terminal sends these to its whole group, for Ctrl-C and when it closes. The parent alone answers them: by a drain,
-    # or by its own end, which is a drain for us as well.
+    # A terminal sends these to its whole group, for Ctrl-C and when it closes. The parent alone answers them: by a
+    # drain, or by its own end, which is a drain for us as well.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -67,6 +67,8 @@ class Attempts:
             sending.ledger_slot = None
 
     async def _next_route(self, sending: Sending) -> Route:
+        if sending.is_cancelled:  # by an adapter that did not hear of it
+            raise asyncio.CancelledError
         self._prepare(sending)
         while route := self._routes.choose(sending.refused_by) or self._routes.choose():
             if route.limit is None or await self._has_token(route, route.limit):

@@ -182,8 +182,8 @@ class Pipeline:
 
     def _conclude(self, sending: Sending, outcome: Outcome) -> float | None:
         """Decides what an outcome means and queues it for the record; returns the wait before a retry, or None."""
-        if sending.phase is Phase.RECORDING:
-            # The drain ran out of time and has concluded before the answer came.
+        if sending.phase in (Phase.RECORDING, Phase.RETURNING):
+            # The drain ran out of time, and has concluded or given it back before the answer came.
             return None
         finished_at = time.time()
         if sending.ledger_slot is not None:

@@ -8,28 +8,29 @@ returning provider;
 -- name: take_tokens
 -- Takes up to `wanted` whole tokens of a provider's bucket; returns how many, and the rate now. No row: no bucket.
 -- The bucket fills at the rate and holds at most `burst`; the rate climbs back to the ceiling, by a twentieth of it a
--- second, after it was halved.
-with bucket as (
-    select
-        provider,
-        at,
-        rate,
-        least(%(burst)s, tokens + seconds * rate) as available
-    from (
-        select
-            r.provider,
-            r.tokens,
-            clock.at,
-            passed.seconds,
-            least(%(ceiling)s, r.per_second + passed.seconds * %(ceiling)s / 20) as rate
-        from provider_rate as r
-        cross join lateral (select clock_timestamp() as at) as clock
-        cross join lateral (
-            select greatest(0, extract(epoch from clock.at - r.refilled_at))::double precision as seconds
-        ) as passed
-        where r.provider = %(provider)s
-        for update of r
-    ) as refilled
+-- second, after it was halved. The clock is read once the row is ours: read before, it would be behind that of whoever
+-- had the row meanwhile, and the time between would be counted twice.
+with locked as (
+    select provider, per_second, tokens, refilled_at
+    from provider_rate
+    where provider = %(provider)s
+    for update
+),
+timed as (
+    select provider, per_second, tokens, refilled_at, greatest(refilled_at, clock_timestamp()) as at
+    from locked
+),
+passed as (
+    select provider, per_second, tokens, at, extract(epoch from at - refilled_at)::double precision as seconds
+    from timed
+),
+recovered as (
+    select provider, tokens, at, seconds, least(%(ceiling)s, per_second + seconds * %(ceiling)s / 20) as rate
+    from passed
+),
+bucket as (
+    select provider, at, rate, least(%(burst)s, tokens + seconds * rate) as available
+    from recovered
 )
 update provider_rate as r
 set

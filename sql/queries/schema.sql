@@ -22,6 +22,7 @@ from dispatcher_migration
 order by number;
 
 -- name: record_migration
+-- Notes that a migration was applied, in the transaction that applied it. No rows.
 insert into dispatcher_migration (number, name, checksum)
 values (%(number)s, %(name)s, %(checksum)s);
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 from uuid import UUID
 
 import orjson
 
 from tests.acceptance.rabbit import Message
+
+FINAL: Final = ("sent", "failed", "held")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class Row:
     @property
     def is_final(self) -> bool:
         """Whether no machine does anything more about it."""
-        return self.status in ("sent", "failed", "held")
+        return self.status in FINAL
 
 
 @dataclass(frozen=True, slots=True)

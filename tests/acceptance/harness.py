@@ -1,10 +1,10 @@
 """A host under test: `dispatcher run` as real processes, with database, queues, run directory and provider of its own.
 
-    host   = Host(…)                    what the processes of one test share
-    ids    = host.enqueue(emails(500))  by the library, as an application does
-    run    = host.run(LEASE_SECONDS=300)
-    run.pid_of("worker 0") …            see `tests.supervisor.program.Program`
-    host.books(ids).…                   see `books`: counted from outside, never by what the dispatcher says of itself
+host   = Host(…)                    what the processes of one test share
+ids    = host.enqueue(emails(500))  by the library, as an application does
+run    = host.run(LEASE_SECONDS=300)
+run.pid_of("worker 0") …            see `tests.supervisor.program.Program`
+host.books(ids).…                   see `books`: counted from outside, never by what the dispatcher says of itself
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dispatcher import Email, enqueue_many
 from dispatcher.broker.topology import Topology
 from dispatcher.dev.ledger import read_ledger
 from dispatcher.dev.servers import Servers
-from tests.acceptance.books import Books, Row
+from tests.acceptance.books import FINAL, Books, Row
 from tests.acceptance.rabbit import Rabbit
 from tests.supervisor.program import DEADLINE_SECONDS, Program, eventually
 
@@ -33,6 +33,10 @@ DISPATCHER: Final = (sys.executable, "-m", "dispatcher.cli.main")
 WORKERS: Final = 2
 CONNECTIONS: Final = 8
 """Per worker, to the sink: so many emails can be physically on the wire at once."""
+
+
+VENDOR_NAMES: Final = ("SENDGRID_API_KEY",)
+"""Settings that have no prefix."""
 
 
 class Recipient(Protocol):
@@ -62,7 +66,7 @@ class Capture:
     def delivered(self) -> Counter[UUID]:
         """See `Recipient`."""
         folder = self.folder / "new"
-        return Counter(UUID(name[:36]) for name in os.listdir(folder)) if folder.exists() else Counter()
+        return Counter(UUID(path.name[:36]) for path in folder.iterdir()) if folder.exists() else Counter()
 
 
 class Sink:
@@ -86,7 +90,8 @@ class Sink:
         words = ["--folder", str(self._folder), "--port", str(self._port), "--no-eml", "--die-with-parent"]
         argv = [sys.executable, "-m", "dispatcher.dev.smtp_sink", *words, *self._options]
         self.program = program = Program(argv, self._folder, "sink", env={"PATH": os.defpath})
-        told = eventually(lambda: program.log.endswith("\n") and orjson.loads(program.log), "the SMTP sink")
+        eventually(lambda: program.log.endswith("\n"), "the SMTP sink")
+        told = orjson.loads(program.log)
         self._port = told["port"]
         self._ledger = Path(told["ledger"])
 
@@ -148,7 +153,8 @@ class Host:
             "RETRY_BASE_SECONDS": 0.05,
             **self.recipient.settings,
         }
-        env = {f"DISPATCHER_{name}": str(value) for name, value in {**usual, **settings}.items()}
+        named = {**usual, **settings}.items()
+        env = {name if name in VENDOR_NAMES else f"DISPATCHER_{name}": str(value) for name, value in named}
         name = f"{words[0]}-{len(self._programs)}"
         program = Program([*DISPATCHER, *words], self.folder, name, env={"PATH": os.defpath, **env})
         self._programs.append(program)
@@ -178,16 +184,23 @@ class Host:
         """Waits until all of these are sent, failed or held, with their dead letters on the DLQ; returns the books."""
         ids = set(enqueued)
 
-        def unfinished() -> dict[str, int]:
+        def unfinished() -> Counter[str]:
             rows = self.rows()
-            return Counter(rows[i].status if i in rows else "lost" for i in ids if i not in rows or not rows[i].is_final)
+            statuses = {email_id: rows[email_id].status if email_id in rows else "lost" for email_id in ids}
+            return Counter(status for status in statuses.values() if status not in FINAL)
 
         def told() -> str:
-            logs = "\n".join(f"--- {program.pid}\n{program.log[-2000:]}{program.words[-2000:]}" for program in self._programs)
-            return f"the end of all emails ({dict(unfinished())} left)\n{logs}\n"
+            return f"the end of all emails ({dict(unfinished())} left)\n{self._account()}\n"
+
+        def announced() -> Books | None:
+            books = self.books(ids)
+            return books if books.is_announced else None
 
         eventually(lambda: not unfinished(), told, seconds=seconds)
-        return eventually(lambda: (books := self.books(ids)).is_announced and books, "the dead letters")
+        return eventually(announced, "the dead letters of all emails that failed")
+
+    def _account(self) -> str:
+        return "\n".join(f"--- {each.pid}\n{each.log[-2000:]}{each.words[-2000:]}" for each in self._programs)
 
     def destroy(self) -> None:
         """Ends what is left."""

@@ -37,6 +37,11 @@ class Proxy:
         self.thaw()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no client is connected."""
+        return not self._clients
+
     def cut(self) -> None:
         """Drops every connection."""
         for client in self._clients:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 
 import orjson
+import psycopg
 import pytest
 
 from dispatcher.broker.topology import Topology
@@ -25,6 +26,34 @@ def test_json_has_the_form_that_scripts_rely_on(prepared: CommandLine, topology:
     assert ended.json["queues"] == {topology.queue: 0, topology.dlq: 0}
     assert 0 < ended.json["oldest_pending_seconds"] < 60
     assert 0 < ended.json["longest_due_seconds"] < 60
+    assert ended.json["providers"] == {}
+
+
+def test_a_provider_that_workers_cannot_use_is_named_with_the_worst_that_any_says(
+    prepared: CommandLine, connection: psycopg.Connection
+) -> None:
+    say = "insert into provider_state (provider, slot, state, reason, until_at, changed_at) values (%s, %s, %s, %s, {})"
+    in_a_while = say.format("now() + %s * interval '1 second', now()")
+    connection.execute(in_a_while, ["smtp", "a:w0", "paused", "throttled", 100])
+    connection.execute(in_a_while, ["smtp", "a:w1", "open", "connection_failed", 10])
+    connection.execute(in_a_while, ["smtp", "b:w0", "open", "SMTP refuses [our] credentials.", 20])
+    connection.execute(in_a_while, ["smtp", "b:w1", "closed", None, None])
+    connection.execute(in_a_while, ["ses", "a:w0", "half_open", None, None])
+    # These workers have died: they would have said something new.
+    connection.execute(in_a_while, ["sendgrid", "a:w0", "open", "old", -100])
+    connection.execute(say.format("null, now() - interval '2 hours'"), ["sendgrid", "a:w1", "half_open", "old"])
+
+    providers = prepared("status", "--json").json["providers"]
+    table = prepared("status").stdout
+
+    assert 0 < providers["smtp"].pop("seconds_left") <= 20
+    assert providers == {
+        "smtp": {"state": "open", "workers": 3, "reason": "SMTP refuses [our] credentials."},
+        "ses": {"state": "half_open", "workers": 1, "reason": None, "seconds_left": None},
+    }
+    assert "open (3 workers, " in table
+    assert "SMTP refuses [our] credentials." in table
+    assert "half open (1 worker)" in table
 
 
 def test_nothing_pending_has_no_age(settled: CommandLine) -> None:

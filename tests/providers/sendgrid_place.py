@@ -22,6 +22,8 @@ from tests.providers.habits import Habits
 
 KEY = "SG.the-key-that-nobody-may-see.0123456789"
 
+HABITS = Habits(frozenset({"Date"}), takes_empty_files=False, has_templates=True)
+
 
 @dataclass(frozen=True, slots=True)
 class SendGridPlace:
@@ -29,7 +31,7 @@ class SendGridPlace:
 
     provider: SendGridProvider
     double: HttpDouble
-    habits: Habits = Habits(frozenset({"Date"}), takes_empty_files=False, has_templates=True)
+    habits: Habits = HABITS
 
     def contents(self) -> list[bytes]:
         """What a reader would get, rendered by the standard library as SendGrid does from its JSON."""

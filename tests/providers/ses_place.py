@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import email.message
 import email.policy
@@ -21,7 +22,7 @@ import pytest
 from dispatcher.dev.http_behaviour import Behaviour
 from dispatcher.dev.http_double import HttpDouble, running_double
 from dispatcher.providers.ses import SesProvider
-from dispatcher.providers.ses_client import SesOptions
+from dispatcher.providers.ses_client import SesOptions, new_client
 from tests.providers.habits import Habits
 
 ACCESS_KEY: Final = "AKIATHEKEYSNAMEXYZ12"
@@ -67,10 +68,16 @@ def aws_environment(**variables: str) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def ses_provider(url: str, **options: Any) -> AsyncIterator[SesProvider]:
-    """The ses adapter, sending to this address."""
+async def ses_provider(url: str, *, is_warm: bool = True, **options: Any) -> AsyncIterator[SesProvider]:
+    """The ses adapter, sending to this address.
+
+    Args:
+        is_warm: boto3's client is there before the first email comes, so that no deadline of a test pays for it.
+    """
     with aws_environment():
-        provider = SesProvider(SesOptions(**{"region": REGION, "endpoint_url": url, **options}))
+        chosen = SesOptions(**{"region": REGION, "endpoint_url": url, **options})
+        client = await asyncio.to_thread(new_client, chosen) if is_warm else None
+        provider = SesProvider(chosen, lambda options: client or new_client(options))
         try:
             yield provider
         finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
@@ -49,11 +48,11 @@ class Call:
         end: What came of it.
     """
 
-    def __init__(self, transport: HttpTransport, url: str, email_id: str = "one") -> None:
+    def __init__(self, transport: HttpTransport, url: str, email_id: str = "one", *, text: str = "") -> None:
         self._transport = transport
         self._url = f"{url}/v3/mail/send"
         people = [{"to": [{"email": "ann@example.com"}], "custom_args": {"email_id": email_id}}]
-        self._body = orjson.dumps({"personalizations": people})
+        self._body = orjson.dumps({"personalizations": people, "text": text})
         self.left = 0
         self.end: Answer | NothingLeft | NoAnswer | None = None
 
@@ -105,8 +104,8 @@ async def test_the_length_is_announced_and_the_body_leaves_in_one_piece(transpor
 @pytest.mark.parametrize(
     ("act", "words", "status", "whole"),
     [
-        (Act.CLOSE_UNREAD, "closed", None, 0),
-        (Act.RESET_UNREAD, "reset", None, 0),
+        (Act.CLOSE_UNREAD, "no answer", None, 0),
+        (Act.RESET_UNREAD, "no answer", None, 0),
         (Act.CLOSE, "closed", None, 1),
         (Act.RESET, "reset", None, 1),
         (Act.HANG, "deadline", None, 1),
@@ -142,6 +141,41 @@ async def test_the_next_call_is_not_affected(act: Act, double: HttpDouble, trans
 
     assert isinstance(call.end, Answer)
     assert double.requests["second"] == 1
+
+
+async def test_a_large_body_arrives_whole(double: HttpDouble, transport: HttpTransport) -> None:
+    text = "A line of a long letter.\n" * 400_000
+
+    call = await Call(transport, double.url, text=text).run()
+
+    assert isinstance(call.end, Answer)
+    assert call.left == 1
+    assert double.received[0]["text"] == text
+
+
+@pytest.mark.parametrize("act", [Act.CLOSE_UNREAD, Act.RESET_UNREAD])
+async def test_a_large_body_that_breaks_off_is_a_definite_no(
+    act: Act, double: HttpDouble, transport: HttpTransport
+) -> None:
+    double.behaviour.act = act
+
+    call = await Call(transport, double.url, text="x" * 20_000_000).run()
+
+    assert isinstance(call.end, NothingLeft)
+    assert call.end.reason is Reason.CONNECTION_FAILED
+    assert "before the body's end" in call.end.detail
+    assert call.left == 0
+
+
+async def test_a_large_body_that_nobody_takes_is_a_definite_no(transport: HttpTransport) -> None:
+    with _deaf() as listening:
+        call = Call(transport, _url_of(listening).replace("https", "http"), text="x" * 20_000_000)
+        await call.run(SOON)
+
+    assert isinstance(call.end, NothingLeft)
+    assert call.end.reason is Reason.TIMEOUT_BEFORE_SEND
+    assert "not taken" in call.end.detail
+    assert call.left == 0
 
 
 async def test_a_redirect_is_an_answer_and_not_followed(double: HttpDouble, transport: HttpTransport) -> None:
@@ -287,6 +321,21 @@ async def test_no_more_calls_than_connections_are_under_way(double: HttpDouble, 
     assert double.requests.total() == 2
 
 
+async def test_what_could_not_be_answered_in_time_stays(transport: HttpTransport, authority: Authority) -> None:
+    """A connection that stands only in the last quarter of the time is too late; time itself is the subject here."""
+    with _deaf() as listening:
+        call = Call(transport, _url_of(listening))
+        task = asyncio.create_task(call.run(SOON))
+        await _somebody_connects(listening)
+        await asyncio.sleep(SOON * 0.85)
+        async with await asyncio.start_server(lambda *_: None, sock=listening, ssl=authority.server):
+            await task
+
+    assert isinstance(call.end, NothingLeft)
+    assert call.end.reason is Reason.TIMEOUT_BEFORE_SEND
+    assert call.left == 0
+
+
 async def test_a_kept_connection_that_the_server_closed_costs_no_second_post(
     double: HttpDouble, transport: HttpTransport
 ) -> None:
@@ -329,11 +378,11 @@ async def test_two_hundred_without_an_answer_are_posted_once_each(double: HttpDo
 
 async def test_no_thread_begins_before_the_first_call(authority: Authority) -> None:
     """The parent tries each adapter before it forks, and must have no thread then."""
-    threads = len(os.listdir("/proc/self/task"))
+    threads = _threads()
 
     await HttpTransport(connections=1, ca_file=authority.ca_file).close()
 
-    assert len(os.listdir("/proc/self/task")) == threads
+    assert _threads() == threads
 
 
 def test_a_file_without_certificates_is_refused_at_once(tmp_path: Path) -> None:
@@ -350,6 +399,10 @@ def test_every_exception_of_the_client_is_one_that_we_translate() -> None:
 
     assert ours
     assert all(issubclass(one, (exceptions.PyreqwestError, TimeoutError)) for one in ours)
+
+
+def _threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def _url_of(listening: socket.socket) -> str:

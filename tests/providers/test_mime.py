@@ -278,6 +278,46 @@ def _shape(part: Any) -> str:
     return f"{part.get_content_type()} [{' '.join(_shape(child) for child in part.get_payload())}]"
 
 
+@pytest.mark.parametrize(
+    "content_type",
+    ["message/rfc822", "Multipart/mixed", "message-delivery/status", "message_delivery/status", "multipart-signed/x"],
+)
+def test_a_file_is_never_taken_for_parts_of_the_email(content_type: str) -> None:
+    """Python's generator knows parts by their type, and `message-delivery/status` for a `message/delivery-status`."""
+    content = render(an_email(attachments=(Attachment("a", content_type, b"\n.\n" * 99),))).content
+
+    (part,) = parsed(content).iter_attachments()
+    assert part.get_content_type() == "application/octet-stream"
+    assert part.get_payload(decode=True) == b"\n.\n" * 99
+    assert not re.search(rb"\r(?!\n)|(?<!\r)\n", content)
+
+
+@pytest.mark.parametrize("name", ["名" * 255, "a" * 255, 'x"' * 127, "a b " * 63 + "c", "=?", "x=?y?=z"])
+def test_a_long_or_odd_filename_comes_back_and_keeps_the_line(name: str) -> None:
+    content = render(an_email(attachments=(Attachment(name, "text/plain", b""),))).content
+
+    (part,) = parsed(content).iter_attachments()
+    assert part.get_filename() == name
+    assert max(map(len, content.split(b"\r\n"))) <= 78
+
+
+def test_a_unicode_local_part_stands_as_it_is_and_all_else_is_ascii() -> None:
+    to = tuple(f"Ёж {number} <ёж{number}@bücher.example>" for number in range(50))
+
+    content = render(an_email(to=to, subject="Ёж", text="Ёж", html="<p>Ёж")).content
+
+    assert "<ёж49@xn--bcher-kva.example>".encode() in content
+    assert content.replace("ёж".encode(), b"").isascii()
+
+
+def test_text_in_base64_has_the_line_ends_of_mail() -> None:
+    """RFC 2046, section 4.1.1: the line end is CRLF whatever the encoding."""
+    message = parsed(render(an_email(text="こんにちは\nさようなら\r")).content)
+
+    assert message["Content-Transfer-Encoding"] == "base64"
+    assert message.get_payload(decode=True) == "こんにちは\r\nさようなら\r\n".encode()
+
+
 def test_a_domain_that_idna_refuses_is_named_without_its_value() -> None:
     with pytest.raises(UnrenderableEmail) as caught:
         render(an_email(to=("ann@\u0378.example",)))

@@ -40,7 +40,7 @@ DENIED = aws_error(403, "AccessDeniedException", "arn:aws:ses:eu-west-1:1:identi
 @pytest.mark.parametrize("mode", ["legacy", "standard", "adaptive"])
 async def test_one_post_whatever_the_environment_says(mode: str, tmp_path: Path) -> None:
     email = an_email()
-    async with ses_place(tmp_path, Behaviour(Act.CLOSE)) as place:
+    async with ses_place(tmp_path, Behaviour(Act.CLOSE), is_warm=False) as place:
         with aws_environment(AWS_MAX_ATTEMPTS="5", AWS_RETRY_MODE=mode):
             sending = await send(place.provider, email)
 

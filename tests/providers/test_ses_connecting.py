@@ -95,7 +95,7 @@ async def test_a_connect_that_hangs_is_a_definite_no() -> None:
 
 
 async def test_without_credentials_nothing_leaves(tmp_path: Path) -> None:
-    async with ses_place(tmp_path) as place:
+    async with ses_place(tmp_path, is_warm=False) as place:
         with (
             aws_environment(AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY=""),
             pytest.raises(ProviderFault, match=r"NoCredentialsError.*AWS_ACCESS_KEY_ID"),
@@ -106,7 +106,7 @@ async def test_without_credentials_nothing_leaves(tmp_path: Path) -> None:
 
 
 async def test_through_a_proxy(tmp_path: Path, authority: Authority) -> None:
-    async with ses_place(tmp_path, tls=authority.server, ca_file=authority.ca_file) as place:
+    async with ses_place(tmp_path, tls=authority.server, ca_file=authority.ca_file, is_warm=False) as place:
         async with proxy(b"HTTP/1.1 200 OK\r\n\r\n", place.double) as url:
             with aws_environment(HTTPS_PROXY=url):
                 email = an_email()
@@ -119,7 +119,7 @@ async def test_through_a_proxy(tmp_path: Path, authority: Authority) -> None:
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 502 No\r\n\r\n", b"HTTP/1.1 407 No\r\n\r\n", b"", b"what?\r\n\r\n"])
 async def test_a_proxy_that_refuses_is_a_definite_no(answer: bytes, tmp_path: Path, authority: Authority) -> None:
-    async with ses_place(tmp_path, tls=authority.server, ca_file=authority.ca_file) as place:
+    async with ses_place(tmp_path, tls=authority.server, ca_file=authority.ca_file, is_warm=False) as place:
         async with proxy(answer) as url:
             with aws_environment(HTTPS_PROXY=url):
                 sending = await send(place.provider, an_email())

@@ -229,6 +229,14 @@ async def test_the_message_id_is_kept(tmp_path: Path) -> None:
     assert (sending.outcome.provider_message_id or "").startswith("0100")
 
 
+@pytest.mark.parametrize("name", ["é", "a\r\nb", "x" * 1000])
+async def test_a_message_id_that_is_none_is_not_kept(name: str, tmp_path: Path) -> None:
+    async with ses_place(tmp_path, Behaviour(Reply(200, {"MessageId": name}))) as place:
+        sending = await send(place.provider, an_email())
+
+    assert sending.outcome == Accepted(None)
+
+
 @pytest.mark.parametrize(
     ("headers", "seconds"),
     [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from dispatcher.domain.outcome import Accepted, Uncertain
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import Attempt
 from dispatcher.providers.ses import SesProvider
-from dispatcher.providers.ses_client import Client, SesOptions, new_client
+from dispatcher.providers.ses_client import SesOptions, new_client
 from dispatcher.providers.ses_wire import IDLE_SECONDS, WatchedHTTPConnection, watch
 from tests.providers.conftest import Authority
 from tests.providers.emails import SOON_SECONDS, an_email, send
@@ -145,36 +147,41 @@ async def test_a_connection_that_was_idle_for_long_is_given_up() -> None:
 
 
 class Slow:
-    """Makes clients whose threads wait, once the answer is read, before they return."""
+    """A client whose next thread waits, once the answer is read, before it returns."""
 
-    def __init__(self, times: int) -> None:
-        self.times = times
+    def __init__(self, options: SesOptions) -> None:
         self.answered = threading.Event()
         self.go_on = threading.Event()
-
-    def make(self, options: SesOptions) -> Client:
-        client = new_client(options)
-        client.meta.events.register("after-call.sesv2.SendEmail", self._wait)
-        return client
+        self.client = new_client(options)
+        self.client.meta.events.register("after-call.sesv2.SendEmail", self._wait)
 
     def _wait(self, **_: object) -> None:
-        if self.times:
-            self.times -= 1
+        if not self.answered.is_set():
             self.answered.set()
             assert self.go_on.wait(20)
 
 
-async def test_an_answer_after_the_deadline_is_dropped_and_logged(tmp_path: Path) -> None:
-    slow = Slow(times=1)
-    email = an_email()
-    async with ses_place(tmp_path) as place:
-        with aws_environment():
-            provider = SesProvider(SesOptions(REGION, place.double.url, threads=1), slow.make)
-            with capture_logs() as logs:
-                sending = await send(provider, email, seconds=SOON_SECONDS)
-                slow.go_on.set()
-                after = await send(provider, an_email())
+@asynccontextmanager
+async def slow_provider(url: str, threads: int) -> AsyncIterator[tuple[SesProvider, Slow]]:
+    """The adapter with such a client."""
+    options = SesOptions(REGION, url, threads=threads)
+    with aws_environment():
+        slow = await asyncio.to_thread(Slow, options)
+        provider = SesProvider(options, lambda _: slow.client)
+        try:
+            yield provider, slow
+        finally:
+            slow.go_on.set()
             await provider.close()
+
+
+async def test_an_answer_after_the_deadline_is_dropped_and_logged(tmp_path: Path) -> None:
+    email = an_email()
+    async with ses_place(tmp_path) as place, slow_provider(place.double.url, threads=1) as (provider, slow):
+        with capture_logs() as logs:
+            sending = await send(provider, email, seconds=2 * SOON_SECONDS)
+            slow.go_on.set()
+            after = await send(provider, an_email())
 
     assert isinstance(sending.outcome, Uncertain)
     assert isinstance(after.outcome, Accepted)
@@ -185,16 +192,11 @@ async def test_an_answer_after_the_deadline_is_dropped_and_logged(tmp_path: Path
 
 async def test_a_deadline_shuts_no_connection_under_another_email(tmp_path: Path) -> None:
     """The first one's answer is read and its connection carries the second one when the first one's deadline passes."""
-    slow = Slow(times=1)
-    async with ses_place(tmp_path) as place:
-        with aws_environment():
-            provider = SesProvider(SesOptions(REGION, place.double.url, threads=2), slow.make)
-            first = asyncio.create_task(send(provider, an_email(), seconds=2 * SOON_SECONDS))
-            await until(slow.answered.is_set)
-            place.double.behaviour.latency_seconds = 4 * SOON_SECONDS
-            second = await send(provider, an_email())
-            slow.go_on.set()
-            await provider.close()
+    async with ses_place(tmp_path) as place, slow_provider(place.double.url, threads=2) as (provider, slow):
+        first = asyncio.create_task(send(provider, an_email(), seconds=3 * SOON_SECONDS))
+        await until(slow.answered.is_set)
+        place.double.behaviour.latency_seconds = 5 * SOON_SECONDS
+        second = await send(provider, an_email())
 
         assert isinstance((await first).outcome, Uncertain)
         assert isinstance(second.outcome, Accepted)

@@ -167,7 +167,7 @@ def test_silence_neither_ends_a_row_of_failures_nor_lets_a_probe_pass() -> None:
         scene.fail()
     scene.breaker.miss(scene.breaker.begin(), "outcome_unknown")
     scene.fail()
-    assert scene.breaker.state is State.OPEN
+    assert scene.told == [(State.OPEN, "server_error")]
     scene.now += FIRST_OPEN_SECONDS
     assert scene.breaker.state is State.HALF_OPEN
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import datetime
 
 import psycopg
 import pytest
@@ -13,6 +14,7 @@ from dispatcher.routing.rate import BURST_SECONDS, RateLimit
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.store.connections import Pool, make_pool
 from dispatcher.store.providers import ProviderStore
+from tests.waiting import until
 from tests.worker.scripted import ScriptedProvider
 
 CEILING = 500.0
@@ -149,3 +151,32 @@ def test_a_worker_holds_no_more_than_its_ceilings_let_through_soon(ceilings: lis
     )
 
     assert routes.window(256, 30.0) == window
+
+
+async def test_the_time_that_one_worker_has_counted_is_not_counted_again_by_one_that_waited_for_it(
+    pool: Pool, database_url: str, connection: psycopg.Connection
+) -> None:
+    store = ProviderStore(pool, slot="w0")
+    await store.begin_rate("smtp", CEILING)
+    with psycopg.connect(database_url) as other:
+        other.execute("select from provider_rate for update")
+        waiting = asyncio.create_task(store.take_tokens("smtp", ceiling=CEILING, burst=50, wanted=1))
+        await until(lambda: waits_for_a_lock(connection))
+        other.execute("update provider_rate set tokens = 0, refilled_at = clock_timestamp()")
+        counted_until = refilled_at(other)
+
+    await waiting
+
+    assert refilled_at(connection) >= counted_until
+
+
+def refilled_at(connection: psycopg.Connection) -> datetime:
+    row = connection.execute("select refilled_at from provider_rate").fetchone()
+    assert row is not None
+    assert isinstance(row[0], datetime)
+    return row[0]
+
+
+def waits_for_a_lock(connection: psycopg.Connection) -> bool:
+    waiting = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+    return connection.execute(waiting).fetchone() is not None

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from dispatcher.domain.outcome import CONCERNS_PROVIDER, Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.outcome import (
+    CONCERNS_PROVIDER,
+    Accepted,
+    Deferred,
+    Outcome,
+    Reason,
+    Rejected,
+    Uncertain,
+    outcome_name,
+)
 from dispatcher.errors import ProviderFault
 from dispatcher.routing.breaker import FAILURES_IN_A_ROW, FIRST_OPEN_SECONDS, Breaker, State
 from dispatcher.routing.routes import Route, Routes
@@ -38,7 +47,7 @@ class Scene:
     def chosen(self, *refused_by: str) -> str | None:
         """Who gets the next attempt."""
         route = self.routes.choose(refused_by)
-        return route and route.name
+        return route.name if route else None
 
     def state(self, name: str) -> State:
         """How that provider is seen."""
@@ -55,11 +64,11 @@ def test_those_that_refused_are_left_out_of_the_choice() -> None:
     assert [scene.chosen("a"), scene.chosen("a", "b"), scene.chosen("a", "b", "c")] == ["b", "c", None]
 
 
-@pytest.mark.parametrize("outcome", [Deferred(reason) for reason in sorted(CONCERNS_PROVIDER)], ids=str)
-def test_a_provider_that_fails_or_throttles_is_passed_over(outcome: Deferred) -> None:
+@pytest.mark.parametrize("reason", sorted(CONCERNS_PROVIDER))
+def test_a_provider_that_fails_or_throttles_is_passed_over(reason: Reason) -> None:
     scene = Scene()
 
-    scene.hear("a", outcome, FAILURES_IN_A_ROW)
+    scene.hear("a", Deferred(reason), FAILURES_IN_A_ROW)
 
     assert scene.chosen() == "b"
 
@@ -81,7 +90,7 @@ def test_one_throttling_and_one_fault_are_enough() -> None:
         Rejected(Reason.REJECTED_RECIPIENT, "no such user", "550 5.1.1"),
         Deferred(Reason.RECIPIENT_DEFERRED, "greylisted", "451 4.7.1"),
     ],
-    ids=str,
+    ids=outcome_name,
 )
 def test_a_word_about_an_email_shows_that_the_provider_works(outcome: Outcome) -> None:
     scene = Scene()
@@ -95,7 +104,9 @@ def test_a_word_about_an_email_shows_that_the_provider_works(outcome: Outcome) -
 
 
 @pytest.mark.parametrize(
-    "outcome", [Rejected(Reason.INVALID_CONTENT, "our own rendering"), Deferred(Reason.INTERNAL_ERROR)], ids=str
+    "outcome",
+    [Rejected(Reason.INVALID_CONTENT, "our own rendering"), Deferred(Reason.INTERNAL_ERROR)],
+    ids=outcome_name,
 )
 def test_our_own_word_says_nothing_of_the_provider(outcome: Outcome) -> None:
     scene = Scene()

@@ -18,14 +18,12 @@ from dispatcher.store.connections import Pool, make_pool
 from dispatcher.store.leases import LeaseStore
 from tests.store.books import Books
 
-_TABLES: Final = (
-    "email_log",
-    "email_content",
-    "email_attachment",
-    "email_attempt",
-    "email_idempotency",
-    "email_hourly",
-)
+
+_TABLES: Final = """
+    select relname from pg_class
+    where relkind in ('r', 'p') and not relispartition and relnamespace = 'public'::regnamespace
+        and relname <> 'dispatcher_migration'
+"""
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +40,8 @@ def kept_database_url(servers: Servers, template_database: str) -> Iterator[str]
 def tables_url(kept_database_url: str) -> Iterator[str]:
     """A migrated database, empty, with no session but this test's."""
     with psycopg.connect(kept_database_url, autocommit=True) as cleaner:
-        cleaner.execute(b"; ".join(f"delete from {table}".encode() for table in _TABLES))
+        for (table,) in cleaner.execute(_TABLES).fetchall():
+            cleaner.execute(f"delete from {table}".encode())
         yield kept_database_url
         cleaner.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity "

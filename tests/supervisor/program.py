@@ -25,7 +25,10 @@ Event = dict[str, Any]
 
 
 def eventually(
-    condition: Callable[[], T], what: str | Callable[[], str] = "the condition", *, seconds: float = DEADLINE_SECONDS
+    condition: Callable[[], T | None],
+    what: str | Callable[[], str] = "the condition",
+    *,
+    seconds: float = DEADLINE_SECONDS,
 ) -> T:
     """Waits until the condition gives something true, and returns that; fails when the time is over."""
     give_up_at = time.monotonic() + seconds
@@ -171,7 +174,9 @@ class Program:
 
     def await_all_gone(self, seconds: float = DEADLINE_SECONDS) -> None:
         """Waits until nobody of its session lives."""
-        eventually(lambda: not self.members(), lambda: self._account(f"processes {self.members()} live on;"), seconds=seconds)
+        eventually(
+            lambda: not self.members(), lambda: self._account(f"processes {self.members()} live on;"), seconds=seconds
+        )
 
     def destroy(self) -> None:
         """Kills whatever is left of the session; for the end of a test, whatever happened in it."""
@@ -183,4 +188,4 @@ class Program:
         self._process.wait()
 
     def _account(self, what: str) -> str:
-        return f"{what}\n--- stdout, the last of it\n{self.log[-3000:]}\n--- stderr, the last of it\n{self.words[-3000:]}\n---"
+        return f"{what}\n--- the end of stdout\n{self.log[-3000:]}\n--- the end of stderr\n{self.words[-3000:]}\n---"

@@ -39,7 +39,7 @@ FAILING_FORKS = "TOYS_FAILING_FORKS"
 class Eager(Restarts):
     """No wait, ever: to see hundreds of restarts in a second."""
 
-    def after(self, lived_seconds: float) -> Restarts:
+    def after(self, lived_seconds: float) -> Restarts:  # noqa: ARG002 - as it is called
         """Unchanged."""
         return self
 

@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 from dispatcher.broker.outgoing import Outgoing
 from dispatcher.broker.pointer import Pointer
 from dispatcher.broker.publisher import Publisher
-from dispatcher.broker.topology import Topology
+from dispatcher.broker.topology import Topology, depths
 from dispatcher.config import Settings, load
 from dispatcher.dev.servers import Servers
 from dispatcher.inflight import Ledger
@@ -166,6 +166,12 @@ class Bench:
         email_ids = self.books.enqueue(count, **fields)
         await self.deliver(email_ids)
         return email_ids
+
+    async def all_are_delivered(self) -> None:
+        """Waits until no message waits on the send queue: the workers have them."""
+        async with asyncio.timeout(20):
+            while (await depths(self._servers.amqp_url, self.topology))[self.topology.queue]:
+                await asyncio.sleep(0.005)
 
     async def settled(self, statuses: dict[str, int]) -> None:
         """Waits until the books stand so."""

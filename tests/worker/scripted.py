@@ -7,7 +7,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable
 from uuid import UUID
 
-from dispatcher.domain.outcome import Accepted, Outcome
+from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.providers.contract import Attempt
 
@@ -103,6 +103,13 @@ async def leave_when_let_go(provider: ScriptedProvider, email: OutgoingEmail, at
     """Nothing leaves before the test says so; then it is accepted."""
     await provider.wait(email.email_id)
     return await accept(provider, email, attempt)
+
+
+async def throttle_when_let_go(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+    """The email leaves, and the provider asks for a pause when the test says so."""
+    attempt.leaving()
+    await provider.wait(email.email_id)
+    return Deferred(Reason.THROTTLED, "slow down", "429", 0.3)
 
 
 async def accept_and_never_answer(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:

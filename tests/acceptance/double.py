@@ -1,0 +1,89 @@
+"""SendGrid's double as a process of its own, and several providers' ends as one."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from http.client import HTTPConnection
+from os import defpath
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from dispatcher.dev.ledger import read_ledger
+from tests.acceptance.harness import Recipient
+from tests.supervisor.program import Program, eventually
+
+
+class Double:
+    """A local SendGrid, with its ledger of what it accepted and its list of what it was asked.
+
+    Attributes:
+        program: The process; a new one after `start`.
+    """
+
+    program: Program
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        folder.mkdir()
+        self._folder = folder
+        self._options = options
+        self._port = 0
+        self.start()
+
+    def start(self) -> None:
+        """Starts it, again on the port of last time, with the same ledger."""
+        words = ["--folder", str(self._folder), "--port", str(self._port), "--die-with-parent"]
+        argv = [sys.executable, "-m", "dispatcher.dev.http_double", *words, *self._options]
+        self.program = program = Program(argv, self._folder, "double", env={"PATH": defpath})
+        eventually(lambda: program.log.endswith("\n"), "the HTTP double")
+        told = orjson.loads(program.log)
+        self._port = told["port"]
+        self._url = told["url"]
+        self._ledger = Path(told["ledger"])
+
+    def kill(self) -> None:
+        """Ends it without a word to anybody."""
+        self.program.destroy()
+
+    def behave(self, **behaviour: object) -> None:
+        """See `dispatcher.dev.http_behaviour.Behaviour.change`."""
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=10)
+        connection.request("PUT", "/double", orjson.dumps(behaviour))
+        assert connection.getresponse().status < 300
+        connection.close()
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """See `Recipient`."""
+        return {"PROVIDERS": "sendgrid", "SENDGRID_HOST": self._url, "SENDGRID_API_KEY": "SG.test.key"}
+
+    def delivered(self) -> Counter[UUID]:
+        """See `Recipient`."""
+        return Counter({UUID(email_id): times for email_id, times in read_ledger(self._ledger).times.items()})
+
+    def requests(self, came: str | None = None) -> list[dict[str, Any]]:
+        """Every request that it has read, or of which this came: `email_id`, `came` and `at`, in unix seconds."""
+        lines = (self._folder / "requests.jsonl").read_bytes().splitlines()
+        found = [orjson.loads(line) for line in lines]
+        return [request for request in found if came is None or request["came"] == came]
+
+
+class InOrder:
+    """Several providers' ends, as one."""
+
+    def __init__(self, *recipients: Recipient) -> None:
+        self._recipients = recipients
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """See `Recipient`."""
+        merged = {name: value for each in self._recipients for name, value in each.settings.items()}
+        return {**merged, "PROVIDERS": ",".join(each.settings["PROVIDERS"] for each in self._recipients)}
+
+    def delivered(self) -> Counter[UUID]:
+        """See `Recipient`."""
+        return sum((each.delivered() for each in self._recipients), start=Counter())

@@ -1,0 +1,198 @@
+"""A pause: everything goes back for others, and nothing comes until `resume`, at whatever moment either is called."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from dispatcher.broker.consumer import Consumer, Delivery
+from dispatcher.broker.topology import Topology
+from dispatcher.domain.backoff import Backoff
+from tests.broker.proxy import Proxy
+from tests.broker.rabbit import Rabbit, eventually
+
+
+class Worker:
+    """A consumer behind a proxy, and what it was told."""
+
+    def __init__(self, proxy: Proxy, queue: str) -> None:
+        self.deliveries: list[Delivery] = []
+        self.losses = 0
+        self.consumer = Consumer(
+            proxy.url,
+            queue,
+            prefetch=100,
+            on_delivery=self.deliveries.append,
+            on_lost=self._lose,
+            name="pausing",
+            backoff=Backoff(base_seconds=0.01, cap_seconds=0.05),
+        )
+        self.task = asyncio.create_task(self.consumer.run())
+
+    async def got(self, count: int) -> list[Delivery]:
+        """So many deliveries since the last loss."""
+        await eventually(lambda: len(self.deliveries) >= count, f"{count} deliveries")
+        assert len(self.deliveries) == count
+        return list(self.deliveries)
+
+    def _lose(self) -> None:
+        self.losses += 1
+        self.deliveries.clear()
+
+
+@pytest.fixture
+async def worker(proxy: Proxy, topology: Topology) -> AsyncIterator[Worker]:
+    """A worker on the test's send queue."""
+    made = Worker(proxy, topology.queue)
+    yield made
+    await made.consumer.close()
+    await asyncio.wait_for(made.task, 10)
+
+
+async def publish(rabbit: Rabbit, topology: Topology, names: str) -> None:
+    for name in names:
+        await rabbit.publish(topology.queue, name.encode())
+
+
+async def left(rabbit: Rabbit, topology: Topology, count: int) -> str:
+    """What others can get, so many."""
+    return "".join(sorted(message.body.decode() for message in await rabbit.take_all(topology.queue, count)))
+
+
+async def test_a_paused_consumers_deliveries_go_to_others(worker: Worker, topology: Topology, rabbit: Rabbit) -> None:
+    await publish(rabbit, topology, "abc")
+    worker.consumer.ack((await worker.got(3))[:1])
+
+    worker.consumer.pause()
+    assert not worker.consumer.is_consuming
+    await publish(rabbit, topology, "d")
+
+    assert await left(rabbit, topology, 3) == "bcd"
+    assert (worker.losses, worker.consumer.outstanding, worker.deliveries) == (1, 0, [])
+
+
+async def test_what_was_delivered_before_the_pause_is_void(worker: Worker, topology: Topology, rabbit: Rabbit) -> None:
+    await publish(rabbit, topology, "ab")
+    old = await worker.got(2)
+    worker.consumer.pause()
+    await eventually(lambda: worker.losses == 1, "the end of the session")
+
+    worker.consumer.ack(old)
+    worker.consumer.resume()
+    worker.consumer.reject(old[0])
+
+    again = await worker.got(2)
+    assert all(each.redelivered for each in again)
+    worker.consumer.ack(again)
+    await eventually(lambda: worker.consumer.outstanding == 0)
+    assert worker.losses == 1
+
+
+async def test_resume_brings_it_back_and_a_second_pause_takes_it_away_again(
+    worker: Worker, topology: Topology, rabbit: Rabbit
+) -> None:
+    for losses, name in enumerate("abc", start=1):
+        await publish(rabbit, topology, name)
+        worker.consumer.ack(await worker.got(1))
+        worker.consumer.pause()
+        worker.consumer.pause()
+        await eventually(lambda losses=losses: worker.losses == losses, "the end of the session")  # type: ignore[misc]
+        worker.consumer.resume()
+        worker.consumer.resume()
+
+    await eventually(lambda: worker.consumer.is_consuming, "consuming")
+    assert await left(rabbit, topology, 0) == ""
+
+
+async def test_a_resume_straight_after_a_pause_consumes_again_and_is_no_loss_of_rabbitmq(
+    worker: Worker, topology: Topology, rabbit: Rabbit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await publish(rabbit, topology, "a")
+    await worker.got(1)
+
+    worker.consumer.pause()
+    worker.consumer.resume()
+    await eventually(lambda: worker.losses == 1, "the end of the session")
+
+    (again,) = await worker.got(1)
+    worker.consumer.ack([again])
+    assert "connection_lost" not in capsys.readouterr().out
+
+
+async def test_a_pause_while_it_connects_is_kept(
+    worker: Worker, topology: Topology, rabbit: Rabbit, proxy: Proxy
+) -> None:
+    proxy.freeze()
+    await publish(rabbit, topology, "a")
+    await eventually(lambda: proxy.connections == 1, "the connection")
+
+    worker.consumer.pause()
+    proxy.thaw()
+
+    await eventually(lambda: proxy.is_idle, "the end of the connection")
+    assert await left(rabbit, topology, 1) == "a"
+    assert (worker.losses, worker.deliveries, worker.consumer.is_consuming) == (0, [], False)
+    worker.consumer.resume()
+    await publish(rabbit, topology, "b")
+    await worker.got(1)
+
+
+@pytest.mark.parametrize("turns", range(0, 60, 5))
+async def test_a_pause_at_any_moment_of_the_start_is_kept(
+    worker: Worker, topology: Topology, rabbit: Rabbit, proxy: Proxy, turns: int
+) -> None:
+    for _ in range(turns):
+        await asyncio.sleep(0.0005)
+
+    worker.consumer.pause()
+    await eventually(lambda: not worker.consumer.is_consuming and proxy.is_idle, "the end of the connection")
+
+    await publish(rabbit, topology, "a")
+    assert await left(rabbit, topology, 1) == "a"
+
+
+async def test_a_pause_while_rabbitmq_is_away_is_kept_and_ends(
+    worker: Worker, topology: Topology, rabbit: Rabbit, proxy: Proxy
+) -> None:
+    await eventually(lambda: worker.consumer.is_consuming, "consuming")
+    proxy.cut()
+    worker.consumer.pause()
+    await eventually(lambda: worker.losses == 1 and proxy.is_idle, "the loss")
+    await publish(rabbit, topology, "a")
+    assert await left(rabbit, topology, 1) == "a"
+
+    worker.consumer.resume()
+    await publish(rabbit, topology, "b")
+
+    await worker.got(1)
+
+
+@pytest.mark.parametrize("stop", [Consumer.cancel, Consumer.close])
+async def test_a_paused_consumer_ends_when_it_is_told_to_and_resume_does_not_wake_it(
+    proxy: Proxy, topology: Topology, stop: Callable[[Consumer], Awaitable[None]]
+) -> None:
+    worker = Worker(proxy, topology.queue)
+    await eventually(lambda: worker.consumer.is_consuming, "consuming")
+    worker.consumer.pause()
+    await eventually(lambda: worker.losses == 1, "the end of the session")
+
+    await stop(worker.consumer)
+    worker.consumer.resume()
+
+    await asyncio.wait_for(worker.task, 10)
+    assert proxy.connections == 1
+
+
+async def test_a_pause_after_cancel_lets_acks_through(worker: Worker, topology: Topology, rabbit: Rabbit) -> None:
+    await publish(rabbit, topology, "abc")
+    at_hand = await worker.got(3)
+    await worker.consumer.cancel()
+
+    worker.consumer.pause()
+    worker.consumer.ack(at_hand[:2])
+    await worker.consumer.close()
+
+    assert await left(rabbit, topology, 1) == "c"
+    assert worker.losses == 0

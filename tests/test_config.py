@@ -1,0 +1,269 @@
+"""Settings: every mistake is told at once, with its variable and the remedy; nothing secret is ever shown."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dispatcher.config import KNOWN_PROVIDERS, Settings, SmtpServer, examine, load, variable_of
+from dispatcher.domain.status import OnUncertain
+from dispatcher.errors import ConfigurationError
+
+DATABASE = "postgresql://app:pg-secret@db.example:5432/dispatcher"
+BROKER = "amqp://app:mq-secret@mq.example:5672/%2F"
+
+
+def mistakes_of(environ: dict[str, str], *needs: str) -> tuple[str, ...]:
+    with pytest.raises(ConfigurationError) as raised:
+        load(environ, needs=needs)
+    return raised.value.mistakes
+
+
+def test_an_empty_environment_gives_what_a_newcomer_needs() -> None:
+    settings = load({})
+
+    assert (settings.queue, settings.dlq) == ("email.dispatcher.send", "email.dispatcher.dlq")
+    assert (settings.lease_seconds, settings.send_timeout_seconds, settings.max_attempts) == (60.0, 30.0, 5)
+    assert settings.on_uncertain is OnUncertain.HOLD
+    assert settings.workers >= 1
+    assert settings.providers == ()
+    assert (settings.database_url, settings.smtp_url, settings.capture_dir) == ("", None, None)
+
+
+def test_every_default_passes_its_own_parser() -> None:
+    _, origins, mistakes = examine({})
+
+    assert mistakes == ()
+    assert {origin.source for origin in origins.values()} == {"default"}
+
+
+def test_no_two_settings_share_a_variable_and_each_says_what_it_is_about() -> None:
+    variables = [variable_of(field) for field in fields(Settings)]
+
+    assert len(set(variables)) == len(variables)
+    assert all(field.metadata["about"].endswith(".") for field in fields(Settings))
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "field", "value"),
+    [
+        ("DISPATCHER_WORKERS", "3", "workers", 3),
+        ("DISPATCHER_WORKERS", " 3\n", "workers", 3),
+        ("DISPATCHER_PREFETCH", "1", "prefetch", 1),
+        ("DISPATCHER_LEASE_SECONDS", "1.5", "lease_seconds", 1.5),
+        ("DISPATCHER_ON_UNCERTAIN", "Resend", "on_uncertain", OnUncertain.RESEND),
+        ("DISPATCHER_PROVIDERS", " smtp ", "providers", ("smtp",)),
+        ("DISPATCHER_QUEUE_TYPE", "CLASSIC", "queue_type", "classic"),
+        ("DISPATCHER_DATABASE_URL", "host=db dbname=mail", "database_url", "host=db dbname=mail"),
+        ("DISPATCHER_RUN_DIR", "~/run", "run_dir", Path.home() / "run"),
+        ("DISPATCHER_SMTP_URL", "smtp://mx", "smtp_url", SmtpServer("mx", 587, "starttls")),
+        ("DISPATCHER_SMTP_URL", "smtps://mx", "smtp_url", SmtpServer("mx", 465, "tls")),
+        ("DISPATCHER_SMTP_URL", "smtp://mx?tls=none", "smtp_url", SmtpServer("mx", 25, "none")),
+        ("DISPATCHER_SMTP_URL", "smtp://[::1]:2525/?tls=none", "smtp_url", SmtpServer("::1", 2525, "none")),
+        (
+            "DISPATCHER_SMTP_URL",
+            "smtps://us%40er:p%3A%2Fw@mx:2465",
+            "smtp_url",
+            SmtpServer("mx", 2465, "tls", "us@er", "p:/w"),
+        ),
+    ],
+)
+def test_what_an_operator_writes_is_understood(variable: str, text: str, field: str, value: Any) -> None:
+    environ = {variable: text, "DISPATCHER_SMTP_URL": "smtp://mx"} | {variable: text}
+
+    assert getattr(load(environ), field) == value
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "sentence"),
+    [
+        ("DISPATCHER_WORKERS", "many", "must be a whole number from 1 to 256"),
+        ("DISPATCHER_WORKERS", "0", "must be a whole number from 1 to 256"),
+        ("DISPATCHER_WORKERS", "٣", "must be a whole number"),
+        ("DISPATCHER_WORKERS", "1.0", "must be a whole number"),
+        ("DISPATCHER_PREFETCH", "-1", "must be a whole number"),
+        ("DISPATCHER_PREFETCH", "5001", "must be a whole number from 1 to 5000"),
+        ("DISPATCHER_PREFETCH", "9" * 5000, "must be a whole number from 1 to 5000"),
+        ("DISPATCHER_LEASE_SECONDS", "0.5", "must be a number of seconds from 1 to 3600"),
+        ("DISPATCHER_LEASE_SECONDS", "nan", "must be a number of seconds"),
+        ("DISPATCHER_LEASE_SECONDS", "inf", "must be a number of seconds"),
+        ("DISPATCHER_LEASE_SECONDS", "1m", "must be a number of seconds"),
+        ("DISPATCHER_ON_UNCERTAIN", "retry", "must be one of: hold, resend"),
+        ("DISPATCHER_LOG_LEVEL", "verbose", "must be one of: debug, info, warning, error"),
+        ("DISPATCHER_QUEUE_TYPE", "stream", "must be one of: quorum, classic"),
+        ("DISPATCHER_PROVIDERS", "carrier-pigeon", "does not know carrier-pigeon; known are"),
+        ("DISPATCHER_PROVIDERS", "smtp,smtp", "must name each provider once"),
+        ("DISPATCHER_PROVIDERS", ",", "must name each provider once"),
+        ("DISPATCHER_DATABASE_URL", "mysql://db/x", "must be a URL that begins with postgresql:// or postgres://"),
+        ("DISPATCHER_DATABASE_URL", "db.example", "must be a URL that begins with postgresql://"),
+        ("DISPATCHER_AMQP_URL", "http://mq", "must be a URL that begins with amqp:// or amqps://"),
+        ("DISPATCHER_AMQP_URL", "amqp://", "must be a URL"),
+        ("DISPATCHER_AMQP_URL", "amqp://mq:port", "is not a URL"),
+        ("DISPATCHER_AMQP_URL", "amqp://mq:99999", "is not a URL"),
+        ("DISPATCHER_QUEUE", "amq.mine", "not begin with `amq.`"),
+        ("DISPATCHER_QUEUE", "ü" * 101, "1 to 200"),
+        ("DISPATCHER_SMTP_URL", "smtp://mx?starttls=no", "takes no path and no option but"),
+        ("DISPATCHER_SMTP_URL", "smtp://mx/path", "takes no path"),
+        ("DISPATCHER_SMTP_URL", "smtps://mx?tls=none", "contradicts"),
+        ("DISPATCHER_SMTP_URL", "smtp://user:word@mx.example?tls=none", "would send its password in the clear"),
+        ("DISPATCHER_SMTP_URL", "mx:25", "must be a URL"),
+        ("DISPATCHER_CA_FILE", "/no/such/file", "names a file that does not exist"),
+    ],
+)
+def test_what_cannot_be_meant_is_told_by_its_variable(variable: str, text: str, sentence: str) -> None:
+    (mistake,) = mistakes_of({variable: text})
+
+    assert mistake.startswith(f"{variable} ")
+    assert sentence in mistake
+    assert mistake.endswith(".")
+
+
+def test_every_mistake_is_told_at_once() -> None:
+    mistakes = mistakes_of(
+        {
+            "DISPATCHER_WORKERS": "many",
+            "DISPATCHER_AMQP_URL": "nonsense",
+            "DISPATCHER_LEASE_SECONDS": "0",
+            "DISPATCHER_PROVIDERS": "pigeon",
+        },
+        "database_url",
+        "amqp_url",
+        "providers",
+    )
+
+    told = [mistake.split()[0] for mistake in mistakes]
+    assert sorted(told) == [
+        "DISPATCHER_AMQP_URL",
+        "DISPATCHER_DATABASE_URL",
+        "DISPATCHER_LEASE_SECONDS",
+        "DISPATCHER_PROVIDERS",
+        "DISPATCHER_WORKERS",
+    ]
+
+
+def test_what_a_command_needs_and_does_not_find_is_told_with_the_remedy() -> None:
+    mistakes = mistakes_of({}, "database_url", "amqp_url", "providers")
+
+    assert [mistake.split(":")[0] for mistake in mistakes] == [
+        "DISPATCHER_DATABASE_URL is not set",
+        "DISPATCHER_AMQP_URL is not set",
+        "DISPATCHER_PROVIDERS is not set",
+    ]
+    assert all(name in mistakes[2] for name in KNOWN_PROVIDERS)
+
+
+@pytest.mark.parametrize(
+    ("environ", "sentence"),
+    [
+        ({"DISPATCHER_PROVIDERS": "smtp"}, "DISPATCHER_SMTP_URL is not set, but DISPATCHER_PROVIDERS names smtp"),
+        ({"DISPATCHER_PROVIDERS": "capture"}, "DISPATCHER_CAPTURE_DIR is not set"),
+        ({"DISPATCHER_PROVIDERS": "sendgrid"}, "SENDGRID_API_KEY is not set"),
+        ({"DISPATCHER_QUEUE": "one", "DISPATCHER_DLQ": "one"}, "give the dead letters their own"),
+        ({"DISPATCHER_RETRY_BASE_SECONDS": "61"}, "is above DISPATCHER_RETRY_CAP_SECONDS"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_told(environ: dict[str, str], sentence: str) -> None:
+    (mistake,) = mistakes_of(environ)
+
+    assert sentence in mistake
+
+
+def test_an_empty_variable_is_as_good_as_none() -> None:
+    assert load({"DISPATCHER_PREFETCH": "", "DISPATCHER_DATABASE_URL": ""}) == load({})
+
+
+class TestSecrets:
+    """They may come from a file, and never show."""
+
+    @pytest.fixture
+    def file(self, tmp_path: Path) -> Path:
+        """A secret as an orchestrator mounts it: with a line end."""
+        path = tmp_path / "secret"
+        path.write_text(f"{DATABASE}\n")
+        return path
+
+    def test_a_secret_may_stand_in_a_file(self, file: Path) -> None:
+        settings, origins, mistakes = examine({"DISPATCHER_DATABASE_URL_FILE": str(file)}, needs=["database_url"])
+
+        assert (settings.database_url, mistakes) == (DATABASE, ())
+        assert origins["database_url"].source == "file"
+
+    @pytest.mark.parametrize("name", [field.name for field in fields(Settings) if field.metadata["secret"]])
+    def test_every_secret_may(self, tmp_path: Path, name: str) -> None:
+        values = {
+            "database_url": DATABASE,
+            "amqp_url": BROKER,
+            "rabbitmq_management_url": "http://app:mq-secret@mq.example:15672",
+            "smtp_url": "smtps://app:smtp-secret@mx.example",
+            "sendgrid_api_key": "SG.api-secret",
+        }
+        variable = next(variable_of(field) for field in fields(Settings) if field.name == name)
+        (tmp_path / name).write_text(values[name])
+
+        settings = load({f"{variable}_FILE": str(tmp_path / name)})
+
+        assert settings == load({variable: values[name]})
+        assert settings != load({})
+
+    def test_a_secret_that_is_given_twice_is_a_mistake(self, file: Path) -> None:
+        (mistake,) = mistakes_of({"DISPATCHER_DATABASE_URL": DATABASE, "DISPATCHER_DATABASE_URL_FILE": str(file)})
+
+        assert "DISPATCHER_DATABASE_URL_FILE are both set" in mistake
+        assert "pg-secret" not in mistake
+
+    @pytest.mark.parametrize(
+        ("content", "sentence"),
+        [
+            (None, "cannot be read from the file in DISPATCHER_DATABASE_URL_FILE: FileNotFoundError"),
+            (b"", "is empty in the file"),
+            (b" \n", "is empty in the file"),
+            (b"\xff\xfe", "UnicodeDecodeError"),
+            (b"not-a-url-but-secret", "must be a URL"),
+        ],
+    )
+    def test_a_file_that_does_not_help_is_told_and_its_content_is_not(
+        self, tmp_path: Path, content: bytes | None, sentence: str
+    ) -> None:
+        path = tmp_path / "secret"
+        if content is not None:
+            path.write_bytes(content)
+
+        (mistake,) = mistakes_of({"DISPATCHER_DATABASE_URL_FILE": str(path)}, "database_url")
+
+        assert sentence in mistake
+        assert "secret" not in mistake.replace(str(path), "")
+
+    def test_no_secret_shows_in_what_is_printed_of_the_settings(self) -> None:
+        settings = load(
+            {
+                "DISPATCHER_DATABASE_URL": DATABASE,
+                "DISPATCHER_AMQP_URL": BROKER,
+                "DISPATCHER_RABBITMQ_MANAGEMENT_URL": "http://app:mq-secret@mq.example:15672",
+                "DISPATCHER_SMTP_URL": "smtps://app:smtp-secret@mx.example",
+                "SENDGRID_API_KEY": "SG.api-secret",
+            }
+        )
+
+        shown = f"{settings!r} {settings} {settings.smtp_url!r}"
+        assert "secret" not in shown
+
+    @pytest.mark.parametrize(
+        "environ",
+        [
+            {"DISPATCHER_DATABASE_URL": "mysql://app:pg-secret@db/x"},
+            {"DISPATCHER_AMQP_URL": "amqp://app:mq-secret@mq:port"},
+            {"DISPATCHER_SMTP_URL": "smtp://app:smtp-secret@mx/path"},
+            {"DISPATCHER_SMTP_URL": "smtp://app:smtp-secret@mx?tls=none"},
+            {"SENDGRID_API_KEY": "SG.api secret"},
+        ],
+    )
+    def test_no_mistake_quotes_a_secret(self, environ: dict[str, str]) -> None:
+        assert "secret" not in " ".join(mistakes_of(environ))
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        load({}).workers = 9  # type: ignore[misc]

@@ -1,0 +1,181 @@
+"""Every named query is used, every use has its query, and what SQL says of statuses is what the domain says.
+
+Uses are found in the source: a function that hands one of its parameters on to `query` takes a query's name there, and so
+does whoever calls it so.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from dispatcher.domain.status import OnUncertain, Status
+from dispatcher.store.migrations import all_migrations
+from dispatcher.store.queries import all_queries
+from tests.test_layers import FOLDER
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def modules() -> Iterator[ast.Module]:
+    for path in sorted(FOLDER.rglob("*.py")):
+        yield ast.parse(path.read_bytes())
+
+
+def called_name(call: ast.Call) -> str | None:
+    match call.func:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case _:
+            return None
+
+
+def argument_at(call: ast.Call, place: int, name: str) -> ast.expr | None:
+    """What a call gives for a parameter: by name, or at its place; methods leave out `self`."""
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            return keyword.value
+    return call.args[place] if place < len(call.args) else None
+
+
+def parameters(function: Function) -> list[str]:
+    names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
+    return names[1:] if names[:1] in (["self"], ["cls"]) else names
+
+
+def takers(module: ast.Module) -> dict[str, tuple[int, str]]:
+    """Functions of a module that take a query's name, with the place and name of that parameter."""
+    found = {"query": (0, "name")}
+    functions = [node for node in ast.walk(module) if isinstance(node, Function)]
+    while True:
+        more = {
+            function.name: (parameters(function).index(given.id), given.id)
+            for function in functions
+            for call in ast.walk(function)
+            if isinstance(call, ast.Call) and called_name(call) in found
+            if isinstance(given := argument_at(call, *found[called_name(call) or ""]), ast.Name)
+            if given.id in parameters(function)
+        }
+        if more.keys() <= found.keys():
+            return found
+        found |= more
+
+
+def uses() -> set[str]:
+    """The names that are asked for, anywhere in the package; whatever is no name shows as its source."""
+    found = set()
+    for module in modules():
+        taking = takers(module)
+        inside = {
+            id(node)
+            for function in ast.walk(module)
+            if isinstance(function, Function) and function.name in taking
+            for node in ast.walk(function)
+        }
+        for call in ast.walk(module):
+            if not isinstance(call, ast.Call) or called_name(call) not in taking:
+                continue
+            given = argument_at(call, *taking[called_name(call) or ""])
+            if isinstance(given, ast.Constant) and isinstance(given.value, str):
+                found.add(given.value)
+            elif given is not None and id(call) not in inside:
+                found.add(ast.unparse(given))
+    return found
+
+
+def test_every_use_has_its_query_and_every_query_its_use() -> None:
+    assert uses() == set(all_queries())
+
+
+def test_uses_are_found_through_every_way_to_hand_a_name_on() -> None:
+    module = ast.parse(
+        "class Store:\n"
+        "    async def outer(self, name, values):\n"
+        "        return await self._inner(values, wanted=name)\n"
+        "    async def _inner(self, values, wanted):\n"
+        "        return query(wanted)\n"
+    )
+
+    assert takers(module) == {"query": (0, "name"), "outer": (0, "name"), "_inner": (1, "wanted")}
+
+
+def test_every_query_has_a_heading_that_says_what_it_does() -> None:
+    bare = []
+    for resource in files("dispatcher.sql.queries").iterdir():
+        if resource.name.endswith(".sql"):
+            lines = resource.read_text(encoding="utf-8").splitlines()
+            headings = [(line, after) for line, after in zip(lines, lines[1:], strict=False) if line.startswith("-- name:")]
+            bare += [line for line, after in headings if not after.startswith("-- ")]
+
+    assert bare == []
+
+
+def test_no_sql_stands_in_python() -> None:
+    statement = re.compile(r"\s*(select|insert into|update|delete from|with)\s+\w+", re.IGNORECASE)
+
+    strays = [
+        node.value
+        for module in modules()
+        for call in ast.walk(module)
+        if isinstance(call, ast.Call) and called_name(call) in ("execute", "executemany", "SQL")
+        for node in call.args
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and statement.match(node.value)
+    ]
+
+    assert strays == []
+
+
+def test_every_statement_is_one_that_postgresql_can_parse(tables_url: str) -> None:
+    with psycopg.connect(tables_url, autocommit=True) as connection:
+        for name, text in all_queries().items():
+            # As server-side parameters, numbered in the order in which their names come.
+            numbers: dict[str, str] = {}
+            numbered = re.sub(
+                r"%\((\w+)\)s", lambda found, n=numbers: n.setdefault(found[1], f"${len(n) + 1}"), text.decode()
+            ).replace("%%", "%")
+            if re.match(r"(listen|create|drop)\b", numbered):
+                continue
+            try:
+                connection.execute(f"prepare {name} as {numbered}".encode(), prepare=False)
+            except psycopg.errors.IndeterminateDatatype:
+                continue  # a type that only the value tells
+            except psycopg.Error as error:
+                pytest.fail(f"{name}: {error}")
+
+
+def test_the_tables_know_the_domains_words(tables_url: str) -> None:
+    with psycopg.connect(tables_url) as connection:
+        constraints = dict(
+            connection.execute(
+                "select conname, pg_get_constraintdef(oid) from pg_constraint where conrelid = 'email_log'::regclass"
+            ).fetchall()
+        )
+
+    assert words(constraints["email_log_status_known"]) == set(Status)
+    assert words(constraints["email_log_on_uncertain_known"]) == set(OnUncertain)
+
+
+def words(definition: str) -> set[str]:
+    return set(re.findall(r"'(\w+)'", definition))
+
+
+def test_every_status_in_a_statement_is_one() -> None:
+    compared = re.compile(r"\bstatus\s*(?:=|<>|in)\s*(\([^)]*\)|'\w+')")
+    chosen = re.compile(r"case (?:r\.status|x\.policy)\b.*?\bend", re.DOTALL)
+    texts = [text.decode() for text in all_queries().values()] + [migration.text for migration in all_migrations()]
+
+    found = {word for text in texts for match in compared.findall(text) for word in words(match)}
+    found |= {word for text in texts for match in chosen.findall(text) for word in words(match)} - {"epoch"}
+
+    assert found <= {*Status, *OnUncertain}
+    assert set(Status) <= found
+
+
+def test_sql_ships_with_the_package() -> None:
+    assert {Path(resource.name).suffix for resource in files("dispatcher.sql.migrations").iterdir()} >= {".sql"}

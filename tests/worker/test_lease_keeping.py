@@ -1,0 +1,187 @@
+"""A lease lasts as long as its email needs it and no longer; who has lost it sends nothing any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+import psycopg
+import pytest
+
+from dispatcher.domain.outcome import Deferred, Outcome, Reason
+from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.providers.contract import Attempt
+from tests.broker.proxy import Proxy
+from tests.store.books import Books
+from tests.waiting import until
+from tests.worker.bench import Bench
+from tests.worker.scripted import ScriptedProvider, accept_when_let_go, answer, leave_when_let_go
+
+FAR = datetime(2100, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+async def postgres(tables_url: str) -> AsyncIterator[Proxy]:
+    """A way to PostgreSQL that can be disturbed."""
+    async with Proxy(tables_url) as running:
+        yield running
+
+
+def expired(books: Books) -> bool:
+    return bool(
+        books.select("select from email_log where status = 'sending' and locked_until < clock_timestamp()")
+    )
+
+
+async def test_the_lease_of_a_slow_send_is_renewed_again_and_again(bench: Bench) -> None:
+    bench.provider.always = accept_when_let_go
+    await bench.start(LEASE_SECONDS="1")
+    (email_id,) = await bench.enqueue()
+    await until(lambda: bench.provider.waiting)
+    first = bench.books.row(email_id)["locked_until"]
+
+    seen: list[bool] = []
+
+    def renewed_thrice() -> bool:
+        seen.append(expired(bench.books))
+        return bool((bench.books.row(email_id)["locked_until"] - first).total_seconds() > 1.5)
+
+    await until(renewed_thrice)
+    bench.provider.let_go()
+
+    await bench.settled({"sent": 1})
+    assert not any(seen)
+    assert bench.books.row(email_id)["lease_token"] == 1
+
+
+async def test_the_lease_of_an_email_that_waits_for_its_retry_outlasts_the_wait(bench: Bench) -> None:
+    (email_id,) = bench.books.enqueue(1)
+    bench.provider.script[email_id].append(answer(Deferred(Reason.REFUSED, retry_after=1.6)))
+    await bench.start(LEASE_SECONDS="1", RETRY_CAP_SECONDS="2")
+    await bench.deliver([email_id])
+    await until(lambda: bench.books.outcomes(email_id) == ["deferred"])
+
+    seen: list[bool] = []
+
+    def is_sent() -> bool:
+        seen.append(expired(bench.books))
+        return bench.books.status(email_id) == "sent"
+
+    await until(is_sent)
+    assert not any(seen)
+    assert bench.books.row(email_id)["lease_token"] == 1
+
+
+@pytest.mark.parametrize("status", ["sending", "held", "pending"])
+async def test_who_finds_its_lease_lost_sends_nothing_of_what_had_not_left(bench: Bench, status: str) -> None:
+    bench.provider.always = leave_when_let_go
+    await bench.start(LEASE_SECONDS="1")
+    email_id, neighbour = await bench.enqueue(2)
+    await until(lambda: len(bench.provider.waiting) == 2)
+
+    locked_by = "another" if status == "sending" else None
+    bench.books.change(email_id, status=status, lease_token=7, locked_by=locked_by, locked_until=FAR)
+    await until(lambda: bench.provider.waiting == {neighbour})
+    bench.provider.let_go()
+
+    await until(lambda: bench.books.status(neighbour) == "sent")
+    assert bench.provider.accepted == {neighbour: 1}
+    row = bench.books.row(email_id)
+    assert (row["status"], row["lease_token"], row["attempt_count"]) == (status, 7, 1)
+
+
+async def test_who_finds_its_lease_lost_while_it_waits_for_a_retry_does_not_try_again(bench: Bench) -> None:
+    bench.provider.always = answer(Deferred(Reason.REFUSED, retry_after=50.0))
+    worker = await bench.start(LEASE_SECONDS="1", RETRY_CAP_SECONDS="60")
+    (email_id,) = await bench.enqueue()
+    await until(lambda: bench.books.outcomes(email_id) == ["deferred"])
+    bench.books.change(email_id, status="held", lease_token=7, locked_by=None, locked_until="epoch")
+
+    await worker.stop()
+
+    row = bench.books.row(email_id)
+    assert (row["status"], row["lease_token"]) == ("held", 7)
+    assert len(bench.provider.calls) == 1
+    await bench.nothing_left_on_the_queue()
+
+
+async def test_what_is_on_the_wire_when_its_lease_is_lost_is_recorded_as_evidence(bench: Bench) -> None:
+    bench.provider.always = accept_when_let_go
+    await bench.start(LEASE_SECONDS="1")
+    (email_id,) = await bench.enqueue()
+    await until(lambda: bench.provider.waiting)
+    bench.books.change(email_id, status="held", lease_token=7, locked_by=None, dead_letter_due_at=FAR)
+
+    bench.provider.let_go()
+
+    await bench.settled({"sent": 1})
+    assert bench.books.row(email_id)["dead_letter_due_at"] is None
+    await bench.nothing_left_on_the_queue()
+
+
+async def test_a_lease_that_may_have_run_out_lets_nothing_leave(bench: Bench, postgres: Proxy) -> None:
+    refused: list[bool] = []
+
+    async def leave_late(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+        await provider.wait(email.email_id)
+        try:
+            attempt.leaving()
+        except BaseException:
+            refused.append(True)
+            raise
+        return provider.accept(email.email_id)
+
+    bench.provider.always = leave_late
+    await bench.start(DATABASE_URL=postgres.url, LEASE_SECONDS="1")
+    (email_id,) = await bench.enqueue()
+    await until(lambda: bench.provider.waiting)
+    postgres.freeze()  # nothing is renewed any more
+    await until(lambda: expired(bench.books))
+    bench.provider.let_go()
+    await until(lambda: refused)
+    postgres.cut()
+    postgres.thaw()
+
+    await until(lambda: bench.books.status(email_id) == "pending")
+    assert bench.provider.accepted == {}
+    row = bench.books.row(email_id)
+    assert (row["attempt_count"], row["publish_due_at"] is None) == (0, False)
+    await bench.deliver([email_id])
+    await bench.settled({"sent": 1})
+    assert bench.provider.accepted == {email_id: 1}
+
+
+async def test_an_adapter_that_leaves_twice_within_an_attempt_has_left_once(bench: Bench) -> None:
+    async def twice(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+        attempt.leaving()
+        attempt.leaving()
+        await asyncio.sleep(0)
+        return provider.accept(email.email_id)
+
+    bench.provider.always = twice
+    worker = await bench.start(PREFETCH="1")
+    await bench.enqueue(5)
+
+    await bench.settled({"sent": 5})
+    await until(lambda: worker.in_flight == 0)
+
+
+async def test_what_a_ledger_says_while_an_email_is_on_the_wire_is_what_happens(
+    bench: Bench, tables_url: str
+) -> None:
+    bench.provider.always = accept_when_let_go
+    worker = await bench.start()
+    first, second = await bench.enqueue(2)
+    await until(lambda: len(bench.provider.waiting) == 2)
+    assert worker.in_flight == 2
+
+    with psycopg.connect(tables_url) as person:
+        Books(person).lock(first)
+        bench.provider.let_go()
+        await until(lambda: bench.books.waiting_for_a_lock(worker.name))
+        assert worker.in_flight == 2  # answered and not recorded
+
+    await bench.settled({"sent": 2})
+    await until(lambda: worker.in_flight == 0)
+    assert bench.books.completed_at(second) is not None

@@ -1,0 +1,382 @@
+"""PostgreSQL or RabbitMQ goes away at the worst moment: nothing is lost, nothing is sent twice, nothing is held in vain.
+
+Where a moment has to be hit, a row that somebody else has locked makes PostgreSQL wait in the middle of a statement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+import pytest
+
+from dispatcher.dev.servers import Servers
+from dispatcher.domain.outcome import Deferred, Reason, Rejected
+from tests.broker.proxy import Proxy
+from tests.broker.rabbit import Operator
+from tests.store.books import Books
+from tests.waiting import until
+from tests.worker.bench import Bench, Worker
+from tests.worker.scripted import accept, accept_when_let_go, answer, throttle_when_let_go
+
+EXPIRED = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+async def postgres(tables_url: str) -> AsyncIterator[Proxy]:
+    """A way to PostgreSQL that can be disturbed; what the server has begun, it goes on with."""
+    async with Proxy(tables_url) as running:
+        yield running
+
+
+@pytest.fixture
+async def broker(servers: Servers) -> AsyncIterator[Proxy]:
+    """A way to RabbitMQ that can be disturbed."""
+    async with Proxy(servers.amqp_url) as running:
+        yield running
+
+
+class TestPostgresqlAwayBetweenAcceptanceAndRecord:
+    """The email was accepted; it must be recorded, once, and not sent again."""
+
+    async def test_its_sessions_are_ended_during_the_record(self, bench: Bench, tables_url: str) -> None:
+        bench.provider.always = accept_when_let_go
+        worker = await bench.start()
+        email_ids = await bench.enqueue(4)
+        await until(lambda: len(bench.provider.waiting) == 4)
+        with psycopg.connect(tables_url) as person:
+            Books(person).lock(email_ids[-1])
+            bench.provider.let_go()
+            await until(lambda: bench.books.waiting_for_a_lock(worker.name))
+            bench.books.terminate(worker.name)
+            await until(lambda: not bench.books.waiting_for_a_lock(worker.name))
+            assert bench.books.statuses() == {"sending": 4}
+
+        await bench.settled({"sent": 4})
+        assert bench.provider.accepted == dict.fromkeys(email_ids, 1)
+        assert [bench.books.outcomes(email_id) for email_id in email_ids] == [["accepted"]] * 4
+        assert bench.books.hourly() == {"accepted": 4}
+        await until(lambda: worker.in_flight == 0)
+        await bench.nothing_left_on_the_queue()
+
+    async def test_the_record_is_committed_and_its_answer_is_lost(
+        self, bench: Bench, postgres: Proxy, tables_url: str
+    ) -> None:
+        bench.provider.always = accept_when_let_go
+        worker = await bench.start(DATABASE_URL=postgres.url)
+        email_ids = await bench.enqueue(4)
+        await until(lambda: len(bench.provider.waiting) == 4)
+        with psycopg.connect(tables_url) as person:
+            Books(person).lock(email_ids[-1])
+            bench.provider.let_go()
+            await until(lambda: bench.books.waiting_for_a_lock(worker.name))
+            postgres.freeze()
+            postgres.cut()
+        await bench.settled({"sent": 4})  # by the statement that nobody waits for any more
+        postgres.thaw()
+
+        await until(lambda: worker.in_flight == 0)
+        assert [bench.books.outcomes(email_id) for email_id in email_ids] == [["accepted"]] * 4
+        assert bench.books.hourly() == {"accepted": 4}
+        await bench.nothing_left_on_the_queue()
+
+    async def test_the_lease_runs_out_meanwhile_and_the_rescue_is_corrected(
+        self, bench: Bench, postgres: Proxy
+    ) -> None:
+        bench.provider.always = accept_when_let_go
+        worker = await bench.start(DATABASE_URL=postgres.url)
+        (email_id,) = await bench.enqueue()
+        await until(lambda: bench.provider.waiting)
+        postgres.freeze()
+        bench.provider.let_go()
+        await until(lambda: bench.provider.accepted)
+        bench.books.change(
+            email_id, status="held", lease_token=2, locked_by=None, locked_until=EXPIRED, dead_letter_due_at=EXPIRED
+        )
+        postgres.thaw()
+
+        await bench.settled({"sent": 1})
+        assert bench.books.row(email_id)["dead_letter_due_at"] is None
+        await until(lambda: worker.in_flight == 0)
+
+    async def test_a_deferral_whose_record_was_answered_to_nobody_is_tried_again(
+        self, bench: Bench, postgres: Proxy, tables_url: str
+    ) -> None:
+        (email_id,) = bench.books.enqueue(1)
+        bench.provider.script[email_id].append(answer(Deferred(Reason.REFUSED)))
+        with psycopg.connect(tables_url) as person:
+            worker = await bench.start(DATABASE_URL=postgres.url)
+            person.execute("select from email_hourly for update")
+            person.execute("lock table email_attempt in share mode")
+            await bench.deliver([email_id])
+            await until(lambda: bench.books.waiting_for_a_lock(worker.name))
+            postgres.freeze()
+            postgres.cut()
+        await until(lambda: bench.books.outcomes(email_id) == ["deferred"])
+        postgres.thaw()
+
+        # Whether the lease is still its own, it was not told: it gives the email back, for the next delivery.
+        await until(lambda: bench.books.row(email_id)["publish_due_at"] is not None)
+        assert bench.books.row(email_id)["attempt_count"] == 1
+        await bench.deliver([email_id])
+        await bench.settled({"sent": 1})
+        assert bench.books.outcomes(email_id) == ["deferred", "accepted"]
+
+
+class TestPostgresqlAwayDuringTheLease:
+    """Nothing had left; nothing may be held, and nothing of what is on the wire may be given back."""
+
+    @staticmethod
+    async def lease_that_is_cut_off(
+        bench: Bench, postgres: Proxy, person: psycopg.Connection[Any], worker: Worker
+    ) -> Any:
+        """An email whose lease PostgreSQL goes on with after the worker lost its connection."""
+        email_id = bench.books.enqueue_one()
+        Books(person).lock(email_id)
+        await bench.deliver([email_id])
+        await until(lambda: bench.books.waiting_for_a_lock(worker.name))
+        postgres.freeze()
+        postgres.cut()
+        return email_id
+
+    async def test_a_lease_that_is_committed_before_the_worker_is_back_is_given_back_and_taken_anew(
+        self, bench: Bench, postgres: Proxy, tables_url: str
+    ) -> None:
+        worker = await bench.start(DATABASE_URL=postgres.url)
+        with psycopg.connect(tables_url) as person:
+            email_id = await self.lease_that_is_cut_off(bench, postgres, person, worker)
+        await bench.settled({"sending": 1})
+        postgres.thaw()
+
+        await bench.settled({"sent": 1})
+        row = bench.books.row(email_id)
+        assert (row["attempt_count"], row["lease_token"]) == (1, 2)
+        assert bench.provider.accepted == {email_id: 1}
+        await bench.nothing_left_on_the_queue()
+
+    async def test_a_lease_that_is_committed_after_the_worker_is_back_is_found_and_given_back(
+        self, bench: Bench, postgres: Proxy, tables_url: str
+    ) -> None:
+        worker = await bench.start(DATABASE_URL=postgres.url)
+        with psycopg.connect(tables_url) as person:
+            email_id = await self.lease_that_is_cut_off(bench, postgres, person, worker)
+            postgres.thaw()
+            # The statement that was cut off, and the one that the worker has begun since.
+            await until(lambda: len(waiting(bench.books, worker)) == 2)
+
+        await bench.settled({"sent": 1})
+        assert bench.books.row(email_id)["attempt_count"] == 1
+        assert bench.provider.accepted == {email_id: 1}
+        await bench.nothing_left_on_the_queue()
+
+    async def test_a_worker_that_is_told_to_stop_meanwhile_leaves_no_lease_behind(
+        self, bench: Bench, postgres: Proxy, tables_url: str
+    ) -> None:
+        worker = await bench.start(DATABASE_URL=postgres.url)
+        with psycopg.connect(tables_url) as person:
+            email_id = await self.lease_that_is_cut_off(bench, postgres, person, worker)
+        await bench.settled({"sending": 1})
+        worker.begin_to_stop()
+        await asyncio.wait({worker.task}, timeout=0.3)
+        postgres.thaw()
+        await asyncio.wait_for(worker.task, 20)
+
+        row = bench.books.row(email_id)
+        assert (row["status"], row["attempt_count"], row["locked_by"]) == ("pending", 0, None)
+        # Its message was never acked, so that somebody else will lease it.
+        await bench.rabbit.take_all(bench.topology.queue, 1)
+
+    async def test_an_email_on_the_wire_whose_message_comes_again_is_not_given_back(
+        self, bench: Bench, postgres: Proxy, tables_url: str
+    ) -> None:
+        bench.provider.always = accept_when_let_go
+        worker = await bench.start(DATABASE_URL=postgres.url)
+        (flying,) = await bench.enqueue()
+        await until(lambda: bench.provider.waiting)
+        first, cut_off = bench.books.enqueue(2)
+        with psycopg.connect(tables_url) as person:
+            Books(person).lock(cut_off)
+            with psycopg.connect(tables_url) as other:
+                # While the worker waits for one lease, the next batch gathers: a message for what is on the wire, and
+                # one whose lease will be cut off.
+                Books(other).lock(first)
+                await bench.deliver([first])
+                await until(lambda: bench.books.waiting_for_a_lock(worker.name))
+                await bench.deliver([flying, cut_off])
+                await bench.all_are_delivered()
+            await until(lambda: bench.books.status(first) == "sending")
+            await until(lambda: bench.books.waiting_for_a_lock(worker.name))
+            postgres.freeze()
+            postgres.cut()
+        postgres.thaw()
+
+        await until(lambda: len(bench.provider.waiting) == 3)
+        assert bench.books.row(flying)["lease_token"] == 1
+        bench.provider.let_go()
+        await bench.settled({"sent": 3})
+        assert bench.provider.accepted == dict.fromkeys([flying, first, cut_off], 1)
+        await bench.nothing_left_on_the_queue()
+
+    async def test_a_release_whose_answer_is_lost_ends_in_one_more_lease_and_one_send(
+        self, bench: Bench, postgres: Proxy, tables_url: str
+    ) -> None:
+        (email_id,) = bench.books.enqueue(1)
+        bench.provider.script[email_id].append(throttle_when_let_go)
+        worker = await bench.start(DATABASE_URL=postgres.url)
+        await bench.deliver([email_id])
+        await until(lambda: bench.provider.waiting)
+        with psycopg.connect(tables_url) as person:
+            Books(person).lock(email_id)
+            bench.provider.let_go()
+            await until(lambda: bench.books.waiting_for_a_lock(worker.name))
+            postgres.freeze()
+            postgres.cut()
+        await bench.settled({"pending": 1})
+        await bench.deliver([email_id])  # as the relay does: it is due
+        await bench.all_are_delivered()
+        postgres.thaw()
+
+        await bench.settled({"sent": 1})
+        assert bench.provider.accepted == {email_id: 1}
+        await bench.nothing_left_on_the_queue()
+
+
+class TestPostgresqlThatRefuses:
+    """It answers, but not as we wish."""
+
+    async def test_a_server_that_became_read_only_is_waited_for(self, bench: Bench, tables_url: str) -> None:
+        bench.provider.always = accept_when_let_go
+        worker = await bench.start()
+        (email_id,) = await bench.enqueue()
+        await until(lambda: bench.provider.waiting)
+        name = bench.books.connection.info.dbname
+        bench.books.connection.execute(f"alter database {name} set default_transaction_read_only = on".encode())
+        try:
+            bench.books.terminate(worker.name)
+            bench.provider.let_go()
+            await until(lambda: any(s["query"].startswith("with result") for s in bench.books.sessions(worker.name)))
+            assert not worker.task.done()
+            assert bench.books.status(email_id) == "sending"
+        finally:
+            bench.books.connection.execute(f"alter database {name} reset default_transaction_read_only".encode())
+        bench.books.terminate(worker.name)
+
+        await bench.settled({"sent": 1})
+        assert bench.provider.accepted == {email_id: 1}
+
+    async def test_a_result_that_it_refuses_costs_its_words_and_its_neighbours_nothing(
+        self, bench: Bench, tables_url: str
+    ) -> None:
+        bench.provider.always = answer(Rejected(Reason.REFUSED, "unspeakable"))
+        with constraint(bench.books, "error is distinct from 'unspeakable'"):
+            await bench.start()
+            email_ids = bench.books.enqueue(5)
+            bench.provider.script[email_ids[0]].append(accept)
+            bench.provider.script[email_ids[4]].append(accept)
+            await bench.deliver(email_ids)
+
+            await bench.settled({"sent": 2, "failed": 3})
+            assert bench.books.row(email_ids[1])["last_error"] is None
+            assert bench.books.row(email_ids[1])["error_type"] == "refused"
+            await bench.nothing_left_on_the_queue()
+
+    async def test_a_result_that_it_refuses_altogether_stays_leased_until_the_lease_ends_and_stops_nobody(
+        self, bench: Bench, tables_url: str
+    ) -> None:
+        bench.provider.always = answer(Rejected(Reason.REFUSED))
+        with constraint(bench.books, "outcome <> 'rejected'"):
+            worker = await bench.start(LEASE_SECONDS="1")
+            refused, fine = bench.books.enqueue(2)
+            bench.provider.script[fine].append(accept)
+            await bench.deliver([refused, fine])
+
+            await until(lambda: bench.books.status(fine) == "sent")
+            await until(
+                lambda: bench.books.select(
+                    "select from email_log where status = 'sending' and locked_until < clock_timestamp()"
+                )
+            )
+            assert bench.books.status(refused) == "sending"
+            assert not worker.task.done()
+            # What its ledger knows is left to the settlement, which comes when the process ends.
+            await worker.stop()
+            assert worker.in_flight == 1
+
+
+class constraint:  # noqa: N801
+    """A rule that the tables of this test have for a while."""
+
+    def __init__(self, books: Books, rule: str) -> None:
+        self._connection = books.connection
+        self._rule = rule
+
+    def __enter__(self) -> None:
+        self._connection.execute(f"alter table email_attempt add constraint strict check ({self._rule})".encode())
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.execute("alter table email_attempt drop constraint strict")
+
+
+class TestRabbitmqAway:
+    """Deliveries are void with their channel; the rows know where everything stands."""
+
+    @pytest.mark.parametrize("how", ["cut", "closed by force"])
+    async def test_an_email_on_the_wire_is_sent_once_and_its_message_is_acked_when_it_comes_again(
+        self, bench: Bench, broker: Proxy, servers: Servers, how: str
+    ) -> None:
+        bench.provider.always = accept_when_let_go
+        worker = await bench.start(AMQP_URL=broker.url)
+        email_ids = await bench.enqueue(5)
+        await until(lambda: len(bench.provider.waiting) == 5)
+        connections = broker.connections
+
+        if how == "cut":
+            broker.cut()
+        else:
+            operator = Operator(servers.management_url)
+            while not await asyncio.to_thread(operator.close_connection, worker.connection_name):
+                await asyncio.sleep(0.05)
+        await until(lambda: broker.connections > connections)
+        neighbour = bench.books.enqueue_one()
+        await bench.deliver([neighbour])
+        await until(lambda: neighbour in bench.provider.waiting)
+        bench.provider.let_go()
+
+        await bench.settled({"sent": 6})
+        assert bench.provider.accepted == dict.fromkeys([*email_ids, neighbour], 1)
+        await bench.nothing_left_on_the_queue()
+
+    async def test_what_was_delivered_and_not_leased_comes_again(self, bench: Bench, broker: Proxy) -> None:
+        bench.provider.always = accept_when_let_go
+        await bench.start(AMQP_URL=broker.url, PREFETCH="3")
+        email_ids = await bench.enqueue(9)
+        await until(lambda: len(bench.provider.waiting) == 3)
+
+        broker.cut()
+        bench.provider.let_go()
+
+        await bench.settled({"sent": 9})
+        assert bench.provider.accepted == dict.fromkeys(email_ids, 1)
+        await bench.nothing_left_on_the_queue()
+
+    async def test_a_retry_goes_on_without_it(self, bench: Bench, broker: Proxy) -> None:
+        (email_id,) = bench.books.enqueue(1)
+        bench.provider.script[email_id].append(answer(Deferred(Reason.REFUSED, retry_after=0.3)))
+        await bench.start(AMQP_URL=broker.url, RETRY_CAP_SECONDS="1")
+        await bench.deliver([email_id])
+        await until(lambda: bench.books.outcomes(email_id) == ["deferred"])
+
+        broker.freeze()
+        broker.cut()
+        await bench.settled({"sent": 1})
+        broker.thaw()
+
+        assert bench.provider.accepted == {email_id: 1}
+        await bench.nothing_left_on_the_queue()
+
+
+def waiting(books: Books, worker: Worker) -> list[Any]:
+    return [session for session in books.sessions(worker.name) if session["wait_event_type"] == "Lock"]

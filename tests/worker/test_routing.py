@@ -1,0 +1,286 @@
+"""Several providers, or one that fails as a whole: who is tried, what is burnt, and where the emails wait meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID
+
+import pytest
+
+from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.errors import ProviderFault
+from dispatcher.providers.contract import Attempt
+from dispatcher.routing.breaker import FAILURES_IN_A_ROW
+from tests.waiting import until
+from tests.worker.bench import Bench
+from tests.worker.scripted import Act, ScriptedProvider, accept, answer, fail
+
+FAULT = fail(ProviderFault("first", "bad credentials of ann@example.org"), after_leaving=True)
+
+
+def pair() -> tuple[ScriptedProvider, ScriptedProvider]:
+    return ScriptedProvider("first"), ScriptedProvider("second")
+
+
+def refuse(reason: Reason, retry_after: float | None = None) -> Act:
+    """A definite no."""
+    return answer(Deferred(reason, "not now", "451", retry_after))
+
+
+def state_of(bench: Bench, provider: str = "scripted") -> str:
+    """As other hosts hear it."""
+    rows = bench.books.select("select state from provider_state where provider = %s", provider)
+    return str(rows[0]["state"]) if rows else "unknown"
+
+
+async def test_the_second_is_not_asked_while_the_first_works(bench: Bench) -> None:
+    first, second = pair()
+    await bench.start([first, second])
+
+    await bench.enqueue(50)
+
+    await bench.settled({"sent": 50})
+    assert (len(first.calls), second.calls) == (50, [])
+
+
+@pytest.mark.parametrize("reason", [Reason.CONNECTION_FAILED, Reason.SERVER_ERROR, Reason.TIMEOUT_BEFORE_SEND])
+async def test_a_no_that_concerns_the_provider_goes_to_the_next_at_once_and_is_an_attempt(
+    bench: Bench, reason: Reason
+) -> None:
+    first, second = pair()
+    first.always = refuse(reason, retry_after=3600.0)
+    await bench.start([first, second])
+
+    (email_id,) = await bench.enqueue()
+
+    await bench.settled({"sent": 1})
+    rows = [(row["attempt_number"], row["provider"], row["outcome"]) for row in bench.books.attempts(email_id)]
+    assert rows == [(1, "first", "deferred"), (2, "second", "accepted")]
+    assert (bench.books.row(email_id)["attempt_count"], bench.books.row(email_id)["provider"]) == (2, "second")
+
+
+@pytest.mark.parametrize("act", [FAULT, refuse(Reason.THROTTLED, 60.0)], ids=["fault", "throttled"])
+async def test_what_burns_nothing_goes_to_the_next_within_the_attempt_and_leaves_no_trace_on_the_wire(
+    bench: Bench, act: Act
+) -> None:
+    first, second = pair()
+    first.always = act
+    worker = await bench.start([first, second])
+
+    email_ids = await bench.enqueue(20)
+
+    await bench.settled({"sent": 20})
+    assert {row["attempt_count"] for row in bench.books.rows()} == {1}
+    assert second.accepted == dict.fromkeys(email_ids, 1)
+    await until(lambda: worker.in_flight == 0)
+    assert state_of(bench, "first") in ("open", "paused")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [(Uncertain("no answer"), "held"), (Rejected(Reason.REJECTED_RECIPIENT, "no such user", "550"), "failed")],
+)
+async def test_silence_and_a_no_about_the_email_never_go_to_the_next(
+    bench: Bench, outcome: Outcome, status: str
+) -> None:
+    first, second = pair()
+    first.always = answer(outcome)
+    await bench.start([first, second])
+
+    await bench.enqueue(FAILURES_IN_A_ROW - 1)
+
+    await bench.settled({status: FAILURES_IN_A_ROW - 1})
+    assert second.calls == []
+
+
+async def test_a_deferral_about_the_email_is_tried_again_with_the_first(bench: Bench) -> None:
+    first, second = pair()
+    (email_id,) = bench.books.enqueue(1)
+    first.script[email_id].append(refuse(Reason.RECIPIENT_DEFERRED))
+    await bench.start([first, second])
+
+    await bench.deliver([email_id])
+
+    await bench.settled({"sent": 1})
+    assert (first.calls, second.calls) == ([email_id, email_id], [])
+
+
+async def test_with_every_provider_failing_the_email_waits_between_its_rounds_and_its_attempts_are_bounded(
+    bench: Bench,
+) -> None:
+    first, second = pair()
+    first.always = second.always = refuse(Reason.SERVER_ERROR)
+    await bench.start([first, second], MAX_ATTEMPTS="4")
+
+    (email_id,) = await bench.enqueue()
+
+    await bench.settled({"failed": 1})
+    providers = [row["provider"] for row in bench.books.attempts(email_id)]
+    assert providers == ["first", "second", "first", "second"]
+
+
+async def test_a_provider_that_fails_as_a_whole_is_left_alone_and_its_emails_are_given_back_unburnt(
+    bench: Bench,
+) -> None:
+    bench.provider.always = refuse(Reason.CONNECTION_FAILED)
+    await bench.start()
+    email_ids = bench.books.enqueue(300)
+    await bench.deliver(email_ids)
+
+    await until(lambda: state_of(bench) == "open")
+    await until(lambda: bench.books.statuses()["sending"] == 0)
+    burnt = sum(row["attempt_count"] for row in bench.books.rows())
+    bench.provider.always = accept
+    await bench.deliver(email_ids)
+
+    await bench.settled({"sent": 300})
+    assert burnt < FAILURES_IN_A_ROW * 2
+    assert bench.provider.accepted == dict.fromkeys(email_ids, 1)
+    await until(lambda: state_of(bench) == "closed")
+    await bench.nothing_left_on_the_queue()
+
+
+async def test_while_nobody_can_be_tried_for_long_the_messages_go_to_other_consumers(bench: Bench) -> None:
+    bench.provider.always = refuse(Reason.THROTTLED, 600.0)
+    await bench.start()
+    await bench.enqueue(20)
+
+    await until(lambda: state_of(bench) == "paused" and bench.books.statuses() == {"pending": 20})
+
+    more = await bench.enqueue(20)
+    assert len([await taken(bench) for _ in more]) == 20
+    assert not any(row["attempt_count"] for row in bench.books.rows())
+    assert not set(more) & set(bench.provider.calls)
+
+
+async def taken(bench: Bench) -> bytes:
+    """A message, as another consumer gets it."""
+    async with asyncio.timeout(20):
+        while (message := await bench.rabbit.take(bench.topology.queue)) is None:
+            pass
+    return message.body
+
+
+async def test_a_pause_is_obeyed_to_the_end_and_then_everything_is_sent(bench: Bench) -> None:
+    clock = asyncio.get_running_loop().time
+    provider = Throttling(until=clock() + 1.5)
+    worker = await bench.start([provider])
+    email_ids = bench.books.enqueue(200)
+    await bench.deliver(email_ids)
+    await until(lambda: provider.refused_at and bench.books.statuses() == {"pending": 200})
+    await bench.deliver(email_ids)
+
+    await bench.settled({"sent": 200})
+
+    # What was on its way when the first no came may still hear one; after that nobody calls before the time asked for.
+    assert provider.refused_at[-1] - provider.refused_at[0] < 0.5
+    assert min(provider.accepted_at) >= provider.until
+    assert provider.accepted == dict.fromkeys(email_ids, 1)
+    assert {row["attempt_count"] for row in bench.books.rows()} == {1}
+    await until(lambda: worker.in_flight == 0)
+
+
+class Throttling(ScriptedProvider):
+    """Refuses until a time, and says so; notes when it was called."""
+
+    def __init__(self, until: float) -> None:
+        super().__init__()
+        self.until = until
+        self.refused_at: list[float] = []
+        self.accepted_at: list[float] = []
+
+    async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+        now = asyncio.get_running_loop().time()
+        if now < self.until:
+            self.refused_at.append(now)
+            attempt.leaving()
+            return Deferred(Reason.THROTTLED, "slow down", "429", self.until - now)
+        self.accepted_at.append(now)
+        return await super().send(email, attempt)
+
+
+async def test_a_fault_is_told_without_addresses(bench: Bench) -> None:
+    bench.provider.always = FAULT
+    await bench.start()
+
+    await bench.enqueue(3)
+
+    await until(lambda: state_of(bench) == "open")
+    (row,) = bench.books.select("select reason from provider_state where state = 'open'")
+    assert row["reason"] == "bad credentials of <address>"
+
+
+async def test_one_probe_at_a_time_is_all_that_a_failing_provider_gets(bench: Bench) -> None:
+    bench.provider.always = FAULT
+    await bench.start()
+    email_ids: list[UUID] = await bench.enqueue(40)
+    await until(lambda: state_of(bench) == "open" and bench.books.statuses() == {"pending": 40})
+    before = len(bench.provider.calls)
+
+    await bench.deliver(email_ids)
+    await until(lambda: len(bench.provider.calls) > before)
+    await until(lambda: state_of(bench) == "open" and bench.books.statuses() == {"pending": 40})
+
+    assert len(bench.provider.calls) == before + 1
+    assert not any(row["attempt_count"] for row in bench.books.rows())
+
+
+async def test_a_worker_that_starts_anew_says_that_its_predecessors_trouble_is_over(bench: Bench) -> None:
+    bench.provider.always = FAULT
+    worker = await bench.start()
+    await bench.enqueue()
+    await until(lambda: state_of(bench) == "open")
+    await worker.stop()
+
+    await bench.start()
+
+    await until(lambda: state_of(bench) == "closed")
+
+
+async def test_a_drain_while_everybody_waits_for_tokens_gives_everything_back(bench: Bench) -> None:
+    worker = await bench.start(ceiling=0.1)
+    await bench.enqueue(5)
+    await until(lambda: bench.books.statuses()["sending"] >= 3)
+
+    async with asyncio.timeout(10):
+        await worker.stop()
+
+    assert bench.books.statuses()["sending"] == 0
+    assert sum(row["attempt_count"] for row in bench.books.rows()) == len(bench.provider.calls)
+
+
+async def test_a_drain_while_consuming_is_paused_ends_at_once(bench: Bench) -> None:
+    bench.provider.always = refuse(Reason.THROTTLED, 600.0)
+    worker = await bench.start()
+    await bench.enqueue(20)
+    await until(lambda: state_of(bench) == "paused" and bench.books.statuses() == {"pending": 20})
+
+    async with asyncio.timeout(10):
+        await worker.stop()
+
+    assert worker.task.done()
+
+
+async def test_no_more_is_leased_than_a_low_ceiling_lets_through_soon(bench: Bench) -> None:
+    await bench.start(ceiling=2.0, LEASE_SECONDS="2", SEND_TIMEOUT_SECONDS="1")
+
+    await bench.enqueue(40)
+
+    await until(lambda: bench.provider.calls)
+    assert bench.books.statuses()["sending"] <= 3
+    assert bench.books.statuses()["pending"] >= 35
+
+
+async def test_providers_that_nobody_can_tell_of_do_not_stop_the_worker(bench: Bench) -> None:
+    bench.books.connection.execute("alter table provider_state rename to gone")
+    try:
+        first, second = pair()
+        first.always = FAULT
+        await bench.start([first, second])
+
+        await bench.enqueue(20)
+
+        await bench.settled({"sent": 20})
+    finally:
+        bench.books.connection.execute("alter table gone rename to provider_state")
