@@ -73,7 +73,8 @@ def _text(text: str) -> str:
 
 def _whole(lowest: int, highest: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        if not text.isascii() or not text.isdigit() or not lowest <= int(text) <= highest:
+        # Ten digits are beyond any setting; Python refuses to read some thousands.
+        if not text.isascii() or not text.isdigit() or len(text) > 10 or not lowest <= int(text) <= highest:
             raise ValueError(f"must be a whole number from {lowest} to {highest}")
         return int(text)
 
@@ -345,6 +346,7 @@ def examine(
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
     mistakes: list[str] = []
+    mistaken: set[str] = set()
     for item in fields(Settings):
         try:
             origin = origins[item.name] = _find(item, environ)
@@ -354,13 +356,14 @@ def examine(
         except ValueError as error:
             origins.setdefault(item.name, Origin(variable_of(item), None, "default"))
             mistakes.append(f"{variable_of(item)} {error}.")
+            mistaken.add(item.name)
             if item.metadata["default"] is not None:
                 values[item.name] = item.metadata["parse"](item.metadata["default"])
     settings = Settings(**values)
     if not mistakes:
         mistakes.extend(_contradictions(settings, needs, origins))
     else:
-        mistakes.extend(_absences(needs, origins, settings))
+        mistakes.extend(_absences(set(needs) - mistaken, origins, settings))
     return settings, origins, tuple(mistakes)
 
 

@@ -22,12 +22,14 @@ pytest_plugins = ["tests.store.fixtures"]
 
 
 @pytest.fixture(scope="session")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+def servers() -> Iterator[Servers]:
     """PostgreSQL and RabbitMQ for the whole run, with its own data, gone afterwards."""
     # A short path: sockets and cookies live in it.
-    with tempfile.TemporaryDirectory(prefix="dispatcher-tests-") as folder:
-        with private_servers(Path(folder) / "servers", progress=print) as running:
-            yield running
+    with (
+        tempfile.TemporaryDirectory(prefix="dispatcher-tests-") as folder,
+        private_servers(Path(folder) / "servers", progress=print) as running,
+    ):
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Every log event is declared, and every declared one is used; each is `noun.verb_past` with fields that are not private."""
+"""Every log event is declared and every declared one used; each is `noun.verb_past`, and none tells what is private."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ def calls() -> Iterator[tuple[str, ast.Call]]:
                 case ast.Call(func=ast.Attribute(value=log, attr=level)) if level in LEVELS:
                     if re.fullmatch(r"(.*\.)?_?log(ger)?|(.*\.)?get_log\(\)", ast.unparse(log)):
                         yield f"{path.relative_to(FOLDER)}:{node.lineno}", node
+                case ast.Call(func=ast.Name(id="log")):  # the method, chosen before
+                    yield f"{path.relative_to(FOLDER)}:{node.lineno}", node
 
 
 def names_of(event: ast.expr) -> set[str]:
@@ -29,7 +31,9 @@ def names_of(event: ast.expr) -> set[str]:
         case ast.Constant(value=str(name)):
             return {name}
         case ast.JoinedStr(values=parts):
-            fitting = "".join(re.escape(str(part.value)) if isinstance(part, ast.Constant) else "[a-z_]+" for part in parts)
+            fitting = "".join(
+                re.escape(str(part.value)) if isinstance(part, ast.Constant) else "[a-z_]+" for part in parts
+            )
             return {name for name in EVENTS if re.fullmatch(fitting, name)}
         case _:
             return set()

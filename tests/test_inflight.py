@@ -196,13 +196,11 @@ class TestTornWrites:
         return read(path).flights
 
     def torn_everywhere(self, folder: Path, before: bytes, written: bytes) -> list[tuple[Flight, ...]]:
-        """What the reader makes of each instant of a write: so many octets of it are there, and the state is the old."""
+        """What the reader makes of each instant of a write: so many octets are new, and the state is still the old."""
         state_at = HEADER_BYTES
         assert before[state_at] != written[state_at]
         body = range(state_at + 1, state_at + SLOT_BYTES)
-        return [
-            self.torn(folder, before[: state_at + 1] + written[state_at + 1 : cut] + before[cut:]) for cut in body
-        ]
+        return [self.torn(folder, before[: state_at + 1] + written[state_at + 1 : cut] + before[cut:]) for cut in body]
 
     def test_an_attempt_whose_note_is_torn_has_not_left(self, tmp_path: Path) -> None:
         before = self.contents(tmp_path / "1", lambda ledger: ledger)
@@ -238,7 +236,9 @@ class TestTornWrites:
             return leave(ledger)
 
         before = self.contents(tmp_path / "1", go)
-        written = self.contents(tmp_path / "2", lambda ledger: ledger.answered(go(ledger), Accepted("new"), finished_at=2.0))
+        written = self.contents(
+            tmp_path / "2", lambda ledger: ledger.answered(go(ledger), Accepted("new"), finished_at=2.0)
+        )
 
         seen = self.torn_everywhere(tmp_path, before, written)
 
@@ -247,7 +247,9 @@ class TestTornWrites:
         assert flight.outcome == Accepted("new")
 
     def test_an_answer_that_is_damaged_is_not_believed(self, tmp_path: Path) -> None:
-        written = self.contents(tmp_path / "1", lambda ledger: ledger.answered(leave(ledger), Accepted("a"), finished_at=2.0))
+        written = self.contents(
+            tmp_path / "1", lambda ledger: ledger.answered(leave(ledger), Accepted("a"), finished_at=2.0)
+        )
 
         damaged = bytearray(written)
         damaged[HEADER_BYTES + 200] ^= 1
@@ -373,10 +375,10 @@ def test_long_words_are_cut_between_characters(tmp_path: Path, detail: str, code
         (second.outcome.detail, detail, 160),
         (second.outcome.code, code, 32),
     ):
-        kept = kept or ""
-        assert given_text.startswith(kept)
-        assert len(kept.encode()) <= octets
-        assert len(kept.encode()) > octets - 4 or kept == given_text
+        words = kept or ""
+        assert given_text.startswith(words)
+        assert len(words.encode()) <= octets
+        assert len(words.encode()) > octets - 4 or words == given_text
 
 
 def test_the_longest_names_are_kept(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from dispatcher import (
 )
 from dispatcher.producers import BATCH_EMAILS
 from tests.store.books import Books, email
-from tests.waiting import wait_until
+from tests.waiting import until, wait_until
 
 ACCEPTED, KNOWN, CONFLICT = Acceptance.ACCEPTED, Acceptance.KNOWN, Acceptance.CONFLICT
 TABLES = ("email_log", "email_content", "email_attachment", "email_idempotency")
@@ -98,7 +98,12 @@ async def application(way: Way, tables_url: str) -> AsyncIterator[Application]:
 
 every_way = pytest.mark.parametrize(
     "way",
-    [Way(twin, autocommit, rows) for twin in (False, True) for autocommit in (False, True) for rows in (dict_row, namedtuple_row)],
+    [
+        Way(twin, autocommit, rows)
+        for twin in (False, True)
+        for autocommit in (False, True)
+        for rows in (dict_row, namedtuple_row)
+    ],
     indirect=False,
     ids=str,
 )
@@ -119,7 +124,12 @@ async def test_an_email_is_there_after_the_commit_and_not_before(application: Ap
     await application.commit()
     assert standing(books) == dict.fromkeys(TABLES, 1)
     row = books.row(answer.email_id)
-    assert (row["status"], row["message_key"], row["attempt_count"], row["tenant_id"]) == ("pending", "key", 0, "default")
+    assert (row["status"], row["message_key"], row["attempt_count"], row["tenant_id"]) == (
+        "pending",
+        "key",
+        0,
+        "default",
+    )
     assert row["publish_due_at"] is not None
     assert row["published_at"] is None
 
@@ -240,9 +250,9 @@ async def test_everything_comes_back_as_it_was_given(application: Application, b
         to=["Ann <ann@exämple.org>", "bob@example.org"],
         bcc="bcc@example.org",
         subject="漢字 “subject” \\ %s {} ' $1",
-        text="NULL \\N {\"a\": 1} 🦊\n",
+        text='NULL \\N {"a": 1} 🦊\n',
         html="<p>é</p>",
-        headers={"X-One": "a,b;c=\"d\""},
+        headers={"X-One": 'a,b;c="d"'},
         tags=["a,b", "{}", "NULL", ""][:3],
         attachments=files,
         correlation_id="NULL",
@@ -254,7 +264,11 @@ async def test_everything_comes_back_as_it_was_given(application: Application, b
 
     (content,) = books.select("select * from email_content where email_id = %s", answer.email_id)
     assert (content["sender"], content["subject"], content["text_body"]) == (given.sender, given.subject, given.text)
-    assert (content["html_body"], content["headers"], content["tags"]) == (given.html, dict(given.headers), list(given.tags))
+    assert (content["html_body"], content["headers"], content["tags"]) == (
+        given.html,
+        dict(given.headers),
+        list(given.tags),
+    )
     assert content["recipients"] == {"to": list(given.to), "bcc": list(given.bcc)}
     assert content["attachment_count"] == 4
     kept = books.select("select * from email_attachment where email_id = %s order by position", answer.email_id)
@@ -328,7 +342,7 @@ class TestRaces:
     """Two transactions want one key: the second waits for the first's end."""
 
     @pytest.fixture
-    def first(self, tables_url: str, books: Books) -> Any:
+    def first(self, tables_url: str) -> Any:
         """A transaction that has enqueued `key` and not ended."""
         with psycopg.connect(tables_url) as connection:
             answer = enqueue(connection, email("key"))
@@ -399,8 +413,7 @@ class TestRaces:
         connection, held = first
         async with await psycopg.AsyncConnection.connect(tables_url, application_name="second") as second:
             waiting = asyncio.create_task(enqueue_async(second, email("key")))
-            while not books.waiting_for_a_lock("second"):
-                await asyncio.sleep(0.005)
+            await until(lambda: books.waiting_for_a_lock("second"))
             connection.commit()
 
             assert await asyncio.wait_for(waiting, 20) == Enqueued(held.email_id, "key", KNOWN)
@@ -412,7 +425,9 @@ async def test_stricter_isolation_enqueues_and_recognises_its_own(
 ) -> None:
     await application.execute(f"set transaction isolation level {isolation}")
 
-    answers = await application.enqueue_many([email("1", attachments=[FILE]), email("2"), email("1", attachments=[FILE])])
+    answers = await application.enqueue_many(
+        [email("1", attachments=[FILE]), email("2"), email("1", attachments=[FILE])]
+    )
     await application.commit()
 
     assert [answer.acceptance for answer in answers] == [ACCEPTED, ACCEPTED, KNOWN]

@@ -1,7 +1,7 @@
 """Every named query is used, every use has its query, and what SQL says of statuses is what the domain says.
 
-Uses are found in the source: a function that hands one of its parameters on to `query` takes a query's name there, and so
-does whoever calls it so.
+Uses are found in the source: a function that hands one of its parameters on to `query` takes a query's name there, and
+so does whoever calls it so.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Iterator
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 
 import psycopg
@@ -110,7 +111,7 @@ def test_every_query_has_a_heading_that_says_what_it_does() -> None:
     for resource in files("dispatcher.sql.queries").iterdir():
         if resource.name.endswith(".sql"):
             lines = resource.read_text(encoding="utf-8").splitlines()
-            headings = [(line, after) for line, after in zip(lines, lines[1:], strict=False) if line.startswith("-- name:")]
+            headings = [(line, after) for line, after in pairwise(lines) if line.startswith("-- name:")]
             bare += [line for line, after in headings if not after.startswith("-- ")]
 
     assert bare == []
@@ -136,9 +137,9 @@ def test_every_statement_is_one_that_postgresql_can_parse(tables_url: str) -> No
         for name, text in all_queries().items():
             # As server-side parameters, numbered in the order in which their names come.
             numbers: dict[str, str] = {}
-            numbered = re.sub(
-                r"%\((\w+)\)s", lambda found, n=numbers: n.setdefault(found[1], f"${len(n) + 1}"), text.decode()
-            ).replace("%%", "%")
+            for parameter in re.findall(r"%\((\w+)\)s", text.decode()):
+                numbers.setdefault(parameter, f"${len(numbers) + 1}")
+            numbered = re.sub(r"%\((\w+)\)s", r"{\1}", text.decode()).format_map(numbers).replace("%%", "%")
             if re.match(r"(listen|create|drop)\b", numbered):
                 continue
             try:
@@ -151,7 +152,7 @@ def test_every_statement_is_one_that_postgresql_can_parse(tables_url: str) -> No
 
 def test_the_tables_know_the_domains_words(tables_url: str) -> None:
     with psycopg.connect(tables_url) as connection:
-        constraints = dict(
+        constraints: dict[str, str] = dict(
             connection.execute(
                 "select conname, pg_get_constraintdef(oid) from pg_constraint where conrelid = 'email_log'::regclass"
             ).fetchall()

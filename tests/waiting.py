@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 T = TypeVar("T")
@@ -20,6 +20,14 @@ def wait_until(condition: Callable[[], T], seconds: float = DEADLINE_SECONDS) ->
     while not (value := condition()):
         assert time.monotonic() < give_up_at, "what was waited for did not come true"
         time.sleep(_LOOK_SECONDS)
+    return value
+
+
+async def until_answer(ask: Callable[[], Awaitable[T]], seconds: float = DEADLINE_SECONDS) -> T:
+    """The first answer that holds; asks again until the deadline."""
+    async with asyncio.timeout(seconds):
+        while not (value := await ask()):  # noqa: ASYNC110 - what is asked can wake nobody
+            await asyncio.sleep(_LOOK_SECONDS)
     return value
 
 

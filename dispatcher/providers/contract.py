@@ -1,7 +1,7 @@
 """What every provider adapter promises, and all that the worker knows of one.
 
-An adapter's job is not only to send: it says afterwards, without lying, whether the email was accepted, refused for now,
-refused for good, or whether nobody can know. `docs/providers.md` tells how to write one.
+An adapter's job is not only to send: it says afterwards, without lying, whether the email was accepted, refused for
+now, refused for good, or whether nobody can know. `docs/providers.md` tells how to write one.
 """
 
 from __future__ import annotations

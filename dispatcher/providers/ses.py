@@ -23,7 +23,7 @@ from dispatcher.providers.contract import Attempt
 from dispatcher.providers.mime_headers import UnrenderableEmail
 from dispatcher.providers.ses_client import NAME, Client, SesOptions, check_ca_file, new_client, read_models
 from dispatcher.providers.ses_errors import acceptance, judge
-from dispatcher.providers.ses_request import Parameters, request_for
+from dispatcher.providers.ses_request import request_for
 from dispatcher.providers.ses_wire import Departure
 from dispatcher.telemetry.log import get_log
 
@@ -65,16 +65,12 @@ class SesProvider:
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         """One attempt; see `contract.Provider.send`."""
         try:
-            request = request_for(email, self._options.configuration_set)
-        except UnrenderableEmail as error:
-            return Rejected(error.reason, error.message)
-        try:
             async with asyncio.timeout_at(attempt.deadline):
                 client = await self._opened()
                 await self._free_threads.acquire()
         except TimeoutError:
             return Deferred(Reason.TIMEOUT_BEFORE_SEND, "the deadline passed before a thread was free")
-        return await self._posted(client, request, email.email_id, attempt)
+        return await self._posted(client, email, attempt)
 
     async def check(self) -> str:
         """What SES says of the account, for `dispatcher doctor`; sends nothing.
@@ -105,18 +101,20 @@ class SesProvider:
         # One email's deadline must not end what all of them wait for.
         return await asyncio.shield(self._client)
 
-    async def _posted(self, client: Client, request: Parameters, email_id: UUID, attempt: Attempt) -> Outcome:
-        """The outcome of a request that a thread posts; the caller has taken one."""
+    async def _posted(self, client: Client, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+        """The outcome of an email that a thread builds and posts; the caller has taken one."""
         loop = asyncio.get_running_loop()
         departure = Departure(attempt)
         try:
-            posting = loop.run_in_executor(self._threads, _post, client, request, departure)
+            posting = loop.run_in_executor(
+                self._threads, _post, client, email, self._options.configuration_set, departure
+            )
         except RuntimeError as error:
             # The system has no thread to give. Whoever finds the job in the queue later may not do it.
             departure.end()
             self._free_threads.release()
             return Deferred(Reason.INTERNAL_ERROR, f"no thread could be started: {error}")
-        posting.add_done_callback(lambda done: self._thread_ended(done, departure, email_id))
+        posting.add_done_callback(lambda done: self._thread_ended(done, departure, email.email_id))
         try:
             await asyncio.wait({posting}, timeout=max(0.0, attempt.deadline - loop.time()))
         finally:
@@ -143,13 +141,17 @@ def _is_there(client: asyncio.Future[Client]) -> bool:
     return client.done() and not client.cancelled() and client.exception() is None
 
 
-def _post(client: Client, request: Parameters, departure: Departure) -> Outcome:
-    """What a thread does."""
+def _post(client: Client, email: OutgoingEmail, configuration_set: str | None, departure: Departure) -> Outcome:
+    """What a thread does; it builds the request as well, since 25 MB take most of a second."""
+    try:
+        request = request_for(email, configuration_set)
+    except UnrenderableEmail as error:
+        return Rejected(error.reason, error.message)
     with departure.here():
         try:
             answer = client.send_email(**request)
         except Exception as error:  # noqa: BLE001 - the edge of a thread: whatever boto3 raises, the wire knows the phase
-            return judge(error, has_left=departure.has_left, has_template="Template" in request["Content"])
+            return judge(error, has_left=departure.has_left, has_template=email.template_id is not None)
     return acceptance(answer)
 
 

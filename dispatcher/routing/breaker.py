@@ -6,8 +6,8 @@
       └───────time──────────┘
 
 A failure counts if it concerns the provider as a whole: a connection, a timeout, a server error. Silence counts too,
-but only a whole window of it opens the breaker: one restart at the provider's end silences whatever was on the wire. What
-the provider says about an email, even a no, is a success here: the provider works.
+but only a whole window of it opens the breaker: one restart at the provider's end silences whatever was on the wire.
+What the provider says about an email, even a no, is a success here: the provider works.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from dispatcher.domain.backoff import Backoff
 
 FAILURES_IN_A_ROW: Final = 8
 """Fewer are the noise of a busy provider; more is a provider that every email would be tried on in vain."""
+UNREACHED_IN_A_ROW: Final = 3
+"""A provider that cannot be reached is no email's fault: opened before a lone email has used up its attempts."""
 FIRST_OPEN_SECONDS: Final = 2.0
 LONGEST_OPEN_SECONDS: Final = 60.0
 DEFAULT_PAUSE_SECONDS: Final = 1.0
@@ -123,13 +125,17 @@ class Breaker:
             self._opens.worked()
             self._pauses.worked()
 
-    def fail(self, trial: int, reason: str) -> None:
-        """The provider failed as a whole for one email."""
+    def fail(self, trial: int, reason: str, *, in_a_row: int = FAILURES_IN_A_ROW) -> None:
+        """The provider failed as a whole for one email.
+
+        Args:
+            in_a_row: How many failures, this one included, open it.
+        """
         self.give_up(trial)
         if self._is_old(trial):
             return
         self._failures += 1
-        if self.state is State.HALF_OPEN or self._failures >= FAILURES_IN_A_ROW:
+        if self.state is State.HALF_OPEN or self._failures >= in_a_row:
             self._open(reason)
 
     def miss(self, trial: int, reason: str) -> None:

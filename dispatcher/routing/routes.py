@@ -14,7 +14,7 @@ from typing import assert_never
 from dispatcher.domain.outcome import CONCERNS_PROVIDER, Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import Provider
-from dispatcher.routing.breaker import Breaker, State
+from dispatcher.routing.breaker import UNREACHED_IN_A_ROW, Breaker, State
 from dispatcher.routing.rate import RateLimit
 
 
@@ -61,6 +61,8 @@ class Route:
                 self.breaker.pause(trial, outcome.retry_after, outcome.reason)
                 if self.limit:
                     self.limit.slow_down()
+            case Deferred(reason=Reason.CONNECTION_FAILED):
+                self.breaker.fail(trial, outcome.reason, in_a_row=UNREACHED_IN_A_ROW)
             case Deferred() if outcome.reason in CONCERNS_PROVIDER:
                 self.breaker.fail(trial, outcome.reason)
             case Deferred(code=None) | Rejected(code=None):

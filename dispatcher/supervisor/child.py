@@ -8,6 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, NoReturn
 
 from setproctitle import setproctitle
@@ -28,10 +29,13 @@ def become(title: str, entry: Entry, lifeline: int, parent: int) -> NoReturn:
         setproctitle(f"dispatcher: {title}")
         code = entry(lifeline)
     except BaseException:  # noqa: BLE001 - the edge of a process: it must never run on into the parent's code
-        traceback.print_exc()
+        with suppress(OSError):
+            traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        # Even where the disk is full, or nobody reads our words any more.
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
         os._exit(code)
 
 

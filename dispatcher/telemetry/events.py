@@ -14,6 +14,7 @@ EVENTS: Final = MappingProxyType(
         # one email
         "email.attempted": "An attempt ended: email_id, attempt, provider, outcome, error_type, duration_ms, worker.",
         "email.lease_lost": "A result came after the lease was lost; nothing was overwritten.",
+        "email.answered_late": "A provider answered after the attempt had ended as uncertain: provider, outcome.",
         "email.rescued": "An email was returned after its owner was gone: reason, status.",
         "message.duplicated": "A message came for an email that is finished or another's; it was acked: status.",
         "message.rejected": "A message that points to no email went to the DLQ: reason.",
@@ -36,7 +37,7 @@ EVENTS: Final = MappingProxyType(
         "relay.leading": "This relay publishes for the database; others stand by.",
         "relay.stopped": "The relay ended.",
         "relay.published": "Messages went to the send queue: count.",
-        "relay.republished": "RabbitMQ lost messages of pending emails (queue purged or rebuilt); they are due again: count.",
+        "relay.republished": "RabbitMQ lost messages, as of a purged queue; they are due again: count, queue.",
         "relay.dead_lettered": "Dead letters went to the DLQ: count.",
         "relay.unroutable": "RabbitMQ could not route messages; they stay due: count, queue, retry_in_seconds.",
         "partition.made": "Partitions were made ahead: names.",

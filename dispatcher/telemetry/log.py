@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Any, Final, TextIO
+from contextlib import suppress
+from typing import Any, BinaryIO, Final, TextIO, cast
 
 import orjson
 import structlog
@@ -40,12 +41,32 @@ def configure(level: str, form: str, stream: TextIO = sys.stdout, **always: Any)
             *(_json() if as_json else _text(colors=terminal and "NO_COLOR" not in os.environ)),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
-        logger_factory=structlog.BytesLoggerFactory(stream.buffer) if as_json else structlog.PrintLoggerFactory(stream),
+        logger_factory=structlog.BytesLoggerFactory(cast(BinaryIO, _Lines(stream)))
+        if as_json
+        else structlog.PrintLoggerFactory(stream),
         cache_logger_on_first_use=False,
     )
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(**always)
     _quieten_libraries()
+
+
+class _Lines:
+    """A stream of lines whose disk may be full and whose reader may be gone: then lines get lost, and not emails."""
+
+    def __init__(self, stream: TextIO) -> None:
+        stream.flush()
+        # Past the buffer: what it could not write it would try again at the end of the process, and fail that.
+        self._raw: BinaryIO = getattr(stream.buffer, "raw", stream.buffer)
+
+    def write(self, line: bytes) -> None:
+        with suppress(OSError):
+            while written := self._raw.write(line):
+                line = line[written:]
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._raw.flush()
 
 
 def _json() -> list[Processor]:

@@ -81,6 +81,7 @@ class Pipeline:
             in_hand=self._active.__contains__,
             begin=self._begin,
         )
+        self._waiting_count = 0
         self._recorder = Recorder(store, self._outage, self._close)
         self._returns: Batches[Sending] = Batches(self._release)
         self.sent_count = 0
@@ -133,10 +134,14 @@ class Pipeline:
         await self._returns.finish()
 
     def _room(self) -> int:
-        """How many more emails may be leased: none while no provider may be tried, one for a probe."""
+        """How many more emails may be leased: none while no provider may be tried, one for a probe.
+
+        Those that wait for a retry hold up no others, up to as many again.
+        """
         room = self._routes.room
         if room is None:
-            return self._settings.prefetch - len(self._active)
+            busy = len(self._active) - self._waiting_count
+            return min(self._settings.prefetch - busy, 2 * self._settings.prefetch - len(self._active))
         # What was on the wire when the provider failed may stay there until its deadline: no reason not to probe.
         return max(0, room - sum(sending.phase is Phase.PREPARING for sending in self._active.values()))
 
@@ -163,7 +168,7 @@ class Pipeline:
                 sending.phase = Phase.WAITING
                 if self._draining or sending.lease_lost:
                     break
-                await asyncio.sleep(wait_seconds)
+                await self._wait_for_retry(wait_seconds)
                 sending.attempt_number += 1
         except (NoRoute, LeaseRanOut):
             pass
@@ -171,6 +176,14 @@ class Pipeline:
             if sending.phase is Phase.ON_THE_WIRE:  # the process ends: its ledger says so
                 raise
         self._give_back(sending)
+
+    async def _wait_for_retry(self, seconds: float) -> None:
+        self._waiting_count += 1
+        self._leasing.wake()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._waiting_count -= 1
 
     def _give_back(self, sending: Sending) -> None:
         """Ends what nothing left of, or of which the provider says that it took nothing. A second call is harmless."""
@@ -227,12 +240,13 @@ class Pipeline:
         for closing in batch:
             sending = closing.sending
             self._attempts.forget(sending)
+            # Acked even where it is to be tried again: the row is ours, and no slot of the window waits with it.
+            finished.append(sending.delivery)
             if closing.result.status is Status.SENDING and sending.recorded is not None:
                 sending.recorded.set_result(None)
                 continue
             self.sent_count += closing.result.status is Status.SENT
             del self._active[sending.email_id]
-            finished.append(sending.delivery)
         self._consumer.ack(finished)
         self._leasing.wake()
 

@@ -21,7 +21,7 @@ from uuid import UUID
 import orjson
 import psycopg
 
-from dispatcher import Email, enqueue_many
+from dispatcher import Email, OnUncertain, enqueue_many
 from dispatcher.broker.topology import Topology
 from dispatcher.dev.ledger import read_ledger
 from dispatcher.dev.servers import Servers
@@ -132,11 +132,11 @@ class Host:
         self.recipient = self._sink = Sink(self.folder / "sink", *options)
         return self._sink
 
-    def run(self, **settings: object) -> Program:
+    def run(self, *, stdout: Path | None = None, **settings: object) -> Program:
         """`dispatcher run`, with these settings instead of the usual ones."""
-        return self.command("run", **settings)
+        return self.command("run", stdout=stdout, **settings)
 
-    def command(self, *words: str, **settings: object) -> Program:
+    def command(self, *words: str, stdout: Path | None = None, **settings: object) -> Program:
         """A command of ours; the settings are named without their prefix."""
         usual = {
             "DATABASE_URL": self.database_url,
@@ -156,7 +156,7 @@ class Host:
         named = {**usual, **settings}.items()
         env = {name if name in VENDOR_NAMES else f"DISPATCHER_{name}": str(value) for name, value in named}
         name = f"{words[0]}-{len(self._programs)}"
-        program = Program([*DISPATCHER, *words], self.folder, name, env={"PATH": os.defpath, **env})
+        program = Program([*DISPATCHER, *words], self.folder, name, env={"PATH": os.defpath, **env}, stdout=stdout)
         self._programs.append(program)
         return program
 
@@ -219,7 +219,9 @@ def stop(run: Program, *, seconds: float = DEADLINE_SECONDS) -> None:
     assert not run.members()
 
 
-def emails(count: int, *, name: str = "email", to: Callable[[int], str] | None = None) -> Iterator[Email]:
+def emails(
+    count: int, *, name: str = "email", to: Callable[[int], str] | None = None, on_uncertain: OnUncertain | None = None
+) -> Iterator[Email]:
     """Plain emails, each to somebody else."""
     for number in range(count):
         yield Email(
@@ -229,4 +231,5 @@ def emails(count: int, *, name: str = "email", to: Callable[[int], str] | None =
             subject=f"Receipt {number}",
             text=f"Thank you for order {number}.",
             correlation_id=f"order-{number}",
+            on_uncertain=on_uncertain,
         )

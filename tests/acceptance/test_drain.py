@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 import time
+from pathlib import Path
 
+import orjson
 import pytest
 
-from tests.acceptance.harness import Host, emails, stop
+from tests.acceptance.harness import CONNECTIONS, WORKERS, Host, emails, stop
 
 
 def test_everything_that_was_enqueued_is_sent_once(host: Host) -> None:
@@ -79,19 +81,63 @@ def test_sigterm_to_every_process_at_once_is_a_drain_too(host: Host) -> None:
     assert books.counts == {"sent": 400}
 
 
-@pytest.mark.slow
-def test_five_thousand_and_five_thousand_more(host: Host) -> None:
-    first = host.enqueue(emails(5000, name="first"))
-    run = host.run()
-    assert host.await_finished(first).counts == {"sent": 5000}
-    second = host.enqueue(emails(5000, name="second"))
-    host.await_delivered(6000)
+def test_a_drain_does_not_wait_for_a_slow_provider_beyond_its_time(host: Host) -> None:
+    host.sink("--latency-ms", "6000")
+    ids = host.enqueue(emails(60))
+    run = host.run(DRAIN_SECONDS=1)
+    host.await_delivered(WORKERS * CONNECTIONS)  # accepted, and not yet answered
+
     began = time.monotonic()
-    stop(run, seconds=20)
-    assert time.monotonic() - began < 20
-    assert host.books(first | second).count("sending") == 0
-    run = host.run()
-    books = host.await_finished(first | second)
+    stop(run)
+
+    assert time.monotonic() - began < 5.0
+    books = host.books(ids)
+    books.assert_balanced()
+    # Only what was on the wire is held; what had not begun is given back.
+    assert books.counts == {"held": WORKERS * CONNECTIONS, "pending": 60 - WORKERS * CONNECTIONS}
+    assert books.by_status["held"] == host.recipient.delivered().keys()
+
+
+def test_a_log_that_cannot_be_written_stops_no_email(host: Host) -> None:
+    host.sink()
+    good = host.enqueue(emails(100))
+    refused = host.enqueue(emails(5, name="refused", to=lambda number: f"refused-{number}@example.org"))
+    run = host.run(stdout=Path("/dev/full"))
+
+    books = host.await_finished(good | refused)
+
     stop(run)
     books.assert_balanced()
+    assert books.counts == {"sent": 100, "failed": 5}
+
+
+@pytest.mark.slow
+def test_five_thousand_and_five_thousand_more_from_files(host: Host) -> None:
+    enqueue_file(host, "first")
+    run = host.run()
+    first = host.await_finished(host.rows(), seconds=60)
+    assert first.counts == {"sent": 5000}
+    enqueue_file(host, "second")
+    ids = set(host.rows())
+    host.await_delivered(6000)
+
+    began = time.monotonic()
+    stop(run, seconds=20)
+
+    assert time.monotonic() - began < 20
+    interrupted = host.books(ids)
+    assert interrupted.count("sending") == interrupted.count("held") == 0
+    assert interrupted.count("pending") > 0
+    second = host.run()
+    books = host.await_finished(ids, seconds=60)
+    stop(second)
+    books.assert_balanced()
     assert books.counts == {"sent": 10_000}
+
+
+def enqueue_file(host: Host, name: str) -> None:
+    """Five thousand emails by `dispatcher enqueue --file`."""
+    file = host.folder / f"{name}.jsonl"
+    file.write_bytes(b"\n".join(orjson.dumps(email.to_json()) for email in emails(5000, name=name)))
+    enqueue = host.command("enqueue", "--file", str(file))
+    assert enqueue.await_exit() == 0, enqueue.words

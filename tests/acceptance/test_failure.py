@@ -7,6 +7,7 @@ import uuid
 import orjson
 import pika
 
+from dispatcher import OnUncertain
 from tests.acceptance.books import announced_in
 from tests.acceptance.harness import CONNECTIONS, WORKERS, Host, emails, stop
 from tests.supervisor.program import eventually
@@ -99,6 +100,20 @@ def test_answers_that_get_lost_are_held_and_never_sent_again(host: Host) -> None
     assert host.recipient.delivered() == dict.fromkeys(ids, 1)
     for letter in host.rabbit.read_all(host.topology.dlq):
         assert orjson.loads(letter.body)["error_type"] == "outcome_unknown"
+
+
+def test_answers_that_get_lost_are_sent_again_where_the_policy_says_so_and_as_often_as_it_says(host: Host) -> None:
+    host.sink("--reply", "answer=close")
+    held = host.enqueue(emails(5, name="held"))
+    resent = host.enqueue(emails(5, name="resent", on_uncertain=OnUncertain.RESEND))
+    run = host.run(MAX_ATTEMPTS=3)
+
+    books = host.await_finished(held | resent)
+
+    stop(run)
+    assert not books.lost
+    assert host.recipient.delivered() == dict.fromkeys(held, 1) | dict.fromkeys(resent, 3)
+    assert books.by_status == {"held": held | resent}
 
 
 def test_messages_that_point_to_no_email_are_dead_lettered_and_their_neighbours_sent(host: Host) -> None:

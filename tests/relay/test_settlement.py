@@ -1,4 +1,4 @@
-"""A worker is killed: what its ledger says is recorded, what it does not name is given back, at once and exactly once."""
+"""A worker is killed: what its ledger says is recorded, what it does not name is given back; at once, and once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejec
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.inflight import Ledger
 from dispatcher.relay.settlement import Settlement
-from dispatcher.store.connections import Pool, connect_async, make_pool
+from dispatcher.store.connections import Pool, make_pool
 from dispatcher.store.leases import Lease, LeaseStore
 from tests.relay.settlement_world import WORKER, answered, die, on_the_wire, unsent
 from tests.store.books import Books
@@ -60,6 +60,11 @@ def settings(run_dir: Path) -> Settings:
 async def lease(worker: LeaseStore, books: Books, count: int = 1, **fields: object) -> list[Lease]:
     leases = await worker.lease(books.keys(books.enqueue(count, **fields)), 600)
     return sorted(leases, key=lambda each: each.email_id)
+
+
+def only_file(run_dir: Path) -> Path:
+    (path,) = run_dir.iterdir()
+    return path
 
 
 def left_over(run_dir: Path) -> list[str]:
@@ -189,7 +194,7 @@ async def test_a_second_settlement_of_the_same_ledger_is_harmless(
     leases = await lease(worker, books, 4)
     steps = [unsent, on_the_wire, answered(Accepted()), answered(Deferred(Reason.THROTTLED))]
     die(run_dir, list(zip(leases, steps, strict=True)))
-    (path,) = run_dir.iterdir()
+    path = only_file(run_dir)
     content = path.read_bytes()
     await settlement.settle_all()
     rows, attempts = books.rows(), books.count("email_attempt")
@@ -298,7 +303,7 @@ async def test_what_postgresql_refuses_of_one_ledger_does_not_keep_the_others_fr
 ) -> None:
     refused, fine = await lease(worker, books, 2)
     die(run_dir, [(refused, answered(Rejected(Reason.REFUSED, "a NUL \0 inside")))])
-    (path,) = run_dir.iterdir()
+    path = only_file(run_dir)
     path.rename(run_dir / "a.ledger")
     die(run_dir, [(fine, answered(Accepted()))])
 

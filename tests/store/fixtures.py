@@ -12,12 +12,12 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from dispatcher.dev.servers import Servers
 from dispatcher.store.connections import Pool, make_pool
 from dispatcher.store.leases import LeaseStore
 from tests.store.books import Books
-
 
 _TABLES: Final = """
     select relname from pg_class
@@ -41,7 +41,7 @@ def tables_url(kept_database_url: str) -> Iterator[str]:
     """A migrated database, empty, with no session but this test's."""
     with psycopg.connect(kept_database_url, autocommit=True) as cleaner:
         for (table,) in cleaner.execute(_TABLES).fetchall():
-            cleaner.execute(f"delete from {table}".encode())
+            cleaner.execute(sql.SQL("delete from {}").format(sql.Identifier(table)))
         yield kept_database_url
         cleaner.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity "

@@ -84,12 +84,14 @@ async def test_a_pool_whose_server_is_away_says_so_in_time() -> None:
         ("select 'not a number'::integer", DispatcherError),
     ],
 )
-def test_every_fault_of_the_server_is_translated(
-    tables_url: str, statement: str, fault: type[DispatcherError]
-) -> None:
-    with connected(tables_url) as connection, pytest.raises(DispatcherError) as raised, translated():
-        for part in [statement] if statement.startswith("do") else statement.split("; "):
+def test_every_fault_of_the_server_is_translated(tables_url: str, statement: str, fault: type[DispatcherError]) -> None:
+    parts = [statement] if statement.startswith("do") else statement.split("; ")
+    with connected(tables_url) as connection:
+        for part in parts[:-1]:
             connection.execute(part.encode())
+
+        with pytest.raises(DispatcherError) as raised, translated():
+            connection.execute(parts[-1].encode())
 
     assert type(raised.value) is fault
     assert "not a number" not in str(raised.value)

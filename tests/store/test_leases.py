@@ -28,7 +28,10 @@ async def lease_one(store: LeaseStore, books: Books, **fields: object) -> Lease:
 
 
 async def test_a_lease_brings_the_whole_email(store: LeaseStore, books: Books) -> None:
-    files = (Attachment("a.bin", "application/octet-stream", bytes(range(256)) * 40), Attachment("b.txt", "text/plain", b""))
+    files = (
+        Attachment("a.bin", "application/octet-stream", bytes(range(256)) * 40),
+        Attachment("b.txt", "text/plain", b""),
+    )
     lease = await lease_one(
         store,
         books,
@@ -202,7 +205,9 @@ async def test_releasing_gives_back_what_is_ours_with_its_attempt_and_makes_it_d
     assert {lease.email_id: books.row(lease.email_id) for lease in (lost, done)} == before
 
 
-async def test_what_was_released_can_be_leased_at_once(store: LeaseStore, other_store: LeaseStore, books: Books) -> None:
+async def test_what_was_released_can_be_leased_at_once(
+    store: LeaseStore, other_store: LeaseStore, books: Books
+) -> None:
     lease = await lease_one(store, books)
     await store.release({lease.email_id: lease.token})
 

@@ -72,9 +72,7 @@ async def test_only_what_was_published_is_marked(outbox: Outbox, books: Books) -
     assert books.row(unroutable)["published_at"] is None
 
 
-async def test_what_became_due_again_after_the_look_stays_due(
-    outbox: Outbox, store: LeaseStore, books: Books
-) -> None:
+async def test_what_became_due_again_after_the_look_stays_due(outbox: Outbox, store: LeaseStore, books: Books) -> None:
     email_id = books.enqueue_one()
     (looked,) = await outbox.find_publish_due(10)
     (lease,) = await store.lease(books.keys([email_id]), 60)

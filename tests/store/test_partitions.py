@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from psycopg import sql
 
 from dispatcher.domain.email_id import lowest_id_at, time_of
 from tests.store.books import Books
@@ -17,16 +18,13 @@ from tests.waiting import wait_until
 
 FAR = datetime(2031, 5, 14, 12, tzinfo=UTC)
 FAR_WEEK = "p20310512"
-PARTITIONED = ("email_log", "email_content", "email_attachment", "email_attempt")
-
-INSERTS = (
-    "insert into email_log (email_id, tenant_id, message_key) values (%s, 'default', 'far')",
-    "insert into email_content (email_id, sender, recipients, subject) values (%s, 'a@b.example', '{}', 'Far')",
-    "insert into email_attachment (email_id, position, filename, content_type, content) "
-    "values (%s, 0, 'a.bin', 'a/b', 'x')",
-    "insert into email_attempt (email_id, attempt_number, worker, provider, started_at, finished_at, outcome) "
-    "values (%s, 1, 'w', 'smtp', now(), now(), 'accepted')",
-)
+INSERTS = {
+    "email_log": "(email_id, tenant_id, message_key) values (%s, 'default', 'far')",
+    "email_content": "(email_id, sender, recipients, subject) values (%s, 'a@b.example', '{}', 'Far')",
+    "email_attachment": "(email_id, position, filename, content_type, content) values (%s, 0, 'a.bin', 'a/b', 'x')",
+    "email_attempt": """(email_id, attempt_number, worker, provider, started_at, finished_at, outcome)
+        values (%s, 1, 'w', 'smtp', now(), now(), 'accepted')""",
+}
 
 
 def make(connection: psycopg.Connection, at: datetime, weeks_ahead: int = 0) -> list[str]:
@@ -35,14 +33,13 @@ def make(connection: psycopg.Connection, at: datetime, weeks_ahead: int = 0) -> 
 
 
 def insert(connection: psycopg.Connection, email_id: UUID) -> None:
-    for statement in INSERTS:
-        connection.execute(statement.encode(), [email_id])
+    for table, row in INSERTS.items():
+        connection.execute(f"insert into {table} {row}".encode(), [email_id])
 
 
 def place(connection: psycopg.Connection, table: str, email_id: UUID) -> str:
-    row = connection.execute(
-        f"select tableoid::regclass::text from {table} where email_id = %s".encode(), [email_id]
-    ).fetchone()
+    where = sql.SQL("select tableoid::regclass::text from {} where email_id = %s").format(sql.Identifier(table))
+    row = connection.execute(where, [email_id]).fetchone()
     assert row is not None
     return str(row[0])
 
@@ -67,7 +64,7 @@ def test_an_id_of_a_week_without_partition_is_kept_by_the_default_one(connection
 
     insert(connection, email_id)
 
-    assert {place(connection, table, email_id) for table in PARTITIONED} == {f"{t}_default" for t in PARTITIONED}
+    assert {place(connection, table, email_id) for table in INSERTS} == {f"{t}_default" for t in INSERTS}
 
 
 def test_a_partition_that_is_made_later_takes_its_rows_out_of_the_default_one(connection: psycopg.Connection) -> None:
@@ -77,8 +74,8 @@ def test_a_partition_that_is_made_later_takes_its_rows_out_of_the_default_one(co
 
     made = make(connection, FAR)
 
-    assert made == [f"{table}_{FAR_WEEK}" for table in PARTITIONED]
-    for table in PARTITIONED:
+    assert made == [f"{table}_{FAR_WEEK}" for table in INSERTS]
+    for table in INSERTS:
         assert place(connection, table, inside) == f"{table}_{FAR_WEEK}"
         assert place(connection, table, before) == place(connection, table, after) == f"{table}_default"
     with pytest.raises(psycopg.errors.UniqueViolation):
@@ -98,9 +95,9 @@ def test_the_first_and_last_id_of_a_week_belong_to_it(connection: psycopg.Connec
 
 
 def test_partitions_are_made_once(connection: psycopg.Connection) -> None:
-    assert len(make(connection, FAR, weeks_ahead=2)) == 3 * len(PARTITIONED)
+    assert len(make(connection, FAR, weeks_ahead=2)) == 3 * len(INSERTS)
     assert make(connection, FAR, weeks_ahead=2) == []
-    assert len(make(connection, FAR, weeks_ahead=3)) == len(PARTITIONED)
+    assert len(make(connection, FAR, weeks_ahead=3)) == len(INSERTS)
 
 
 def test_two_at_once_make_each_partition_once(database_url: str) -> None:
@@ -111,7 +108,7 @@ def test_two_at_once_make_each_partition_once(database_url: str) -> None:
     with ThreadPoolExecutor(3) as threads:
         made = [name for names in threads.map(run, range(3)) for name in names]
 
-    assert len(made) == len(set(made)) == 3 * len(PARTITIONED)
+    assert len(made) == len(set(made)) == 3 * len(INSERTS)
 
 
 def test_an_enqueue_that_is_under_way_into_the_default_partition_is_waited_for_and_moved(
@@ -147,12 +144,10 @@ def test_the_hot_table_has_room_on_its_pages_and_a_keen_autovacuum(connection: p
 
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(
-    instant=st.datetimes(
-        min_value=datetime(1970, 1, 1), max_value=datetime(2100, 1, 1), timezones=st.just(UTC)  # noqa: DTZ001
-    )
-)
-def test_sql_and_domain_agree_on_the_lowest_id_of_an_instant(connection: psycopg.Connection, instant: datetime) -> None:
+@given(microseconds=st.integers(0, 4_000_000_000_000_000))
+def test_sql_and_domain_agree_on_the_lowest_id_of_an_instant(connection: psycopg.Connection, microseconds: int) -> None:
+    instant = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
+
     row = connection.execute("select email_id_lowest_at(%s)", [instant]).fetchone()
 
     assert row == (lowest_id_at(instant),)

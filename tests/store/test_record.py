@@ -1,4 +1,4 @@
-"""Results: each is written once, under the lease that it belongs to; an acceptance is believed whoever holds the lease."""
+"""Results: each is written once, under its own lease; an acceptance is believed whoever holds the lease."""
 
 from __future__ import annotations
 
@@ -244,7 +244,9 @@ async def test_results_of_a_batch_do_not_mix(store: LeaseStore, books: Books) ->
         assert row["provider_message_id"] == f"<{lease.email_id}>"
 
 
-async def test_a_batch_whose_answer_was_lost_is_recognised(store: LeaseStore, other_store: LeaseStore, books: Books) -> None:
+async def test_a_batch_whose_answer_was_lost_is_recognised(
+    store: LeaseStore, other_store: LeaseStore, books: Books
+) -> None:
     recorded, unrecorded, lost = await lease_some(store, books, 3)
     books.change(lost.email_id, lease_token=99)
     await store.record([result(recorded, Status.SENT), result(lost, Status.FAILED)])

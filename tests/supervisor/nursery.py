@@ -17,11 +17,13 @@ class Nursery:
         self._folder = folder
         self._programs: list[Program] = []
 
-    def start(self, *roles: str, drain_seconds: float = 20, failing_forks: int = 0) -> Program:
-        """A parent with these toys (see `toys`), on a host that cannot fork at first."""
+    def start(
+        self, *roles: str, drain_seconds: float = 20, failing_forks: int = 0, stdout: Path | None = None
+    ) -> Program:
+        """A parent with these toys (see `toys`), perhaps on a host that cannot fork at first."""
         argv = [sys.executable, "-m", "tests.supervisor.toys", str(self._folder), str(drain_seconds), *roles]
         env = {"PATH": os.defpath, FAILING_FORKS: str(failing_forks)}
-        program = Program(argv, self._folder, f"parent-{len(self._programs)}", env=env)
+        program = Program(argv, self._folder, f"parent-{len(self._programs)}", env=env, stdout=stdout)
         self._programs.append(program)
         return program
 

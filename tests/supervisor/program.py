@@ -74,18 +74,22 @@ class Program:
         pid: Its id, and its session's.
     """
 
-    def __init__(self, argv: Sequence[str], folder: Path, name: str, *, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, argv: Sequence[str], folder: Path, name: str, *, env: Mapping[str, str], stdout: Path | None = None
+    ) -> None:
         """Starts it at once.
 
         Args:
             folder: For what it says: `name.log` and `name.err`.
             env: Its whole environment.
+            stdout: Where its log goes instead; there are no events then.
         """
         self._log_path = folder / f"{name}.log"
         self._words_path = folder / f"{name}.err"
         self._read_octets = 0
         self._events: list[Event] = []
-        with self._log_path.open("wb") as log, self._words_path.open("wb") as words:
+        self._log_path.touch()
+        with (stdout or self._log_path).open("wb") as log, self._words_path.open("wb") as words:
             self._process = subprocess.Popen(
                 argv,
                 env=dict(env),

@@ -214,6 +214,18 @@ def test_a_parent_may_start_again_where_one_was_killed(nursery: Nursery) -> None
     assert second.await_exit() == 0
 
 
+def test_a_log_that_cannot_be_written_ends_nobody(nursery: Nursery) -> None:
+    parent = nursery.start("a=chat", "b=serve", "relay=serve", stdout=Path("/dev/full"))
+
+    eventually(lambda: len(nursery.diary("chatted")) >= 5)
+
+    assert not nursery.diary("escaped")
+    assert len(nursery.diary("serving")) == 2
+    parent.send(signal.SIGTERM)
+    assert parent.await_exit() == 0
+    assert not parent.members()
+
+
 def test_hundreds_of_restarts_leave_neither_descriptors_nor_zombies(nursery: Nursery) -> None:
     parent = nursery.start("eager=exit:0", "relay=serve")
     parent.await_events("process.exited", 10, role="eager")

@@ -1,13 +1,15 @@
 """A parent whose children are toys, as a program of its own: python -m tests.supervisor.toys FOLDER DRAIN_SECONDS ROLE…
 
 A role is NAME=KIND or NAME=KIND:ARGUMENT; the one named `relay` stops last, those named `eager…` are started again
-without a wait. Each toy writes what happens to it into FOLDER/diary, a line each: name, pid, word.
+without a wait. Each toy writes what happens to it into FOLDER/diary, a line each: name, pid, word. `escaped` stands
+there if a child runs on into its parent's code.
 
     serve[:seconds]   drains for so long when it is told to stop, by signal or lifeline, and exits 0
     signal            listens to SIGTERM alone
     lifeline          listens to its lifeline alone
     deaf              listens to nothing
     exit:code         ends at once
+    chat              says something on stdout and ends at once
     raise             ends by an exception
     abort             ends by a signal
 """
@@ -110,6 +112,13 @@ def end(toy: Toy, _lifeline: int) -> int:
     return int(toy.argument)
 
 
+def chat(toy: Toy, _lifeline: int) -> int:
+    """Ends with words that nobody has read yet."""
+    toy.note("chatted")
+    sys.stdout.write("hello\n")
+    return 0
+
+
 def fail(_toy: Toy, _lifeline: int) -> int:
     """Ends by an exception."""
     raise RuntimeError("a toy broke")
@@ -127,6 +136,7 @@ KINDS: dict[str, Callable[[Toy, int], int]] = {
     "lifeline": hear_lifeline,
     "deaf": be_deaf,
     "exit": end,
+    "chat": chat,
     "raise": fail,
     "abort": abort,
 }
@@ -161,7 +171,12 @@ def main(arguments: list[str]) -> int:
     parent = Parent(
         [role(text, Path(folder)) for text in roles], run_dir=Path(folder) / "run", drain_seconds=float(drain_seconds)
     )
-    return parent.run()
+    pid = os.getpid()
+    try:
+        return parent.run()
+    finally:
+        if os.getpid() != pid:
+            Toy("child", "", Path(folder) / "diary").note("escaped")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from dispatcher.worker.process import Identity, _dispatch
 from dispatcher.worker.watch import ProviderWatch
 from tests.broker.rabbit import Rabbit
 from tests.store.books import Books
-from tests.waiting import until
+from tests.waiting import until, until_answer
 from tests.worker.scripted import ScriptedProvider
 
 HEADER_OCTETS = 256
@@ -169,9 +169,11 @@ class Bench:
 
     async def all_are_delivered(self) -> None:
         """Waits until no message waits on the send queue: the workers have them."""
-        async with asyncio.timeout(20):
-            while (await depths(self._servers.amqp_url, self.topology))[self.topology.queue]:
-                await asyncio.sleep(0.005)
+
+        async def none_waits() -> bool:
+            return (await depths(self._servers.amqp_url, self.topology))[self.topology.queue] == 0
+
+        await until_answer(none_waits)
 
     async def settled(self, statuses: dict[str, int]) -> None:
         """Waits until the books stand so."""
@@ -195,9 +197,12 @@ class Bench:
         """A last message, to no email, goes to the DLQ when the one worker has seen what came before it."""
         last = uuid4()
         await self.deliver_pointer(last, new_key())
-        async with asyncio.timeout(20):
-            while (dead := await self.rabbit.take(self.topology.dlq)) is None or str(last).encode() not in dead.body:
-                await asyncio.sleep(0.005)
+
+        async def it_is_there() -> bool:
+            dead = await self.rabbit.take(self.topology.dlq)
+            return dead is not None and str(last).encode() in dead.body
+
+        await until_answer(it_is_there)
 
     async def close(self) -> None:
         """Ends what a test has left running."""

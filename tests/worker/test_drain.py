@@ -15,7 +15,6 @@ from tests.waiting import until
 from tests.worker.bench import Bench
 from tests.worker.scripted import (
     ScriptedProvider,
-    accept,
     accept_and_never_answer,
     accept_when_let_go,
     answer,

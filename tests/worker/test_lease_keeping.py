@@ -29,9 +29,7 @@ async def postgres(tables_url: str) -> AsyncIterator[Proxy]:
 
 
 def expired(books: Books) -> bool:
-    return bool(
-        books.select("select from email_log where status = 'sending' and locked_until < clock_timestamp()")
-    )
+    return bool(books.select("select from email_log where status = 'sending' and locked_until < clock_timestamp()"))
 
 
 async def test_the_lease_of_a_slow_send_is_renewed_again_and_again(bench: Bench) -> None:
@@ -167,9 +165,7 @@ async def test_an_adapter_that_leaves_twice_within_an_attempt_has_left_once(benc
     await until(lambda: worker.in_flight == 0)
 
 
-async def test_what_a_ledger_says_while_an_email_is_on_the_wire_is_what_happens(
-    bench: Bench, tables_url: str
-) -> None:
+async def test_what_a_ledger_says_while_an_email_is_on_the_wire_is_what_happens(bench: Bench, tables_url: str) -> None:
     bench.provider.always = accept_when_let_go
     worker = await bench.start()
     first, second = await bench.enqueue(2)

@@ -1,4 +1,4 @@
-"""PostgreSQL or RabbitMQ goes away at the worst moment: nothing is lost, nothing is sent twice, nothing is held in vain.
+"""PostgreSQL or RabbitMQ goes away at the worst moment: nothing is lost, sent twice, or held in vain.
 
 Where a moment has to be hit, a row that somebody else has locked makes PostgreSQL wait in the middle of a statement.
 """
@@ -18,7 +18,7 @@ from dispatcher.domain.outcome import Deferred, Reason, Rejected
 from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Operator
 from tests.store.books import Books
-from tests.waiting import until
+from tests.waiting import until, until_answer
 from tests.worker.bench import Bench, Worker
 from tests.worker.scripted import accept, accept_when_let_go, answer, throttle_when_let_go
 
@@ -247,7 +247,7 @@ class TestPostgresqlAwayDuringTheLease:
 class TestPostgresqlThatRefuses:
     """It answers, but not as we wish."""
 
-    async def test_a_server_that_became_read_only_is_waited_for(self, bench: Bench, tables_url: str) -> None:
+    async def test_a_server_that_became_read_only_is_waited_for(self, bench: Bench) -> None:
         bench.provider.always = accept_when_let_go
         worker = await bench.start()
         (email_id,) = await bench.enqueue()
@@ -267,9 +267,7 @@ class TestPostgresqlThatRefuses:
         await bench.settled({"sent": 1})
         assert bench.provider.accepted == {email_id: 1}
 
-    async def test_a_result_that_it_refuses_costs_its_words_and_its_neighbours_nothing(
-        self, bench: Bench, tables_url: str
-    ) -> None:
+    async def test_a_result_that_it_refuses_costs_its_words_and_its_neighbours_nothing(self, bench: Bench) -> None:
         bench.provider.always = answer(Rejected(Reason.REFUSED, "unspeakable"))
         with constraint(bench.books, "error is distinct from 'unspeakable'"):
             await bench.start()
@@ -284,7 +282,7 @@ class TestPostgresqlThatRefuses:
             await bench.nothing_left_on_the_queue()
 
     async def test_a_result_that_it_refuses_altogether_stays_leased_until_the_lease_ends_and_stops_nobody(
-        self, bench: Bench, tables_url: str
+        self, bench: Bench
     ) -> None:
         bench.provider.always = answer(Rejected(Reason.REFUSED))
         with constraint(bench.books, "outcome <> 'rejected'"):
@@ -337,8 +335,7 @@ class TestRabbitmqAway:
             broker.cut()
         else:
             operator = Operator(servers.management_url)
-            while not await asyncio.to_thread(operator.close_connection, worker.connection_name):
-                await asyncio.sleep(0.05)
+            await until_answer(lambda: asyncio.to_thread(operator.close_connection, worker.connection_name))
         await until(lambda: broker.connections > connections)
         neighbour = bench.books.enqueue_one()
         await bench.deliver([neighbour])

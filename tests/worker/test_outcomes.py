@@ -119,9 +119,7 @@ async def test_silence_is_held_or_sent_again_by_policy(bench: Bench, own: str | 
 
 
 @pytest.mark.parametrize("error", [ValueError("ann@example.org"), TimeoutError(), asyncio.CancelledError()], ids=repr)
-async def test_an_adapter_that_fails_before_anything_left_costs_one_attempt(
-    bench: Bench, error: BaseException
-) -> None:
+async def test_an_adapter_that_fails_before_anything_left_costs_one_attempt(bench: Bench, error: BaseException) -> None:
     first, neighbour = bench.books.enqueue(2)
     bench.provider.script[first].append(fail(error, after_leaving=False))
     await bench.start()

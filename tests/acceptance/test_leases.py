@@ -1,0 +1,80 @@
+"""Leases under real processes: renewed while a send is slow, lost when a worker freezes, expired when its host is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from tests.acceptance.harness import WORKERS, Host, emails, stop
+from tests.supervisor.program import eventually
+
+
+def test_a_send_that_outlasts_its_lease_keeps_it(host: Host) -> None:
+    host.sink("--latency-ms", "2500")
+    ids = host.enqueue(emails(16))
+    run = host.run(LEASE_SECONDS=1)
+
+    books = host.await_finished(ids)
+
+    stop(run)
+    books.assert_balanced()
+    assert books.counts == {"sent": 16}
+    assert not run.events("email.rescued")
+    assert not run.events("email.lease_lost")
+
+
+def test_a_worker_that_freezes_past_its_lease_sends_nothing_twice_when_it_goes_on(host: Host) -> None:
+    host.sink("--latency-ms", "20")
+    ids = host.enqueue(emails(300))
+    run = host.run(LEASE_SECONDS=2, PREFETCH=30)
+    host.await_delivered(60)
+    frozen = run.pid_of("worker 0")
+
+    os.kill(frozen, signal.SIGSTOP)
+    run.await_events("email.rescued")
+    eventually(lambda: not any(row.status == "sending" for row in host.rows().values()))
+    os.kill(frozen, signal.SIGCONT)
+
+    books = host.await_finished(ids)
+    stop(run)
+    books.assert_harmless()
+    assert books.count("sent") + books.count("held") == 300
+    # What it had under lease, and no more; an acceptance that comes late still proves `sent`.
+    assert books.count("held") <= 30
+
+
+def test_leases_of_a_host_that_is_gone_are_judged_by_the_others(host: Host) -> None:
+    host.sink("--latency-ms", "20")
+    ids = host.enqueue(emails(300))
+    gone = host.run(LEASE_SECONDS=2, PREFETCH=20, RUN_DIR=host.folder / "gone")
+    host.await_delivered(60)
+
+    gone.send_all(signal.SIGKILL)
+    gone.await_exit()
+    other = host.run(LEASE_SECONDS=2, RUN_DIR=host.folder / "other")
+
+    books = host.await_finished(ids)
+    stop(other)
+    books.assert_balanced()
+    assert books.count("sent") + books.count("held") == 300
+    assert 0 < books.count("held") <= WORKERS * 20
+
+
+def test_a_host_that_comes_back_late_proves_what_it_sent(host: Host) -> None:
+    host.sink("--latency-ms", "20")
+    ids = host.enqueue(emails(300))
+    gone = host.run(LEASE_SECONDS=2, PREFETCH=20, RUN_DIR=host.folder / "gone")
+    host.await_delivered(60)
+    gone.send_all(signal.SIGKILL)
+    gone.await_exit()
+    other = host.run(LEASE_SECONDS=2, RUN_DIR=host.folder / "other")
+    before = host.await_finished(ids)
+
+    back = host.run(LEASE_SECONDS=2, RUN_DIR=host.folder / "gone")
+
+    back.await_events("ledger.settled", WORKERS)
+    after = host.books(ids)
+    stop(back)
+    stop(other)
+    after.assert_harmless()
+    assert after.by_status.get("held", frozenset()) <= before.by_status.get("held", frozenset())
