@@ -112,7 +112,10 @@ def _switch(text: str) -> bool:
 def _worker_count(text: str) -> int:
     if text.lower() == "auto":
         return max(1, len(os.sched_getaffinity(0)))
-    return _whole(1, 256)(text)
+    try:
+        return _whole(1, 256)(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, or auto") from None
 
 
 def _url(*schemes: str) -> Callable[[str], str]:
@@ -227,9 +230,7 @@ _CEILING: Final = "Emails per second over all workers and hosts; unset: no ceili
 class Settings:
     """Everything that an operator can set; one field, one setting."""
 
-    database_url: str = setting(
-        _database_url, None, "PostgreSQL, as a libpq URL or keywords.", secret=True, empty=""
-    )
+    database_url: str = setting(_database_url, None, "PostgreSQL, as a libpq URL or keywords.", secret=True, empty="")
     amqp_url: str = setting(_url("amqp", "amqps"), None, "RabbitMQ, as an AMQP URL.", secret=True, empty="")
     rabbitmq_management_url: str = setting(
         _url("http", "https"), None, "RabbitMQ's management API, with its user.", secret=True, empty=""
@@ -254,7 +255,11 @@ class Settings:
         "Where nobody can know whether the provider accepted: hold the email, or resend it (may duplicate).",
     )
     drain_seconds: float = setting(_seconds(0, 3600), "45", "How long a stopping worker may wait for the provider.")
-    run_dir: Path = setting(_folder, "/tmp/email-dispatcher", "Where a host's `run` keeps its process files.")  # noqa: S108
+    run_dir: Path = setting(
+        _folder,
+        f"/tmp/email-dispatcher-{os.getuid()}",  # noqa: S108  # the user's own; made with mode 0700
+        "Where a host's `run` keeps its process files.",
+    )
     smtp_url: SmtpServer | None = setting(
         _smtp_url,
         None,

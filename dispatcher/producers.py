@@ -95,7 +95,8 @@ def enqueue_many(
         report_conflicts: Answer `conflict` for such an email and store the others, instead of raising.
 
     Raises:
-        MessageKeyConflict: a key names an email with another payload, and conflicts are not reported.
+        MessageKeyConflict: a key names an email with another payload, and conflicts are not reported. Roll the
+            transaction back: others of the same call may stand in it.
     """
     answers: list[Enqueued] = []
     with ExitStack() as call:
@@ -112,9 +113,7 @@ def enqueue_many(
     return answers
 
 
-async def enqueue_async(
-    connection: AsyncConnection[Any], email: Email, *, traceparent: str | None = None
-) -> Enqueued:
+async def enqueue_async(connection: AsyncConnection[Any], email: Email, *, traceparent: str | None = None) -> Enqueued:
     """`enqueue` on an asynchronous connection."""
     return (await enqueue_many_async(connection, [email], traceparent=traceparent))[0]
 

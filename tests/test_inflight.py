@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import struct
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from types import FrameType
+from typing import Any, Final
 from uuid import UUID, uuid4
 from zlib import crc32
 
@@ -178,6 +181,78 @@ class TestALivingWorker:
 
         # A hole would be filled later, and a full disk then kills the worker with SIGBUS.
         assert ledger.path.stat().st_blocks * 512 >= HEADER_BYTES + 1000 * SLOT_BYTES
+
+
+class TestDeathAtEveryStep:
+    """A worker is killed before each line that it executes of the ledger's own code."""
+
+    @staticmethod
+    def deaths(
+        folder: Path, prepare: Callable[[Ledger], int], act: Callable[[Ledger, int], object]
+    ) -> Iterator[tuple[Flight, ...]]:
+        """What is read after each death, from the first line of `act` to its last."""
+        for line in itertools.count(1):
+            run = folder / str(line)
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    ledger = Ledger(run, worker="w", slot="s", slots=1)
+                    slot = prepare(ledger)
+                    remaining = iter(range(line - 1, -1, -1))
+
+                    def trace(frame: FrameType, event: str, _: object, left: Iterator[int] = remaining) -> Any:
+                        if event == "line" and frame.f_code.co_filename == inflight.__file__ and next(left) == 0:
+                            os.kill(os.getpid(), signal.SIGKILL)
+                        return trace
+
+                    sys.settrace(trace)
+                    act(ledger, slot)
+                finally:
+                    os._exit(0)
+            if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0:
+                return
+            yield read(only_file(run)).flights
+
+    @staticmethod
+    def used_before(ledger: Ledger) -> int:
+        slot = leave(ledger, OTHER_ID)
+        ledger.answered(slot, Accepted("older", "x" * 160), finished_at=1.0)
+        ledger.clear(slot)
+        return slot
+
+    def test_while_it_notes_that_an_attempt_leaves(self, tmp_path: Path) -> None:
+        seen = list(self.deaths(tmp_path, self.used_before, lambda ledger, _: leave(ledger)))
+
+        assert len(seen) > 5
+        assert {tuple((flight.email_id, flight.outcome) for flight in flights) for flights in seen} == {
+            (),
+            ((ID, None),),
+        }
+
+    def test_while_it_notes_an_answer(self, tmp_path: Path) -> None:
+        new = Rejected(Reason.REFUSED, "new")
+
+        def on_the_wire(ledger: Ledger) -> int:
+            self.used_before(ledger)
+            return leave(ledger)
+
+        seen = list(
+            self.deaths(tmp_path, on_the_wire, lambda ledger, slot: ledger.answered(slot, new, finished_at=2.0))
+        )
+
+        assert len(seen) > 5
+        assert {flight.email_id for (flight,) in seen} == {ID}
+        assert {repr(flight.outcome) for (flight,) in seen} == {"None"}
+
+    def test_while_it_clears_what_is_recorded(self, tmp_path: Path) -> None:
+        def answered(ledger: Ledger) -> int:
+            slot = leave(ledger)
+            ledger.answered(slot, Accepted(), finished_at=2.0)
+            return slot
+
+        seen = list(self.deaths(tmp_path, answered, lambda ledger, slot: ledger.clear(slot)))
+
+        assert [[flight.outcome for flight in flights] for flights in seen] == [[Accepted()], []]
 
 
 class TestTornWrites:

@@ -60,9 +60,10 @@ def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
     nothing new, and no error. The same key with other content is refused.
 
     A file has one email per line, as a JSON object with the fields message_key, from, to, cc, bcc, reply_to, subject,
-    text, html, headers, attachments (filename, content_type, content in base64), tags, tenant_id, correlation_id and
-    on_uncertain. It is read as a stream. Bad lines are told by number and do not stop the good ones; a file that was
-    interrupted can simply be enqueued again.
+    text, html, template_id, template_data (for providers that have templates: sendgrid, ses), headers, attachments
+    (filename, content_type, content in base64), tags, tenant_id, correlation_id and on_uncertain. It is read as a
+    stream. Bad lines are told by number and do not stop the good ones; a file that was interrupted can simply be
+    enqueued again.
 
     \b
     Examples:

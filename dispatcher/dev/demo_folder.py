@@ -1,10 +1,10 @@
 """The folder of a demo: one demo at a time, cleared by the next, small at the end.
 
-    demo.lock     held while a demo runs; marks the folder as one that the next demo may clear
-    log/          a log per process
-    run/          the run directory of `dispatcher run`, with the in-flight ledgers
-    smtp/         the SMTP server's ledger, and `mail/` with an .eml for each email that it accepted
-    servers/      private servers, while the demo runs
+demo.lock     held while a demo runs; marks the folder as one that the next demo may clear
+log/          a log per process
+run/          the run directory of `dispatcher run`, with the in-flight ledgers
+smtp/         the SMTP server's ledger, and `mail/` with an .eml for each email that it accepted
+servers/      private servers, while the demo runs
 """
 
 from __future__ import annotations

@@ -28,6 +28,14 @@ _LINGER_NOT: Final = struct.pack("ii", 1, 0)
 _PAGE: Final = b"<!DOCTYPE html><html><head><title>Welcome</title></head><body>ann@example.com, sign in</body></html>"
 
 
+SES_ACCOUNT: Final = {
+    "SendingEnabled": True,
+    "ProductionAccessEnabled": True,
+    "SendQuota": {"Max24HourSend": 50_000.0, "MaxSendRate": 1_000.0, "SentLast24Hours": 0.0},
+}
+"""What `dispatcher doctor` asks SES for."""
+
+
 class Books(Protocol):
     """Where a session enters what it accepts, and what all sessions share."""
 
@@ -144,10 +152,12 @@ class Session(asyncio.Protocol):
                 self._misbehave(self._act, octets)
 
     def _administer(self) -> bytes:
-        """What stands beside the two APIs: SendGrid's scopes, and the double's own controls."""
+        """What stands beside the two APIs: SendGrid's scopes, SES's account, and the double's own controls."""
         behaviour = self._books.behaviour
         if self._path == "/double":
             return octets_of(self._ordered() if self._method == "PUT" else Reply(200, self._books.told()))
+        if self._path == "/v2/email/account":
+            return octets_of(Reply(200, SES_ACCOUNT))
         if self._path != "/v3/scopes":
             return octets_of(Reply(404, {"errors": [{"message": "not found", "field": None}]}))
         if behaviour.key is not None and self._authorization != f"Bearer {behaviour.key}":

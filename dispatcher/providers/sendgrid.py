@@ -99,9 +99,7 @@ class SendGridProvider:
         except UnrenderableEmail as error:
             return Rejected(error.reason, error.message)
         try:
-            answer = await self._transport.post(
-                self._send_url, self._headers, body, attempt.deadline, attempt.leaving
-            )
+            answer = await self._transport.post(self._send_url, self._headers, body, attempt.deadline, attempt.leaving)
         except NothingLeft as error:
             if error.is_untrusted:
                 raise _untrusted(error) from error

@@ -72,7 +72,10 @@ class Publishing:
         self._rescue_at = time.monotonic() + self._settings.lease_seconds / RESCUE_GRACE
         self._outage.worked()
         self._log.info("relay.leading")
-        while await self._publish_round(outbox) or not self._stopping:
+        while not self._stopping:
+            await self._publish_round(outbox)
+        # What became due since that look: the workers' last results.
+        while await self._publish_round(outbox):
             pass
 
     async def _publish_round(self, outbox: Outbox) -> bool:

@@ -60,6 +60,10 @@ class ProviderStore:
         parameters = {"provider": provider, "slot": self._slot, "state": state, "reason": reason, "seconds": seconds}
         await self._fetch("set_provider_state", parameters)
 
+    async def forget_states(self) -> None:
+        """Takes back what this slot said: its worker begins, or ends."""
+        await self._fetch("forget_provider_states", {"slot": self._slot})
+
     async def _fetch(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
         async with session(self._pool) as connection:
             cursor = await connection.execute(query(name), parameters)

@@ -94,6 +94,8 @@ class Parent:
         signal.set_wakeup_fd(self._wakeup_end, warn_on_full_buffer=False)
         for number in _SIGNALS:
             signal.signal(number, lambda *_: None)
+        # Whoever started us may have blocked them, and a mask is inherited.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
     def _wait(self) -> list[int]:
         """The numbers of the signals that came, after at most the time until something is due."""

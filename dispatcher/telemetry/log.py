@@ -61,7 +61,7 @@ class _Lines:
 
     def write(self, line: bytes) -> None:
         with suppress(OSError):
-            while written := self._raw.write(line):
+            while line and (written := self._raw.write(line)):
                 line = line[written:]
 
     def flush(self) -> None:

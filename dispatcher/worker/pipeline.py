@@ -139,11 +139,13 @@ class Pipeline:
         Those that wait for a retry hold up no others, up to as many again.
         """
         room = self._routes.room
+        ledger_room = 2 * self._settings.prefetch - len(self._active)
         if room is None:
             busy = len(self._active) - self._waiting_count
-            return min(self._settings.prefetch - busy, 2 * self._settings.prefetch - len(self._active))
+            return min(self._settings.prefetch - busy, ledger_room)
         # What was on the wire when the provider failed may stay there until its deadline: no reason not to probe.
-        return max(0, room - sum(sending.phase is Phase.PREPARING for sending in self._active.values()))
+        preparing = sum(sending.phase is Phase.PREPARING for sending in self._active.values())
+        return max(0, min(room - preparing, ledger_room))
 
     def _begin(self, lease: Lease, delivery: Delivery, leased_until: float) -> None:
         sending = Sending(

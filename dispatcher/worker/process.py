@@ -13,6 +13,7 @@ import uvloop
 
 from dispatcher.broker.consumer import Consumer
 from dispatcher.config import Settings
+from dispatcher.errors import StoreUnavailable
 from dispatcher.inflight import Ledger
 from dispatcher.providers.registry import open_provider
 from dispatcher.routing.rate import RateLimit
@@ -25,6 +26,8 @@ from dispatcher.telemetry import log
 from dispatcher.worker.pipeline import Pipeline
 from dispatcher.worker.watch import ProviderWatch
 
+FORGET_SECONDS = 1.0
+"""A stop waits no longer than this to take back what the worker said of providers."""
 POOL_SIZE = 3
 """Lease, record, and one for renewals, releases and rates: each has one statement under way at a time."""
 CANCEL_SECONDS = 2.0
@@ -72,6 +75,9 @@ async def _work(settings: Settings, identity: Identity, lifeline: int) -> None:
         store = LeaseStore(pool, worker=identity.worker, slot=identity.slot)
         await _dispatch(settings, identity, stop, store, routes, watch, ledger)
     finally:
+        with suppress(StoreUnavailable, TimeoutError):
+            async with asyncio.timeout(FORGET_SECONDS):
+                await providers.forget_states()
         await routes.close()
         await pool.close()
     ledger.close()

@@ -48,9 +48,10 @@ where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s;
 
 -- name: renew
--- Gives leases that are still ours more time; an id that is missing was lost.
+-- Gives leases that are still ours more time, never less: a deferral that was recorded since we looked may have prolonged
+-- one over the wait before its retry. An id that is missing was lost.
 update email_log as e
-set locked_until = clock_timestamp() + %(lease_seconds)s * interval '1 second'
+set locked_until = greatest(e.locked_until, clock_timestamp() + %(lease_seconds)s * interval '1 second')
 from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[]) as w (email_id, lease_token)
 where e.email_id = w.email_id
     and e.lease_token = w.lease_token

@@ -77,3 +77,9 @@ from provider_state
 where state <> 'closed'
     and coalesce(until_at + interval '1 minute', changed_at + interval '1 hour') > clock_timestamp()
 order by provider, slot;
+
+-- name: forget_provider_states
+-- A worker that ends has no view of providers any more; neither has one that begins. A row per view that went.
+delete from provider_state
+where slot = %(slot)s
+returning provider;

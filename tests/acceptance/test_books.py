@@ -17,8 +17,8 @@ SENT, FAILED, HELD = (Row(status, 1, None, None) for status in ("sent", "failed"
 
 
 def letter(*, was_rejected: bool = False) -> Message:
-    headers = {"x-death": []} if was_rejected else None
-    return Message(orjson.dumps({"email_id": str(A)}), pika.BasicProperties(headers=headers))
+    properties = pika.BasicProperties(headers={"x-death": []} if was_rejected else None)
+    return Message(orjson.dumps({"email_id": str(A)}), properties)
 
 
 @pytest.mark.parametrize(

@@ -54,9 +54,7 @@ def databases(servers: Servers) -> set[str]:
         return {name for (name,) in connection.execute("select datname from pg_database")}
 
 
-def test_books_balance_and_nothing_is_left(
-    tmp_path: Path, servers: Servers, environment: Mapping[str, str]
-) -> None:
+def test_books_balance_and_nothing_is_left(tmp_path: Path, servers: Servers, environment: Mapping[str, str]) -> None:
     folder = tmp_path / "demo"
 
     done = subprocess.run(

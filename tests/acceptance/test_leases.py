@@ -1,9 +1,11 @@
-"""Leases under real processes: renewed while a send is slow, lost when a worker freezes, expired when its host is gone."""
+"""Leases under real processes: renewed while a send is slow, lost when a worker freezes, expired when a host goes."""
 
 from __future__ import annotations
 
 import os
 import signal
+
+import pytest
 
 from tests.acceptance.harness import WORKERS, Host, emails, stop
 from tests.supervisor.program import eventually
@@ -60,6 +62,7 @@ def test_leases_of_a_host_that_is_gone_are_judged_by_the_others(host: Host) -> N
     assert 0 < books.count("held") <= WORKERS * 20
 
 
+@pytest.mark.slow
 def test_a_host_that_comes_back_late_proves_what_it_sent(host: Host) -> None:
     host.sink("--latency-ms", "20")
     ids = host.enqueue(emails(300))

@@ -227,9 +227,7 @@ async def test_a_certificate_of_an_unknown_authority(double: HttpDouble) -> None
     assert not double.begun
 
 
-async def test_a_certificate_for_another_name(
-    tmp_path: Path, authority: Authority, transport: HttpTransport
-) -> None:
+async def test_a_certificate_for_another_name(tmp_path: Path, authority: Authority, transport: HttpTransport) -> None:
     async with running_double(tmp_path, tls=authority.elsewhere) as double:
         call = await Call(transport, double.url).run()
 

@@ -184,9 +184,7 @@ async def test_two_hundred_accepted_and_closed_upon_are_two_hundred_unknown(
     tmp_path: Path, authority: Authority
 ) -> None:
     emails = [an_email() for _ in range(200)]
-    async with sendgrid_place(
-        tmp_path, Behaviour(Act.CLOSE), tls=authority.server, ca_file=authority.ca_file
-    ) as place:
+    async with sendgrid_place(tmp_path, Behaviour(Act.CLOSE), tls=authority.server, ca_file=authority.ca_file) as place:
         sendings = await asyncio.gather(*(send(place.provider, email) for email in emails))
 
         assert [type(sending.outcome) for sending in sendings] == [Uncertain] * 200

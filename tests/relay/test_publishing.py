@@ -306,6 +306,7 @@ async def test_one_of_two_relays_leads_and_the_other_takes_over_when_its_session
     def leaders() -> list[Any]:
         held = books.select(
             "select pid from pg_locks where locktype = 'advisory' and granted "
+            "and objid::bigint = hashtext('email_dispatcher_relay')::bigint & 4294967295 "
             "and database = (select oid from pg_database where datname = current_database())"
         )
         return [row["pid"] for row in held]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.supervisor.program import Program
@@ -18,10 +19,19 @@ class Nursery:
         self._programs: list[Program] = []
 
     def start(
-        self, *roles: str, drain_seconds: float = 20, failing_forks: int = 0, stdout: Path | None = None
+        self,
+        *roles: str,
+        drain_seconds: float = 20,
+        failing_forks: int = 0,
+        stdout: Path | None = None,
+        by: Sequence[str] = (),
     ) -> Program:
-        """A parent with these toys (see `toys`), perhaps on a host that cannot fork at first."""
-        argv = [sys.executable, "-m", "tests.supervisor.toys", str(self._folder), str(drain_seconds), *roles]
+        """A parent with these toys (see `toys`), perhaps on a host that cannot fork at first.
+
+        Args:
+            by: What starts it: a program that executes its arguments.
+        """
+        argv = [*by, sys.executable, "-m", "tests.supervisor.toys", str(self._folder), str(drain_seconds), *roles]
         env = {"PATH": os.defpath, FAILING_FORKS: str(failing_forks)}
         program = Program(argv, self._folder, f"parent-{len(self._programs)}", env=env, stdout=stdout)
         self._programs.append(program)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -111,6 +112,21 @@ def test_who_does_not_drain_in_time_is_killed_and_the_exit_code_says_so(nursery:
     assert [event["role"] for event in killed] == ["a", "relay"]
     assert [name for name, _ in nursery.diary("stopped")] == ["b"]
     assert not parent.members()
+
+
+def test_signals_that_whoever_started_it_has_blocked_are_heard(nursery: Nursery) -> None:
+    blocking = (
+        "import os, signal, sys;"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD});"
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    parent = nursery.start("a=exit:0", "b=serve", "relay=serve", by=[sys.executable, "-c", blocking])
+
+    parent.await_events("process.started", 3, role="a")
+
+    eventually(lambda: len(nursery.diary("serving")) == 2)
+    parent.send(signal.SIGTERM)
+    assert parent.await_exit() == 0
 
 
 def test_a_second_sigterm_kills_at_once(nursery: Nursery) -> None:

@@ -17,8 +17,8 @@ from tests.supervisor.program import Program, eventually
 
 @pytest.fixture
 def storm(tmp_path: Path) -> Iterator[Program]:
-    """A hundred and fifty parents, each stopped at a random moment."""
-    argv = [sys.executable, "-m", "tests.supervisor.storm", "150"]
+    """A hundred parents, each stopped at a random moment."""
+    argv = [sys.executable, "-m", "tests.supervisor.storm", "100"]
     program = Program(argv, tmp_path, "storm", env={"PATH": os.defpath})
     yield program
     program.destroy()
@@ -27,7 +27,7 @@ def storm(tmp_path: Path) -> Iterator[Program]:
 def test_a_stop_is_heard_whatever_the_parent_is_doing(storm: Program) -> None:
     ended = storm.await_events("storm.ended", seconds=60)
 
-    assert ended["codes"] == {"0": 150}
+    assert ended["codes"] == {"0": 100}
     assert storm.await_exit() == 0
     assert not storm.members()
 

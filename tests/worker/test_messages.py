@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from uuid import uuid4
 
+import psycopg
 import pytest
 
 from dispatcher.domain.email_id import new_email_id
 from dispatcher.domain.outcome import Deferred, Reason
+from tests.store.books import Books
 from tests.waiting import until
 from tests.worker.bench import Bench, new_key
 from tests.worker.scripted import accept, accept_when_let_go, answer
@@ -157,6 +160,23 @@ async def test_repeats_that_come_while_their_email_waits_for_a_retry_do_not_hurr
     assert (second["started_at"] - first["finished_at"]).total_seconds() >= 0.5
     assert len(bench.provider.calls) == 2
     await bench.nothing_left_on_the_queue()
+
+
+async def test_a_message_is_not_acked_before_its_result_is_committed(bench: Bench, tables_url: str) -> None:
+    (email_id,) = bench.books.enqueue(1)
+    bench.provider.always = accept_when_let_go
+    worker = await bench.start()
+    await bench.deliver([email_id])
+    await until(lambda: bench.provider.waiting)
+    with psycopg.connect(tables_url) as person:
+        Books(person).lock(email_id)
+        bench.provider.let_go()
+        await until(lambda: bench.books.waiting_for_a_lock(worker.name))
+        worker.task.cancel()  # the process ends, and its connection with it
+        await asyncio.gather(worker.task, return_exceptions=True)
+        (message,) = await bench.rabbit.take_all(bench.topology.queue, 1)
+
+    assert message.redelivered
 
 
 async def test_a_dead_letter_that_is_put_back_on_the_send_queue_sends_nothing_that_is_finished(bench: Bench) -> None:
