@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
 
 BATCH_EMAILS: Final = 500
 """Emails per statement: beyond some hundreds a larger batch gains nothing and holds more memory."""
+BATCH_OCTETS: Final = 16 * 1024 * 1024
+"""Bodies and attachments per statement, one email at least: half a gigabyte at once makes PostgreSQL hang up."""
 
 
 class Acceptance(StrEnum):
@@ -99,11 +100,14 @@ def enqueue_many(
             transaction back: others of the same call may stand in it.
     """
     answers: list[Enqueued] = []
+    needs_transaction = connection.autocommit and not _is_one_statement(emails)
     with ExitStack() as call:
+        if needs_transaction and not report_conflicts:
+            call.enter_context(connection.transaction())
         for drafts in _batches(emails, traceparent):
             with ExitStack() as batch:
-                if connection.autocommit and _needs_transaction(drafts) and (report_conflicts or not answers):
-                    (batch if report_conflicts else call).enter_context(connection.transaction())
+                if needs_transaction and report_conflicts:
+                    batch.enter_context(connection.transaction())
                 inserted = {row[0] for row in _fetch(connection, "enqueue", insert_parameters(drafts))}
                 if attachments := attachment_parameters(drafts, inserted):
                     _run(connection, "enqueue_attachments", attachments)
@@ -127,11 +131,14 @@ async def enqueue_many_async(
 ) -> list[Enqueued]:
     """`enqueue_many` on an asynchronous connection."""
     answers: list[Enqueued] = []
+    needs_transaction = connection.autocommit and not _is_one_statement(emails)
     async with AsyncExitStack() as call:
+        if needs_transaction and not report_conflicts:
+            await call.enter_async_context(connection.transaction())
         for drafts in _batches(emails, traceparent):
             async with AsyncExitStack() as batch:
-                if connection.autocommit and _needs_transaction(drafts) and (report_conflicts or not answers):
-                    await (batch if report_conflicts else call).enter_async_context(connection.transaction())
+                if needs_transaction and report_conflicts:
+                    await batch.enter_async_context(connection.transaction())
                 inserted = {row[0] for row in await _fetch_async(connection, "enqueue", insert_parameters(drafts))}
                 if attachments := attachment_parameters(drafts, inserted):
                     await _run_async(connection, "enqueue_attachments", attachments)
@@ -142,18 +149,31 @@ async def enqueue_many_async(
 
 
 def _batches(emails: Iterable[Email], traceparent: str | None) -> Iterator[list[Draft]]:
-    remaining = iter(emails)
-    while batch := list(islice(remaining, BATCH_EMAILS)):
+    batch: list[Email] = []
+    octets = 0
+    for email in emails:
+        size = _octets(email)
+        if batch and (len(batch) == BATCH_EMAILS or octets + size > BATCH_OCTETS):
+            yield draft(batch, traceparent)
+            batch, octets = [], 0
+        batch.append(email)
+        octets += size
+    if batch:
         yield draft(batch, traceparent)
 
 
-def _needs_transaction(drafts: Sequence[Draft]) -> bool:
-    """Whether storing them takes more than one statement, or is to be undone if one of them conflicts.
+def _octets(email: Email) -> int:
+    """About how large its parameters are."""
+    return len(email.text or "") + len(email.html or "") + sum(len(file.content) for file in email.attachments)
+
+
+def _is_one_statement(emails: Iterable[Email]) -> bool:
+    """Whether autocommit alone stores these emails whole, or not at all.
 
     Asked in autocommit alone: elsewhere psycopg's `transaction()` would commit what is the caller's to commit, if the
     caller has executed nothing before.
     """
-    return len(drafts) > 1 or any(item.email.attachments for item in drafts)
+    return isinstance(emails, list) and len(emails) == 1 and not emails[0].attachments
 
 
 def _answers(

@@ -105,7 +105,7 @@ every_way = pytest.mark.parametrize(
         for rows in (dict_row, namedtuple_row)
     ],
     indirect=False,
-    ids=str,
+    ids=lambda way: f"{way.twin}-{way.autocommit}-{way.rows.__name__}",
 )
 
 
@@ -453,6 +453,32 @@ async def test_a_known_key_wakes_nobody(application: Application, tables_url: st
         await application.commit()
 
         assert list(relay.notifies(timeout=0.05)) == []
+
+
+async def test_large_emails_go_to_postgresql_a_few_at_a_time(application: Application, books: Books) -> None:
+    large = Attachment("large.bin", "a/b", bytes(6_000_000))
+
+    answers = await application.enqueue_many([email(str(number), attachments=[large]) for number in range(5)])
+    await application.commit()
+
+    # Rows of one statement have one command id.
+    commands = books.select("select cmin::text as command, count(*) as emails from email_log group by cmin")
+    assert sorted(row["emails"] for row in commands) == [1, 2, 2]
+    assert [answer.message_key for answer in answers] == ["0", "1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("way", [Way(False, True), Way(True, True)], ids=["sync", "async"])
+async def test_in_autocommit_a_conflict_after_a_large_email_stores_none_of_them(
+    application: Application, books: Books
+) -> None:
+    await application.enqueue(email("key"))
+    large = email("large", text="x" * 9_000_000)
+    larger = email("larger", attachments=[Attachment("large.bin", "a/b", bytes(12_000_000))])
+
+    with pytest.raises(MessageKeyConflict):
+        await application.enqueue_many([large, larger, email("key", subject="Another")])
+
+    assert [row["message_key"] for row in books.rows()] == ["key"]
 
 
 @pytest.mark.parametrize(

@@ -63,19 +63,36 @@ def test_a_queue_that_is_purged_loses_and_repeats_nothing(host: Host) -> None:
     assert run.events("relay.republished")
 
 
-def test_dead_letters_wait_for_a_dlq_that_is_missing(host: Host) -> None:
+def test_emails_wait_for_a_send_queue_that_is_missing(host: Host) -> None:
+    run = host.run()
+    run.await_events("relay.leading")
+    run.await_events("broker.connected", WORKERS)
+    host.rabbit.delete(host.topology.queue)
+    run.await_events("broker.connection_lost", WORKERS)
+
+    ids = host.enqueue(emails(50))
+
+    run.await_events("relay.unroutable")
+    asyncio.run(declare(host.servers.amqp_url, host.topology))
+    books = host.await_finished(ids)
+    stop(run)
+    books.assert_balanced()
+    assert books.counts == {"sent": 50}
+
+
+def test_dead_letters_wait_for_a_dlq_that_is_missing_and_emails_do_not(host: Host) -> None:
     host.sink()
-    host_run = host.run()
-    host_run.await_events("relay.leading")
+    run = host.run()
+    run.await_events("relay.leading")
     host.rabbit.delete(host.topology.dlq)
     refused = host.enqueue(emails(10, name="refused", to=lambda number: f"refused-{number}@example.org"))
     good = host.enqueue(emails(50, name="good"))
-    host_run.await_events("relay.unroutable")
+    run.await_events("relay.unroutable")
     eventually(lambda: all(row.is_final for row in host.rows().values()))
 
     asyncio.run(declare(host.servers.amqp_url, host.topology))
 
     books = host.await_finished(refused | good)
-    stop(host_run)
+    stop(run)
     books.assert_balanced()
     assert books.counts == {"failed": 10, "sent": 50}

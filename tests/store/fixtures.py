@@ -32,6 +32,8 @@ def kept_database_url(servers: Servers, template_database: str) -> Iterator[str]
     name = f"kept_{secrets.token_hex(6)}"
     with psycopg.connect(servers.database_url, autocommit=True) as administration:
         administration.execute(f"create database {name} template {template_database}".encode())
+        # For what tests write themselves; our own sessions wait for the disk, and a test says so.
+        administration.execute(f"alter database {name} set synchronous_commit = off".encode())
         yield urlunsplit(urlsplit(servers.database_url)._replace(path=f"/{name}"))
         administration.execute(f"drop database {name} with (force)".encode())
 
