@@ -82,9 +82,10 @@ class Publishing:
         """One look at everything that is due, and a wait where nothing was; returns whether something was."""
         await self._look_after(outbox)
         try:
-            await self._find_vanished(outbox)
             published = await self._publish_pointers(outbox)
             dead_lettered = await self._publish_dead_letters(outbox)
+            if not (published or dead_lettered or self._stopping):
+                await self._find_vanished(outbox)
         except BrokerUnavailable as error:
             seconds = self._broker_outage.next_wait(random.random)
             self._log.warning("broker.connection_lost", reason=error.message, retry_in_seconds=round(seconds, 2))
