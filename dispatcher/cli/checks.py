@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 OLDEST_POSTGRESQL: Final = 14
 OLDEST_PYTHON: Final = (3, 11)
 SPARE_CONNECTIONS: Final = 10
-"""For the relay, other commands, and what PostgreSQL keeps for its superuser."""
+"""For relay, monitor, other commands, and what PostgreSQL keeps for its superuser."""
 SPARE_DESCRIPTORS: Final = 64
 """For logs, pipes, the database and RabbitMQ."""
 _START: Final = "Start it, or correct {variable}. `dispatcher dev up` has a private one."

@@ -15,7 +15,7 @@ from dispatcher.errors import ConfigurationError, DispatcherError
 from dispatcher.version import VERSION
 
 COMMANDS: Final = {
-    "run": "Send what is enqueued: the workers and the relay of this host.",
+    "run": "Send what is enqueued: the workers, relay and monitor of this host.",
     "init": "Make or update the tables and the queues.",
     "enqueue": "Accept one email, or a file of them.",
     "status": "Count emails by status, and messages by queue.",

@@ -28,7 +28,7 @@ class StopRequested(BaseException):
     "--workers", type=click.IntRange(1, 256), metavar="N", help="Worker processes, instead of DISPATCHER_WORKERS."
 )
 def command(workers: int | None) -> int:
-    """Send what is enqueued: starts the workers and the relay of this host, and keeps them running.
+    """Send what is enqueued: starts the workers, the relay and the monitor of this host, and keeps them running.
 
     Needs DISPATCHER_DATABASE_URL, DISPATCHER_AMQP_URL and DISPATCHER_PROVIDERS (with what the provider needs), and an
     `init` before. While PostgreSQL or RabbitMQ is away it waits. SIGTERM and Ctrl-C drain: what is on the wire is
@@ -69,6 +69,7 @@ def _run(settings: Settings) -> int:
 
 def _roles(settings: Settings) -> list[Role]:
     # Loaded before the fork, so that all processes share the memory: several dozens of MB each otherwise.
+    from dispatcher.monitor.process import run_monitor
     from dispatcher.relay.process import run_relay
     from dispatcher.supervisor.parent import Role
     from dispatcher.worker.process import run_worker
@@ -76,7 +77,8 @@ def _roles(settings: Settings) -> list[Role]:
     # A lock that another thread holds at the fork would stay locked in the child for ever.
     assert threading.active_count() == 1, f"threads before the fork: {threading.enumerate()}"
     workers = [Role(f"worker {number}", partial(run_worker, settings, number)) for number in range(settings.workers)]
-    return [*workers, Role("relay", partial(run_relay, settings), stops_last=True)]
+    relay = Role("relay", partial(run_relay, settings), stops_last=True)
+    return [*workers, relay, Role("monitor", partial(run_monitor, settings), stops_last=True)]
 
 
 def _request_stop(_number: int, _frame: FrameType | None) -> None:

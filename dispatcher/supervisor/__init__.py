@@ -1,1 +1,1 @@
-"""The parent: forks the workers and the relay, reaps, restarts, drains. No thread, no socket, no database."""
+"""The parent: forks workers, relay and monitor, reaps, restarts, drains. No thread, no socket, no database."""

@@ -3,7 +3,7 @@
 Handlers only note a signal; the loop acts:
 
     start every role ──▶ wait for a signal or a due restart ──▶ reap ──▶ restart with growing waits ──▶ …
-    SIGTERM, SIGINT ──▶ drain: SIGTERM to the workers, then, when they have ended, to the relay ──▶ exit 0
+    SIGTERM, SIGINT ──▶ drain: SIGTERM to the workers, then, when they have ended, to relay and monitor ──▶ exit 0
     a drain that takes too long, or a second SIGTERM ──▶ SIGKILL; what was on the wire is settled at the next start
 
 Each child holds one end of a pipe, the lifeline: its EOF means that the parent is gone.
@@ -40,7 +40,7 @@ class Role:
     Attributes:
         name: Its name in logs and process titles.
         entry: What it runs.
-        stops_last: Ends only when all others have: it settles what they leave.
+        stops_last: Ends only when the others have: it settles what they leave, or watches them.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Parent:
         """
         self._lock = lock_run_dir(self._run_dir)
         self._note_signals()
-        self._log.info("dispatcher.started", workers=len(self._roles) - 1, run_dir=str(self._run_dir), pid=os.getpid())
+        self._log.info("dispatcher.started", workers=self._worker_count, run_dir=str(self._run_dir), pid=os.getpid())
         clean = True
         while self._kill_at is None or any(role.pid for role in self._roles):
             self._start_due()
@@ -85,6 +85,10 @@ class Parent:
             clean = self._kill_late() and clean
         self._log.info("dispatcher.stopped")
         return 0 if clean else 1
+
+    @property
+    def _worker_count(self) -> int:
+        return sum(not role.stops_last for role in self._roles)
 
     @property
     def _draining(self) -> bool:

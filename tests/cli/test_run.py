@@ -166,7 +166,7 @@ def test_parent_has_one_thread_and_no_socket_and_its_workers_send(prepared: Comm
 
     assert sent["outcome"] == "accepted"
     assert title.startswith(b"dispatcher: run")
-    assert (len(threads), sockets, len(children)) == (1, [], 4)
+    assert (len(threads), sockets, len(children)) == (1, [], 5)
     assert (code, stderr) == (0, b"")
     assert len(list((prepared.folder / "mail" / "new").iterdir())) == 1
     assert prepared("status", "--json").json["emails"]["sent"] == 1
