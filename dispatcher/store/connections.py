@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
@@ -137,11 +138,23 @@ async def session(pool: Pool) -> AsyncIterator[AsyncSession]:
     with translated():
         try:
             async with pool.connection() as connection:
+                _heed_cancellation()
                 yield connection
         except psycopg.OperationalError:
             # What cut this session has cut the others, too: they are replaced now, before anybody trips over them.
             await pool.check()
             raise
+
+
+def _heed_cancellation() -> None:
+    """Ends a task that was cancelled in the moment in which the pool gave it a session.
+
+    The pool waits by `asyncio.wait_for`, which in Python 3.11 forgets such a cancellation; a process that stops would
+    wait for that task for ever.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 async def _configure(connection: AsyncSession) -> None:

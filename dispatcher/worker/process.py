@@ -121,6 +121,8 @@ async def _dispatch(
                 await consumer.cancel()
         await pipeline.drain(settings.drain_seconds)
         await consumer.close()
-        await consuming
+        # It may still be connecting, to a RabbitMQ that does not answer.
+        await asyncio.wait({consuming}, timeout=CANCEL_SECONDS)
+        consuming.cancel()
         working.cancel()
     log.get_log().info("worker.drained", sent=pipeline.sent_count, released=pipeline.released_count)

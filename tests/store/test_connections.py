@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import psycopg
@@ -136,3 +137,36 @@ async def test_a_statement_that_waits_too_long_for_a_lock_is_an_outage(
             await store.lease(books.keys([email_id]), 60)
 
     assert books.status(email_id) == "pending"
+
+
+async def test_a_task_that_is_cancelled_while_the_pool_hands_it_a_session_ends(tables_url: str) -> None:
+    pool = make_pool(tables_url, name="busy", size=1)
+    await pool.open(wait=True)
+
+    async def use_again_and_again() -> None:
+        while True:
+            async with session(pool) as opened:
+                await opened.execute("select 1")
+            await asyncio.Event().wait()
+
+    async def cancel_while_handing_over(steps_between: int) -> None:
+        taken = await pool.getconn()
+        waiting = asyncio.create_task(use_again_and_again())
+        await take_steps(5)
+        giving_back = asyncio.create_task(pool.putconn(taken))
+        await take_steps(steps_between)
+        waiting.cancel()
+        await asyncio.wait({waiting}, timeout=5)
+        assert waiting.cancelled(), f"it forgot its cancellation, {steps_between} steps after the hand-over began"
+        await giving_back
+
+    # The moment is one of these: it lasts some steps of the loop.
+    for steps in range(30):
+        await cancel_while_handing_over(steps)
+    await pool.close()
+
+
+async def take_steps(count: int) -> None:
+    """Lets everything that is ready run, so many times."""
+    for _ in range(count):
+        await asyncio.sleep(0)

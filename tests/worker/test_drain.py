@@ -10,6 +10,7 @@ import pytest
 from dispatcher.domain.outcome import Deferred, Outcome, Reason
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.providers.contract import Attempt
+from dispatcher.worker.process import CANCEL_SECONDS
 from tests.store.books import Books
 from tests.waiting import until
 from tests.worker.bench import Bench
@@ -196,3 +197,22 @@ async def test_results_that_cannot_be_recorded_yet_hold_up_the_drain_and_are_not
     await asyncio.wait_for(worker.task, 20)
     assert bench.books.statuses() == {"sent": 1}
     await bench.nothing_left_on_the_queue()
+
+
+async def test_a_rabbitmq_that_takes_connections_and_says_nothing_does_not_delay_the_stop(bench: Bench) -> None:
+    connected = asyncio.Event()
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as silent:
+        port = silent.sockets[0].getsockname()[1]
+        worker = await bench.start(AMQP_URL=f"amqp://guest:guest@127.0.0.1:{port}/")
+        await asyncio.wait_for(connected.wait(), 10)
+
+        worker.begin_to_stop()
+
+        # Far less than connecting may take.
+        await asyncio.wait_for(worker.task, 2 * CANCEL_SECONDS)
