@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import secrets
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
@@ -18,18 +22,53 @@ from dispatcher.dev.servers import Servers, private_servers
 from dispatcher.store.connections import connected
 from dispatcher.store.migrations import migrate
 
+if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
+
 pytest_plugins = ["tests.store.fixtures"]
 
 
-@pytest.fixture(scope="session")
-def servers() -> Iterator[Servers]:
-    """PostgreSQL and RabbitMQ for the whole run, with its own data, gone afterwards."""
+_SERVERS: Final = pytest.StashKey[Servers]()
+
+
+@contextmanager
+def _servers_of_a_run() -> Iterator[Servers]:
     # A short path: sockets and cookies live in it.
     with (
         tempfile.TemporaryDirectory(prefix="dispatcher-tests-") as folder,
         private_servers(Path(folder) / "servers", progress=print) as running,
     ):
         yield running
+
+
+def pytest_configure() -> None:
+    """Gives Ctrl-C its meaning back, which a shell takes from whatever it starts in the background.
+
+    The programs under test would inherit that, and wait for ever for a stop that they cannot hear.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure_node(node: WorkerController) -> None:
+    """Where several processes share the tests, the one that hands them out starts the servers for all."""
+    config = node.config
+    if _SERVERS not in config.stash:
+        running = _servers_of_a_run()
+        config.stash[_SERVERS] = running.__enter__()
+        config.add_cleanup(lambda: running.__exit__(None, None, None))
+    node.workerinput["servers"] = {**asdict(config.stash[_SERVERS]), "folder": str(config.stash[_SERVERS].folder)}
+
+
+@pytest.fixture(scope="session")
+def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
+    """PostgreSQL and RabbitMQ for the whole run, with its own data, gone afterwards."""
+    shared = getattr(request.config, "workerinput", {}).get("servers")
+    if shared:
+        yield Servers(**{**shared, "folder": Path(shared["folder"])})
+    else:
+        with _servers_of_a_run() as running:
+            yield running
 
 
 @pytest.fixture(scope="session")
