@@ -50,6 +50,7 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: WorkerController) -> None:
     """Where several processes share the tests, the one that hands them out starts the servers for all."""
     config = node.config
