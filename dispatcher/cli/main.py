@@ -19,6 +19,7 @@ COMMANDS: Final = {
     "init": "Make or update the tables and the queues.",
     "enqueue": "Accept one email, or a file of them.",
     "status": "Count emails by status, and messages by queue.",
+    "held": "List, confirm or release emails whose outcome is unknown.",
     "config": "Show every setting: value, source, default.",
     "doctor": "Check everything that sending depends on, and say how to mend it.",
     "dev": "Private PostgreSQL and RabbitMQ for development.",

@@ -18,6 +18,7 @@ import random
 import time
 from pathlib import Path
 from typing import Final
+from uuid import UUID
 
 from dispatcher.config import Settings
 from dispatcher.domain.decision import decide
@@ -28,7 +29,7 @@ from dispatcher.inflight import SUFFIX, DeadLedger, Flight, dead_ledger
 from dispatcher.results import result_of
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.leases import LeaseStore, Result
-from dispatcher.store.settlement import release_dead, terminate_sessions
+from dispatcher.store.settlement import find_attempt_bases, release_dead, terminate_sessions
 from dispatcher.telemetry.log import get_log
 
 LOOK_SECONDS: Final = 0.2
@@ -67,7 +68,8 @@ class Settlement:
 
     async def _settle(self, ledger: DeadLedger) -> None:
         await self._end_sessions(ledger.worker)
-        results = [self._result(flight) for flight in ledger.flights]
+        bases = await self._attempt_bases(ledger)
+        results = [self._result(flight, bases.get(flight.email_id, 0)) for flight in ledger.flights]
         await self._record(ledger, results)
         released = await self._release(ledger.worker) if ledger.names_all else 0
         ledger.path.unlink(missing_ok=True)
@@ -100,9 +102,13 @@ class Settlement:
         if missing:
             await store.record(missing)
 
-    def _result(self, flight: Flight) -> Result:
+    async def _attempt_bases(self, ledger: DeadLedger) -> dict[UUID, int]:
+        async with session(self._pool) as connection:
+            return await find_attempt_bases(connection, [flight.email_id for flight in ledger.flights])
+
+    def _result(self, flight: Flight, attempt_base: int) -> Result:
         outcome = flight.outcome or Uncertain("The worker died while the email was on the wire.")
-        decision = decide(outcome, flight.attempt_number, flight.policy, self._policy, random.random)
+        decision = decide(outcome, flight.attempt_number - attempt_base, flight.policy, self._policy, random.random)
         return result_of(flight, outcome, decision)
 
     def _report(self, path: Path, reason: str) -> None:

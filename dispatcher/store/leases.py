@@ -26,6 +26,7 @@ class Lease:
         email: What to send; None if its content was deleted since.
         token: Fences every write under this lease.
         attempt_number: The number of the attempt that this lease is for, from 1.
+        attempt_base: How many attempts there were when it was last replayed: they count anew from there.
         on_uncertain: The email's own policy; None for the host's.
     """
 
@@ -35,6 +36,7 @@ class Lease:
     attempt_number: int
     on_uncertain: OnUncertain | None
     correlation_id: str | None
+    attempt_base: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,20 +178,21 @@ def _columns(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def _lease(row: tuple[Any, ...], attachments: tuple[Attachment, ...]) -> Lease:
-    email_id, token, attempt_number, on_uncertain, correlation_id = row[:5]
+    email_id, token, attempt_number, on_uncertain, correlation_id, attempt_base = row[:6]
     return Lease(
         email_id=email_id,
-        email=None if row[6] is None else _outgoing(row, attachments),
+        email=None if row[7] is None else _outgoing(row, attachments),
         token=token,
         attempt_number=attempt_number,
         on_uncertain=OnUncertain(on_uncertain) if on_uncertain else None,
         correlation_id=correlation_id,
+        attempt_base=attempt_base,
     )
 
 
 def _outgoing(row: tuple[Any, ...], attachments: tuple[Attachment, ...]) -> OutgoingEmail:
-    email_id, *_, created_at = row[:6]
-    sender, recipients, subject, text, html, template_id, template_data, headers, tags, _ = row[6:]
+    email_id, *_, created_at = row[:7]
+    sender, recipients, subject, text, html, template_id, template_data, headers, tags, _ = row[7:]
     return OutgoingEmail(
         email_id=email_id,
         created_at=created_at,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from uuid import UUID
+
 from dispatcher.store.connections import AsyncSession, translated
-from dispatcher.store.queries import query
+from dispatcher.store.queries import ids_within, query
 
 
 async def terminate_sessions(session: AsyncSession, worker: str) -> int:
@@ -18,3 +21,12 @@ async def release_dead(session: AsyncSession, worker: str) -> int:
     with translated():
         cursor = await session.execute(query("release_dead"), {"worker": worker})
         return len(await cursor.fetchall())
+
+
+async def find_attempt_bases(session: AsyncSession, email_ids: Collection[UUID]) -> dict[UUID, int]:
+    """How many attempts each of these had when it was last replayed; those that never were are left out."""
+    if not email_ids:
+        return {}
+    with translated():
+        cursor = await session.execute(query("find_attempt_bases"), ids_within(email_ids))
+        return dict(await cursor.fetchall())

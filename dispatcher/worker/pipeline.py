@@ -206,7 +206,8 @@ class Pipeline:
         fails_over = self._attempts.may_fail_over(sending, outcome)
         # What one provider asks us to wait is nothing to the next.
         judged = replace(outcome, retry_after=None) if fails_over and isinstance(outcome, Deferred) else outcome
-        decision = decide(judged, sending.attempt_number, sending.policy, self._policy, random.random)
+        number = sending.attempt_number - sending.lease.attempt_base
+        decision = decide(judged, number, sending.policy, self._policy, random.random)
         wait_seconds = decision.seconds if isinstance(decision, RetryIn) else None
         if wait_seconds is not None and fails_over:
             wait_seconds = 0.0

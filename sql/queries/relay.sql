@@ -48,7 +48,7 @@ with expired as (
     select
         email_id,
         case
-            when attempt_count < %(max_attempts)s then coalesce(on_uncertain, %(on_uncertain)s)
+            when attempt_count - attempt_base < %(max_attempts)s then coalesce(on_uncertain, %(on_uncertain)s)
             else 'hold'
         end as policy
     from email_log

@@ -21,3 +21,11 @@ set
 where status = 'sending'
     and locked_by = %(worker)s
 returning email_id;
+
+-- name: find_attempt_bases
+-- How many attempts emails had when they were last replayed; those that never were are left out.
+select email_id, attempt_base
+from email_log
+where email_id = any(%(email_ids)s)
+    and email_id between %(lowest_id)s and %(highest_id)s
+    and attempt_base > 0;

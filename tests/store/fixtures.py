@@ -42,6 +42,7 @@ def kept_database_url(servers: Servers, template_database: str) -> Iterator[str]
 def tables_url(kept_database_url: str) -> Iterator[str]:
     """A migrated database, empty, with no session but this test's."""
     with psycopg.connect(kept_database_url, autocommit=True) as cleaner:
+        cleaner.execute("set dispatcher.prune_audit = 'on'")
         for (table,) in cleaner.execute(_TABLES).fetchall():
             cleaner.execute(sql.SQL("delete from {}").format(sql.Identifier(table)))
         yield kept_database_url

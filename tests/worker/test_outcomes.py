@@ -238,3 +238,15 @@ async def test_a_provider_that_never_answers_is_left_alone_before_the_whole_queu
     await until(lambda: bench.books.select("select from provider_state where state = 'open'"))
 
     assert bench.books.statuses()["held"] <= 20
+
+
+async def test_after_a_replay_attempts_count_anew_and_the_history_goes_on(bench: Bench) -> None:
+    (email_id,) = bench.books.enqueue(1)
+    bench.books.change(email_id, attempt_count=3, attempt_base=3)
+    bench.provider.always = answer(Deferred(Reason.SERVER_ERROR, "later"))
+
+    await bench.start(MAX_ATTEMPTS="2")
+    await bench.deliver([email_id])
+
+    await bench.settled({"failed": 1})
+    assert [attempt["attempt_number"] for attempt in bench.books.attempts(email_id)] == [4, 5]

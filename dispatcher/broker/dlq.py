@@ -1,0 +1,209 @@
+"""Looking into the DLQ without changing it: every message is read, and all that is not removed goes back to its place.
+
+    async with DeadLetterQueue(connection, "email.dispatcher.dlq").look() as look:
+        async for batch in look.batches():
+            look.remove(found for found in batch if …)
+
+RabbitMQ has no way to read a queue and leave it alone. So a look consumes the messages that were there when it began,
+acks none, and closes its channel: RabbitMQ then returns what was not acked to the head of the queue, in its order. (A
+`basic.nack` for many at once would not: a quorum queue returns those in any order.) The price is one delivery in the
+message's `x-delivery-count`; both queues' limit is a million. Whoever looks at the same time sees an empty queue, so
+callers take turns (`ops.letters`). A process that dies while it looks loses nothing: its channel is closed for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from dispatcher.broker.connection import Channel, Connection, first_of
+from dispatcher.broker.faults import NOT_FOUND, ChannelClosed
+from dispatcher.errors import TopologyError
+
+WINDOW: Final = 50_000
+"""Messages that one channel holds; AMQP's prefetch has 16 bits. A deeper queue is held by several channels."""
+BATCH: Final = 500
+_SILENCE_SECONDS: Final = 2.0
+"""A queue that says nothing for so long has no more for us: somebody else consumes it, too."""
+_RETURN_SECONDS: Final = 10.0
+_POLL_SECONDS: Final = 0.005
+
+
+class Found(NamedTuple):
+    """A message on the DLQ.
+
+    Attributes:
+        position: From 0, at the head.
+        properties: As AMQP has them.
+        redelivered: Somebody had it before; a look counts.
+    """
+
+    position: int
+    body: bytes
+    properties: Any
+    redelivered: bool
+    window: int
+    tag: int
+
+
+class DeadLetterQueue:
+    """The DLQ, over a connection that the caller opens and closes."""
+
+    def __init__(self, connection: Connection, queue: str) -> None:
+        self._connection = connection
+        self.queue = queue
+
+    async def depth(self) -> int:
+        """How many messages wait; those that somebody holds are not counted.
+
+        Raises:
+            TopologyError: there is no such queue.
+        """
+        channel = await self._connection.open_channel()
+        try:
+            answer = await channel.call(channel.raw.queue_declare, queue=self.queue, passive=True)
+        except ChannelClosed as fault:
+            if fault.code != NOT_FOUND:
+                raise
+            raise TopologyError(f'RabbitMQ has no queue "{self.queue}".', remedy="Run `dispatcher init`.") from fault
+        await _close(channel)
+        return int(answer.message_count)
+
+    @asynccontextmanager
+    async def look(self, at_most: int | None = None) -> AsyncIterator[Look]:
+        """The messages that are there now, or the first of them; whatever is not removed is back when the block ends.
+
+        Raises:
+            TopologyError: there is no such queue.
+            BrokerUnavailable: the connection is lost. What was not acked is on the queue.
+        """
+        depth = await self.depth()
+        look = Look(self._connection, self.queue, depth if at_most is None else min(depth, at_most), depth)
+        try:
+            yield look
+        except BaseException:
+            look.keep_all()
+            raise
+        finally:
+            await self._give_back(look)
+
+    async def _give_back(self, look: Look) -> None:
+        expected = 0
+        for window in look.windows:  # in order, each only when the one before is back: else their order is anybody's
+            expected += await window.close()
+            await self._until_back(expected)
+
+    async def _until_back(self, count: int) -> None:
+        """Waits until so many messages are on the queue; a closed channel's come back a moment later."""
+        give_up_at = asyncio.get_running_loop().time() + _RETURN_SECONDS
+        while asyncio.get_running_loop().time() < give_up_at:
+            if await self.depth() >= count:
+                return
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+class Look:
+    """One look, under way.
+
+    Attributes:
+        depth: How many messages waited when it began.
+        wanted: How many of them it reads.
+    """
+
+    def __init__(self, connection: Connection, queue: str, wanted: int, depth: int) -> None:
+        self._connection = connection
+        self._queue = queue
+        self.wanted = wanted
+        self.depth = depth
+        self.windows: list[_Window] = []
+
+    async def batches(self) -> AsyncIterator[list[Found]]:
+        """The messages, from the head of the queue, in batches of up to `BATCH`."""
+        position = 0
+        while position < self.wanted:
+            window = _Window(await self._connection.open_channel(), min(WINDOW, self.wanted - position))
+            self.windows.append(window)
+            await window.consume(self._queue)
+            while batch := await window.next():
+                number = len(self.windows) - 1
+                yield [
+                    Found(position + at, body, properties, redelivered, number, tag)
+                    for at, (tag, body, properties, redelivered) in enumerate(batch)
+                ]
+                position += len(batch)
+            if window.received < window.size:
+                return
+
+    def remove(self, messages: Iterable[Found]) -> None:
+        """Takes these off the queue for good, at the end of the block; not if it ends by an exception."""
+        for message in messages:
+            self.windows[message.window].removed.add(message.tag)
+
+    def keep_all(self) -> None:
+        """Removes nothing after all."""
+        for window in self.windows:
+            window.removed.clear()
+
+
+_Read = tuple[int, bytes, Any, bool]
+
+
+@dataclass(slots=True)
+class _Window:
+    """The messages that one channel holds."""
+
+    channel: Channel
+    size: int
+    received: int = 0
+    removed: set[int] = field(default_factory=set)
+    _unread: list[_Read] = field(default_factory=list)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _tag: str = "look"
+
+    async def consume(self, queue: str) -> None:
+        await self.channel.call(self.channel.raw.basic_qos, prefetch_count=self.size)
+        await self.channel.call(
+            self.channel.raw.basic_consume, queue=queue, on_message_callback=self._receive, consumer_tag=self._tag
+        )
+
+    def _receive(self, _channel: Any, method: Any, properties: Any, body: bytes) -> None:
+        self.received += 1
+        self._unread.append((method.delivery_tag, body, properties, method.redelivered))
+        if len(self._unread) >= BATCH or self.received == self.size:
+            self._news.set()
+
+    async def next(self) -> list[_Read]:
+        """The next messages; none once all have been read, or nobody sends more."""
+        if len(self._unread) < BATCH and self.received < self.size:
+            await self._until_news()
+        batch, self._unread = self._unread[:BATCH], self._unread[BATCH:]
+        return batch
+
+    async def _until_news(self) -> None:
+        self._news.clear()
+        news = asyncio.ensure_future(self._news.wait())
+        try:
+            await first_of(news, self.channel.closed, seconds=_SILENCE_SECONDS)
+        finally:
+            news.cancel()
+        if self.channel.closed.done():
+            raise self.channel.closed.result()
+
+    async def close(self) -> int:
+        """Acks what was removed and gives back the rest; returns how many that are."""
+        if self.channel.closed.done():
+            return 0
+        # First no more deliveries, for each ack makes room for one.
+        await self.channel.call(self.channel.raw.basic_cancel, consumer_tag=self._tag)
+        for tag in sorted(self.removed):
+            self.channel.raw.basic_ack(tag)
+        await _close(self.channel)
+        return self.received - len(self.removed)
+
+
+async def _close(channel: Channel) -> None:
+    channel.raw.close()
+    await channel.closed

@@ -1,0 +1,22 @@
+"""What operators do, for whoever offers it to them: the command line and the HTTP API.
+
+Everything is asynchronous and takes an open session of PostgreSQL in autocommit (`store.connections`: `connect_async`,
+or one of a pool by `session`); where dead letters leave the DLQ, also a `broker.dlq.DeadLetterQueue` over an open
+connection (`broker.connection.open_connection`). Every change is one commit per email, on record with who and why, and
+harmless to repeat.
+
+    act = Act.of("ann@ops-1", "the provider shows it")             acts: who and why; an empty reason is refused
+
+    held     confirm(session, email_id, act) -> Verdict            held → sent
+             release(session, email_id, act) -> Verdict            held → pending and due
+    letters  sweep(session, dlq, email_ids=None) -> int            stale dead letters leave the DLQ
+    replays  preview(session, selection) -> Preview                the dry run: counts and a sample; changes nothing
+             create(session, selection, act, per_second=…) -> Replay     settles which emails; changes none of them
+             find(session, replay_id) -> Replay | None             state, counts by outcome, pace, who and why
+             stop(session, replay_id, act) -> Replay | None        no further email; what was replayed stays so
+             run(session, dlq, replay_id) -> Replay                goes on until done or stopped, at its pace
+
+A `Selection` names emails by ids or by a filter. A replay is run by whoever calls `run`, one at a time; one whose
+runner died is `running` with nobody at it, loses nothing, and goes on when `run` is called again. A dead letter that is
+not swept, because RabbitMQ is away, does no harm: it is stale, and the next sweep takes it.
+"""

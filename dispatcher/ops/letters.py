@@ -1,0 +1,106 @@
+"""Dead letters on the DLQ, and what the database says of their emails.
+
+The database is the truth. A letter tells of one failure of one email, known by the attempts it counts: every later
+failure has more. It is stale once its email is no longer failed or held, has failed again since, or was discarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from dispatcher.broker.dead_letter import DeadLetter, decode
+from dispatcher.broker.dlq import DeadLetterQueue, Found, Look
+from dispatcher.domain.status import Status
+from dispatcher.errors import DispatcherError, InvalidPointer
+from dispatcher.store.connections import AsyncSession
+from dispatcher.store.failures import Standing, find_failures
+from dispatcher.store.turns import turn
+
+TURN_SECONDS: Final = 10.0
+DEAD: Final = frozenset({Status.FAILED, Status.HELD})
+
+
+class Read(NamedTuple):
+    """A message of the DLQ, and what it tells.
+
+    Attributes:
+        letter: None if it is no dead letter of ours.
+        standing: Its email's; None if it has none, or one with another key.
+    """
+
+    found: Found
+    letter: DeadLetter | None
+    standing: Standing | None
+
+    @property
+    def is_poison(self) -> bool:
+        """Whether no email stands behind it."""
+        return self.standing is None
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether it tells of a failure that is over."""
+        return self.letter is not None and self.standing is not None and not tells(self.letter, self.standing)
+
+
+def tells(letter: DeadLetter, standing: Standing) -> bool:
+    """Whether the letter tells of how its email stands now."""
+    return standing.status in DEAD and letter.attempts >= standing.attempt_count and not standing.is_discarded
+
+
+@asynccontextmanager
+async def look(session: AsyncSession, dlq: DeadLetterQueue, at_most: int | None = None) -> AsyncIterator[Look]:
+    """A look at the DLQ, one at a time over all hosts: a second one would find an empty queue.
+
+    Raises:
+        DispatcherError: somebody else looks for too long.
+        BrokerUnavailable, TopologyError, StoreUnavailable: a server is away, or the queue is.
+    """
+    async with turn(session, f"dlq {dlq.queue}", within_seconds=TURN_SECONDS) as is_ours:
+        if not is_ours:
+            raise DispatcherError(
+                "Another command has been looking into the DLQ for a while.", remedy="Try again when it is done."
+            )
+        async with dlq.look(at_most) as opened:
+            yield opened
+
+
+async def read(session: AsyncSession, batch: Sequence[Found]) -> list[Read]:
+    """What messages tell, and where their emails stand."""
+    letters = [decoded(found) for found in batch]
+    standings = await find_failures(session, {letter.email_id for letter in letters if letter})
+    return [Read(found, letter, _standing(letter, standings)) for found, letter in zip(batch, letters, strict=True)]
+
+
+async def sweep(session: AsyncSession, dlq: DeadLetterQueue, email_ids: Collection[UUID] | None = None) -> int:
+    """Takes stale letters off the DLQ, of these emails or of all; returns how many.
+
+    Raises as `look` does; then nothing was removed, or a part, and a later sweep takes the rest.
+    """
+    removed = 0
+    async with look(session, dlq) as looking:
+        async for batch in looking.batches():
+            stale = [
+                each.found
+                for each in await read(session, batch)
+                if each.letter and each.is_stale and (email_ids is None or each.letter.email_id in email_ids)
+            ]
+            looking.remove(stale)
+            removed += len(stale)
+    return removed
+
+
+def decoded(found: Found) -> DeadLetter | None:
+    """The dead letter that a message is; None for any other."""
+    try:
+        return decode(found.body)
+    except InvalidPointer:
+        return None
+
+
+def _standing(letter: DeadLetter | None, standings: dict[UUID, Standing]) -> Standing | None:
+    found = standings.get(letter.email_id) if letter else None
+    return found if letter and found and found.message_key == letter.message_key else None

@@ -1,0 +1,88 @@
+-- name: list_held
+-- Emails whose outcome nobody knows, longest known first, those after a given one; with how many there are from there on.
+select
+    email_id, tenant_id, message_key, correlation_id, provider, attempt_count, last_error, created_at,
+    count(*) over ()
+from email_log
+where status = 'held'
+    and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
+    and (%(provider)s::text is null or provider = %(provider)s)
+    and (%(older_than_seconds)s::double precision is null
+        or created_at < clock_timestamp() - %(older_than_seconds)s * interval '1 second')
+    and (%(newer_than_seconds)s::double precision is null
+        or created_at > clock_timestamp() - %(newer_than_seconds)s * interval '1 second')
+    and (%(after)s::uuid is null or email_id > %(after)s)
+order by email_id
+limit %(limit)s;
+
+-- name: confirm_held
+-- Evidence that a held email did arrive: sent, its key completed, counted, audited, in one statement.
+-- Zero rows: it is not held, or there is none; find_status tells.
+with confirmed as (
+    update email_log
+    set
+        status = 'sent',
+        sent_at = clock_timestamp(),
+        locked_by = null,
+        locked_until = 'epoch',
+        dead_letter_due_at = null
+    where email_id = %(email_id)s
+        and status = 'held'
+    returning email_id, tenant_id, message_key, provider, attempt_count
+),
+completed as (
+    update email_idempotency as k
+    set completed_at = clock_timestamp()
+    from confirmed as c
+    where k.tenant_id = c.tenant_id
+        and k.message_key = c.message_key
+),
+counted as (
+    insert into email_hourly (hour, provider, outcome, slot, email_count)
+    select date_trunc('hour', now(), 'UTC'), coalesce(provider, 'unknown'), 'accepted', 'operator', 1
+    from confirmed
+    on conflict (hour, provider, outcome, slot) do update
+    set email_count = email_hourly.email_count + excluded.email_count
+),
+audited as (
+    insert into operator_audit (actor, action, reason, email_id, detail)
+    select %(actor)s, 'confirm', %(reason)s, email_id, jsonb_build_object('attempts', attempt_count)
+    from confirmed
+)
+select email_id
+from confirmed;
+
+-- name: release_held
+-- Sends a held email again: pending and due, its attempts counted anew, audited, in one statement.
+-- Zero rows: it is not held, its content is gone, or there is none; find_status tells.
+with released as (
+    update email_log as e
+    set
+        status = 'pending',
+        attempt_base = e.attempt_count,
+        locked_by = null,
+        locked_until = 'epoch',
+        published_at = null,
+        publish_due_at = clock_timestamp(),
+        dead_letter_due_at = null,
+        dead_letter_discarded_at = null
+    where e.email_id = %(email_id)s
+        and e.status = 'held'
+        and exists (select from email_content as c where c.email_id = %(email_id)s)
+    returning e.email_id, e.attempt_count
+),
+audited as (
+    insert into operator_audit (actor, action, reason, email_id, detail)
+    select %(actor)s, 'release', %(reason)s, email_id, jsonb_build_object('attempts', attempt_count)
+    from released
+)
+select email_id, pg_notify('email_dispatcher_due', '')
+from released;
+
+-- name: find_status
+-- Where one email stands, and whether its content is still there; zero rows: there is none.
+select
+    e.status,
+    exists (select from email_content as c where c.email_id = %(email_id)s)
+from email_log as e
+where e.email_id = %(email_id)s;

@@ -1,0 +1,83 @@
+"""`dispatcher held`: what it lists, and its words and exit codes for every decision."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from tests.cli.commandline import CommandLine
+from tests.store.books import Books
+
+WHY = ("--reason", "seen at the provider")
+
+
+@pytest.fixture
+def tables(connection: psycopg.Connection) -> Books:
+    return Books(connection)
+
+
+def held(tables: Books, count: int) -> list[str]:
+    email_ids = tables.enqueue(count)
+    for email_id in email_ids:
+        tables.change(email_id, status="held", publish_due_at=None, attempt_count=1, provider="ses")
+    return [str(email_id) for email_id in email_ids]
+
+
+def test_pages_name_the_next_one(prepared: CommandLine, tables: Books) -> None:
+    first, second, third = held(tables, 3)
+
+    page = prepared("held", "list", "--limit", "2", "--json").json
+    rest = prepared("held", "list", "--after", page["next_after"], "--json").json
+    shown = prepared("held", "list", "--older-than", "1h")
+
+    assert [email["email_id"] for email in page["emails"]] == [first, second]
+    assert (page["total"], page["next_after"]) == (3, second)
+    assert [email["email_id"] for email in rest["emails"]] == [third]
+    assert rest["next_after"] is None
+    assert (shown.code, shown.stdout, shown.stderr) == (0, "", "0 of 0 held.\n")
+
+
+def test_a_decision_is_done_once_and_a_second_one_says_so(prepared: CommandLine, tables: Books) -> None:
+    (email_id,) = held(tables, 1)
+
+    done = prepared("held", "confirm", email_id, *WHY)
+    again = prepared("held", "confirm", email_id, *WHY)
+    too_late = prepared("held", "release", email_id, *WHY, "--json")
+
+    assert (done.code, done.stderr) == (0, f"{email_id} confirmed: it is sent.\n")
+    assert (again.code, again.stderr) == (0, f"{email_id} is sent already; nothing was changed.\n")
+    assert too_late.code == 0
+    assert too_late.json == {"emails": {email_id: "already_sent"}, "dead_letters_removed": 0}
+    ((actor,),) = tables.connection.execute("select actor from operator_audit").fetchall()
+    assert "@" in actor
+
+
+def test_some_of_them_are_partly_and_none_is_a_failure(prepared: CommandLine, tables: Books) -> None:
+    (email_id,) = held(tables, 1)
+    unknown = str(uuid4())
+
+    assert prepared("held", "release", unknown, *WHY).code == 1
+    assert prepared("held", "release", email_id, unknown, *WHY, "--actor", "ann").code == 3
+    assert tables.connection.execute("select actor from operator_audit").fetchall() == [("ann",)]
+
+
+def test_without_a_reason_nothing_happens(prepared: CommandLine, tables: Books) -> None:
+    (email_id,) = held(tables, 1)
+
+    assert prepared("held", "confirm", email_id).code == 2
+    assert prepared("held", "confirm", email_id, "--reason", " ").code == 1
+    assert tables.statuses() == {"held": 1}
+
+
+def test_without_rabbitmq_the_decision_counts_and_the_letter_is_left_for_later(
+    prepared: CommandLine, tables: Books
+) -> None:
+    (email_id,) = held(tables, 1)
+
+    ended = prepared.having(DISPATCHER_AMQP_URL="amqp://u:p@127.0.0.1:1/")("held", "confirm", email_id, *WHY)
+
+    assert ended.code == 3
+    assert "still on the DLQ" in ended.stderr
+    assert tables.statuses() == {"sent": 1}
