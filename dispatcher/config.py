@@ -44,6 +44,23 @@ class SmtpServer:
     password: str = field(default="", repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Where to listen.
+
+    Attributes:
+        host: Empty for nowhere.
+        port: 0 for any that is free.
+    """
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}" if host else "off"
+
+
 def setting(
     parse: Callable[[str], T],
     default: str | None,
@@ -186,6 +203,16 @@ def _api_key(text: str) -> str:
     return text
 
 
+def _listener(text: str) -> Listener:
+    if text.lower() == "off":
+        return Listener("", 0)
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdigit() or len(port) > 5 or not 0 <= int(port) <= 65535:
+        raise ValueError("must be host:port, like 127.0.0.1:9464 or [::1]:9464, or off")
+    return Listener(host, int(port))
+
+
 def _providers(text: str) -> tuple[str, ...]:
     names = tuple(name.strip().lower() for name in text.split(",") if name.strip())
     unknown = [name for name in names if name not in KNOWN_PROVIDERS]
@@ -300,8 +327,25 @@ class Settings:
     ca_file: Path | None = setting(
         _existing_file, None, "Certificates to trust, as PEM: instead of the system's; over HTTP besides them."
     )
+    metrics: bool = setting(_switch, "on", "Whether processes count what they do.")
+    metrics_dir: Path | None = setting(
+        _folder, None, "Where they count; unset: metrics in the run directory.", variable="PROMETHEUS_MULTIPROC_DIR"
+    )
+    metrics_address: Listener = setting(
+        _listener,
+        "127.0.0.1:9464",
+        "Where the monitor serves /metrics, /healthz and /readyz, to anybody who can reach it; or off.",
+    )
+    ready_pending_seconds: float = setting(
+        _seconds(1, 604_800), "300", "Age of the oldest pending email from which /readyz says no."
+    )
     log_level: str = setting(_choice(*LOG_LEVELS), "info", "debug, info, warning or error.")
     log_format: str = setting(_choice("auto", "json", "text"), "auto", "auto is text on a terminal, JSON elsewhere.")
+
+    @property
+    def metrics_folder(self) -> Path:
+        """Where this host's processes count."""
+        return self.metrics_dir or self.run_dir / "metrics"
 
     def ceiling_of(self, provider: str) -> float | None:
         """A provider's ceiling in emails per second; None where there is none."""

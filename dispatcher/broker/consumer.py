@@ -22,6 +22,7 @@ from dispatcher.broker.connection import Channel, Connection, first_of, open_con
 from dispatcher.broker.pointer import Properties
 from dispatcher.domain.backoff import Backoff
 from dispatcher.errors import BrokerUnavailable
+from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 log = get_log()
@@ -200,8 +201,10 @@ class Consumer:
         try:
             await session.consume(self._queue, self._receiver())
             log.info("broker.connected", queue=self._queue)
+            metrics.CONSUMING.set(1)
             reason = await session.ended()
         finally:
+            metrics.CONSUMING.set(0)
             self._session = None
             self._void()
         if not self._closing:

@@ -64,7 +64,12 @@ def _run(settings: Settings) -> int:
     setproctitle("dispatcher: run")
     prepare(settings)
     roles = _roles(settings)
-    return Parent(roles, run_dir=settings.run_dir, drain_seconds=settings.drain_seconds).run()
+    return Parent(
+        roles,
+        run_dir=settings.run_dir,
+        drain_seconds=settings.drain_seconds,
+        metrics_folder=settings.metrics_folder if settings.metrics else None,
+    ).run()
 
 
 def _roles(settings: Settings) -> list[Role]:

@@ -14,7 +14,7 @@ from dispatcher.relay.publishing import Publishing
 from dispatcher.relay.settlement import Settlement
 from dispatcher.stopping import stop_event
 from dispatcher.store.connections import make_pool
-from dispatcher.telemetry import log
+from dispatcher.telemetry import log, metric_files
 
 LAST_ROUND_SECONDS: Final = 3.0
 """For what the workers' last results made due; what is still due then is found by the next relay."""
@@ -25,6 +25,8 @@ CLOSE_SECONDS: Final = 1.0
 def run_relay(settings: Settings, lifeline: int) -> int:
     """Publishes and settles until told to stop; returns the exit code."""
     log.configure(settings.log_level, settings.log_format, worker="relay")
+    if settings.metrics:
+        metric_files.begin(settings.metrics_folder, "relay")
     uvloop.run(_relay(settings, lifeline))
     return 0
 

@@ -15,9 +15,11 @@ from dispatcher.broker.publisher import Publisher
 from dispatcher.broker.topology import Topology, depths
 from dispatcher.config import Settings
 from dispatcher.domain.backoff import Backoff
+from dispatcher.domain.status import Status
 from dispatcher.errors import BrokerUnavailable, StoreUnavailable, TopologyError
 from dispatcher.store.connections import AsyncSession, connect_async
 from dispatcher.store.outbox import DueDeadLetter, DuePointer, Outbox
+from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 BATCH: Final = 500
@@ -112,6 +114,8 @@ class Publishing:
     async def _rescue(self, outbox: Outbox) -> None:
         settings = self._settings
         for email in await outbox.rescue_expired(settings.on_uncertain, settings.max_attempts, BATCH):
+            metrics.RESCUED.add(1, "lease_expired")
+            metrics.HELD.add(email.status is Status.HELD, "lease_expired")
             self._log.warning(
                 "email.rescued",
                 email_id=str(email.email_id),
@@ -137,6 +141,7 @@ class Publishing:
         while moved := await outbox.republish_vanished(age_seconds, BATCH):
             count += moved
         if count:
+            metrics.RESCUED.add(count, "message_vanished")
             self._log.warning("relay.republished", count=count, queue=self._settings.queue)
 
     async def _waiting_messages(self) -> int | None:
@@ -158,6 +163,7 @@ class Publishing:
         published = [row.email_id for row, is_confirmed in zip(due, confirmed, strict=True) if is_confirmed]
         if published:
             await outbox.mark_published(published, due[0].looked_at)
+            metrics.PUBLISHED.add(len(published), "send")
             self._log.debug("relay.published", count=len(published))
         return len(published) == len(due)
 
@@ -171,6 +177,7 @@ class Publishing:
         published = [row.email_id for row, is_confirmed in zip(due, confirmed, strict=True) if is_confirmed]
         if published:
             await outbox.mark_dead_lettered(published, due[0].looked_at)
+            metrics.PUBLISHED.add(len(published), "dlq")
             self._log.info("relay.dead_lettered", count=len(published))
         return len(published) == len(due)
 
@@ -179,6 +186,7 @@ class Publishing:
         gate = self._gates[messages[0].queue]
         if unconfirmed := confirmed.count(False):
             seconds = gate.close()
+            metrics.UNROUTABLE.add(unconfirmed, "dlq" if messages[0].queue == self._settings.dlq else "send")
             self._log.error(
                 "relay.unroutable", count=unconfirmed, queue=messages[0].queue, retry_in_seconds=round(seconds, 2)
             )

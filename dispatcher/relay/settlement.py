@@ -24,12 +24,14 @@ from dispatcher.config import Settings
 from dispatcher.domain.decision import decide
 from dispatcher.domain.outcome import Uncertain
 from dispatcher.domain.retry import RetryPolicy
+from dispatcher.domain.status import Status
 from dispatcher.errors import DispatcherError, StoreUnavailable
 from dispatcher.inflight import SUFFIX, DeadLedger, Flight, dead_ledger
 from dispatcher.results import result_of
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.leases import LeaseStore, Result
 from dispatcher.store.settlement import find_attempt_bases, release_dead, terminate_sessions
+from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 LOOK_SECONDS: Final = 0.2
@@ -74,6 +76,8 @@ class Settlement:
         released = await self._release(ledger.worker) if ledger.names_all else 0
         ledger.path.unlink(missing_ok=True)
         uncertain = sum(result.outcome == "uncertain" for result in results)
+        metrics.RESCUED.add(released, "worker_died")
+        metrics.HELD.add(sum(result.status is Status.HELD for result in results), "worker_died")
         self._log.warning(
             "ledger.settled",
             worker=ledger.worker,

@@ -16,6 +16,7 @@ from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import Provider
 from dispatcher.routing.breaker import UNREACHED_IN_A_ROW, Breaker, State
 from dispatcher.routing.rate import RateLimit
+from dispatcher.telemetry import metrics
 
 
 @dataclass(slots=True)
@@ -58,6 +59,7 @@ class Route:
                 # Silence is no answer: a provider that gives none to anybody would have the whole queue held.
                 self.breaker.miss(trial, outcome.reason)
             case Deferred(reason=Reason.THROTTLED):
+                metrics.THROTTLES.add(1, self.name)
                 self.breaker.pause(trial, outcome.retry_after, outcome.reason)
                 if self.limit:
                     self.limit.slow_down()

@@ -13,6 +13,8 @@ from typing import Final, NoReturn
 
 from setproctitle import setproctitle
 
+from dispatcher.telemetry import metric_files
+
 _PR_SET_PDEATHSIG: Final = 1
 _FAILED: Final = 1
 
@@ -26,6 +28,8 @@ def become(title: str, entry: Entry, lifeline: int, parent: int) -> NoReturn:
     try:
         _tie_to(parent)
         _forget_handlers()
+        # What the parent counts in is the parent's.
+        metric_files.end()
         setproctitle(f"dispatcher: {title}")
         code = entry(lifeline)
     except BaseException:  # noqa: BLE001 - the edge of a process: it must never run on into the parent's code

@@ -25,6 +25,7 @@ from typing import Final
 from dispatcher.errors import DispatcherError
 from dispatcher.supervisor.child import Entry, become
 from dispatcher.supervisor.restarts import Restarts
+from dispatcher.telemetry import metric_files, metrics
 from dispatcher.telemetry.log import get_log
 
 DRAIN_MARGIN_SECONDS: Final = 5.0
@@ -55,8 +56,15 @@ class Role:
 class Parent:
     """Keeps the roles running until it is told to stop."""
 
-    def __init__(self, roles: Sequence[Role], *, run_dir: Path, drain_seconds: float) -> None:
+    def __init__(
+        self, roles: Sequence[Role], *, run_dir: Path, drain_seconds: float, metrics_folder: Path | None = None
+    ) -> None:
+        """
+        Args:
+            metrics_folder: Where all processes count; None if they do not.
+        """
         self._roles = roles
+        self._metrics_folder = metrics_folder
         self._run_dir = run_dir
         self._drain_seconds = drain_seconds
         self._log = get_log()
@@ -73,6 +81,9 @@ class Parent:
             DispatcherError: another parent runs in the same run directory.
         """
         self._lock = lock_run_dir(self._run_dir)
+        if self._metrics_folder:
+            metric_files.wipe(self._metrics_folder)
+            metric_files.begin(self._metrics_folder, "parent")
         self._note_signals()
         self._log.info("dispatcher.started", workers=self._worker_count, run_dir=str(self._run_dir), pid=os.getpid())
         clean = True
@@ -185,11 +196,17 @@ class Parent:
             tell = self._log.info if how in ("exit 0", "signal SIGTERM") else self._log.error
             tell("process.exited", role=role.name, pid=pid, how=how)
             return
+        metrics.RESTARTS.add(1, role.name.split()[0], _reason(how))
         role.restarts = role.restarts.after(now - role.started_at)
         role.start_at = now + role.restarts.wait_seconds
         self._log.error(
             "process.exited", role=role.name, pid=pid, how=how, retry_in_seconds=round(role.restarts.wait_seconds, 1)
         )
+
+
+def _reason(how: str) -> str:
+    """An end in a word for the metrics."""
+    return {"exit": "exit", "signal": "signal"}.get(how.split(maxsplit=1)[0], "not_forked")
 
 
 def _signal_name(number: int) -> str:

@@ -1,1 +1,10 @@
-"""What the processes say of themselves: log events now, metrics with the monitor; each declared once."""
+"""What the processes say of themselves: log events and metrics, each declared once.
+
+events            every log event
+log               how they are written
+metrics           every metric that processes count
+meters            what a counter, a gauge and a histogram do
+metric_files      where a process counts: memory-mapped files, one per kind and slot
+metric_reading    what such a file holds, or why it cannot be believed
+scrape            all of them as one picture
+"""

@@ -44,6 +44,7 @@ EVENTS: Final = MappingProxyType(
         "partition.made": "Partitions were made ahead: names.",
         "ledger.settled": "A dead worker's in-flight ledger was settled: released, recorded, uncertain.",
         "ledger.unreadable": "A file in the run directory is no ledger that we can read; it is kept: file, reason.",
+        "metrics.unwritable": "This process counts nothing, and works on: folder, reason.",
         "fault.unexpected": "Something failed that should not: where, error.",
     }
 )

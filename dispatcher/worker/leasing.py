@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -13,8 +14,10 @@ from dispatcher.broker.pointer import Pointer
 from dispatcher.domain.status import Status
 from dispatcher.errors import StoreUnavailable
 from dispatcher.store.leases import Lease, LeaseStore, Standing
+from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 from dispatcher.worker.batches import Batches
+from dispatcher.worker.measuring import measure_lease
 from dispatcher.worker.outage import StoreOutage
 from dispatcher.worker.sending import steady_clock
 
@@ -112,7 +115,9 @@ class Leasing:
                 if self._stopped:
                     return None
                 self._leased_until = steady_clock() + self._lease_seconds
+                began_at = time.perf_counter()
                 leases = await self._store.lease(keys_by_id, self._lease_seconds)
+                measure_lease(len(keys_by_id), time.perf_counter() - began_at)
             except StoreUnavailable as error:
                 answer_lost = True
                 await self._outage.wait(error)
@@ -140,6 +145,7 @@ class Leasing:
         if found is None or found.message_key != pointer.message_key:
             reason = "no such email" if found is None else "its message key belongs to another email"
             self._log.warning("message.rejected", reason=reason, email_id=str(pointer.email_id))
+            metrics.MESSAGES_REJECTED.add(1)
             self._consumer.reject(delivery)
             return False
         if found.status is Status.PENDING:
@@ -149,5 +155,6 @@ class Leasing:
             asyncio.get_running_loop().call_later(wait_seconds, self._consumer.requeue, delivery)
             return False
         # Finished, or another's: the row's owner or the rescue has it. A message is only a hint.
+        metrics.DUPLICATES.add(1, found.status)
         self._log.debug("message.duplicated", email_id=str(pointer.email_id), status=found.status)
         return True

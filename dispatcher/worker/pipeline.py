@@ -30,6 +30,7 @@ from dispatcher.inflight import Flight, Ledger
 from dispatcher.results import result_of
 from dispatcher.routing.routes import Routes
 from dispatcher.store.leases import Lease, LeaseStore
+from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 from dispatcher.worker.attempts import Attempts, NoRoute
 from dispatcher.worker.batches import Batches
@@ -41,6 +42,9 @@ from dispatcher.worker.watch import ProviderWatch
 
 RENEWALS_PER_LEASE: Final = 3
 """A slow send's lease is renewed at a third of its length: two more tries before it ends."""
+
+
+SHOW_SECONDS: Final = 1.0
 
 
 class Pipeline:
@@ -93,6 +97,7 @@ class Pipeline:
             pointer = decode(delivery.body, delivery.properties)
         except InvalidPointer as error:
             self._log.warning("message.rejected", reason=error.message, octets=len(delivery.body))
+            metrics.MESSAGES_REJECTED.add(1)
             self._consumer.reject(delivery)
         else:
             self._leasing.add(delivery, pointer)
@@ -108,6 +113,7 @@ class Pipeline:
             group.create_task(self._recorder.run())
             group.create_task(self._returns.run())
             group.create_task(self._renew())
+            group.create_task(self._show_in_flight())
             group.create_task(self._watch.run(self._routes, self._consumer, self._leasing.wake))
 
     async def drain(self, seconds: float) -> None:
@@ -289,6 +295,12 @@ class Pipeline:
                 continue
             for email_id, sending in old.items():
                 self._note_renewal(sending, now + lease_seconds, is_ours=email_id in ours)
+
+    async def _show_in_flight(self) -> None:
+        # Now and then, and not per email: whoever looks at a gauge sees moments.
+        while True:
+            metrics.IN_FLIGHT.set(len(self._active))
+            await asyncio.sleep(SHOW_SECONDS)
 
     def _note_renewal(self, sending: Sending, leased_until: float, *, is_ours: bool) -> None:
         if is_ours:

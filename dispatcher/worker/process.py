@@ -22,7 +22,7 @@ from dispatcher.stopping import stop_event
 from dispatcher.store.connections import make_pool
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.providers import ProviderStore
-from dispatcher.telemetry import log
+from dispatcher.telemetry import log, metric_files
 from dispatcher.worker.pipeline import Pipeline
 from dispatcher.worker.watch import ProviderWatch
 
@@ -58,6 +58,8 @@ def run_worker(settings: Settings, slot_number: int, lifeline: int) -> int:
     """Works until told to stop; returns the exit code."""
     identity = Identity.new(slot_number)
     log.configure(settings.log_level, settings.log_format, worker=identity.slot)
+    if settings.metrics:
+        metric_files.begin(settings.metrics_folder, f"w{slot_number}")
     uvloop.run(_work(settings, identity, lifeline))
     return 0
 

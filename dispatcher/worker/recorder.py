@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from uuid import UUID
@@ -9,8 +10,10 @@ from uuid import UUID
 from dispatcher.domain.status import Status
 from dispatcher.errors import DispatcherError, StoreUnavailable
 from dispatcher.store.leases import LeaseStore, Result
+from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 from dispatcher.worker.batches import Batches
+from dispatcher.worker.measuring import measure_record
 from dispatcher.worker.outage import StoreOutage
 from dispatcher.worker.sending import Sending
 
@@ -56,7 +59,9 @@ class Recorder:
                 if answer_lost and await self._store.is_recorded(batch[0].result):
                     self._doubt_leases(batch)
                     break
+                began_at = time.perf_counter()
                 ours = await self._store.record([closing.result for closing in batch])
+                measure_record(batch, time.perf_counter() - began_at)
                 self._note_lost_leases(batch, ours)
                 break
             except StoreUnavailable as error:
@@ -93,6 +98,7 @@ class Recorder:
         for closing in batch:
             if closing.sending.email_id not in ours:
                 closing.sending.lease_lost = True
+                metrics.LEASES_LOST.add(1)
                 self._log.error(
                     "email.lease_lost",
                     email_id=str(closing.sending.email_id),

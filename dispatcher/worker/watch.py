@@ -12,6 +12,7 @@ from dispatcher.providers.scrub import scrub
 from dispatcher.routing.breaker import FAILURES_IN_A_ROW, Breaker, State
 from dispatcher.routing.routes import Routes
 from dispatcher.store.providers import ProviderStore
+from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 from dispatcher.worker.sending import steady_clock
 
@@ -40,6 +41,7 @@ class ProviderWatch:
         """A breaker whose changes are acted on."""
         # What this slot's worker said before it died is no longer true.
         self._tell_soon(provider, State.CLOSED, None, 0.0)
+        _show_state(provider, State.CLOSED)
         return Breaker(
             steady_clock,
             lambda state, reason, seconds: self._note(provider, state, reason, seconds),
@@ -89,6 +91,7 @@ class ProviderWatch:
 
     def _note(self, provider: str, state: State, reason: str | None, seconds: float) -> None:
         words = None if reason is None else scrub(reason)
+        _show_state(provider, state)
         self._tell_soon(provider, state, words, seconds)
         self._changed.set()
         if state is State.CLOSED:
@@ -96,6 +99,11 @@ class ProviderWatch:
         elif state is not State.HALF_OPEN:
             log = self._log.error if state is State.OPEN else self._log.warning
             log("provider.paused", provider=provider, state=state, reason=words, seconds=round(seconds, 1))
+
+
+def _show_state(provider: str, state: State) -> None:
+    for each in State:
+        metrics.BREAKERS.set(each is state, provider, each)
 
 
 async def _wait_for(event: asyncio.Event, seconds: float | None) -> None:

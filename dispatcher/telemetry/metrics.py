@@ -1,0 +1,83 @@
+"""Every metric that our processes count, declared once; docs/metrics.md lists them, and a test compares the two.
+
+Names end in their unit or in `_total`. Labels are words of closed vocabularies: never an id, an address, a host. What
+the monitor computes from the database and the servers is declared in `monitor.readings`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dispatcher.telemetry.meters import Counter, Gauge, Histogram, Meter
+
+_STATEMENT_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_SEND_SECONDS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_END_TO_END_SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 14400, 86400)
+_BATCH_EMAILS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+# One email.
+EMAILS: Final = Counter(
+    "dispatcher_emails_total", "Emails finished by a worker: the outcome that ended them.", ("provider", "outcome")
+)
+ATTEMPTS: Final = Counter(
+    "dispatcher_attempts_total",
+    "Attempts recorded; error_type is none where the provider accepted.",
+    ("provider", "outcome", "error_type"),
+)
+RETRIES: Final = Counter("dispatcher_retries_total", "Attempts that are tried again in process.", ("provider",))
+SEND_SECONDS: Final = Histogram(
+    "dispatcher_send_seconds", "From an attempt's start to its outcome.", _SEND_SECONDS, ("provider",)
+)
+END_TO_END_SECONDS: Final = Histogram(
+    "dispatcher_end_to_end_seconds", "From the enqueue to the provider's acceptance.", _END_TO_END_SECONDS
+)
+HELD: Final = Counter(
+    "dispatcher_held_emails_total",
+    "Emails held because their outcome is unknown.",
+    ("reason",),
+    (("no_answer",), ("worker_died",), ("lease_expired",)),
+)
+LEASES_LOST: Final = Counter("dispatcher_lost_leases_total", "Results that came after their lease was lost.")
+RESCUED: Final = Counter(
+    "dispatcher_rescued_emails_total",
+    "Emails returned after their owner or their message was gone.",
+    ("reason",),
+    (("lease_expired",), ("worker_died",), ("message_vanished",)),
+)
+
+# Messages and batches.
+DUPLICATES: Final = Counter(
+    "dispatcher_duplicate_deliveries_total", "Messages for emails that are finished or another's.", ("status",)
+)
+MESSAGES_REJECTED: Final = Counter(
+    "dispatcher_rejected_messages_total", "Messages that point to no email, sent to the DLQ."
+)
+LEASE_SECONDS: Final = Histogram("dispatcher_lease_seconds", "One lease statement.", _STATEMENT_SECONDS)
+LEASE_EMAILS: Final = Histogram("dispatcher_lease_batch_emails", "Emails per lease statement.", _BATCH_EMAILS)
+RECORD_SECONDS: Final = Histogram("dispatcher_record_seconds", "One record statement.", _STATEMENT_SECONDS)
+RECORD_EMAILS: Final = Histogram("dispatcher_record_batch_emails", "Results per record statement.", _BATCH_EMAILS)
+PUBLISHED: Final = Counter(
+    "dispatcher_published_messages_total", "Messages that RabbitMQ confirmed.", ("queue",), (("send",), ("dlq",))
+)
+UNROUTABLE: Final = Counter(
+    "dispatcher_unroutable_messages_total", "Messages that RabbitMQ did not take.", ("queue",), (("send",), ("dlq",))
+)
+
+# Providers.
+THROTTLES: Final = Counter("dispatcher_throttles_total", "Answers that asked us to slow down.", ("provider",))
+BREAKERS: Final = Gauge(
+    "dispatcher_breaker_workers", "Workers of this host that see the provider so.", ("provider", "state")
+)
+
+# Processes.
+IN_FLIGHT: Final = Gauge("dispatcher_in_flight_emails", "Emails that workers have under lease.")
+CONSUMING: Final = Gauge("dispatcher_consuming_workers", "Workers to which RabbitMQ gives messages.")
+RESTARTS: Final = Counter(
+    "dispatcher_process_restarts_total",
+    "Processes that ended and are started again.",
+    ("role", "reason"),
+    ((role, reason) for role in ("worker", "relay", "monitor") for reason in ("exit", "signal")),
+)
+
+METERS: Final[tuple[Meter, ...]] = tuple(each for each in globals().copy().values() if isinstance(each, Meter))
+"""All of them."""

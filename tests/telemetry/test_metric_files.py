@@ -1,0 +1,194 @@
+"""Where processes count: as many files as slots, numbers that go on, and no fault that ends a process."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.samples import Sample
+
+from dispatcher.config import KNOWN_PROVIDERS
+from dispatcher.domain.outcome import Reason
+from dispatcher.domain.status import Status
+from dispatcher.routing.breaker import State
+from dispatcher.telemetry import metric_files, metrics
+from dispatcher.telemetry.meters import Histogram, bound_text
+from dispatcher.telemetry.metric_files import FILE_OCTETS, PREFIXES
+from tests.telemetry.counting import ROOT, counting
+from tests.telemetry.pictures import IN_FLIGHT, SENT, samples
+
+OUTCOMES = ("accepted", "deferred", "rejected", "uncertain")
+VOCABULARY = {
+    "provider": KNOWN_PROVIDERS,
+    "outcome": OUTCOMES,
+    "error_type": ("none", *Reason),
+    "status": tuple(Status),
+    "state": tuple(State),
+    "queue": ("send", "dlq"),
+    "role": ("worker", "relay", "monitor", "parent"),
+    "reason": ("lease_expired", "worker_died", "message_vanished", "no_answer", "not_forked", "exit", "signal"),
+}
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.db"))
+
+
+def text_of(sample: Sample) -> str:
+    labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
+    return f"{sample.name}{{{labels}}}" if labels else sample.name
+
+
+def test_a_counter_goes_on_where_the_slots_last_process_was_killed(tmp_path: Path) -> None:
+    for _ in range(3):
+        with counting(tmp_path) as process:
+            process.tell("add 2")
+            process.kill()
+
+    assert samples(tmp_path)[SENT] == 6
+    assert len(files(tmp_path)) == len(PREFIXES)
+
+
+def test_a_gauge_goes_with_its_process_and_begins_at_zero(tmp_path: Path) -> None:
+    with counting(tmp_path, "w0") as first, counting(tmp_path, "w1") as second:
+        first.tell("set 5")
+        second.tell("set 3")
+        assert samples(tmp_path)[IN_FLIGHT] == 8
+
+        first.kill()
+        assert samples(tmp_path)[IN_FLIGHT] == 3
+
+        with counting(tmp_path, "w0"):
+            assert samples(tmp_path)[IN_FLIGHT] == 3
+
+
+def test_two_processes_of_one_slot_count_beside_each_other(tmp_path: Path) -> None:
+    with counting(tmp_path) as old:
+        old.tell("add 10")
+        with counting(tmp_path) as new:
+            old.tell("add 10")
+            new.tell("add 1")
+            assert samples(tmp_path)[SENT] == 21
+
+    with counting(tmp_path) as third:
+        third.tell("add 1")
+
+    assert samples(tmp_path)[SENT] == 22
+    assert len(files(tmp_path)) == 2 * len(PREFIXES)
+
+
+def test_more_processes_of_one_slot_than_ever_live_at_once_do_not_count(tmp_path: Path) -> None:
+    with counting(tmp_path), counting(tmp_path), counting(tmp_path), counting(tmp_path), counting(tmp_path) as fifth:
+        assert fifth.tell("add 1").startswith("silent")
+
+    assert len(files(tmp_path)) == metric_files.GENERATIONS * len(PREFIXES)
+
+
+@pytest.mark.parametrize("octets", [0, 4096, FILE_OCTETS - 1])
+def test_a_full_disk_makes_a_process_silent_and_does_not_end_it(tmp_path: Path, octets: int) -> None:
+    with counting(tmp_path, file_octets=octets) as process:
+        assert process.tell("add 1").startswith("silent")
+        assert process.tell("add 1").startswith("silent")
+
+    assert files(tmp_path) == []
+    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_a_folder_that_cannot_be_made_makes_a_process_silent(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with counting(tmp_path / "file" / "metrics") as process:
+        assert process.tell("add 1").startswith("silent")
+
+
+def test_a_folder_that_is_removed_stops_nobody_and_is_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "metrics"
+    with counting(folder) as process:
+        shutil.rmtree(folder)
+        assert process.tell("add 1").startswith("counts")
+        assert SENT not in samples(folder)
+
+    with counting(folder) as process:
+        process.tell("add 1")
+
+    assert samples(folder)[SENT] == 1
+
+
+def test_a_corrupt_file_is_begun_anew(tmp_path: Path) -> None:
+    with counting(tmp_path) as process:
+        process.tell("add 5")
+    (tmp_path / "counter_w0-0.db").write_bytes(b"\xff" * 100)
+
+    with counting(tmp_path) as process:
+        process.tell("add 1")
+
+    assert samples(tmp_path)[SENT] == 1
+
+
+def test_the_parent_wipes_what_is_ours_alone(tmp_path: Path) -> None:
+    with counting(tmp_path) as process:
+        process.tell("add 5")
+    (tmp_path / "counter_4711.db").touch()
+    (tmp_path / "notes.txt").touch()
+
+    metric_files.wipe(tmp_path)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["counter_4711.db", "notes.txt"]
+
+
+def test_wiping_a_folder_that_cannot_be_made_raises_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    metric_files.wipe(tmp_path / "file" / "metrics")
+
+
+def test_every_combination_of_labels_fits_into_its_file() -> None:
+    octets = dict.fromkeys(("counter", "gauge", "histogram"), 8)
+    for meter in metrics.METERS:
+        for sample, names in meter.samples.items():
+            words = VOCABULARY | (
+                {"le": [bound_text(bound) for bound in meter.bounds]} if isinstance(meter, Histogram) else {}
+            )
+            for values in itertools.product(*(words[name] for name in names)):
+                key = json.dumps([meter.name, sample, dict(zip(names, values, strict=True)), meter.about])
+                octets[meter.kind] += 4 + len(key) + 8 + 16
+
+    assert max(octets.values()) < FILE_OCTETS
+
+
+def test_the_library_reads_the_same_from_our_files(tmp_path: Path) -> None:
+    with counting(tmp_path, "w0") as first, counting(tmp_path, "w1") as second:
+        for process in (first, second):
+            process.tell("add 3")
+            process.tell("set 2")
+            for seconds in (0.003, 0.003, 0.7, 1000):
+                process.tell(f"observe {seconds}")
+        theirs = {
+            text_of(sample): sample.value
+            for metric in MultiProcessCollector(CollectorRegistry(), str(tmp_path)).collect()
+            for sample in metric.samples
+        }
+        ours = samples(tmp_path)
+
+    assert {name: value for name, value in ours.items() if "skipped" not in name} == theirs
+
+
+@pytest.mark.parametrize("restarts", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_restarts_leave_as_many_files_as_slots_and_counters_never_go_back(tmp_path: Path, restarts: int) -> None:
+    command = [sys.executable, "-m", "tests.telemetry.storm", str(tmp_path), "4", str(restarts)]
+
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=300)
+
+    report = json.loads(done.stdout)
+    assert report["counted"] == report["expected"] == restarts
+    assert report["went_back"] == 0
+    assert report["scrapes"] > 0
+    assert len(files(tmp_path)) <= 4 * len(PREFIXES)
+    assert report["median_scrape_ms"] < 100

@@ -1,0 +1,78 @@
+"""A scrape shows what can be believed, and says how much could not."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.telemetry.counting import counting
+from tests.telemetry.pictures import SENT, samples, skipped
+
+MINE = "counter_w1-0.db"
+
+
+def entry(key: object, value: float) -> bytes:
+    """A file of the library's with one number."""
+    text = json.dumps(key).encode()
+    padded = text + b" " * (8 - (len(text) + 4) % 8)
+    body = struct.pack(f"i{len(padded)}sdd", len(text), padded, value, 0.0)
+    return struct.pack("ii", 8 + len(body), 0) + body
+
+
+def sent(value: float = 1.0, **labels: object) -> bytes:
+    """A file that says that so many emails were accepted."""
+    named = {"provider": "smtp", "outcome": "accepted", **labels}
+    return entry(["dispatcher_emails_total", "dispatcher_emails_total", named, "…"], value)
+
+
+def write(name: str, octets: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(octets)
+
+
+BAD = {
+    "empty": ("empty", write(MINE, b"")),
+    "too short for a head": ("empty", write(MINE, b"\x10\0\0\0")),
+    "noise": ("corrupt", write(MINE, bytes(range(256)) * 16)),
+    "truncated": ("corrupt", write(MINE, sent()[:-8])),
+    "a length beyond its end": ("corrupt", write(MINE, struct.pack("iii", 1 << 30, 0, 1 << 29) + b"x" * 64)),
+    "a negative length": ("corrupt", write(MINE, struct.pack("iii", 64, 0, -5) + b"x" * 64)),
+    "not UTF-8": ("corrupt", write(MINE, sent().replace(b"smtp", b"\xff\xfe\xff\xfe"))),
+    "a counter below zero": ("corrupt", write(MINE, sent(-1.0))),
+    "a counter without a number": ("corrupt", write(MINE, sent(float("nan")))),
+    "another program's metric": ("foreign", write(MINE, entry(["http", "http_total", {}, "…"], 1.0))),
+    "a label that we do not declare": ("foreign", write(MINE, sent(address="a@example.org"))),
+    "a label that is no text": ("foreign", write(MINE, sent(provider=7))),
+    "a key that is no key": ("foreign", write(MINE, entry({"a": 1}, 1.0))),
+    "a counter among the histograms": ("foreign", write("histogram_w1-0.db", sent())),
+    "another program's file": ("foreign", write("counter_4711.db", sent())),
+    "a folder": ("unreadable", lambda folder: (folder / MINE).mkdir()),
+    "a link to itself": ("unreadable", lambda folder: (folder / MINE).symlink_to(folder / MINE)),
+}
+
+
+@pytest.mark.parametrize(("reason", "spoil"), BAD.values(), ids=BAD.keys())
+def test_a_bad_file_is_left_out_and_counted(tmp_path: Path, reason: str, spoil: Callable[[Path], object]) -> None:
+    (tmp_path / "counter_w0-0.db").write_bytes(sent(5.0))
+
+    spoil(tmp_path)
+
+    assert samples(tmp_path)[SENT] == 5
+    assert skipped(tmp_path) == {reason: 1}
+
+
+def test_a_folder_that_is_missing_gives_an_empty_picture(tmp_path: Path) -> None:
+    assert skipped(tmp_path / "nowhere") == {}
+    assert SENT not in samples(tmp_path / "nowhere")
+
+
+def test_a_process_that_counts_leaves_nothing_out(tmp_path: Path) -> None:
+    with counting(tmp_path) as process:
+        process.tell("add 1")
+        process.tell("observe 1")
+        process.tell("set 1")
+
+        assert skipped(tmp_path) == {}

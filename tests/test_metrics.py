@@ -1,0 +1,74 @@
+"""Every metric is declared once, used, well named, and stands in docs/metrics.md as it is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from dispatcher.telemetry import metrics
+from dispatcher.telemetry.meters import Histogram, Meter
+from tests.test_layers import FOLDER
+
+PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
+UNITS = "seconds|emails|messages|workers|files|info|checks"
+PRIVATE = {"email_id", "address", "recipient", "subject", "tenant", "tenant_id", "message_key", "host", "pid", "worker"}
+
+Row = tuple[str, str, tuple[str, ...]]
+
+
+def declared() -> dict[str, Meter]:
+    """The meters by the name that code calls them by."""
+    return {name: value for name, value in vars(metrics).items() if isinstance(value, Meter)}
+
+
+def rows(heading: str) -> list[Row]:
+    """The table below a heading of the page: name, kind, labels."""
+    _, _, after = PAGE.read_text().partition(f"## {heading}\n")
+    section = after.partition("\n## ")[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if "`" in line]
+    return [
+        (name.strip("`"), kind, tuple(re.findall(r"`(\w+)`", labels)))
+        for name, kind, labels, _ in (line for line in cells if len(line) == 4)
+    ]
+
+
+def test_every_metric_that_processes_count_is_used() -> None:
+    code = "\n".join(path.read_text() for path in FOLDER.rglob("*.py") if path != FOLDER / "telemetry" / "metrics.py")
+
+    assert [
+        name for name in declared() if not re.search(rf"\bmetrics\.{name}\.(add|set|observe|observe_all)\(", code)
+    ] == []
+
+
+def test_names_end_in_their_unit() -> None:
+    wrong = [
+        each.name
+        for each in metrics.METERS
+        if not re.fullmatch(
+            "dispatcher_[a-z_]+_total" if each.kind == "counter" else f"dispatcher_[a-z_]+_({UNITS})", each.name
+        )
+    ]
+
+    assert wrong == []
+
+
+def test_names_are_unique() -> None:
+    names = [each.name for each in metrics.METERS]
+
+    assert len(set(names)) == len(names)
+
+
+def test_no_label_names_anybody() -> None:
+    assert [each.name for each in metrics.METERS if PRIVATE.intersection(each.labels)] == []
+
+
+def test_buckets_ascend() -> None:
+    assert [
+        each.name
+        for each in metrics.METERS
+        if isinstance(each, Histogram) and list(each.bounds) != sorted(set(each.bounds))
+    ] == []
+
+
+def test_the_page_lists_what_processes_count() -> None:
+    assert rows("Counted by processes") == [(each.name, each.kind, each.labels) for each in metrics.METERS]
