@@ -2,7 +2,7 @@
 
 Each worker owns one small memory-mapped file in the run directory. Before the first byte that could cause acceptance
 leaves, a slot says *on the wire*; when the answer arrives it says *answered*, with the answer; once that is recorded in
-the database the slot is empty again. Two writes cost some microseconds, and outlive the process (not the host).
+the database the slot is empty again. Each write costs some microseconds, and outlives the process (not the host).
 
     empty ──leaving──▶ on the wire ──answer──▶ answered ──clear──▶ empty
       ▲                     │                                        │
@@ -13,6 +13,22 @@ A ledger whose file lock is free belongs to a dead worker. The relay settles it:
 the wire → uncertain, by policy; every other lease of that worker → released, because nothing of it left. A ledger of
 before the host's last start proves nothing of what it does not name: what was written last may never have reached the
 disk. Those leases are left to the rescue.
+
+A ledger whose lock is held belongs to a living worker, perhaps one that is frozen (stopped, swapped out) while its
+leases run out. To take those away the relay must know that nothing of them left, and that nothing will. Each side
+writes before it reads, so no clock has to be trusted:
+
+    worker   1 writes the slot *on the wire*   2 reads `voided_at`: a lease that was last confirmed before it is void,
+               so the slot is emptied and nothing has left   3 the first byte leaves
+    relay    1 finds expired leases   2 writes `voided_at`   3 waits until that is seen   4 reads the slots
+               5 releases what no slot names, unless it was renewed since 1
+
+If the slot is not there at the relay's 4, the worker's 2 comes after the relay's 2, and finds the lease void. A worker
+that wakes anywhere in between loses cleanly: at its own 2, or at the lease token. If it was frozen after its 2, the
+slot says so.
+
+Rendering an email can kill its worker, natively or by the memory that it takes. What is being rendered stands in the
+ledger as well, so that a death has a suspect.
 """
 
 from __future__ import annotations
@@ -21,7 +37,9 @@ import fcntl
 import math
 import mmap
 import os
+import stat
 import struct
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,13 +54,24 @@ from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import DispatcherError
 
 SUFFIX: Final = ".ledger"
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 _MAGIC: Final = b"EDLEDGER"
 # magic, format, octets per slot, slots, worker, slot's name, boot id, checksum
 _HEADER: Final = struct.Struct("<8sHHI64s64s36sI")
-_HEADER_BYTES: Final = 256
+_HEADER_BYTES: Final = 512
 _SLOT_BYTES: Final = 512
+# when the relay last voided leases, by `steady_clock`
+_VOIDED: Final = struct.Struct("<d")
+_VOIDED_AT: Final = 192
+# email id, lease token; zeros where nothing is being rendered
+_RENDERING: Final = struct.Struct("<16sq")
+_RENDERING_AT: Final = 200
+_RENDERINGS: Final = 12
+_NOT_RENDERING: Final = bytes(_RENDERING.size)
+
+# more than any ledger has; what lies there may be somebody's database dump
+_MOST_BYTES: Final = 64 * 1024 * 1024
 
 _EMPTY: Final = 0
 _ON_THE_WIRE: Final = 1
@@ -87,6 +116,14 @@ class Flight:
 
 
 @dataclass(frozen=True, slots=True)
+class Suspect:
+    """An email that was being rendered when its worker died, and may be why."""
+
+    email_id: UUID
+    lease_token: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeadLedger:
     """What a dead worker left.
 
@@ -94,6 +131,7 @@ class DeadLedger:
         worker: Its identity, as it stands in `email_log.locked_by`.
         slot: Its slot's name, as it stands in `email_hourly.slot`.
         flights: What had left and was not recorded.
+        suspects: What was being rendered.
         names_all: Whether nothing but these flights can have left; not so once the host went down.
     """
 
@@ -101,11 +139,55 @@ class DeadLedger:
     worker: str
     slot: str
     flights: tuple[Flight, ...]
+    suspects: tuple[Suspect, ...]
     names_all: bool
 
 
+@dataclass(frozen=True, slots=True)
+class LivingLedger:
+    """A worker that lives, as the relay of its host sees it: from outside, while the worker writes.
+
+    Attributes:
+        worker: Its identity, as it stands in `email_log.locked_by`.
+        slot: Its slot's name.
+    """
+
+    path: Path
+    worker: str
+    slot: str
+
+    def void_leases(self, at: float) -> None:
+        """From now on nothing leaves under a lease that was last confirmed by then; it takes a moment to be seen.
+
+        Args:
+            at: Now, by `steady_clock`.
+
+        Raises:
+            LedgerUnreadable: it cannot be written.
+        """
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.pwrite(descriptor, _VOIDED.pack(at), _VOIDED_AT)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise LedgerUnreadable(f"it cannot be written: {error.strerror}") from error
+
+    def flights(self) -> tuple[Flight, ...]:
+        """What is on the wire or answered. What leaves while this reads may be missing, unless it was voided before.
+
+        Raises:
+            LedgerUnreadable: it cannot be read any more.
+        """
+        with _opened(self.path) as descriptor:
+            if descriptor is None:
+                raise LedgerUnreadable("it is gone")
+            return _read(self.path, _content(descriptor)).flights
+
+
 class Ledger:
-    """A living worker's ledger. Not safe for use from several threads."""
+    """A worker's own ledger. Not safe for use from several threads, but for what is said of rendering."""
 
     def __init__(self, folder: Path, *, worker: str, slot: str, slots: int, boot: str | None = None) -> None:
         """Creates the file and locks it until this process ends.
@@ -119,6 +201,7 @@ class Ledger:
         self.path = folder / f"{worker.replace('/', '_')}{SUFFIX}"
         self._slots = slots
         self._free = deque(range(slots))
+        self._renderings = deque(range(_RENDERINGS))
         self._map = _create(self.path, _header(worker, slot, slots, boot_id() if boot is None else boot), slots)
 
     def leaving(
@@ -156,6 +239,27 @@ class Ledger:
         self._map[_HEADER_BYTES + slot * _SLOT_BYTES] = _EMPTY
         self._free.append(slot)
 
+    @property
+    def voided_at(self) -> float:
+        """When the relay last voided leases, by `steady_clock`: look after `leaving`, and before the first byte."""
+        return float(_VOIDED.unpack_from(self._map, _VOIDED_AT)[0])
+
+    def begin_rendering(self, email_id: UUID, lease_token: int) -> int | None:
+        """Writes down who is to blame if this process dies now; None where too many are rendered at once."""
+        try:
+            place = self._renderings.pop()
+        except IndexError:
+            return None
+        _RENDERING.pack_into(self._map, _RENDERING_AT + place * _RENDERING.size, email_id.bytes, lease_token)
+        return place
+
+    def end_rendering(self, place: int | None) -> None:
+        """Takes back what `begin_rendering` wrote."""
+        if place is not None:
+            at = _RENDERING_AT + place * _RENDERING.size
+            self._map[at : at + _RENDERING.size] = _NOT_RENDERING
+            self._renderings.append(place)
+
     def close(self) -> None:
         """Ends the ledger: the file goes, unless there is something in it that is left to the relay."""
         if len(self._free) == self._slots:
@@ -164,6 +268,14 @@ class Ledger:
 
     def _write(self, at: int, part: bytes) -> None:
         self._map[at : at + len(part) + 4] = part + _CHECKSUM.pack(crc32(part))
+
+
+def steady_clock() -> float:
+    """Seconds that go on while the host sleeps, so that a lease never looks younger than it is.
+
+    The same for all processes of the host.
+    """
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def boot_id() -> str:
@@ -219,15 +331,33 @@ def dead_ledger(path: Path) -> Iterator[DeadLedger | None]:
     Raises:
         LedgerUnreadable: the file is foreign, newer than this release, truncated, or cannot be read at all.
     """
+    with _opened(path) as descriptor:
+        yield None if descriptor is None or not _lock(descriptor) else _read(path, _content(descriptor))
+
+
+def living_ledger(path: Path) -> LivingLedger | None:
+    """The ledger of a worker that lives; None if the file is gone. Whether it lives is for the caller to know.
+
+    Raises:
+        LedgerUnreadable: see `dead_ledger`.
+    """
+    with _opened(path) as descriptor:
+        head = None if descriptor is None else _head(_content(descriptor, _HEADER_BYTES))
+    return None if head is None else LivingLedger(path, head.worker, head.slot)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int | None]:
+    """A descriptor to read a file with; None if it is gone. Does not wait, whatever lies there instead of a file."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         yield None
         return
     except OSError as error:
         raise LedgerUnreadable(f"it cannot be opened: {error.strerror}") from error
     try:
-        yield _read(path, _content(descriptor)) if _lock(descriptor) else None
+        yield descriptor
     finally:
         os.close(descriptor)
 
@@ -237,18 +367,31 @@ def _lock(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        raise LedgerUnreadable(f"it cannot be locked: {error.strerror}") from error
     return True
 
 
-def _content(descriptor: int) -> bytes:
+def _content(descriptor: int, most_bytes: int = _MOST_BYTES) -> bytes:
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        raise LedgerUnreadable("it cannot be read: it is not a file")
     try:
-        return Path(f"/proc/self/fd/{descriptor}").read_bytes()
+        return os.pread(descriptor, min(found.st_size, most_bytes), 0)
     except OSError as error:
         raise LedgerUnreadable(f"it cannot be read: {error.strerror}") from error
 
 
-def _read(path: Path, content: bytes) -> DeadLedger:
-    if len(content) < _HEADER_BYTES or not content.startswith(_MAGIC):
+@dataclass(frozen=True, slots=True)
+class _Head:
+    worker: str
+    slot: str
+    boot: str
+    slots: int
+
+
+def _head(content: bytes) -> _Head:
+    if len(content) < _HEADER.size or not content.startswith(_MAGIC):
         raise LedgerUnreadable("it is not an in-flight ledger")
     magic, version, slot_bytes, slots, worker, slot, boot, checksum = _HEADER.unpack_from(content)
     if version != FORMAT or slot_bytes != _SLOT_BYTES:
@@ -256,21 +399,34 @@ def _read(path: Path, content: bytes) -> DeadLedger:
     names = (worker.rstrip(b"\0"), slot.rstrip(b"\0"), boot.rstrip(b"\0"))
     if checksum != crc32(repr((magic, version, slot_bytes, slots, *names)).encode()):
         raise LedgerUnreadable("its header is damaged")
-    end = _HEADER_BYTES + slots * _SLOT_BYTES
+    worker_name, slot_name, boot_name = (name.decode() for name in names)
+    return _Head(worker_name, slot_name, boot_name, slots)
+
+
+def _read(path: Path, content: bytes) -> DeadLedger:
+    head = _head(content)
+    end = _HEADER_BYTES + head.slots * _SLOT_BYTES
     if len(content) < end:
         raise LedgerUnreadable("it is truncated")
     try:
         found = [_flight(content[at : at + _SLOT_BYTES]) for at in range(_HEADER_BYTES, end, _SLOT_BYTES)]
     except (ValueError, IndexError) as error:
         raise LedgerUnreadable("it holds a word that this release does not know") from error
-    worker_name, slot_name, boot_name = (name.decode() for name in names)
     return DeadLedger(
         path=path,
-        worker=worker_name,
-        slot=slot_name,
+        worker=head.worker,
+        slot=head.slot,
         flights=tuple(flight for flight in found if flight),
-        names_all=boot_name != "" and boot_name == boot_id(),
+        suspects=tuple(_suspects(content)),
+        names_all=head.boot != "" and head.boot == boot_id(),
     )
+
+
+def _suspects(content: bytes) -> Iterator[Suspect]:
+    for place in range(_RENDERINGS):
+        email_id, token = _RENDERING.unpack_from(content, _RENDERING_AT + place * _RENDERING.size)
+        if email_id != bytes(16):
+            yield Suspect(UUID(bytes=email_id), token)
 
 
 def _flight(slot: bytes) -> Flight | None:

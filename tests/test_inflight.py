@@ -23,7 +23,7 @@ from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejec
 from dispatcher.domain.status import OnUncertain
 from dispatcher.inflight import DeadLedger, Flight, Ledger, LedgerUnreadable, dead_ledger
 
-HEADER_BYTES: Final = 256
+HEADER_BYTES: Final = 512
 SLOT_BYTES: Final = 512
 ID: Final = UUID("018f3a1e-7b5c-7def-8abc-0123456789ab")
 OTHER_ID: Final = UUID("018f3a1e-7b5d-7def-8abc-0123456789ab")
@@ -369,7 +369,7 @@ class TestFilesThatAreNoLedgerOfOurs:
         content[8:10] = struct.pack("<H", inflight.FORMAT + 1)
         good.write_bytes(content)
 
-        with pytest.raises(LedgerUnreadable, match="format 2 is not the one"):
+        with pytest.raises(LedgerUnreadable, match="format 3 is not the one"):
             read(good)
 
     @pytest.mark.parametrize("at", [12, 16, 40, 90, 150])

@@ -39,6 +39,8 @@ class Reason(StrEnum):
     """The email's content was deleted before it was sent (retention, privacy); there is nothing to send."""
     INTERNAL_ERROR = "internal_error"
     """Our own code failed on this email before anything of it left."""
+    WORKER_CRASHED = "worker_crashed"
+    """Workers died while they rendered this email, time and again; nothing of it left."""
     OUTCOME_UNKNOWN = "outcome_unknown"
     """The request left and no answer that can be believed came back."""
 

@@ -42,7 +42,8 @@ class CaptureProvider:
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         """One attempt; see `contract.Provider.send`. The deadline is not looked at: this waits for nobody."""
         try:
-            content = (await rendered(email)).content
+            with attempt.rendering:
+                content = (await rendered(email)).content
         except UnrenderableEmail as error:
             return Rejected(error.reason, error.message)
         name = f"{email.email_id}.{time.time_ns()}.{os.getpid()}.eml"

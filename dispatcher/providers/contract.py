@@ -7,7 +7,8 @@ now, refused for good, or whether nobody can know. `docs/providers.md` tells how
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from dispatcher.domain.outcome import Outcome
@@ -23,11 +24,14 @@ class Attempt:
         deadline: When the attempt must have ended, connecting included, in the running loop's `time()`.
         leaving: To be called once, just before the first byte that could cause acceptance leaves this process.
             From then on, silence means `Uncertain`.
+        rendering: To be entered around what turns the email into octets, on any thread: should the process die in
+            it, natively or for want of memory, the email is the suspect. Cheap, and may be entered again.
     """
 
     number: int
     deadline: float
     leaving: Callable[[], None]
+    rendering: AbstractContextManager[None] = field(default_factory=nullcontext)
 
 
 class Provider(Protocol):

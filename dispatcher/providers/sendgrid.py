@@ -95,7 +95,8 @@ class SendGridProvider:
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         """One attempt; see `contract.Provider.send`. A fault may come after `leaving`: SendGrid took nothing."""
         try:
-            body = body_of(email, sandbox=self._sandbox)
+            with attempt.rendering:
+                body = body_of(email, sandbox=self._sandbox)
         except UnrenderableEmail as error:
             return Rejected(error.reason, error.message)
         try:

@@ -107,7 +107,7 @@ class SesProvider:
         departure = Departure(attempt)
         try:
             posting = loop.run_in_executor(
-                self._threads, _post, client, email, self._options.configuration_set, departure
+                self._threads, _post, client, email, self._options.configuration_set, attempt, departure
             )
         except RuntimeError as error:
             # The system has no thread to give. Whoever finds the job in the queue later may not do it.
@@ -141,10 +141,13 @@ def _is_there(client: asyncio.Future[Client]) -> bool:
     return client.done() and not client.cancelled() and client.exception() is None
 
 
-def _post(client: Client, email: OutgoingEmail, configuration_set: str | None, departure: Departure) -> Outcome:
+def _post(
+    client: Client, email: OutgoingEmail, configuration_set: str | None, attempt: Attempt, departure: Departure
+) -> Outcome:
     """What a thread does; it builds the request as well, since 25 MB take most of a second."""
     try:
-        request = request_for(email, configuration_set)
+        with attempt.rendering:
+            request = request_for(email, configuration_set)
     except UnrenderableEmail as error:
         return Rejected(error.reason, error.message)
     with departure.here():

@@ -66,7 +66,7 @@ class SmtpProvider:
         transaction = Transaction(attempt)
         try:
             async with asyncio.timeout_at(attempt.deadline):
-                return await self._deliver(email, transaction)
+                return await self._deliver(email, attempt, transaction)
         except TimeoutError:
             return transaction.silence(None)
         except UnrenderableEmail as error:
@@ -103,13 +103,15 @@ class SmtpProvider:
     async def _open(self) -> Connection:
         return await open_connection(self._options, self._context)
 
-    async def _deliver(self, email: OutgoingEmail, transaction: Transaction) -> Outcome:
+    async def _deliver(self, email: OutgoingEmail, attempt: Attempt, transaction: Transaction) -> Outcome:
         """The transaction's outcome, once there is a place for it."""
         leave = self._pool.leave
         await self._pool.enter()
         try:
             # Only who holds a place has its bytes in memory: large attachments times all who wait would be too much.
-            return await self._transact(await rendered(email), transaction)
+            with attempt.rendering:
+                content = await rendered(email)
+            return await self._transact(content, transaction)
         except NotConnected as error:
             if not error.is_full or not self._pool.can_do_with_less():
                 return error.outcome
@@ -119,7 +121,7 @@ class SmtpProvider:
         finally:
             leave()
         transaction.phase = Phase.WAITING
-        return await self._deliver(email, transaction)
+        return await self._deliver(email, attempt, transaction)
 
     async def _transact(self, content: RenderedEmail, transaction: Transaction) -> Outcome:
         """The transaction's outcome, over a kept connection, and over a new one if that turns out dead."""

@@ -36,7 +36,8 @@ async def _relay(settings: Settings, lifeline: int) -> None:
     pool = make_pool(settings.database_url, name="dispatcher relay settlement", size=1)
     await pool.open()
     publisher = Publisher(settings.amqp_url, settings.exchange, name="dispatcher relay", ca_file=settings.ca_file)
-    publishing, settlement = Publishing(settings, publisher), Settlement(settings, pool)
+    settlement = Settlement(settings, pool)
+    publishing = Publishing(settings, publisher, lambda: settlement.workers_here)
     tasks = [asyncio.create_task(publishing.run()), asyncio.create_task(settlement.run())]
     stopped = asyncio.create_task(stop.wait())
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,6 +30,9 @@ POLL_SECONDS: Final = 0.25
 STANDBY_SECONDS: Final = 1.0
 RESCUE_GRACE: Final = 3.0
 """The rescue waits for a lease's length divided by this when a relay begins to lead: time for two renewals."""
+HOST_GRACE_SECONDS: Final = 5.0
+"""A lease that ran out is left to the relay of its owner's host for so long, or for half of its length: that one can
+look into the owner's in-flight ledger."""
 VANISHED_SECONDS: Final = 10.0
 PARTITION_SECONDS: Final = 3600.0
 
@@ -36,9 +40,16 @@ PARTITION_SECONDS: Final = 3600.0
 class Publishing:
     """Publishes while it leads; else stands by to lead."""
 
-    def __init__(self, settings: Settings, publisher: Publisher) -> None:
+    def __init__(
+        self, settings: Settings, publisher: Publisher, workers_here: Callable[[], Collection[str] | None]
+    ) -> None:
+        """
+        Args:
+            workers_here: Whose leases the settlement of this host looks after; None while it does not know.
+        """
         self._settings = settings
         self._publisher = publisher
+        self._workers_here = workers_here
         self._log = get_log()
         self._outage = Backoff(base_seconds=0.1, cap_seconds=5.0)
         self._broker_outage = Backoff(base_seconds=0.1, cap_seconds=5.0)
@@ -113,7 +124,17 @@ class Publishing:
 
     async def _rescue(self, outbox: Outbox) -> None:
         settings = self._settings
-        for email in await outbox.rescue_expired(settings.on_uncertain, settings.max_attempts, BATCH):
+        workers_here = self._workers_here()
+        if workers_here is None:
+            return
+        rescued = await outbox.rescue_expired(
+            settings.on_uncertain,
+            settings.max_attempts,
+            BATCH,
+            grace_seconds=min(HOST_GRACE_SECONDS, settings.lease_seconds / 2),
+            workers_here=workers_here,
+        )
+        for email in rescued:
             metrics.RESCUED.add(1, "lease_expired")
             metrics.HELD.add(email.status is Status.HELD, "lease_expired")
             self._log.warning(
@@ -142,7 +163,7 @@ class Publishing:
             count += moved
         if count:
             metrics.RESCUED.add(count, "message_vanished")
-            self._log.warning("relay.republished", count=count, queue=self._settings.queue)
+            self._log.warning("relay.republished", count=count, queue=self._settings.queue, reason="message_vanished")
 
     async def _waiting_messages(self) -> int | None:
         """How many messages wait on the send queue; None while there is no such queue."""

@@ -2,6 +2,7 @@
 
     answered      → recorded as answered
     on the wire   → uncertain, by the policy that the ledger holds
+    being rendered → released, with a mark: it may be what the worker died of. At three marks it is failed
     not named     → released: nothing of it left; but left to the rescue where the host went down since, because what
                     was written last may never have reached the disk
 
@@ -9,6 +10,8 @@ The order counts: first the sessions, so that nothing of the worker can commit a
 what the worker or an earlier settlement has recorded; then what is left. A ledger is settled by the relay of its host
 as soon as its lock is free, that is within moments of the worker's death, and its file goes last: a settlement that
 dies half-way is done again.
+
+Living workers whose leases ran out are settled in `expired`.
 """
 
 from __future__ import annotations
@@ -16,25 +19,38 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 from uuid import UUID
 
 from dispatcher.config import Settings
 from dispatcher.domain.decision import decide
-from dispatcher.domain.outcome import Uncertain
+from dispatcher.domain.outcome import Reason, Uncertain
 from dispatcher.domain.retry import RetryPolicy
 from dispatcher.domain.status import Status
 from dispatcher.errors import DispatcherError, StoreUnavailable
-from dispatcher.inflight import SUFFIX, DeadLedger, Flight, dead_ledger
+from dispatcher.inflight import (
+    SUFFIX,
+    DeadLedger,
+    Flight,
+    LedgerUnreadable,
+    LivingLedger,
+    dead_ledger,
+    living_ledger,
+)
+from dispatcher.relay.expired import ExpiredLeases, record_each
 from dispatcher.results import result_of
-from dispatcher.store.connections import Pool, session
+from dispatcher.store.connections import AsyncSession, Pool, session
 from dispatcher.store.leases import LeaseStore, Result
-from dispatcher.store.settlement import find_attempt_bases, release_dead, terminate_sessions
+from dispatcher.store.settlement import find_attempt_bases, note_crashes, release_dead, terminate_sessions
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 LOOK_SECONDS: Final = 0.2
+MOST_CRASHES: Final = 3
+"""An email that so many workers died of is failed. One that merely was being rendered when somebody killed its worker
+is hardly ever so again: that takes a fraction of a millisecond."""
 _SESSIONS_GONE_SECONDS: Final = 5.0
 
 
@@ -47,6 +63,13 @@ class Settlement:
         self._pool = pool
         self._log = get_log()
         self._reported: set[Path] = set()
+        self._workers_here: frozenset[str] | None = None
+        self._expired = ExpiredLeases(settings, pool, lambda ledger, reason: self._report(ledger.path, reason))
+
+    @property
+    def workers_here(self) -> Collection[str] | None:
+        """Whose leases are settled here and by nobody else; None before the first look is over."""
+        return self._workers_here
 
     async def run(self) -> None:
         """Settles until cancelled."""
@@ -55,25 +78,46 @@ class Settlement:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def settle_all(self) -> None:
-        """One look at every ledger in the folder; those of living workers are left alone."""
-        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
-            try:
-                with dead_ledger(path) as ledger:
-                    if ledger is not None:
-                        await self._settle(ledger)
-            except StoreUnavailable as error:
-                self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=LOOK_SECONDS)
-                return
-            except DispatcherError as error:
-                # Unreadable, or PostgreSQL refuses what it says: the others must not wait for it.
-                self._report(path, error.message)
+        """One look at every ledger in the folder."""
+        paths = sorted(self._folder.glob(f"*{SUFFIX}"))
+        ledgers = [found for path in paths if (found := self._read(path))]
+        # What of one ledger cannot be settled is left to the rescue.
+        self._workers_here = frozenset(ledger.worker for ledger in ledgers if ledger.path not in self._reported)
+        try:
+            living = [ledger for ledger in ledgers if not await self._settle_dead(ledger.path)]
+            await self._expired.settle_when_due(living)
+        except StoreUnavailable as error:
+            self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=LOOK_SECONDS)
+            self._expired.postpone()
+
+    def _read(self, path: Path) -> LivingLedger | None:
+        try:
+            return living_ledger(path)
+        except LedgerUnreadable as error:
+            self._report(path, error.message)
+            return None
+
+    async def _settle_dead(self, path: Path) -> bool:
+        """Settles what a dead worker left; returns whether it is one's."""
+        try:
+            with dead_ledger(path) as ledger:
+                if ledger is not None:
+                    await self._settle(ledger)
+                return ledger is not None
+        except StoreUnavailable:
+            raise
+        except DispatcherError as error:
+            # PostgreSQL refuses what it says: the others must not wait for it.
+            self._report(path, error.message)
+            return True
 
     async def _settle(self, ledger: DeadLedger) -> None:
         await self._end_sessions(ledger.worker)
         bases = await self._attempt_bases(ledger)
         results = [self._result(flight, bases.get(flight.email_id, 0)) for flight in ledger.flights]
         await self._record(ledger, results)
-        released = await self._release(ledger.worker) if ledger.names_all else 0
+        # What was last written before the host went down may be missing, or may be old.
+        released = await self._release(ledger) if ledger.names_all else 0
         ledger.path.unlink(missing_ok=True)
         uncertain = sum(result.outcome == "uncertain" for result in results)
         metrics.RESCUED.add(released, "worker_died")
@@ -81,6 +125,7 @@ class Settlement:
         self._log.warning(
             "ledger.settled",
             worker=ledger.worker,
+            reason="worker_died",
             released=released,
             recorded=len(results) - uncertain,
             uncertain=uncertain,
@@ -95,16 +140,31 @@ class Settlement:
                     raise StoreUnavailable("PostgreSQL has not ended the sessions of a dead worker yet.")
                 await asyncio.sleep(0.02)  # PostgreSQL announces no session's end
 
-    async def _release(self, worker: str) -> int:
+    async def _release(self, ledger: DeadLedger) -> int:
         async with session(self._pool) as connection:
-            return await release_dead(connection, worker)
+            suspected = await self._blame(connection, ledger) if ledger.suspects else 0
+            return suspected + await release_dead(connection, ledger.worker)
+
+    async def _blame(self, connection: AsyncSession, ledger: DeadLedger) -> int:
+        tokens = {suspect.email_id: suspect.lease_token for suspect in ledger.suspects}
+        crashed = await note_crashes(connection, ledger.worker, tokens, MOST_CRASHES)
+        for email in crashed:
+            self._log.warning(
+                "email.rescued",
+                email_id=str(email.email_id),
+                correlation_id=email.correlation_id,
+                status=email.status.value,
+                crashes=email.crash_count,
+                reason=Reason.WORKER_CRASHED.value,
+            )
+        return sum(email.status is Status.PENDING for email in crashed)
 
     async def _record(self, ledger: DeadLedger, results: list[Result]) -> None:
         store = LeaseStore(self._pool, worker=ledger.worker, slot=ledger.slot)
         # The worker, or an earlier settlement, may have recorded some of them and died before it could say so.
         missing = [result for result in results if not await store.is_recorded(result)]
         if missing:
-            await store.record(missing)
+            await record_each(store, missing)
 
     async def _attempt_bases(self, ledger: DeadLedger) -> dict[UUID, int]:
         async with session(self._pool) as connection:

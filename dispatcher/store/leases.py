@@ -44,12 +44,12 @@ class Standing:
     """Where an email stands that could not be leased.
 
     Attributes:
-        is_ours: This worker has its lease.
+        our_token: The lease that this worker has of it; None if it has none.
     """
 
     message_key: str
     status: Status
-    is_ours: bool
+    our_token: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,8 @@ class Result:
         outcome: The outcome's word (see `domain.outcome.outcome_name`).
         error_type: The reason in our vocabulary; None if it was accepted.
         error: The provider's words, scrubbed.
+        expired_at: When the lease ended, where somebody else records for its living owner; the result counts only if
+            the lease still has this end.
     """
 
     email_id: UUID
@@ -77,6 +79,7 @@ class Result:
     error: str | None = None
     provider_code: str | None = None
     provider_message_id: str | None = None
+    expired_at: datetime | None = None
 
 
 class LeaseStore:
@@ -112,7 +115,7 @@ class LeaseStore:
     async def find_standing(self, email_ids: Sequence[UUID]) -> dict[UUID, Standing]:
         """Where emails stand, by id; an id without a row is left out."""
         rows = await self._fetch("find_standing", {**ids_within(email_ids), "worker": self._worker})
-        return {email_id: Standing(key, Status(status), is_ours) for email_id, key, status, is_ours in rows}
+        return {email_id: Standing(key, Status(status), token) for email_id, key, status, token in rows}
 
     async def renew(self, leases: dict[UUID, int], lease_seconds: float) -> set[UUID]:
         """Prolongs leases, given as token by id; returns the ids that are still ours."""
@@ -123,8 +126,14 @@ class LeaseStore:
         return await self._ids("release", _tokens(leases))
 
     async def release_unanswered(self, email_ids: Sequence[UUID]) -> None:
-        """Gives back what a `lease` whose answer was lost may have leased to us; these ids must not be in our hands."""
-        await self._fetch("release_unanswered", {**ids_within(email_ids), "worker": self._worker})
+        """Gives back what a `lease` whose answer was lost may have leased to us; these ids must not be in our hands.
+
+        By token, and not by what is ours: were this statement cut off in its turn and executed later, it would give
+        back what a later lease of ours has taken, perhaps an email that is on the wire by then.
+        """
+        standing = await self.find_standing(email_ids)
+        if ours := {i: found.our_token for i, found in standing.items() if found.our_token is not None}:
+            await self.release(ours)
 
     async def record(self, results: Sequence[Result]) -> set[UUID]:
         """Records a batch; returns the ids whose lease was still ours (see the statement for the others)."""
@@ -136,6 +145,7 @@ class LeaseStore:
         parameters = {
             "email_id": result.email_id,
             "attempt_number": result.attempt_number,
+            "started_at": result.started_at,
             "worker": self._worker,
         }
         return bool(await self._fetch("find_attempt", parameters))
@@ -174,6 +184,7 @@ def _columns(results: Sequence[Result]) -> dict[str, Any]:
         "providers": [result.provider for result in results],
         "provider_codes": [result.provider_code for result in results],
         "provider_message_ids": [result.provider_message_id for result in results],
+        "expired_ats": [result.expired_at for result in results],
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -97,9 +97,28 @@ class Outbox:
         """The broker confirmed these dead letters."""
         await self._execute("mark_dead_lettered", {**ids_within(email_ids), "looked_at": looked_at})
 
-    async def rescue_expired(self, on_uncertain: OnUncertain, max_attempts: int, limit: int) -> list[Rescued]:
-        """Moves up to `limit` emails whose lease expired, by their policy or else the one given."""
-        parameters = {"on_uncertain": on_uncertain.value, "max_attempts": max_attempts, "limit": limit}
+    async def rescue_expired(
+        self,
+        on_uncertain: OnUncertain,
+        max_attempts: int,
+        limit: int,
+        *,
+        grace_seconds: float = 0.0,
+        workers_here: Collection[str] = (),
+    ) -> list[Rescued]:
+        """Moves up to `limit` emails whose lease expired, by their policy or else the one given.
+
+        Args:
+            grace_seconds: So long after the lease's end, the owner's host has had its chance.
+            workers_here: Whose leases are left to the settlement of this host.
+        """
+        parameters = {
+            "on_uncertain": on_uncertain.value,
+            "max_attempts": max_attempts,
+            "limit": limit,
+            "grace_seconds": grace_seconds,
+            "workers_here": list(workers_here),
+        }
         rows = await self._fetch("rescue_expired", parameters)
         return [Rescued(row[0], row[1], Status(row[2]), row[3]) for row in rows]
 

@@ -1,32 +1,104 @@
-"""What a dead worker left in the database: its sessions, and the leases that its ledger did not close."""
+"""What workers left in the database that died, or that are frozen past their leases; see `relay.settlement`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 from uuid import UUID
 
+from dispatcher.domain.outcome import Reason
+from dispatcher.domain.status import Status
 from dispatcher.store.connections import AsyncSession, translated
 from dispatcher.store.queries import ids_within, query
 
 
+@dataclass(frozen=True, slots=True)
+class ExpiredLease:
+    """A lease that has run out.
+
+    Attributes:
+        token: Fences every write under this lease.
+        worker: Whose it is.
+        expired_at: Its end; with the token it tells whether anything came of the lease since.
+        age_seconds: Since its end.
+        attempt_base: How many attempts the email had when it was last replayed.
+    """
+
+    email_id: UUID
+    token: int
+    worker: str
+    expired_at: datetime
+    age_seconds: float
+    attempt_base: int
+
+
+@dataclass(frozen=True, slots=True)
+class Crashed:
+    """An email that a worker was rendering when it died.
+
+    Attributes:
+        status: `pending`, or `failed` where too many have died of it.
+        crash_count: How many have died of it.
+    """
+
+    email_id: UUID
+    correlation_id: str | None
+    status: Status
+    crash_count: int
+
+
 async def terminate_sessions(session: AsyncSession, worker: str) -> int:
     """Ends the sessions of a dead worker; returns how many there were. At zero, nothing of it can commit any more."""
-    with translated():
-        cursor = await session.execute(query("terminate_sessions"), {"application_name": worker})
-        return len(await cursor.fetchall())
+    return len(await _fetch(session, "terminate_sessions", {"application_name": worker}))
 
 
 async def release_dead(session: AsyncSession, worker: str) -> int:
     """Gives back a dead worker's leases, to be called once its ledger is recorded; returns how many there were."""
+    return len(await _fetch(session, "release_dead", {"worker": worker}))
+
+
+async def note_crashes(
+    session: AsyncSession, worker: str, tokens: Mapping[UUID, int], most_crashes: int
+) -> list[Crashed]:
+    """Gives back what a dead worker was rendering, tokens by id, and fails what has killed that many; not in vain."""
+    parameters = {
+        **ids_within(tokens),
+        "lease_tokens": [tokens[email_id] for email_id in sorted(tokens)],
+        "worker": worker,
+        "most_crashes": most_crashes,
+        "error_type": Reason.WORKER_CRASHED.value,
+        "error": "The worker died while it rendered this email.",
+    }
+    rows = await _fetch(session, "note_crashes", parameters)
+    return [
+        Crashed(email_id, correlation_id, Status(status), count) for email_id, correlation_id, status, count in rows
+    ]
+
+
+async def find_expired(session: AsyncSession, workers: Sequence[str]) -> list[ExpiredLease]:
+    """The leases of these workers that have run out."""
+    return [ExpiredLease(*row) for row in await _fetch(session, "find_expired", {"workers": list(workers)})]
+
+
+async def release_expired(session: AsyncSession, leases: Sequence[ExpiredLease]) -> set[UUID]:
+    """Gives back leases under which nothing left nor can leave; returns the ids of those that nothing came of since."""
+    ordered = sorted(leases, key=lambda lease: lease.email_id)
+    parameters = {
+        **ids_within(lease.email_id for lease in ordered),
+        "lease_tokens": [lease.token for lease in ordered],
+        "expired_ats": [lease.expired_at for lease in ordered],
+    }
+    return {row[0] for row in await _fetch(session, "release_expired", parameters)}
+
+
+async def _fetch(session: AsyncSession, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
     with translated():
-        cursor = await session.execute(query("release_dead"), {"worker": worker})
-        return len(await cursor.fetchall())
+        cursor = await session.execute(query(name), parameters)
+        return await cursor.fetchall()
 
 
 async def find_attempt_bases(session: AsyncSession, email_ids: Collection[UUID]) -> dict[UUID, int]:
     """How many attempts each of these had when it was last replayed; those that never were are left out."""
-    if not email_ids:
-        return {}
-    with translated():
-        cursor = await session.execute(query("find_attempt_bases"), ids_within(email_ids))
-        return dict(await cursor.fetchall())
+    return {} if not email_ids else dict(await _fetch(session, "find_attempt_bases", ids_within(email_ids)))

@@ -15,7 +15,8 @@ EVENTS: Final = MappingProxyType(
         "email.attempted": "An attempt ended: email_id, attempt, provider, outcome, error_type, duration_ms, worker.",
         "email.lease_lost": "A result came after the lease was lost; nothing was overwritten.",
         "email.answered_late": "A provider answered after the attempt had ended as uncertain: provider, outcome.",
-        "email.rescued": "An email was returned after its owner was gone: reason, status.",
+        "email.rescued": "An email was taken from an owner that is gone: reason (lease_expired, worker_crashed), "
+        "status.",
         "message.duplicated": "A message came for an email that is finished or another's; it was acked: status.",
         "message.rejected": "A message that points to no email went to the DLQ: reason.",
         # servers
@@ -38,11 +39,12 @@ EVENTS: Final = MappingProxyType(
         "relay.leading": "This relay publishes for the database; others stand by.",
         "relay.stopped": "The relay ended.",
         "relay.published": "Messages went to the send queue: count.",
-        "relay.republished": "RabbitMQ lost messages, as of a purged queue; they are due again: count, queue.",
+        "relay.republished": "RabbitMQ lost messages, as of a purged queue; they are due again: count, queue, reason.",
         "relay.dead_lettered": "Dead letters went to the DLQ: count.",
         "relay.unroutable": "RabbitMQ could not route messages; they stay due: count, queue, retry_in_seconds.",
         "partition.made": "Partitions were made ahead: names.",
-        "ledger.settled": "A dead worker's in-flight ledger was settled: released, recorded, uncertain.",
+        "ledger.settled": "An in-flight ledger was settled, as its worker died or was frozen past its leases: worker, "
+        "reason (worker_died, worker_frozen), released, recorded, uncertain.",
         "ledger.unreadable": "A file in the run directory is no ledger that we can read; it is kept: file, reason.",
         "metrics.unwritable": "This process counts nothing, and works on: folder, reason.",
         "fault.unexpected": "Something failed that should not: where, error.",

@@ -35,14 +35,14 @@ HELD: Final = Counter(
     "dispatcher_held_emails_total",
     "Emails held because their outcome is unknown.",
     ("reason",),
-    (("no_answer",), ("worker_died",), ("lease_expired",)),
+    (("no_answer",), ("worker_died",), ("worker_frozen",), ("lease_expired",)),
 )
 LEASES_LOST: Final = Counter("dispatcher_lost_leases_total", "Results that came after their lease was lost.")
 RESCUED: Final = Counter(
     "dispatcher_rescued_emails_total",
     "Emails returned after their owner or their message was gone.",
     ("reason",),
-    (("lease_expired",), ("worker_died",), ("message_vanished",)),
+    (("worker_died",), ("worker_frozen",), ("lease_expired",), ("message_vanished",)),
 )
 
 # Messages and batches.

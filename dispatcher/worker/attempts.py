@@ -11,13 +11,13 @@ import time
 
 from dispatcher.domain.outcome import CONCERNS_PROVIDER, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.errors import ProviderFault
-from dispatcher.inflight import Ledger
+from dispatcher.inflight import Ledger, steady_clock
 from dispatcher.providers.contract import Attempt
 from dispatcher.results import storable
 from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.telemetry.log import get_log
-from dispatcher.worker.sending import LeaseRanOut, Phase, Sending, steady_clock
+from dispatcher.worker.sending import LeaseRanOut, Phase, Sending
 
 
 class NoRoute(Exception):
@@ -109,7 +109,9 @@ class Attempts:
         """What the adapter says; whatever else it raises is judged by whether anything left."""
         assert sending.lease.email is not None
         deadline = asyncio.get_running_loop().time() + self._timeout_seconds
-        attempt = Attempt(sending.attempt_number, deadline, lambda: self._leave(sending))
+        attempt = Attempt(
+            sending.attempt_number, deadline, lambda: self._leave(sending), _Rendering(self._ledger, sending)
+        )
         try:
             return storable(await route.provider.send(sending.lease.email, attempt))
         except (ProviderFault, LeaseRanOut):
@@ -135,7 +137,7 @@ class Attempts:
         """
         if sending.phase is Phase.ON_THE_WIRE:
             return
-        if steady_clock() >= sending.leased_until or sending.lease_lost or sending.is_cancelled:
+        if not self._may_leave(sending):
             raise LeaseRanOut
         sending.ledger_slot = self._ledger.leaving(
             sending.email_id,
@@ -145,7 +147,34 @@ class Attempts:
             started_at=sending.started_at,
             policy=sending.policy,
         )
+        # Again, and only this look counts: we may have been frozen before the slot was written, and the relay has read
+        # it without us (see `inflight`). The first look spares it slots of leases that are over.
+        if not self._may_leave(sending):
+            self.forget(sending)
+            raise LeaseRanOut
         sending.phase = Phase.ON_THE_WIRE
+
+    def _may_leave(self, sending: Sending) -> bool:
+        if sending.lease_lost or sending.is_cancelled or sending.confirmed_at <= self._ledger.voided_at:
+            return False
+        return steady_clock() < sending.leased_until
+
+
+class _Rendering:
+    """Names an email in the ledger while it is being rendered, for `contract.Attempt`."""
+
+    __slots__ = ("_ledger", "_place", "_sending")
+
+    def __init__(self, ledger: Ledger, sending: Sending) -> None:
+        self._ledger = ledger
+        self._sending = sending
+        self._place: int | None = None
+
+    def __enter__(self) -> None:
+        self._place = self._ledger.begin_rendering(self._sending.email_id, self._sending.lease.token)
+
+    def __exit__(self, *_: object) -> None:
+        self._ledger.end_rendering(self._place)
 
 
 def _burns_nothing(outcome: Outcome, route: Route) -> bool:

@@ -13,13 +13,13 @@ from dispatcher.broker.consumer import Consumer, Delivery
 from dispatcher.broker.pointer import Pointer
 from dispatcher.domain.status import Status
 from dispatcher.errors import StoreUnavailable
+from dispatcher.inflight import steady_clock
 from dispatcher.store.leases import Lease, LeaseStore, Standing
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 from dispatcher.worker.batches import Batches
 from dispatcher.worker.measuring import measure_lease
 from dispatcher.worker.outage import StoreOutage
-from dispatcher.worker.sending import steady_clock
 
 Arrival = tuple[Delivery, Pointer]
 
@@ -45,7 +45,7 @@ class Leasing:
         Args:
             room: How many more emails may be under lease here.
             in_hand: Whether an email is under lease here, or was and we do not know yet that it no longer is.
-            begin: Takes a lease, its delivery, and when the lease ends at the earliest (`steady_clock`).
+            begin: Takes a lease, its delivery, and when its statement was sent (`steady_clock`).
         """
         self._store = store
         self._consumer = consumer
@@ -54,7 +54,7 @@ class Leasing:
         self._in_hand = in_hand
         self._begin = begin
         self._log = get_log()
-        self._leased_until = 0.0
+        self._asked_at = 0.0
         self._arrivals: Batches[Arrival] = Batches(self._lease, room=room)
         self._stopped = False
 
@@ -90,7 +90,7 @@ class Leasing:
             return
         for lease in leases:
             delivery, _ = waiting.pop(lease.email_id)
-            self._begin(lease, delivery, self._leased_until)
+            self._begin(lease, delivery, self._asked_at)
         if without_lease := [*waiting.values(), *repeated]:
             await self._settle(without_lease)
 
@@ -114,8 +114,8 @@ class Leasing:
                     answer_lost = False
                 if self._stopped:
                     return None
-                self._leased_until = steady_clock() + self._lease_seconds
                 began_at = time.perf_counter()
+                self._asked_at = steady_clock()
                 leases = await self._store.lease(keys_by_id, self._lease_seconds)
                 measure_lease(len(keys_by_id), time.perf_counter() - began_at)
             except StoreUnavailable as error:
@@ -129,8 +129,9 @@ class Leasing:
         try:
             standing = await self._store.find_standing([pointer.email_id for _, pointer in arrivals])
             # A lease of ours that nobody here knows: its statement was cut off, and went on without us.
-            if orphans := [i for i, found in standing.items() if found.is_ours and not self._in_hand(i)]:
-                await self._store.release_unanswered(orphans)
+            tokens = {i: found.our_token for i, found in standing.items() if not self._in_hand(i)}
+            if orphans := {i: token for i, token in tokens.items() if token is not None}:
+                await self._store.release(orphans)
                 standing |= {i: replace(standing[i], status=Status.PENDING) for i in orphans}
         except StoreUnavailable as error:
             await self._outage.wait(error)

@@ -26,7 +26,7 @@ from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Uncertain, ou
 from dispatcher.domain.retry import RetryPolicy
 from dispatcher.domain.status import Status
 from dispatcher.errors import DispatcherError, InvalidPointer, StoreUnavailable
-from dispatcher.inflight import Flight, Ledger
+from dispatcher.inflight import Flight, Ledger, steady_clock
 from dispatcher.results import result_of
 from dispatcher.routing.routes import Routes
 from dispatcher.store.leases import Lease, LeaseStore
@@ -37,7 +37,7 @@ from dispatcher.worker.batches import Batches
 from dispatcher.worker.leasing import Leasing
 from dispatcher.worker.outage import StoreOutage
 from dispatcher.worker.recorder import Closing, Recorder
-from dispatcher.worker.sending import LeaseRanOut, Phase, Sending, steady_clock
+from dispatcher.worker.sending import LeaseRanOut, Phase, Sending
 from dispatcher.worker.watch import ProviderWatch
 
 RENEWALS_PER_LEASE: Final = 3
@@ -153,13 +153,14 @@ class Pipeline:
         preparing = sum(sending.phase is Phase.PREPARING for sending in self._active.values())
         return max(0, min(room - preparing, ledger_room))
 
-    def _begin(self, lease: Lease, delivery: Delivery, leased_until: float) -> None:
+    def _begin(self, lease: Lease, delivery: Delivery, asked_at: float) -> None:
         sending = Sending(
             lease=lease,
             delivery=delivery,
             policy=lease.on_uncertain or self._settings.on_uncertain,
             attempt_number=lease.attempt_number,
-            leased_until=leased_until,
+            confirmed_at=asked_at,
+            leased_until=asked_at + self._settings.lease_seconds,
         )
         self._active[lease.email_id] = sending
         sending.task = asyncio.create_task(self._send(sending))
@@ -239,9 +240,9 @@ class Pipeline:
 
     async def _until_recorded(self, sending: Sending, wait_seconds: float) -> None:
         assert sending.recorded is not None
-        leased_until = steady_clock() + wait_seconds + self._settings.lease_seconds
+        asked_at = steady_clock()
         await sending.recorded
-        sending.leased_until = leased_until
+        sending.confirm(asked_at, wait_seconds + self._settings.lease_seconds)
 
     def _close(self, batch: list[Closing]) -> None:
         """Ends what a commit has recorded: frees the ledger, acks, or lets the retry go on."""
@@ -294,7 +295,7 @@ class Pipeline:
                 self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=lease_seconds / 6)
                 continue
             for email_id, sending in old.items():
-                self._note_renewal(sending, now + lease_seconds, is_ours=email_id in ours)
+                self._note_renewal(sending, now, is_ours=email_id in ours)
 
     async def _show_in_flight(self) -> None:
         # Now and then, and not per email: whoever looks at a gauge sees moments.
@@ -302,9 +303,9 @@ class Pipeline:
             metrics.IN_FLIGHT.set(len(self._active))
             await asyncio.sleep(SHOW_SECONDS)
 
-    def _note_renewal(self, sending: Sending, leased_until: float, *, is_ours: bool) -> None:
+    def _note_renewal(self, sending: Sending, asked_at: float, *, is_ours: bool) -> None:
         if is_ours:
-            sending.leased_until = max(sending.leased_until, leased_until)
+            sending.confirm(asked_at, self._settings.lease_seconds)
         elif self._active.get(sending.email_id) is sending and sending.may_be_stopped and sending.task:
             # Not one that is being recorded: its lease has ended because it is done.
             sending.lease_lost = True

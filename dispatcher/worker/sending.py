@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from uuid import UUID
@@ -32,11 +31,6 @@ class LeaseRanOut(Exception):
     """Raised inside `leaving`: the lease may be another's by now, so nothing may leave. Never leaves the worker."""
 
 
-def steady_clock() -> float:
-    """Seconds that go on while the host sleeps, so that a lease never looks younger than it is."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 @dataclass(slots=True)
 class Sending:
     """An email under lease.
@@ -45,7 +39,9 @@ class Sending:
         delivery: The message that brought it.
         attempt_number: The attempt under way, or the next one.
         policy: What to do if the outcome stays unknown.
-        leased_until: When the lease ends at the earliest, by `steady_clock`.
+        confirmed_at: When the statement was sent by which PostgreSQL last told us that the lease is ours, by
+            `inflight.steady_clock`.
+        leased_until: When the lease ends at the earliest, by the same clock.
         ledger_slot: Where the in-flight ledger has the attempt; None before it left.
         provider: Whom the attempt goes to.
         refused_by: Providers whose refusal the next attempt does not wait for.
@@ -58,6 +54,7 @@ class Sending:
     delivery: Delivery
     policy: OnUncertain
     attempt_number: int
+    confirmed_at: float
     leased_until: float
     phase: Phase = Phase.PREPARING
     ledger_slot: int | None = None
@@ -77,6 +74,11 @@ class Sending:
     def is_cancelled(self) -> bool:
         """Whether we have told it to stop; an adapter may be slow to notice."""
         return self.task is not None and self.task.cancelling() > 0
+
+    def confirm(self, at: float, seconds: float) -> None:
+        """A statement that was sent then has prolonged the lease by at least so long from then; never shortens it."""
+        self.confirmed_at = max(self.confirmed_at, at)
+        self.leased_until = max(self.leased_until, at + seconds)
 
     @property
     def may_be_stopped(self) -> bool:

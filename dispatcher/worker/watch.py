@@ -8,13 +8,13 @@ from typing import Final
 
 from dispatcher.broker.consumer import Consumer
 from dispatcher.errors import DispatcherError
+from dispatcher.inflight import steady_clock
 from dispatcher.providers.scrub import scrub
 from dispatcher.routing.breaker import FAILURES_IN_A_ROW, Breaker, State
 from dispatcher.routing.routes import Routes
 from dispatcher.store.providers import ProviderStore
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
-from dispatcher.worker.sending import steady_clock
 
 HAND_BACK_SECONDS: Final = 5.0
 """A shorter pause is waited out with the prefetch window in hand; giving it back and fetching it again costs more."""

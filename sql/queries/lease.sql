@@ -41,17 +41,23 @@ where email_id = any(%(email_ids)s)
 order by email_id, position;
 
 -- name: find_standing
--- Where emails stand that could not be leased; an id that is missing has no row.
-select email_id, message_key, status, status = 'sending' and locked_by = %(worker)s
+-- Where emails stand that could not be leased, and under which token they are ours; an id that is missing has no row.
+select email_id, message_key, status, case when status = 'sending' and locked_by = %(worker)s then lease_token end
 from email_log
 where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s;
 
 -- name: renew
 -- Gives leases that are still ours more time, never less: a deferral that was recorded since we looked may have prolonged
--- one over the wait before its retry. An id that is missing was lost.
+-- one over the wait before its retry. One that has run out as well, as long as nobody has judged it. An id that is missing
+-- was lost.
+-- Always another end than before, if by a microsecond: whoever saw the lease run out judges it by the end that it had then,
+-- and must not be misled by a clock that was set back.
 update email_log as e
-set locked_until = greatest(e.locked_until, clock_timestamp() + %(lease_seconds)s * interval '1 second')
+set locked_until = greatest(
+    e.locked_until + interval '1 microsecond',
+    clock_timestamp() + %(lease_seconds)s * interval '1 second'
+)
 from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[]) as w (email_id, lease_token)
 where e.email_id = w.email_id
     and e.lease_token = w.lease_token
@@ -75,17 +81,3 @@ where e.email_id = w.email_id
     and e.status = 'sending'
     and e.email_id between %(lowest_id)s and %(highest_id)s
 returning e.email_id;
-
--- name: release_unanswered
--- Gives back leases that a lost answer kept from us: we know of none of these ids, so none of them left.
-update email_log
-set
-    status = 'pending',
-    attempt_count = attempt_count - 1,
-    locked_by = null,
-    locked_until = 'epoch'
-where email_id = any(%(email_ids)s)
-    and locked_by = %(worker)s
-    and status = 'sending'
-    and email_id between %(lowest_id)s and %(highest_id)s
-returning email_id;

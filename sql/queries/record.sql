@@ -3,6 +3,7 @@
 -- idempotency, counts the hour, and marks dead letters due.
 -- Returns the ids whose lease was still ours. An id that is missing was lost: nothing of it was overwritten, but its attempt
 -- is on record; an acceptance is taken whoever holds the lease, because it proves that the email was sent.
+-- A result with expired_at is recorded for a living owner whose lease ran out: only if nothing came of that lease since.
 with result as (
     select *
     from unnest(
@@ -18,10 +19,11 @@ with result as (
         %(errors)s::text[],
         %(providers)s::text[],
         %(provider_codes)s::text[],
-        %(provider_message_ids)s::text[]
+        %(provider_message_ids)s::text[],
+        %(expired_ats)s::timestamptz[]
     ) as t (
         email_id, lease_token, status, lease_seconds, attempt_number, started_at, finished_at, outcome, error_type,
-        error, provider, provider_code, provider_message_id
+        error, provider, provider_code, provider_message_id, expired_at
     )
 ),
 closed as (
@@ -38,6 +40,7 @@ closed as (
         error_type = r.error_type,
         provider = r.provider,
         provider_message_id = coalesce(r.provider_message_id, e.provider_message_id),
+        was_uncertain = e.was_uncertain or r.outcome = 'uncertain',
         sent_at = case r.status when 'sent' then clock_timestamp() end,
         publish_due_at = case r.status when 'pending' then clock_timestamp() end,
         dead_letter_due_at = case when r.status in ('failed', 'held') then clock_timestamp() end
@@ -47,6 +50,7 @@ closed as (
             (e.status = 'sending' and e.lease_token = r.lease_token)
             or (r.status = 'sent' and e.status <> 'sent')
         )
+        and (r.expired_at is null or (e.lease_token = r.lease_token and e.locked_until = r.expired_at))
         and e.email_id between %(lowest_id)s and %(highest_id)s
     returning e.email_id, e.tenant_id, e.message_key, r.status, r.outcome, r.provider
 ),
@@ -66,6 +70,8 @@ attempted as (
         email_id, attempt_number, %(worker)s, provider, started_at, finished_at, outcome, error_type, error,
         provider_code
     from result
+    where expired_at is null
+        or email_id in (select email_id from closed)
 ),
 counted as (
     insert into email_hourly (hour, provider, outcome, slot, email_count)
@@ -81,9 +87,11 @@ from closed;
 
 -- name: find_attempt
 -- A row: this batch was committed although its answer never reached us, because a batch commits as a whole.
+-- By its start as well: attempts are numbered anew when a person replays an email.
 select 1
 from email_attempt
 where email_id = %(email_id)s
     and attempt_number = %(attempt_number)s
+    and started_at = %(started_at)s
     and worker = %(worker)s
 limit 1;

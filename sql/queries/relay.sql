@@ -42,8 +42,9 @@ where email_id = any(%(email_ids)s)
 
 -- name: rescue_expired
 -- Emails whose lease ended without a word from its owner. Nobody knows whether they left: by policy they are held, with a
--- dead letter due, or pending and due again; held, too, if no attempt is left, as in domain/decision.py. Returns a row per
--- email that it moved.
+-- dead letter due, or pending and due again; held, too, if no attempt is left, as in domain/decision.py. Not before a grace,
+-- and not those of workers_here: their own host knows better, by their in-flight ledgers. Returns a row per email that it
+-- moved.
 with expired as (
     select
         email_id,
@@ -53,7 +54,8 @@ with expired as (
         end as policy
     from email_log
     where status = 'sending'
-        and locked_until < now()
+        and locked_until < now() - %(grace_seconds)s * interval '1 second'
+        and locked_by <> all(%(workers_here)s)
     order by email_id
     limit %(limit)s
     for update skip locked
@@ -65,6 +67,7 @@ rescued as (
         lease_token = e.lease_token + 1,
         locked_by = null,
         locked_until = 'epoch',
+        was_uncertain = true,
         error_type = 'outcome_unknown',
         last_error = 'The lease expired: its owner ended without saying whether the email left.',
         publish_due_at = case x.policy when 'hold' then null else clock_timestamp() end,

@@ -29,3 +29,58 @@ from email_log
 where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s
     and attempt_base > 0;
+
+-- name: note_crashes
+-- Emails that a worker was rendering when it died, one crash more: pending and due again like every other of its leases,
+-- the attempt unburnt; but failed, with a dead letter due, once that many workers died of it.
+-- Returns a row per email that it moved.
+update email_log as e
+set
+    crash_count = e.crash_count + 1,
+    status = case when e.crash_count + 1 >= %(most_crashes)s then 'failed' else 'pending' end,
+    attempt_count = e.attempt_count - 1,
+    lease_token = e.lease_token + 1,
+    locked_by = null,
+    locked_until = 'epoch',
+    last_error = %(error)s,
+    error_type = %(error_type)s,
+    publish_due_at = case when e.crash_count + 1 < %(most_crashes)s then clock_timestamp() end,
+    dead_letter_due_at = case when e.crash_count + 1 >= %(most_crashes)s then clock_timestamp() end
+from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[]) as w (email_id, lease_token)
+where e.email_id = w.email_id
+    and e.lease_token = w.lease_token
+    and e.status = 'sending'
+    and e.locked_by = %(worker)s
+    and e.email_id between %(lowest_id)s and %(highest_id)s
+returning e.email_id, e.correlation_id, e.status, e.crash_count;
+
+-- name: find_expired
+-- Leases of these workers that have run out, with their age since then. This look comes before any look into a ledger.
+select
+    email_id, lease_token, locked_by, locked_until,
+    extract(epoch from clock_timestamp() - locked_until)::double precision,
+    attempt_base
+from email_log
+where status = 'sending'
+    and locked_by = any(%(workers)s)
+    and locked_until < clock_timestamp();
+
+-- name: release_expired
+-- Gives back leases that find_expired found and under which nothing left nor can leave: pending and due again, the attempt
+-- unburnt. One that came to something since, a renewal included, is left alone. Returns a row per email that it moved.
+update email_log as e
+set
+    status = 'pending',
+    attempt_count = e.attempt_count - 1,
+    lease_token = e.lease_token + 1,
+    locked_by = null,
+    locked_until = 'epoch',
+    publish_due_at = clock_timestamp()
+from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[], %(expired_ats)s::timestamptz[])
+    as w (email_id, lease_token, expired_at)
+where e.email_id = w.email_id
+    and e.lease_token = w.lease_token
+    and e.locked_until = w.expired_at
+    and e.status = 'sending'
+    and e.email_id between %(lowest_id)s and %(highest_id)s
+returning e.email_id;

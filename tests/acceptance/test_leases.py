@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.acceptance.harness import WORKERS, Host, emails, stop
+from tests.acceptance.harness import CONNECTIONS, WORKERS, Host, emails, stop
 from tests.supervisor.program import eventually
 
 
@@ -33,16 +33,18 @@ def test_a_worker_that_freezes_past_its_lease_sends_nothing_twice_when_it_goes_o
     frozen = run.pid_of("worker 0")
 
     os.kill(frozen, signal.SIGSTOP)
-    run.await_events("email.rescued")
+    settled = run.await_events("ledger.settled")
     eventually(lambda: not any(row.status == "sending" for row in host.rows().values()))
     os.kill(frozen, signal.SIGCONT)
 
     books = host.await_finished(ids)
     stop(run)
     books.assert_harmless()
+    assert (settled["reason"], settled["released"] > 0) == ("worker_frozen", True)
+    assert not run.events("email.rescued")
     assert books.count("sent") + books.count("held") == 300
-    # What it had under lease, and no more; an acceptance that comes late still proves `sent`.
-    assert books.count("held") <= 30
+    # What was on the wire, and no more of all that it had leased; an acceptance that comes late still proves `sent`.
+    assert books.count("held") <= CONNECTIONS
 
 
 def test_leases_of_a_host_that_is_gone_are_judged_by_the_others(host: Host) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from dispatcher.domain.outcome import Outcome
@@ -14,6 +15,9 @@ from dispatcher.store.leases import Lease
 
 WORKER = "host:w0:17:cafe"
 SLOT = "slot-1"
+
+STARTED_AT = 1_790_000_000.0
+BEGAN = datetime.fromtimestamp(STARTED_AT, UTC)
 
 Step = Callable[[Ledger, Lease], object]
 
@@ -29,7 +33,7 @@ def on_the_wire(ledger: Ledger, lease: Lease) -> int:
         lease.token,
         lease.attempt_number,
         provider="smtp",
-        started_at=1_790_000_000.0,
+        started_at=STARTED_AT,
         policy=lease.on_uncertain or OnUncertain.HOLD,
     )
 
@@ -41,6 +45,11 @@ def answered(outcome: Outcome) -> Step:
         ledger.answered(on_the_wire(ledger, lease), outcome, finished_at=1_790_000_001.0)
 
     return step
+
+
+def rendering(ledger: Ledger, lease: Lease) -> None:
+    """It is being rendered."""
+    ledger.begin_rendering(lease.email_id, lease.token)
 
 
 def die(run_dir: Path, steps: Sequence[tuple[Lease, Step]], *, boot: str | None = None) -> None:

@@ -29,6 +29,7 @@ from tests.store.results import result
 from tests.waiting import until
 
 EXPIRED = datetime(2026, 1, 1, tzinfo=UTC)
+QUIET = timedelta(seconds=0.5)
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 Start = Callable[..., Awaitable[Publishing]]
@@ -66,7 +67,7 @@ async def start() -> AsyncIterator[Start]:
 
         async def run(settings: Settings) -> Publishing:
             publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay", batch_seconds=5)
-            publishing = Publishing(settings, publisher)
+            publishing = Publishing(settings, publisher, lambda: ())
             task = asyncio.create_task(publishing.run())
             stack.push_async_callback(publisher.close)
 
@@ -82,8 +83,8 @@ async def start() -> AsyncIterator[Start]:
 
 def is_publishing(books: Books) -> bool:
     """Whether the relay waits for RabbitMQ: it would look again every quarter of a second."""
-    sessions = books.select("select clock_timestamp() - state_change as quiet, * from pg_stat_activity")
-    return any(s["application_name"] == "dispatcher relay" and s["quiet"] > timedelta(seconds=0.5) for s in sessions)
+    statement = "select from pg_stat_activity where datname = current_database() and application_name = %s"
+    return bool(books.select(f"{statement} and clock_timestamp() - state_change > %s", "dispatcher relay", QUIET))
 
 
 def pointed_to(message: Taken) -> pointer.Pointer:
@@ -344,7 +345,7 @@ async def test_a_relay_that_is_told_to_stop_publishes_what_is_due_and_ends(
 ) -> None:
     email_ids = books.enqueue(510)
     publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay")
-    publishing = Publishing(settings, publisher)
+    publishing = Publishing(settings, publisher, lambda: ())
     publishing_task = asyncio.create_task(publishing.run())
     await until(lambda: books.sessions("dispatcher relay"))
 

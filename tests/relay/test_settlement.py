@@ -17,7 +17,7 @@ from dispatcher.inflight import Ledger
 from dispatcher.relay.settlement import Settlement
 from dispatcher.store.connections import Pool, make_pool
 from dispatcher.store.leases import Lease, LeaseStore
-from tests.relay.settlement_world import WORKER, answered, die, on_the_wire, unsent
+from tests.relay.settlement_world import BEGAN, WORKER, answered, die, on_the_wire, rendering, unsent
 from tests.store.books import Books
 from tests.store.results import result
 from tests.waiting import until
@@ -211,7 +211,9 @@ async def test_what_the_worker_had_recorded_before_it_died_is_not_recorded_again
     settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     accepted, rejected = await lease(worker, books, 2)
-    await worker.record([result(accepted, Status.SENT), result(rejected, Status.FAILED)])
+    await worker.record(
+        [result(accepted, Status.SENT, started_at=BEGAN), result(rejected, Status.FAILED, started_at=BEGAN)]
+    )
     die(run_dir, [(accepted, answered(Accepted())), (rejected, on_the_wire)])
     rows = books.rows()
 
@@ -226,7 +228,10 @@ async def test_a_deferral_that_was_recorded_and_whose_retry_died_with_the_worker
     settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     still_named, cleared = await lease(worker, books, 2)
-    await worker.record([result(each, Status.SENDING, error_type="throttled") for each in (still_named, cleared)])
+    deferrals = [
+        result(each, Status.SENDING, error_type="throttled", started_at=BEGAN) for each in (still_named, cleared)
+    ]
+    await worker.record(deferrals)
     die(run_dir, [(still_named, answered(Deferred(Reason.THROTTLED)))])
 
     await settlement.settle_all()
@@ -310,7 +315,55 @@ async def test_what_postgresql_refuses_of_one_ledger_does_not_keep_the_others_fr
     await settlement.settle_all()
 
     assert books.status(fine.email_id) == "sent"
-    assert left_over(run_dir) == ["a.ledger"]
+    # Without its words: what is known of it counts more.
+    assert (books.status(refused.email_id), books.row(refused.email_id)["last_error"]) == ("failed", None)
+    assert left_over(run_dir) == []
+
+
+async def test_what_was_being_rendered_is_suspected_and_is_given_back(
+    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path
+) -> None:
+    suspect, innocent = await lease(worker, books, 2)
+    die(run_dir, [(suspect, rendering), (innocent, unsent)])
+
+    await settlement.settle_all()
+
+    for each in (suspect, innocent):
+        row = books.row(each.email_id)
+        assert (row["status"], row["attempt_count"], row["publish_due_at"] is None) == ("pending", 0, False)
+    assert [books.row(each.email_id)["crash_count"] for each in (suspect, innocent)] == [1, 0]
+
+
+async def test_an_email_that_three_workers_died_of_fails_and_the_others_of_their_windows_do_not(
+    settlement: Settlement, other_store: LeaseStore, books: Books, run_dir: Path
+) -> None:
+    poison, *innocents = books.enqueue(4)
+    for _ in range(3):
+        leases = await other_store.lease(books.keys([poison, *innocents]), 600)
+        for each in leases:
+            books.change(each.email_id, locked_by=WORKER)
+        die(run_dir, [(each, rendering if each.email_id == poison else unsent) for each in leases])
+        await settlement.settle_all()
+
+    row = books.row(poison)
+    assert (row["status"], row["error_type"], row["crash_count"]) == ("failed", "worker_crashed", 3)
+    assert row["dead_letter_due_at"] is not None
+    assert [books.row(each)["crash_count"] for each in innocents] == [0, 0, 0]
+    assert books.statuses() == {"failed": 1, "pending": 3}
+
+
+async def test_an_email_that_was_leased_by_another_since_is_not_suspected(
+    settlement: Settlement, worker: LeaseStore, other_store: LeaseStore, books: Books, run_dir: Path
+) -> None:
+    (each,) = await lease(worker, books)
+    await worker.release({each.email_id: each.token})
+    await other_store.lease(books.keys([each.email_id]), 600)
+    die(run_dir, [(each, rendering)])
+
+    await settlement.settle_all()
+
+    row = books.row(each.email_id)
+    assert (row["status"], row["locked_by"], row["crash_count"]) == ("sending", "worker-2", 0)
 
 
 @pytest.mark.parametrize("boot", ["", "00000000-0000-0000-0000-000000000000"])
@@ -358,7 +411,7 @@ async def test_a_record_of_the_dead_worker_that_is_still_executing_is_not_record
 ) -> None:
     (each,) = await lease(worker, books)
     with locked(tables_url, each) as person:
-        recording = asyncio.create_task(worker.record([result(each, Status.SENT)]))
+        recording = asyncio.create_task(worker.record([result(each, Status.SENT, started_at=BEGAN)]))
         await until(lambda: books.waiting_for_a_lock(WORKER))
         die(run_dir, [(each, answered(Accepted()))])
         settling = asyncio.create_task(settlement.settle_all())

@@ -33,7 +33,16 @@ VOCABULARY = {
     "state": tuple(State),
     "queue": ("send", "dlq"),
     "role": ("worker", "relay", "monitor", "parent"),
-    "reason": ("lease_expired", "worker_died", "message_vanished", "no_answer", "not_forked", "exit", "signal"),
+    "reason": (
+        "lease_expired",
+        "worker_died",
+        "worker_frozen",
+        "message_vanished",
+        "no_answer",
+        "not_forked",
+        "exit",
+        "signal",
+    ),
 }
 
 

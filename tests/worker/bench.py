@@ -29,7 +29,7 @@ from tests.store.books import Books
 from tests.waiting import until, until_answer
 from tests.worker.scripted import ScriptedProvider
 
-HEADER_OCTETS = 256
+HEADER_OCTETS = 512
 SLOT_OCTETS = 512
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from dispatcher.domain.outcome import Deferred, Outcome, Reason
 from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.inflight import living_ledger, steady_clock
 from dispatcher.providers.contract import Attempt
 from tests.broker.proxy import Proxy
 from tests.store.books import Books
@@ -102,6 +103,43 @@ async def test_who_finds_its_lease_lost_while_it_waits_for_a_retry_does_not_try_
     assert (row["status"], row["lease_token"]) == ("held", 7)
     assert len(bench.provider.calls) == 1
     await bench.nothing_left_on_the_queue()
+
+
+async def test_what_the_relay_declared_void_does_not_leave_and_goes_back_unburnt(bench: Bench) -> None:
+    bench.provider.always = leave_when_let_go
+    worker = await bench.start()
+    email_ids = await bench.enqueue(3)
+    await until(lambda: len(bench.provider.waiting) == 3)
+
+    living = living_ledger(worker.ledger)
+    assert living is not None
+    living.void_leases(steady_clock())
+    bench.provider.let_go()
+
+    await bench.settled({"pending": 3})
+    assert bench.provider.accepted == {}
+    assert {row["attempt_count"] for row in bench.books.rows()} == {0}
+    assert worker.in_flight == 0
+    # What it leases from now on is not void.
+    await bench.deliver(email_ids)
+    await bench.settled({"sent": 3})
+
+
+async def test_a_lease_that_was_renewed_since_the_relay_declared_others_void_is_not(bench: Bench) -> None:
+    bench.provider.always = leave_when_let_go
+    worker = await bench.start(LEASE_SECONDS="1")
+    (email_id,) = await bench.enqueue()
+    await until(lambda: bench.provider.waiting)
+    living = living_ledger(worker.ledger)
+    assert living is not None
+
+    living.void_leases(steady_clock())
+    before = bench.books.row(email_id)["locked_until"]
+    await until(lambda: (bench.books.row(email_id)["locked_until"] - before).total_seconds() > 0.5)
+    bench.provider.let_go()
+
+    await bench.settled({"sent": 1})
+    assert bench.books.row(email_id)["lease_token"] == 1
 
 
 async def test_what_is_on_the_wire_when_its_lease_is_lost_is_recorded_as_evidence(bench: Bench) -> None:

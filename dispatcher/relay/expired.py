@@ -1,0 +1,151 @@
+"""Leases that ran out although their worker lives on this host: it was frozen, most likely (stopped, swapped out).
+
+    not named in its ledger → released: nothing of it left, and nothing will (see `dispatcher.inflight`)
+    answered                → recorded as answered
+    on the wire             → uncertain, by the ledger's policy, after a wait: a worker that wakes can still tell
+
+What the database says of the lease is asked first, and fences every write afterwards by token and end: whatever the
+worker commits in between, a renewal included, makes ours find nothing. It may wake at any point: its own writes find
+the token gone, an acceptance still proves `sent`, and what it has not begun it does not begin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+from uuid import UUID
+
+from dispatcher.config import Settings
+from dispatcher.domain.decision import decide
+from dispatcher.domain.outcome import Uncertain
+from dispatcher.domain.retry import RetryPolicy
+from dispatcher.domain.status import Status
+from dispatcher.errors import DispatcherError, StoreUnavailable
+from dispatcher.inflight import Flight, LivingLedger, steady_clock
+from dispatcher.results import result_of
+from dispatcher.store.connections import Pool, session
+from dispatcher.store.leases import LeaseStore, Result
+from dispatcher.store.settlement import ExpiredLease, find_expired, release_expired
+from dispatcher.telemetry import metrics
+from dispatcher.telemetry.log import get_log
+
+LOOK_SECONDS: Final = 0.5
+SEEN_SECONDS: Final = 0.01
+"""Until every processor sees what we wrote, and we what it wrote before: a matter of nanoseconds."""
+PATIENCE: Final = 3.0
+"""A lease's length divided by this is what a worker is given to come back, after an outage of PostgreSQL or with an
+answer: time for two renewals."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A lease that ran out, and what its worker's ledger says of it."""
+
+    lease: ExpiredLease
+    flight: Flight | None
+
+
+class ExpiredLeases:
+    """Settles the expired leases of workers that live on this host."""
+
+    def __init__(self, settings: Settings, pool: Pool, report: Callable[[LivingLedger, str], None]) -> None:
+        """
+        Args:
+            report: Takes a ledger that we cannot use any more, and why.
+        """
+        self._patience_seconds = settings.lease_seconds / PATIENCE
+        self._policy = RetryPolicy(settings.max_attempts, settings.retry_base_seconds, settings.retry_cap_seconds)
+        self._pool = pool
+        self._report = report
+        self._log = get_log()
+        self._look_at = 0.0
+        self.postpone()
+
+    def postpone(self) -> None:
+        """PostgreSQL may have been away for longer than leases last: their owners come back first."""
+        self._look_at = time.monotonic() + self._patience_seconds
+
+    async def settle_when_due(self, ledgers: Sequence[LivingLedger]) -> None:
+        """As `settle`, if it is time for a look."""
+        if ledgers and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + LOOK_SECONDS
+            await self.settle(ledgers)
+
+    async def settle(self, ledgers: Iterable[LivingLedger]) -> None:
+        """One look.
+
+        Raises:
+            StoreUnavailable: try again later.
+        """
+        by_worker = {ledger.worker: ledger for ledger in ledgers}
+        async with session(self._pool) as connection:
+            expired = await find_expired(connection, list(by_worker))
+        for worker in {lease.worker for lease in expired}:
+            await self._settle(by_worker[worker], [lease for lease in expired if lease.worker == worker])
+
+    async def _settle(self, ledger: LivingLedger, expired: Sequence[ExpiredLease]) -> None:
+        try:
+            ledger.void_leases(steady_clock())
+            await asyncio.sleep(SEEN_SECONDS)
+            flights = {(flight.email_id, flight.lease_token): flight for flight in ledger.flights()}
+        except DispatcherError as error:
+            self._report(ledger, error.message)
+            return
+        found = [_Found(lease, flights.get((lease.email_id, lease.token))) for lease in expired]
+        released = await self._release([each.lease for each in found if each.flight is None])
+        results = [self._result(each.lease, each.flight) for each in found if each.flight and self._is_due(each)]
+        recorded = await self._record(ledger, results)
+        if released or recorded:
+            uncertain = sum(result.outcome == "uncertain" for result in recorded)
+            metrics.RESCUED.add(released, "worker_frozen")
+            metrics.HELD.add(sum(result.status is Status.HELD for result in recorded), "worker_frozen")
+            self._log.warning(
+                "ledger.settled",
+                worker=ledger.worker,
+                reason="worker_frozen",
+                released=released,
+                recorded=len(recorded) - uncertain,
+                uncertain=uncertain,
+            )
+
+    def _is_due(self, found: _Found) -> bool:
+        assert found.flight is not None
+        return found.flight.outcome is not None or found.lease.age_seconds >= self._patience_seconds
+
+    async def _release(self, leases: Sequence[ExpiredLease]) -> int:
+        if not leases:
+            return 0
+        async with session(self._pool) as connection:
+            return len(await release_expired(connection, leases))
+
+    async def _record(self, ledger: LivingLedger, results: Sequence[Result]) -> list[Result]:
+        """Records in our name: the worker may record the same attempts when it wakes, and count them as its own."""
+        if not results:
+            return []
+        name = f"{ledger.slot}:relay"
+        recorded = await record_each(LeaseStore(self._pool, worker=name, slot=name), results)
+        return [result for result in results if result.email_id in recorded]
+
+    def _result(self, lease: ExpiredLease, flight: Flight) -> Result:
+        outcome = flight.outcome or Uncertain("The worker was frozen while the email was on the wire.")
+        number = flight.attempt_number - lease.attempt_base
+        decision = decide(outcome, number, flight.policy, self._policy, random.random)
+        return replace(result_of(flight, outcome, decision), expired_at=lease.expired_at)
+
+
+async def record_each(store: LeaseStore, results: Sequence[Result]) -> set[UUID]:
+    """Records results in one batch; one that PostgreSQL refuses loses its words, and costs the others nothing."""
+    try:
+        return await store.record(results)
+    except StoreUnavailable:
+        raise
+    except DispatcherError:
+        if len(results) == 1:
+            bare = replace(results[0], error=None, provider_code=None, provider_message_id=None)
+            return await store.record([bare])
+    middle = len(results) // 2
+    return await record_each(store, results[:middle]) | await record_each(store, results[middle:])

@@ -1,0 +1,324 @@
+"""A worker is frozen past its leases: what had not left goes to others at once, and waking it does nothing twice.
+
+The worker is the test itself, which holds its ledger and does nothing of its own accord: frozen wherever a test stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+import pytest
+
+from dispatcher.config import Settings, load
+from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected
+from dispatcher.domain.status import OnUncertain, Status
+from dispatcher.inflight import Ledger, living_ledger, steady_clock
+from dispatcher.relay.expired import ExpiredLeases
+from dispatcher.store.connections import Pool, connect_async, make_pool
+from dispatcher.store.leases import Lease, LeaseStore
+from dispatcher.store.outbox import Outbox
+from tests.relay.settlement_world import SLOT, WORKER, on_the_wire
+from tests.store.books import Books
+from tests.store.results import result
+from tests.waiting import until
+
+EXPIRED: Final = datetime(2026, 1, 1, tzinfo=UTC)
+
+Look = Callable[[], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture
+async def worker_pool(tables_url: str) -> AsyncIterator[Pool]:
+    """The worker's sessions."""
+    opened = make_pool(tables_url, name=WORKER, size=1)
+    await opened.open()
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def worker(worker_pool: Pool) -> LeaseStore:
+    """The worker's statements."""
+    return LeaseStore(worker_pool, worker=WORKER, slot=SLOT)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    """The worker's ledger; it lives as long as the test."""
+    return Ledger(tmp_path / "run", worker=WORKER, slot=SLOT, slots=64)
+
+
+@pytest.fixture
+async def relay_pool(tables_url: str) -> AsyncIterator[Pool]:
+    """The relay's sessions."""
+    opened = make_pool(tables_url, name="dispatcher relay settlement", size=1)
+    await opened.open()
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def look(relay_pool: Pool, ledger: Ledger) -> Look:
+    """One look of the relay at what ran out."""
+
+    async def settle() -> None:
+        living = living_ledger(ledger.path)
+        assert living is not None
+        await ExpiredLeases(settings(), relay_pool, lambda _, reason: pytest.fail(reason)).settle([living])
+
+    return settle
+
+
+def settings(**given: str) -> Settings:
+    return load({"DISPATCHER_MAX_ATTEMPTS": "3", **given})
+
+
+async def lease(worker: LeaseStore, books: Books, count: int = 1, **fields: object) -> list[Lease]:
+    leases = await worker.lease(books.keys(books.enqueue(count, **fields)), 600)
+    return sorted(leases, key=lambda each: each.email_id)
+
+
+def run_out(books: Books, *leases: Lease) -> None:
+    for each in leases:
+        books.change(each.email_id, locked_until=EXPIRED)
+
+
+def answer(ledger: Ledger, each: Lease, outcome: Outcome) -> None:
+    ledger.answered(on_the_wire(ledger, each), outcome, finished_at=1_790_000_001.0)
+
+
+async def test_what_had_not_left_goes_to_others_at_once_and_costs_no_attempt(
+    look: Look, worker: LeaseStore, other_store: LeaseStore, books: Books
+) -> None:
+    leases = await lease(worker, books, 3)
+    run_out(books, *leases)
+
+    await look()
+
+    for each in leases:
+        row = books.row(each.email_id)
+        assert (row["status"], row["attempt_count"], row["locked_by"]) == ("pending", 0, None)
+        assert row["publish_due_at"] is not None
+        assert books.attempts(each.email_id) == []
+    assert len(await other_store.lease(books.keys([each.email_id for each in leases]), 60)) == 3
+
+
+async def test_what_had_not_left_cannot_leave_any_more(
+    look: Look, worker: LeaseStore, books: Books, ledger: Ledger
+) -> None:
+    asked_at = steady_clock()
+    (each,) = await lease(worker, books)
+    run_out(books, each)
+
+    await look()
+
+    # The worker wakes: it writes its slot, and looks.
+    on_the_wire(ledger, each)
+    assert ledger.voided_at >= asked_at
+    # What it leases, or finds renewed, from now on is not void.
+    assert ledger.voided_at < steady_clock()
+
+
+async def test_leases_that_did_not_run_out_are_left_alone_and_void_nothing(
+    look: Look, worker: LeaseStore, other_store: LeaseStore, books: Books, ledger: Ledger
+) -> None:
+    (mine,) = await lease(worker, books)
+    (theirs,) = await lease(other_store, books)
+    run_out(books, theirs)
+    before = books.rows()
+
+    await look()
+
+    assert books.rows() == before
+    assert books.status(mine.email_id) == "sending"
+    assert ledger.voided_at == 0.0
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [
+        (Accepted("queued as 7"), "sent"),
+        (Deferred(Reason.THROTTLED, retry_after=1.0), "pending"),
+        (Rejected(Reason.REFUSED), "failed"),
+    ],
+    ids=str,
+)
+async def test_what_was_answered_is_recorded_as_it_was_answered(
+    look: Look, worker: LeaseStore, books: Books, ledger: Ledger, outcome: Outcome, status: str
+) -> None:
+    (each,) = await lease(worker, books)
+    answer(ledger, each, outcome)
+    run_out(books, each)
+
+    await look()
+
+    assert books.status(each.email_id) == status
+    assert [attempt["worker"] for attempt in books.attempts(each.email_id)] == ["slot-1:relay"]
+    assert not books.row(each.email_id)["was_uncertain"]
+
+
+@pytest.mark.parametrize(("policy", "status"), [(None, "held"), (OnUncertain.RESEND, "pending")])
+async def test_what_is_on_the_wire_is_uncertain_by_policy(
+    look: Look, worker: LeaseStore, books: Books, ledger: Ledger, policy: OnUncertain | None, status: str
+) -> None:
+    (each,) = await lease(worker, books, on_uncertain=policy)
+    on_the_wire(ledger, each)
+    run_out(books, each)
+
+    await look()
+
+    row = books.row(each.email_id)
+    assert (row["status"], row["error_type"], row["was_uncertain"]) == (status, "outcome_unknown", True)
+    assert books.outcomes(each.email_id) == ["uncertain"]
+
+
+async def test_what_is_on_the_wire_is_left_to_its_worker_for_a_while(
+    look: Look, worker: LeaseStore, books: Books, ledger: Ledger
+) -> None:
+    (each,) = await lease(worker, books)
+    on_the_wire(ledger, each)
+    books.connection.execute("update email_log set locked_until = clock_timestamp() - interval '1 second'")
+
+    await look()
+
+    assert books.status(each.email_id) == "sending"
+    assert await worker.record([result(each, Status.SENT)]) == {each.email_id}
+
+
+@pytest.mark.parametrize("policy", OnUncertain)
+async def test_an_answer_that_comes_when_the_worker_wakes_proves_an_acceptance_and_nothing_else(
+    look: Look, worker: LeaseStore, books: Books, ledger: Ledger, policy: OnUncertain
+) -> None:
+    accepted, rejected = await lease(worker, books, 2, on_uncertain=policy)
+    for each in (accepted, rejected):
+        on_the_wire(ledger, each)
+    run_out(books, accepted, rejected)
+    await look()
+    judged = books.row(rejected.email_id)
+
+    ours = await worker.record([result(accepted, Status.SENT), result(rejected, Status.FAILED)])
+
+    assert ours == {accepted.email_id}
+    assert books.row(rejected.email_id) == judged
+    row = books.row(accepted.email_id)
+    assert (row["status"], row["publish_due_at"], row["dead_letter_due_at"]) == ("sent", None, None)
+    assert books.outcomes(accepted.email_id) == ["uncertain", "accepted"]
+
+
+async def test_an_acceptance_that_comes_late_ends_the_lease_of_whoever_has_it_now(
+    look: Look, worker: LeaseStore, other_store: LeaseStore, books: Books, ledger: Ledger
+) -> None:
+    (each,) = await lease(worker, books, on_uncertain=OnUncertain.RESEND)
+    on_the_wire(ledger, each)
+    run_out(books, each)
+    await look()
+    (again,) = await other_store.lease(books.keys([each.email_id]), 60)
+
+    await worker.record([result(each, Status.SENT)])
+
+    assert books.status(each.email_id) == "sent"
+    # It finds so at its next renewal, and else when it records; and overwrites nothing.
+    assert await other_store.renew({again.email_id: again.token}, 60) == set()
+    assert await other_store.record([result(again, Status.FAILED)]) == set()
+    assert books.status(each.email_id) == "sent"
+
+
+async def test_a_worker_that_wakes_and_gives_back_what_was_taken_from_it_gives_nothing_back_twice(
+    look: Look, worker: LeaseStore, other_store: LeaseStore, books: Books
+) -> None:
+    waiting, taken = await lease(worker, books, 2)
+    run_out(books, waiting, taken)
+    await look()
+    await other_store.lease(books.keys([taken.email_id]), 60)
+    before = books.rows()
+
+    tokens = {each.email_id: each.token for each in (waiting, taken)}
+    assert await worker.release(tokens) == set()
+    await worker.release_unanswered(list(tokens))
+
+    assert books.rows() == before
+
+
+async def test_a_worker_that_renews_while_the_relay_looks_keeps_its_lease(
+    look: Look, worker: LeaseStore, books: Books, ledger: Ledger, tables_url: str
+) -> None:
+    unnamed, wire = await lease(worker, books, 2)
+    on_the_wire(ledger, wire)
+    run_out(books, unnamed, wire)
+    with psycopg.connect(tables_url) as person:
+        # The relay has seen that the leases ran out, and waits for the row; the renewal comes before it.
+        Books(person).lock(unnamed.email_id)
+        looking = asyncio.create_task(look())
+        await until(lambda: books.waiting_for_a_lock("dispatcher relay settlement"))
+        renewed = "update email_log set locked_until = clock_timestamp() + interval '1 minute'"
+        person.execute(renewed)
+        person.commit()
+        await looking
+
+    assert books.statuses() == {"sending": 2}
+    assert [row["lease_token"] for row in books.rows()] == [1, 1]
+    # Nothing was told of attempts that nobody judged.
+    assert books.count("email_attempt") == 0
+
+
+async def test_a_renewal_is_never_lost_on_a_clock_that_was_set_back(worker: LeaseStore, books: Books) -> None:
+    (each,) = await lease(worker, books)
+    far = datetime(2100, 1, 1, tzinfo=UTC)
+    books.change(each.email_id, locked_until=far)
+
+    await worker.renew({each.email_id: each.token}, 60)
+
+    assert books.row(each.email_id)["locked_until"] > far
+
+
+async def test_what_postgresql_refuses_of_an_answer_costs_its_words_and_no_other_email(
+    look: Look, worker: LeaseStore, books: Books, ledger: Ledger
+) -> None:
+    leases = await lease(worker, books, 3)
+    for each in leases:
+        answer(ledger, each, Rejected(Reason.REFUSED, "a NUL \0 inside" if each is leases[1] else "no"))
+    run_out(books, *leases)
+
+    await look()
+
+    assert [books.row(each.email_id)["last_error"] for each in leases] == ["no", None, "no"]
+    assert books.statuses() == {"failed": 3}
+
+
+async def test_the_rescue_of_whoever_leads_leaves_the_workers_of_its_host_to_their_ledgers_and_others_to_theirs_first(
+    worker: LeaseStore, other_store: LeaseStore, books: Books, tables_url: str
+) -> None:
+    (here,) = await lease(worker, books)
+    young, old = await lease(other_store, books, 2)
+    run_out(books, here, old)
+    books.connection.execute(
+        "update email_log set locked_until = clock_timestamp() - interval '1 second' where email_id = %s",
+        [young.email_id],
+    )
+    async with await connect_async(tables_url, name="leader") as session:
+        rescued = await Outbox(session).rescue_expired(OnUncertain.HOLD, 3, 10, grace_seconds=60, workers_here=[WORKER])
+
+    assert [email.email_id for email in rescued] == [old.email_id]
+    assert books.row(old.email_id)["was_uncertain"]
+
+
+async def test_a_ledger_that_cannot_be_read_any_more_is_reported_and_nothing_is_taken(
+    worker: LeaseStore, books: Books, ledger: Ledger, relay_pool: Pool
+) -> None:
+    (each,) = await lease(worker, books)
+    run_out(books, each)
+    living = living_ledger(ledger.path)
+    assert living is not None
+    os.truncate(ledger.path, 700)
+    reported: list[str] = []
+
+    await ExpiredLeases(settings(), relay_pool, lambda _, reason: reported.append(reason)).settle([living])
+
+    assert reported == ["it is truncated"]
+    assert books.status(each.email_id) == "sending"
