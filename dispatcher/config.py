@@ -7,6 +7,8 @@ that holds a secret may also be given as a file, by its variable with `_FILE` ap
 
 from __future__ import annotations
 
+import base64
+import binascii
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from dispatcher.domain.address import parse_address
 from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import ConfigurationError
 
@@ -188,6 +191,48 @@ def _endpoint(text: str) -> str:
     return text
 
 
+def _webhook_url(text: str) -> str:
+    parts = urlsplit(text)
+    try:
+        _ = parts.port
+    except ValueError:
+        raise ValueError("is not a URL; it looks like https://host/path") from None
+    # A secret in the clear, or to whom it is not meant: neither is worth an option.
+    if parts.scheme != "https" or not parts.hostname or not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError("must be a URL that begins with https://, like https://host/path")
+    if parts.username is not None or parts.fragment:
+        raise ValueError("takes no user, password or #fragment; the signature proves who sent it")
+    return text
+
+
+def _webhook_secret(text: str) -> str:
+    remedy = "make one with: echo whsec_$(openssl rand -base64 32)"
+    try:
+        octets = len(base64.b64decode(text.removeprefix("whsec_"), validate=True))
+    except (binascii.Error, ValueError):
+        octets = 0
+    if not text.startswith("whsec_") or not 24 <= octets <= 64:
+        raise ValueError(f"must be whsec_ and the base64 of 24 to 64 octets; {remedy}")
+    return text
+
+
+def _mailbox(text: str) -> str:
+    try:
+        address = parse_address(text)
+    except ValueError as error:
+        raise ValueError(f"is not an address like alerts@example.com: {error}") from None
+    if address.display_name or not text.isascii():
+        raise ValueError("must be a bare address in ASCII, like alerts@example.com")
+    return address.spec
+
+
+def _mailboxes(text: str) -> tuple[str, ...]:
+    found = tuple(_mailbox(part.strip()) for part in text.split(",") if part.strip())
+    if not found:
+        raise ValueError("must name at least one address")
+    return found
+
+
 def _name(letters: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if not re.fullmatch(f"[{letters}]{{1,64}}", text):
@@ -339,6 +384,28 @@ class Settings:
     ready_pending_seconds: float = setting(
         _seconds(1, 604_800), "300", "Age of the oldest pending email from which /readyz says no."
     )
+    dlq_probe_seconds: float = setting(
+        _seconds(0.1, 3600), "60", "How often the monitor looks at the depth of the DLQ."
+    )
+    alert_webhook_url: str = setting(
+        _webhook_url, None, "Where alerts are posted, signed as Standard Webhooks says: https alone.", empty=""
+    )
+    alert_webhook_secret: str = setting(
+        _webhook_secret, None, "What signs them: whsec_ and base64; the receiver knows it, too.", secret=True, empty=""
+    )
+    alert_webhook_allow_private: bool = setting(
+        _switch, "off", "Whether the webhook's host may have an address that is not public."
+    )
+    alert_smtp_url: SmtpServer | None = setting(
+        _smtp_url, None, "SMTP server for alerts alone, with the forms of DISPATCHER_SMTP_URL.", secret=True
+    )
+    alert_email_from: str = setting(_mailbox, None, "Whom alerts by email come from.", empty="")
+    alert_email_to: tuple[str, ...] = setting(
+        _mailboxes, None, "Whom alerts by email go to, comma-separated.", empty=()
+    )
+    alert_reminder_seconds: float = setting(
+        _seconds(1, 604_800), "3600", "How often an alert is told again while it stands."
+    )
     log_level: str = setting(_choice(*LOG_LEVELS), "info", "debug, info, warning or error.")
     log_format: str = setting(_choice("auto", "json", "text"), "auto", "auto is text on a terminal, JSON elsewhere.")
 
@@ -461,11 +528,31 @@ def _contradictions(settings: Settings, needs: Collection[str], origins: Mapping
         mistakes.append("SENDGRID_API_KEY is not set, but DISPATCHER_PROVIDERS names sendgrid: set it to a key.")
     if "capture" in settings.providers and settings.capture_dir is None:
         mistakes.append("DISPATCHER_CAPTURE_DIR is not set, but DISPATCHER_PROVIDERS names capture: set a folder.")
+    mistakes += _alert_gaps(settings)
     if settings.queue == settings.dlq:
         mistakes.append("DISPATCHER_DLQ names the same queue as DISPATCHER_QUEUE: give the dead letters their own.")
     if settings.retry_base_seconds > settings.retry_cap_seconds:
         mistakes.append("DISPATCHER_RETRY_BASE_SECONDS is above DISPATCHER_RETRY_CAP_SECONDS: lower it.")
     return mistakes
+
+
+def _alert_gaps(settings: Settings) -> list[str]:
+    """A channel that is half set up would be silent on the day that it is needed."""
+    gaps = []
+    if settings.alert_webhook_url and not settings.alert_webhook_secret:
+        gaps.append(
+            "DISPATCHER_ALERT_WEBHOOK_SECRET is not set, but DISPATCHER_ALERT_WEBHOOK_URL is: "
+            "make one with: echo whsec_$(openssl rand -base64 32)."
+        )
+    mail = {
+        "DISPATCHER_ALERT_SMTP_URL": settings.alert_smtp_url,
+        "DISPATCHER_ALERT_EMAIL_FROM": settings.alert_email_from,
+        "DISPATCHER_ALERT_EMAIL_TO": settings.alert_email_to,
+    }
+    missing = [name for name, value in mail.items() if not value]
+    if 0 < len(missing) < len(mail):
+        gaps.append(f"{' and '.join(missing)} not set: alerts by email need all of {', '.join(mail)}.")
+    return gaps
 
 
 def has_default(setting_field: Field[Any]) -> bool:

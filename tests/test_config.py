@@ -13,6 +13,7 @@ from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import ConfigurationError
 
 DATABASE = "postgresql://app:pg-secret@db.example:5432/dispatcher"
+WEBHOOK_SECRET = "whsec_" + "c2VjcmV0" * 4
 BROKER = "amqp://app:mq-secret@mq.example:5672/%2F"
 
 
@@ -199,13 +200,17 @@ class TestSecrets:
             "rabbitmq_management_url": "http://app:mq-secret@mq.example:15672",
             "smtp_url": "smtps://app:smtp-secret@mx.example",
             "sendgrid_api_key": "SG.api-secret",
+            "alert_webhook_secret": WEBHOOK_SECRET,
+            "alert_smtp_url": "smtps://app:smtp-secret@mx.example",
         }
+        company = {"DISPATCHER_ALERT_EMAIL_FROM": "a@example.com", "DISPATCHER_ALERT_EMAIL_TO": "b@example.com"}
+        company = company if name == "alert_smtp_url" else {}
         variable = next(variable_of(field) for field in fields(Settings) if field.name == name)
         (tmp_path / name).write_text(values[name])
 
-        settings = load({f"{variable}_FILE": str(tmp_path / name)})
+        settings = load({f"{variable}_FILE": str(tmp_path / name), **company})
 
-        assert settings == load({variable: values[name]})
+        assert settings == load({variable: values[name], **company})
         assert settings != load({})
 
     def test_a_secret_that_is_given_twice_is_a_mistake(self, file: Path) -> None:

@@ -24,7 +24,7 @@ FLOORS: Final = (
     {"domain"},
     {"config"},
     {"telemetry"},
-    {"store", "broker", "providers", "inflight"},  # siblings that do not know each other
+    {"store", "broker", "providers", "alerts", "inflight"},  # siblings that do not know each other
     {"stopping", "results", "routing"},  # what several processes have in common
     {"worker", "relay", "monitor", "producers"},
     {FACADE},  # what an application sees
@@ -36,8 +36,10 @@ FLOORS: Final = (
 CLIENTS: Final[tuple[tuple[set[str], set[str]], ...]] = (
     ({"store"}, {"psycopg", "psycopg_pool"}),
     ({"broker"}, {"pika"}),
-    ({"providers"}, {"aiosmtplib", "sendgrid", "python_http_client", "boto3", "botocore"}),
-    ({"providers"}, {"pyreqwest", "aiohttp", "httpx", "requests", "urllib3"}),
+    ({"providers"}, {"sendgrid", "python_http_client", "boto3", "botocore"}),
+    ({"providers", "alerts"}, {"aiosmtplib"}),
+    ({"providers", "alerts"}, {"pyreqwest", "aiohttp", "httpx", "requests", "urllib3"}),
+    ({"alerts"}, {"standardwebhooks"}),
     # The management API's client stands with the broker; dev fetches private servers and waits for them.
     ({"broker", "providers", "dev"}, {"http.client", "urllib.request"}),
     ({"dev"}, {"aiosmtpd"}),

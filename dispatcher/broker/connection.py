@@ -70,6 +70,15 @@ def parameters(amqp_url: str, *, name: str = "", ca_file: Path | None = None) ->
     return found
 
 
+def vhost_of(amqp_url: str) -> str:
+    """The virtual host that an URL names.
+
+    Raises:
+        ConfigurationError: the URL cannot be used.
+    """
+    return str(parameters(amqp_url).virtual_host)
+
+
 async def open_connection(amqp_url: str, *, name: str, ca_file: Path | None = None) -> Connection:
     """An open connection.
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 import ssl
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
@@ -41,6 +44,10 @@ class QueueDepth:
     consumers: int
 
 
+class NoFigures(BrokerUnavailable):
+    """The API answers, but without a queue's figures: they lag behind, or the queue's node is away."""
+
+
 class Management:
     """A client for one node's HTTP API. Follows no redirect and uses no proxy: either would learn the password."""
 
@@ -52,7 +59,7 @@ class Management:
         Args:
             url: `http://user:password@host:15672`; the user needs the monitoring tag.
             ca_file: Certificates to trust instead of the system's, for https://.
-            timeout_seconds: For connecting, and for each piece of an answer.
+            timeout_seconds: For a whole answer, however slowly it comes.
 
         Raises:
             ConfigurationError: the URL cannot be used.
@@ -89,8 +96,8 @@ class Management:
 
         Raises:
             TopologyError: there is no such queue.
-            BrokerUnavailable: the API does not answer, not to this user, or without the figures: they are not there yet
-                for a new queue, nor while the queue's node is away.
+            NoFigures: they are not there yet for a new queue, nor while the queue's node is away.
+            BrokerUnavailable: the API does not answer, or not to this user.
         """
         status, fields = self._get(f"queues/{self._vhost}/{quote(queue, safe='')}")
         if status == HTTPStatus.NOT_FOUND:
@@ -100,12 +107,15 @@ class Management:
         names = ("messages", "messages_ready", "messages_unacknowledged", "consumers")
         figures = [figure for name in names if type(figure := fields.get(name)) is int]
         if len(figures) != len(names):
-            raise BrokerUnavailable(f'{self._place} has no figures for queue "{queue}".')
+            raise NoFigures(f'{self._place} has no figures for queue "{queue}".')
         return QueueDepth(*figures)
 
     def _get(self, path: str) -> tuple[int, Mapping[str, Any]]:
         """The status and the JSON object of a reply; an empty one where it holds none."""
         connection = self._connection()
+        # The connection's own timeout is for each piece, and a server may drip them for ever.
+        cut = threading.Timer(self._timeout_seconds, _cut, [connection])
+        cut.start()
         try:
             connection.request("GET", f"{self._path}/{path}", headers=self._headers)
             reply = connection.getresponse()
@@ -114,6 +124,7 @@ class Management:
             words = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise BrokerUnavailable(f"{self._place} cannot be reached: {words.lower()}.") from error
         finally:
+            cut.cancel()
             connection.close()
 
     def _connection(self) -> HTTPConnection:
@@ -133,6 +144,12 @@ class Management:
 _MISTAKE: Final = (
     "DISPATCHER_RABBITMQ_MANAGEMENT_URL is not a usable URL: it looks like http://user:password@host:15672."
 )
+
+
+def _cut(connection: HTTPConnection) -> None:
+    """Ends a connection that another thread reads from: its read returns at once."""
+    with suppress(OSError, AttributeError):  # not connected yet, or closed meanwhile
+        connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _object(text: bytes) -> Mapping[str, Any]:

@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "held": "List, confirm or release emails whose outcome is unknown.",
     "config": "Show every setting: value, source, default.",
     "doctor": "Check everything that sending depends on, and say how to mend it.",
+    "alerts": "Try the ways by which alerts reach a person.",
     "dev": "Private PostgreSQL and RabbitMQ for development.",
     "demo": "Watch a thousand emails travel the whole chain.",
 }

@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+import socket
+from hashlib import sha256
+
+from dispatcher.alerts.channels import channels_of
+from dispatcher.alerts.loglines import LogChannel
 from dispatcher.config import Settings
+from dispatcher.monitor.announcing import Announcer
 from dispatcher.monitor.keeping import Task
+from dispatcher.monitor.probe import probe_of
+from dispatcher.monitor.toldbook import ToldBook
+from dispatcher.monitor.watch import Watch
+from dispatcher.store.alerts import AlertStore
 from dispatcher.store.connections import Pool
 
+HOLD_MARGIN_SECONDS = 30.0
 
-def tasks_of(settings: Settings, pool: Pool) -> list[Task]:  # noqa: ARG001 - the tasks to come use both
+
+def tasks_of(settings: Settings, pool: Pool) -> list[Task]:
     """Everything that runs in this host's monitor.
 
     Args:
         pool: The monitor's few sessions; it may never have reached PostgreSQL.
     """
-    return []
+    return [*_alerting(settings, pool)]
+
+
+def _alerting(settings: Settings, pool: Pool) -> list[Task]:
+    """The watch over the DLQ, and a task per channel; our own log is one."""
+    host = socket.gethostname()
+    store = AlertStore(pool, queue=settings.dlq, holder=_holder(settings, host))
+    book = ToldBook(store, hold_seconds=2 * settings.dlq_probe_seconds + HOLD_MARGIN_SECONDS)
+    interval_seconds = settings.dlq_probe_seconds
+    watch = Watch(settings.dlq, probe_of(settings), store, book, host=host, interval_seconds=interval_seconds)
+    channels = [LogChannel(), *channels_of(settings)]
+    reminder_seconds = settings.alert_reminder_seconds
+    return [watch, *[Announcer(channel, watch, book, reminder_seconds=reminder_seconds) for channel in channels]]
+
+
+def _holder(settings: Settings, host: str) -> str:
+    """This monitor's name, the same over restarts: a host may have several run directories."""
+    return f"{host}:{sha256(str(settings.run_dir).encode()).hexdigest()[:8]}"

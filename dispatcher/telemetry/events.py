@@ -35,6 +35,12 @@ EVENTS: Final = MappingProxyType(
         "process.exited": "One of them ended: role, pid, how, retry_in_seconds.",
         "process.killed": "One of them did not end in time: role, pid.",
         "worker.drained": "A worker gave back what it had not begun and ended: sent, released.",
+        "probe.limited": "The DLQ's depth is asked for by AMQP, which does not count what somebody holds: reason.",
+        "alert.raised": "A person has to act: severity, component, kind, phase, queue, count, oldest_age_seconds, "
+        "correlation_ids, reason, alone, summary.",
+        "alert.resolved": "What an alert told of is over: kind, queue, summary.",
+        "alert.delivered": "A channel takes alerts again: channel, kind, phase.",
+        "alert.undelivered": "A channel did not take an alert: channel, kind, phase, reason, retry_in_seconds.",
         "monitor.stopped": "The monitor ended.",
         "relay.leading": "This relay publishes for the database; others stand by.",
         "relay.stopped": "The relay ended.",

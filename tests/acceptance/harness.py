@@ -78,22 +78,27 @@ class Sink:
 
     program: Program
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, keeps_eml: bool = False) -> None:
         folder.mkdir()
         self._folder = folder
-        self._options = options
+        self._options = options if keeps_eml else ("--no-eml", *options)
         self._port = 0
         self.start()
 
     def start(self) -> None:
         """Starts it, again on the port of last time, with the same ledger."""
-        words = ["--folder", str(self._folder), "--port", str(self._port), "--no-eml", "--die-with-parent"]
+        words = ["--folder", str(self._folder), "--port", str(self._port), "--die-with-parent"]
         argv = [sys.executable, "-m", "dispatcher.dev.smtp_sink", *words, *self._options]
         self.program = program = Program(argv, self._folder, "sink", env={"PATH": os.defpath})
         eventually(lambda: program.log.endswith("\n"), "the SMTP sink")
         told = orjson.loads(program.log)
         self._port = told["port"]
         self._ledger = Path(told["ledger"])
+
+    @property
+    def mail_folder(self) -> Path:
+        """Where the emails are that it accepted, if it keeps them."""
+        return self._folder / "mail"
 
     def kill(self) -> None:
         """Ends it without a word to anybody."""

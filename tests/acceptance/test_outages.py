@@ -75,7 +75,10 @@ def await_long_outage(run: Program) -> None:
 
     def slots() -> set[str]:
         lost = run.events("store.connection_lost")
-        return {event["worker"] for event in lost if "couldn't get a connection" in event["reason"]} - {"relay"}
+        return {event["worker"] for event in lost if "couldn't get a connection" in event["reason"]} - {
+            "relay",
+            "monitor",
+        }
 
     eventually(lambda: len(slots()) == WORKERS)
 

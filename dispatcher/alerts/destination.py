@@ -1,0 +1,60 @@
+"""Where a webhook may go: every address of its host's name is looked at, and only what was looked at is connected to.
+
+A name that means a public address now and a private one a moment later (DNS rebinding) gains nothing: it is resolved
+once, and the connection goes to the addresses of that answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+from dispatcher.alerts.contract import NotDelivered
+
+Address = IPv4Address | IPv6Address
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""From a host's name and a port to its addresses; raises OSError where there are none."""
+
+
+async def resolve(host: str, port: int) -> Sequence[str]:
+    """The system's answer, each address once, in its order."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+async def addresses_of(host: str, port: int, *, allow_private: bool, resolver: Resolve = resolve) -> Sequence[str]:
+    """The addresses that a webhook may be sent to, in the resolver's order.
+
+    Raises:
+        NotDelivered: there are none, or one of them is not public.
+    """
+    try:
+        found = await resolver(host, port)
+    except (OSError, UnicodeError) as error:
+        words = getattr(error, "strerror", None) or type(error).__name__
+        raise NotDelivered(f"its host name cannot be resolved ({words.lower()})") from error
+    if not found:
+        raise NotDelivered("its host name has no address")
+    if not allow_private and not all(is_public(ip_address(text.partition("%")[0])) for text in found):
+        raise NotDelivered(
+            "its host has a private address, and none is allowed: see DISPATCHER_ALERT_WEBHOOK_ALLOW_PRIVATE"
+        )
+    return found
+
+
+def is_public(address: Address) -> bool:
+    """Whether an address belongs to somebody on the Internet, also where it wraps another one."""
+    if isinstance(address, IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour or _translated(address)
+        if inner is not None:
+            return is_public(inner)
+        if address.teredo is not None:
+            return False
+    return address.is_global and not address.is_multicast
+
+
+def _translated(address: IPv6Address) -> IPv4Address | None:
+    """The IPv4 address that a translator makes of one of its IPv6 addresses (RFC 6052, 64:ff9b::/96)."""
+    return IPv4Address(int(address) & 0xFFFFFFFF) if int(address) >> 32 == 0x64FF9B << 64 else None

@@ -1,0 +1,114 @@
+"""An email to operators, through an SMTP server that is configured for alerts alone. No queue of ours is involved."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Sequence
+from email.message import EmailMessage
+from email.policy import SMTP
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Final
+
+import aiosmtplib
+
+from dispatcher.alerts.contract import NotDelivered
+from dispatcher.alerts.wording import subject, text
+from dispatcher.config import SmtpServer
+from dispatcher.domain.alert import Notice
+
+TOTAL_SECONDS: Final = 15.0
+# Folding would part a subject from its name, and some readers show the fold.
+_WHOLE_LINES: Final = SMTP.clone(max_line_length=900)
+
+
+class MailChannel:
+    """See the module."""
+
+    name = "email"
+
+    def __init__(
+        self,
+        server: SmtpServer,
+        sender: str,
+        recipients: Sequence[str],
+        *,
+        ca_file: Path | None = None,
+        total_seconds: float = TOTAL_SECONDS,
+    ) -> None:
+        """Connects to nobody yet.
+
+        Args:
+            ca_file: Certificates to trust instead of the system's.
+        """
+        self._server = server
+        self._sender = sender
+        self._recipients = list(recipients)
+        self._ca_file = ca_file
+        self._total_seconds = total_seconds
+
+    async def send(self, notice: Notice) -> str:
+        """See `Channel`."""
+        try:
+            async with asyncio.timeout(self._total_seconds):
+                refused = await self._send(self._message(notice))
+        except TimeoutError:
+            raise NotDelivered(f"no answer within {self._total_seconds:g} s") from None
+        except (aiosmtplib.SMTPException, OSError, UnicodeError) as error:
+            raise NotDelivered(_cause(error)) from error
+        taken = len(self._recipients) - refused
+        return f"the SMTP server took it for {taken} of {len(self._recipients)} recipients"
+
+    async def _send(self, message: EmailMessage) -> int:
+        """How many recipients were refused, of which there were others; raises if all were."""
+        server = self._server
+        client = aiosmtplib.SMTP(
+            hostname=server.host,
+            port=server.port,
+            username=server.username or None,
+            password=server.password or None,
+            use_tls=server.security == "tls",
+            start_tls=server.security == "starttls",
+            tls_context=None if server.security == "none" else self._context(),
+            timeout=self._total_seconds,
+            # Else it asks the resolver for our full name, in the loop's own thread.
+            local_hostname=socket.gethostname(),
+        )
+        async with client:
+            refused, _ = await client.sendmail(self._sender, self._recipients, message.as_bytes())
+            return len(refused)
+
+    def _context(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=str(self._ca_file) if self._ca_file else None)
+
+    def _message(self, notice: Notice) -> EmailMessage:
+        message = EmailMessage(_WHOLE_LINES)
+        message["From"] = self._sender
+        message["To"] = ", ".join(self._recipients)
+        message["Subject"] = subject(notice)
+        message["Date"] = format_datetime(notice.at)
+        # The same at every try, so that a mailbox shows it once.
+        message["Message-ID"] = f"<{notice.notice_id}@{self._sender.rpartition('@')[2]}>"
+        # No automatic answers (RFC 3834).
+        message["Auto-Submitted"] = "auto-generated"
+        message.set_content(text(notice))
+        return message
+
+
+def _cause(error: Exception) -> str:
+    """Why it was not taken, without the server's words: they may quote addresses."""
+    if isinstance(error, aiosmtplib.SMTPRecipientsRefused):
+        codes = sorted({one.code for one in error.recipients})
+        return f"the SMTP server refused every recipient ({', '.join(map(str, codes))})"
+    if isinstance(error, aiosmtplib.SMTPResponseException):
+        return f"the SMTP server answered {error.code}"
+    cause = error.__cause__ if isinstance(error, aiosmtplib.SMTPConnectError) and error.__cause__ else error
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"the SMTP server's certificate cannot be trusted: {cause.verify_message}"
+    if isinstance(cause, socket.gaierror):
+        return "the SMTP server's host name cannot be resolved"
+    if isinstance(cause, OSError) and cause.strerror:
+        return f"no connection to the SMTP server: {cause.strerror.lower()}"
+    return f"the SMTP server was not reached ({type(cause).__name__})"

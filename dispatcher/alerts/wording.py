@@ -1,0 +1,112 @@
+"""A notice in words for a person, and as JSON for a program."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final, assert_never
+
+import orjson
+
+from dispatcher.domain.alert import COMPONENT, MANUAL, SEVERITY, Alert, Kind, Notice, Phase
+
+_ALONE: Final = "PostgreSQL is away: this host tells for itself, and others may tell the same."
+
+
+def subject(notice: Notice) -> str:
+    """One line that says it all to who reads no further."""
+    return f"{_HEADS[notice.phase]} {COMPONENT}: {summary(notice)}"
+
+
+_HEADS: Final = {
+    Phase.RAISED: f"[{SEVERITY}]",
+    Phase.REMINDED: f"[{SEVERITY}, still]",
+    Phase.RESOLVED: "[RESOLVED]",
+    Phase.TEST: "[TEST]",
+}
+
+
+def summary(notice: Notice) -> str:
+    """What is wrong, or was."""
+    if notice.phase is Phase.TEST:
+        return "a test of this alert channel; nothing is wrong"
+    if notice.phase is Phase.RESOLVED:
+        return _resolution(notice.alert)
+    return _trouble(notice.alert)
+
+
+def text(notice: Notice) -> str:
+    """The whole of it, a line per fact."""
+    facts = {name: value for name, value in _facts(notice).items() if value not in (None, [])}
+    lines = [f"{name.replace('_', ' ')}: {_plain(value)}" for name, value in facts.items()]
+    return "\n".join([_sentence(notice), "", *lines, ""])
+
+
+def payload(notice: Notice) -> bytes:
+    """The JSON of a webhook: `type`, `timestamp` and `data`, as Standard Webhooks has them."""
+    document = {
+        "type": f"alert.{notice.phase}",
+        "timestamp": instant(notice.at),
+        "data": {**_facts(notice), "summary": _sentence(notice)},
+    }
+    return orjson.dumps(document)
+
+
+def instant(at: datetime) -> str:
+    """RFC 3339, in UTC."""
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _facts(notice: Notice) -> dict[str, object]:
+    alert = notice.alert
+    age = alert.oldest_age_seconds
+    return {
+        "severity": SEVERITY,
+        "component": COMPONENT,
+        "phase": notice.phase,
+        "kind": alert.kind,
+        "timestamp": instant(notice.at),
+        "queue": alert.queue,
+        "count": alert.count,
+        "oldest_age_seconds": None if age is None else round(age, 1),
+        "correlation_ids": list(alert.correlation_ids),
+        "reason": alert.reason,
+        "raised_at": instant(alert.raised_at),
+        "host": alert.host,
+    }
+
+
+def _sentence(notice: Notice) -> str:
+    words = summary(notice)
+    sentence = f"{words[0].upper()}{words[1:]}."
+    if notice.phase in (Phase.RAISED, Phase.REMINDED):
+        sentence = f"{sentence} {MANUAL}"
+    return f"{sentence} {_ALONE}" if notice.alert.is_alone else sentence
+
+
+def _trouble(alert: Alert) -> str:
+    match alert.kind:
+        case Kind.DEAD_LETTERS:
+            messages = "message" if alert.count == 1 else "messages"
+            return f"{alert.count} {messages} on the dead-letter queue {alert.queue}"
+        case Kind.OLDEST_AGE_GROWING:
+            return f"dead letters do not reach the queue {alert.queue}, and the oldest grows older"
+        case Kind.PROBE_FAILED:
+            return f"the dead-letter queue {alert.queue} cannot be watched, so nobody knows what is on it"
+        case _:
+            assert_never(alert.kind)
+
+
+def _resolution(alert: Alert) -> str:
+    match alert.kind:
+        case Kind.DEAD_LETTERS:
+            return f"the dead-letter queue {alert.queue} is empty again"
+        case Kind.OLDEST_AGE_GROWING:
+            return f"dead letters reach the queue {alert.queue} again"
+        case Kind.PROBE_FAILED:
+            return f"the dead-letter queue {alert.queue} can be watched again"
+        case _:
+            assert_never(alert.kind)
+
+
+def _plain(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

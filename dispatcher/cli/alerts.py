@@ -1,0 +1,108 @@
+"""`dispatcher alerts`: whether alerts would reach a person."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from dispatcher.cli.environment import load_settings
+from dispatcher.cli.exits import Exit
+from dispatcher.cli.output import plain_table, print_json, print_table
+from dispatcher.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from dispatcher.alerts.contract import Channel
+    from dispatcher.config import Settings
+    from dispatcher.domain.alert import Notice
+
+_NO_CHANNEL = (
+    "No alert channel is configured, so alerts stand in the log alone: set DISPATCHER_ALERT_WEBHOOK_URL and "
+    "DISPATCHER_ALERT_WEBHOOK_SECRET, or DISPATCHER_ALERT_SMTP_URL, DISPATCHER_ALERT_EMAIL_FROM and "
+    "DISPATCHER_ALERT_EMAIL_TO."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What became of one test alert.
+
+    Attributes:
+        words: How it was taken, or why not.
+    """
+
+    channel: str
+    ok: bool
+    words: str
+
+
+@click.group("alerts")
+def command() -> None:
+    """Alerts: the monitor of `dispatcher run` raises them when the DLQ is not empty or cannot be watched."""
+
+
+@command.command("test")
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON: every channel, and how it ended.")
+def test(as_json: bool) -> int:
+    """Send a test alert through every configured channel, and say what happened.
+
+    Tries each channel once, all at the same time. Needs neither PostgreSQL nor RabbitMQ.
+
+    \b
+    Examples:
+      dispatcher alerts test
+      dispatcher alerts test --json | jq '.channels[] | select(.ok | not)'
+
+    Exit codes: 0 all took it, 1 none did, 3 some did, 78 no channel is configured.
+    """
+    trials = asyncio.run(_try_all(load_settings()))
+    if as_json:
+        print_json({"ok": all(trial.ok for trial in trials), "channels": [asdict(trial) for trial in trials]})
+    else:
+        _show(trials)
+    if all(trial.ok for trial in trials):
+        return Exit.DONE
+    return Exit.PARTLY if any(trial.ok for trial in trials) else Exit.FAILED
+
+
+async def _try_all(settings: Settings) -> list[Trial]:
+    from dispatcher.alerts.channels import channels_of
+
+    channels = channels_of(settings)
+    if not channels:
+        raise ConfigurationError([_NO_CHANNEL])
+    notice = _test_notice(settings)
+    return list(await asyncio.gather(*[_try(channel, notice) for channel in channels]))
+
+
+async def _try(channel: Channel, notice: Notice) -> Trial:
+    from dispatcher.alerts.contract import NotDelivered
+
+    try:
+        return Trial(channel.name, True, await channel.send(notice))
+    except NotDelivered as error:
+        return Trial(channel.name, False, error.reason)
+
+
+def _test_notice(settings: Settings) -> Notice:
+    from uuid import uuid4
+
+    from dispatcher.domain.alert import Alert, Kind, Notice, Phase
+
+    now = datetime.now(UTC)
+    alert = Alert(Kind.DEAD_LETTERS, False, settings.dlq, now, socket.gethostname())
+    return Notice(f"alert_{uuid4().hex}", Phase.TEST, now, alert)
+
+
+def _show(trials: list[Trial]) -> None:
+    from rich.text import Text
+
+    table = plain_table("", "", "", show_header=False)
+    for trial in trials:
+        mark, colour = ("✓", "green") if trial.ok else ("✗", "red")
+        table.add_row(Text(mark, style=colour), trial.channel, trial.words)
+    print_table(table)

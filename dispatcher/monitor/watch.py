@@ -1,0 +1,160 @@
+"""Looks at the DLQ again and again, and says how it stands. Who tells it to people is `announcing`."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+from dispatcher.domain.alert import Alert, Kind
+from dispatcher.errors import DispatcherError
+from dispatcher.monitor.patience import within
+from dispatcher.monitor.probe import Probe
+from dispatcher.monitor.toldbook import STORE_SECONDS, ToldBook
+from dispatcher.providers.scrub import scrub
+from dispatcher.store.alerts import OldestDeadLetters
+
+MAX_CORRELATION_CHARACTERS: Final = 100
+LONGEST_DUE_SECONDS: Final = 60.0
+"""A dead letter reaches the DLQ within a second; one that waits for longer than this, and longer than a probe's
+interval, is growing old."""
+
+
+class Tables(Protocol):
+    """What PostgreSQL knows of dead letters; both raise a DispatcherError where it does not answer."""
+
+    async def find_oldest(self) -> OldestDeadLetters:
+        """The oldest emails that failed or are held."""
+        ...
+
+    async def longest_due_seconds(self) -> float | None:
+        """How long a dead letter has waited for its place on the DLQ; None if none waits."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What one look found.
+
+    Attributes:
+        depth: None if the probe failed.
+        fault: Why it did.
+        oldest: None if PostgreSQL did not say.
+        due_seconds: How long a dead letter waits that is not on the DLQ yet; None if none is known to.
+    """
+
+    depth: int | None
+    fault: str | None
+    oldest: OldestDeadLetters | None
+    due_seconds: float | None
+
+
+class Watch:
+    """A task of the monitor.
+
+    Attributes:
+        alerts: How each kind of alert stands, as far as the last look could see; empty while another monitor looks.
+    """
+
+    def __init__(
+        self, queue: str, probe: Probe, tables: Tables, book: ToldBook, *, host: str, interval_seconds: float
+    ) -> None:
+        self.alerts: dict[Kind, Alert] = {}
+        self._queue = queue
+        self._probe = probe
+        self._tables = tables
+        self._book = book
+        self._host = host
+        self._interval_seconds = interval_seconds
+        self._raised_at: dict[Kind, datetime] = {}
+        self._listeners: list[asyncio.Event] = []
+
+    def listen(self) -> asyncio.Event:
+        """An event that is set after each look; whoever waits for it clears it."""
+        listener = asyncio.Event()
+        self._listeners.append(listener)
+        return listener
+
+    async def run(self) -> None:
+        """Looks at once and after each interval, until cancelled."""
+        try:
+            while True:
+                await self.look()
+                await asyncio.sleep(self._interval_seconds)
+        finally:
+            await self._book.release()
+
+    async def look(self) -> None:
+        """One look, if it is ours to look."""
+        if await self._book.consult():
+            findings = await self._find()
+            self.alerts = {kind: self._judge(kind, stands, findings) for kind, stands in self._states(findings).items()}
+        else:
+            self.alerts = {}
+        for listener in self._listeners:
+            listener.set()
+
+    async def _find(self) -> Findings:
+        try:
+            depth, fault = await self._probe.depth(), None
+        except DispatcherError as error:
+            depth, fault = None, scrub(str(error))
+        oldest, due_seconds = await self._ask_tables()
+        return Findings(depth, fault, oldest, due_seconds)
+
+    async def _ask_tables(self) -> tuple[OldestDeadLetters | None, float | None]:
+        if self._book.is_alone:
+            return None, None
+        try:
+            oldest = await within(STORE_SECONDS, self._tables.find_oldest())
+            return oldest, await within(STORE_SECONDS, self._tables.longest_due_seconds())
+        except (DispatcherError, TimeoutError):
+            return None, None
+
+    def _states(self, findings: Findings) -> dict[Kind, bool]:
+        """What stands and what does not; what nobody could see is left out."""
+        states = {Kind.PROBE_FAILED: findings.depth is None}
+        if findings.depth is not None:
+            states[Kind.DEAD_LETTERS] = findings.depth > 0
+        if findings.oldest is not None:
+            longest_seconds = max(LONGEST_DUE_SECONDS, self._interval_seconds)
+            states[Kind.OLDEST_AGE_GROWING] = (findings.due_seconds or 0.0) > longest_seconds
+        return states
+
+    def _judge(self, kind: Kind, stands: bool, findings: Findings) -> Alert:
+        now = datetime.now(UTC)
+        known_at = self._book.raised_at(kind) or self._raised_at.get(kind, now)
+        if stands:
+            self._raised_at[kind] = known_at
+        else:
+            self._raised_at.pop(kind, None)
+        return Alert(
+            kind,
+            stands,
+            self._queue,
+            known_at,
+            self._host,
+            count=findings.depth,
+            oldest_age_seconds=_oldest_age(kind, stands, findings, (now - known_at).total_seconds()),
+            correlation_ids=_correlation_ids(findings) if stands else (),
+            reason=findings.fault if kind is Kind.PROBE_FAILED else None,
+            is_alone=self._book.is_alone,
+        )
+
+
+def _oldest_age(kind: Kind, stands: bool, findings: Findings, known_seconds: float) -> float | None:
+    if not stands:
+        return None
+    if kind is Kind.OLDEST_AGE_GROWING:
+        return findings.due_seconds
+    if findings.oldest is not None and findings.oldest.age_seconds is not None:
+        return findings.oldest.age_seconds
+    # Messages that point to no email have no age but what we saw of it.
+    return max(0.0, known_seconds) if kind is Kind.DEAD_LETTERS else None
+
+
+def _correlation_ids(findings: Findings) -> tuple[str, ...]:
+    """Applications choose these, and some put addresses into them."""
+    found = () if findings.oldest is None else findings.oldest.correlation_ids
+    return tuple(scrub(one)[:MAX_CORRELATION_CHARACTERS] for one in found)

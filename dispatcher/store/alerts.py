@@ -1,0 +1,91 @@
+"""What monitors on all hosts share about alerts: who watches, what was told, and which dead letters are the oldest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from dispatcher.domain.alert import MAX_CORRELATION_IDS, Kind
+from dispatcher.store.connections import Pool, session
+from dispatcher.store.queries import query
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An alert that a channel has told, and whose end it has not told yet.
+
+    Attributes:
+        age_seconds: How long ago it was last told.
+    """
+
+    kind: Kind
+    channel: str
+    raised_at: datetime
+    age_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class OldestDeadLetters:
+    """What the tables know of the emails that failed or are held.
+
+    Attributes:
+        correlation_ids: Of the oldest; those without one are left out.
+        age_seconds: Of the oldest; None if there is no such email.
+    """
+
+    correlation_ids: tuple[str, ...]
+    age_seconds: float | None
+
+
+class AlertStore:
+    """The monitor's statements about one DLQ; each raises StoreUnavailable where the same call may succeed later."""
+
+    def __init__(self, pool: Pool, *, queue: str, holder: str) -> None:
+        """
+        Args:
+            holder: This monitor, the same over restarts.
+        """
+        self._pool = pool
+        self._queue = queue
+        self._holder = holder
+
+    async def hold_watch(self, seconds: float) -> bool:
+        """Takes or keeps the watch for so long; returns whether it is ours."""
+        return bool(await self._fetch("hold_alert_watch", {"holder": self._holder, "seconds": seconds}))
+
+    async def release_watch(self) -> None:
+        """Gives it back; harmless if it is another's."""
+        await self._fetch("release_alert_watch", {"holder": self._holder})
+
+    async def list_told(self) -> list[Told]:
+        """The alerts that stand, by channel."""
+        known = set(Kind)
+        rows = await self._fetch("list_alerts_told", {})
+        # A newer release may know more kinds.
+        return [Told(Kind(row[0]), *row[1:]) for row in rows if row[0] in known]
+
+    async def enter_told(self, told: Told) -> None:
+        """A channel has told that an alert stands. A second call is harmless."""
+        told_so = {"kind": told.kind.value, "channel": told.channel, "raised_at": told.raised_at}
+        await self._fetch("enter_alert_told", {**told_so, "age_seconds": told.age_seconds})
+
+    async def enter_over(self, kind: Kind, channel: str) -> None:
+        """A channel has told an alert's end. A second call is harmless."""
+        await self._fetch("enter_alert_over", {"kind": kind.value, "channel": channel})
+
+    async def find_oldest(self) -> OldestDeadLetters:
+        """The oldest emails that failed or are held."""
+        rows = await self._fetch("find_oldest_dead_letters", {"limit": MAX_CORRELATION_IDS})
+        return OldestDeadLetters(tuple(row[0] for row in rows if row[0]), rows[0][1] if rows else None)
+
+    async def longest_due_seconds(self) -> float | None:
+        """How long a dead letter has waited for its place on the DLQ; None if none waits."""
+        rows = await self._fetch("find_longest_due_dead_letter", {})
+        age_seconds: float | None = rows[0][0]
+        return age_seconds
+
+    async def _fetch(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        async with session(self._pool) as connection:
+            cursor = await connection.execute(query(name), {"queue": self._queue, **parameters})
+            return await cursor.fetchall()

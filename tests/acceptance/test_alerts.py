@@ -1,0 +1,206 @@
+"""Somebody is told in time, of dead letters and that nobody can look, by channels that are none of ours."""
+
+from __future__ import annotations
+
+import email.policy
+import time
+from collections.abc import Iterator, Mapping
+from email.message import EmailMessage
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import trustme
+
+from dispatcher.broker.management import Management, NoFigures
+from tests.acceptance.door import Door
+from tests.acceptance.harness import Host, Sink, emails, stop
+from tests.alerts.receiver import SECRET, Posted, Receiver, receiving, write_ca
+from tests.supervisor.program import Program, eventually
+
+PROBE_SECONDS = 0.5
+SOON_SECONDS = 15.0
+"""Management figures lag by 5 seconds, and the machine may be busy; a quiet one needs 6."""
+POISON = b'{"to": "ann@example.org", "subject": "Your code", "text": "4711"'
+
+
+@pytest.fixture
+def ca() -> trustme.CA:
+    """Who vouches for the receiver of webhooks."""
+    return trustme.CA()
+
+
+@pytest.fixture
+def receiver(ca: trustme.CA) -> Iterator[Receiver]:
+    """Where alerts are posted."""
+    with receiving(ca, "127.0.0.1") as running:
+        yield running
+
+
+@pytest.fixture
+def mailbox(tmp_path: Path) -> Iterator[Sink]:
+    """The operators' own SMTP server."""
+    opened = Sink(tmp_path / "operators", keeps_eml=True)
+    yield opened
+    opened.kill()
+
+
+@pytest.fixture
+def settings(receiver: Receiver, mailbox: Sink, ca: trustme.CA, tmp_path: Path) -> dict[str, str]:
+    """Both ways to reach a person."""
+    return {
+        "DLQ_PROBE_SECONDS": str(PROBE_SECONDS),
+        "ALERT_WEBHOOK_URL": receiver.url,
+        "ALERT_WEBHOOK_SECRET": SECRET,
+        "ALERT_WEBHOOK_ALLOW_PRIVATE": "on",
+        "ALERT_SMTP_URL": mailbox.settings["SMTP_URL"],
+        "ALERT_EMAIL_FROM": "dispatcher@example.com",
+        "ALERT_EMAIL_TO": "night@example.com, day@example.com",
+        "CA_FILE": str(write_ca(ca, tmp_path)),
+    }
+
+
+def start(host: Host, settings: Mapping[str, str]) -> Program:
+    """`dispatcher run` with these settings."""
+    return host.run(stdout=None, **settings)
+
+
+def await_posted(receiver: Receiver, kind: str, what: str = "alert.raised") -> Posted:
+    """Waits for the webhook of that kind."""
+
+    def found() -> Posted | None:
+        posted = [one for one in receiver.posted if (one.data["kind"], one.json["type"]) == (kind, what)]
+        return posted[0] if posted else None
+
+    return eventually(found, f"{what} of {kind}", seconds=SOON_SECONDS)
+
+
+def await_mails(mailbox: Sink, subject: str) -> list[EmailMessage]:
+    """Waits for emails to operators whose subject begins so."""
+
+    def found() -> list[EmailMessage]:
+        parsed = [
+            email.message_from_bytes(path.read_bytes(), policy=email.policy.default)
+            for path in mailbox.mail_folder.glob("*.eml")
+        ]
+        return [one for one in parsed if one["Subject"].startswith(subject)]
+
+    return eventually(found, f"an email '{subject}'", seconds=SOON_SECONDS)
+
+
+def await_reported_depth(host: Host, depth: int) -> None:
+    """Waits until RabbitMQ's management API reports so many dead letters."""
+    management = Management(host.servers.management_url)
+
+    def reported() -> bool:
+        try:
+            return management.depth(host.topology.dlq).messages == depth
+        except NoFigures:
+            return False
+
+    eventually(reported, f"{depth} dead letters", seconds=SOON_SECONDS)
+
+
+def test_a_malformed_message_alerts_by_webhook_and_email_within_seconds_without_its_content(
+    host: Host, settings: dict[str, str], receiver: Receiver, mailbox: Sink
+) -> None:
+    host.sink()
+    await_reported_depth(host, 0)
+    run = start(host, settings)
+    run.await_events("relay.leading")
+    host.rabbit.publish(host.topology.queue, POISON)
+    began_at = time.monotonic()
+
+    posted = await_posted(receiver, "dead_letters")
+    (mail,) = await_mails(mailbox, "[CRITICAL] RabbitMQ: 1 message on the dead-letter queue")
+    await_reported_depth(host, 1)
+
+    assert posted.arrived_at - began_at < SOON_SECONDS
+    assert posted.is_signed
+    facts = {"severity": "CRITICAL", "component": "RabbitMQ", "queue": host.topology.dlq, "count": 1}
+    assert facts.items() <= posted.data.items()
+    assert posted.data["oldest_age_seconds"] >= 0
+    assert "Manual intervention is required." in posted.data["summary"]
+    assert "Manual intervention is required." in mail.get_content()
+    (letter,) = host.rabbit.read_all(host.topology.dlq)
+    assert (letter.body, letter.was_rejected) == (POISON, True)
+    told = posted.body.decode() + str(mail) + run.log
+    for private in ("ann@", "4711", "Your code"):
+        assert private not in told
+
+    host.rabbit.purge(host.topology.dlq)
+    await_posted(receiver, "dead_letters", "alert.resolved")
+    await_mails(mailbox, "[RESOLVED]")
+    stop(run)
+    # However often it looked meanwhile.
+    assert [one.json["type"] for one in receiver.posted] == ["alert.raised", "alert.resolved"]
+
+
+def test_a_failed_email_is_named_by_its_correlation_id(
+    host: Host, settings: dict[str, str], receiver: Receiver
+) -> None:
+    host.sink()
+    await_reported_depth(host, 0)
+    run = start(host, settings)
+    ids = host.enqueue(emails(1, to=lambda _: "refused@example.org"))
+    host.await_finished(ids)
+
+    posted = await_posted(receiver, "dead_letters")
+
+    assert posted.data["correlation_ids"] == ["order-0"]
+    assert 0 <= posted.data["oldest_age_seconds"] < 60
+    assert "refused@example.org" not in posted.body.decode()
+    stop(run)
+
+
+def test_a_management_api_that_is_down_is_told_within_one_interval_and_dispatching_goes_on(
+    host: Host, settings: dict[str, str], receiver: Receiver, mailbox: Sink
+) -> None:
+    host.sink()
+    await_reported_depth(host, 0)
+    with Door(host.servers.management_url) as door:
+        run = start(host, {**settings, "RABBITMQ_MANAGEMENT_URL": door.url})
+        run.await_events("relay.leading")
+        door.shut()
+        shut_at = time.monotonic()
+
+        posted = await_posted(receiver, "probe_failed")
+        ids = host.enqueue(emails(100))
+        books = host.await_finished(ids)
+        door.open()
+        await_posted(receiver, "probe_failed", "alert.resolved")
+        stop(run)
+
+    # One interval, and what a busy machine adds.
+    assert posted.arrived_at - shut_at < PROBE_SECONDS + 5
+    assert posted.data["severity"] == "CRITICAL"
+    assert posted.data["count"] is None
+    assert "cannot be reached" in posted.data["reason"]
+    assert str(urlsplit(host.servers.management_url).password) not in posted.body.decode() + run.log
+    assert await_mails(mailbox, "[CRITICAL] RabbitMQ: the dead-letter queue")
+    books.assert_balanced()
+    assert books.counts == {"sent": 100}
+    assert not run.events("process.exited", level="error")
+
+
+def test_channels_that_are_away_harm_nothing_and_hear_of_it_when_they_are_back(
+    host: Host, settings: dict[str, str], receiver: Receiver, mailbox: Sink
+) -> None:
+    host.sink()
+    await_reported_depth(host, 0)
+    mailbox.kill()
+    receiver.statuses = [500, 302]
+    run = start(host, settings)
+    host.rabbit.publish(host.topology.queue, POISON)
+
+    eventually(lambda: len(receiver.posted) == 3, "the webhook's third try", seconds=SOON_SECONDS)
+    run.await_events("alert.undelivered", channel="email")
+    ids = host.enqueue(emails(50))
+    books = host.await_finished(ids)
+    mailbox.start()
+    await_mails(mailbox, "[CRITICAL]")
+    stop(run)
+
+    assert len({one.headers["webhook-id"] for one in receiver.posted}) == 1
+    assert books.counts["sent"] == 50
+    assert not run.events("process.exited", level="error")

@@ -1,0 +1,56 @@
+"""What tests of alert channels share: the monitor's loop, an authority, and notices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import trustme
+import uvloop
+
+from dispatcher.domain.alert import Alert, Kind, Notice, Phase
+from tests.alerts.receiver import Receiver, receiving, write_ca
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop that the monitor runs on."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(scope="session")
+def ca() -> trustme.CA:
+    """An authority that nobody trusts who is not told to."""
+    return trustme.CA()
+
+
+@pytest.fixture
+def ca_file(ca: trustme.CA, tmp_path: Path) -> Path:
+    """What tells them."""
+    return write_ca(ca, tmp_path)
+
+
+@pytest.fixture
+def receiver(ca: trustme.CA) -> Iterator[Receiver]:
+    """Whoever takes webhooks, at 127.0.0.1 and under a name that no resolver knows."""
+    with receiving(ca, "127.0.0.1", "alerts.example.com") as running:
+        yield running
+
+
+@pytest.fixture
+def notice() -> Notice:
+    """Three dead letters."""
+    at = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
+    alert = Alert(
+        Kind.DEAD_LETTERS,
+        True,
+        "email.dispatcher.dlq",
+        at,
+        "host-1",
+        count=3,
+        oldest_age_seconds=61.25,
+        correlation_ids=("order-1", "order-2"),
+    )
+    return Notice("alert_1", Phase.RAISED, at, alert)

@@ -1,0 +1,125 @@
+"""Whoever takes webhooks: a real https server with a ledger, which checks signatures by a reading of its own."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import ssl
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import trustme
+
+SECRET: Final = "whsec_" + base64.b64encode(b"0123456789abcdefghijklmnopqrstuv").decode()
+FRESH_SECONDS: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """One request that was read to its end."""
+
+    path: str
+    headers: Mapping[str, str]
+    body: bytes = field(repr=False)
+    arrived_at: float
+
+    @property
+    def json(self) -> Any:
+        """The body."""
+        return orjson.loads(self.body)
+
+    @property
+    def data(self) -> Any:
+        """What is wrong, in the body."""
+        return self.json["data"]
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether it bears the signature that https://www.standardwebhooks.com asks for, made just now."""
+        key = base64.b64decode(SECRET.removeprefix("whsec_"))
+        stamp = self.headers["webhook-timestamp"]
+        signed = b".".join([self.headers["webhook-id"].encode(), stamp.encode(), self.body])
+        expected = "v1," + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
+        is_fresh = abs(time.time() - int(stamp)) < FRESH_SECONDS
+        return is_fresh and hmac.compare_digest(expected, self.headers["webhook-signature"])
+
+
+class Receiver(ThreadingHTTPServer):
+    """The server.
+
+    Attributes:
+        posted: Every request, whatever was answered.
+        statuses: What is answered, one after the other; 204 when there are none left.
+        released: While it is not set, nothing is answered.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, ca: trustme.CA, *names: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Answer)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        ca.issue_cert(*names).configure_cert(context)
+        self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+        self.posted: list[Posted] = []
+        self.statuses: list[int] = []
+        self.released = threading.Event()
+        self.released.set()
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"https://127.0.0.1:{self.server_port}/alerts?source=mail"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing of clients that go away."""
+
+
+class _Answer(BaseHTTPRequestHandler):
+    server: Receiver
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        """Enters the request, and answers."""
+        server = self.server
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        server.posted.append(Posted(self.path, headers, body, time.monotonic()))
+        server.released.wait(20)
+        status = server.statuses.pop(0) if server.statuses else 204
+        self.send_response(status)
+        if 300 <= status < 400:
+            self.send_header("Location", f"https://127.0.0.1:{server.server_port}/elsewhere")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        """Says nothing."""
+
+
+@contextmanager
+def receiving(ca: trustme.CA, *names: str) -> Iterator[Receiver]:
+    """A receiver for these host names, for the length of a block."""
+    with Receiver(ca, *names) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.released.set()
+            server.shutdown()
+            thread.join()
+
+
+def write_ca(ca: trustme.CA, folder: Path) -> Path:
+    """What a client has to trust."""
+    path = folder / "ca.pem"
+    ca.cert_pem.write_to_path(path)
+    return path

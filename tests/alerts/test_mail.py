@@ -1,0 +1,133 @@
+"""Alerts by email, to a real SMTP server: verified TLS or none, whole deadlines, and no server's words in ours."""
+
+from __future__ import annotations
+
+import email.policy
+import ssl
+import time
+from collections.abc import AsyncIterator
+from email.message import EmailMessage
+from pathlib import Path
+
+import pytest
+import trustme
+
+from dispatcher.alerts.contract import NotDelivered
+from dispatcher.alerts.mail import MailChannel
+from dispatcher.config import SmtpServer
+from dispatcher.dev.smtp_script import Act, Behaviour, Step
+from dispatcher.dev.smtp_sink import SmtpSink
+from dispatcher.domain.alert import Notice
+
+TO = ("ops@example.com", "night@example.com")
+
+
+@pytest.fixture
+def tls(ca: trustme.CA) -> ssl.SSLContext:
+    """The server's side."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert("127.0.0.1").configure_cert(context)
+    return context
+
+
+@pytest.fixture
+async def sink(tmp_path: Path) -> AsyncIterator[SmtpSink]:
+    """An SMTP server without TLS; its behaviour may be changed."""
+    running = SmtpSink(tmp_path, Behaviour(), writes_eml=False, keeps=True)
+    await running.start()
+    yield running
+    await running.close()
+
+
+def channel_to(sink: SmtpSink, security: str = "none", ca_file: Path | None = None, **login: str) -> MailChannel:
+    """A channel to it."""
+    server = SmtpServer("127.0.0.1", sink.port, security, **login)
+    return MailChannel(server, "alerts@example.com", TO, ca_file=ca_file, total_seconds=5)
+
+
+async def test_a_notice_arrives_as_one_plain_email(sink: SmtpSink, notice: Notice) -> None:
+    words = await channel_to(sink).send(notice)
+
+    (received,) = sink.received
+    parsed = email.message_from_bytes(received.content, policy=email.policy.default)
+    assert isinstance(parsed, EmailMessage)
+    assert (received.sender, received.recipients) == ("alerts@example.com", TO)
+    assert parsed["Subject"] == "[CRITICAL] RabbitMQ: 3 messages on the dead-letter queue email.dispatcher.dlq"
+    assert parsed["Message-ID"] == "<alert_1@example.com>"
+    assert parsed["Auto-Submitted"] == "auto-generated"
+    lines = parsed.get_content().splitlines()
+    assert lines[0].endswith("Manual intervention is required.")
+    assert "severity: CRITICAL" in lines
+    assert "count: 3" in lines
+    assert "correlation ids: order-1, order-2" in lines
+    assert words == "the SMTP server took it for 2 of 2 recipients"
+
+
+async def test_starttls_is_required_and_its_certificate_verified(
+    sink: SmtpSink, tls: ssl.SSLContext, ca_file: Path, notice: Notice
+) -> None:
+    with pytest.raises(NotDelivered):
+        await channel_to(sink, "starttls", ca_file).send(notice)
+    sink.behaviour.security, sink.behaviour.tls = "starttls", tls
+    with pytest.raises(NotDelivered, match="certificate"):
+        await channel_to(sink, "starttls").send(notice)
+    assert sink.received == []
+
+    await channel_to(sink, "starttls", ca_file).send(notice)
+
+    assert len(sink.received) == 1
+
+
+async def test_a_login_is_used_and_a_wrong_one_said_without_it(sink: SmtpSink, notice: Notice) -> None:
+    sink.behaviour.login = ("alerts", "right-password")
+
+    with pytest.raises(NotDelivered, match="answered 535") as fault:
+        await channel_to(sink, username="alerts", password="wrong-password").send(notice)
+    await channel_to(sink, username="alerts", password="right-password").send(notice)
+
+    assert "password" not in fault.value.reason
+    assert len(sink.received) == 1
+
+
+async def test_recipients_that_are_refused_do_not_keep_it_from_the_others(sink: SmtpSink, notice: Notice) -> None:
+    server = SmtpServer("127.0.0.1", sink.port, "none")
+
+    words = await MailChannel(server, "a@example.com", ("refused@example.com", "ops@example.com")).send(notice)
+
+    assert words == "the SMTP server took it for 1 of 2 recipients"
+    with pytest.raises(NotDelivered, match=r"refused every recipient \(550\)") as fault:
+        await MailChannel(server, "a@example.com", ("refused@example.com",)).send(notice)
+    assert "@" not in fault.value.reason
+
+
+@pytest.mark.parametrize("step", [Step.CONNECT, Step.MAIL, Step.RCPT, Step.DATA, Step.END])
+async def test_a_server_s_no_is_no_delivery_and_its_words_are_not_ours(
+    sink: SmtpSink, notice: Notice, step: Step
+) -> None:
+    sink.behaviour.script = {step: "554 5.7.1 no, ops@example.com"}
+
+    with pytest.raises(NotDelivered) as fault:
+        await channel_to(sink).send(notice)
+
+    assert "@" not in fault.value.reason
+
+
+@pytest.mark.parametrize("act", [Act.HANG, Act.DRIP])
+async def test_a_server_that_is_slow_takes_no_longer_than_the_whole_deadline(
+    sink: SmtpSink, notice: Notice, act: Act
+) -> None:
+    sink.behaviour.script = {Step.MAIL: act}
+    server = SmtpServer("127.0.0.1", sink.port, "none")
+    began_at = time.monotonic()
+
+    with pytest.raises(NotDelivered):
+        await MailChannel(server, "a@example.com", TO, total_seconds=0.3).send(notice)
+
+    assert time.monotonic() - began_at < 5
+
+
+async def test_nobody_listening_is_said(notice: Notice, unused_tcp_port: int) -> None:
+    server = SmtpServer("127.0.0.1", unused_tcp_port, "none")
+
+    with pytest.raises(NotDelivered, match="no connection to the SMTP server"):
+        await MailChannel(server, "a@example.com", TO).send(notice)

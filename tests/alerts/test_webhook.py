@@ -1,0 +1,180 @@
+"""Alerts by webhook, to a real https server: signed, never redirected, never to an address that was not looked at."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import trustme
+
+from dispatcher.alerts.contract import NotDelivered
+from dispatcher.alerts.webhook import WebhookChannel
+from dispatcher.domain.alert import Notice
+from dispatcher.errors import ConfigurationError
+from tests.alerts.receiver import SECRET, Receiver
+from tests.waiting import until
+
+
+class Resolver:
+    """Answers one after the other, the last one for ever.
+
+    Attributes:
+        asked: How often.
+    """
+
+    def __init__(self, *answers: Sequence[str]) -> None:
+        self._answers = list(answers)
+        self.asked = 0
+
+    async def __call__(self, _host: str, _port: int) -> Sequence[str]:
+        self.asked += 1
+        return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+
+
+def channel_to(url: str, ca_file: Path, resolver: Resolver | None = None, *, seconds: float = 10) -> WebhookChannel:
+    """A channel that may go to this machine."""
+    if resolver is None:
+        return WebhookChannel(url, SECRET, allow_private=True, ca_file=ca_file, total_seconds=seconds)
+    return WebhookChannel(url, SECRET, allow_private=True, ca_file=ca_file, resolver=resolver, total_seconds=seconds)
+
+
+async def test_a_notice_arrives_signed_and_whole(receiver: Receiver, ca_file: Path, notice: Notice) -> None:
+    await channel_to(receiver.url, ca_file).send(notice)
+
+    (posted,) = receiver.posted
+    assert posted.is_signed
+    assert posted.path == "/alerts?source=mail"
+    assert posted.headers["webhook-id"] == "alert_1"
+    assert posted.headers["content-type"] == "application/json"
+    assert (posted.json["type"], posted.json["timestamp"]) == ("alert.raised", "2026-05-04T03:02:01.000Z")
+    assert posted.data == {
+        "severity": "CRITICAL",
+        "component": "RabbitMQ",
+        "phase": "raised",
+        "kind": "dead_letters",
+        "timestamp": "2026-05-04T03:02:01.000Z",
+        "queue": "email.dispatcher.dlq",
+        "count": 3,
+        "oldest_age_seconds": 61.2,
+        "correlation_ids": ["order-1", "order-2"],
+        "reason": None,
+        "raised_at": "2026-05-04T03:02:01.000Z",
+        "host": "host-1",
+        "summary": "3 messages on the dead-letter queue email.dispatcher.dlq. Manual intervention is required.",
+    }
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308, 400, 401, 404, 410, 429, 500, 503])
+async def test_any_other_answer_is_no_delivery_and_no_redirect_is_followed(
+    receiver: Receiver, ca_file: Path, notice: Notice, status: int
+) -> None:
+    receiver.statuses = [status]
+
+    with pytest.raises(NotDelivered, match=f"it answered {status}"):
+        await channel_to(receiver.url, ca_file).send(notice)
+
+    assert len(receiver.posted) == 1
+
+
+async def test_private_addresses_are_refused_unless_allowed(receiver: Receiver, ca_file: Path, notice: Notice) -> None:
+    with pytest.raises(NotDelivered, match="DISPATCHER_ALERT_WEBHOOK_ALLOW_PRIVATE"):
+        await WebhookChannel(receiver.url, SECRET, ca_file=ca_file).send(notice)
+
+    assert receiver.posted == []
+
+
+async def test_one_private_address_among_public_ones_is_enough_to_refuse(ca_file: Path, notice: Notice) -> None:
+    resolver = Resolver(["93.184.215.14", "10.0.0.7"])
+    channel = WebhookChannel("https://alerts.example.com/", SECRET, ca_file=ca_file, resolver=resolver)
+
+    with pytest.raises(NotDelivered, match="private address"):
+        await channel.send(notice)
+
+
+async def test_the_connection_goes_to_the_address_that_was_looked_at(
+    receiver: Receiver, ca_file: Path, notice: Notice
+) -> None:
+    """A name that means something else a moment later gains nothing; and the certificate is still the name's."""
+    resolver = Resolver(["127.0.0.1"], ["192.0.2.1"])
+    channel = channel_to(f"https://alerts.example.com:{receiver.server_port}/x", ca_file, resolver)
+
+    await channel.send(notice)
+
+    assert resolver.asked == 1
+    assert receiver.posted[0].headers["host"] == f"alerts.example.com:{receiver.server_port}"
+
+
+async def test_the_next_address_is_tried_where_one_cannot_be_reached(
+    receiver: Receiver, ca_file: Path, notice: Notice
+) -> None:
+    resolver = Resolver(["127.9.9.9", "127.0.0.1"])
+
+    await channel_to(f"https://alerts.example.com:{receiver.server_port}/x", ca_file, resolver).send(notice)
+
+    assert len(receiver.posted) == 1
+
+
+async def test_a_certificate_for_another_name_is_refused(receiver: Receiver, ca_file: Path, notice: Notice) -> None:
+    channel = channel_to(f"https://other.example.com:{receiver.server_port}/x", ca_file, Resolver(["127.0.0.1"]))
+
+    with pytest.raises(NotDelivered, match="certificate"):
+        await channel.send(notice)
+
+    assert receiver.posted == []
+
+
+async def test_an_authority_that_nobody_named_is_refused(receiver: Receiver, tmp_path: Path, notice: Notice) -> None:
+    stranger = tmp_path / "stranger.pem"
+    trustme.CA().cert_pem.write_to_path(stranger)
+
+    with pytest.raises(NotDelivered, match="certificate"):
+        await channel_to(receiver.url, stranger).send(notice)
+
+
+async def test_a_receiver_that_is_silent_takes_no_longer_than_the_whole_deadline(
+    receiver: Receiver, ca_file: Path, notice: Notice
+) -> None:
+    receiver.released.clear()
+    began_at = time.monotonic()
+
+    with pytest.raises(NotDelivered, match="no answer"):
+        await channel_to(receiver.url, ca_file, seconds=0.5).send(notice)
+
+    assert time.monotonic() - began_at < 5
+    await until(lambda: receiver.posted)
+
+
+async def test_a_resolver_that_is_silent_takes_no_longer_either(ca_file: Path, notice: Notice) -> None:
+    async def silent(_host: str, _port: int) -> Sequence[str]:
+        await asyncio.Event().wait()
+        return []
+
+    channel = WebhookChannel("https://a.example/", SECRET, ca_file=ca_file, resolver=silent, total_seconds=0.1)
+
+    with pytest.raises(NotDelivered, match=r"no answer within 0\.1 s"):
+        await channel.send(notice)
+
+
+async def test_nobody_listening_is_said_without_the_url(ca_file: Path, notice: Notice, unused_tcp_port: int) -> None:
+    channel = channel_to(f"https://127.0.0.1:{unused_tcp_port}/token-in-path", ca_file)
+
+    with pytest.raises(NotDelivered) as fault:
+        await channel.send(notice)
+
+    assert "refused" in fault.value.reason.lower()
+    assert "token-in-path" not in fault.value.reason
+
+
+async def test_a_name_without_address_is_said(ca_file: Path, notice: Notice) -> None:
+    with pytest.raises(NotDelivered, match="cannot be resolved"):
+        await channel_to("https://alerts.invalid/", ca_file, seconds=20).send(notice)
+
+
+def test_a_ca_file_that_holds_nothing_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("nothing")
+
+    with pytest.raises(ConfigurationError, match="DISPATCHER_CA_FILE"):
+        WebhookChannel("https://a.example/", SECRET, ca_file=tmp_path / "ca.pem")

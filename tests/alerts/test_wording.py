@@ -1,0 +1,50 @@
+"""A notice says everything a person needs at once, whatever its kind and phase."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import orjson
+import pytest
+
+from dispatcher.alerts.wording import payload, subject, text
+from dispatcher.domain.alert import Kind, Notice, Phase
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("phase", Phase)
+def test_every_notice_names_severity_component_queue_and_time(notice: Notice, kind: Kind, phase: Phase) -> None:
+    notice = replace(notice, phase=phase, alert=replace(notice.alert, kind=kind))
+
+    document = orjson.loads(payload(notice))
+
+    assert document["type"] == f"alert.{phase}"
+    assert document["data"]["severity"] == "CRITICAL"
+    for words in (text(notice), payload(notice).decode()):
+        for fact in ("CRITICAL", "RabbitMQ", "email.dispatcher.dlq", "2026-05-04T03:02:01.000Z", kind):
+            assert fact in words
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("phase", Phase)
+def test_a_person_is_called_only_while_there_is_something_to_do(notice: Notice, kind: Kind, phase: Phase) -> None:
+    notice = replace(notice, phase=phase, alert=replace(notice.alert, kind=kind))
+
+    is_called = "Manual intervention is required." in text(notice)
+
+    assert is_called == (phase in (Phase.RAISED, Phase.REMINDED))
+    assert subject(notice).startswith("[CRITICAL") == is_called
+
+
+def test_who_tells_for_itself_says_so(notice: Notice) -> None:
+    alone = replace(notice, alert=replace(notice.alert, is_alone=True))
+
+    assert "PostgreSQL is away: this host tells for itself" in text(alone)
+    assert "PostgreSQL" not in text(notice)
+
+
+def test_what_nobody_knows_is_left_out_of_the_text_and_null_in_json(notice: Notice) -> None:
+    blind = replace(notice, alert=replace(notice.alert, count=None, oldest_age_seconds=None, correlation_ids=()))
+
+    assert "count" not in text(blind)
+    assert orjson.loads(payload(blind))["data"]["count"] is None

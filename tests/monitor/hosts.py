@@ -1,0 +1,114 @@
+"""Hosts whose monitors share one database: real tables, a DLQ whose depth a test sets, channels with ledgers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from dispatcher.alerts.contract import NotDelivered
+from dispatcher.domain.alert import Notice
+from dispatcher.errors import BrokerUnavailable
+from dispatcher.monitor.announcing import Announcer
+from dispatcher.monitor.toldbook import ToldBook
+from dispatcher.monitor.watch import Watch
+from dispatcher.store.alerts import AlertStore
+from dispatcher.store.connections import make_pool
+from tests.waiting import until
+
+DLQ = "test.dlq"
+
+
+@dataclass
+class Depth:
+    """What RabbitMQ would report; None where it does not answer."""
+
+    messages: int | None = 0
+
+    async def depth(self) -> int:
+        """See `monitor.probe.Probe`."""
+        if self.messages is None:
+            raise BrokerUnavailable("RabbitMQ's management API answers 503 to ann@example.org.")
+        return self.messages
+
+
+@dataclass
+class Ear:
+    """A channel with a ledger.
+
+    Attributes:
+        failures: How many notices it does not take from now on.
+        heard: What it took.
+        refused: What it did not.
+    """
+
+    name: str = "ear"
+    failures: int = 0
+    heard: list[Notice] = field(default_factory=list)
+    refused: list[Notice] = field(default_factory=list)
+
+    async def send(self, notice: Notice) -> str:
+        """See `alerts.contract.Channel`."""
+        if self.failures:
+            self.failures -= 1
+            self.refused.append(notice)
+            raise NotDelivered("it answered 503")
+        self.heard.append(notice)
+        return "heard"
+
+    @property
+    def phases(self) -> list[str]:
+        """What it took, in order."""
+        return [f"{notice.alert.kind} {notice.phase}" for notice in self.heard]
+
+
+@dataclass(frozen=True)
+class Host:
+    """A monitor's tasks, but for the clock: the test says when to look."""
+
+    watch: Watch
+    announcers: list[asyncio.Task[None]]
+    book: ToldBook
+
+    async def look(self) -> None:
+        """One look; returns when what was found is told, or waits for its next try."""
+        await self.watch.look()
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def host(
+    database_url: str,
+    depth: Depth,
+    *ears: Ear,
+    name: str = "host-1",
+    reminder_seconds: float = 3600,
+    hold_seconds: float = 60,
+    interval_seconds: float = 1,
+) -> AsyncIterator[Host]:
+    """A host that is up for the length of a block; leaving it is as kill -9 for what it holds."""
+    pool = make_pool(database_url, name=name, size=2)
+    await pool.open()
+    store = AlertStore(pool, queue=DLQ, holder=name)
+    book = ToldBook(store, hold_seconds=hold_seconds, store_seconds=0.5)
+    watch = Watch(DLQ, depth, store, book, host=name, interval_seconds=interval_seconds)
+    announcers = [
+        Announcer(ear, watch, book, reminder_seconds=reminder_seconds, first_wait_seconds=0.001) for ear in ears
+    ]
+    tasks = [asyncio.create_task(announcer.run()) for announcer in announcers]
+    try:
+        yield Host(watch, tasks, book)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await pool.close(timeout=1)
+
+
+async def hears(ear: Ear, *phases: str) -> None:
+    """Waits until a channel took exactly these notices, in any order."""
+    await until(lambda: len(ear.heard) >= len(phases))
+    assert Counter(ear.phases) == Counter(phases)

@@ -1,0 +1,274 @@
+"""Alerts over their life: told once by one of many hosts, again after a while, and over; by each channel for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+
+from dispatcher.domain.email_id import new_email_id
+from tests.broker.proxy import Proxy
+from tests.monitor.hosts import DLQ, Depth, Ear, hears, host
+from tests.waiting import until, until_answer
+
+RAISED = "dead_letters raised"
+RESOLVED = "dead_letters resolved"
+
+
+@contextmanager
+def tables(database_url: str) -> Iterator[psycopg.Connection]:
+    """A look into the tables, or a hand in them."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        yield connection
+
+
+async def entered(database_url: str, count: int) -> None:
+    """Waits until so many alerts stand as told."""
+    with tables(database_url) as connection:
+        await until(lambda: connection.execute("select count(*) from alert_told").fetchone() == (count,))
+
+
+def insert_failed(database_url: str, correlation_id: str | None, *, age: timedelta, due: bool = False) -> UUID:
+    """An email that failed so long ago."""
+    email_id = new_email_id()
+    at = datetime.now(UTC) - age
+    with tables(database_url) as connection:
+        connection.execute(
+            "insert into email_log (email_id, tenant_id, message_key, status, correlation_id, created_at, "
+            "dead_letter_due_at) values (%s, 't', %s, 'failed', %s, %s, %s)",
+            (email_id, uuid4().hex, correlation_id, at, at if due else None),
+        )
+    return email_id
+
+
+async def test_an_empty_queue_is_nothing_to_tell(tables_url: str) -> None:
+    ear = Ear()
+    async with host(tables_url, Depth(0), ear) as one:
+        await one.look()
+        await one.look()
+
+    assert ear.heard == []
+
+
+async def test_a_state_is_told_once_while_it_lasts_and_when_it_is_over(tables_url: str) -> None:
+    ear, depth = Ear(), Depth(2)
+    async with host(tables_url, depth, ear) as one:
+        await one.look()
+        await hears(ear, RAISED)
+        await entered(tables_url, 1)
+        depth.messages = 5
+        await one.look()
+        depth.messages = 0
+        await one.look()
+        await hears(ear, RAISED, RESOLVED)
+        await entered(tables_url, 0)
+        depth.messages = 1
+        await one.look()
+
+        await hears(ear, RAISED, RESOLVED, RAISED)
+
+    assert [notice.alert.count for notice in ear.heard] == [2, 0, 1]
+    assert len({notice.notice_id for notice in ear.heard}) == 3
+
+
+async def test_it_is_told_again_after_the_reminder_s_time(tables_url: str) -> None:
+    ear = Ear()
+    async with host(tables_url, Depth(2), ear, reminder_seconds=0) as one:
+        await one.look()
+        await hears(ear, RAISED)
+        await one.look()
+        await hears(ear, RAISED, "dead_letters reminded")
+
+    assert ear.heard[0].alert.raised_at == ear.heard[1].alert.raised_at
+
+
+async def test_a_monitor_that_is_born_again_tells_nothing_twice(tables_url: str) -> None:
+    ear, depth = Ear(), Depth(2)
+    async with host(tables_url, depth, ear) as one:
+        await one.look()
+        await hears(ear, RAISED)
+        await entered(tables_url, 1)
+
+    async with host(tables_url, depth, ear) as again:
+        await again.look()
+        depth.messages = 0
+        await again.look()
+        await hears(ear, RAISED, RESOLVED)
+
+    assert ear.heard[1].alert.raised_at == ear.heard[0].alert.raised_at
+
+
+async def test_ten_hosts_send_one_alert_and_another_takes_over_from_one_that_is_gone(tables_url: str) -> None:
+    ears, depth = [Ear() for _ in range(10)], Depth(2)
+    async with host(tables_url, depth, ears[0], name="a", hold_seconds=0.2) as first:
+        await first.look()
+        await hears(ears[0], RAISED)
+        await entered(tables_url, 1)
+        async with host(tables_url, depth, ears[1], name="b") as second:
+            await second.look()
+            assert ears[1].heard == []
+    depth.messages = 0
+
+    async with host(tables_url, depth, ears[2], name="c") as third:
+
+        async def told() -> bool:
+            await third.look()
+            return bool(ears[2].heard)
+
+        await until_answer(told)
+
+    assert [notice for ear in ears for notice in ear.phases] == [RAISED, RESOLVED]
+
+
+async def test_a_host_that_stops_leaves_the_watch_to_others_at_once(tables_url: str) -> None:
+    ears = Ear(), Ear()
+    async with (
+        host(tables_url, Depth(1), ears[0], name="a") as first,
+        host(tables_url, Depth(1), ears[1], name="b") as b,
+    ):
+        await first.look()
+        await hears(ears[0], RAISED)
+        await entered(tables_url, 1)
+        await first.book.release()
+        await b.look()
+
+        assert b.watch.alerts
+    assert ears[1].heard == []
+
+
+async def test_a_channel_that_fails_is_tried_again_and_delays_no_other(tables_url: str) -> None:
+    failing, well = Ear("failing", failures=3), Ear("well")
+    async with host(tables_url, Depth(1), failing, well) as one:
+        await one.look()
+        await hears(well, RAISED)
+        await hears(failing, RAISED)
+
+    assert len(failing.refused) == 3
+    assert {notice.notice_id for notice in failing.refused} == {failing.heard[0].notice_id}
+
+
+async def test_who_never_heard_of_a_state_does_not_hear_of_its_end(tables_url: str) -> None:
+    deaf, depth = Ear("deaf", failures=1_000_000), Depth(1)
+    well = Ear("well")
+    async with host(tables_url, depth, deaf, well) as one:
+        await one.look()
+        await until(lambda: deaf.refused)
+        depth.messages = 0
+        await one.look()
+        await hears(well, RAISED, RESOLVED)
+        deaf.failures = 0
+        await one.look()
+
+    assert [phase for phase in deaf.phases if phase == RESOLVED] == []
+
+
+async def test_a_probe_that_fails_is_told_and_says_nothing_of_the_dead_letters(tables_url: str) -> None:
+    ear, depth = Ear(), Depth(2)
+    async with host(tables_url, depth, ear) as one:
+        await one.look()
+        await hears(ear, RAISED)
+        depth.messages = None
+        await one.look()
+        await hears(ear, RAISED, "probe_failed raised")
+        depth.messages = 2
+        await one.look()
+        await hears(ear, RAISED, "probe_failed raised", "probe_failed resolved")
+
+    failed = ear.heard[1].alert
+    assert failed.reason == "RabbitMQ's management API answers 503 to <address>"
+    assert failed.count is None
+
+
+async def test_the_oldest_are_named(tables_url: str) -> None:
+    ear = Ear()
+    for number in range(12):
+        insert_failed(tables_url, f"order-{number}", age=timedelta(hours=20 - number))
+
+    async with host(tables_url, Depth(12), ear) as one:
+        await one.look()
+        await hears(ear, RAISED)
+
+    alert = ear.heard[0].alert
+    assert alert.oldest_age_seconds == pytest.approx(20 * 3600, abs=60)
+    assert alert.correlation_ids == tuple(f"order-{number}" for number in range(10))
+
+
+async def test_addresses_in_correlation_ids_are_taken_out(tables_url: str) -> None:
+    ear = Ear()
+    insert_failed(tables_url, "ann@example.org", age=timedelta(hours=1))
+
+    async with host(tables_url, Depth(1), ear) as one:
+        await one.look()
+        await hears(ear, RAISED)
+
+    assert ear.heard[0].alert.correlation_ids == ("<address>",)
+
+
+async def test_dead_letters_that_do_not_reach_the_queue_are_told_by_their_growing_age(tables_url: str) -> None:
+    ear = Ear()
+    insert_failed(tables_url, "order-1", age=timedelta(minutes=5), due=True)
+
+    async with host(tables_url, Depth(0), ear) as one:
+        await one.look()
+        await hears(ear, "oldest_age_growing raised")
+
+    assert ear.heard[0].alert.oldest_age_seconds == pytest.approx(300, abs=60)
+
+
+async def test_while_postgresql_is_away_each_host_tells_for_itself_and_enters_it_afterwards(tables_url: str) -> None:
+    ears, depth = (Ear(), Ear()), Depth(0)
+    async with (
+        Proxy(tables_url) as proxy,
+        host(proxy.url, depth, ears[0], name="a") as first,
+        host(proxy.url, depth, ears[1], name="b") as b,
+    ):
+        for one in (first, b):
+            await one.look()
+        proxy.freeze()
+        depth.messages = 3
+        for one, ear in ((first, ears[0]), (b, ears[1])):
+            await one.look()
+            await hears(ear, RAISED)
+            await one.look()
+        assert all(ear.heard[0].alert.is_alone for ear in ears)
+        proxy.thaw()
+
+        async def is_back() -> bool:
+            await first.look()
+            await b.look()
+            return not (first.book.is_alone or b.book.is_alone)
+
+        await until_answer(is_back)
+        await entered(tables_url, 1)
+        depth.messages = 0
+        await first.look()
+        await b.look()
+        await entered(tables_url, 0)
+
+    assert sorted(phase for ear in ears for phase in ear.phases) == [RAISED, RAISED, RESOLVED]
+
+
+async def test_an_alert_that_ends_while_postgresql_is_away_is_over_afterwards(tables_url: str) -> None:
+    ear, depth = Ear(), Depth(1)
+    async with Proxy(tables_url) as proxy, host(proxy.url, depth, ear) as one:
+        await one.look()
+        await hears(ear, RAISED)
+        await entered(tables_url, 1)
+        proxy.freeze()
+        depth.messages = 0
+        await one.look()
+        await hears(ear, RAISED, RESOLVED)
+        proxy.thaw()
+
+        async def is_back() -> bool:
+            await one.look()
+            return not one.book.is_alone
+
+        await until_answer(is_back)
+        await entered(tables_url, 0)
+    assert ear.phases == [RAISED, RESOLVED]
+    assert ear.heard[0].alert.queue == DLQ
