@@ -285,7 +285,7 @@ def _queue_name(text: str) -> str:
 
 
 def _folder(text: str) -> Path:
-    return Path(text).expanduser().absolute()
+    return Path(text.replace("{uid}", str(os.getuid()))).expanduser().absolute()
 
 
 def _existing_file(text: str) -> Path:
@@ -329,8 +329,8 @@ class Settings:
     drain_seconds: float = setting(_seconds(0, 3600), "45", "How long a stopping worker may wait for the provider.")
     run_dir: Path = setting(
         _folder,
-        f"/tmp/email-dispatcher-{os.getuid()}",  # noqa: S108  # the user's own; made with mode 0700
-        "Where a host's `run` keeps its process files.",
+        "/tmp/email-dispatcher-{uid}",  # noqa: S108  # the user's own; made with mode 0700
+        "Where a host's `run` keeps its process files; {uid} is the user's number.",
     )
     smtp_url: SmtpServer | None = setting(
         _smtp_url,

@@ -1,9 +1,11 @@
-"""What the wheel holds: every package of the tree, and every statement that they execute."""
+"""What the wheel holds, every package and every statement that they execute; and what is shipped beside it."""
 
 from __future__ import annotations
 
 import configparser
 from pathlib import Path
+
+from dispatcher.cli.config import environment_file
 
 ROOT = Path(__file__).parent.parent
 
@@ -29,3 +31,8 @@ def test_every_folder_of_statements_ships_with_its_files() -> None:
     holding = {".".join(("dispatcher", *path.parent.relative_to(ROOT).parts)) for path in ROOT.glob("sql/**/*.sql")}
 
     assert shipped == holding
+
+
+def test_the_environment_file_explains_every_setting() -> None:
+    # Where this fails: dispatcher config --example > deploy/dispatcher.env
+    assert (ROOT / "deploy" / "dispatcher.env").read_text() == environment_file().rstrip() + "\n"

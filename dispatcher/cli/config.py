@@ -13,7 +13,7 @@ import click
 from dispatcher.cli.environment import unknown_variables, unknown_warnings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.masking import MASK, masked
-from dispatcher.cli.output import console_for, plain_table, print_json, print_table, say
+from dispatcher.cli.output import console_for, plain_table, print_data, print_json, print_table, say
 from dispatcher.config import Origin, Settings, examine, variable_of
 
 if TYPE_CHECKING:
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 
 RUN_NEEDS: Final = ("database_url", "amqp_url", "providers")
 WIDE_COLUMNS: Final = 180
+_HEAD: Final = """\
+# Email Dispatcher: the settings of one host. A line counts once the # before its name is gone; what stands there is the
+# default. `dispatcher config` shows what a host has, `dispatcher doctor` whether it works.
+# For systemd's EnvironmentFile=, and for a shell: set -a; . ./dispatcher.env; set +a
+
+# Where deploy/supervisord.conf puts its logs, socket and pid file; a folder that exists.
+#DISPATCHER_LOG_DIR=/var/log/email-dispatcher
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +50,8 @@ class Line:
 
 @click.command("config")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON: settings, mistakes, unknown variables.")
-def command(as_json: bool) -> int:
+@click.option("--example", is_flag=True, help="An environment file that explains every setting, to be filled in.")
+def command(as_json: bool, example: bool) -> int:
     """Show every setting: variable, value, source, default. Secrets are masked, passwords in URLs too.
 
     Settings are environment variables. One that holds a secret may be given as a file instead, by its variable with
@@ -52,9 +61,13 @@ def command(as_json: bool) -> int:
     Examples:
       dispatcher config
       DISPATCHER_WORKERS=4 dispatcher config --json | jq '.settings[] | select(.source != "default")'
+      dispatcher config --example > dispatcher.env
 
     Exit codes: 0 `run` could start with these settings, 78 there are mistakes.
     """
+    if example:
+        print_data(environment_file().rstrip())
+        return Exit.DONE
     settings, origins, mistakes = examine(os.environ, needs=RUN_NEEDS)
     lines = [_line(item, settings, origins[item.name]) for item in fields(Settings)]
     if as_json:
@@ -66,6 +79,17 @@ def command(as_json: bool) -> int:
     for words in (*unknown_warnings(os.environ), *mistakes):
         say(words)
     return Exit.BAD_CONFIGURATION if mistakes else Exit.DONE
+
+
+def environment_file() -> str:
+    """Every setting, commented out and explained; deploy/dispatcher.env is this."""
+    return _HEAD + "".join(f"\n{_entry(item)}" for item in fields(Settings))
+
+
+def _entry(item: Field[Any]) -> str:
+    variable, default = variable_of(item), item.metadata["default"]
+    about = item.metadata["about"] + (f" Or {variable}_FILE." if item.metadata["secret"] else "")
+    return f"# {about}\n#{variable}={default or ''}\n"
 
 
 def _line(item: Field[Any], settings: Settings, origin: Origin) -> Line:

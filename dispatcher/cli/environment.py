@@ -12,8 +12,8 @@ from dispatcher.cli.output import say
 from dispatcher.config import PREFIX, Settings, load, variable_of
 
 DEV_PREFIX: Final = f"{PREFIX}DEV_"
-_TOOLS: Final = (f"{PREFIX}CACHE_DIR",)
-"""Read by the dev tools, which run before there are settings."""
+_TOOLS: Final = (f"{PREFIX}CACHE_DIR", f"{PREFIX}LOG_DIR")
+"""Read by others: the dev tools, which run before there are settings, and deploy/supervisord.conf."""
 
 
 def load_settings(*needs: str) -> Settings:

@@ -2,6 +2,10 @@
 
 A test asserts that each is used and that none is used without standing here. Fields never hold an address, a subject,
 a body or a secret.
+
+One kind of event comes at most a hundred times in ten seconds from one process, `email.attempted` excepted; the first
+line afterwards says how many were `suppressed`. Where the log's reader was stuck, the first line that got through again
+says how many were lost, as `lines_lost`.
 """
 
 from __future__ import annotations

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from contextlib import suppress
 from typing import Any, BinaryIO, Final, TextIO, cast
 
 import orjson
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor
+
+from dispatcher.telemetry.lines import Lines
+from dispatcher.telemetry.storms import StormLimit
 
 _LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -31,19 +33,22 @@ def configure(level: str, form: str, stream: TextIO = sys.stdout, **always: Any)
     """
     terminal = stream.isatty()
     as_json = form == "json" or (form == "auto" and not terminal)
+    lines = Lines(stream)
     structlog.reset_defaults()
     structlog.configure(
         processors=[
+            StormLimit(),
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            lines.tell_lost,
             *(_json() if as_json else _text(colors=terminal and "NO_COLOR" not in os.environ)),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
-        logger_factory=structlog.BytesLoggerFactory(cast(BinaryIO, _Lines(stream)))
+        logger_factory=structlog.BytesLoggerFactory(cast(BinaryIO, lines))
         if as_json
-        else structlog.PrintLoggerFactory(stream),
+        else lambda *_: _TextLogger(lines),
         cache_logger_on_first_use=False,
     )
     structlog.contextvars.clear_contextvars()
@@ -51,22 +56,17 @@ def configure(level: str, form: str, stream: TextIO = sys.stdout, **always: Any)
     _quieten_libraries()
 
 
-class _Lines:
-    """A stream of lines whose disk may be full and whose reader may be gone: then lines get lost, and not emails."""
+class _TextLogger:
+    """structlog's side of a text log."""
 
-    def __init__(self, stream: TextIO) -> None:
-        stream.flush()
-        # Past the buffer: what it could not write it would try again at the end of the process, and fail that.
-        self._raw: BinaryIO = getattr(stream.buffer, "raw", stream.buffer)
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
 
-    def write(self, line: bytes) -> None:
-        with suppress(OSError):
-            while line and (written := self._raw.write(line)):
-                line = line[written:]
+    def msg(self, message: str) -> None:
+        """Writes one event; a trace has several lines."""
+        self._lines.write(message.encode("utf-8", "replace") + b"\n")
 
-    def flush(self) -> None:
-        with suppress(OSError):
-            self._raw.flush()
+    log = debug = info = warn = warning = fatal = failure = err = error = critical = exception = msg
 
 
 def _json() -> list[Processor]:

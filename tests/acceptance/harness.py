@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 from uuid import UUID
@@ -143,6 +143,16 @@ class Host:
 
     def command(self, *words: str, stdout: Path | None = None, **settings: object) -> Program:
         """A command of ours; the settings are named without their prefix."""
+        return self.program([*DISPATCHER, *words], words[0], stdout=stdout, env=self.environment(**settings))
+
+    def program(self, argv: Sequence[str], name: str, *, env: Mapping[str, str], stdout: Path | None = None) -> Program:
+        """Any program, in a session of its own; ended with the host."""
+        program = Program(argv, self.folder, f"{name}-{len(self._programs)}", env=env, stdout=stdout)
+        self._programs.append(program)
+        return program
+
+    def environment(self, **settings: object) -> dict[str, str]:
+        """What a command of ours gets; the settings are named without their prefix."""
         usual = {
             "DATABASE_URL": self.database_url,
             "AMQP_URL": self.servers.amqp_url,
@@ -160,10 +170,7 @@ class Host:
         }
         named = {**usual, **settings}.items()
         env = {name if name in VENDOR_NAMES else f"DISPATCHER_{name}": str(value) for name, value in named}
-        name = f"{words[0]}-{len(self._programs)}"
-        program = Program([*DISPATCHER, *words], self.folder, name, env={"PATH": os.defpath, **env}, stdout=stdout)
-        self._programs.append(program)
-        return program
+        return {"PATH": os.defpath, **env}
 
     def enqueue(self, emails: Iterable[Email]) -> set[UUID]:
         """By the library, in one transaction; returns their ids."""

@@ -6,7 +6,7 @@ import re
 from dataclasses import fields
 from typing import Any
 
-from dispatcher.config import Settings, variable_of
+from dispatcher.config import Settings, examine, variable_of
 from tests.cli.commandline import CommandLine
 
 SECRETS = {
@@ -94,3 +94,10 @@ def test_other_programs_get_a_setting_per_line(bare: CommandLine) -> None:
     ended = bare.having(**SECRETS)("config")
 
     assert len(ended.stdout.splitlines()) == len(fields(Settings)) + 2
+
+
+def test_the_environment_file_changes_nothing_where_its_defaults_are_uncommented(bare: CommandLine) -> None:
+    lines = [line[1:] for line in bare("config", "--example").stdout.splitlines() if line.startswith("#DISPATCHER")]
+    given = dict(line.split("=", 1) for line in lines)
+
+    assert examine(given)[0] == examine({})[0]

@@ -1,0 +1,47 @@
+"""Keeps one kind of event from drowning the others: when a server goes away, thousands of emails may say the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+from structlog.typing import EventDict
+
+WINDOW_SECONDS: Final = 10.0
+LINES_PER_WINDOW: Final = 100
+UNLIMITED: Final = frozenset({"email.attempted"})
+"""The record of what was tried: one line for every attempt."""
+
+
+@dataclass(slots=True)
+class _Window:
+    ends_at: float
+    lines: int = 0
+    suppressed: int = 0
+
+
+class StormLimit:
+    """A structlog processor: so many lines of one event in a window; the next window begins with what is missing."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._windows: dict[str, _Window] = {}
+
+    def __call__(self, _logger: Any, _method: str, event: EventDict) -> EventDict:
+        """Passes the event on, with `suppressed` where lines before it were dropped; raises DropEvent in a storm."""
+        name = event["event"]
+        if name in UNLIMITED:
+            return event
+        window, now = self._windows.get(name), self._clock()
+        if window is None or now >= window.ends_at:
+            if window is not None and window.suppressed:
+                event["suppressed"] = window.suppressed
+            window = self._windows[name] = _Window(now + WINDOW_SECONDS)
+        window.lines += 1
+        if window.lines > LINES_PER_WINDOW:
+            window.suppressed += 1
+            raise structlog.DropEvent
+        return event

@@ -1,0 +1,149 @@
+"""The log's way out: whatever its reader does, nobody waits for it, and what got lost is counted."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+import orjson
+import pytest
+
+from dispatcher.telemetry import log
+from dispatcher.telemetry.lines import PATIENCE_MS, Lines
+
+LINE = b"x" * 1023 + b"\n"
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, TextIO]]:
+    """A pipe's reading end, and its writing end as a stream."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as stream:
+        yield reading, stream
+    with suppress(OSError):
+        os.close(reading)
+
+
+def fill(lines: Lines) -> None:
+    """Writes until nothing more goes in."""
+    while not lines.tell_lost(None, "", {}):
+        lines.write(LINE)
+
+
+def drain(reading: int) -> bytes:
+    """Everything that is in the pipe."""
+    os.set_blocking(reading, False)
+    content = b""
+    with suppress(BlockingIOError):
+        while octets := os.read(reading, 1 << 20):
+            content += octets
+    return content
+
+
+def test_a_stuck_reader_costs_one_short_wait_and_then_nothing(pipe: tuple[int, TextIO]) -> None:
+    _, stream = pipe
+    lines = Lines(stream)
+    fill(lines)
+
+    began_at = time.monotonic()
+    for _ in range(1000):
+        lines.write(LINE)
+
+    # A thousand waits would be fifty seconds.
+    assert time.monotonic() - began_at < 100 * PATIENCE_MS / 1000
+
+
+def test_what_was_lost_is_told_by_the_first_line_that_gets_through(pipe: tuple[int, TextIO]) -> None:
+    reading, stream = pipe
+    lines = Lines(stream)
+    fill(lines)
+    lines.write(LINE)
+    lines.write(LINE)
+    drain(reading)
+
+    told = lines.tell_lost(None, "", {"event": "relay.leading"})
+    lines.write(LINE)
+
+    assert told == {"event": "relay.leading", "lines_lost": 3}
+    assert lines.tell_lost(None, "", {}) == {}
+
+
+def test_a_line_that_went_half_way_is_finished_before_the_next(pipe: tuple[int, TextIO]) -> None:
+    reading, stream = pipe
+    lines = Lines(stream)
+    capacity = fcntl.fcntl(stream.fileno(), fcntl.F_GETPIPE_SZ)
+    long_line = b"y" * (capacity + 4096) + b"\n"
+
+    lines.write(long_line)
+    first = drain(reading)
+    lines.write(LINE)
+
+    assert first + drain(reading) == long_line + LINE
+
+
+def test_others_who_write_to_the_same_pipe_still_wait_for_their_reader(pipe: tuple[int, TextIO]) -> None:
+    _, stream = pipe
+
+    Lines(stream)
+
+    assert os.get_blocking(stream.fileno())
+
+
+def test_a_reader_that_is_gone_is_no_fault(pipe: tuple[int, TextIO]) -> None:
+    reading, stream = pipe
+    lines = Lines(stream)
+    os.close(reading)
+
+    lines.write(LINE)
+
+
+def test_a_socket_whose_reader_is_stuck_delays_nobody() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, os.fdopen(os.dup(ours.fileno()), "w") as stream:
+        fill(Lines(stream))
+
+
+def test_a_full_disk_is_no_fault() -> None:
+    with Path("/dev/full").open("w") as stream:
+        Lines(stream).write(LINE)
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_a_log_goes_on_after_its_reader_was_stuck(pipe: tuple[int, TextIO], form: str) -> None:
+    reading, stream = pipe
+    log.configure("info", form, stream, worker="w0")
+    for number in range(3 * fcntl.fcntl(stream.fileno(), fcntl.F_GETPIPE_SZ) // 1000):
+        log.get_log().info("email.attempted", detail="z" * 1000, number=number)
+    drain(reading)
+
+    log.get_log().info("relay.leading")
+
+    last = drain(reading).splitlines()[-1]
+    assert b"relay.leading" in last
+    assert b"lines_lost" in last
+
+
+def events(reading: int) -> list[dict[str, Any]]:
+    """What a JSON log says."""
+    return [orjson.loads(line) for line in drain(reading).splitlines()]
+
+
+def test_a_storm_of_one_event_leaves_room_for_the_others(pipe: tuple[int, TextIO]) -> None:
+    reading, stream = pipe
+    log.configure("info", "json", stream)
+
+    for _ in range(1000):
+        log.get_log().warning("message.rejected")
+        log.get_log().info("email.attempted")
+    log.get_log().info("relay.leading")
+
+    names = [event["event"] for event in events(reading)]
+    assert names.count("message.rejected") == 100
+    assert names.count("email.attempted") == 1000
+    assert names[-1] == "relay.leading"

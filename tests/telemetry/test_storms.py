@@ -1,0 +1,55 @@
+"""Storms of one event are cut short, and say so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import structlog
+
+from dispatcher.telemetry.storms import LINES_PER_WINDOW, WINDOW_SECONDS, StormLimit
+
+
+class Clock:
+    """A clock that stands until it is moved."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def pass_on(limit: StormLimit, name: str) -> dict[str, Any] | None:
+    """The event as it goes on; None if it was dropped."""
+    try:
+        return dict(limit(None, "info", {"event": name}))
+    except structlog.DropEvent:
+        return None
+
+
+def test_a_window_takes_so_many_lines_of_an_event_and_no_more() -> None:
+    limit = StormLimit(Clock())
+
+    passed = [pass_on(limit, "message.rejected") for _ in range(LINES_PER_WINDOW + 5)]
+
+    assert passed.count(None) == 5
+    assert pass_on(limit, "relay.leading") == {"event": "relay.leading"}
+
+
+def test_the_next_window_begins_with_what_was_suppressed() -> None:
+    clock = Clock()
+    limit = StormLimit(clock)
+    for _ in range(LINES_PER_WINDOW + 5):
+        pass_on(limit, "message.rejected")
+
+    clock.now += WINDOW_SECONDS
+
+    assert pass_on(limit, "message.rejected") == {"event": "message.rejected", "suppressed": 5}
+    assert pass_on(limit, "message.rejected") == {"event": "message.rejected"}
+
+
+@pytest.mark.parametrize("name", ["email.attempted"])
+def test_attempts_are_all_told(name: str) -> None:
+    limit = StormLimit(Clock())
+
+    assert None not in [pass_on(limit, name) for _ in range(10 * LINES_PER_WINDOW)]
