@@ -14,8 +14,11 @@ import orjson
 class Act(StrEnum):
     """What a script may do instead of answering.
 
-    All but the first two accept the email first: the ledger has it, and whoever tries again makes a duplicate.
+    All but the first three accept the email first: the ledger has it, and whoever tries again makes a duplicate.
     """
+
+    FORGET = "forget"
+    """Read the whole request, accept nothing, and end the connection without an answer."""
 
     CLOSE_UNREAD = "close-unread"
     """End the connection at the request's first octets; nothing is accepted."""

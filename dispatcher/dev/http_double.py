@@ -1,9 +1,10 @@
 """A local HTTPS server that stands for SendGrid and SES, with a ledger of what it accepted. It delivers nothing.
 
-    python -m dispatcher.dev.http_double --folder FOLDER [--port 0] [--tls] [--latency-ms 50] [--act close]
+    python -m dispatcher.dev.http_double --folder FOLDER [--port 0] [--tls] [--latency-ms 50] [--act close] [--wire]
 
 prints one line of JSON with its URL and paths, and runs until SIGTERM. In the folder: `ledger.jsonl` (see `ledger`),
-with every email that it accepted; `requests.jsonl`, with every request that it read, and what came of it; with `--tls`,
+with every email that it accepted; `requests.jsonl`, with every request that it read, and what came of it; with
+`--wire`, `wire.jsonl`, with what was seen of each request and connection (see `HttpDouble.witness`); with `--tls`,
 `ca.pem`. `PUT /double` changes its behaviour while it runs (see `http_behaviour.Behaviour.change`), `GET /double` tells
 its counts.
 """
@@ -53,6 +54,7 @@ class HttpDouble:
         *,
         tls: ssl.SSLContext | None = None,
         keeps: bool = False,
+        watches_wire: bool = False,
     ) -> None:
         self.behaviour = behaviour or Behaviour()
         self.sessions: set[Session] = set()
@@ -65,7 +67,9 @@ class HttpDouble:
         self._tls = tls
         self._keeps = keeps
         self._ledger: LedgerWriter | None = None
+        self._watches_wire = watches_wire
         self._log = -1
+        self._wire = -1
         self._server: asyncio.Server | None = None
 
     @property
@@ -77,6 +81,11 @@ class HttpDouble:
     def requests_path(self) -> Path:
         """Where the requests are."""
         return self._folder / "requests.jsonl"
+
+    @property
+    def wire_path(self) -> Path:
+        """Where the wire's events are."""
+        return self._folder / "wire.jsonl"
 
     @property
     def port(self) -> int:
@@ -99,7 +108,9 @@ class HttpDouble:
         """Listen on the loopback; 0 finds a free port."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._ledger = LedgerWriter(self.ledger_path)
-        self._log = os.open(self.requests_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._log = _appended(self.requests_path)
+        if self._watches_wire:
+            self._wire = _appended(self.wire_path)
         self._server = await asyncio.get_running_loop().create_server(
             self._new_session, "127.0.0.1", port, ssl=self._tls, backlog=1024
         )
@@ -115,6 +126,9 @@ class HttpDouble:
             self._ledger.close()
             os.close(self._log)
             self._ledger = None
+        if self._wire >= 0:
+            os.close(self._wire)
+            self._wire = -1
 
     def drop_connections(self) -> None:
         """End every open connection without a word, as a restarted server does."""
@@ -135,6 +149,14 @@ class HttpDouble:
         line = {"email_id": request.email_id, "came": came, "at": time.time()}
         os.write(self._log, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
+    def witness(self, connection: int, event: str, **fields: object) -> None:
+        """Enter what is seen on the wire: a request `began` (its headers are read), was `read` (`email_id`), was
+        `answered` (the kernel took the whole answer, the connection stood), the connection `ended` (`by_reset`).
+        """
+        if self._wire >= 0:
+            line = {"connection": connection, "event": event, "at": time.time(), **fields}
+            os.write(self._wire, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+
     def told(self) -> dict[str, object]:
         """The counts, as `GET /double` tells them."""
         return {
@@ -147,7 +169,11 @@ class HttpDouble:
 
     def _new_session(self) -> Session:
         self.connections += 1
-        return Session(self)
+        return Session(self, self.connections)
+
+
+def _appended(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 @asynccontextmanager
@@ -199,6 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--times", type=int, help="how many requests meet the act; default: all")
     parser.add_argument("--throttle-seconds", type=float, default=0.0, help="answer 429 for so long")
     parser.add_argument("--key", help="the API key that SendGrid's requests need; default: any")
+    parser.add_argument("--wire", action="store_true", help="keep a record of every request and connection")
     parser.add_argument("--die-with-parent", action="store_true", help="end when the process that started us does")
     options = parser.parse_args(arguments)
     if options.die_with_parent:
@@ -211,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     import uvloop
 
     told = {"ca_file": str(ca_file)} if tls else {}
-    uvloop.run(_serve(HttpDouble(options.folder, behaviour, tls=tls), options.port, told))
+    uvloop.run(_serve(HttpDouble(options.folder, behaviour, tls=tls, watches_wire=options.wire), options.port, told))
 
 
 if __name__ == "__main__":

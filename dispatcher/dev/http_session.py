@@ -51,6 +51,10 @@ class Books(Protocol):
         """Enter a request that was read to its end, whatever comes of it."""
         ...
 
+    def witness(self, connection: int, event: str, **fields: object) -> None:
+        """Enter what is seen on the wire, if the wire is watched."""
+        ...
+
     def told(self) -> dict[str, object]:
         """The counts, for who asks over HTTP."""
         ...
@@ -59,8 +63,9 @@ class Books(Protocol):
 class Session(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: Books, number: int) -> None:
         self._books = books
+        self._number = number
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
         self._act: Act | Reply | None = None
@@ -71,9 +76,10 @@ class Session(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._books.sessions.add(self)
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+    def connection_lost(self, exc: Exception | None) -> None:
         """Forget the session (asyncio calls this)."""
         self._books.sessions.discard(self)
+        self._books.witness(self._number, "ended", by_reset=exc is not None)
 
     def data_received(self, data: bytes) -> None:
         """Obey (asyncio calls this)."""
@@ -102,6 +108,7 @@ class Session(asyncio.Protocol):
         if self._api is None:
             return
         self._books.begun[self._path] += 1
+        self._books.witness(self._number, "began")
         self._act = self._books.behaviour.next_act()
         if self._act is Act.CLOSE_UNREAD or self._act is Act.RESET_UNREAD:
             self._end(by_reset=self._act is Act.RESET_UNREAD)
@@ -136,12 +143,16 @@ class Session(asyncio.Protocol):
         except _NONSENSE:
             self._send(octets_of(api.malformed()))
             return
+        self._books.witness(self._number, "read", email_id=request.email_id)
         if behaviour.throttled_until and time.time() < behaviour.throttled_until:
             self._books.note(request, "429")
             self._later(octets_of(api.throttled(behaviour.throttled_until)))
         elif isinstance(self._act, Reply):
             self._books.note(request, str(self._act.status))
             self._later(octets_of(self._act))
+        elif self._act is Act.FORGET:
+            self._books.note(request, self._act)
+            self._end(by_reset=False)
         else:
             self._books.note(request, self._act or "accepted")
             self._books.accept(request)
@@ -189,7 +200,7 @@ class Session(asyncio.Protocol):
             Act.EMPTY: lambda: self._send(answer(200, {}, b"")),
             Act.GARBAGE: lambda: self._send(b"220 smtp.example ESMTP\r\n", closes=True),
             Act.REDIRECT: lambda: self._send(answer(307, {"Location": self._where()}, b"")),
-            Act.LAST_ANSWER: lambda: self._send(octets, closes=True),
+            Act.LAST_ANSWER: lambda: self._tell(octets, closes=True),
         }
         deeds[act]()
 
@@ -198,9 +209,16 @@ class Session(asyncio.Protocol):
 
     def _later(self, octets: bytes) -> None:
         if seconds := self._books.behaviour.latency_seconds:
-            self._loop.call_later(seconds, self._send, octets)
+            self._loop.call_later(seconds, self._tell, octets)
         else:
-            self._send(octets)
+            self._tell(octets)
+
+    def _tell(self, octets: bytes, closes: bool = False) -> None:
+        """Send a whole answer, and witness it if the kernel took it whole."""
+        was_open = not self._transport.is_closing()
+        self._send(octets, closes)
+        if was_open and not self._transport.get_write_buffer_size():
+            self._books.witness(self._number, "answered")
 
     def _send(self, octets: bytes, closes: bool = False) -> None:
         if not self._transport.is_closing():

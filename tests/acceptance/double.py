@@ -71,6 +71,10 @@ class Double:
         found = [orjson.loads(line) for line in lines]
         return [request for request in found if came is None or request["came"] == came]
 
+    def witnessed(self) -> list[dict[str, Any]]:
+        """What it saw on the wire, if it was told to watch (`--wire`); see `HttpDouble.witness`."""
+        return [orjson.loads(line) for line in (self._folder / "wire.jsonl").read_bytes().splitlines()]
+
 
 class InOrder:
     """Several providers' ends, as one."""

@@ -13,9 +13,10 @@ from urllib.parse import urlsplit
 
 import psycopg
 
+from dispatcher.dev.keeper import Plan
 from dispatcher.dev.processes import Processes
 from dispatcher.dev.servers import Servers, status
-from tests.supervisor.program import eventually, is_alive
+from tests.supervisor.program import eventually
 
 POSTGRES: Final = "postgres"
 RABBITMQ: Final = "rabbitmq"
@@ -30,16 +31,30 @@ class Removable:
 
     def take_away(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         """Ends a server by a signal; returns when it is gone."""
-        pid = self._pid(name)
-        os.kill(pid, number)
-        # The keeper must know, too: it starts nothing that it takes for running.
-        eventually(lambda: not is_alive(pid) and self._processes.obituary(name), f"the end of {name}")
+        self.send(name, number)
+        eventually(lambda: self.is_gone(name), f"the end of {name}")
 
     def bring_back(self, name: str) -> None:
         """Starts it again; returns when it takes clients."""
-        plan = json.loads((self.servers.folder / "plan" / f"{name}.json").read_text())
-        self._processes.launch(name, plan)
-        eventually(lambda: self._answers(name), f"the return of {name}", seconds=BOOT_SECONDS)
+        self.launch(name)
+        eventually(lambda: self.answers(name), f"the return of {name}", seconds=BOOT_SECONDS)
+
+    def send(self, name: str, number: signal.Signals) -> None:
+        """Signals a server that runs."""
+        os.kill(self._pid(name), number)
+
+    def is_gone(self, name: str) -> bool:
+        """Whether it has ended, and its keeper knows, who starts nothing that it takes for running."""
+        return self._processes.obituary(name) is not None and name not in self._processes.running()
+
+    def launch(self, name: str) -> None:
+        """Starts a server that is gone."""
+        self._processes.launch(name, self.plan(name))
+
+    def plan(self, name: str) -> Plan:
+        """How it is started: program, environment, folder."""
+        plan: Plan = json.loads((self.servers.folder / "plan" / f"{name}.json").read_text())
+        return plan
 
     def freeze(self, name: str) -> None:
         """Lets it hang, with every connection open, until `thaw`."""
@@ -72,7 +87,8 @@ class Removable:
             with suppress(ProcessLookupError):
                 os.kill(member, number)
 
-    def _answers(self, name: str) -> bool:
+    def answers(self, name: str) -> bool:
+        """Whether it takes clients."""
         if name == POSTGRES:
             with suppress(psycopg.OperationalError), psycopg.connect(self.servers.database_url, connect_timeout=2):
                 return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
@@ -69,12 +69,12 @@ class Rabbit:
         with self._channel() as channel:
             channel.queue_delete(queue)
 
-    def close_connections(self, *names: str) -> int:
-        """Forces those connections shut that call themselves so; returns how many RabbitMQ lists."""
+    def close_connections(self, *names: str, chosen: Callable[[], bool] = lambda: True) -> int:
+        """Forces those connections shut that call themselves so, as far as chosen; returns how many."""
         listed = [
             connection["name"]
             for connection in json.loads(self._request("GET", "/api/connections"))
-            if connection.get("client_properties", {}).get("connection_name", "").startswith(names)
+            if connection.get("client_properties", {}).get("connection_name", "").startswith(names) and chosen()
         ]
         for name in listed:
             self._request("DELETE", f"/api/connections/{quote(name, safe='')}")

@@ -1,0 +1,59 @@
+"""The evidence of a storm, gathered from outside: by files, SQL and AMQP, and not by a line of the product."""
+
+from __future__ import annotations
+
+from collections import Counter
+from uuid import UUID
+
+import orjson
+import psycopg
+
+from tests.chaos.oracle import Books, Letter, Row
+from tests.chaos.stage import Stage
+from tests.chaos.wire import Attempt, exchanges
+
+_ROWS = """
+    select l.email_id, l.message_key, l.status, k.completed_at is not null
+    from email_log as l
+    left join email_idempotency as k on k.email_id = l.email_id
+"""
+_ATTEMPTS = """
+    select email_id, attempt_number, worker, extract(epoch from started_at)::float8, outcome
+    from email_attempt
+    order by started_at
+"""
+
+
+def collect(stage: Stage, policy: str) -> Books:
+    """Everything that the oracle has to know; the dispatcher has ended."""
+    with psycopg.connect(stage.database_url, autocommit=True) as session:
+        rows = {row[0]: Row(*row[1:]) for row in session.execute(_ROWS)}
+        attempts = [Attempt(*row) for row in session.execute(_ATTEMPTS)]
+    letters, refuse = _dead_letters(stage)
+    return Books(
+        policy=policy,
+        asked=stage.producers.asked(),
+        told=stage.producers.told(),
+        rows=rows,
+        attempts=attempts,
+        rescued=Counter(UUID(event["email_id"]) for event in stage.subject.events("email.rescued")),
+        letters=letters,
+        refuse=refuse,
+        garbage=frozenset(stage.diary.garbage),
+        waiting=stage.rabbit.waiting(stage.topology.queue),
+        accepted=stage.double.delivered(),
+        exchanges=exchanges(stage.double.witnessed()),
+        disturbances=stage.diary.disturbances,
+        faults=tuple(stage.diary.faults),
+    )
+
+
+def _dead_letters(stage: Stage) -> tuple[list[Letter], list[bytes]]:
+    letters, refuse = [], []
+    for message in stage.rabbit.read_all(stage.topology.dlq):
+        if message.was_rejected:
+            refuse.append(message.body)
+        else:
+            document = orjson.loads(message.body)
+            letters.append(Letter(UUID(document["email_id"]), document["status"]))
+    return letters, refuse

@@ -1,0 +1,160 @@
+"""`./run chaos`: a storm on servers of its own, and the verdict."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import click
+
+from dispatcher.broker.topology import Topology
+from dispatcher.cli.exits import Exit
+from dispatcher.cli.output import prepare_streams, print_json, say
+from dispatcher.dev.servers import AMQP_URL, DATABASE_URL, MANAGEMENT_URL, private_servers
+from dispatcher.errors import DispatcherError
+from tests.acceptance.outages import POSTGRES, RABBITMQ, Removable
+from tests.chaos.mutants import MUTANTS
+from tests.chaos.report import print_outcome, to_json
+from tests.chaos.storm import Ground, Plan, play
+
+PROGRAM: Final = "./run chaos"
+
+
+@click.command(PROGRAM, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option("--minutes", type=click.FloatRange(0.05, 600), default=1.0, show_default=True, help="How long it rages.")
+@click.option("--seed", type=click.IntRange(min=0), help="The same seed draws the same deeds.  [default: by chance]")
+@click.option("--policy", type=click.Choice(["hold", "resend"]), default="hold", show_default=True, help=(
+    "What is done where nobody can know whether the provider accepted."
+))  # fmt: skip
+@click.option("--rate", type=click.FloatRange(1, 5000), default=100.0, show_default=True, help="Emails per second.")
+@click.option("--emails", type=click.IntRange(1), help="About so many in all, instead of a rate.")
+@click.option("--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Worker processes.")
+@click.option("--mutant", type=click.Choice(list(MUTANTS)), help="A dispatcher with a safety off: exit 1 is right.")
+@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help=(
+    "Keep logs, ledgers and the adversary's diary there.  [default: kept nowhere if all is well]"
+))  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON instead of the table.")
+def command(
+    minutes: float,
+    seed: int | None,
+    policy: str,
+    rate: float,
+    emails: int | None,
+    workers: int,
+    mutant: str | None,
+    folder: Path | None,
+    as_json: bool,
+) -> int:
+    """Proves the promise: dispatches under load while an adversary does his worst, and counts.
+
+    He kills, freezes and stops workers, relay, parent and producers, cuts and restarts PostgreSQL and RabbitMQ, has the
+    provider answer late, with a no, or not at all, and injects messages. All on servers of its own; nothing is sent to
+    anybody. Then everything is healed and comes to rest, and an oracle that knows nothing of the product compares what
+    the producers were told, the database, the dead letters and the provider's ledger.
+
+    \b
+    Examples:
+      ./run chaos --minutes 5 --seed 1
+      ./run chaos --policy resend
+      ./run chaos --mutant ledger-off; test $? = 1
+
+    Exit codes: 0 the books balance, 1 they do not, or it could not be played.
+    """
+    seed = secrets.randbelow(1_000_000) if seed is None else seed
+    plan = Plan(
+        seconds=minutes * 60,
+        seed=seed,
+        policy=policy,
+        rate=emails / (minutes * 60) if emails else rate,
+        workers=workers,
+    )
+    if mutant:
+        plan = MUTANTS[mutant].afflict(plan)
+    say(f"chaos: seed {seed}, {minutes:g} min, policy {policy}, {plan.rate:g} emails/s, {workers} workers")
+    signal.signal(signal.SIGTERM, _interrupt)
+    with _place(folder) as place:
+        with _ground(place) as ground:
+            outcome = play(plan, ground, place, _teller())
+        if not (folder or outcome.verdict.is_good):
+            _keep(place)
+    if as_json:
+        print_json(to_json(plan, outcome))
+    else:
+        print_outcome(plan, outcome)
+    return Exit.DONE if outcome.verdict.is_good else Exit.FAILED
+
+
+@contextmanager
+def _place(folder: Path | None) -> Iterator[Path]:
+    """A folder for everything that the storm writes; kept if it was asked for, or if the block moved it away."""
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield Path(tempfile.mkdtemp(prefix="storm-", dir=folder)).absolute()
+        return
+    # A short path: sockets and cookies live in it.
+    place = Path(tempfile.mkdtemp(prefix="dispatcher-chaos-"))
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _keep(place: Path) -> None:
+    """Moves what a bad storm has left to where it stays."""
+    kept = place.with_name(f"{place.name}-bad")
+    shutil.rmtree(place / "servers", ignore_errors=True)
+    shutil.copytree(place, kept)
+    say(f"chaos: the books do not balance; logs, ledgers and the adversary's diary are in {kept}")
+
+
+@contextmanager
+def _ground(place: Path) -> Iterator[Ground]:
+    """Private servers of its own, whatever servers the environment names: they are cut and killed."""
+    for variable in (DATABASE_URL, AMQP_URL, MANAGEMENT_URL):
+        os.environ.pop(variable, None)
+    with private_servers(place / "servers", progress=say) as servers:
+        yield Ground(
+            removable=Removable(servers),
+            removable_names=(POSTGRES, RABBITMQ),
+            database_url=servers.database_url,
+            topology=Topology("chaos", "chaos.send", "chaos.dlq"),
+            shares_broker=False,
+        )
+
+
+def _teller() -> Callable[[str], None]:
+    began_at = time.monotonic()
+    return lambda words: say(f"{time.monotonic() - began_at:6.1f} s  {words}")
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    """Runs the command line; returns the exit code."""
+    prepare_streams()
+    try:
+        return int(command.main(prog_name=PROGRAM, standalone_mode=False) or 0)
+    except click.Abort:
+        return Exit.INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except DispatcherError as error:
+        say(f"chaos: {error.message}")
+        return Exit.FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

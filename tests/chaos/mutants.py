@@ -1,0 +1,121 @@
+"""Dispatchers with a safety switched off. A proof that lets one of them pass is worth nothing.
+
+    python -m tests.chaos.mutants NAME      runs `dispatcher run`, altered in this process and so in its children
+
+The alteration is made here, at the start of a test program; nothing of it is in the product.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from tests.chaos.storm import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One safety less.
+
+    Attributes:
+        switch_off: Alters the product in this process.
+        deck: The deeds that this safety is there for, and how often each is in the deck.
+        expected: The violation by which the oracle has to catch it.
+    """
+
+    what: str
+    switch_off: Callable[[], None]
+    deck: Mapping[str, int]
+    expected: str
+
+    def afflict(self, plan: Plan) -> Plan:
+        """The same storm over this mutant, with its deeds alone: it is caught sooner."""
+        return replace(plan, command=(sys.executable, "-m", "tests.chaos.mutants", self.name), deck=self.deck)
+
+    @property
+    def name(self) -> str:
+        """What it is called by."""
+        return next(name for name, mutant in MUTANTS.items() if mutant is self)
+
+
+def _without_ledger() -> None:
+    """Nothing is written before the first byte leaves, nor when the answer comes."""
+    from dispatcher.inflight import Ledger
+
+    def leaving(self: Any, *_: object, **__: object) -> int:
+        slot: int = self._free.popleft()
+        return slot
+
+    def answered(*_: object, **__: object) -> None:
+        pass
+
+    Ledger.leaving = leaving  # type: ignore[method-assign]
+    Ledger.answered = answered  # type: ignore[method-assign]
+
+
+def _without_fencing() -> None:
+    """Every write of a worker goes through, whoever has the lease by now; and a worker trusts its own clock no more."""
+    from dispatcher.store import leases, queries
+
+    def query(name: str) -> bytes:
+        text = queries.query(name)
+        for condition in (b"and e.lease_token = r.lease_token", b"and e.lease_token = w.lease_token"):
+            text = text.replace(condition, b"")
+        return text
+
+    vars(leases)["query"] = query
+
+
+def _with_early_ack() -> None:
+    """An answer frees its slot and acks its message before the commit that records it."""
+    from dispatcher.worker.recorder import Recorder
+
+    record = Recorder._record
+
+    async def early(self: Any, batch: Any) -> None:
+        self._on_recorded(batch)
+        self._on_recorded, told = (lambda _: None), self._on_recorded
+        try:
+            await record(self, batch)
+        finally:
+            self._on_recorded = told
+
+    Recorder._record = early  # type: ignore[method-assign]
+
+
+MUTANTS: Final[Mapping[str, Mutant]] = {
+    "ledger-off": Mutant(
+        "the in-flight ledger is switched off",
+        _without_ledger,
+        {"kill worker": 4, "kill all": 1},
+        "accepted more than once",
+    ),
+    "fencing-off": Mutant(
+        "record, renew and release do not compare the lease's token",
+        _without_fencing,
+        {"freeze worker": 4, "misbehave": 1},
+        "accepted more than once",
+    ),
+    "early-ack": Mutant(
+        "messages are acked, and slots freed, before the commit that records the answer",
+        _with_early_ack,
+        {"restart database": 2, "kill worker": 4, "kill all": 2},
+        "accepted more than once",
+    ),
+}
+"""By name; `./run chaos --mutant NAME` must exit 1 for each."""
+
+
+def main() -> int:
+    """Runs the mutant that the command line names."""
+    from dispatcher.cli.main import main as dispatcher
+
+    MUTANTS[sys.argv[1]].switch_off()
+    return dispatcher(["run"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,263 @@
+"""The oracle: judges a storm by its books alone. Pure, and without a line of the product.
+
+    told      what each producer was told, and by which keys it asked
+    rows      the database, after everything has come to rest
+    attempts  the audit of every attempt
+    letters   the DLQ
+    accepted  the provider's ledger; `exchanges`, its view of the wire
+    diary     what the adversary did to whom, and when
+
+What must hold: an email that a producer was told of exists, one for each key; `sent` was accepted once, `failed` never,
+`held` once or never; whatever failed or is held has a dead letter, and the DLQ has nothing else but garbage. With the
+policy `resend` nothing is held, and an email was accepted again no more often than its outcome was unknown.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+from uuid import UUID
+
+from tests.chaos.wire import Attempt, Disturbance, Exchange, Explanation, explain, requests_of
+
+T = TypeVar("T", Attempt, Exchange)
+
+FINAL: Final = ("sent", "failed", "held")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a producer was told about one email."""
+
+    message_key: str
+    email_id: UUID
+    acceptance: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An email as the database has it.
+
+    Attributes:
+        is_completed: Whether its idempotency row says so, too.
+    """
+
+    message_key: str
+    status: str
+    is_completed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A dead letter of ours."""
+
+    email_id: UUID
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """All that is known from outside.
+
+    Attributes:
+        policy: `hold` or `resend`.
+        asked: Every key by which a producer has asked, answered or not.
+        rescued: How often each email's lease ended without a word from its owner, by the relay's log.
+        refuse: Bodies on the DLQ that are no letters of ours.
+        garbage: Bodies that the adversary injected.
+        waiting: Messages that are left on the send queue.
+        faults: What went wrong with the processes themselves.
+    """
+
+    policy: str = "hold"
+    asked: frozenset[str] = frozenset()
+    told: Sequence[Answer] = ()
+    rows: Mapping[UUID, Row] = field(default_factory=dict)
+    attempts: Sequence[Attempt] = ()
+    rescued: Mapping[UUID, int] = field(default_factory=dict)
+    letters: Sequence[Letter] = ()
+    refuse: Sequence[bytes] = ()
+    garbage: frozenset[bytes] = frozenset()
+    waiting: int = 0
+    accepted: Mapping[UUID, int] = field(default_factory=dict)
+    exchanges: Sequence[Exchange] = ()
+    disturbances: Sequence[Disturbance] = ()
+    faults: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the books come to.
+
+    Attributes:
+        counts: Emails by status.
+        lost: Emails that nobody would ever hear of again: without a row, without an end, or `sent` and never accepted.
+        duplicates: Acceptances beyond each email's first.
+        held_on_wire: Held emails whose request reached the provider and whose answer reached nobody.
+        held_at_edge: Held emails whose worker was struck in a moment that no ledger can see.
+        held_unexplained: The others.
+        uncertain: Attempts and leases that ended without anybody knowing the outcome.
+        violations: What is wrong, with examples; empty if all is well.
+    """
+
+    counts: Mapping[str, int]
+    enqueued: int
+    lost: int
+    duplicates: int
+    held_on_wire: int
+    held_at_edge: int
+    held_unexplained: int
+    uncertain: int
+    violations: Mapping[str, Sequence[str]]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether everything that must hold does."""
+        return not self.violations
+
+
+def judge(books: Books) -> Verdict:
+    """The verdict on a storm that has come to rest."""
+    held = Counter(each.why for each in explain_held(books))
+    wrong = {
+        **_existence(books),
+        **_deliveries(books),
+        **_announcements(books),
+        "held without need": [each.email_id for each in explain_held(books) if each.why is Explanation.NONE],
+        "processes": books.faults,
+    }
+    counts = Counter(row.status for row in books.rows.values())
+    lost = _missing(books) | _unfinished(books) | _unaccepted(books)
+    return Verdict(
+        counts={status: counts[status] for status in (*FINAL, "pending", "sending") if counts[status]},
+        enqueued=len({answer.email_id for answer in books.told} | books.rows.keys()),
+        lost=len(lost),
+        duplicates=sum(times - 1 for times in books.accepted.values() if times > 1),
+        held_on_wire=held[Explanation.ON_THE_WIRE],
+        held_at_edge=held[Explanation.AT_THE_EDGE],
+        held_unexplained=held[Explanation.NONE],
+        uncertain=sum(unknown_outcomes(books).values()),
+        violations={name: _examples(found) for name, found in wrong.items() if found},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A held email, and everything that is known of it."""
+
+    email_id: UUID
+    why: Explanation
+    attempts: Sequence[Attempt]
+    exchanges: Sequence[Exchange]
+    disturbances: Sequence[Disturbance]
+
+
+def explain_held(books: Books) -> list[Held]:
+    """Why each held email is held."""
+    attempts, exchanges = _by_email(books.attempts), _by_email(books.exchanges)
+    ids = [email_id for email_id, row in books.rows.items() if row.status == "held"]
+    return [_explained(i, attempts.get(i, []), exchanges.get(i, []), books.disturbances) for i in ids]
+
+
+def _explained(
+    email_id: UUID, own: Sequence[Attempt], seen: Sequence[Exchange], disturbances: Sequence[Disturbance]
+) -> Held:
+    # A refusal that came after the rescue had judged is on record, and the email stays held.
+    unknown = [each for each in own if each.outcome == "uncertain"] or own
+    whys = {explain(each, requests_of(each, own, seen), disturbances) for each in unknown}
+    why = next((why for why in Explanation if why in whys), Explanation.NONE)
+    pids = {each.pid for each in own}
+    return Held(email_id, why, own, seen, [each for each in disturbances if each.pid in pids])
+
+
+def unknown_outcomes(books: Books) -> Counter[UUID]:
+    """How often nobody knew an email's outcome, by the attempts on record and the leases that expired."""
+    return Counter(each.email_id for each in books.attempts if each.outcome == "uncertain") + Counter(books.rescued)
+
+
+def _existence(books: Books) -> dict[str, Iterable[object]]:
+    ids_by_key = defaultdict(set)
+    for answer in books.told:
+        ids_by_key[answer.message_key].add(answer.email_id)
+    keys_in_rows = Counter(row.message_key for row in books.rows.values())
+    accepted_keys = Counter(answer.message_key for answer in books.told if answer.acceptance == "accepted")
+    return {
+        "told of and without a row": _missing(books),
+        "told of under another key": [answer.email_id for answer in books.told if not _names(answer, books)],
+        "keys with two emails": [key for key, ids in ids_by_key.items() if len(ids) > 1]
+        + [key for key, times in keys_in_rows.items() if times > 1],
+        "keys accepted twice": [key for key, times in accepted_keys.items() if times > 1],
+        "keys that nobody asked by": keys_in_rows.keys() - books.asked,
+        "neither sent nor failed nor held": _unfinished(books),
+        "messages left on the send queue": range(books.waiting),
+    }
+
+
+def _deliveries(books: Books) -> dict[str, Iterable[object]]:
+    status = {email_id: row.status for email_id, row in books.rows.items()}
+    return {
+        "sent and never accepted": _unaccepted(books),
+        "sent and not completed": [i for i, row in books.rows.items() if row.status == "sent" and not row.is_completed],
+        "failed and accepted": [i for i in books.accepted if status.get(i) == "failed"],
+        "accepted and never enqueued": books.accepted.keys() - books.rows.keys(),
+        **(_repeated_under_hold(books) if books.policy == "hold" else _repeated_under_resend(books)),
+    }
+
+
+def _repeated_under_hold(books: Books) -> dict[str, Iterable[object]]:
+    return {"accepted more than once": [i for i, times in books.accepted.items() if times > 1]}
+
+
+def _repeated_under_resend(books: Books) -> dict[str, Iterable[object]]:
+    unknown = unknown_outcomes(books)
+    return {
+        "accepted again without a doubt": [i for i, times in books.accepted.items() if times - 1 > unknown[i]],
+        "held under resend": [i for i, row in books.rows.items() if row.status == "held"],
+    }
+
+
+def _announcements(books: Books) -> dict[str, Iterable[object]]:
+    announced = {letter.email_id for letter in books.letters}
+    dead = {email_id for email_id, row in books.rows.items() if row.status in ("failed", "held")}
+    return {
+        "dead without a dead letter": dead - announced,
+        "alive with a dead letter": [letter.email_id for letter in books.letters if not _is_true(letter, books)],
+        "on the DLQ and not garbage": [body for body in books.refuse if body not in books.garbage],
+    }
+
+
+def _is_true(letter: Letter, books: Books) -> bool:
+    """Whether a dead letter says what the database says; a held email may be proved sent after it."""
+    row = books.rows.get(letter.email_id)
+    return row is not None and (row.status == letter.status or (letter.status, row.status) == ("held", "sent"))
+
+
+def _names(answer: Answer, books: Books) -> bool:
+    """Whether the email, if it is there, has the key that the producer asked by."""
+    row = books.rows.get(answer.email_id)
+    return row is None or row.message_key == answer.message_key
+
+
+def _missing(books: Books) -> set[UUID]:
+    return {answer.email_id for answer in books.told} - books.rows.keys()
+
+
+def _unfinished(books: Books) -> set[UUID]:
+    return {email_id for email_id, row in books.rows.items() if row.status not in FINAL}
+
+
+def _unaccepted(books: Books) -> set[UUID]:
+    return {i for i, row in books.rows.items() if row.status == "sent" and not books.accepted.get(i)}
+
+
+def _by_email(things: Iterable[T]) -> dict[UUID, list[T]]:
+    found: dict[UUID, list[T]] = {}
+    for thing in things:
+        found.setdefault(thing.email_id, []).append(thing)
+    return found
+
+
+def _examples(found: Iterable[object]) -> list[str]:
+    return [str(each) for each in found]

@@ -1,0 +1,98 @@
+"""Servers that go away and come back while the storm goes on; nobody waits for them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from tests.acceptance.outages import RABBITMQ, Removable
+
+USUAL_WATERMARK: Final = "0.4"
+
+
+@dataclass(slots=True)
+class _Absence:
+    back_at: float
+    is_launched: bool = False
+
+
+class Outages:
+    """What is away, and when it comes back.
+
+    Attributes:
+        removable: Names of the servers that are ours to take away.
+    """
+
+    def __init__(self, ground: Removable, removable: Collection[str]) -> None:
+        self.removable = frozenset(removable)
+        self._ground = ground
+        self._absences: dict[str, _Absence] = {}
+        self._alarm_until: float | None = None
+        self._control: subprocess.Popen[bytes] | None = None
+
+    def is_away(self, name: str) -> bool:
+        """Whether it cannot be used."""
+        return name in self._absences
+
+    @property
+    def is_alarmed(self) -> bool:
+        """Whether RabbitMQ takes no messages."""
+        return self._alarm_until is not None or self._control is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether everything is there and well."""
+        return not self._absences and not self.is_alarmed
+
+    def take_away(self, name: str, number: signal.Signals, seconds: float) -> None:
+        """Ends a server by a signal, for at least so long."""
+        self._absences[name] = _Absence(time.monotonic() + seconds)
+        if name == RABBITMQ:
+            self._alarm_until = None  # the next one starts without
+        self._ground.send(name, number)
+
+    def raise_alarm(self, seconds: float) -> None:
+        """RabbitMQ's memory alarm, for so long: it stops reading from whoever publishes."""
+        self._alarm_until = time.monotonic() + seconds
+        self._set_watermark("0")
+
+    def step(self) -> None:
+        """Brings back what is due; to be called again and again."""
+        for name, absence in list(self._absences.items()):
+            if absence.is_launched:
+                if self._ground.answers(name):
+                    del self._absences[name]
+            elif time.monotonic() >= absence.back_at and self._ground.is_gone(name):
+                self._ground.launch(name)
+                absence.is_launched = True
+        self._end_alarm()
+
+    def heal(self) -> None:
+        """Everything is due now."""
+        for absence in self._absences.values():
+            absence.back_at = 0.0
+        if self._alarm_until is not None:
+            self._alarm_until = 0.0
+
+    def _end_alarm(self) -> None:
+        if self._control is not None and self._control.poll() is not None:
+            self._control = None
+        if self._control is None and self._alarm_until is not None and time.monotonic() >= self._alarm_until:
+            self._alarm_until = None
+            self._set_watermark(USUAL_WATERMARK)
+
+    def _set_watermark(self, fraction: str) -> None:
+        plan = self._ground.plan(RABBITMQ)
+        node = plan["env"]["RABBITMQ_NODENAME"]
+        self._control = subprocess.Popen(
+            ["/bin/sh", "./rabbitmqctl", "-n", node, "set_vm_memory_high_watermark", fraction],
+            cwd=plan["cwd"],
+            env=plan["env"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )

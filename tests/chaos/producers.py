@@ -1,0 +1,84 @@
+"""The producers of a storm: processes that enqueue, are killed, and are started again until they know everything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+from tests.chaos.diary import Diary
+from tests.chaos.oracle import Answer
+from tests.chaos.producer import read_notes
+from tests.supervisor.program import Program
+
+PRODUCERS: Final = 3
+SHARED_FRACTION: Final = 0.1
+"""Of all emails; by each shared key all of them ask."""
+
+
+class Producers:
+    """All of them."""
+
+    def __init__(self, folder: Path, database_url: str, diary: Diary, *, rate: float, seconds: float) -> None:
+        """Starts them.
+
+        Args:
+            rate: Emails per second, of all together.
+        """
+        self._folder = folder
+        self._env = {"PATH": os.defpath, "DISPATCHER_DATABASE_URL": database_url}
+        self._diary = diary
+        began_at = time.time()
+        self._words = (
+            "--began-at", str(began_at), "--until", str(began_at + seconds),
+            "--rate", str(rate * (1 - SHARED_FRACTION) / PRODUCERS), "--shared-rate", str(rate * SHARED_FRACTION),
+        )  # fmt: skip
+        self._starts = 0
+        self._programs = {name: self._start(name) for name in (f"p{number}" for number in range(PRODUCERS))}
+
+    def pids(self) -> list[int]:
+        """Those that are at work."""
+        return [program.pid for program in self._programs.values() if program.exit_code is None]
+
+    def revive(self) -> None:
+        """Starts those again that were killed."""
+        for name, program in self._programs.items():
+            if program.exit_code == -signal.SIGKILL:
+                self._programs[name] = self._start(name)
+            elif program.exit_code:
+                raise AssertionError(f"Producer {name} failed.\n{program.words[-2000:]}")
+
+    @property
+    def are_done(self) -> bool:
+        """Whether all were told everything."""
+        return all(program.exit_code == 0 for program in self._programs.values())
+
+    def told(self) -> list[Answer]:
+        """Every answer that any of them got."""
+        return [
+            Answer(key, UUID(email_id), acceptance)
+            for name in self._programs
+            for key, email_id, acceptance in read_notes(self._file(name)).told
+        ]
+
+    def asked(self) -> frozenset[str]:
+        """Every key that any of them asked by."""
+        return frozenset(key for name in self._programs for key in read_notes(self._file(name)).asked)
+
+    def destroy(self) -> None:
+        """Kills what is left."""
+        for program in self._programs.values():
+            program.destroy()
+
+    def _start(self, name: str) -> Program:
+        self._starts += 1
+        words = ("--name", name, "--file", str(self._file(name)), *self._words)
+        argv = [sys.executable, "-m", "tests.chaos.producer", *words]
+        return Program(argv, self._folder, f"producer-{self._starts}", env=self._env)
+
+    def _file(self, name: str) -> Path:
+        return self._folder / f"{name}.notes"

@@ -1,0 +1,270 @@
+"""One storm: enqueue and dispatch under load while the adversary does his worst, calm, rest, and the verdict.
+
+with storm(plan, ground, folder) as …      everything real: processes, servers, sockets, signals
+the adversary draws from a shuffled deck   the same seed draws the same cards in the same order
+calm                                       what was frozen, cut or taken away is healed; producers are told the rest
+rest                                       every email final, every dead letter published, the send queue empty
+SIGTERM                                    exit 0, and no process left
+verdict                                    by the oracle, from books that the product does not keep
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import orjson
+import psycopg
+
+from dispatcher.broker.topology import Topology
+from tests.acceptance.double import Double
+from tests.acceptance.outages import Removable
+from tests.acceptance.rabbit import Rabbit
+from tests.chaos.deeds import DECK
+from tests.chaos.diary import Diary
+from tests.chaos.evidence import collect
+from tests.chaos.oracle import Books, Verdict, explain_held, judge
+from tests.chaos.outages import Outages
+from tests.chaos.producers import Producers
+from tests.chaos.stage import Stage
+from tests.chaos.subject import COMMAND, Subject
+from tests.supervisor.program import Program, eventually
+
+LOOK_SECONDS: Final = 0.05
+DRAIN_SECONDS: Final = 5
+STOP_SECONDS: Final = 30.0
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a storm is to be.
+
+    Attributes:
+        seconds: How long the adversary works.
+        rate: Emails per second.
+        pause_seconds: The shortest and the longest between two deeds.
+        deck: How often each deed is in the deck; those that the ground does not allow are never drawn.
+        command: What is tested instead of `dispatcher run`.
+        rest_seconds: How long everything may take to come to rest.
+    """
+
+    seconds: float
+    seed: int
+    policy: str = "hold"
+    rate: float = 100.0
+    workers: int = 2
+    pause_seconds: tuple[float, float] = (0.1, 1.3)
+    lease_seconds: float = 3.0
+    deck: Mapping[str, int] | None = None
+    command: Sequence[str] = COMMAND
+    rest_seconds: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Servers that a storm may use.
+
+    Attributes:
+        removable: Names of those that it may take away.
+        shares_broker: Whether somebody else uses the same RabbitMQ.
+    """
+
+    removable: Removable
+    removable_names: tuple[str, ...]
+    database_url: str
+    topology: Topology
+    shares_broker: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A storm that is over.
+
+    Attributes:
+        deeds: How often the adversary did what.
+        seconds: From the first process to the last.
+    """
+
+    verdict: Verdict
+    books: Books
+    deeds: Mapping[str, int]
+    seconds: float
+
+
+def play(plan: Plan, ground: Ground, folder: Path, tell: Tell) -> Outcome:
+    """Plays a storm to its end; leaves no process behind."""
+    began_at = time.monotonic()
+    with _stage(plan, ground, folder) as stage:
+        _rage(plan, stage, tell)
+        _calm(plan, stage, tell)
+        _rest(plan, stage, tell)
+        _stop(stage)
+        tell("counting")
+        books = collect(stage, plan.policy)
+    _write_held(folder / "held.jsonl", books)
+    return Outcome(judge(books), books, stage.diary.deeds, time.monotonic() - began_at)
+
+
+def _write_held(path: Path, books: Books) -> None:
+    """Why each held email is held, with all that is known of it: what to read when one is not explained."""
+    lines = (orjson.dumps(held, option=orjson.OPT_APPEND_NEWLINE) for held in explain_held(books))
+    path.write_bytes(b"".join(lines))
+
+
+@contextmanager
+def _stage(plan: Plan, ground: Ground, folder: Path) -> Iterator[Stage]:
+    diary = Diary(folder / "diary.jsonl")
+    double = Double(folder / "double", "--wire")
+    env = _environment(plan, ground, folder, double.settings)
+    subject = producers = None
+    try:
+        init = Program([*COMMAND[:-1], "init"], folder, "init", env=env)
+        assert init.await_exit() == 0, init.words
+        subject = Subject(folder, env, diary, plan.command)
+        producers = Producers(folder, ground.database_url, diary, rate=plan.rate, seconds=plan.seconds)
+        servers = ground.removable.servers
+        # A broker whose alarm is on reads nothing: our own messages must not wait for it.
+        patient = f"{servers.amqp_url}?blocked_connection_timeout=5&socket_timeout=5"
+        yield Stage(
+            database_url=ground.database_url,
+            topology=ground.topology,
+            subject=subject,
+            producers=producers,
+            double=double,
+            rabbit=Rabbit(patient, servers.management_url),
+            outages=Outages(ground.removable, ground.removable_names),
+            diary=diary,
+            lease_seconds=plan.lease_seconds,
+            shares_broker=ground.shares_broker,
+        )
+    finally:
+        for process in (producers, subject):
+            if process is not None:
+                process.destroy()
+        double.kill()
+
+
+def _environment(plan: Plan, ground: Ground, folder: Path, provider: Mapping[str, str]) -> dict[str, str]:
+    """Short leases and few connections, so that much is leased and not on the wire when it is struck."""
+    servers, topology = ground.removable.servers, ground.topology
+    settings = {
+        "DATABASE_URL": ground.database_url,
+        "AMQP_URL": servers.amqp_url,
+        "RABBITMQ_MANAGEMENT_URL": servers.management_url,
+        "EXCHANGE": topology.exchange,
+        "QUEUE": topology.queue,
+        "DLQ": topology.dlq,
+        "QUEUE_TYPE": topology.queue_type,
+        "RUN_DIR": folder / "run",
+        "WORKERS": plan.workers,
+        "ON_UNCERTAIN": plan.policy,
+        "LEASE_SECONDS": plan.lease_seconds,
+        "SEND_TIMEOUT_SECONDS": 3,
+        "DRAIN_SECONDS": DRAIN_SECONDS,
+        "RETRY_BASE_SECONDS": 0.1,
+        "RETRY_CAP_SECONDS": 1,
+        # Used up attempts are held, whatever the policy says: under `resend` that would be a verdict on the harness.
+        "MAX_ATTEMPTS": 5 if plan.policy == "hold" else 100,
+        "PREFETCH": 64,
+        "HTTP_CONNECTIONS": 12,
+    }
+    named = {f"DISPATCHER_{name}": str(value) for name, value in settings.items()}
+    vendor = {name if name == "SENDGRID_API_KEY" else f"DISPATCHER_{name}": value for name, value in provider.items()}
+    return {"PATH": os.defpath, **named, **vendor}
+
+
+def _rage(plan: Plan, stage: Stage, tell: Tell) -> None:
+    """The adversary's time."""
+    chance = random.Random(plan.seed)
+    stage.behave()
+    ends_at = time.monotonic() + plan.seconds
+    told_at = time.monotonic()
+    for name in _drawn(plan, chance):
+        deed, _ = DECK[name]
+        if deed(stage, chance):
+            stage.diary.note(name)
+        acts_at = time.monotonic() + chance.uniform(*plan.pause_seconds)
+        while (now := time.monotonic()) < min(acts_at, ends_at):
+            stage.step()
+            time.sleep(LOOK_SECONDS)
+        if now - told_at >= 5:
+            told_at = now
+            tell(f"{ends_at - now:.0f} s left: {_seen(stage)}, {stage.diary.deeds.total()} deeds")
+        if now >= ends_at:
+            return
+
+
+def _drawn(plan: Plan, chance: random.Random) -> Iterator[str]:
+    """Cards of a shuffled deck, and of the next one when it is used up, so that no deed is forgotten."""
+    deck = plan.deck or {name: times for name, (_, times) in DECK.items()}
+    cards = [name for name, times in deck.items() for _ in range(times)]
+    while True:
+        yield from chance.sample(cards, len(cards))
+
+
+def _seen(stage: Stage) -> str:
+    asked, accepted = len(stage.producers.asked()), stage.double.delivered().total()
+    return f"{asked} emails asked for, {accepted} accepted"
+
+
+def _calm(plan: Plan, stage: Stage, tell: Tell) -> None:
+    """Heals everything, and lets the producers hear what they still wait for."""
+    tell(f"calm: {_seen(stage)}, {stage.diary.deeds.total()} deeds")
+    stage.step(everything=True)
+    stage.behave()
+    stage.outages.heal()
+    _await(stage, lambda: stage.outages.is_over and stage.producers.are_done, "servers and producers", 90)
+
+
+def _rest(plan: Plan, stage: Stage, tell: Tell) -> None:
+    """Everything final, announced and gone from the queue; what takes too long is left for the oracle to see."""
+    left = [0]
+
+    def at_rest() -> bool:
+        with psycopg.connect(stage.database_url, autocommit=True) as session:
+            row = session.execute(_OPEN).fetchone()
+        assert row is not None
+        left[0] = row[0]
+        return not left[0] and not stage.rabbit.waiting(stage.topology.queue)
+
+    try:
+        _await(stage, at_rest, "rest", plan.rest_seconds)
+    except AssertionError:
+        tell(f"not at rest after {plan.rest_seconds:g} s: {left[0]} emails are not")
+        stage.diary.remark("no rest", left=left[0])
+
+
+_OPEN: Final = """
+    select count(*) from email_log
+    where status not in ('sent', 'failed', 'held') or dead_letter_due_at is not null or publish_due_at is not null
+"""
+
+
+def _await(stage: Stage, condition: Callable[[], bool], what: str, seconds: float) -> None:
+    def holds() -> bool:
+        stage.step()
+        time.sleep(LOOK_SECONDS)
+        return condition()
+
+    eventually(holds, what, seconds=seconds)
+
+
+def _stop(stage: Stage) -> None:
+    """SIGTERM: it must exit 0, and every process must be gone."""
+    subject = stage.subject
+    subject.ask_to_end()
+    try:
+        code = subject.program.await_exit(STOP_SECONDS)
+        if code != 0:
+            stage.diary.blame(f"the last run ended with {code}")
+        eventually(lambda: not subject.members(), "the end of every process")
+    except AssertionError as error:
+        stage.diary.blame(str(error)[:300])

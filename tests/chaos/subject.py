@@ -1,0 +1,87 @@
+"""The dispatcher under test: one `dispatcher run` after the other in one run directory, as under supervisord."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from tests.chaos.diary import Diary
+from tests.supervisor.program import Event, Program
+
+COMMAND: Final = (sys.executable, "-m", "dispatcher.cli.main", "run")
+
+
+class Subject:
+    """What runs, and what ran.
+
+    Attributes:
+        program: The latest `dispatcher run`.
+        was_asked_to_end: Whether that got a SIGTERM.
+        run_dir: Where it keeps its ledgers.
+    """
+
+    program: Program
+    was_asked_to_end: bool
+
+    def __init__(self, folder: Path, env: Mapping[str, str], diary: Diary, command: Sequence[str] = COMMAND) -> None:
+        self.run_dir = Path(env["DISPATCHER_RUN_DIR"])
+        self._folder = folder
+        self._env = env
+        self._diary = diary
+        self._command = command
+        self._programs: list[Program] = []
+        self.start()
+
+    def start(self) -> None:
+        """Starts the next one."""
+        self.was_asked_to_end = False
+        self.program = Program(self._command, self._folder, f"run-{len(self._programs)}", env=self._env)
+        self._programs.append(self.program)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is one."""
+        return self.program.exit_code is None
+
+    def find(self, role: str) -> list[int]:
+        """The living processes of a role, by how they call themselves: `worker`, `relay`."""
+        return (
+            [pid for pid in self.program.children() if f"dispatcher: {role}" in _title(pid)] if self.is_running else []
+        )
+
+    def ask_to_end(self) -> None:
+        """SIGTERM; it has to drain."""
+        self.was_asked_to_end = True
+        self.program.send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL to the parent alone; its children end by themselves."""
+        self._diary.kill(self.program.pid)
+        self.program.await_exit()
+
+    def members(self) -> list[int]:
+        """Whoever lives of any run, orphans included."""
+        return [pid for program in self._programs for pid in program.members()]
+
+    def events(self, name: str) -> list[Event]:
+        """The log events of every run."""
+        return [event for program in self._programs for event in program.events(name)]
+
+    def words(self) -> str:
+        """What they said on stderr, all of them."""
+        return "".join(program.words for program in self._programs)
+
+    def destroy(self) -> None:
+        """Kills what is left."""
+        for program in self._programs:
+            program.destroy()
+
+
+def _title(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")
+    except OSError:
+        return ""

@@ -1,0 +1,188 @@
+"""The oracle on made-up books: it finds every kind of wrong, and none in books that are right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from tests.chaos.oracle import Answer, Books, Letter, Row, judge
+from tests.chaos.wire import Attempt, Disturbance, Exchange
+
+SENT, FAILED, HELD, STRANGER = (UUID(int=number) for number in range(1, 5))
+WORKER = "host:w0:77:abcd"
+
+
+def attempt(email_id: UUID, outcome: str, number: int = 1, started_at: float = 100.0) -> Attempt:
+    return Attempt(email_id, number, WORKER, started_at, outcome)
+
+
+GOOD = Books(
+    asked=frozenset({"a", "b", "c", "never-committed"}),
+    told=[Answer("a", SENT, "accepted"), Answer("a", SENT, "known"), Answer("b", FAILED, "accepted")],
+    rows={SENT: Row("a", "sent", is_completed=True), FAILED: Row("b", "failed"), HELD: Row("c", "held")},
+    attempts=[attempt(SENT, "accepted"), attempt(FAILED, "rejected"), attempt(HELD, "uncertain")],
+    letters=[Letter(FAILED, "failed"), Letter(HELD, "held"), Letter(SENT, "held")],
+    refuse=[b"[]"],
+    garbage=frozenset({b"[]", b"{}"}),
+    accepted={SENT: 1, HELD: 1},
+    exchanges=[Exchange(SENT, 100.1, 100.2), Exchange(HELD, 100.1)],
+)
+
+
+def with_row(email_id: UUID, row: Row) -> Books:
+    return replace(GOOD, rows={**GOOD.rows, email_id: row})
+
+
+BAD: dict[str, Books] = {
+    "told of and without a row": replace(GOOD, told=[*GOOD.told, Answer("c", STRANGER, "accepted")]),
+    "told of under another key": replace(GOOD, told=[*GOOD.told, Answer("b", HELD, "known")]),
+    "keys with two emails": with_row(STRANGER, Row("a", "failed")),
+    "keys accepted twice": replace(GOOD, told=[*GOOD.told, Answer("a", SENT, "accepted")]),
+    "keys that nobody asked by": with_row(STRANGER, Row("d", "failed")),
+    "neither sent nor failed nor held": with_row(HELD, Row("c", "sending")),
+    "messages left on the send queue": replace(GOOD, waiting=1),
+    "sent and never accepted": replace(GOOD, accepted={HELD: 1}),
+    "sent and not completed": with_row(SENT, Row("a", "sent")),
+    "failed and accepted": replace(GOOD, accepted={**GOOD.accepted, FAILED: 1}),
+    "accepted and never enqueued": replace(GOOD, accepted={**GOOD.accepted, STRANGER: 1}),
+    "accepted more than once": replace(GOOD, accepted={**GOOD.accepted, SENT: 2}),
+    "dead without a dead letter": replace(GOOD, letters=[Letter(FAILED, "failed")]),
+    "alive with a dead letter": replace(GOOD, letters=[*GOOD.letters, Letter(SENT, "failed")]),
+    "on the DLQ and not garbage": replace(GOOD, refuse=[b"a message of ours"]),
+    "held without need": replace(GOOD, exchanges=[]),
+    "processes": replace(GOOD, faults=["the last run ended with 1"]),
+}
+
+
+def test_books_that_are_right_are_good() -> None:
+    verdict = judge(GOOD)
+
+    assert verdict.is_good, verdict.violations
+    assert verdict.counts == {"sent": 1, "failed": 1, "held": 1}
+    assert (verdict.enqueued, verdict.lost, verdict.duplicates) == (3, 0, 0)
+    assert (verdict.held_on_wire, verdict.held_at_edge, verdict.held_unexplained) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_every_kind_of_wrong_is_found(name: str) -> None:
+    verdict = judge(BAD[name])
+
+    assert name in verdict.violations, verdict.violations
+    assert not verdict.is_good
+
+
+@pytest.mark.parametrize(
+    ("books", "lost"),
+    [
+        (BAD["told of and without a row"], 1),
+        (BAD["neither sent nor failed nor held"], 1),
+        (BAD["sent and never accepted"], 1),
+        (BAD["accepted more than once"], 0),
+    ],
+)
+def test_emails_that_nobody_would_hear_of_again_are_lost(books: Books, lost: int) -> None:
+    assert judge(books).lost == lost
+
+
+def test_every_acceptance_beyond_the_first_is_a_duplicate() -> None:
+    assert judge(replace(GOOD, accepted={SENT: 4, HELD: 2})).duplicates == 4
+
+
+def resend(accepted: int, *, uncertain: int, rescued: int = 0) -> Books:
+    """An email that is sent, was accepted so often, and of which nobody knew the outcome so often."""
+    attempts = [attempt(SENT, "uncertain", number) for number in range(uncertain)]
+    return Books(
+        policy="resend",
+        asked=frozenset({"a"}),
+        told=[Answer("a", SENT, "accepted")],
+        rows={SENT: Row("a", "sent", is_completed=True)},
+        attempts=[*attempts, attempt(SENT, "accepted", uncertain + 1)],
+        rescued={SENT: rescued},
+        accepted={SENT: accepted},
+    )
+
+
+@pytest.mark.parametrize("books", [resend(1, uncertain=0), resend(3, uncertain=2), resend(2, uncertain=0, rescued=1)])
+def test_under_resend_an_email_may_be_accepted_again_once_for_each_doubt(books: Books) -> None:
+    assert judge(books).is_good
+
+
+@pytest.mark.parametrize("books", [resend(2, uncertain=0), resend(4, uncertain=1, rescued=1)])
+def test_under_resend_an_acceptance_more_than_there_were_doubts_is_wrong(books: Books) -> None:
+    assert "accepted again without a doubt" in judge(books).violations
+
+
+def test_under_resend_nothing_may_be_held() -> None:
+    assert "held under resend" in judge(replace(GOOD, policy="resend")).violations
+
+
+def held(exchanges: list[Exchange], disturbances: list[Disturbance]) -> Books:
+    return replace(GOOD, exchanges=exchanges, disturbances=disturbances)
+
+
+KILLED = Disturbance(77, 100.5)
+FROZEN = Disturbance(77, 100.5, 104.0)
+
+
+@pytest.mark.parametrize(
+    "books",
+    {
+        "no answer was written": held([Exchange(HELD, 100.1)], []),
+        "the answer was left unread": held([Exchange(HELD, 100.1, 100.4, was_read=False)], [KILLED]),
+        "answered to the dead": held([Exchange(HELD, 100.1, 100.6)], [KILLED]),
+        "answered to the frozen": held([Exchange(HELD, 100.1, 101.0)], [FROZEN]),
+    }.values(),
+)
+def test_a_request_whose_answer_reached_nobody_was_on_the_wire(books: Books) -> None:
+    verdict = judge(books)
+
+    assert (verdict.held_on_wire, verdict.held_at_edge, verdict.held_unexplained) == (1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "books",
+    {
+        "before its first byte": held([], [KILLED]),
+        "frozen before its first byte": held([], [FROZEN]),
+        "just after its answer": held([Exchange(HELD, 100.1, 100.499)], [KILLED]),
+    }.values(),
+)
+def test_a_worker_struck_in_a_moment_that_no_ledger_sees_is_the_edge(books: Books) -> None:
+    verdict = judge(books)
+
+    assert (verdict.held_on_wire, verdict.held_at_edge, verdict.held_unexplained) == (0, 1, 0)
+    assert verdict.is_good
+
+
+ANOTHER = Disturbance(78, 100.5)
+
+
+@pytest.mark.parametrize(
+    "books",
+    {
+        "no request, and nobody was struck": held([], []),
+        "no request, and another worker was struck": held([], [ANOTHER]),
+        "struck before": held([], [Disturbance(77, 90.0, 95.0)]),
+        "answered long before the kill": held([Exchange(HELD, 100.1, 100.2)], [KILLED]),
+        "answered, and nobody was struck": held([Exchange(HELD, 100.1, 100.2)], []),
+        "unanswered was an earlier attempt's request": replace(
+            held([Exchange(HELD, 50.0)], []),
+            attempts=[*GOOD.attempts, attempt(HELD, "deferred", 0, started_at=49.9)],
+        ),
+    }.values(),
+)
+def test_what_was_held_without_any_of_that_is_wrong(books: Books) -> None:
+    verdict = judge(books)
+
+    assert verdict.held_unexplained == 1
+    assert "held without need" in verdict.violations
+
+
+def test_no_wrong_hides_another() -> None:
+    worst: Callable[[Books], int] = lambda books: len(judge(books).violations)  # noqa: E731
+    merged = replace(GOOD, waiting=1, faults=["x"], accepted={}, refuse=[b"ours"])
+
+    assert worst(merged) >= 4

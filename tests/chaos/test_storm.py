@@ -1,0 +1,47 @@
+"""The proof in small: some seconds of a storm, on a PostgreSQL of its own and everybody's RabbitMQ.
+
+`./run chaos` is the same with a RabbitMQ of its own, and for minutes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.deeds import KILLS
+from tests.chaos.storm import Ground, Outcome, Plan, play
+
+
+def assert_good(outcome: Outcome, *, kills: int) -> None:
+    verdict = outcome.verdict
+    assert verdict.is_good, {name: list(found)[:5] for name, found in verdict.violations.items()}
+    assert verdict.lost == 0
+    assert sum(outcome.deeds.get(name, 0) for name in KILLS) >= kills
+    assert verdict.counts["sent"] > 0.5 * verdict.enqueued > 0
+
+
+def test_some_seconds_of_anything_lose_and_repeat_nothing(ground: Ground, tmp_path: Path) -> None:
+    outcome = play(Plan(seconds=7, seed=7, lease_seconds=2, pause_seconds=(0.05, 0.5)), ground, tmp_path, print)
+
+    assert_good(outcome, kills=5)
+    assert outcome.verdict.duplicates == 0
+
+
+def test_under_resend_nothing_is_held_and_only_what_was_in_doubt_is_sent_again(ground: Ground, tmp_path: Path) -> None:
+    plan = Plan(seconds=4, seed=8, policy="resend", lease_seconds=2, pause_seconds=(0.05, 0.5))
+
+    outcome = play(plan, ground, tmp_path, print)
+
+    assert_good(outcome, kills=2)
+    assert outcome.verdict.counts.get("held", 0) == 0
+    assert outcome.verdict.duplicates <= outcome.verdict.uncertain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["hold", "resend"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_minute_of_anything_loses_and_repeats_nothing(ground: Ground, tmp_path: Path, seed: int, policy: str) -> None:
+    outcome = play(Plan(seconds=60, seed=seed, policy=policy), ground, tmp_path, print)
+
+    assert_good(outcome, kills=20)

@@ -1,0 +1,131 @@
+"""What was physically on the wire: the double's record of every request, the adversary's of every process, and the
+attempts of which nobody knows the outcome, laid beside each other.
+
+Such an attempt is explained by one of these, and in this order:
+
+    on the wire   its request reached the provider, and no whole answer reached a worker that was awake to read it
+    at the edge   the worker was killed or frozen in one of the two moments that no ledger can see: the slot says *on
+                  the wire* and the first octet has not left yet, so that the provider saw no request; or the answer was
+                  read and the slot does not say *answered* yet
+    unexplained   neither: it was held, or sent again, without need
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Final
+from uuid import UUID
+
+EDGE_SECONDS: Final = 0.25
+"""How long after an answer its reader may still be at work on it: microseconds, and whatever else the cores do."""
+CLOCK_SECONDS: Final = 0.01
+"""Between two processes' readings of the same clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One request as the provider saw it.
+
+    Attributes:
+        read_at: When it had arrived whole.
+        answered_at: When a whole answer was handed to the kernel, the connection standing; None if it never was.
+        was_read: Whether the answer was not left unread: a peer that ends with octets unread resets the connection.
+    """
+
+    email_id: UUID
+    read_at: float
+    answered_at: float | None = None
+    was_read: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """A worker was killed, or frozen for a time.
+
+    Attributes:
+        until: When it went on; infinity if it never did.
+    """
+
+    pid: int
+    since: float
+    until: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt on record.
+
+    Attributes:
+        worker: The identity of who made it; its last field but one is a pid.
+    """
+
+    email_id: UUID
+    number: int
+    worker: str
+    started_at: float
+    outcome: str
+
+    @property
+    def pid(self) -> int:
+        """Whose attempt it was."""
+        return int(self.worker.split(":")[-2])
+
+
+class Explanation(StrEnum):
+    """Why nobody knows what became of an attempt."""
+
+    ON_THE_WIRE = "on the wire"
+    AT_THE_EDGE = "at the edge"
+    NONE = "unexplained"
+
+
+def exchanges(events: Iterable[Mapping[str, Any]]) -> list[Exchange]:
+    """The requests that were read whole, from the double's record (`HttpDouble.witness`), in its order."""
+    found: list[Exchange] = []
+    last: dict[int, int] = {}
+    for event in events:
+        connection = event["connection"]
+        if event["event"] == "read":
+            last[connection] = len(found)
+            found.append(Exchange(UUID(event["email_id"]), event["at"]))
+        elif (index := last.get(connection)) is None:
+            continue
+        elif event["event"] == "answered":
+            found[index] = replace(found[index], answered_at=event["at"])
+        elif event["event"] == "ended":
+            found[index] = replace(found[index], was_read=not event["by_reset"])
+    return found
+
+
+def explain(attempt: Attempt, seen: Sequence[Exchange], disturbances: Iterable[Disturbance]) -> Explanation:
+    """Why this attempt's outcome is unknown.
+
+    Args:
+        seen: The requests of this email that belong to this attempt (`requests_of`).
+        disturbances: Of any worker.
+    """
+    own = [each for each in disturbances if each.pid == attempt.pid and each.until > attempt.started_at]
+    if any(_is_unanswered(each, own) for each in seen):
+        return Explanation.ON_THE_WIRE
+    if not seen:
+        return Explanation.AT_THE_EDGE if own else Explanation.NONE
+    edges = [each for each in seen if any(0 <= d.since - (each.answered_at or 0) < EDGE_SECONDS for d in own)]
+    return Explanation.AT_THE_EDGE if edges else Explanation.NONE
+
+
+def requests_of(attempt: Attempt, all_attempts: Iterable[Attempt], seen: Iterable[Exchange]) -> list[Exchange]:
+    """The email's requests that came in this attempt: after it began, and before the next one did."""
+    later = [each.started_at for each in all_attempts if each.started_at > attempt.started_at]
+    until = min(later, default=math.inf)
+    return [each for each in seen if attempt.started_at - CLOCK_SECONDS <= each.read_at < until]
+
+
+def _is_unanswered(exchange: Exchange, own: Sequence[Disturbance]) -> bool:
+    """Whether no whole answer reached a reader that was awake."""
+    answered_at = exchange.answered_at
+    if answered_at is None or not exchange.was_read:
+        return True
+    return any(each.since <= answered_at <= each.until for each in own)
