@@ -151,7 +151,8 @@ class HttpDouble:
 
     def witness(self, connection: int, event: str, **fields: object) -> None:
         """Enter what is seen on the wire: a request `began` (its headers are read), was `read` (`email_id`), was
-        `answered` (the kernel took the whole answer, the connection stood), the connection `ended` (`by_reset`).
+        `answered` (the kernel took the whole answer while the connection stood), and that a connection `ended`
+        (`by_us`, `by_reset`).
         """
         if self._wire >= 0:
             line = {"connection": connection, "event": event, "at": time.time(), **fields}

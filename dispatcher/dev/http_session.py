@@ -69,6 +69,7 @@ class Session(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
         self._act: Act | Reply | None = None
+        self._closes = False
         self._begin()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -79,7 +80,7 @@ class Session(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the session (asyncio calls this)."""
         self._books.sessions.discard(self)
-        self._books.witness(self._number, "ended", by_reset=exc is not None)
+        self._books.witness(self._number, "ended", by_us=self._closes, by_reset=exc is not None)
 
     def data_received(self, data: bytes) -> None:
         """Obey (asyncio calls this)."""
@@ -90,6 +91,7 @@ class Session(asyncio.Protocol):
 
     def drop(self) -> None:
         """End the connection without a word."""
+        self._closes = True
         self._transport.abort()
 
     def on_url(self, url: bytes) -> None:
@@ -224,9 +226,11 @@ class Session(asyncio.Protocol):
         if not self._transport.is_closing():
             self._transport.write(octets)
             if closes:
+                self._closes = True
                 self._transport.close()
 
     def _end(self, *, by_reset: bool) -> None:
+        self._closes = True
         if not by_reset:
             self._transport.close()
             return

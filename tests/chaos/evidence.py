@@ -10,7 +10,7 @@ import psycopg
 
 from tests.chaos.oracle import Books, Letter, Row
 from tests.chaos.stage import Stage
-from tests.chaos.wire import Attempt, exchanges
+from tests.chaos.wire import Attempt, closings, exchanges
 
 _ROWS = """
     select l.email_id, l.message_key, l.status, k.completed_at is not null
@@ -18,7 +18,8 @@ _ROWS = """
     left join email_idempotency as k on k.email_id = l.email_id
 """
 _ATTEMPTS = """
-    select email_id, attempt_number, worker, extract(epoch from started_at)::float8, outcome
+    select email_id, attempt_number, worker, extract(epoch from started_at)::float8,
+        extract(epoch from finished_at)::float8, outcome
     from email_attempt
     order by started_at
 """
@@ -30,6 +31,7 @@ def collect(stage: Stage, policy: str) -> Books:
         rows = {row[0]: Row(*row[1:]) for row in session.execute(_ROWS)}
         attempts = [Attempt(*row) for row in session.execute(_ATTEMPTS)]
     letters, refuse = _dead_letters(stage)
+    witnessed = stage.double.witnessed()
     return Books(
         policy=policy,
         asked=stage.producers.asked(),
@@ -42,7 +44,8 @@ def collect(stage: Stage, policy: str) -> Books:
         garbage=frozenset(stage.diary.garbage),
         waiting=stage.rabbit.waiting(stage.topology.queue),
         accepted=stage.double.delivered(),
-        exchanges=exchanges(stage.double.witnessed()),
+        exchanges=exchanges(witnessed),
+        closed_at=closings(witnessed),
         disturbances=stage.diary.disturbances,
         faults=tuple(stage.diary.faults),
     )

@@ -68,6 +68,7 @@ class Books:
         refuse: Bodies on the DLQ that are no letters of ours.
         garbage: Bodies that the adversary injected.
         waiting: Messages that are left on the send queue.
+        closed_at: When the provider closed connections.
         faults: What went wrong with the processes themselves.
     """
 
@@ -84,6 +85,7 @@ class Books:
     accepted: Mapping[UUID, int] = field(default_factory=dict)
     exchanges: Sequence[Exchange] = ()
     disturbances: Sequence[Disturbance] = ()
+    closed_at: Sequence[float] = ()
     faults: Sequence[str] = ()
 
 
@@ -158,18 +160,16 @@ def explain_held(books: Books) -> list[Held]:
     """Why each held email is held."""
     attempts, exchanges = _by_email(books.attempts), _by_email(books.exchanges)
     ids = [email_id for email_id, row in books.rows.items() if row.status == "held"]
-    return [_explained(i, attempts.get(i, []), exchanges.get(i, []), books.disturbances) for i in ids]
+    return [_explained(i, attempts.get(i, []), exchanges.get(i, []), books) for i in ids]
 
 
-def _explained(
-    email_id: UUID, own: Sequence[Attempt], seen: Sequence[Exchange], disturbances: Sequence[Disturbance]
-) -> Held:
+def _explained(email_id: UUID, own: Sequence[Attempt], seen: Sequence[Exchange], books: Books) -> Held:
     # A refusal that came after the rescue had judged is on record, and the email stays held.
     unknown = [each for each in own if each.outcome == "uncertain"] or own
-    whys = {explain(each, requests_of(each, own, seen), disturbances) for each in unknown}
+    whys = {explain(each, requests_of(each, own, seen), books.disturbances, books.closed_at) for each in unknown}
     why = next((why for why in Explanation if why in whys), Explanation.NONE)
     pids = {each.pid for each in own}
-    return Held(email_id, why, own, seen, [each for each in disturbances if each.pid in pids])
+    return Held(email_id, why, own, seen, [each for each in books.disturbances if each.pid in pids])
 
 
 def unknown_outcomes(books: Books) -> Counter[UUID]:

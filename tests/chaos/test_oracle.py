@@ -16,7 +16,7 @@ WORKER = "host:w0:77:abcd"
 
 
 def attempt(email_id: UUID, outcome: str, number: int = 1, started_at: float = 100.0) -> Attempt:
-    return Attempt(email_id, number, WORKER, started_at, outcome)
+    return Attempt(email_id, number, WORKER, started_at, started_at + 0.3, outcome)
 
 
 GOOD = Books(
@@ -123,18 +123,23 @@ def held(exchanges: list[Exchange], disturbances: list[Disturbance]) -> Books:
     return replace(GOOD, exchanges=exchanges, disturbances=disturbances)
 
 
+def named(books: dict[str, Books]) -> pytest.MarkDecorator:
+    """A case for each."""
+    return pytest.mark.parametrize("books", books.values(), ids=books.keys())
+
+
 KILLED = Disturbance(77, 100.5)
 FROZEN = Disturbance(77, 100.5, 104.0)
 
 
-@pytest.mark.parametrize(
-    "books",
+@named(
     {
         "no answer was written": held([Exchange(HELD, 100.1)], []),
         "the answer was left unread": held([Exchange(HELD, 100.1, 100.4, was_read=False)], [KILLED]),
         "answered to the dead": held([Exchange(HELD, 100.1, 100.6)], [KILLED]),
         "answered to the frozen": held([Exchange(HELD, 100.1, 101.0)], [FROZEN]),
-    }.values(),
+        "into a connection that the provider closed": replace(held([], []), closed_at=[100.2]),
+    }
 )
 def test_a_request_whose_answer_reached_nobody_was_on_the_wire(books: Books) -> None:
     verdict = judge(books)
@@ -142,13 +147,12 @@ def test_a_request_whose_answer_reached_nobody_was_on_the_wire(books: Books) -> 
     assert (verdict.held_on_wire, verdict.held_at_edge, verdict.held_unexplained) == (1, 0, 0)
 
 
-@pytest.mark.parametrize(
-    "books",
+@named(
     {
         "before its first byte": held([], [KILLED]),
         "frozen before its first byte": held([], [FROZEN]),
         "just after its answer": held([Exchange(HELD, 100.1, 100.499)], [KILLED]),
-    }.values(),
+    }
 )
 def test_a_worker_struck_in_a_moment_that_no_ledger_sees_is_the_edge(books: Books) -> None:
     verdict = judge(books)
@@ -160,11 +164,11 @@ def test_a_worker_struck_in_a_moment_that_no_ledger_sees_is_the_edge(books: Book
 ANOTHER = Disturbance(78, 100.5)
 
 
-@pytest.mark.parametrize(
-    "books",
+@named(
     {
         "no request, and nobody was struck": held([], []),
         "no request, and another worker was struck": held([], [ANOTHER]),
+        "no request, and a connection was closed later": replace(held([], []), closed_at=[100.4]),
         "struck before": held([], [Disturbance(77, 90.0, 95.0)]),
         "answered long before the kill": held([Exchange(HELD, 100.1, 100.2)], [KILLED]),
         "answered, and nobody was struck": held([Exchange(HELD, 100.1, 100.2)], []),
@@ -172,7 +176,7 @@ ANOTHER = Disturbance(78, 100.5)
             held([Exchange(HELD, 50.0)], []),
             attempts=[*GOOD.attempts, attempt(HELD, "deferred", 0, started_at=49.9)],
         ),
-    }.values(),
+    }
 )
 def test_what_was_held_without_any_of_that_is_wrong(books: Books) -> None:
     verdict = judge(books)

@@ -3,7 +3,8 @@ attempts of which nobody knows the outcome, laid beside each other.
 
 Such an attempt is explained by one of these, and in this order:
 
-    on the wire   its request reached the provider, and no whole answer reached a worker that was awake to read it
+    on the wire   its request reached the provider, and no whole answer reached a worker that was awake to read it; or
+                  the provider closed a connection meanwhile, and the request went into that one
     at the edge   the worker was killed or frozen in one of the two moments that no ledger can see: the slot says *on
                   the wire* and the first octet has not left yet, so that the provider saw no request; or the answer was
                   read and the slot does not say *answered* yet
@@ -66,6 +67,7 @@ class Attempt:
     number: int
     worker: str
     started_at: float
+    finished_at: float
     outcome: str
 
     @property
@@ -100,15 +102,25 @@ def exchanges(events: Iterable[Mapping[str, Any]]) -> list[Exchange]:
     return found
 
 
-def explain(attempt: Attempt, seen: Sequence[Exchange], disturbances: Iterable[Disturbance]) -> Explanation:
+def closings(events: Iterable[Mapping[str, Any]]) -> list[float]:
+    """When the provider itself closed connections, of which whoever keeps them for the next request hears late."""
+    return [event["at"] for event in events if event["event"] == "ended" and event["by_us"]]
+
+
+def explain(
+    attempt: Attempt, seen: Sequence[Exchange], disturbances: Iterable[Disturbance], closed_at: Iterable[float]
+) -> Explanation:
     """Why this attempt's outcome is unknown.
 
     Args:
         seen: The requests of this email that belong to this attempt (`requests_of`).
         disturbances: Of any worker.
+        closed_at: When the provider closed connections.
     """
     own = [each for each in disturbances if each.pid == attempt.pid and each.until > attempt.started_at]
     if any(_is_unanswered(each, own) for each in seen):
+        return Explanation.ON_THE_WIRE
+    if not seen and any(attempt.started_at - CLOCK_SECONDS <= at <= attempt.finished_at for at in closed_at):
         return Explanation.ON_THE_WIRE
     if not seen:
         return Explanation.AT_THE_EDGE if own else Explanation.NONE

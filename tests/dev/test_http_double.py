@@ -16,6 +16,7 @@ import pytest
 from dispatcher.dev.http_behaviour import Act, Behaviour
 from dispatcher.dev.http_double import HttpDouble, running_double
 from dispatcher.dev.ledger import read_ledger
+from tests.waiting import until
 
 SENDGRID = "/v3/mail/send"
 SES = "/v2/email/outbound-emails"
@@ -198,3 +199,32 @@ async def test_an_order_that_makes_no_sense_is_refused(double: HttpDouble) -> No
 
     assert status == 400
     assert double.behaviour.act is None
+
+
+async def test_a_watched_wire_shows_what_became_of_each_request(tmp_path: Path) -> None:
+    double = HttpDouble(tmp_path, watches_wire=True)
+    await double.start()
+    await say(double.port, "POST", SENDGRID, for_sendgrid("id-1"))
+    await until(lambda: not double.sessions)
+    double.behaviour.act = Act.CLOSE
+
+    with pytest.raises(asyncio.IncompleteReadError):
+        await say(double.port, "POST", SENDGRID, for_sendgrid("id-2"))
+
+    await until(lambda: not double.sessions)
+    await double.close()
+    seen = [json.loads(line) for line in double.wire_path.read_text().splitlines()]
+    assert [(each["connection"], each["event"], each.get("email_id", each.get("by_us"))) for each in seen] == [
+        (1, "began", None), (1, "read", "id-1"), (1, "answered", None), (1, "ended", False),
+        (2, "began", None), (2, "read", "id-2"), (2, "ended", True),
+    ]  # fmt: skip
+
+
+async def test_a_forgotten_request_is_not_in_the_ledger_and_is_not_answered(double: HttpDouble) -> None:
+    double.behaviour.act = Act.FORGET
+
+    with pytest.raises(asyncio.IncompleteReadError):
+        await say(double.port, "POST", SENDGRID, for_sendgrid("id-1"))
+
+    assert double.requests == {"id-1": 1}
+    assert not double.ledger().entries
