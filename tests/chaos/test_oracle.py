@@ -151,6 +151,9 @@ def test_a_request_whose_answer_reached_nobody_was_on_the_wire(books: Books) -> 
     {
         "before its first byte": held([], [KILLED]),
         "frozen before its first byte": held([], [FROZEN]),
+        "frozen, and recorded by the relay": replace(
+            held([], [FROZEN]), attempts=[replace(attempt(HELD, "uncertain"), worker="host:w0:relay")]
+        ),
         "just after its answer": held([Exchange(HELD, 100.1, 100.499)], [KILLED]),
     }
 )

@@ -60,7 +60,7 @@ class Attempt:
     """One attempt on record.
 
     Attributes:
-        worker: The identity of who made it; its last field but one is a pid.
+        worker: Who made it, as `host:slot:pid:letters`; or `host:slot:relay`, for one that was frozen in that slot.
     """
 
     email_id: UUID
@@ -71,9 +71,10 @@ class Attempt:
     outcome: str
 
     @property
-    def pid(self) -> int:
-        """Whose attempt it was."""
-        return int(self.worker.split(":")[-2])
+    def pid(self) -> int | None:
+        """Whose attempt it was; None where the relay recorded it for whoever was frozen."""
+        field = self.worker.split(":")[-2]
+        return int(field) if field.isdigit() else None
 
 
 class Explanation(StrEnum):
@@ -117,7 +118,7 @@ def explain(
         disturbances: Of any worker.
         closed_at: When the provider closed connections.
     """
-    own = [each for each in disturbances if each.pid == attempt.pid and each.until > attempt.started_at]
+    own = [each for each in disturbances if attempt.pid in (each.pid, None) and each.until > attempt.started_at]
     if any(_is_unanswered(each, own) for each in seen):
         return Explanation.ON_THE_WIRE
     if not seen and any(attempt.started_at - CLOCK_SECONDS <= at <= attempt.finished_at for at in closed_at):
