@@ -1,0 +1,5 @@
+"""A host of its own for each test."""
+
+from tests.acceptance.conftest import host
+
+__all__ = ["host"]
