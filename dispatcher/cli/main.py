@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "enqueue": "Accept one email, or a file of them.",
     "status": "Count emails by status, and messages by queue.",
     "held": "List, confirm or release emails whose outcome is unknown.",
+    "dlq": "Dead letters: list, show, replay, discard, reconcile.",
     "config": "Show every setting: value, source, default.",
     "doctor": "Check everything that sending depends on, and say how to mend it.",
     "alerts": "Try the ways by which alerts reach a person.",

@@ -48,7 +48,7 @@ def print_data(text: str) -> bool:
 
 def print_json(value: object) -> bool:
     """Writes a value as one line of JSON; returns whether somebody still reads."""
-    return print_data(orjson.dumps(value, default=str).decode())
+    return print_data(orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode())
 
 
 def print_table(table: Table) -> bool:

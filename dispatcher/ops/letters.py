@@ -15,8 +15,9 @@ from dispatcher.broker.dead_letter import DeadLetter, decode
 from dispatcher.broker.dlq import DeadLetterQueue, Found, Look
 from dispatcher.domain.status import Status
 from dispatcher.errors import DispatcherError, InvalidPointer
+from dispatcher.ops.acts import Act
 from dispatcher.store.connections import AsyncSession
-from dispatcher.store.failures import Standing, find_failures
+from dispatcher.store.failures import Standing, discard_dead, find_failures
 from dispatcher.store.turns import turn
 
 TURN_SECONDS: Final = 10.0
@@ -91,6 +92,22 @@ async def sweep(session: AsyncSession, dlq: DeadLetterQueue, email_ids: Collecti
             looking.remove(stale)
             removed += len(stale)
     return removed
+
+
+async def discard(session: AsyncSession, email_ids: Collection[UUID], act: Act) -> set[UUID]:
+    """Takes emails' dead letters away for good: stale from now on, the emails stay as they are, on record.
+
+    Returns those for which that is news; the others are not failed or held, or were discarded before. A replay of such
+    an email makes it as any other again.
+    """
+    return await discard_dead(session, email_ids, actor=act.actor, reason=act.reason)
+
+
+async def list_letter_ids(session: AsyncSession, dlq: DeadLetterQueue) -> list[UUID]:
+    """The emails that the DLQ's letters tell of, in the queue's order, each once; nothing is removed."""
+    async with look(session, dlq) as looking:
+        letters = [decoded(found) async for batch in looking.batches() for found in batch]
+    return list(dict.fromkeys(letter.email_id for letter in letters if letter))
 
 
 def decoded(found: Found) -> DeadLetter | None:

@@ -60,6 +60,7 @@ with released as (
     set
         status = 'pending',
         attempt_base = e.attempt_count,
+        crash_count = 0,
         locked_by = null,
         locked_until = 'epoch',
         published_at = null,

@@ -1,0 +1,371 @@
+"""`dispatcher dlq replay`, `replays` and `stop`: failed emails are sent again, once each, at a pace."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+import click
+
+from dispatcher.cli.acting import acting, opened_dlq, opened_session
+from dispatcher.cli.environment import load_settings
+from dispatcher.cli.exits import Exit
+from dispatcher.cli.output import console_for, plain_table, print_json, print_table, say
+from dispatcher.cli.selecting import all_of, selecting
+from dispatcher.errors import DispatcherError
+
+if TYPE_CHECKING:
+    from dispatcher.config import Settings
+    from dispatcher.ops.acts import Act
+    from dispatcher.ops.replays import Ended, Preview
+    from dispatcher.store.failures import Selection
+    from dispatcher.store.replays import ItemOutcome, Replay
+
+    OnEmail = Callable[[UUID, ItemOutcome], None]
+
+_SKIPPED_SHOWN: Final = 1000
+_WORDS: Final = {
+    "replayed": "to be sent again",
+    "already_sent": "already sent",
+    "under_way": "on their way already",
+    "may_have_arrived": "may have arrived: held, or once without an answer; --held replays them, too",
+    "content_pruned": "cannot be sent again: their content was deleted",
+    "unknown": "no such email",
+}
+
+
+@click.command("replay")
+@click.argument("names", metavar="[ID...|p-…]", nargs=-1)
+@selecting
+@click.option("--all", "everything", is_flag=True, help="Everything that failed, without a filter.")
+@click.option("--from-queue", is_flag=True, help="Those whose dead letters are on the DLQ, as the queue has them.")
+@click.option(
+    "--held", "include_held", is_flag=True, help="Also what may have arrived: held, or once without an answer."
+)
+@click.option("--rate", type=click.FloatRange(min=0), help="Emails per second; 50 if not said, 0 for no limit.")
+@click.option("--reason", metavar="TEXT", help="Why, for the audit: a few words, no addresses. Needed to go on.")
+@click.option("--actor", metavar="NAME", help="Who decides; the system's user@host if not said.")
+@click.option("--dry-run", is_flag=True, help="Count and name some, and change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask after the dry run.")
+@click.option("--resume", type=int, metavar="REPLAY", help="Go on with a replay that was stopped or interrupted.")
+@click.option(
+    "--body",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="The repaired message to publish instead of a poison message p-….",
+)
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON: what was done, and what was skipped and why.")
+def replay(
+    names: tuple[str, ...],
+    selection: Selection,
+    everything: bool,
+    from_queue: bool,
+    include_held: bool,
+    rate: float | None,
+    reason: str | None,
+    actor: str | None,
+    dry_run: bool,
+    yes: bool,
+    resume: int | None,
+    body: Path | None,
+    as_json: bool,
+) -> int:
+    """Send failed emails again, by ids, by a filter, or as the DLQ names them. What was sent is never sent again.
+
+    First tells how many it is about and names some, then asks (or goes on at once with --yes). Each email becomes
+    pending and due in a commit of its own, at the pace of --rate, its attempts counted anew; its dead letter leaves the
+    DLQ. Ctrl-C, a crash or `dispatcher dlq stop` lose nothing: --resume goes on where it ended. Two replays of the same
+    email send it once.
+
+    \b
+    Examples:
+      dispatcher dlq replay --error-type server_error --dry-run
+      dispatcher dlq replay --error-type server_error --rate 20 --reason "SES is back"
+      dispatcher dlq replay 0198c2f4-… --reason "address corrected at the provider" --yes
+      dispatcher dlq replay --resume 7
+      dispatcher dlq replay p-3fa9c1d2e0b4 --body repaired.json --reason "key was misspelt"
+
+    Exit codes: 0 all were replayed, 1 none, 3 some: the others are named with why they were skipped.
+    """
+    from dispatcher.ops.acts import Act
+
+    if body or any(name.startswith("p-") for name in names):
+        return _repair(names, body, reason, actor)
+    if resume is not None:
+        _refuse(names or selection.filters or from_queue or everything, "--resume takes no ids and no filter.")
+        settings = load_settings("database_url", "amqp_url")
+        return _run(settings, resume, as_json=as_json, resumed_by=(actor, reason, rate))
+    _refuse(names and (selection.filters or from_queue), "Give ids, or a filter, or --from-queue with or without one.")
+    _refuse(
+        not (names or selection.filters or from_queue or everything),
+        "Which ones? Give ids, a filter such as --error-type, --from-queue, or --all.",
+    )
+    _refuse(not dry_run and not reason, "A --reason is needed: a few words for the audit. (--dry-run needs none.)")
+    act = None if dry_run else Act.of(actor, reason or "")
+    selection = all_of(selection, _ids(names))
+    settings = load_settings("database_url", "amqp_url")
+    selection, found = asyncio.run(_preview(settings, selection, from_queue, include_held))
+    _show_preview(found, selection, as_json=as_json and dry_run)
+    if act is None or not _may_go_on(found, selection, yes=yes):
+        return Exit.DONE if dry_run or _is_terminal() else Exit.USAGE
+    source = "queue" if from_queue else None
+    per_second = 50.0 if rate is None else rate or None
+    made = asyncio.run(_create(settings, selection, act, include_held, per_second, source))
+    return _run(settings, made.replay_id, as_json=as_json)
+
+
+@click.command("replays")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="How many.")
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON.")
+def replays(limit: int, as_json: bool) -> int:
+    """List replays, the latest first: who, why, and how far they are.
+
+    `interrupted` is one whose command ended half-way: `dispatcher dlq replay --resume REPLAY` goes on.
+
+    \b
+    Example:
+      dispatcher dlq replays
+    """
+    found = asyncio.run(_list(load_settings("database_url"), limit))
+    if as_json:
+        print_json({"replays": [_json(each) for each in found]})
+        return Exit.DONE
+    table = plain_table("replay", "state", "emails", "replayed", "skipped", "waiting", "rate", "by", "reason", "what")
+    from rich.text import Text
+
+    for each in found:
+        what = ", ".join(f"{name}={value}" for name, value in each.selection.items()) or "all"
+        counts = (each.total, each.replayed, sum(each.skipped.values()), each.waiting)
+        rate = f"{each.per_second:g}/s" if each.per_second else "-"
+        words = map(Text, (rate, each.actor, each.reason, f"{each.source}: {what}"))
+        table.add_row(str(each.replay_id), _state(each), *(f"{count:,}" for count in counts), *words)
+    if found:
+        print_table(table)
+    say(f"{len(found)} replays.")
+    return Exit.DONE
+
+
+@click.command("stop")
+@click.argument("replay_id", metavar="REPLAY", type=int)
+@acting
+def stop(replay_id: int, reason: str, actor: str | None) -> int:
+    """Let a replay go no further. What it replayed stays replayed; `dlq replay --resume` goes on later.
+
+    \b
+    Example:
+      dispatcher dlq stop 7 --reason "the provider throttles us"
+    """
+    from dispatcher.ops.acts import Act
+
+    found = asyncio.run(_stop(load_settings("database_url"), replay_id, Act.of(actor, reason)))
+    if found is None:
+        raise DispatcherError(f"There is no replay {replay_id}.", remedy="`dispatcher dlq replays` lists them.")
+    say(f"Replay {replay_id} is {found.state}: {found.replayed:,} of {found.total:,} replayed, {found.waiting:,} left.")
+    return Exit.DONE
+
+
+COMMANDS: Final = (replay, replays, stop)
+
+
+def _refuse(mistaken: object, words: str) -> None:
+    if mistaken:
+        raise click.UsageError(words)
+
+
+def _ids(names: tuple[str, ...]) -> tuple[UUID, ...]:
+    try:
+        return tuple(UUID(name) for name in names)
+    except ValueError:
+        raise click.UsageError("An email's id is a UUID; `dispatcher dlq show KEY` tells it.") from None
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+async def _preview(
+    settings: Settings, selection: Selection, from_queue: bool, include_held: bool
+) -> tuple[Selection, Preview]:
+    from dispatcher.ops.letters import list_letter_ids
+    from dispatcher.ops.replays import preview
+
+    async with opened_session(settings, "dlq") as session:
+        if from_queue:
+            async with opened_dlq(settings, "dlq") as dlq:
+                selection = replace(selection, email_ids=tuple(await list_letter_ids(session, dlq)))
+        return selection, await preview(session, selection, include_held=include_held)
+
+
+def _show_preview(found: Preview, selection: Selection, *, as_json: bool) -> None:
+    others = _others(found, selection)
+    if as_json:
+        print_json({"emails": found.counts, "samples": found.samples, "not_failed_or_held": others})
+        return
+    for outcome, count in found.counts.items():
+        say(f"{count:,} {_WORDS[outcome.value]}, such as {', '.join(map(str, found.samples[outcome]))}")
+    if others:
+        say(f"{others:,} neither failed nor held; they will be skipped.")
+    if not found.total and not others:
+        say("No failed or held email matches.")
+
+
+def _others(found: Preview, selection: Selection) -> int:
+    """Ids that were given and are not failed or held."""
+    if selection.email_ids is None or selection.filters:
+        return 0
+    return len(set(selection.email_ids)) - found.total
+
+
+def _may_go_on(found: Preview, selection: Selection, *, yes: bool) -> bool:
+    if not found.total and not _others(found, selection):
+        return False
+    if yes:
+        return True
+    if _is_terminal():
+        return click.confirm(f"Replay {found.replayable:,}?", err=True)
+    say("Nothing was changed. Without a terminal to ask on, --yes goes on.")
+    return False
+
+
+async def _create(
+    settings: Settings,
+    selection: Selection,
+    act: Act,
+    include_held: bool,
+    per_second: float | None,
+    source: str | None,
+) -> Replay:
+    from dispatcher.ops.replays import create
+
+    async with opened_session(settings, "dlq") as session:
+        return await create(session, selection, act, include_held=include_held, per_second=per_second, source=source)
+
+
+def _run(
+    settings: Settings,
+    replay_id: int,
+    *,
+    as_json: bool,
+    resumed_by: tuple[str | None, str | None, float | None] | None = None,
+) -> int:
+    try:
+        ended, skipped = asyncio.run(_run_replay(settings, replay_id, resumed_by))
+    except KeyboardInterrupt:
+        say(f"Interrupted; nothing is lost. `dispatcher dlq replay --resume {replay_id}` goes on.")
+        raise
+    except DispatcherError as error:
+        say(f"Replay {replay_id} is not at its end; `dispatcher dlq replay --resume {replay_id}` goes on.")
+        raise DispatcherError(error.message, remedy=error.remedy) from error
+    if as_json:
+        told = {**_json(ended.replay), "dead_letters_removed": ended.letters_removed}
+        print_json({**told, "skipped_emails": {str(email_id): why for email_id, why in skipped}})
+    else:
+        for email_id, why in skipped:
+            say(f"skipped {email_id}: {_WORDS[why.value]}")
+    return _tell(ended)
+
+
+async def _run_replay(
+    settings: Settings, replay_id: int, resumed_by: tuple[str | None, str | None, float | None] | None
+) -> tuple[Ended, list[tuple[UUID, ItemOutcome]]]:
+    from dispatcher.ops.acts import this_user
+    from dispatcher.ops.replays import find, resume, run
+    from dispatcher.store.replays import list_skipped
+
+    async with opened_session(settings, "dlq") as session, opened_dlq(settings, "dlq") as dlq:
+        if resumed_by:
+            actor, reason, rate = resumed_by
+            await resume(session, replay_id, actor=actor or this_user(), reason=reason, per_second=rate)
+        begun = await find(session, replay_id)
+        if begun is None:
+            raise DispatcherError(f"There is no replay {replay_id}.", remedy="`dispatcher dlq replays` lists them.")
+        say(f"Replay {replay_id}: {begun.waiting:,} emails" + _pace(begun))
+        with _progress(begun) as on_email:
+            ended = await run(session, dlq, replay_id, on_email=on_email)
+        return ended, await list_skipped(session, replay_id, limit=_SKIPPED_SHOWN)
+
+
+@contextmanager
+def _progress(begun: Replay) -> Iterator[OnEmail]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console_for(sys.stderr), disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("replaying", total=begun.total, completed=begun.total - begun.waiting)
+        yield lambda _email_id, _outcome: progress.advance(task)
+
+
+def _tell(ended: Ended) -> int:
+    found = ended.replay
+    say(
+        f"Replay {found.replay_id} is {found.state}: {found.replayed:,} of {found.total:,} replayed, "
+        f"{sum(found.skipped.values()):,} skipped, {found.waiting:,} left; "
+        f"{ended.letters_removed:,} dead letters left the DLQ."
+    )
+    for outcome, count in found.skipped.items():
+        say(f"skipped {count:,}: {_WORDS[outcome.value]}")
+    if found.waiting:
+        say(f"`dispatcher dlq replay --resume {found.replay_id}` goes on.")
+    if ended.letters_fault:
+        say(f"Their dead letters are still on the DLQ: {ended.letters_fault} `dispatcher dlq reconcile --mend` helps.")
+    if found.replayed < found.total or ended.letters_fault:
+        return Exit.PARTLY if found.replayed else Exit.FAILED
+    return Exit.DONE
+
+
+def _repair(names: tuple[str, ...], body: Path | None, reason: str | None, actor: str | None) -> int:
+    from dispatcher.ops.acts import Act
+
+    _refuse(len(names) != 1 or not names[0].startswith("p-"), "--body repairs one poison message: name it, p-….")
+    _refuse(body is None, "A poison message points to no email: repair it in a file and give that by --body.")
+    _refuse(not reason, "A --reason is needed: a few words for the audit.")
+    act = Act.of(actor, reason or "")
+    settings = load_settings("database_url", "amqp_url")
+    assert body is not None
+    removed = asyncio.run(_publish_repaired(settings, names[0], body.read_bytes(), act))
+    say(f"Published to {settings.queue}; {removed} poison message{'' if removed == 1 else 's'} left the DLQ.")
+    return Exit.DONE
+
+
+async def _publish_repaired(settings: Settings, name: str, body: bytes, act: Act) -> int:
+    from dispatcher.broker.publisher import Publisher
+    from dispatcher.ops.poison import repair_poison
+
+    publisher = Publisher(settings.amqp_url, settings.exchange, name="dispatcher dlq", ca_file=settings.ca_file)
+    async with opened_session(settings, "dlq") as session, opened_dlq(settings, "dlq") as dlq:
+        try:
+            return await repair_poison(session, dlq, publisher, settings.queue, name, body, act)
+        finally:
+            await publisher.close()
+
+
+async def _list(settings: Settings, limit: int) -> list[Replay]:
+    from dispatcher.store.replays import list_replays
+
+    async with opened_session(settings, "dlq") as session:
+        return await list_replays(session, limit=limit)
+
+
+async def _stop(settings: Settings, replay_id: int, act: Act) -> Replay | None:
+    from dispatcher.ops.replays import stop
+
+    async with opened_session(settings, "dlq") as session:
+        return await stop(session, replay_id, act)
+
+
+def _json(found: Replay) -> dict[str, Any]:
+    return {**asdict(found), "state": _state(found), "total": found.total, "replayed": found.replayed}
+
+
+def _state(found: Replay) -> str:
+    return "interrupted" if found.state.value == "running" and not found.is_attended else found.state.value
+
+
+def _pace(found: Replay) -> str:
+    return f" at {found.per_second:g}/s." if found.per_second else "."

@@ -1,0 +1,221 @@
+"""`dispatcher dlq show`: one email's whole story, or one poison message's bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+import click
+
+from dispatcher.cli.acting import opened_dlq, opened_session
+from dispatcher.cli.environment import load_settings
+from dispatcher.cli.exits import Exit
+from dispatcher.cli.output import plain_table, print_data, print_json, print_table, say
+from dispatcher.errors import DispatcherError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from dispatcher.config import Settings
+    from dispatcher.ops.acts import Act
+    from dispatcher.ops.poison import Poison
+    from dispatcher.ops.stories import Message, Story
+
+_SHOWN_OCTETS: Final = 4096
+_HEX_WIDTH: Final = 16
+
+
+@click.command("show")
+@click.argument("name", metavar="ID|KEY|p-…")
+@click.option("--tenant", "tenant_id", default="default", show_default=True, help="Whose message key it is.")
+@click.option("--no-queue", is_flag=True, help="Do not look for its message on the DLQ.")
+@click.option("--reveal", is_flag=True, help="Show its content and addresses, too; needs --reason and is on record.")
+@click.option("--reason", metavar="TEXT", help="Why you have to see its content.")
+@click.option("--actor", metavar="NAME", help="Who looks at its content; the system's user@host if not said.")
+@click.option("--hex", "as_hex", is_flag=True, help="A poison message's bytes in hexadecimal.")
+@click.option(
+    "--export",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write a poison message's bytes to a new file.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON.")
+def show(
+    name: str,
+    tenant_id: str,
+    no_queue: bool,
+    reveal: bool,
+    reason: str | None,
+    actor: str | None,
+    as_hex: bool,
+    export: Path | None,
+    as_json: bool,
+) -> int:
+    """Tell the whole story of one email, sent ones included, by its id or its message key: where it stands, every
+    attempt, what people did, replays, and its message on the DLQ with x-death. Of a poison message, show the bytes.
+
+    \b
+    Examples:
+      dispatcher dlq show 0198c2f4-…
+      dispatcher dlq show order-17-receipt --tenant shop
+      dispatcher dlq show order-17-receipt --reveal --reason "ticket 4711"
+      dispatcher dlq show p-3fa9c1d2e0b4 --export message.bin
+
+    Exit codes: 0 it is there, 1 it is not, 3 the DLQ could not be looked into.
+    """
+    from dispatcher.ops.poison import PREFIX
+
+    if name.startswith(PREFIX) and not _id_of(name):
+        poison = asyncio.run(_find_poison(load_settings("database_url", "amqp_url"), name))
+        return _show_poison(poison, as_hex=as_hex, export=export, as_json=as_json)
+    if reveal and not reason:
+        raise click.UsageError("--reveal needs a --reason: it goes on record.")
+    settings = load_settings("database_url", *(() if no_queue else ("amqp_url",)))
+    story, messages, fault = asyncio.run(_find(settings, name, tenant_id, _act(actor, reason, reveal), not no_queue))
+    if as_json:
+        print_json(_json(story, messages))
+    else:
+        _show(story, messages)
+    if fault:
+        say(f"The DLQ could not be looked into: {fault}")
+        return Exit.PARTLY
+    return Exit.DONE
+
+
+def _act(actor: str | None, reason: str | None, reveal: bool) -> Act | None:
+    from dispatcher.ops.acts import Act
+
+    return Act.of(actor, reason or "") if reveal else None
+
+
+async def _find(
+    settings: Settings, name: str, tenant_id: str, reveal: Act | None, with_queue: bool
+) -> tuple[Story, list[Message] | None, str | None]:
+    from dispatcher.ops.stories import find_messages, tell
+    from dispatcher.store.stories import find_id_by_key
+
+    async with opened_session(settings, "dlq") as session:
+        email_id = _id_of(name) or await find_id_by_key(session, tenant_id, name)
+        story = await tell(session, email_id, reveal=reveal) if email_id else None
+        if email_id is None or story is None:
+            raise DispatcherError(
+                f"There is no email {name!r}.", remedy="Give its id, or its message key with its --tenant."
+            )
+        if not with_queue:
+            return story, None, None
+        try:
+            async with opened_dlq(settings, "dlq") as dlq:
+                return story, await find_messages(session, dlq, email_id), None
+        except DispatcherError as error:
+            return story, None, str(error)
+
+
+async def _find_poison(settings: Settings, name: str) -> Poison:
+    from dispatcher.ops.poison import list_poison
+
+    async with opened_session(settings, "dlq") as session, opened_dlq(settings, "dlq") as dlq:
+        for each in await list_poison(session, dlq):
+            if each.poison_id == name:
+                return each
+    raise DispatcherError(f"The DLQ holds no message {name}.", remedy="`dispatcher dlq list --poison` lists them.")
+
+
+def _id_of(name: str) -> UUID | None:
+    try:
+        return UUID(name)
+    except ValueError:
+        return None
+
+
+def _json(story: Story, messages: list[Message] | None) -> dict[str, Any]:
+    told = {
+        "email": story.email,
+        "attempts": story.attempts,
+        "acts": story.acts,
+        "replays": story.replays,
+        "dlq": None if messages is None else [asdict(message) for message in messages],
+    }
+    return told if story.content is None else {**told, "content": story.content}
+
+
+def _show(story: Story, messages: list[Message] | None) -> None:
+    print_table(_fields(story.email))
+    _list("attempts", story.attempts)
+    _list("acts", story.acts)
+    _list("replays", story.replays)
+    if messages is not None:
+        _list("on the DLQ", [asdict(message) for message in messages])
+    if story.content:
+        print_data("\ncontent")
+        print_table(_fields(story.content))
+
+
+def _fields(record: dict[str, Any]) -> Table:
+    from rich.text import Text
+
+    table = plain_table("", "", show_header=False)
+    for name, value in record.items():
+        if value is not None:
+            table.add_row(name.replace("_", " "), Text(_words(value)))
+    return table
+
+
+def _list(heading: str, records: list[dict[str, Any]]) -> None:
+    from rich.text import Text
+
+    print_data(f"\n{heading}" if records else f"\n{heading}: none")
+    if records:
+        table = plain_table(*(name.replace("_", " ") for name in records[0]))
+        for record in records:
+            table.add_row(*(Text(_words(value)) for value in record.values()))
+        print_table(table)
+
+
+def _words(value: Any) -> str:
+    if value is None or value in ({}, []):
+        return "-"
+    if isinstance(value, datetime):
+        return value.astimezone().isoformat(sep=" ", timespec="milliseconds")
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={_words(inner)}" for name, inner in value.items())
+    if isinstance(value, list):
+        return "; ".join(_words(inner) for inner in value)
+    return str(value)
+
+
+def _show_poison(poison: Poison, *, as_hex: bool, export: Path | None, as_json: bool) -> int:
+    from dispatcher.ops.poison import safe_text
+
+    if export:
+        _write(export, poison.body)
+        say(f"{len(poison.body):,} octets are in {export}.")
+    shown = _hexadecimal(poison.body[:_SHOWN_OCTETS]) if as_hex else safe_text(poison.body, _SHOWN_OCTETS)
+    told = {**asdict(poison), "octets": len(poison.body), "body": shown}
+    if as_json:
+        print_json(told)
+        return Exit.DONE
+    body = told.pop("body")
+    print_table(_fields(told))
+    print_data(f"\n{body}")
+    return Exit.DONE
+
+
+def _write(path: Path, body: bytes) -> None:
+    try:
+        with path.open("xb") as file:
+            file.write(body)
+    except OSError as error:
+        raise DispatcherError(f"{path} cannot be written: {(error.strerror or 'unknown').lower()}.") from error
+
+
+def _hexadecimal(body: bytes) -> str:
+    lines = []
+    for at in range(0, len(body), _HEX_WIDTH):
+        part = body[at : at + _HEX_WIDTH]
+        text = "".join(chr(octet) if 32 <= octet < 127 else "." for octet in part)
+        lines.append(f"{at:08x}  {part.hex(' '):<{3 * _HEX_WIDTH}} {text}")
+    return "\n".join(lines)

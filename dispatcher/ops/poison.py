@@ -1,0 +1,169 @@
+"""Poison: messages on the DLQ behind which no email stands. They are known by their bytes, for they have no id.
+
+A person looks at the bytes, exports them, and discards them or publishes a repaired message in their stead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from hashlib import sha256
+from typing import Any, Final
+
+from dispatcher.broker import pointer
+from dispatcher.broker.dlq import DeadLetterQueue, Found
+from dispatcher.broker.outgoing import Outgoing
+from dispatcher.broker.publisher import Publisher
+from dispatcher.errors import BrokerUnavailable, DispatcherError, InvalidPointer
+from dispatcher.ops.acts import Act
+from dispatcher.ops.letters import look, read
+from dispatcher.store.connections import AsyncSession
+from dispatcher.store.failures import audit, find_failures
+
+PREFIX: Final = "p-"
+_FINGERPRINT_CHARACTERS: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Poison:
+    """A message without an email.
+
+    Attributes:
+        poison_id: `p-` and the beginning of its bytes' SHA-256: the same bytes have the same one.
+        position: From 0, at the head of the DLQ.
+        problem: Why no email stands behind it.
+        x_death: What RabbitMQ noted when it dead-lettered it; empty if somebody published it there.
+    """
+
+    poison_id: str
+    position: int
+    problem: str
+    body: bytes
+    headers: Mapping[str, Any]
+    x_death: list[Any]
+
+
+def poison_id(body: bytes) -> str:
+    """What a message without an email is called."""
+    return PREFIX + sha256(body).hexdigest()[:_FINGERPRINT_CHARACTERS]
+
+
+async def list_poison(session: AsyncSession, dlq: DeadLetterQueue, at_most: int | None = None) -> list[Poison]:
+    """The poison on the DLQ, or among its first messages, in order; nothing is removed."""
+    async with look(session, dlq, at_most) as looking:
+        return [
+            _poison(each.found)
+            async for batch in looking.batches()
+            for each in await read(session, batch)
+            if each.is_poison
+        ]
+
+
+async def discard_poison(session: AsyncSession, dlq: DeadLetterQueue, name: str, act: Act) -> int:
+    """Takes the poison of that name off the DLQ for good, on record; returns how many messages it was.
+
+    Raises:
+        DispatcherError: the DLQ holds none of that name.
+    """
+    removed = await _remove(session, dlq, name)
+    await audit(session, "discard", actor=act.actor, reason=act.reason, detail={"poison": name, "messages": removed})
+    return removed
+
+
+async def repair_poison(
+    session: AsyncSession, dlq: DeadLetterQueue, publisher: Publisher, queue: str, name: str, body: bytes, act: Act
+) -> int:
+    """Publishes a repaired message to the send queue and then takes the poison of that name off the DLQ, on record.
+
+    Raises:
+        DispatcherError: the repaired message points to no email, or the DLQ holds no poison of that name.
+        BrokerUnavailable: RabbitMQ did not confirm the message; the poison is still there.
+    """
+    message = await _repaired(session, queue, body)
+    if not [each for each in await list_poison(session, dlq) if each.poison_id == name]:
+        raise _unknown(name)
+    if not all(await publisher.publish([message])):
+        raise BrokerUnavailable(f'RabbitMQ cannot route to queue "{queue}".', remedy="Run `dispatcher init`.")
+    removed = await _remove(session, dlq, name)
+    await audit(session, "repair", actor=act.actor, reason=act.reason, detail={"poison": name, "messages": removed})
+    return removed
+
+
+def safe_text(body: bytes, at_most: int) -> str:
+    """Bytes as text that a terminal shows and nothing obeys: whatever does not print is escaped."""
+    text = body[:at_most].decode("utf-8", "backslashreplace")
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return shown if len(body) <= at_most else f"{shown}… ({len(body) - at_most:,} octets more)"
+
+
+def plain(value: Any) -> Any:
+    """An AMQP header's value as JSON has it."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [plain(inner) for inner in value]
+    if isinstance(value, bytes | bytearray):
+        return safe_text(bytes(value), 1000)
+    if isinstance(value, bool) or value is None or isinstance(value, float):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, datetime):  # pika's are UTC and do not say so
+        return value.replace(tzinfo=value.tzinfo or UTC).isoformat()
+    return value.isoformat() if isinstance(value, date) else safe_text(str(value).encode("utf-8", "replace"), 1000)
+
+
+async def _repaired(session: AsyncSession, queue: str, body: bytes) -> Outgoing:
+    try:
+        fields = pointer.decode_fields(body)
+        email_id, key = pointer.email_id(fields), pointer.message_key(fields)
+    except InvalidPointer as error:
+        raise DispatcherError(
+            f"The repaired message points to no email: {error.message}",
+            remedy='It looks like {"v": 1, "email_id": "…", "message_key": "…"}.',
+        ) from error
+    standing = (await find_failures(session, [email_id])).get(email_id)
+    if standing is None or standing.message_key != key:
+        raise DispatcherError("The repaired message points to no email of this database, or names another key.")
+    return Outgoing(queue, body, str(email_id))
+
+
+async def _remove(session: AsyncSession, dlq: DeadLetterQueue, name: str) -> int:
+    removed = 0
+    async with look(session, dlq) as looking:
+        async for batch in looking.batches():
+            for each in await read(session, batch):
+                if each.is_poison and poison_id(each.found.body) == name:
+                    looking.remove([each.found])
+                    removed += 1
+    if not removed:
+        raise _unknown(name)
+    return removed
+
+
+def _unknown(name: str) -> DispatcherError:
+    return DispatcherError(f"The DLQ holds no message {name}.", remedy="`dispatcher dlq list --poison` lists them.")
+
+
+def _poison(found: Found) -> Poison:
+    headers = plain(found.properties.headers or {})
+    x_death = headers.pop("x-death", [])
+    return Poison(
+        poison_id=poison_id(found.body),
+        position=found.position,
+        problem=_problem(found.body),
+        body=found.body,
+        headers=headers,
+        x_death=x_death if isinstance(x_death, list) else [x_death],
+    )
+
+
+def _problem(body: bytes) -> str:
+    try:
+        fields = pointer.decode_fields(body)
+        pointer.email_id(fields)
+        pointer.message_key(fields)
+    except InvalidPointer as error:
+        return error.message
+    return "It points to no email of this database, or names another's key."

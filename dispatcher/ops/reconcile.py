@@ -1,0 +1,82 @@
+"""The DLQ against the database: what should be there and is not, and the other way round.
+
+The database is the truth, so mending changes the queue and no email: a missing letter becomes due again, a stale or
+double one is removed. What has no email is told and left to a person.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from dispatcher.broker.dlq import DeadLetterQueue
+from dispatcher.ops.acts import Act
+from dispatcher.ops.letters import look, read
+from dispatcher.ops.poison import poison_id
+from dispatcher.store.connections import AsyncSession
+from dispatcher.store.failures import announce_again, audit, find_announced
+
+
+@dataclass(slots=True)
+class Differences:
+    """What a look found.
+
+    Attributes:
+        depth: Messages on the DLQ.
+        letters: Of these, letters that tell of how their email stands.
+        missing: Failed and held emails without a letter.
+        stale: Letters of emails that were sent, replayed or discarded, or have failed again, one entry per letter.
+        doubles: Letters beyond an email's first, one entry per letter.
+        poison: Messages without an email, one entry per message.
+        mended: Whether the first three were mended.
+    """
+
+    depth: int = 0
+    letters: int = 0
+    missing: list[UUID] = field(default_factory=list)
+    stale: list[UUID] = field(default_factory=list)
+    doubles: list[UUID] = field(default_factory=list)
+    poison: list[str] = field(default_factory=list)
+    mended: bool = False
+
+    @property
+    def count(self) -> int:
+        """Differences that can be mended."""
+        return len(self.missing) + len(self.stale) + len(self.doubles)
+
+
+async def reconcile(session: AsyncSession, dlq: DeadLetterQueue, act: Act | None = None) -> Differences:
+    """Finds the differences, and mends them if it is somebody's act, on record; harmless to repeat.
+
+    Raises as `letters.look` does.
+    """
+    # First the rows: a letter that was confirmed before is on the queue when we look, one that comes later is no
+    # difference.
+    announced = await find_announced(session)
+    found = Differences()
+    seen: set[UUID] = set()
+    async with look(session, dlq) as looking:
+        found.depth = looking.depth
+        async for batch in looking.batches():
+            for each in await read(session, batch):
+                if each.letter is None or each.is_poison:
+                    found.poison.append(poison_id(each.found.body))
+                    continue
+                email_id = each.letter.email_id
+                if each.is_stale:
+                    found.stale.append(email_id)
+                elif email_id in seen:
+                    found.doubles.append(email_id)
+                else:
+                    seen.add(email_id)
+                    continue
+                if act:
+                    looking.remove([each.found])
+    found.letters = len(seen)
+    found.missing = sorted(announced.keys() - seen)
+    if act and found.count:
+        await announce_again(session, {email_id: announced[email_id] for email_id in found.missing})
+        counts = {"missing": len(found.missing), "stale": len(found.stale), "doubles": len(found.doubles)}
+        await audit(session, "reconcile", actor=act.actor, reason=act.reason, detail=counts)
+        found.mended = True
+    return found

@@ -1,0 +1,217 @@
+"""Replays: a person has failed emails sent again, once each, at a pace, and may stop half-way.
+
+    preview ──▶ create ──▶ run ──▶ done
+                            │ ▲
+                       stop ▼ │ resume
+                          stopped
+
+`create` settles which emails and touches none. `run` takes them one by one: one commit makes an email pending and due
+and notes so in the replay, so that whatever ends the runner, a later one goes on exactly there. Two replays that share
+emails replay each of them once: the second finds it under way. The dead letters of what was replayed are swept off the
+DLQ as the run goes, because they are stale then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from dispatcher.broker.dlq import DeadLetterQueue
+from dispatcher.errors import DispatcherError
+from dispatcher.ops.acts import Act
+from dispatcher.ops.letters import sweep
+from dispatcher.store import failures, replays
+from dispatcher.store.connections import AsyncSession
+from dispatcher.store.failures import Selection
+from dispatcher.store.replays import ItemOutcome, Replay
+from dispatcher.store.turns import turn
+
+DEFAULT_PER_SECOND: Final = 50.0
+SAMPLE: Final = 5
+SWEEP_SECONDS: Final = 5.0
+
+
+class ReplayBusy(DispatcherError):
+    """Somebody else is at this replay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a replay would do now.
+
+    Attributes:
+        counts: Emails by outcome.
+        samples: The first ids of each.
+    """
+
+    counts: dict[ItemOutcome, int]
+    samples: dict[ItemOutcome, list[UUID]]
+
+    @property
+    def total(self) -> int:
+        """How many emails it would be about."""
+        return sum(self.counts.values())
+
+    @property
+    def replayable(self) -> int:
+        """How many it would replay."""
+        return self.counts.get(ItemOutcome.REPLAYED, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a run ended.
+
+    Attributes:
+        letters_removed: Dead letters that left the DLQ.
+        letters_fault: Why some may be left there; None if none is.
+    """
+
+    replay: Replay
+    letters_removed: int
+    letters_fault: str | None
+
+
+async def preview(session: AsyncSession, selection: Selection, *, include_held: bool = False) -> Preview:
+    """The dry run: changes nothing. Ids that are no longer failed or held are left out of its counts."""
+    found = await failures.preview_dead(session, selection, include_held=include_held, sample=SAMPLE)
+    counts = {ItemOutcome(outcome): count for outcome, (count, _) in found.items()}
+    return Preview(counts, {ItemOutcome(outcome): ids for outcome, (_, ids) in found.items()})
+
+
+async def create(
+    session: AsyncSession,
+    selection: Selection,
+    act: Act,
+    *,
+    include_held: bool = False,
+    per_second: float | None = DEFAULT_PER_SECOND,
+    source: str | None = None,
+) -> Replay:
+    """Settles which emails, on record, and changes none of them.
+
+    Every id that is given without a filter is part of it, whatever became of its email: the replay tells why it was
+    skipped.
+    """
+    ids: Sequence[UUID]
+    if selection.email_ids is None or selection.filters:
+        ids, told = await failures.find_dead_ids(session, selection), selection.filters
+    else:
+        ids, told = list(dict.fromkeys(selection.email_ids)), {"ids": len(set(selection.email_ids))}
+    replay_id = await replays.create_replay(
+        session,
+        ids,
+        source=source or ("filter" if selection.email_ids is None else "ids"),
+        selection=told,
+        include_held=include_held,
+        per_second=per_second,
+        actor=act.actor,
+        reason=act.reason,
+    )
+    return await _found(session, replay_id)
+
+
+async def find(session: AsyncSession, replay_id: int) -> Replay | None:
+    """One replay as it stands; None if there is none."""
+    return await replays.find_replay(session, replay_id)
+
+
+async def stop(session: AsyncSession, replay_id: int, act: Act) -> Replay | None:
+    """Lets a replay go no further than the email under way; harmless if it does not run. None if there is none."""
+    await replays.stop_replay(session, replay_id, actor=act.actor, reason=act.reason)
+    return await replays.find_replay(session, replay_id)
+
+
+async def resume(
+    session: AsyncSession, replay_id: int, *, actor: str, reason: str | None = None, per_second: float | None = None
+) -> Replay | None:
+    """Lets a stopped or interrupted one go on by the next `run`; harmless if it is done. None if there is none."""
+    await replays.resume_replay(session, replay_id, per_second=per_second, actor=actor, reason=reason)
+    return await replays.find_replay(session, replay_id)
+
+
+async def run(
+    session: AsyncSession,
+    dlq: DeadLetterQueue | None,
+    replay_id: int,
+    *,
+    on_email: Callable[[UUID, ItemOutcome], None] | None = None,
+) -> Ended:
+    """Replays what is left, at its pace, until it is done or somebody stops it.
+
+    Cancelling it loses nothing. Without a DLQ, or while RabbitMQ is away, the dead letters stay until the next sweep.
+
+    Raises:
+        ReplayBusy: somebody else runs it.
+        StoreUnavailable: PostgreSQL is away; another call goes on.
+    """
+    async with turn(session, f"replay {replay_id}") as is_ours:
+        if not is_ours:
+            raise ReplayBusy(f"Replay {replay_id} is being run by somebody else.")
+        sweeper = _Sweeper(session, dlq)
+        try:
+            await _replay_all(session, await _found(session, replay_id), sweeper, on_email)
+        finally:
+            await sweeper.finish()
+        return Ended(await _found(session, replay_id), sweeper.removed, sweeper.fault)
+
+
+async def _replay_all(
+    session: AsyncSession,
+    replay: Replay,
+    sweeper: _Sweeper,
+    on_email: Callable[[UUID, ItemOutcome], None] | None,
+) -> None:
+    loop = asyncio.get_running_loop()
+    next_at = loop.time()
+    while settled := await replays.replay_next(session, replay.replay_id):
+        if on_email:
+            on_email(*settled)
+        await sweeper.note(settled[1])
+        if replay.per_second:
+            # No burst after a sweep: time that went by is not made good.
+            next_at = max(next_at + 1 / replay.per_second, loop.time() - 1 / replay.per_second)
+            await asyncio.sleep(max(0.0, next_at - loop.time()))
+    await replays.finish_replay(session, replay.replay_id)
+
+
+class _Sweeper:
+    """Takes stale dead letters off the DLQ while a replay goes on, now and then and at its end."""
+
+    def __init__(self, session: AsyncSession, dlq: DeadLetterQueue | None) -> None:
+        self._session = session
+        self._dlq = dlq
+        self._replayed = 0
+        self.removed = 0
+        self.fault: str | None = None
+        self._due_at = asyncio.get_running_loop().time() + SWEEP_SECONDS
+
+    async def note(self, outcome: ItemOutcome) -> None:
+        self._replayed += outcome is ItemOutcome.REPLAYED
+        if self._replayed and asyncio.get_running_loop().time() >= self._due_at:
+            await self._sweep()
+
+    async def finish(self) -> None:
+        if self._replayed:
+            await self._sweep()
+
+    async def _sweep(self) -> None:
+        self._due_at = asyncio.get_running_loop().time() + SWEEP_SECONDS
+        if self._dlq is None:
+            self.fault = "RabbitMQ was not asked."
+            return
+        try:
+            self.removed += await sweep(self._session, self._dlq)
+            self._replayed, self.fault = 0, None
+        except DispatcherError as error:
+            self.fault = error.message
+
+
+async def _found(session: AsyncSession, replay_id: int) -> Replay:
+    replay = await replays.find_replay(session, replay_id)
+    if replay is None:
+        raise DispatcherError(f"There is no replay {replay_id}.", remedy="`dispatcher dlq replays` lists them.")
+    return replay

@@ -1,0 +1,161 @@
+"""Replays: batches of emails that a person wants sent again, settled when they are made, done one commit at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from dispatcher.store.connections import AsyncSession, translated
+from dispatcher.store.queries import query
+
+
+class State(StrEnum):
+    """Whether a replay may go on."""
+
+    RUNNING = "running"
+    STOPPED = "stopped"
+    DONE = "done"
+
+
+class ItemOutcome(StrEnum):
+    """What became of one email of a replay; all but the first leave it as it was."""
+
+    REPLAYED = "replayed"
+    """It is pending and due."""
+    ALREADY_SENT = "already_sent"
+    UNDER_WAY = "under_way"
+    """It is pending or sending: somebody replayed it before."""
+    MAY_HAVE_ARRIVED = "may_have_arrived"
+    """It is held, or failed after an attempt of which no answer came, and the replay is not for such."""
+    CONTENT_PRUNED = "content_pruned"
+    """What would have to be sent was deleted."""
+    UNKNOWN = "unknown"
+    """There is no such email."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A replay as it stands.
+
+    Attributes:
+        source: `filter`, `ids` or `queue`.
+        selection: The filter, by name; or how many ids.
+        per_second: Its pace; None for as fast as it goes.
+        outcomes: Its emails by outcome; those still to do left out.
+        waiting: How many are still to do.
+        is_attended: Somebody is at it now; a running one that nobody attends was interrupted, and can be resumed.
+    """
+
+    replay_id: int
+    state: State
+    source: str
+    selection: Mapping[str, Any]
+    include_held: bool
+    per_second: float | None
+    actor: str
+    reason: str
+    created_at: datetime
+    changed_at: datetime
+    outcomes: Mapping[ItemOutcome, int]
+    waiting: int
+    is_attended: bool
+
+    @property
+    def total(self) -> int:
+        """How many emails it is about."""
+        return sum(self.outcomes.values()) + self.waiting
+
+    @property
+    def replayed(self) -> int:
+        """How many are pending and due because of it, or were."""
+        return self.outcomes.get(ItemOutcome.REPLAYED, 0)
+
+    @property
+    def skipped(self) -> Mapping[ItemOutcome, int]:
+        """Those that it left as they were, by why."""
+        return {outcome: count for outcome, count in self.outcomes.items() if outcome is not ItemOutcome.REPLAYED}
+
+
+async def create_replay(
+    session: AsyncSession,
+    email_ids: Sequence[UUID],
+    *,
+    source: str,
+    selection: Mapping[str, Any],
+    include_held: bool,
+    per_second: float | None,
+    actor: str,
+    reason: str,
+) -> int:
+    """Settles which emails a replay is about, on record; returns its id."""
+    parameters = {
+        "email_ids": list(email_ids),
+        "source": source,
+        "selection": orjson.dumps(selection).decode(),
+        "include_held": include_held,
+        "per_second": per_second,
+        "actor": actor,
+        "reason": reason,
+    }
+    return int((await _fetch(session, "create_replay", parameters))[0][0])
+
+
+async def replay_next(session: AsyncSession, replay_id: int) -> tuple[UUID, ItemOutcome] | None:
+    """Replays its next email, in one commit; None if none is left, or it does not run."""
+    rows = await _fetch(session, "replay_next", {"replay_id": replay_id})
+    return (rows[0][0], ItemOutcome(rows[0][1])) if rows else None
+
+
+async def finish_replay(session: AsyncSession, replay_id: int) -> bool:
+    """Notes that it is done, if it is."""
+    return bool(await _fetch(session, "finish_replay", {"replay_id": replay_id}))
+
+
+async def stop_replay(session: AsyncSession, replay_id: int, *, actor: str, reason: str) -> bool:
+    """Lets it go no further, on record; False if it does not run."""
+    return bool(await _fetch(session, "stop_replay", {"replay_id": replay_id, "actor": actor, "reason": reason}))
+
+
+async def resume_replay(
+    session: AsyncSession, replay_id: int, *, per_second: float | None, actor: str, reason: str | None
+) -> bool:
+    """Lets it go on, on record; False if it is done, or there is none."""
+    parameters = {"replay_id": replay_id, "per_second": per_second, "actor": actor, "reason": reason}
+    return bool(await _fetch(session, "resume_replay", parameters))
+
+
+async def find_replay(session: AsyncSession, replay_id: int) -> Replay | None:
+    """One replay as it stands."""
+    rows = await _fetch(session, "list_replays", {"replay_id": replay_id, "limit": 1})
+    return _replay(rows[0]) if rows else None
+
+
+async def list_replays(session: AsyncSession, *, limit: int = 20) -> list[Replay]:
+    """The latest ones."""
+    return [_replay(row) for row in await _fetch(session, "list_replays", {"replay_id": None, "limit": limit})]
+
+
+async def list_skipped(session: AsyncSession, replay_id: int, *, limit: int) -> list[tuple[UUID, ItemOutcome]]:
+    """The emails that it left as they were, and why."""
+    rows = await _fetch(session, "list_skipped", {"replay_id": replay_id, "limit": limit})
+    return [(email_id, ItemOutcome(outcome)) for email_id, outcome in rows]
+
+
+def _replay(row: tuple[Any, ...]) -> Replay:
+    values = list(row)
+    values[1] = State(values[1])
+    counts = values[-2]
+    values[-2:-1] = [{o: counts[o] for o in ItemOutcome if o in counts}, counts.get("waiting", 0)]
+    return Replay(*values)
+
+
+async def _fetch(session: AsyncSession, name: str, parameters: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
+    with translated():
+        cursor = await session.execute(query(name), parameters)
+        return await cursor.fetchall()

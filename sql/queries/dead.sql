@@ -1,0 +1,114 @@
+-- name: list_dead
+-- A page of failed and held emails, the newest first, those older than a given one; with how many there are from there on.
+select
+    email_id, tenant_id, message_key, correlation_id, status, error_type, last_error, attempt_count, provider,
+    created_at, dead_letter_due_at is not null, dead_letter_discarded_at, count(*) over ()
+from dead_emails(
+    %(status)s, %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
+    %(email_ids)s, %(discarded)s
+)
+where %(before)s::uuid is null or email_id < %(before)s
+order by email_id desc
+limit %(limit)s;
+
+-- name: count_dead
+-- Failed and held emails by one of their properties, the most frequent first.
+select
+    case %(by)s
+        when 'status' then status
+        when 'error_type' then coalesce(error_type, '-')
+        when 'provider' then coalesce(provider, '-')
+        when 'tenant' then tenant_id
+        when 'error' then coalesce(last_error, '-')
+    end as value,
+    count(*),
+    min(created_at),
+    max(created_at)
+from dead_emails(
+    %(status)s, %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
+    %(email_ids)s, %(discarded)s
+)
+group by value
+order by count(*) desc, value;
+
+-- name: preview_dead
+-- What a replay would do to the emails selected: how many by outcome, with the first ids of each; see replay_next.
+select
+    case
+        when (e.status = 'held' or e.was_uncertain) and not %(include_held)s then 'may_have_arrived'
+        when c.email_id is null then 'content_pruned'
+        else 'replayed'
+    end as outcome,
+    count(*),
+    (array_agg(e.email_id order by e.email_id))[1:%(sample)s]
+from dead_emails(
+    %(status)s, %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
+    %(email_ids)s, %(discarded)s
+) as e
+left join email_content as c using (email_id)
+group by outcome
+order by outcome;
+
+-- name: find_dead_ids
+-- Every email selected, the oldest first.
+select email_id
+from dead_emails(
+    %(status)s, %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
+    %(email_ids)s, %(discarded)s
+)
+order by email_id;
+
+-- name: find_known_ids
+-- Which of these are emails, whatever became of them.
+select email_id
+from email_log
+where email_id = any(%(email_ids)s)
+    and email_id between %(lowest_id)s and %(highest_id)s;
+
+-- name: discard_dead
+-- Notes that a person takes these emails' dead letters away for good: the emails stay as they are, on record.
+-- An id that is missing is not failed or held, or was discarded before.
+with discarded as (
+    update email_log
+    set
+        dead_letter_discarded_at = clock_timestamp(),
+        dead_letter_due_at = null
+    where email_id = any(%(email_ids)s)
+        and email_id between %(lowest_id)s and %(highest_id)s
+        and status in ('failed', 'held')
+        and dead_letter_discarded_at is null
+    returning email_id, attempt_count
+),
+audited as (
+    insert into operator_audit (actor, action, reason, email_id, detail)
+    select %(actor)s, 'discard', %(reason)s, email_id, jsonb_build_object('attempts', attempt_count)
+    from discarded
+)
+select email_id
+from discarded;
+
+-- name: find_announced
+-- Failed and held emails whose dead letter must be on the DLQ: it was published, and nobody took it away.
+select email_id, attempt_count
+from email_log
+where status in ('failed', 'held')
+    and dead_letter_due_at is null
+    and dead_letter_discarded_at is null;
+
+-- name: announce_again
+-- Has the dead letters of these emails published again, unless something came of them since; returns which.
+update email_log as e
+set dead_letter_due_at = clock_timestamp()
+from unnest(%(email_ids)s::uuid[], %(attempt_counts)s::integer[]) as w (email_id, attempt_count)
+where e.email_id = w.email_id
+    and e.attempt_count = w.attempt_count
+    and e.status in ('failed', 'held')
+    and e.dead_letter_due_at is null
+    and e.dead_letter_discarded_at is null
+    and e.email_id between %(lowest_id)s and %(highest_id)s
+returning e.email_id;
+
+-- name: audit
+-- One act that changed no email's row. No rows.
+insert into operator_audit (actor, action, reason, email_id, detail)
+values (%(actor)s, %(action)s, %(reason)s, %(email_id)s, %(detail)s::jsonb);

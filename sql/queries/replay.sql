@@ -1,0 +1,167 @@
+-- name: create_replay
+-- Settles which emails a replay is about, and puts it on record; changes none of them yet.
+with made as (
+    insert into email_replay (source, selection, include_held, per_second, actor, reason)
+    values (%(source)s, %(selection)s::jsonb, %(include_held)s, %(per_second)s, %(actor)s, %(reason)s)
+    returning replay_id
+),
+listed as (
+    insert into email_replay_item (replay_id, email_id)
+    select m.replay_id, t.email_id
+    from made as m
+    cross join unnest(%(email_ids)s::uuid[]) as t (email_id)
+),
+audited as (
+    insert into operator_audit (actor, action, reason, replay_id, detail)
+    select %(actor)s, 'replay', %(reason)s, replay_id, %(selection)s::jsonb
+    from made
+)
+select replay_id
+from made;
+
+-- name: replay_next
+-- Replays the next email of a running replay, in one commit, and notes what became of it; who replays the same email at
+-- the same time waits for the row's lock and finds it under way. Zero rows: none is left, or it was stopped.
+with item as (
+    select i.email_id, r.include_held
+    from email_replay as r
+    join email_replay_item as i using (replay_id)
+    where r.replay_id = %(replay_id)s
+        and r.state = 'running'
+        and i.outcome is null
+    order by i.email_id
+    limit 1
+    for update of i skip locked
+),
+standing as (
+    select
+        e.email_id,
+        e.status,
+        e.status = 'held' or e.was_uncertain as may_have_arrived,
+        exists (select from email_content as c where c.email_id = e.email_id) as has_content
+    from email_log as e
+    where e.email_id = (select email_id from item)
+    for update of e
+),
+judged as (
+    select
+        i.email_id,
+        case
+            when s.email_id is null then 'unknown'
+            when s.status = 'sent' then 'already_sent'
+            when s.status in ('pending', 'sending') then 'under_way'
+            when s.may_have_arrived and not i.include_held then 'may_have_arrived'
+            when not s.has_content then 'content_pruned'
+            else 'replayed'
+        end as outcome
+    from item as i
+    left join standing as s using (email_id)
+),
+replayed as (
+    update email_log as e
+    set
+        status = 'pending',
+        attempt_base = e.attempt_count,
+        crash_count = 0,
+        locked_by = null,
+        locked_until = 'epoch',
+        published_at = null,
+        publish_due_at = clock_timestamp(),
+        dead_letter_due_at = null,
+        dead_letter_discarded_at = null
+    from judged as j
+    where e.email_id = (select email_id from item)
+        and j.outcome = 'replayed'
+        and e.status in ('failed', 'held')
+    returning e.email_id
+),
+settled as (
+    update email_replay_item as i
+    set outcome = j.outcome, settled_at = clock_timestamp()
+    from judged as j
+    where i.replay_id = %(replay_id)s
+        and i.email_id = j.email_id
+)
+select email_id, outcome, pg_notify('email_dispatcher_due', '')
+from judged;
+
+-- name: finish_replay
+-- Notes that nothing of a replay is left to do; zero rows: something is, or it does not run.
+update email_replay as r
+set state = 'done', changed_at = clock_timestamp()
+where r.replay_id = %(replay_id)s
+    and r.state = 'running'
+    and not exists (
+        select from email_replay_item as i where i.replay_id = %(replay_id)s and i.outcome is null
+    )
+returning r.replay_id;
+
+-- name: stop_replay
+-- Lets a replay go no further; zero rows: it does not run.
+with stopped as (
+    update email_replay
+    set state = 'stopped', changed_at = clock_timestamp()
+    where replay_id = %(replay_id)s
+        and state = 'running'
+    returning replay_id
+)
+insert into operator_audit (actor, action, reason, replay_id)
+select %(actor)s, 'stop', %(reason)s, replay_id
+from stopped
+returning replay_id;
+
+-- name: resume_replay
+-- Lets a replay that was stopped or lost its runner go on, at another pace if one is given; zero rows: it is done.
+with resumed as (
+    update email_replay
+    set
+        state = 'running',
+        per_second = coalesce(%(per_second)s, per_second),
+        changed_at = clock_timestamp()
+    where replay_id = %(replay_id)s
+        and state in ('running', 'stopped')
+    returning replay_id
+)
+insert into operator_audit (actor, action, reason, replay_id)
+select %(actor)s, 'resume', %(reason)s, replay_id
+from resumed
+returning replay_id;
+
+-- name: list_replays
+-- Replays, the latest first, or one of them, each with its emails by outcome and whether somebody is at it now.
+select
+    r.replay_id, r.state, r.source, r.selection, r.include_held, r.per_second, r.actor, r.reason, r.created_at,
+    r.changed_at,
+    (
+        select coalesce(jsonb_object_agg(o.outcome, o.emails), jsonb_build_object())
+        from (
+            select coalesce(i.outcome, 'waiting') as outcome, count(*) as emails
+            from email_replay_item as i
+            where i.replay_id = r.replay_id
+            group by 1
+        ) as o
+    ),
+    exists (
+        select
+        from pg_locks as l
+        where l.locktype = 'advisory'
+            and l.database = (select oid from pg_database where datname = current_database())
+            and l.classid = hashtext('email_dispatcher_turn')::oid
+            and l.objid = hashtext('replay ' || r.replay_id)::oid
+            and l.objsubid = 2
+            and l.granted
+    )
+from email_replay as r
+where %(replay_id)s::bigint is null
+    or r.replay_id = %(replay_id)s
+order by r.replay_id desc
+limit %(limit)s;
+
+-- name: list_skipped
+-- What a replay did not do, and why.
+select email_id, outcome
+from email_replay_item
+where replay_id = %(replay_id)s
+    and outcome <> 'replayed'
+order by email_id
+limit %(limit)s;

@@ -1,0 +1,259 @@
+"""`dispatcher dlq`: its forms, its questions and its exit codes; what it does stands in tests/ops."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import signal
+import subprocess
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import orjson
+import psycopg
+import pytest
+
+from dispatcher.broker.connection import open_connection
+from dispatcher.broker.topology import Topology
+from dispatcher.dev.servers import Servers
+from tests.broker.rabbit import Rabbit
+from tests.cli.commandline import DEADLINE_SECONDS, CommandLine
+from tests.ops.morgue import Morgue
+from tests.store.books import Books
+
+WHY = ("--reason", "the provider is back")
+
+
+@pytest.fixture
+def tables(connection: psycopg.Connection) -> Books:
+    return Books(connection)
+
+
+@pytest.fixture
+def morgue(tables: Books, servers: Servers, topology: Topology) -> Morgue:
+    return Morgue(tables, Errands(servers.amqp_url), topology)  # type: ignore[arg-type]
+
+
+class Errands:
+    """RabbitMQ for a test that is not in a loop: a connection per errand."""
+
+    def __init__(self, amqp_url: str) -> None:
+        self._amqp_url = amqp_url
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        async def run(*values: Any) -> Any:
+            async with await open_connection(self._amqp_url, name="test") as connection:
+                return await getattr(Rabbit(connection), name)(*values)
+
+        return run
+
+
+def announce(morgue: Morgue, email_ids: list[UUID]) -> None:
+    asyncio.run(morgue.announce(email_ids))
+
+
+def test_filters_groups_and_pages(prepared: CommandLine, morgue: Morgue) -> None:
+    refused = [str(i) for i in morgue.bury(3, error_type="refused", last_error="550 [blocked] by Policy")]
+    (slow,) = morgue.bury(error_type="timeout_before_send", provider="ses")
+
+    groups = prepared("dlq", "list", "--by", "error_type", "--json").json["groups"]
+    page = prepared("dlq", "list", "--text", "[BLOCKED]", "--limit", "2", "--json").json
+    rest = prepared("dlq", "list", "--text", "policy", "--before", page["next_before"], "--json").json
+    table = prepared("dlq", "list", "--provider", "ses", "--newer-than", "1h")
+
+    assert [(group["value"], group["emails"]) for group in groups] == [("refused", 3), ("timeout_before_send", 1)]
+    assert [email["email_id"] for email in page["emails"]] == refused[:0:-1]
+    assert (page["total"], [email["email_id"] for email in rest["emails"]]) == (3, refused[:1])
+    assert str(slow) in table.stdout
+    assert table.stderr == "1 of 1.\n"
+
+
+def test_the_whole_story_is_told_by_id_and_by_key_and_content_only_on_record(
+    prepared: CommandLine, morgue: Morgue
+) -> None:
+    (email_id,) = morgue.bury(correlation_id="order-17", traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01")
+    announce(morgue, [email_id])
+    morgue.books.connection.execute(
+        "insert into email_attempt values (%s, 3, 'host:w0', 'smtp', now(), now(), 'rejected', 'refused', 'no', '550')",
+        [email_id],
+    )
+    key = morgue.books.key(email_id)
+
+    told = prepared("dlq", "show", key, "--json").json
+    shown = prepared("dlq", "show", str(email_id))
+    refused = prepared("dlq", "show", key, "--reveal")
+    revealed = prepared("dlq", "show", key, "--reveal", "--reason", "ticket 4711", "--json").json
+
+    assert (told["email"]["email_id"], told["email"]["correlation_id"]) == (str(email_id), "order-17")
+    assert told["attempts"][0]["provider_code"] == "550"
+    assert (told["dlq"][0]["position"], told["dlq"][0]["is_stale"]) == (0, False)
+    assert "host:w0" in shown.stdout
+    assert "ann@example.org" not in shown.stdout + orjson.dumps(told).decode()
+    assert refused.code == 2
+    assert revealed["content"]["recipients"] == {"to": ["ann@example.org"]}
+    assert [(act["action"], act["reason"]) for act in revealed["acts"]] == [("reveal", "ticket 4711")]
+
+
+def test_what_does_not_exist_is_said(settled: CommandLine) -> None:
+    assert settled("dlq", "show", "nothing").code == 1
+    assert settled("dlq", "show", "p-000000000000").code == 1
+    assert settled("dlq", "stop", "1", *WHY).code == 1
+    assert settled("dlq", "replay", "--resume", "1").code == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(WHY, id="nothing chosen"),
+        pytest.param(("--all",), id="no reason"),
+        pytest.param(("not-an-id", *WHY), id="a key"),
+        pytest.param(("00000000-0000-7000-8000-000000000000", "--provider", "ses", *WHY), id="ids and a filter"),
+        pytest.param(("--older-than", "soon", *WHY), id="no length of time"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(bare: CommandLine, arguments: tuple[str, ...]) -> None:
+    ended = bare("dlq", "replay", *arguments)
+
+    assert (ended.code, ended.stdout) == (2, "")
+
+
+def test_without_yes_or_a_terminal_it_is_a_dry_run(prepared: CommandLine, morgue: Morgue) -> None:
+    (email_id,) = morgue.bury()
+
+    asked = prepared("dlq", "replay", "--all", *WHY)
+    dry = prepared("dlq", "replay", "--all", "--dry-run", "--json")
+
+    assert asked.code == 2
+    assert f"1 to be sent again, such as {email_id}" in asked.stderr
+    assert "--yes goes on" in asked.stderr
+    assert (dry.code, dry.json["emails"]) == (0, {"replayed": 1})
+    assert morgue.books.statuses() == {"failed": 1}
+
+
+def test_part_of_it_is_three_and_says_what_was_skipped_and_why(prepared: CommandLine, morgue: Morgue) -> None:
+    (failed,), (held,), (sent,) = morgue.bury(), morgue.bury(status="held"), morgue.bury(status="sent")
+    announce(morgue, [failed, held])
+
+    ended = prepared("dlq", "replay", *map(str, (failed, held, sent)), *WHY, "--yes", "--json")
+
+    assert ended.code == 3
+    assert ended.json["skipped_emails"] == {str(held): "may_have_arrived", str(sent): "already_sent"}
+    assert (ended.json["replayed"], ended.json["dead_letters_removed"], ended.json["state"]) == (1, 1, "done")
+    assert "skipped 1: already sent" in ended.stderr
+
+
+def test_from_the_queue_it_replays_what_the_queue_names(prepared: CommandLine, morgue: Morgue) -> None:
+    announced, _ = morgue.bury(2)
+    announce(morgue, [announced])
+
+    ended = prepared("dlq", "replay", "--from-queue", *WHY, "--yes", "--json")
+
+    assert (ended.code, ended.json["source"], ended.json["replayed"]) == (0, "queue", 1)
+    assert morgue.books.status(announced) == "pending"
+    assert morgue.books.statuses() == {"pending": 1, "failed": 1}
+
+
+def test_a_killed_replay_loses_nothing_and_is_resumed(prepared: CommandLine, morgue: Morgue) -> None:
+    morgue.bury(60)
+    with prepared.started("dlq", "replay", "--all", "--rate", "20", *WHY, "--yes") as process:
+        while morgue.books.statuses()["pending"] < 3:
+            assert process.poll() is None
+        process.kill()
+        process.wait(timeout=DEADLINE_SECONDS)
+
+    (found,) = prepared("dlq", "replays", "--json").json["replays"]
+    resumed = prepared("dlq", "replay", "--resume", str(found["replay_id"]), "--rate", "10000", "--json")
+
+    assert found["state"] == "interrupted"
+    assert 3 <= found["replayed"] < 60
+    assert (resumed.code, resumed.json["replayed"], resumed.json["state"]) == (0, 60, "done")
+
+
+def test_ctrl_c_says_how_to_go_on(prepared: CommandLine, morgue: Morgue) -> None:
+    morgue.bury(60)
+    with prepared.started("dlq", "replay", "--all", "--rate", "20", *WHY, "--yes", stderr=subprocess.PIPE) as process:
+        while morgue.books.statuses()["pending"] < 3:
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=DEADLINE_SECONDS)
+
+    assert process.returncode == 130
+    assert b"--resume 1` goes on" in stderr
+    assert b"Traceback" not in stderr
+
+
+def test_a_terminal_is_asked_and_sees_a_bar(prepared: CommandLine, morgue: Morgue) -> None:
+    morgue.bury(3)
+    ours, theirs = pty.openpty()
+    with prepared.started("dlq", "replay", "--all", *WHY, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        screen = b""
+        while b"Replay 3?" not in screen:
+            screen += os.read(ours, 65536)
+        os.write(ours, b"y\n")
+        try:
+            while read := os.read(ours, 65536):
+                screen += read
+        except OSError:  # how Linux says that the other end is closed
+            os.close(ours)
+        code = process.wait(timeout=DEADLINE_SECONDS)
+
+    assert code == 0
+    assert b"3/3" in screen
+    assert morgue.books.statuses() == {"pending": 3}
+
+
+def test_poison_is_listed_shown_exported_repaired_and_discarded(
+    prepared: CommandLine, morgue: Morgue, tmp_path: Path
+) -> None:
+    (email_id,) = morgue.books.enqueue(1)
+    for body in (b"\x1b[2Jgarbage", b"more"):
+        asyncio.run(morgue.drop(body))
+    repaired = tmp_path / "repaired.json"
+    repaired.write_text(f'{{"v": 1, "email_id": "{email_id}", "message_key": "{morgue.books.key(email_id)}"}}')
+
+    first, second = prepared("dlq", "list", "--poison", "--json").json["poison"]
+    shown = prepared("dlq", "show", first["poison_id"], "--hex", "--export", "exported")
+    broken = prepared("dlq", "replay", second["poison_id"], "--body", "exported", *WHY)
+    mended = prepared("dlq", "replay", second["poison_id"], "--body", str(repaired), *WHY)
+    asked = prepared("dlq", "discard", first["poison_id"], *WHY)
+    discarded = prepared("dlq", "discard", first["poison_id"], *WHY, "--yes")
+
+    assert first["beginning"] == "\\x1b[2Jgarbage"
+    assert "1b 5b 32 4a" in shown.stdout
+    assert (tmp_path / "exported").read_bytes() == b"\x1b[2Jgarbage"
+    assert (broken.code, mended.code, asked.code, discarded.code) == (1, 0, 2, 0)
+    assert prepared("dlq", "list", "--poison", "--json").json == {"poison": [], "total": 0}
+    (taken,) = asyncio.run(morgue.rabbit.take_all(morgue.topology.queue, 1))
+    assert taken.body == repaired.read_bytes()
+
+
+def test_discarded_ones_leave_the_list_and_can_still_be_replayed(prepared: CommandLine, morgue: Morgue) -> None:
+    (email_id,) = morgue.bury()
+    announce(morgue, [email_id])
+
+    discarded = prepared("dlq", "discard", str(email_id), *WHY, "--yes")
+    listed = [prepared("dlq", "list", *option, "--json").json["total"] for option in ((), ("--discarded",))]
+    replayed = prepared("dlq", "replay", str(email_id), *WHY, "--yes")
+
+    assert discarded.code == 0
+    assert "1 left the DLQ" in discarded.stderr
+    assert listed == [0, 1]
+    assert replayed.code == 0
+    assert morgue.books.status(email_id) == "pending"
+
+
+def test_differences_are_three_until_they_are_mended(prepared: CommandLine, morgue: Morgue) -> None:
+    morgue.bury(2)
+
+    told = prepared("dlq", "reconcile")
+    nameless = prepared("dlq", "reconcile", "--mend")
+    mended = prepared("dlq", "reconcile", "--mend", *WHY, "--json")
+
+    assert (told.code, nameless.code, mended.code) == (3, 2, 0)
+    assert "2 missing" in told.stderr
+    assert (len(mended.json["missing"]), mended.json["mended"]) == (2, True)
+    assert prepared("dlq", "reconcile").code == 0

@@ -1,0 +1,179 @@
+"""Looking into the DLQ loses nothing and changes no order; what is removed is what was meant."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from dispatcher.broker.connection import open_connection
+from dispatcher.broker.dlq import DeadLetterQueue
+from dispatcher.broker.topology import Topology, declare
+from dispatcher.dev.servers import Servers
+from dispatcher.errors import DispatcherError
+from dispatcher.ops.acts import Act
+from dispatcher.ops.letters import discard, sweep
+from dispatcher.ops.poison import discard_poison, list_poison, poison_id, safe_text
+from dispatcher.ops.reconcile import reconcile
+from dispatcher.ops.stories import find_messages
+from dispatcher.store.connections import AsyncSession, connect_async
+from tests.ops.morgue import Morgue
+from tests.waiting import until_answer
+
+ACT = Act.of("ann@ops-1", "tidying up")
+
+
+async def has(dlq: DeadLetterQueue, depth: int) -> bool:
+    return await dlq.depth() == depth
+
+
+async def bodies(dlq: DeadLetterQueue) -> list[bytes]:
+    async with dlq.look() as look:
+        return [found.body async for batch in look.batches() for found in batch]
+
+
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+async def test_many_looks_leave_every_message_in_its_place(
+    servers: Servers, topology_names: Topology, queue_type: str
+) -> None:
+    name = f"{topology_names.exchange}.{queue_type}"
+    topology = Topology(name, f"{name}.send", f"{name}.dlq", queue_type)
+    await declare(servers.amqp_url, topology)
+    async with await open_connection(servers.amqp_url, name="test") as connection:
+        channel = await connection.open_channel()
+        for number in range(700):
+            channel.raw.basic_publish("", topology.dlq, str(number).encode())
+        dlq = DeadLetterQueue(connection, topology.dlq)
+        await until_answer(lambda: has(dlq, 700))
+
+        looks = [await bodies(dlq) for _ in range(5)]
+        depth = await dlq.depth()
+        for queue in topology.queues:
+            await channel.call(channel.raw.queue_delete, queue=queue)
+        await channel.call(channel.raw.exchange_delete, exchange=topology.exchange)
+
+    assert all(look == [str(number).encode() for number in range(700)] for look in looks)
+    assert depth == 700
+
+
+async def test_a_look_at_the_first_few_leaves_all(dlq: DeadLetterQueue, morgue: Morgue) -> None:
+    for number in range(5):
+        await morgue.drop(b"%d" % number)
+
+    async with dlq.look(2) as look:
+        found = [each.body async for batch in look.batches() for each in batch]
+
+    assert found == [b"0", b"1"]
+    assert await bodies(dlq) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_a_look_that_fails_removes_nothing(dlq: DeadLetterQueue, morgue: Morgue) -> None:
+    await morgue.drop(b"a")
+
+    async def remove_and_fail() -> None:
+        async with dlq.look() as look:
+            async for batch in look.batches():
+                look.remove(batch)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        await remove_and_fail()
+
+    assert await bodies(dlq) == [b"a"]
+
+
+async def test_two_sweeps_at_once_take_turns(
+    session: AsyncSession, tables_url: str, servers: Servers, dlq: DeadLetterQueue, morgue: Morgue
+) -> None:
+    email_ids = morgue.bury(30)
+    await morgue.announce(email_ids)
+    for email_id in email_ids[::2]:
+        morgue.books.change(email_id, status="pending")
+
+    async with (
+        await connect_async(tables_url, name="second") as other,
+        await open_connection(servers.amqp_url, name="second") as connection,
+    ):
+        removed = await asyncio.gather(sweep(session, dlq), sweep(other, DeadLetterQueue(connection, dlq.queue)))
+
+    assert sorted(removed) == [0, 15]
+    assert len(await bodies(dlq)) == 15
+
+
+async def test_poison_is_told_apart_and_discarded_by_its_name(
+    session: AsyncSession, dlq: DeadLetterQueue, morgue: Morgue
+) -> None:
+    (email_id,) = morgue.bury()
+    await morgue.drop(b"\x1b[31mred\xff", headers={"x-death": [{"reason": "rejected", "count": 1}], "raw": b"\x00"})
+    await morgue.announce([email_id])
+    await morgue.drop(morgue.letter(email_id, message_key="another"))
+
+    first, second = await list_poison(session, dlq)
+    removed = await discard_poison(session, dlq, first.poison_id, ACT)
+
+    assert (first.position, first.problem, first.body) == (0, "The body is not JSON.", b"\x1b[31mred\xff")
+    assert (first.x_death, first.headers) == ([{"reason": "rejected", "count": 1}], {"raw": "\\x00"})
+    assert (second.position, removed) == (2, 1)
+    assert "another" in second.problem
+    assert [each.poison_id for each in await list_poison(session, dlq)] == [second.poison_id]
+    with pytest.raises(DispatcherError, match="holds no message"):
+        await discard_poison(session, dlq, first.poison_id, ACT)
+
+
+def test_bytes_are_shown_so_that_no_terminal_obeys_them() -> None:
+    assert safe_text(b"\x1b[2J\n\xff\xc3\xa9\xe2\x80\xae", 100) == "\\x1b[2J\\n\\xffé\\u202e"
+    assert safe_text(b"x" * 1500, 4) == "xxxx… (1,496 octets more)"
+    assert poison_id(b"a") == poison_id(b"a") != poison_id(b"b")
+
+
+async def test_reconciling_tells_and_mends_every_kind_of_difference(
+    session: AsyncSession, dlq: DeadLetterQueue, morgue: Morgue
+) -> None:
+    right, missing, doubled = morgue.bury(2), morgue.bury(2), morgue.bury(1)
+    (sent,) = morgue.bury(status="sent")
+    (again,) = morgue.bury()
+    await morgue.announce([*right, *doubled, *doubled])
+    await morgue.drop(morgue.letter(sent, status="failed"))
+    await morgue.announce([again], attempts=2)
+    await morgue.announce([again])
+    await morgue.drop(b"poison")
+
+    told = await reconcile(session, dlq)
+    untouched = len(await bodies(dlq))
+    mended = await reconcile(session, dlq, ACT)
+    due = {row["email_id"] for row in morgue.books.rows() if row["dead_letter_due_at"]}
+    after = await reconcile(session, dlq)
+
+    for found in (told, mended):
+        assert (found.depth, found.letters, found.missing) == (8, 4, sorted(missing))
+        assert (found.doubles, set(found.stale), len(found.poison)) == (doubled, {sent, again}, 1)
+    assert (untouched, due) == (8, set(missing))
+    assert (after.count, after.letters, len(after.poison)) == (0, 4, 1)
+    assert morgue.audit()[-1]["detail"] == {"missing": 2, "stale": 2, "doubles": 1}
+
+
+async def test_a_discarded_email_stays_as_it_is_and_its_letter_leaves_for_good(
+    session: AsyncSession, dlq: DeadLetterQueue, morgue: Morgue
+) -> None:
+    (email_id,) = morgue.bury()
+    await morgue.announce([email_id])
+
+    news = [await discard(session, [email_id], ACT) for _ in range(2)]
+    removed = await sweep(session, dlq)
+
+    assert news == [{email_id}, set()]
+    assert (removed, morgue.books.status(email_id)) == (1, "failed")
+    assert (await reconcile(session, dlq)).count == 0
+
+
+async def test_an_emails_messages_are_found_with_what_rabbitmq_noted(
+    session: AsyncSession, dlq: DeadLetterQueue, morgue: Morgue
+) -> None:
+    other, email_id = morgue.bury(2)
+    await morgue.announce([other])
+    await morgue.drop(morgue.letter(email_id), headers={"x-death": [{"reason": "rejected", "queue": "q"}]})
+
+    (message,) = await find_messages(session, dlq, email_id)
+
+    assert (message.position, message.is_stale, message.attempts) == (1, False, 3)
+    assert message.x_death == [{"reason": "rejected", "queue": "q"}]

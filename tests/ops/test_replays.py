@@ -1,0 +1,196 @@
+"""A replay sends failed emails again, once each, whoever stops it, dies over it or does the same at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from uuid import UUID, uuid4
+
+import pytest
+
+from dispatcher.broker.dlq import DeadLetterQueue
+from dispatcher.ops.acts import Act
+from dispatcher.ops.replays import ReplayBusy, create, find, preview, resume, run, stop
+from dispatcher.store.connections import AsyncSession, connect_async
+from dispatcher.store.failures import Selection
+from dispatcher.store.replays import ItemOutcome, State, list_skipped
+from dispatcher.store.turns import turn
+from tests.ops.morgue import Morgue
+
+ACT = Act.of("ann@ops-1", "the provider is back")
+REJECTED = Selection(error_type="rejected")
+
+
+async def test_the_dry_run_changes_nothing_and_tells_what_would_be_skipped(
+    session: AsyncSession, morgue: Morgue
+) -> None:
+    failed, held, pruned = morgue.bury(7), morgue.bury(2, status="held"), morgue.bury(1)
+    morgue.books.connection.execute("delete from email_content where email_id = %s", pruned)
+    before = morgue.books.rows()
+
+    found = await preview(session, Selection())
+
+    assert found.counts == {ItemOutcome.REPLAYED: 7, ItemOutcome.MAY_HAVE_ARRIVED: 2, ItemOutcome.CONTENT_PRUNED: 1}
+    assert found.samples[ItemOutcome.REPLAYED] == sorted(failed)[:5]
+    assert found.samples[ItemOutcome.MAY_HAVE_ARRIVED] == held
+    assert (await preview(session, Selection(), include_held=True)).replayable == 9
+    assert morgue.books.rows() == before
+
+
+async def test_each_email_becomes_pending_and_due_with_its_attempts_counted_anew_and_its_letter_gone(
+    session: AsyncSession, dlq: DeadLetterQueue, morgue: Morgue
+) -> None:
+    chosen, others = morgue.bury(3), morgue.bury(2, error_type="server_error")
+    await morgue.announce([others[0], *chosen, others[1]])
+    replay = await create(session, REJECTED, ACT, per_second=None)
+
+    ended = await run(session, dlq, replay.replay_id)
+
+    assert (ended.replay.state, ended.replay.replayed, ended.letters_removed) == (State.DONE, 3, 3)
+    for email_id in chosen:
+        row = morgue.books.row(email_id)
+        assert (row["status"], row["attempt_count"], row["attempt_base"]) == ("pending", 3, 3)
+        assert (row["dead_letter_due_at"], row["published_at"]) == (None, None)
+        assert row["publish_due_at"] is not None
+    left = await morgue.rabbit.take_all(morgue.topology.dlq, 2)
+    assert [str(email_id).encode() in taken.body for email_id, taken in zip(others, left, strict=True)] == [True, True]
+    assert [(act["action"], act["reason"]) for act in morgue.audit()] == [("replay", "the provider is back")]
+
+
+async def test_what_is_skipped_is_told_with_why(session: AsyncSession, morgue: Morgue) -> None:
+    sent, under_way, pruned, unknown = (
+        morgue.bury(1, status="sent"),
+        morgue.bury(status="pending"),
+        morgue.bury(1),
+        uuid4(),
+    )
+    held, failed = morgue.bury(status="held"), morgue.bury()
+    morgue.books.connection.execute("delete from email_content where email_id = %s", pruned)
+    ids = (*sent, *under_way, *pruned, *held, *failed, unknown)
+
+    replay = await create(session, Selection(email_ids=ids), ACT, per_second=None)
+    ended = await run(session, None, replay.replay_id)
+
+    assert dict(await list_skipped(session, replay.replay_id, limit=10)) == {
+        sent[0]: ItemOutcome.ALREADY_SENT,
+        under_way[0]: ItemOutcome.UNDER_WAY,
+        pruned[0]: ItemOutcome.CONTENT_PRUNED,
+        held[0]: ItemOutcome.MAY_HAVE_ARRIVED,
+        unknown: ItemOutcome.UNKNOWN,
+    }
+    assert (ended.replay.replayed, ended.replay.total) == (1, 6)
+    assert ended.letters_fault is not None
+
+
+async def test_held_ones_are_replayed_where_that_is_said(session: AsyncSession, morgue: Morgue) -> None:
+    held = morgue.bury(2, status="held")
+
+    replay = await create(session, Selection(), ACT, include_held=True, per_second=None)
+    ended = await run(session, None, replay.replay_id)
+
+    assert ended.replay.replayed == 2
+    assert {morgue.books.status(email_id) for email_id in held} == {"pending"}
+
+
+async def test_a_replay_that_is_stopped_half_way_goes_on_where_it_ended(
+    session: AsyncSession, tables_url: str, morgue: Morgue
+) -> None:
+    morgue.bury(10)
+    replay = await create(session, REJECTED, ACT, per_second=1000)
+
+    async with await connect_async(tables_url, name="second") as second:
+        ended = await run(session, None, replay.replay_id, on_email=stop_after(4, second, replay.replay_id))
+    resumed = await resume(session, replay.replay_id, actor="bob")
+
+    assert ended.replay.state is State.STOPPED
+    assert 0 < ended.replay.replayed < 10
+    assert ended.replay.waiting == 10 - ended.replay.replayed
+    assert resumed is not None
+    assert resumed.state is State.RUNNING
+    assert (await run(session, None, replay.replay_id)).replay.replayed == 10
+    assert morgue.books.statuses() == {"pending": 10}
+    assert [act["action"] for act in morgue.audit()] == ["replay", "stop", "resume"]
+
+
+def stop_after(count: int, session: AsyncSession, replay_id: int) -> Callable[[UUID, ItemOutcome], None]:
+    seen: list[UUID] = []
+    tasks: list[asyncio.Task[object]] = []
+
+    def note(email_id: UUID, _outcome: ItemOutcome) -> None:
+        seen.append(email_id)
+        if len(seen) == count:
+            tasks.append(asyncio.ensure_future(stop(session, replay_id, ACT)))
+
+    return note
+
+
+async def test_a_runner_that_dies_loses_nothing(session: AsyncSession, tables_url: str, morgue: Morgue) -> None:
+    morgue.bury(6)
+    replay = await create(session, REJECTED, ACT, per_second=None)
+    doomed = await connect_async(tables_url, name="doomed")
+    died = asyncio.Event()
+
+    def die(_email_id: UUID, _outcome: ItemOutcome) -> None:
+        died.set()
+        raise RuntimeError("kill -9")
+
+    with pytest.raises(RuntimeError):
+        await run(doomed, None, replay.replay_id, on_email=die)
+    await doomed.close()
+
+    left = await find(session, replay.replay_id)
+    assert left is not None
+    assert (left.state, left.replayed, left.waiting, left.is_attended) == (State.RUNNING, 1, 5, False)
+    assert (await run(session, None, replay.replay_id)).replay.replayed == 6
+
+
+async def test_two_operators_at_once_replay_each_email_once(
+    session: AsyncSession, tables_url: str, morgue: Morgue
+) -> None:
+    email_ids = morgue.bury(40)
+    first, second = [await create(session, REJECTED, ACT, per_second=None) for _ in range(2)]
+
+    async with await connect_async(tables_url, name="second") as other:
+        ended = await asyncio.gather(run(session, None, first.replay_id), run(other, None, second.replay_id))
+
+    assert sum(each.replay.replayed for each in ended) == 40
+    assert sum(each.replay.outcomes.get(ItemOutcome.UNDER_WAY, 0) for each in ended) == 40
+    assert {morgue.books.row(email_id)["attempt_base"] for email_id in email_ids} == {3}
+
+
+async def test_one_replay_has_one_runner(session: AsyncSession, tables_url: str, morgue: Morgue) -> None:
+    morgue.bury(1)
+    replay = await create(session, REJECTED, ACT)
+
+    async with await connect_async(tables_url, name="second") as other, turn(other, f"replay {replay.replay_id}"):
+        attended = await find(session, replay.replay_id)
+        with pytest.raises(ReplayBusy):
+            await run(session, None, replay.replay_id)
+
+    assert attended is not None
+    assert attended.is_attended
+
+
+async def test_the_pace_is_kept(session: AsyncSession, morgue: Morgue) -> None:
+    morgue.bury(11)
+    replay = await create(session, REJECTED, ACT, per_second=50)
+    began = asyncio.get_running_loop().time()
+
+    await run(session, None, replay.replay_id)
+
+    assert asyncio.get_running_loop().time() - began > 9 / 50
+
+
+async def test_a_failed_email_that_may_have_arrived_earlier_is_treated_as_a_held_one(
+    session: AsyncSession, morgue: Morgue
+) -> None:
+    (email_id,) = morgue.bury(was_uncertain=True, crash_count=2)
+
+    for include_held in (False, True):
+        replay = await create(session, Selection(), ACT, include_held=include_held, per_second=None)
+        await run(session, None, replay.replay_id)
+        found = await find(session, replay.replay_id)
+        assert found is not None
+        assert found.replayed == include_held
+
+    assert morgue.books.row(email_id)["crash_count"] == 0
