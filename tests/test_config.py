@@ -272,3 +272,44 @@ class TestSecrets:
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         load({}).workers = 9  # type: ignore[misc]
+
+
+class TestAlerts:
+    @pytest.mark.parametrize(
+        ("name", "text"),
+        [
+            ("WEBHOOK_URL", "http://alerts.example/x"),
+            ("WEBHOOK_URL", "https://user:secret-word@alerts.example/x"),
+            ("WEBHOOK_URL", "https://alerts.example:port/x"),
+            ("WEBHOOK_URL", "https:///x"),
+            ("WEBHOOK_URL", "https://alerts.example/a b"),
+            ("WEBHOOK_SECRET", "secret-word"),
+            ("WEBHOOK_SECRET", "whsec_c2hvcnQ="),
+            ("WEBHOOK_SECRET", "whsec_not/base64!"),
+            ("EMAIL_FROM", "secret-word"),
+            ("EMAIL_FROM", "Alerts <alerts@example.com>"),
+            ("EMAIL_TO", "a@example.com,,secret-word"),
+            ("SMTP_URL", "smtp://user:secret-word@mx.example?tls=none"),
+        ],
+    )
+    def test_what_could_not_reach_a_person_safely_is_a_mistake(self, name: str, text: str) -> None:
+        (mistake,) = mistakes_of({f"DISPATCHER_ALERT_{name}": text})
+
+        assert mistake.startswith(f"DISPATCHER_ALERT_{name} ")
+        assert "secret-word" not in mistake
+
+    def test_both_channels(self) -> None:
+        settings = load(
+            {
+                "DISPATCHER_ALERT_WEBHOOK_URL": "https://alerts.example/x?y=z",
+                "DISPATCHER_ALERT_WEBHOOK_SECRET": WEBHOOK_SECRET,
+                "DISPATCHER_ALERT_SMTP_URL": "smtps://mx.example",
+                "DISPATCHER_ALERT_EMAIL_FROM": "alerts@example.com",
+                "DISPATCHER_ALERT_EMAIL_TO": "a@example.com, b@example.com",
+            }
+        )
+
+        assert settings.alert_webhook_url == "https://alerts.example/x?y=z"
+        assert settings.alert_email_to == ("a@example.com", "b@example.com")
+        assert settings.alert_webhook_allow_private is False
+        assert WEBHOOK_SECRET not in repr(settings)

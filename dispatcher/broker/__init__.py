@@ -7,6 +7,8 @@
     publisher, consumer    the two directions, each on a connection of its own: an alarm that blocks publishers must not
                            stop acks
     management             RabbitMQ's HTTP API
+    inspection             what it reports of exchange and queues, judged
+    users                  the least that each kind of RabbitMQ user needs
 
 Nothing here knows the store or a provider.
 """

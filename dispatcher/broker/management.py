@@ -1,4 +1,4 @@
-"""RabbitMQ's HTTP API: whether it answers, and how many messages a queue holds.
+"""RabbitMQ's HTTP API: whether it answers, how many messages a queue holds, what it reports of exchange and queues.
 
 Its figures lag by up to 5 seconds. A reply that lacks a figure is a failure, never a zero. Blocking: call it from a
 thread where a loop runs.
@@ -110,8 +110,36 @@ class Management:
             raise NoFigures(f'{self._place} has no figures for queue "{queue}".')
         return QueueDepth(*figures)
 
+    def queue(self, name: str) -> Mapping[str, Any] | None:
+        """All that is reported of a queue; None if there is no such queue. Raises as `depth` does."""
+        return self._found(f"queues/{self._vhost}/{quote(name, safe='')}")
+
+    def exchange(self, name: str) -> Mapping[str, Any] | None:
+        """All that is reported of an exchange; None if there is no such exchange. Raises as `depth` does."""
+        return self._found(f"exchanges/{self._vhost}/{quote(name, safe='')}")
+
+    def bindings(self, queue: str) -> list[Mapping[str, Any]]:
+        """What leads to a queue. Raises as `depth` does."""
+        status, value = self._ask(f"queues/{self._vhost}/{quote(queue, safe='')}/bindings")
+        if status != HTTPStatus.OK or not isinstance(value, list):
+            raise self._refusal(status)
+        return [one for one in value if isinstance(one, dict)]
+
+    def _found(self, path: str) -> Mapping[str, Any] | None:
+        status, fields = self._get(path)
+        if status == HTTPStatus.NOT_FOUND:
+            return None
+        if status != HTTPStatus.OK or "name" not in fields:
+            raise self._refusal(status)
+        return fields
+
     def _get(self, path: str) -> tuple[int, Mapping[str, Any]]:
         """The status and the JSON object of a reply; an empty one where it holds none."""
+        status, value = self._ask(path)
+        return status, value if isinstance(value, dict) else {}
+
+    def _ask(self, path: str) -> tuple[int, Any]:
+        """The status and the JSON of a reply; None where it holds none."""
         connection = self._connection()
         # The connection's own timeout is for each piece, and a server may drip them for ever.
         cut = threading.Timer(self._timeout_seconds, _cut, [connection])
@@ -119,12 +147,14 @@ class Management:
         try:
             connection.request("GET", f"{self._path}/{path}", headers=self._headers)
             reply = connection.getresponse()
-            return reply.status, _object(reply.read(MAX_REPLY_OCTETS))
+            return reply.status, _json(reply.read(MAX_REPLY_OCTETS))
         except (OSError, HTTPException) as error:
             words = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise BrokerUnavailable(f"{self._place} cannot be reached: {words.lower()}.") from error
         finally:
             cut.cancel()
+            # No thread may be left where a fork follows.
+            cut.join()
             connection.close()
 
     def _connection(self) -> HTTPConnection:
@@ -152,12 +182,11 @@ def _cut(connection: HTTPConnection) -> None:
         connection.sock.shutdown(socket.SHUT_RDWR)
 
 
-def _object(text: bytes) -> Mapping[str, Any]:
+def _json(text: bytes) -> Any:
     try:
-        value = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        return None
 
 
 def _tls(ca_file: Path | None) -> ssl.SSLContext:

@@ -16,6 +16,7 @@ from dispatcher.config import Settings
 from dispatcher.errors import ConfigurationError, DispatcherError, ServerUnavailable
 
 if TYPE_CHECKING:
+    from dispatcher.broker.topology import Topology
     from dispatcher.store.connections import Session
 
 OLDEST_POSTGRESQL: Final = 14
@@ -150,15 +151,28 @@ def check_rabbitmq(settings: Settings) -> Iterator[Finding]:
     except DispatcherError as error:
         yield failed("RabbitMQ", error)
     if settings.rabbitmq_management_url:
-        yield from _check_management(settings)
+        yield from _check_management(settings, topology)
+    else:
+        words = "not verified: bindings and policies cannot be asked for by AMQP, and the DLQ is probed less well"
+        remedy = "Set DISPATCHER_RABBITMQ_MANAGEMENT_URL; `dispatcher topology users` has a user that only looks."
+        yield Finding("RabbitMQ topology", State.WARNING, words, remedy)
 
 
-def _check_management(settings: Settings) -> Iterator[Finding]:
+def _check_management(settings: Settings, topology: Topology) -> Iterator[Finding]:
+    from dispatcher.broker.connection import vhost_of
+    from dispatcher.broker.inspection import find_faults
     from dispatcher.broker.management import Management
 
+    subject = "RabbitMQ topology"
     try:
-        version = Management(settings.rabbitmq_management_url, ca_file=settings.ca_file).version()
-        yield well("RabbitMQ management", f"RabbitMQ {version}")
+        vhost = vhost_of(settings.amqp_url)
+        management = Management(settings.rabbitmq_management_url, vhost=vhost, ca_file=settings.ca_file)
+        yield well("RabbitMQ management", f"RabbitMQ {management.version()}")
+        faults = find_faults(management, topology)
+        for fault in faults:
+            yield failed(subject, fault)
+        if not faults:
+            yield well(subject, "as reported: bindings are there, and neither arguments nor policies lose messages")
     except DispatcherError as error:
         remedy = "Enable its management plugin, or correct DISPATCHER_RABBITMQ_MANAGEMENT_URL."
         yield failed("RabbitMQ management", error, remedy)

@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "dlq": "Dead letters: list, show, replay, discard, reconcile.",
     "config": "Show every setting: value, source, default.",
     "doctor": "Check everything that sending depends on, and say how to mend it.",
+    "topology": "Print RabbitMQ's users with the fewest permissions that work.",
     "alerts": "Try the ways by which alerts reach a person.",
     "dev": "Private PostgreSQL and RabbitMQ for development.",
     "demo": "Watch a thousand emails travel the whole chain.",

@@ -11,6 +11,9 @@ import random
 import time
 from collections.abc import Callable
 
+from dispatcher.broker.connection import vhost_of
+from dispatcher.broker.inspection import find_faults
+from dispatcher.broker.management import Management
 from dispatcher.broker.topology import Topology, verify
 from dispatcher.config import Settings
 from dispatcher.domain.backoff import Backoff
@@ -38,7 +41,7 @@ def prepare(settings: Settings) -> None:
         asyncio.run(_try_provider(name, settings))
     mistakes = _examine("store", lambda: _verify_store(settings))
     mistakes += _examine("broker", lambda: _verify_broker(settings), is_patient=not mistakes)
-    if mistakes:
+    if mistakes := mistakes or _inspect_broker(settings):
         raise ConfigurationError(mistakes)
 
 
@@ -54,6 +57,20 @@ def _verify_store(settings: Settings) -> None:
 
 def _verify_broker(settings: Settings) -> None:
     asyncio.run(verify(settings.amqp_url, Topology.of(settings), ca_file=settings.ca_file))
+
+
+def _inspect_broker(settings: Settings) -> list[str]:
+    """What is to be mended, as RabbitMQ reports. A management API that is away stops no start: no email needs it."""
+    if not settings.rabbitmq_management_url:
+        get_log().info("topology.unverified", reason="DISPATCHER_RABBITMQ_MANAGEMENT_URL is not set")
+        return []
+    vhost = vhost_of(settings.amqp_url)
+    management = Management(settings.rabbitmq_management_url, vhost=vhost, ca_file=settings.ca_file)
+    try:
+        return [str(fault) for fault in find_faults(management, Topology.of(settings))]
+    except ServerUnavailable as error:
+        get_log().warning("topology.unverified", reason=error.message)
+        return []
 
 
 def _examine(server: str, look: Callable[[], None], *, is_patient: bool = True) -> list[str]:

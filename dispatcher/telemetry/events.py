@@ -39,6 +39,7 @@ EVENTS: Final = MappingProxyType(
         "process.exited": "One of them ended: role, pid, how, retry_in_seconds.",
         "process.killed": "One of them did not end in time: role, pid.",
         "worker.drained": "A worker gave back what it had not begun and ended: sent, released.",
+        "topology.unverified": "Bindings and policies of our queues were not looked at: reason.",
         "probe.limited": "The DLQ's depth is asked for by AMQP, which does not count what somebody holds: reason.",
         "alert.raised": "A person has to act: severity, component, kind, phase, queue, count, oldest_age_seconds, "
         "correlation_ids, reason, alone, summary.",

@@ -136,6 +136,7 @@ def test_a_malformed_message_alerts_by_webhook_and_email_within_seconds_without_
     assert [one.json["type"] for one in receiver.posted] == ["alert.raised", "alert.resolved"]
 
 
+@pytest.mark.slow
 def test_a_failed_email_is_named_by_its_correlation_id(
     host: Host, settings: dict[str, str], receiver: Receiver
 ) -> None:
@@ -183,6 +184,7 @@ def test_a_management_api_that_is_down_is_told_within_one_interval_and_dispatchi
     assert not run.events("process.exited", level="error")
 
 
+@pytest.mark.slow
 def test_channels_that_are_away_harm_nothing_and_hear_of_it_when_they_are_back(
     host: Host, settings: dict[str, str], receiver: Receiver, mailbox: Sink
 ) -> None:

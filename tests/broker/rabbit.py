@@ -6,7 +6,9 @@ import asyncio
 import base64
 import http.client
 import json
+import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -14,6 +16,7 @@ from urllib.parse import quote, unquote, urlsplit
 from pika.spec import BasicProperties
 
 from dispatcher.broker.connection import Connection
+from tests.waiting import wait_until
 
 DEADLINE_SECONDS = 20.0
 
@@ -88,6 +91,11 @@ class Rabbit:
         channel = await self._connection.open_channel()
         await channel.call(channel.raw.queue_bind, queue=queue, exchange=exchange, routing_key=queue)
 
+    async def unbind_queue(self, queue: str, exchange: str) -> None:
+        """From its own name."""
+        channel = await self._connection.open_channel()
+        await channel.call(channel.raw.queue_unbind, queue=queue, exchange=exchange, routing_key=queue)
+
     async def delete_queue(self, queue: str) -> None:
         """With all that is in it; harmless if it is gone."""
         channel = await self._connection.open_channel()
@@ -112,9 +120,28 @@ class Operator:
             self._request("DELETE", f"/api/connections/{quote(connection, safe='')}")
         return bool(listed)
 
-    def set_permissions(self, user: str, password: str, **permissions: str) -> None:
+    @contextmanager
+    def policy(self, queue: str, definition: dict[str, Any], *, vhost: str = "/") -> Iterator[None]:
+        """A policy for one queue alone, in force for the length of a block."""
+        path = f"/api/policies/{quote(vhost, safe='')}/{quote(queue, safe='')}"
+        fields = {"pattern": f"^{re.escape(queue)}$", "definition": definition, "apply-to": "queues", "priority": 100}
+        self._request("PUT", path, fields)
+        try:
+            wait_until(lambda: self.report(queue, vhost).get("policy") == queue)
+            yield
+        finally:
+            self._request("DELETE", path)
+
+    def report(self, queue: str, vhost: str = "/") -> dict[str, Any]:
+        """All that is told of a queue."""
+        found: dict[str, Any] = json.loads(
+            self._request("GET", f"/api/queues/{quote(vhost, safe='')}/{quote(queue, safe='')}")
+        )
+        return found
+
+    def set_permissions(self, user: str, password: str, *, tags: str = "", **permissions: str) -> None:
         """Makes a user, with no permission but these."""
-        self._request("PUT", f"/api/users/{user}", {"password": password, "tags": ""})
+        self._request("PUT", f"/api/users/{user}", {"password": password, "tags": tags})
         self._request("PUT", f"/api/permissions/%2F/{user}", {"configure": "", "write": "", "read": "", **permissions})
 
     def delete_user(self, user: str) -> None:

@@ -8,6 +8,7 @@ import psycopg
 
 from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
+from tests.broker.rabbit import Operator
 from tests.cli.commandline import CommandLine
 
 AWAY = "127.0.0.1:1"
@@ -27,12 +28,12 @@ def test_all_is_well(settled: CommandLine, servers: Servers) -> None:
     assert found.keys() == {
         *("settings", "Python", "file descriptors", "run directory"),
         *("PostgreSQL", "PostgreSQL durability", "PostgreSQL connections", "tables", "partitions"),
-        *("RabbitMQ", "RabbitMQ management", "provider capture"),
+        *("RabbitMQ", "RabbitMQ management", "RabbitMQ topology", "provider capture"),
     }
 
 
-def test_table_marks_what_is_well(settled: CommandLine) -> None:
-    ended = settled("doctor")
+def test_table_marks_what_is_well(settled: CommandLine, servers: Servers) -> None:
+    ended = settled.having(DISPATCHER_RABBITMQ_MANAGEMENT_URL=servers.management_url)("doctor")
 
     assert ended.code == 0
     assert {line.split()[0] for line in ended.stdout.splitlines()} == {"✓"}
@@ -78,6 +79,28 @@ def test_queue_with_other_arguments_is_named(prepared: CommandLine, topology: To
     found = _findings(prepared.having(DISPATCHER_QUEUE_TYPE="classic"), code=1)
 
     assert topology.dlq in found["RabbitMQ"]["words"]
+
+
+def test_without_the_management_api_what_it_would_report_is_a_warning(settled: CommandLine) -> None:
+    found = _findings(settled, code=0)
+
+    assert found["RabbitMQ topology"]["state"] == "warning"
+    assert "DISPATCHER_RABBITMQ_MANAGEMENT_URL" in found["RabbitMQ topology"]["remedy"]
+
+
+def test_a_dlq_that_drops_messages_fails_and_stops_a_start(
+    prepared: CommandLine, servers: Servers, topology: Topology
+) -> None:
+    operator = Operator(servers.management_url)
+    managed = prepared.having(DISPATCHER_RABBITMQ_MANAGEMENT_URL=servers.management_url)
+    with operator.policy(topology.dlq, {"max-length": 10}):
+        found = _findings(managed, code=1)
+        started = managed("run")
+
+    words = f"The queue {topology.dlq} drops its oldest messages when it is full"
+    assert found["RabbitMQ topology"]["words"].startswith(words)
+    assert started.code == 78
+    assert words in started.stderr
 
 
 def test_asynchronous_commit_fails(settled: CommandLine) -> None:

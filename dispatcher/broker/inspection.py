@@ -1,0 +1,123 @@
+"""What RabbitMQ reports of our exchange and queues, judged: what AMQP cannot be asked for, and above all losses.
+
+A queue's arguments, bindings and policies decide whether dead letters arrive and stay. A policy set by somebody else
+counts as much as an argument of ours: `effective_policy_definition` has user's and operator's policies together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dispatcher.broker.management import Management
+from dispatcher.broker.topology import Topology
+from dispatcher.errors import TopologyError
+
+_INIT: Final = "Run `dispatcher init`."
+_REMOVE: Final = "Remove it: messages would be lost without a word."
+_LENGTHS: Final = ("max-length", "max-length-bytes")
+_TIMES: Final = {"message-ttl": "drops messages that have waited", "expires": "deletes the queue when nobody uses it"}
+_REFUSING: Final = ("reject-publish", "reject-publish-dlx")
+"""A full queue that refuses loses nothing: what is refused stays due, or where it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Queue:
+    """A queue as RabbitMQ reports it."""
+
+    name: str
+    fields: Mapping[str, Any]
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        return _mapping(self.fields.get("arguments"))
+
+    @property
+    def policy(self) -> Mapping[str, Any]:
+        return _mapping(self.fields.get("effective_policy_definition"))
+
+    def sources(self, key: str) -> Iterator[str]:
+        """Where it is set, in words."""
+        if f"x-{key}" in self.arguments:
+            yield f"its argument x-{key} is {self.arguments[f'x-{key}']}"
+        if key in self.policy:
+            names = [self.fields.get(which) for which in ("policy", "operator_policy")]
+            named = " and ".join(str(name) for name in names if name)
+            yield f"the policy {named or 'of the queue'} sets {key} to {self.policy[key]}"
+
+    def effective(self, key: str) -> Any:
+        """What counts where argument and policy differ: the argument."""
+        return self.arguments.get(f"x-{key}", self.policy.get(key))
+
+
+def find_faults(management: Management, topology: Topology) -> list[TopologyError]:
+    """Everything about exchange, queues, bindings and policies that must be mended, each with its remedy.
+
+    Raises:
+        BrokerUnavailable: the management API does not answer, or not to this user.
+    """
+    return [*_exchange_faults(management, topology), *_all_queue_faults(management, topology)]
+
+
+def _exchange_faults(management: Management, topology: Topology) -> Iterator[TopologyError]:
+    fields = management.exchange(topology.exchange)
+    subject = f"The exchange {topology.exchange}"
+    if fields is None:
+        yield TopologyError(f"{subject} does not exist.", remedy=_INIT)
+    elif fields.get("type") != "direct" or not fields.get("durable") or fields.get("auto_delete"):
+        remedy = "Delete it and run `dispatcher init`, or name another in DISPATCHER_EXCHANGE."
+        yield TopologyError(f"{subject} is not direct, durable and permanent.", remedy=remedy)
+
+
+def _all_queue_faults(management: Management, topology: Topology) -> Iterator[TopologyError]:
+    for name in topology.queues:
+        fields = management.queue(name)
+        if fields is None:
+            yield TopologyError(f"The queue {name} does not exist.", remedy=_INIT)
+            continue
+        queue = _Queue(name, fields)
+        yield from _life_faults(queue)
+        yield from _binding_faults(management, topology, name)
+        yield from _loss_faults(queue)
+        if name == topology.queue:
+            yield from _dead_lettering_faults(queue, topology)
+
+
+def _life_faults(queue: _Queue) -> Iterator[TopologyError]:
+    if not queue.fields.get("durable") or queue.fields.get("auto_delete") or queue.fields.get("exclusive"):
+        words = f"The queue {queue.name} does not outlive a restart or its users."
+        yield TopologyError(words, remedy="Delete it and run `dispatcher init`.")
+
+
+def _binding_faults(management: Management, topology: Topology, name: str) -> Iterator[TopologyError]:
+    bindings = {(one.get("source"), one.get("routing_key")) for one in management.bindings(name)}
+    if (topology.exchange, name) not in bindings:
+        words = f"The queue {name} is not bound to the exchange {topology.exchange} by its own name."
+        yield TopologyError(words, remedy=_INIT)
+
+
+def _loss_faults(queue: _Queue) -> Iterator[TopologyError]:
+    for key, words in _TIMES.items():
+        for source in queue.sources(key):
+            yield TopologyError(f"The queue {queue.name} {words}: {source}.", remedy=_REMOVE)
+    if queue.effective("overflow") in _REFUSING:
+        return
+    for key in _LENGTHS:
+        for source in queue.sources(key):
+            words = f"The queue {queue.name} drops its oldest messages when it is full: {source}."
+            yield TopologyError(words, remedy=_REMOVE)
+
+
+def _dead_lettering_faults(queue: _Queue, topology: Topology) -> Iterator[TopologyError]:
+    ours = {"dead-letter-exchange": topology.exchange, "dead-letter-routing-key": topology.dlq}
+    for key, wanted in ours.items():
+        if (found := queue.effective(key)) != wanted:
+            words = f"rejected messages go elsewhere: {key} is {found or 'not set'}, we need {wanted}"
+            remedy = "Delete it once nothing waits there and run `dispatcher init`."
+            yield TopologyError(f"The queue {queue.name}: {words}.", remedy=remedy)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    # RabbitMQ reports an empty definition as [].
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,114 @@
+"""What RabbitMQ reports of our exchange and queues: whatever loses messages is found, whoever set it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dispatcher.broker.inspection import find_faults
+from dispatcher.broker.management import Management
+from dispatcher.broker.topology import Topology, declare
+from dispatcher.dev.servers import Servers
+from tests.broker.rabbit import Operator, Rabbit
+from tests.waiting import until
+
+
+@pytest.fixture
+def management(servers: Servers) -> Management:
+    """Who reports."""
+    return Management(servers.management_url)
+
+
+def words_of(management: Management, topology: Topology) -> list[str]:
+    """Every fault."""
+    return [str(fault) for fault in find_faults(management, topology)]
+
+
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+async def test_what_init_makes_is_well(
+    amqp_url: str, management: Management, undeclared: Topology, queue_type: str
+) -> None:
+    topology = replace(undeclared, queue_type=queue_type)
+    await declare(amqp_url, topology)
+
+    assert words_of(management, topology) == []
+
+
+async def test_everything_that_is_missing_is_named(management: Management, topology_names: Topology) -> None:
+    words = words_of(management, topology_names)
+
+    assert len(words) == 3
+    for name in (topology_names.exchange, *topology_names.queues):
+        assert any(f" {name} does not exist. Run `dispatcher init`." in one for one in words)
+
+
+async def test_a_binding_that_is_gone_is_named(management: Management, topology: Topology, rabbit: Rabbit) -> None:
+    await rabbit.unbind_queue(topology.dlq, topology.exchange)
+
+    (words,) = await until(lambda: words_of(management, topology))
+
+    assert words.startswith(f"The queue {topology.dlq} is not bound to the exchange {topology.exchange}")
+
+
+@pytest.mark.slow  # RabbitMQ reports a new policy after 5 seconds
+async def test_everything_in_a_policy_that_loses_dead_letters_is_named(
+    amqp_url: str, management: Management, undeclared: Topology, operator: Operator
+) -> None:
+    # A quorum queue of RabbitMQ 3.9 knows no message-ttl.
+    topology = replace(undeclared, queue_type="classic")
+    await declare(amqp_url, topology)
+    definition = {"max-length": 10, "max-length-bytes": 1000, "message-ttl": 60_000, "expires": 60_000}
+
+    with operator.policy(topology.dlq, definition):
+        words = words_of(management, topology)
+
+    where = f"the policy {topology.dlq} sets"
+    assert [one.removeprefix(f"The queue {topology.dlq} ").partition(". ")[0] for one in words] == [
+        f"drops messages that have waited: {where} message-ttl to 60000",
+        f"deletes the queue when nobody uses it: {where} expires to 60000",
+        f"drops its oldest messages when it is full: {where} max-length to 10",
+        f"drops its oldest messages when it is full: {where} max-length-bytes to 1000",
+    ]
+
+
+async def test_a_full_queue_that_refuses_loses_nothing(
+    amqp_url: str, management: Management, undeclared: Topology, rabbit: Rabbit
+) -> None:
+    await declare(amqp_url, undeclared)
+    await rabbit.delete_queue(undeclared.dlq)
+    refusing = {"x-queue-type": "classic", "x-max-length": 5, "x-overflow": "reject-publish"}
+    await rabbit.declare_queue(undeclared.dlq, **refusing)
+    await rabbit.bind_queue(undeclared.dlq, undeclared.exchange)
+
+    assert words_of(management, undeclared) == []
+
+
+async def test_arguments_that_lose_dead_letters_are_named(
+    management: Management, undeclared: Topology, rabbit: Rabbit, amqp_url: str
+) -> None:
+    await declare(amqp_url, undeclared)
+    await rabbit.delete_queue(undeclared.dlq)
+    await rabbit.declare_queue(undeclared.dlq, **{"x-queue-type": "classic", "x-message-ttl": 1000, "x-max-length": 5})
+    await rabbit.bind_queue(undeclared.dlq, undeclared.exchange)
+
+    words = words_of(management, undeclared)
+
+    assert [one.partition(": ")[2] for one in words] == [
+        "its argument x-message-ttl is 1000. Remove it: messages would be lost without a word.",
+        "its argument x-max-length is 5. Remove it: messages would be lost without a word.",
+    ]
+
+
+async def test_a_send_queue_that_rejects_into_nothing_is_named(
+    amqp_url: str, management: Management, undeclared: Topology, rabbit: Rabbit
+) -> None:
+    await declare(amqp_url, undeclared)
+    await rabbit.delete_queue(undeclared.queue)
+    await rabbit.declare_queue(undeclared.queue, **{"x-queue-type": "quorum"})
+    await rabbit.bind_queue(undeclared.queue, undeclared.exchange)
+
+    words = words_of(management, undeclared)
+
+    assert len(words) == 2
+    assert f"dead-letter-exchange is not set, we need {undeclared.exchange}" in words[0]

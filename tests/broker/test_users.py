@@ -1,0 +1,188 @@
+"""Each user that we recommend can do its work on a real RabbitMQ, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import http.client
+import json
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import pytest
+from pika.spec import BasicProperties
+
+from dispatcher.broker.connection import open_connection
+from dispatcher.broker.faults import ACCESS_REFUSED, ChannelClosed
+from dispatcher.broker.inspection import find_faults
+from dispatcher.broker.management import Management
+from dispatcher.broker.topology import Topology, declare, depths, verify
+from dispatcher.broker.users import users_of
+from dispatcher.dev.servers import Servers
+from tests.broker.rabbit import Operator, Rabbit
+from tests.waiting import until_answer
+
+PASSWORD = "only-for-this-test"
+
+
+class Account:
+    """A user of the role that a test is about, on the real broker."""
+
+    def __init__(self, servers: Servers, operator: Operator, topology: Topology, role: str) -> None:
+        (user,) = [user for user in users_of(topology) if user.role == role]
+        self.name = f"test-{role}-{secrets.token_hex(4)}"
+        self._operator = operator
+        operator.set_permissions(
+            self.name, PASSWORD, tags=user.tags, configure=user.configure, write=user.write, read=user.read
+        )
+        self.amqp_url = self._as_user(servers.amqp_url)
+        self.management_url = self._as_user(servers.management_url)
+
+    def _as_user(self, url: str) -> str:
+        parts = urlsplit(url)
+        return urlunsplit(parts._replace(netloc=f"{self.name}:{PASSWORD}@{parts.netloc.rpartition('@')[2]}"))
+
+    def delete(self) -> None:
+        """It is gone."""
+        self._operator.delete_user(self.name)
+
+    async def publish(self, exchange: str, key: str, body: bytes = b"{}") -> None:
+        """With proof; raises ChannelClosed if that is refused."""
+        async with await open_connection(self.amqp_url, name="test") as connection:
+            channel = await connection.open_channel()
+            confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            await channel.call(channel.raw.confirm_delivery, ack_nack_callback=lambda _: confirmed.set_result(None))
+            channel.raw.basic_publish(exchange, key, body, BasicProperties())
+            await channel.wait(confirmed, "basic.publish")
+
+    async def consume_one(self, queue: str, *, reject: bool = False) -> None:
+        """Takes a message as workers do; raises ChannelClosed if that is refused."""
+        async with await open_connection(self.amqp_url, name="test") as connection:
+            channel = await connection.open_channel()
+            taken: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+            def on_message(_channel: Any, method: Any, _properties: Any, _body: bytes) -> None:
+                if not taken.done():
+                    taken.set_result(method.delivery_tag)
+
+            channel.raw.basic_consume(queue, on_message)
+            tag = await channel.wait(taken, "basic.consume")
+            settle = channel.raw.basic_reject if reject else channel.raw.basic_ack
+            settle(tag, **({"requeue": False} if reject else {}))
+
+
+@pytest.fixture
+def accounts(servers: Servers, operator: Operator, topology_names: Topology) -> Iterator[dict[str, Account]]:
+    """One per role, gone afterwards."""
+    made = {user.role: Account(servers, operator, topology_names, user.role) for user in users_of(topology_names)}
+    yield made
+    for account in made.values():
+        account.delete()
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """RabbitMQ says that this user may not."""
+    with pytest.raises(ChannelClosed) as fault:
+        yield
+    assert fault.value.code == ACCESS_REFUSED
+
+
+def http_status(url: str, method: str, path: str, fields: object = None) -> int:
+    """What the management API answers this user."""
+    parts = urlsplit(url)
+    credentials = base64.b64encode(f"{parts.username}:{parts.password}".encode()).decode()
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
+    try:
+        body = None if fields is None else json.dumps(fields)
+        connection.request(method, path, body=body, headers={"Authorization": f"Basic {credentials}"})
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+async def test_a_worker_publishes_takes_and_rejects_and_may_do_nothing_else(
+    accounts: dict[str, Account], topology: Topology, amqp_url: str
+) -> None:
+    worker = accounts["worker"]
+    await verify(worker.amqp_url, topology)
+    await worker.publish(topology.exchange, topology.queue)
+    await worker.consume_one(topology.queue)
+    await worker.publish(topology.exchange, topology.queue)
+    await worker.consume_one(topology.queue, reject=True)
+
+    async def is_dead_lettered() -> bool:
+        return await depths(worker.amqp_url, topology) == {topology.queue: 0, topology.dlq: 1}
+
+    await until_answer(is_dead_lettered)
+    with refused():
+        await worker.consume_one(topology.dlq)
+    for exchange in ("", "amq.direct"):
+        with refused():
+            await worker.publish(exchange, topology.dlq)
+    async with await open_connection(worker.amqp_url, name="test") as connection:
+        for queue in (f"{topology.queue}.x", topology.queue):
+            with refused():
+                await Rabbit(connection).declare_queue(queue)
+            with refused():
+                await Rabbit(connection).delete_queue(queue)
+    assert await depths(amqp_url, topology) == {topology.queue: 0, topology.dlq: 1}
+
+
+async def test_a_producer_publishes_and_may_do_nothing_else(accounts: dict[str, Account], topology: Topology) -> None:
+    producer = accounts["producer"]
+
+    await producer.publish(topology.exchange, topology.queue)
+
+    with refused():
+        await producer.consume_one(topology.queue)
+    with refused():
+        await producer.publish("", topology.queue)
+    async with await open_connection(producer.amqp_url, name="test") as connection:
+        with refused():
+            await Rabbit(connection).declare_queue(f"{topology.queue}.x")
+
+
+async def test_an_operator_makes_the_queues_and_reads_dead_letters_and_touches_no_others(
+    accounts: dict[str, Account], undeclared: Topology
+) -> None:
+    operator = accounts["operator"]
+    await declare(operator.amqp_url, undeclared)
+    await operator.publish(undeclared.exchange, undeclared.dlq)
+
+    await operator.consume_one(undeclared.dlq)
+
+    async with await open_connection(operator.amqp_url, name="test") as connection:
+        for name in (f"{undeclared.dlq}.x", f"x.{undeclared.dlq}", undeclared.dlq.replace(".", "-")):
+            with refused():
+                await Rabbit(connection).declare_queue(name)
+
+
+async def test_a_probe_only_looks(accounts: dict[str, Account], topology: Topology) -> None:
+    probe = accounts["probe"]
+    management = Management(probe.management_url)
+    assert management.version()
+    assert find_faults(management, topology) == []
+    assert management.queue(topology.dlq) is not None
+
+    dlq = f"/api/queues/%2F/{quote(topology.dlq, safe='')}"
+    taking = {"count": 1, "ackmode": "ack_requeue_false", "encoding": "auto"}
+    assert http_status(probe.management_url, "DELETE", dlq) in (401, 403)
+    assert http_status(probe.management_url, "DELETE", f"{dlq}/contents") in (400, 401, 403)
+    assert http_status(probe.management_url, "POST", f"{dlq}/get", taking) in (400, 401, 403)
+    assert http_status(probe.management_url, "PUT", "/api/users/x", {"password": "x", "tags": ""}) in (401, 403)
+    with refused():
+        await probe.consume_one(topology.dlq)
+    for exchange in ("", topology.exchange):
+        with refused():
+            await probe.publish(exchange, topology.dlq)
+
+
+async def test_users_without_a_tag_are_strangers_to_the_management_api(
+    accounts: dict[str, Account], topology: Topology
+) -> None:
+    for role in ("producer", "worker", "operator"):
+        assert http_status(accounts[role].management_url, "GET", "/api/queues") == 401

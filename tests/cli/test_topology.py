@@ -1,0 +1,50 @@
+"""`dispatcher topology users`: commands that a shell takes apart into exactly the words that were meant."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from tests.cli.commandline import CommandLine
+
+
+def _commands(text: str) -> list[list[str]]:
+    return [shlex.split(line) for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def test_users_are_printed_as_commands_without_any_server(bare: CommandLine) -> None:
+    ended = bare("topology", "users")
+
+    assert (ended.code, ended.stderr) == (0, "")
+    exchange, queue, everything = (
+        r"^email\.dispatcher$",
+        r"^email\.dispatcher\.send$",
+        r"^(email\.dispatcher|email\.dispatcher\.send|email\.dispatcher\.dlq)$",
+    )
+    granting = ["rabbitmqctl", "set_permissions", "-p", "/"]
+    assert _commands(ended.stdout) == [
+        ["rabbitmqctl", "add_user", "dispatcher_producer"],
+        [*granting, "dispatcher_producer", "^$", exchange, "^$"],
+        ["rabbitmqctl", "add_user", "dispatcher_worker"],
+        [*granting, "dispatcher_worker", "^$", exchange, queue],
+        ["rabbitmqctl", "add_user", "dispatcher_operator"],
+        [*granting, "dispatcher_operator", everything, everything, everything],
+        ["rabbitmqctl", "add_user", "dispatcher_probe"],
+        [*granting, "dispatcher_probe", "^$", "^$", "^$"],
+        ["rabbitmqctl", "set_user_tags", "dispatcher_probe", "monitoring"],
+    ]
+
+
+def test_names_that_mean_something_to_a_shell_or_an_expression_stay_names(bare: CommandLine) -> None:
+    odd = "shop's $(mail) | .*"
+    named = bare.having(DISPATCHER_QUEUE=odd, DISPATCHER_AMQP_URL="amqp://app:mq-secret@mq.example:5672/shop%20mail")
+
+    ended = named("topology", "users", "--prefix", "shop_")
+    listed = named("topology", "users", "--json").json
+
+    (worker,) = [words for words in _commands(ended.stdout) if words[1:5:3] == ["set_permissions", "shop_worker"]]
+    assert worker[3] == listed["vhost"] == "shop mail"
+    assert re.fullmatch(worker[-1], odd)
+    assert not re.fullmatch(worker[-1], "shop's $(mail) | xx")
+    assert "mq-secret" not in ended.stdout + ended.stderr
+    assert [user["name"] for user in listed["users"]][1] == "dispatcher_worker"
