@@ -114,6 +114,16 @@ def _seconds(lowest: float, highest: float) -> Callable[[str], float]:
     return parse
 
 
+def _off_or_seconds(lowest: float, highest: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            return 0.0 if text in ("0", "off") else _seconds(lowest, highest)(text)
+        except ValueError as error:
+            raise ValueError(f"{error}, or 0 for never") from None
+
+    return parse
+
+
 def _choice(*allowed: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text.lower() not in allowed:
@@ -327,6 +337,14 @@ class Settings:
         "Where nobody can know whether the provider accepted: hold the email, or resend it (may duplicate).",
     )
     drain_seconds: float = setting(_seconds(0, 3600), "45", "How long a stopping worker may wait for the provider.")
+    hang_seconds: float = setting(
+        _off_or_seconds(5, 3600),
+        "20",
+        "A process whose loop stands still for so long is aborted and replaced; 0: never.",
+    )
+    recycle_emails: int = setting(
+        _whole(0, 1_000_000_000), "0", "After about so many emails a worker is replaced by a fresh one; 0: never."
+    )
     run_dir: Path = setting(
         _folder,
         "/tmp/email-dispatcher-{uid}",  # noqa: S108  # the user's own; made with mode 0700

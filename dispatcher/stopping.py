@@ -1,29 +1,40 @@
-"""How a child process learns that it has to stop: SIGTERM, or the end of its parent."""
+"""How a child process learns that it has to stop, by SIGTERM or the end of its parent; and says that its loop works."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+from typing import Final
+
+from dispatcher.roster import Post, Seat
+
+BEAT_SECONDS: Final = 0.5
 
 
-def stop_event(lifeline: int) -> asyncio.Event:
+def stop_event(post: Post) -> asyncio.Event:
     """An event of the running loop that is set once, when this process has to drain.
 
-    Args:
-        lifeline: A pipe of which the parent holds the other end; EOF means that it is gone.
+    From now on the loop also beats, until it is closed: by a timer and not by a task, so that it goes on while tasks
+    are cancelled, and not by a thread, which would beat on where the loop stands still.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
 
     def parent_gone() -> None:
-        if not os.read(lifeline, 1):
-            loop.remove_reader(lifeline)
+        if not os.read(post.lifeline, 1):
+            loop.remove_reader(post.lifeline)
             stop.set()
 
-    loop.add_reader(lifeline, parent_gone)
+    loop.add_reader(post.lifeline, parent_gone)
+    _beat(loop, post.seat)
     return stop
+
+
+def _beat(loop: asyncio.AbstractEventLoop, seat: Seat) -> None:
+    seat.beat()
+    loop.call_later(BEAT_SECONDS, _beat, loop, seat)
 
 
 async def unless_stopped(stop: asyncio.Event, seconds: float) -> bool:

@@ -24,7 +24,7 @@ FLOORS: Final = (
     {"domain"},
     {"config"},
     {"telemetry"},
-    {"store", "broker", "providers", "alerts", "inflight"},  # siblings that do not know each other
+    {"store", "broker", "providers", "alerts", "inflight", "roster"},  # siblings that do not know each other
     {"stopping", "results", "routing"},  # what several processes have in common
     {"worker", "relay", "monitor", "producers"},
     {FACADE},  # what an application sees

@@ -63,6 +63,7 @@ class Consumer:
         prefetch: int,
         on_delivery: Callable[[Delivery], None],
         on_lost: Callable[[], None],
+        on_tried: Callable[[], None] = lambda: None,
         name: str,
         ca_file: Path | None = None,
         backoff: Backoff | None = None,
@@ -73,6 +74,7 @@ class Consumer:
             prefetch: How many unacked deliveries RabbitMQ lets us hold.
             on_delivery: Gets each message, in the loop; must be quick and not raise.
             on_lost: Told when the deliveries at hand have become void; not when we close.
+            on_tried: Told each time when RabbitMQ begins to give us messages, or was found away.
             name: What RabbitMQ's management shows for the connection.
 
         Raises:
@@ -84,6 +86,7 @@ class Consumer:
         self._prefetch = prefetch
         self._on_delivery = on_delivery
         self._on_lost = on_lost
+        self._on_tried = on_tried
         self._name = name
         self._ca_file = ca_file
         self._backoff = backoff or Backoff(FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS)
@@ -117,6 +120,7 @@ class Consumer:
                 return
             if reason is None:
                 continue
+            self._on_tried()
             if time.monotonic() - began > STEADY_SECONDS:
                 self._backoff.worked()
             wait = self._backoff.next_wait(random.random)
@@ -202,6 +206,7 @@ class Consumer:
             await session.consume(self._queue, self._receiver())
             log.info("broker.connected", queue=self._queue)
             metrics.CONSUMING.set(1)
+            self._on_tried()
             reason = await session.ended()
         finally:
             metrics.CONSUMING.set(0)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from dataclasses import replace
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.config import Settings
+from dispatcher.config import Settings, load
 
 if TYPE_CHECKING:
-    from dispatcher.supervisor.parent import Role
+    from dispatcher.supervisor.process import Role
+
+_NEEDED: Final = ("database_url", "amqp_url", "providers")
 
 
 class StopRequested(BaseException):
@@ -31,8 +34,16 @@ def command(workers: int | None) -> int:
     """Send what is enqueued: starts the workers, the relay and the monitor of this host, and keeps them running.
 
     Needs DISPATCHER_DATABASE_URL, DISPATCHER_AMQP_URL and DISPATCHER_PROVIDERS (with what the provider needs), and an
-    `init` before. While PostgreSQL or RabbitMQ is away it waits. SIGTERM and Ctrl-C drain: what is on the wire is
-    finished and recorded, the rest is given back. A second SIGTERM ends at once.
+    `init` before. While PostgreSQL or RabbitMQ is away it waits. Processes that end or hang are replaced.
+
+    \b
+    Signals, to this process alone:
+      SIGTERM, Ctrl-C   Drain: what is on the wire is finished and recorded, the
+                        rest is given back. Once more, a second later or more:
+                        end at once. (What was on the wire is then held.)
+      SIGHUP            Read the *_FILE secrets again, and replace every process,
+                        one by one: a successor works before a worker drains.
+      SIGTTIN, SIGTTOU  One worker more, one less.
 
     \b
     Examples:
@@ -42,7 +53,7 @@ def command(workers: int | None) -> int:
 
     Exit codes: 0 drained, 1 processes had to be killed, 78 settings, tables or queues are not fit.
     """
-    settings = load_settings("database_url", "amqp_url", "providers")
+    settings = load_settings(*_NEEDED)
     if workers is not None:
         settings = replace(settings, workers=workers)
     signal.signal(signal.SIGTERM, _request_stop)
@@ -63,27 +74,36 @@ def _run(settings: Settings) -> int:
     log.configure(settings.log_level, settings.log_format)
     setproctitle("dispatcher: run")
     prepare(settings)
-    roles = _roles(settings)
-    return Parent(
-        roles,
+    parent = Parent(
+        _roles(settings),
         run_dir=settings.run_dir,
         drain_seconds=settings.drain_seconds,
+        hang_seconds=settings.hang_seconds,
         metrics_folder=settings.metrics_folder if settings.metrics else None,
-    ).run()
+        load_roles=lambda: _roles(_load_again(settings)),
+    )
+    return parent.run()
+
+
+def _load_again(settings: Settings) -> Settings:
+    """The settings with what has changed since the start: an environment cannot, but files that hold secrets can."""
+    return replace(load(os.environ, needs=_NEEDED), workers=settings.workers)
 
 
 def _roles(settings: Settings) -> list[Role]:
     # Loaded before the fork, so that all processes share the memory: several dozens of MB each otherwise.
     from dispatcher.monitor.process import run_monitor
     from dispatcher.relay.process import run_relay
-    from dispatcher.supervisor.parent import Role
+    from dispatcher.supervisor.process import Role
     from dispatcher.worker.process import run_worker
 
     # A lock that another thread holds at the fork would stay locked in the child for ever.
     assert threading.active_count() == 1, f"threads before the fork: {threading.enumerate()}"
-    workers = [Role(f"worker {number}", partial(run_worker, settings, number)) for number in range(settings.workers)]
-    relay = Role("relay", partial(run_relay, settings), stops_last=True)
-    return [*workers, relay, Role("monitor", partial(run_monitor, settings), stops_last=True)]
+    return [
+        Role("worker", partial(run_worker, settings), count=settings.workers),
+        Role("relay", partial(run_relay, settings), stops_last=True),
+        Role("monitor", partial(run_monitor, settings), stops_last=True),
+    ]
 
 
 def _request_stop(_number: int, _frame: FrameType | None) -> None:

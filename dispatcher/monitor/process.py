@@ -9,6 +9,7 @@ import uvloop
 from dispatcher.config import Settings
 from dispatcher.monitor.keeping import keep
 from dispatcher.monitor.tasks import tasks_of
+from dispatcher.roster import Post
 from dispatcher.stopping import stop_event
 from dispatcher.store.connections import make_pool
 from dispatcher.telemetry import log
@@ -17,18 +18,19 @@ POOL_SIZE: Final = 2
 """A task that waits for a slow statement leaves one for the others."""
 
 
-def run_monitor(settings: Settings, lifeline: int) -> int:
+def run_monitor(settings: Settings, post: Post) -> int:
     """Watches until told to stop; returns the exit code."""
     log.configure(settings.log_level, settings.log_format, worker="monitor")
-    uvloop.run(_monitor(settings, lifeline))
+    uvloop.run(_monitor(settings, post))
     return 0
 
 
-async def _monitor(settings: Settings, lifeline: int) -> None:
-    stop = stop_event(lifeline)
+async def _monitor(settings: Settings, post: Post) -> None:
+    stop = stop_event(post)
     pool = make_pool(settings.database_url, name="dispatcher monitor", size=POOL_SIZE)
     # Waits for nobody: a PostgreSQL that is away is something to watch, and no reason not to.
     await pool.open()
+    post.seat.up()
     try:
         await keep(tasks_of(settings, pool), stop)
     finally:

@@ -12,6 +12,7 @@ from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
 from dispatcher.relay.publishing import Publishing
 from dispatcher.relay.settlement import Settlement
+from dispatcher.roster import Post
 from dispatcher.stopping import stop_event
 from dispatcher.store.connections import make_pool
 from dispatcher.telemetry import log, metric_files
@@ -22,17 +23,17 @@ CLOSE_SECONDS: Final = 1.0
 """A RabbitMQ that hangs must not delay the end: everything is confirmed by now, or due again."""
 
 
-def run_relay(settings: Settings, lifeline: int) -> int:
+def run_relay(settings: Settings, post: Post) -> int:
     """Publishes and settles until told to stop; returns the exit code."""
     log.configure(settings.log_level, settings.log_format, worker="relay")
     if settings.metrics:
         metric_files.begin(settings.metrics_folder, "relay")
-    uvloop.run(_relay(settings, lifeline))
+    uvloop.run(_relay(settings, post))
     return 0
 
 
-async def _relay(settings: Settings, lifeline: int) -> None:
-    stop = stop_event(lifeline)
+async def _relay(settings: Settings, post: Post) -> None:
+    stop = stop_event(post)
     pool = make_pool(settings.database_url, name="dispatcher relay settlement", size=1)
     await pool.open()
     publisher = Publisher(settings.amqp_url, settings.exchange, name="dispatcher relay", ca_file=settings.ca_file)
@@ -40,6 +41,7 @@ async def _relay(settings: Settings, lifeline: int) -> None:
     publishing = Publishing(settings, publisher, lambda: settlement.workers_here)
     tasks = [asyncio.create_task(publishing.run()), asyncio.create_task(settlement.run())]
     stopped = asyncio.create_task(stop.wait())
+    post.seat.up()
     try:
         ended, _ = await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
         for task in ended:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -13,16 +14,20 @@ from typing import Final, NoReturn
 
 from setproctitle import setproctitle
 
+from dispatcher.errors import ConfigurationError
+from dispatcher.roster import Post
 from dispatcher.telemetry import metric_files
 
 _PR_SET_PDEATHSIG: Final = 1
 _FAILED: Final = 1
 
-Entry = Callable[[int], int]
-"""A role's main: takes the lifeline's descriptor, whose EOF means that the parent is gone; returns the exit code."""
+_MISCONFIGURED: Final = 78
+
+Entry = Callable[[Post], int]
+"""A role's main: takes its post, returns the exit code."""
 
 
-def become(title: str, entry: Entry, lifeline: int, parent: int) -> NoReturn:
+def become(title: str, entry: Entry, post: Post, parent: int) -> NoReturn:
     """Runs a role in a process that was just forked, and ends it."""
     code = _FAILED
     try:
@@ -30,8 +35,16 @@ def become(title: str, entry: Entry, lifeline: int, parent: int) -> NoReturn:
         _forget_handlers()
         # What the parent counts in is the parent's.
         metric_files.end()
+        # Where the loop stands still the parent sends SIGABRT: then, and where a library crashes, this says where.
+        with suppress(OSError, RuntimeError, ValueError):
+            faulthandler.enable(sys.stderr)
         setproctitle(f"dispatcher: {title}")
-        code = entry(lifeline)
+        code = entry(post)
+    except ConfigurationError as error:
+        # An operator's to mend: words, and no traceback.
+        code = _MISCONFIGURED
+        with suppress(OSError):
+            print(*(f"{title}: {mistake}" for mistake in error.mistakes), sep="\n", file=sys.stderr)
     except BaseException:  # noqa: BLE001 - the edge of a process: it must never run on into the parent's code
         with suppress(OSError):
             traceback.print_exc()
@@ -59,6 +72,7 @@ def _forget_handlers() -> None:
         signal.signal(number, signal.SIG_DFL)
     # A terminal sends these to its whole group, for Ctrl-C and when it closes. The parent alone answers them: by a
     # drain, or by its own end, which is a drain for us as well.
-    for number in (signal.SIGINT, signal.SIGHUP):
+    # Likewise what it sends to whoever reads or writes in its background: to the parent it means something else.
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

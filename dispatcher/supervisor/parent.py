@@ -2,80 +2,79 @@
 
 Handlers only note a signal; the loop acts:
 
-    start every role ──▶ wait for a signal or a due restart ──▶ reap ──▶ restart with growing waits ──▶ …
-    SIGTERM, SIGINT ──▶ drain: SIGTERM to the workers, then, when they have ended, to relay and monitor ──▶ exit 0
-    a drain that takes too long, or a second SIGTERM ──▶ SIGKILL; what was on the wire is settled at the next start
+    start every role ──▶ wait for a signal or what is due ──▶ reap ──▶ start again with growing waits ──▶ …
+    SIGTERM, SIGINT    drain: SIGTERM to the workers, then, when they have ended, to relay and monitor ──▶ exit 0
+    another one        within a second: harmless, because `timeout` and some supervisors send two; later: SIGKILL to
+                       all. So also where the drain takes too long; the next start settles what was on the wire
+    SIGHUP             reload: settings are read again, and every process is replaced, without a dip (see `reload`);
+                       but where the terminal is gone that it was started on, a drain
+    SIGTTIN, SIGTTOU   one worker more, one less
+    a process hangs    SIGABRT, for a traceback of all its threads; SIGKILL if that does not end it; started again
 
-Each child holds one end of a pipe, the lifeline: its EOF means that the parent is gone.
+While it drains, everything but the end is ignored. Each child holds one end of a pipe, the lifeline: its EOF means that
+the parent is gone. What a child has to say it says in the roster, a shared memory; the monitor reads it there.
 """
 
 from __future__ import annotations
 
 import fcntl
-import gc
 import os
 import select
 import signal
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from dispatcher.errors import DispatcherError
-from dispatcher.supervisor.child import Entry, become
-from dispatcher.supervisor.restarts import Restarts
-from dispatcher.telemetry import metric_files, metrics
+from dispatcher.errors import ConfigurationError, DispatcherError
+from dispatcher.supervisor.crew import HEARD, Crew
+from dispatcher.supervisor.heartbeat import Watch
+from dispatcher.supervisor.process import Ending, Role
+from dispatcher.supervisor.reload import Replacing
+from dispatcher.telemetry import metric_files
 from dispatcher.telemetry.log import get_log
 
-DRAIN_MARGIN_SECONDS: Final = 5.0
-"""Beyond the drain time, which the workers keep themselves: for recording, and for the relay's last round."""
-
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
-
-
-@dataclass(slots=True)
-class Role:
-    """A process that the parent keeps alive.
-
-    Attributes:
-        name: Its name in logs and process titles.
-        entry: What it runs.
-        stops_last: Ends only when the others have: it settles what they leave, or watches them.
-    """
-
-    name: str
-    entry: Entry
-    stops_last: bool = False
-    pid: int | None = None
-    started_at: float = 0.0
-    start_at: float | None = 0.0
-    restarts: Restarts = field(default_factory=Restarts)
+MOST_WORKERS: Final = 256
+REPEATED_SECONDS: Final = 1.0
+"""A second SIGTERM that follows so soon is the same one again."""
+_REPLACING_LOOK_SECONDS: Final = 0.05
 
 
 class Parent:
     """Keeps the roles running until it is told to stop."""
 
     def __init__(
-        self, roles: Sequence[Role], *, run_dir: Path, drain_seconds: float, metrics_folder: Path | None = None
+        self,
+        roles: Sequence[Role],
+        *,
+        run_dir: Path,
+        drain_seconds: float,
+        hang_seconds: float = 0.0,
+        metrics_folder: Path | None = None,
+        load_roles: Callable[[], Sequence[Role]] | None = None,
     ) -> None:
         """
         Args:
+            roles: What to run, in the order of their start.
+            hang_seconds: The longest time for which a process's loop may stand still; 0 for any.
             metrics_folder: Where all processes count; None if they do not.
+            load_roles: The same roles with settings that were read again; raises ConfigurationError.
         """
-        self._roles = roles
-        self._metrics_folder = metrics_folder
         self._run_dir = run_dir
-        self._drain_seconds = drain_seconds
+        self._metrics_folder = metrics_folder
+        self._load_roles = load_roles or (lambda: roles)
         self._log = get_log()
-        self._kill_at: float | None = None
-        self._asked_last = False
+        self._drain_began_at: float | None = None
+        self._has_terminal = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and _has_terminal()
         self._lock = -1
         self._lifeline, self._lifeline_end = os.pipe2(os.O_CLOEXEC)
         self._wakeup, self._wakeup_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._crew = Crew(roles, drain_seconds=drain_seconds, lifeline=self._lifeline)
+        self._watch = Watch(hang_seconds)
+        self._replacing = Replacing(self._crew)
 
     def run(self) -> int:
-        """Runs until every role has ended after a stop; returns 0, or 1 if some had to be killed.
+        """Runs until every process has ended after a stop; returns 0, or 1 if some had to be killed.
 
         Raises:
             DispatcherError: another parent runs in the same run directory.
@@ -86,132 +85,108 @@ class Parent:
             metric_files.begin(self._metrics_folder, "parent")
         self._note_signals()
         self._log.info("dispatcher.started", workers=self._worker_count, run_dir=str(self._run_dir), pid=os.getpid())
-        clean = True
-        while self._kill_at is None or any(role.pid for role in self._roles):
-            self._start_due()
+        killed_count = 0
+        while not (self._is_draining and not self._crew.processes):
+            self._crew.start_due(held=(self._lifeline_end, self._lock))
             for number in self._wait():
                 self._act(number)
-            self._reap()
-            self._stop_last()
-            clean = self._kill_late() and clean
+            self._crew.reap()
+            self._look_after()
+            late_count = self._crew.kill_late()
+            killed_count += late_count if self._is_draining else 0
+        # The interpreter sets handlers back as it ends; a signal that is late must not make the exit look like a death.
+        for number in HEARD:
+            signal.signal(number, signal.SIG_IGN)
         self._log.info("dispatcher.stopped")
-        return 0 if clean else 1
+        return 1 if killed_count else 0
+
+    @property
+    def _is_draining(self) -> bool:
+        return self._drain_began_at is not None
 
     @property
     def _worker_count(self) -> int:
-        return sum(not role.stops_last for role in self._roles)
-
-    @property
-    def _draining(self) -> bool:
-        return self._kill_at is not None
+        """How many there should be: a predecessor and its successor are one."""
+        return len(self._crew.workers) - self._replacing.surplus
 
     def _note_signals(self) -> None:
         signal.set_wakeup_fd(self._wakeup_end, warn_on_full_buffer=False)
-        for number in _SIGNALS:
+        for number in HEARD:
             signal.signal(number, lambda *_: None)
         # Whoever started us may have blocked them, and a mask is inherited.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
 
     def _wait(self) -> list[int]:
         """The numbers of the signals that came, after at most the time until something is due."""
-        due = [role.start_at for role in self._roles if role.start_at is not None and not self._draining]
-        due += [self._kill_at] if self._kill_at is not None else []
-        timeout = max(0.0, min(due) - time.monotonic()) if due else None
+        timeout = _REPLACING_LOOK_SECONDS if self._replacing.is_under_way else self._watch.look_seconds
+        if (due_at := self._crew.due_at) is not None:
+            timeout = min(timeout, max(0.0, due_at - time.monotonic()))
         ready, _, _ = select.select([self._wakeup], [], [], timeout)
         return list(os.read(self._wakeup, 4096)) if ready else []
 
     def _act(self, number: int) -> None:
-        if number not in (signal.SIGTERM, signal.SIGINT):
-            return
-        if self._draining:
-            self._kill_at = time.monotonic()
-            return
-        self._log.info("dispatcher.draining", signal=signal.Signals(number).name)
-        self._kill_at = time.monotonic() + self._drain_seconds + DRAIN_MARGIN_SECONDS
-        self._send(signal.SIGTERM, [role for role in self._roles if not role.stops_last])
+        match signal.Signals(number):
+            case signal.SIGTERM | signal.SIGINT:
+                self._stop(number)
+            case _ if self._is_draining:
+                return
+            case signal.SIGHUP if self._has_terminal and not _has_terminal():
+                self._stop(number)
+            case signal.SIGHUP:
+                self._reload()
+            case signal.SIGTTIN:
+                self._add_worker()
+            case signal.SIGTTOU:
+                self._remove_worker()
 
-    def _stop_last(self) -> None:
-        if self._draining and not self._asked_last and not any(r.pid for r in self._roles if not r.stops_last):
-            self._asked_last = True
-            self._send(signal.SIGTERM, self._roles)
+    def _look_after(self) -> None:
+        for process in self._watch.find_hung(self._crew.processes):
+            self._crew.abort(process)
+        if self._is_draining:
+            self._crew.drain_last()
+        else:
+            self._replacing.step()
 
-    def _kill_late(self) -> bool:
-        """Kills what did not end in time; returns whether there was nothing to kill."""
-        if self._kill_at is None or time.monotonic() < self._kill_at:
-            return True
-        late = [role for role in self._roles if role.pid]
-        for role in late:
-            self._log.error("process.killed", role=role.name, pid=role.pid)
-        self._send(signal.SIGKILL, late)
-        self._kill_at = time.monotonic() + DRAIN_MARGIN_SECONDS
-        return not late
-
-    def _send(self, number: int, roles: Sequence[Role]) -> None:
-        for role in roles:
-            if role.pid:
-                os.kill(role.pid, number)
-
-    def _start_due(self) -> None:
+    def _stop(self, number: int) -> None:
         now = time.monotonic()
-        for role in self._roles:
-            if role.start_at is not None and role.start_at <= now and not self._draining:
-                self._start(role)
+        if self._drain_began_at is None:
+            self._drain_began_at = now
+            self._log.info("dispatcher.draining", signal=signal.Signals(number).name)
+            self._crew.begin_drain()
+        elif now - self._drain_began_at > REPEATED_SECONDS:
+            self._crew.kill_now()
 
-    def _start(self, role: Role) -> None:
-        # What the parent has loaded stays shared memory: the collector never touches it in a child.
-        gc.freeze()
-        parent = os.getpid()
-        # A signal to a child that still has our handlers would be noted as ours; it waits until the child has its own.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    def _reload(self) -> None:
         try:
-            pid = os.fork()
-        except OSError as error:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-            # The host is short of processes or memory: the others work on, and this one is tried again.
-            role.started_at = time.monotonic()
-            self._note_end(role, f"not forked: {error.strerror}")
+            roles = self._load_roles()
+        except ConfigurationError as error:
+            self._log.error("dispatcher.reload_failed", reason=error.message)
             return
-        if pid == 0:
-            for descriptor in (self._lifeline_end, self._lock):
-                os.close(descriptor)
-            become(role.name, role.entry, self._lifeline, parent)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-        role.pid, role.started_at, role.start_at = pid, time.monotonic(), None
-        self._log.info("process.started", role=role.name, pid=pid)
+        self._log.info("dispatcher.reloading")
+        self._crew.adopt(roles)
+        self._replacing.begin_reload()
 
-    def _reap(self) -> None:
-        for role in self._roles:
-            if role.pid is None:
-                continue
-            pid, status = os.waitpid(role.pid, os.WNOHANG)
-            if pid:
-                code = os.waitstatus_to_exitcode(status)
-                self._note_end(role, f"signal {_signal_name(-code)}" if code < 0 else f"exit {code}")
+    def _add_worker(self) -> None:
+        if self._worker_count < MOST_WORKERS:
+            self._crew.add(self._crew.scaled.name)
+        self._log.info("dispatcher.scaled", workers=self._worker_count)
 
-    def _note_end(self, role: Role, how: str) -> None:
-        now = time.monotonic()
-        pid, role.pid = role.pid, None
-        if self._draining:
-            # A child that had not begun yet ends by the signal itself.
-            tell = self._log.info if how in ("exit 0", "signal SIGTERM") else self._log.error
-            tell("process.exited", role=role.name, pid=pid, how=how)
-            return
-        metrics.RESTARTS.add(1, role.name.split()[0], _reason(how))
-        role.restarts = role.restarts.after(now - role.started_at)
-        role.start_at = now + role.restarts.wait_seconds
-        self._log.error(
-            "process.exited", role=role.name, pid=pid, how=how, retry_in_seconds=round(role.restarts.wait_seconds, 1)
-        )
+    def _remove_worker(self) -> None:
+        """Not one that is being replaced: of several workers there is always another."""
+        if self._worker_count > 1:
+            removable = [worker for worker in self._crew.workers if not self._replacing.concerns(worker)]
+            # One that waits to be started again, where there is one.
+            self._crew.ask(min(removable, key=lambda each: (each.pid is not None, -each.number)), Ending.SCALED_DOWN)
+        self._log.info("dispatcher.scaled", workers=self._worker_count)
 
 
-def _reason(how: str) -> str:
-    """An end in a word for the metrics."""
-    return {"exit": "exit", "signal": "signal"}.get(how.split(maxsplit=1)[0], "not_forked")
-
-
-def _signal_name(number: int) -> str:
-    # Real-time signals have numbers only.
-    return signal.Signals(number).name if number in set(signal.Signals) else str(number)
+def _has_terminal() -> bool:
+    """Whether there is a terminal whose Ctrl-C would reach us; not so any more once it was closed."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 def lock_run_dir(run_dir: Path) -> int:

@@ -9,14 +9,16 @@ FIRST_WAIT_SECONDS: Final = 0.1
 LONGEST_WAIT_SECONDS: Final = 30.0
 STEADY_SECONDS: Final = 10.0
 """A process that lived this long was well; its next end counts as the first."""
+FIRST_BOOT_WAIT_SECONDS: Final = 0.5
+"""What could not boot will hardly boot at once; a person has to mend something."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
-    """A role's recent ends.
+    """A process's recent ends after it was up.
 
     Attributes:
-        in_a_row: Ends since the role was last steady.
+        in_a_row: Ends since it was last steady.
     """
 
     in_a_row: int = 0
@@ -28,6 +30,28 @@ class Restarts:
     @property
     def wait_seconds(self) -> float:
         """The wait before the next start: none after the first end, then doubling."""
-        if self.in_a_row <= 1:
-            return 0.0
-        return min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2.0 ** min(self.in_a_row - 2, 20))
+        return _doubled(FIRST_WAIT_SECONDS, self.in_a_row - 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Boots:
+    """A process's failures to come up.
+
+    Attributes:
+        in_a_row: Failures since it was last up.
+    """
+
+    in_a_row: int = 0
+
+    def after(self) -> Boots:
+        """The state after one more failure."""
+        return Boots(self.in_a_row + 1)
+
+    @property
+    def wait_seconds(self) -> float:
+        """The wait before the next start, doubling from the first."""
+        return _doubled(FIRST_BOOT_WAIT_SECONDS, self.in_a_row - 1)
+
+
+def _doubled(first_seconds: float, times: int) -> float:
+    return 0.0 if times < 0 else min(LONGEST_WAIT_SECONDS, first_seconds * 2.0 ** min(times, 20))

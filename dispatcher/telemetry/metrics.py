@@ -74,9 +74,13 @@ IN_FLIGHT: Final = Gauge("dispatcher_in_flight_emails", "Emails that workers hav
 CONSUMING: Final = Gauge("dispatcher_consuming_workers", "Workers to which RabbitMQ gives messages.")
 RESTARTS: Final = Counter(
     "dispatcher_process_restarts_total",
-    "Processes that ended and are started again.",
+    "Processes that ended and were started again or replaced.",
     ("role", "reason"),
-    ((role, reason) for role in ("worker", "relay", "monitor") for reason in ("exit", "signal")),
+    (
+        (role, reason)
+        for role in ("worker", "relay", "monitor")
+        for reason in ("crashed", "could_not_boot", "hung", "stopped", "reloaded", "recycled")
+    ),
 )
 
 METERS: Final[tuple[Meter, ...]] = tuple(each for each in globals().copy().values() if isinstance(each, Meter))

@@ -89,6 +89,7 @@ class Pipeline:
         self._recorder = Recorder(store, self._outage, self._close)
         self._returns: Batches[Sending] = Batches(self._release)
         self.sent_count = 0
+        self.finished_count = 0
         self.released_count = 0
 
     def take(self, delivery: Delivery) -> None:
@@ -256,6 +257,7 @@ class Pipeline:
                 sending.recorded.set_result(None)
                 continue
             self.sent_count += closing.result.status is Status.SENT
+            self.finished_count += 1
             del self._active[sending.email_id]
         self._consumer.ack(finished)
         self._leasing.wake()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import secrets
 import socket
 from contextlib import suppress
@@ -16,6 +17,7 @@ from dispatcher.config import Settings
 from dispatcher.errors import StoreUnavailable
 from dispatcher.inflight import Ledger
 from dispatcher.providers.registry import open_provider
+from dispatcher.roster import Post, Seat
 from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.stopping import stop_event
@@ -32,6 +34,9 @@ POOL_SIZE = 3
 """Lease, record, and one for renewals, releases and rates: each has one statement under way at a time."""
 CANCEL_SECONDS = 2.0
 """A RabbitMQ that hangs must not use up the drain's time; what it may still deliver then is not taken."""
+RECYCLE_SPREAD = 0.2
+"""Each worker picks its own number, so far around the one that is set: else they all ask at once."""
+_COUNT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +59,18 @@ class Identity:
         return cls(slot, f"{slot}:{os.getpid()}:{secrets.token_hex(4)}")
 
 
-def run_worker(settings: Settings, slot_number: int, lifeline: int) -> int:
+def run_worker(settings: Settings, post: Post) -> int:
     """Works until told to stop; returns the exit code."""
-    identity = Identity.new(slot_number)
+    identity = Identity.new(post.number)
     log.configure(settings.log_level, settings.log_format, worker=identity.slot)
     if settings.metrics:
-        metric_files.begin(settings.metrics_folder, f"w{slot_number}")
-    uvloop.run(_work(settings, identity, lifeline))
+        metric_files.begin(settings.metrics_folder, f"w{post.number}")
+    uvloop.run(_work(settings, identity, post))
     return 0
 
 
-async def _work(settings: Settings, identity: Identity, lifeline: int) -> None:
-    stop = stop_event(lifeline)
+async def _work(settings: Settings, identity: Identity, post: Post) -> None:
+    stop = stop_event(post)
     pool = make_pool(settings.database_url, name=identity.worker, size=POOL_SIZE)
     # Twice the window: after a lost channel, emails of the old one are still on the wire while new ones are leased.
     ledger = Ledger(settings.run_dir, worker=identity.worker, slot=identity.slot, slots=2 * settings.prefetch)
@@ -75,7 +80,7 @@ async def _work(settings: Settings, identity: Identity, lifeline: int) -> None:
     await pool.open()
     try:
         store = LeaseStore(pool, worker=identity.worker, slot=identity.slot)
-        await _dispatch(settings, identity, stop, store, routes, watch, ledger)
+        await _dispatch(settings, identity, stop, store, routes, watch, ledger, post.seat)
     finally:
         with suppress(StoreUnavailable, TimeoutError):
             async with asyncio.timeout(FORGET_SECONDS):
@@ -99,6 +104,7 @@ async def _dispatch(
     routes: Routes,
     watch: ProviderWatch,
     ledger: Ledger,
+    seat: Seat,
 ) -> None:
     """Consumes and works until the stop, then drains."""
     window = routes.window(settings.prefetch, max(settings.lease_seconds / 2, settings.send_timeout_seconds))
@@ -110,6 +116,7 @@ async def _dispatch(
         prefetch=settings.prefetch,
         on_delivery=lambda delivery: pipeline.take(delivery),  # noqa: PLW0108
         on_lost=lambda: pipeline.forget_arrivals(),  # noqa: PLW0108
+        on_tried=seat.up,
         name=f"dispatcher {identity.worker}",
         ca_file=settings.ca_file,
     )
@@ -117,6 +124,7 @@ async def _dispatch(
     async with asyncio.TaskGroup() as group:
         working = group.create_task(pipeline.run())
         consuming = group.create_task(consumer.run())
+        retiring = group.create_task(_ask_for_successor(seat, pipeline, settings.recycle_emails))
         await stop.wait()
         with suppress(TimeoutError):
             async with asyncio.timeout(CANCEL_SECONDS):
@@ -125,6 +133,16 @@ async def _dispatch(
         await consumer.close()
         # It may still be connecting, to a RabbitMQ that does not answer.
         await asyncio.wait({consuming}, timeout=CANCEL_SECONDS)
-        consuming.cancel()
-        working.cancel()
+        for task in (consuming, working, retiring):
+            task.cancel()
     log.get_log().info("worker.drained", sent=pipeline.sent_count, released=pipeline.released_count)
+
+
+async def _ask_for_successor(seat: Seat, pipeline: Pipeline, after_emails: int) -> None:
+    """Asks for it once, after about so many emails; never where that is 0. The worker works on until it is stopped."""
+    if not after_emails:
+        return
+    enough = after_emails * random.uniform(1 - RECYCLE_SPREAD, 1 + RECYCLE_SPREAD)  # noqa: S311
+    while pipeline.finished_count < enough:  # noqa: ASYNC110 - nothing is done per email that can be done per second
+        await asyncio.sleep(_COUNT_SECONDS)
+    seat.ask_for_successor()

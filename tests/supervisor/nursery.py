@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.supervisor.program import Program
-from tests.supervisor.toys import FAILING_FORKS
+from tests.supervisor.toys import FAILING_FORKS, HANG_SECONDS
 
 
 class Nursery:
@@ -25,6 +25,7 @@ class Nursery:
         failing_forks: int = 0,
         stdout: Path | None = None,
         by: Sequence[str] = (),
+        hang_seconds: float = 0,
     ) -> Program:
         """A parent with these toys (see `toys`), perhaps on a host that cannot fork at first.
 
@@ -32,16 +33,25 @@ class Nursery:
             by: What starts it: a program that executes its arguments.
         """
         argv = [*by, sys.executable, "-m", "tests.supervisor.toys", str(self._folder), str(drain_seconds), *roles]
-        env = {"PATH": os.defpath, FAILING_FORKS: str(failing_forks)}
+        env = {"PATH": os.defpath, FAILING_FORKS: str(failing_forks), HANG_SECONDS: str(hang_seconds)}
         program = Program(argv, self._folder, f"parent-{len(self._programs)}", env=env, stdout=stdout)
         self._programs.append(program)
         return program
+
+    def change_roles(self, *roles: str) -> None:
+        """What the next reload finds; nothing is a mistake."""
+        (self._folder / "roles").write_text(" ".join(roles))
 
     def diary(self, word: str) -> list[tuple[str, int]]:
         """Name and pid of each toy that wrote this word, in order."""
         path = self._folder / "diary"
         lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
         return [(name, int(pid)) for name, pid, wrote in lines if wrote == word]
+
+    def words_in_order(self) -> list[tuple[str, str]]:
+        """Name and word of each line, in order."""
+        lines = [line.split() for line in (self._folder / "diary").read_text().splitlines()]
+        return [(name, word) for name, _pid, word in lines]
 
     def words(self, prefix: str) -> list[str]:
         """Everything in the diary that begins so, in order."""

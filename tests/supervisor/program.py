@@ -165,6 +165,19 @@ class Program:
         """Signals the process itself."""
         os.kill(self.pid, number)
 
+    def send_to(self, pid: int, number: signal.Signals) -> None:
+        """Signals one that it started."""
+        os.kill(pid, number)
+
+    def freeze_all(self, *, seconds: float) -> None:
+        """Lets everybody of its session stand still for so long, as a host that is suspended does."""
+        members = self.members()
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for pid in members:
+                os.kill(pid, number)
+            # Time itself is what is tested here.
+            time.sleep(seconds if number is signal.SIGSTOP else 0)
+
     def send_all(self, number: signal.Signals) -> None:
         """Signals its whole process group, as a terminal does."""
         os.killpg(self.pid, number)

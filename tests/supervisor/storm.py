@@ -17,7 +17,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from dispatcher.supervisor.parent import Parent, Role
+from dispatcher.roster import Post
+from dispatcher.supervisor.parent import Parent
+from dispatcher.supervisor.process import Role
 from dispatcher.telemetry import log
 from tests.supervisor.toys import Eager, Toy, end, hear_signal
 
@@ -30,12 +32,14 @@ def run_parent(folder: Path, sign_of_life: int) -> int:
     # One that hangs ends by itself, with an exit code that nothing else gives.
     signal.alarm(HANGS_AFTER_SECONDS)
 
-    def end_at_once(lifeline: int) -> int:
+    def end_at_once(post: Post) -> int:
+        post.seat.up()
         os.write(sign_of_life, b".")
-        return end(Toy("ends", "0", folder / "diary"), lifeline)
+        return end(Toy("ends", "0", folder / "diary"), post)
 
-    def listen(lifeline: int) -> int:
-        return hear_signal(Toy("listens", "", folder / "diary"), lifeline)
+    def listen(post: Post) -> int:
+        post.seat.up()
+        return hear_signal(Toy("listens", "", folder / "diary"), post)
 
     busy = [Role(f"busy {number}", end_at_once, restarts=Eager()) for number in range(3)]
     roles = [*busy, Role("listens", listen), Role("relay", listen, stops_last=True)]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dispatcher.supervisor.parent import REPEATED_SECONDS
 from tests.supervisor.nursery import Nursery
 from tests.supervisor.program import eventually, is_alive, processes
 
@@ -108,9 +109,9 @@ def test_who_does_not_drain_in_time_is_killed_and_the_exit_code_says_so(nursery:
 
     assert parent.await_exit() == 1
     killed = parent.events("process.killed")
-    # The relay had not been asked yet: it stops when the others have ended.
-    assert [event["role"] for event in killed] == ["a", "relay"]
-    assert [name for name, _ in nursery.diary("stopped")] == ["b"]
+    assert [event["role"] for event in killed] == ["a"]
+    # The relay gets its time after that: it settles what the killed one left.
+    assert [name for name, _ in nursery.diary("stopped")] == ["b", "relay"]
     assert not parent.members()
 
 
@@ -133,11 +134,16 @@ def test_a_second_sigterm_kills_at_once(nursery: Nursery) -> None:
     parent = nursery.start("a=deaf", "relay=deaf", drain_seconds=600)
     eventually(lambda: len(nursery.diary("serving")) == 2)
     parent.send(signal.SIGTERM)
-    parent.await_events("dispatcher.draining", signal="SIGTERM")
+    draining = parent.await_events("dispatcher.draining", signal="SIGTERM")
 
-    parent.send(signal.SIGTERM)
+    def killed() -> bool:
+        parent.send(signal.SIGTERM)
+        return bool(parent.events("process.killed"))
 
+    eventually(killed)
     assert parent.await_exit(10) == 1
+    # Those that follow at once are taken for the first one again.
+    assert seconds_between(draining, parent.events("process.killed")[0]) > REPEATED_SECONDS
     assert len(parent.events("process.killed")) == 2
     assert not parent.members()
 
@@ -154,15 +160,19 @@ def test_ctrl_c_in_a_terminal_is_one_drain(nursery: Nursery) -> None:
     assert "Traceback" not in parent.words
 
 
-def test_a_terminal_that_closes_does_not_cut_the_children_short(nursery: Nursery) -> None:
-    parent = nursery.start("a=serve:0.2", "relay=serve")
+def test_a_terminal_that_closes_is_one_drain(nursery: Nursery) -> None:
+    ours, theirs = os.openpty()
+    # The first terminal that a session's first process opens is its own from then on.
+    opening = "import os, sys; os.open(sys.argv[1], os.O_RDWR); os.execv(sys.argv[2], sys.argv[2:])"
+    parent = nursery.start("a=serve:0.2", "relay=serve", by=[sys.executable, "-c", opening, os.ttyname(theirs)])
+    os.close(theirs)
     eventually(lambda: len(nursery.diary("serving")) == 2)
 
-    parent.send_all(signal.SIGHUP)
+    os.close(ours)
 
-    parent.await_exit()
-    parent.await_all_gone()
-    assert sorted(name for name, _ in nursery.diary("stopped")) == ["a", "relay"]
+    assert parent.await_exit() == 0
+    assert parent.events("dispatcher.draining")[0]["signal"] == "SIGHUP"
+    assert [name for name, _ in nursery.diary("stopped")] == ["a", "relay"]
 
 
 @pytest.mark.parametrize("kind", ["signal", "lifeline", "serve:0.3"])

@@ -1,8 +1,9 @@
 """A parent whose children are toys, as a program of its own: python -m tests.supervisor.toys FOLDER DRAIN_SECONDS ROLE…
 
-A role is NAME=KIND or NAME=KIND:ARGUMENT; the one named `relay` stops last, those named `eager…` are started again
-without a wait. Each toy writes what happens to it into FOLDER/diary, a line each: name, pid, word. `escaped` stands
-there if a child runs on into its parent's code.
+A role is NAME=KIND, NAME=KIND:ARGUMENT or, for several of it, NAME*COUNT=KIND; those named `relay` and `monitor` stop
+last, those named `eager…` are started again without a wait. Each toy writes what happens to it into FOLDER/diary, a
+line each: name, pid, word. `escaped` stands there if a child runs on into its parent's code. A reload takes the roles
+from FOLDER/roles, where that exists; an empty one is a mistake.
 
     serve[:seconds]   drains for so long when it is told to stop, by signal or lifeline, and exits 0
     signal            listens to SIGTERM alone
@@ -12,6 +13,10 @@ there if a child runs on into its parent's code.
     chat              says something on stdout and ends at once
     raise             ends by an exception
     abort             ends by a signal
+    unfit:code        ends before it is up
+    mistaken          ends before it is up, because of its settings
+    hang              stands still once its loop has begun
+    retire            serves, and wants a successor
 """
 
 from __future__ import annotations
@@ -25,16 +30,20 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
+from dispatcher.errors import ConfigurationError
+from dispatcher.roster import Post
 from dispatcher.stopping import stop_event
-from dispatcher.supervisor.parent import Parent, Role
-from dispatcher.supervisor.restarts import Restarts
+from dispatcher.supervisor.parent import Parent
+from dispatcher.supervisor.process import Role
+from dispatcher.supervisor.restarts import Boots, Restarts
 from dispatcher.telemetry import log
 
 FAILING_FORKS = "TOYS_FAILING_FORKS"
 """How many forks fail at first, as they do on a host that is short of processes."""
+HANG_SECONDS = "TOYS_HANG_SECONDS"
+"""How long a toy may stand still; for ever where it is not set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +51,20 @@ class Eager(Restarts):
     """No wait, ever: to see hundreds of restarts in a second."""
 
     def after(self, lived_seconds: float) -> Restarts:  # noqa: ARG002 - as it is called
+        """Unchanged."""
+        return self
+
+    @property
+    def wait_seconds(self) -> float:
+        """None."""
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EagerBoots(Boots):
+    """No wait here, either."""
+
+    def after(self) -> Boots:
         """Unchanged."""
         return self
 
@@ -65,11 +88,12 @@ class Toy:
             file.write(f"{self.name} {os.getpid()} {word}\n".encode())
 
 
-def serve(toy: Toy, lifeline: int) -> int:
+def serve(toy: Toy, post: Post) -> int:
     """Works until told to stop, as our processes do."""
 
     async def work() -> None:
-        stop = stop_event(lifeline)
+        stop = stop_event(post)
+        post.seat.up()
         toy.note("serving")
         await stop.wait()
         toy.note("stopping")
@@ -80,7 +104,7 @@ def serve(toy: Toy, lifeline: int) -> int:
     return 0
 
 
-def hear_signal(toy: Toy, _lifeline: int) -> int:
+def hear_signal(toy: Toy, _post: Post) -> int:
     """Stops by SIGTERM alone."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     toy.note("serving")
@@ -89,16 +113,16 @@ def hear_signal(toy: Toy, _lifeline: int) -> int:
     return 0
 
 
-def hear_lifeline(toy: Toy, lifeline: int) -> int:
+def hear_lifeline(toy: Toy, post: Post) -> int:
     """Stops by the lifeline alone."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     toy.note("serving")
-    assert os.read(lifeline, 1) == b""
+    assert os.read(post.lifeline, 1) == b""
     toy.note("stopped")
     return 0
 
 
-def be_deaf(toy: Toy, _lifeline: int) -> int:
+def be_deaf(toy: Toy, _post: Post) -> int:
     """Never stops."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     toy.note("serving")
@@ -106,31 +130,57 @@ def be_deaf(toy: Toy, _lifeline: int) -> int:
         select.select([], [], [])
 
 
-def end(toy: Toy, _lifeline: int) -> int:
+def end(toy: Toy, _post: Post) -> int:
     """Ends at once."""
     toy.note(f"descriptors={len(list(Path('/proc/self/fd').iterdir()))}")
     return int(toy.argument)
 
 
-def chat(toy: Toy, _lifeline: int) -> int:
+def chat(toy: Toy, _post: Post) -> int:
     """Ends with words that nobody has read yet."""
     toy.note("chatted")
     sys.stdout.write("hello\n")
     return 0
 
 
-def fail(_toy: Toy, _lifeline: int) -> int:
+def fail(_toy: Toy, _post: Post) -> int:
     """Ends by an exception."""
     raise RuntimeError("a toy broke")
 
 
-def abort(_toy: Toy, _lifeline: int) -> int:
+def abort(_toy: Toy, _post: Post) -> int:
     """Ends by a signal."""
     os.kill(os.getpid(), signal.SIGKILL)
     return 0
 
 
-KINDS: dict[str, Callable[[Toy, int], int]] = {
+def be_mistaken(_toy: Toy, _post: Post) -> int:
+    """Ends by a mistake in its settings."""
+    raise ConfigurationError(["TOY_SIZE must be a whole number.", "TOY_COLOUR is not set."])
+
+
+def hang(toy: Toy, post: Post) -> int:
+    """Its loop begins, and then stands still."""
+
+    async def stand_still() -> None:
+        stop_event(post)
+        post.seat.up()
+        toy.note("serving")
+        select.select([], [], [])
+
+    asyncio.run(stand_still())
+    return 0
+
+
+def retire(toy: Toy, post: Post) -> int:
+    """Serves, and wants to be replaced."""
+    post.seat.ask_for_successor()
+    return serve(toy, post)
+
+
+UNFIT: dict[str, Callable[[Toy, Post], int]] = {"unfit": end, "mistaken": be_mistaken}
+"""These end before they are up."""
+KINDS: dict[str, Callable[[Toy, Post], int]] = {
     "serve": serve,
     "signal": hear_signal,
     "lifeline": hear_lifeline,
@@ -139,16 +189,37 @@ KINDS: dict[str, Callable[[Toy, int], int]] = {
     "chat": chat,
     "raise": fail,
     "abort": abort,
+    "hang": hang,
+    "retire": retire,
 }
 
 
 def role(text: str, folder: Path) -> Role:
     """The role that an argument describes."""
-    name, _, rest = text.partition("=")
+    title, _, rest = text.partition("=")
     kind, _, argument = rest.partition(":")
+    name, _, times = title.partition("*")
     toy = Toy(name, argument, folder / "diary")
-    restarts = Eager() if name.startswith("eager") else Restarts()
-    return Role(name, partial(KINDS[kind], toy), stops_last=name == "relay", restarts=restarts)
+
+    def run(post: Post) -> int:
+        if kind in UNFIT:
+            return UNFIT[kind](toy, post)
+        # A loop is up when it works; the others are at once.
+        if kind not in ("serve", "retire", "hang"):
+            post.seat.up()
+        return KINDS[kind](toy, post)
+
+    waits = (Eager(), EagerBoots()) if name.startswith("eager") else (Restarts(), Boots())
+    return Role(name, run, int(times) if times else None, name in ("relay", "monitor"), *waits)
+
+
+def load_roles(first: list[str], folder: Path) -> list[Role]:
+    """The roles at the start, or those of the file that came since."""
+    path = folder / "roles"
+    texts = path.read_text().split() if path.exists() else first
+    if not texts:
+        raise ConfigurationError(["TOY_ROLES is empty."])
+    return [role(text, folder) for text in texts]
 
 
 def forking(failures: int) -> Callable[[], int]:
@@ -169,7 +240,11 @@ def main(arguments: list[str]) -> int:
     os.fork = forking(int(os.environ.get(FAILING_FORKS, "0")))
     log.configure("info", "json")
     parent = Parent(
-        [role(text, Path(folder)) for text in roles], run_dir=Path(folder) / "run", drain_seconds=float(drain_seconds)
+        [role(text, Path(folder)) for text in roles],
+        run_dir=Path(folder) / "run",
+        drain_seconds=float(drain_seconds),
+        hang_seconds=float(os.environ.get(HANG_SECONDS, "0")),
+        load_roles=lambda: load_roles(roles, Path(folder)),
     )
     pid = os.getpid()
     try:

@@ -17,6 +17,7 @@ from dispatcher.broker.topology import Topology, depths
 from dispatcher.config import Settings, load
 from dispatcher.dev.servers import Servers
 from dispatcher.inflight import Ledger
+from dispatcher.roster import Roster, Seat
 from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.store.connections import make_pool
@@ -45,6 +46,7 @@ class Worker:
     name: str
     ledger: Path
     task: asyncio.Task[None]
+    seat: Seat
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -128,14 +130,15 @@ class Bench:
         ledger = Ledger(settings.run_dir, worker=identity.worker, slot=identity.slot, slots=slots)
         await pool.open()
         stopping = asyncio.Event()
+        seat = Roster(["worker"]).seat("worker", 0)
         leases = LeaseStore(pool, worker=identity.worker, slot=identity.slot)
 
         async def work() -> None:
-            await _dispatch(settings, identity, stopping, leases, routes, watch, ledger)
+            await _dispatch(settings, identity, stopping, leases, routes, watch, ledger, seat)
             ledger.close()
 
         task = asyncio.create_task(work())
-        worker = Worker(identity.worker, ledger.path, task, stopping)
+        worker = Worker(identity.worker, ledger.path, task, seat, stopping)
         self._stack.push_async_callback(pool.close)
         self._stack.push_async_callback(self._end, task)
         self.workers.append(worker)

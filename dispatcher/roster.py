@@ -1,0 +1,179 @@
+"""The roster: who of a host's processes is there, and how he is; shared memory that every process of the host sees.
+
+    parent   makes it before the first fork, gives each child a seat, and reads what the children say
+    child    says in its own seat that it is up, that its loop works (a heartbeat), and that it wants to be replaced
+    monitor  reads all of it: `unready` says in words what is not as it should be; `members` has the figures
+
+Up means: it has everything that it needs of its own (settings, files, providers), it hears a stop, and it has tried its
+server: it works, or knows that the server is away. RabbitMQ or PostgreSQL being away is no reason not to be up; who
+ends before he is up could not boot.
+
+Nothing is locked, because each 64-bit cell has one writer at a time and is written in one piece.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+SEATS: Final = 1024
+"""More than twice the most workers that a host may have: the predecessor and the successor of each."""
+
+
+class _Cell(IntEnum):
+    """What stands where in a seat's row; the first line is the parent's, the second the child's."""
+
+    TAKEN, ROLE, NUMBER, PID, IS_ENDING, FAILED_BOOTS = range(6)
+    IS_UP, BEATS, WANTS_SUCCESSOR = range(6, 9)
+
+
+_CELLS: Final = len(_Cell)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One process, as the roster has it.
+
+    Attributes:
+        role: `worker`, `relay`, `monitor`.
+        number: Its slot among those of its role.
+        pid: None while it waits to be started.
+        is_ending: It was told to end: replaced, removed, or with the whole host.
+        failed_boots: How often in a row it ended before it was up.
+        beats: Grows while its loop works.
+    """
+
+    role: str
+    number: int
+    pid: int | None
+    is_up: bool
+    is_ending: bool
+    failed_boots: int
+    beats: int
+
+
+class Roster:
+    """The table of all seats; made once, by the parent."""
+
+    def __init__(self, roles: Sequence[str]) -> None:
+        self._roles = tuple(roles)
+        self._cells = memoryview(mmap.mmap(-1, SEATS * _CELLS * 8)).cast("q")
+
+    def seat(self, role: str, number: int) -> Seat:
+        """A free seat, taken from now on; for the parent."""
+        at = next(at for at in range(0, SEATS * _CELLS, _CELLS) if not self._cells[at + _Cell.TAKEN])
+        for cell in range(_CELLS):
+            self._cells[at + cell] = 0
+        self._cells[at + _Cell.ROLE] = self._roles.index(role)
+        self._cells[at + _Cell.NUMBER] = number
+        self._cells[at + _Cell.TAKEN] = 1
+        return Seat(self._cells, at)
+
+    def members(self) -> list[Member]:
+        """Everybody who runs or should."""
+        return [self._member(at) for at in range(0, SEATS * _CELLS, _CELLS) if self._cells[at + _Cell.TAKEN]]
+
+    def unready(self) -> list[str]:
+        """A sentence for each process that should work and does not; empty where all is well."""
+        return [_plight(member) for member in self.members() if not member.is_up and not member.is_ending]
+
+    def _member(self, at: int) -> Member:
+        row = self._cells[at : at + _CELLS]
+        return Member(
+            role=self._roles[row[_Cell.ROLE]],
+            number=row[_Cell.NUMBER],
+            pid=row[_Cell.PID] or None,
+            is_up=bool(row[_Cell.IS_UP]),
+            is_ending=bool(row[_Cell.IS_ENDING]),
+            failed_boots=row[_Cell.FAILED_BOOTS],
+            beats=row[_Cell.BEATS],
+        )
+
+
+class Seat:
+    """One process's row."""
+
+    def __init__(self, cells: memoryview[int], at: int) -> None:
+        self._cells = cells
+        self._at = at
+
+    # What the child says.
+
+    def up(self) -> None:
+        """It works; a second call is harmless."""
+        self._cells[self._at + _Cell.IS_UP] = 1
+
+    def beat(self) -> None:
+        """Its loop works."""
+        self._cells[self._at + _Cell.BEATS] += 1
+
+    def ask_for_successor(self) -> None:
+        """It wants to be replaced, and works on until it is told to stop."""
+        self._cells[self._at + _Cell.WANTS_SUCCESSOR] = 1
+
+    # What the parent says and reads.
+
+    def begin(self) -> None:
+        """A process is about to be forked for it: nothing that an earlier one said is true of this one."""
+        for cell in (_Cell.IS_UP, _Cell.BEATS, _Cell.WANTS_SUCCESSOR, _Cell.IS_ENDING):
+            self._cells[self._at + cell] = 0
+
+    def note_process(self, pid: int | None) -> None:
+        """Who sits in it now."""
+        self._cells[self._at + _Cell.PID] = pid or 0
+        if pid is None:
+            self._cells[self._at + _Cell.IS_UP] = 0
+
+    def note_ending(self) -> None:
+        """Its process was told to end."""
+        self._cells[self._at + _Cell.IS_ENDING] = 1
+
+    def note_failed_boots(self, count: int) -> None:
+        """How often in a row its processes ended before they were up."""
+        self._cells[self._at + _Cell.FAILED_BOOTS] = count
+
+    def leave(self) -> None:
+        """The seat is free."""
+        self._cells[self._at + _Cell.TAKEN] = 0
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its process works."""
+        return bool(self._cells[self._at + _Cell.IS_UP])
+
+    @property
+    def beats(self) -> int:
+        """A figure that changes while its process's loop works."""
+        return self._cells[self._at + _Cell.BEATS]
+
+    @property
+    def wants_successor(self) -> bool:
+        """Whether its process wants to be replaced."""
+        return bool(self._cells[self._at + _Cell.WANTS_SUCCESSOR])
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """What a process gets from the parent that forked it.
+
+    Attributes:
+        lifeline: A pipe of which the parent holds the other end; EOF means that it is gone.
+        number: The process's slot: no two living children of one parent have the same, and a restart keeps it.
+        seat: Where the process says how it is.
+        roster: Everybody.
+    """
+
+    lifeline: int
+    number: int
+    seat: Seat
+    roster: Roster
+
+
+def _plight(member: Member) -> str:
+    name = f"{member.role} {member.number}"
+    if member.failed_boots:
+        return f"{name} could not boot, {member.failed_boots} times in a row."
+    return f"{name} is starting." if member.pid else f"{name} waits to be started again."

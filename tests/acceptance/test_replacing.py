@@ -1,0 +1,83 @@
+"""Workers replaced while they send: by a reload, by their own wish, because they hang. Nobody notices but the log."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.acceptance.harness import CONNECTIONS, Host, Sink, emails, stop
+
+
+def test_a_reload_under_load_loses_repeats_and_holds_nothing(host: Host) -> None:
+    host.sink("--latency-ms", "20")
+    ids = host.enqueue(emails(600))
+    run = host.run()
+    host.await_delivered(50)
+
+    run.send(signal.SIGHUP)
+    run.await_events("dispatcher.reloaded")
+    run.send(signal.SIGHUP)
+    run.await_events("dispatcher.reloaded", 2)
+
+    books = host.await_finished(ids)
+    stop(run)
+    books.assert_balanced()
+    assert books.counts == {"sent": 600}
+    assert {event["reason"] for event in run.events("process.exited")} == {"reloaded", "drained"}
+    assert not list(host.run_dir.glob("*.ledger"))
+
+
+def test_a_reload_takes_secrets_that_were_rotated_and_survives_one_that_is_mistaken(host: Host) -> None:
+    first, second = host.sink(), Sink(host.folder / "second")
+    secret = host.folder / "smtp-url"
+    secret.write_text(first.settings["SMTP_URL"])
+    run = host.run(SMTP_URL="", SMTP_URL_FILE=secret)
+    host.await_finished(host.enqueue(emails(20, name="before")))
+
+    secret.write_text("gopher://nowhere")
+    run.send(signal.SIGHUP)
+    assert "DISPATCHER_SMTP_URL" in run.await_events("dispatcher.reload_failed")["reason"]
+    secret.write_text(second.settings["SMTP_URL"])
+    run.send(signal.SIGHUP)
+    run.await_events("dispatcher.reloaded")
+    after = host.enqueue(emails(20, name="after"))
+
+    host.await_finished(after)
+    stop(run)
+    second.kill()
+    assert set(second.delivered()) == after
+    assert not run.events("process.exited", reason="could_not_boot")
+
+
+def test_workers_that_have_sent_their_share_are_replaced_one_by_one(host: Host) -> None:
+    host.sink("--latency-ms", "5")
+    ids = host.enqueue(emails(1000))
+
+    run = host.run(RECYCLE_EMAILS=100)
+
+    run.await_events("process.exited", 2, reason="recycled")
+    books = host.await_finished(ids)
+    stop(run)
+    books.assert_balanced()
+    assert books.counts == {"sent": 1000}
+
+
+@pytest.mark.slow
+def test_a_worker_that_hangs_is_replaced_and_holds_no_more_than_what_was_on_the_wire(host: Host) -> None:
+    host.sink("--latency-ms", "50")
+    ids = host.enqueue(emails(600))
+    run = host.run(HANG_SECONDS=5)
+    host.await_delivered(100)
+    victim = run.pid_of("worker 0")
+
+    os.kill(victim, signal.SIGSTOP)
+
+    ended = run.await_events("process.exited", pid=victim)
+    assert (ended["reason"], ended["how"]) == ("hung", "signal SIGKILL")
+    books = host.await_finished(ids)
+    stop(run)
+    books.assert_balanced()
+    assert books.count("held") <= CONNECTIONS
+    assert books.count("sent") + books.count("held") == 600

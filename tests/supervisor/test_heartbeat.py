@@ -1,0 +1,93 @@
+"""Processes that hang, and those that never come up."""
+
+from __future__ import annotations
+
+import signal
+from itertools import pairwise
+
+from tests.supervisor.nursery import Nursery
+from tests.supervisor.program import eventually
+
+HANG_SECONDS = 1.5
+"""Three times as long as a heart rests between two beats."""
+
+
+def test_a_process_whose_loop_stands_still_is_aborted_with_a_traceback_and_replaced(nursery: Nursery) -> None:
+    parent = nursery.start("a=hang", "b=serve", "relay=hang", hang_seconds=HANG_SECONDS)
+
+    ended = [parent.await_events("process.exited", role=role) for role in ("a", "relay")]
+
+    assert {(each["reason"], each["how"]) for each in ended} == {("hung", "signal SIGABRT")}
+    hung = parent.events("process.hung")[:2]
+    assert {each["pid"] for each in hung} == {each["pid"] for each in ended}
+    assert all(each["silent_seconds"] >= HANG_SECONDS for each in hung)
+    assert parent.words.count("in stand_still") >= 2
+    eventually(lambda: len(nursery.diary("serving")) >= 5)
+    # Who beats is let alone.
+    assert not parent.events("process.exited", role="b")
+    assert not parent.events("process.killed")
+
+
+def test_a_process_that_cannot_even_be_aborted_is_killed(nursery: Nursery) -> None:
+    parent = nursery.start("a=serve", "relay=serve", hang_seconds=HANG_SECONDS)
+    eventually(lambda: len(nursery.diary("serving")) == 2)
+    stopped = parent.pid_of("a")
+
+    parent.send_to(stopped, signal.SIGSTOP)
+
+    ended = parent.await_events("process.exited", role="a")
+    assert (ended["reason"], ended["how"], ended["pid"]) == ("hung", "signal SIGKILL", stopped)
+    assert parent.events("process.killed", pid=stopped)
+    eventually(lambda: len(nursery.diary("serving")) == 3)
+    parent.send(signal.SIGTERM)
+    assert parent.await_exit() == 0
+
+
+def test_a_host_that_stood_still_costs_nobody_his_life(nursery: Nursery) -> None:
+    parent = nursery.start("a=serve", "b=serve", "relay=serve", hang_seconds=HANG_SECONDS)
+    eventually(lambda: len(nursery.diary("serving")) == 3)
+
+    parent.freeze_all(seconds=1.5 * HANG_SECONDS)
+
+    # One whose heart has really stopped is found all the same, after all others have been looked at.
+    stopped = parent.pid_of("b")
+    parent.send_to(stopped, signal.SIGSTOP)
+    parent.await_events("process.hung", pid=stopped)
+    assert [event["role"] for event in parent.events("process.hung")] == ["b"]
+
+
+def test_who_ends_before_he_is_up_could_not_boot_and_waits_longer_than_after_a_crash(nursery: Nursery) -> None:
+    parent = nursery.start("a=unfit:3", "b=exit:3", "c=serve", "relay=serve")
+
+    parent.await_events("process.exited", 3, role="a")
+
+    ends = parent.events("process.exited", role="a")[:3]
+    assert {(end["reason"], end["how"]) for end in ends} == {("could_not_boot", "exit 3")}
+    waits = [end["retry_in_seconds"] for end in ends]
+    assert waits[0] > 0
+    assert all(later > earlier for earlier, later in pairwise(waits))
+    assert {event["reason"] for event in parent.events("process.exited", role="b")} == {"crashed"}
+    # The parent lives for the sake of those that are well.
+    assert not parent.events("process.exited", role="c")
+    parent.send(signal.SIGTERM)
+    assert parent.await_exit() == 0
+
+
+def test_a_mistake_in_the_settings_is_told_in_words_and_not_as_a_traceback(nursery: Nursery) -> None:
+    parent = nursery.start("a=mistaken", "relay=serve")
+
+    ended = parent.await_events("process.exited", role="a")
+
+    assert (ended["reason"], ended["how"]) == ("could_not_boot", "exit 78")
+    assert "a: TOY_SIZE must be a whole number.\na: TOY_COLOUR is not set.\n" in parent.words
+    assert "Traceback" not in parent.words
+
+
+def test_who_ends_without_a_fault_was_told_to_by_somebody_else(nursery: Nursery) -> None:
+    parent = nursery.start("a=serve", "relay=serve")
+    eventually(lambda: len(nursery.diary("serving")) == 2)
+
+    parent.send_to(parent.pid_of("a"), signal.SIGTERM)
+
+    assert parent.await_events("process.exited", role="a")["reason"] == "stopped"
+    eventually(lambda: len(nursery.diary("serving")) == 3)

@@ -1,0 +1,172 @@
+"""Replacing processes while the others work: by SIGHUP, by a worker's own wish; and one more or less of them."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.supervisor.nursery import Nursery
+from tests.supervisor.program import Event, Program, eventually
+
+EVERYBODY = {"worker 0", "worker 1", "relay", "monitor"}
+
+
+@pytest.fixture
+def parent(nursery: Nursery) -> Program:
+    """Two workers, a relay and a monitor, all of them up."""
+    program = nursery.start("worker*2=serve", "relay=serve", "monitor=serve")
+    eventually(lambda: len(nursery.diary("serving")) == 4)
+    return program
+
+
+def test_a_reload_replaces_everybody_and_at_no_time_there_are_fewer_workers(parent: Program, nursery: Nursery) -> None:
+    before = {parent.pid_of(role) for role in EVERYBODY}
+
+    parent.send(signal.SIGHUP)
+
+    parent.await_events("dispatcher.reloaded")
+    ends = parent.events("process.exited")
+    assert {(end["reason"], end["how"]) for end in ends} == {("reloaded", "exit 0")}
+    assert {end["pid"] for end in ends} == before
+    assert [end["role"].split()[0] for end in ends] == ["worker", "worker", "relay", "monitor"]
+    eventually(lambda: len(nursery.diary("serving")) == 8)
+    assert fewest_workers(nursery) == 2
+    assert most_with_one_name(parent) == 1
+    stop(parent)
+
+
+def test_two_reloads_at_once_are_one(parent: Program) -> None:
+    for _ in range(3):
+        parent.send(signal.SIGHUP)
+
+    parent.await_events("dispatcher.reloaded")
+    assert len(parent.events("process.exited", reason="reloaded")) <= 8
+    stop(parent)
+
+
+def test_a_reload_takes_the_new_settings(parent: Program, nursery: Nursery) -> None:
+    nursery.change_roles("worker*2=serve:0.01", "relay=serve:0.01", "monitor=signal")
+
+    parent.send(signal.SIGHUP)
+
+    parent.await_events("dispatcher.reloaded")
+    stop(parent)
+
+
+def test_a_mistake_in_the_new_settings_changes_nothing(parent: Program, nursery: Nursery) -> None:
+    nursery.change_roles()
+
+    parent.send(signal.SIGHUP)
+
+    assert parent.await_events("dispatcher.reload_failed")["reason"] == "TOY_ROLES is empty."
+    assert not parent.events("process.exited")
+    stop(parent)
+
+
+def test_a_successor_that_cannot_boot_costs_no_worker_and_the_next_reload_mends_it(
+    parent: Program, nursery: Nursery
+) -> None:
+    nursery.change_roles("worker*2=unfit:1", "relay=serve", "monitor=serve")
+    parent.send(signal.SIGHUP)
+    parent.await_events("process.exited", 2, reason="could_not_boot")
+    assert not parent.events("process.exited", reason="reloaded")
+
+    nursery.change_roles("worker*2=serve", "relay=serve", "monitor=serve")
+    parent.send(signal.SIGHUP)
+
+    parent.await_events("dispatcher.reloaded")
+    assert fewest_workers(nursery) == 2
+    assert len(parent.events("process.exited", reason="reloaded")) == 4
+    stop(parent)
+
+
+def test_a_predecessor_that_dies_before_his_successor_is_up_is_replaced_all_the_same(
+    parent: Program, nursery: Nursery
+) -> None:
+    nursery.change_roles("worker*2=unfit:1", "relay=serve", "monitor=serve")
+    parent.send(signal.SIGHUP)
+    parent.await_events("process.exited", reason="could_not_boot")
+    parent.send_to(parent.pid_of("worker 0"), signal.SIGKILL)
+    parent.await_events("process.exited", role="worker 0")
+
+    nursery.change_roles("worker*2=serve", "relay=serve", "monitor=serve")
+    parent.send(signal.SIGHUP)
+
+    parent.await_events("dispatcher.reloaded")
+    eventually(lambda: len(workers_of(parent)) == 2)
+    stop(parent)
+
+
+def test_a_stop_ends_a_reload_half_way(parent: Program, nursery: Nursery) -> None:
+    nursery.change_roles("worker*2=unfit:1", "relay=serve", "monitor=serve")
+    parent.send(signal.SIGHUP)
+    parent.await_events("process.exited", reason="could_not_boot")
+
+    parent.send(signal.SIGTERM)
+    parent.send(signal.SIGHUP)
+
+    assert parent.await_exit() == 0
+    assert [name for name, _ in nursery.diary("stopped")][:2] == ["worker", "worker"]
+    assert not parent.members()
+
+
+def test_workers_that_want_to_be_replaced_are_one_at_a_time(nursery: Nursery) -> None:
+    parent = nursery.start("worker*3=retire", "relay=serve")
+
+    parent.await_events("process.exited", 6, reason="recycled")
+
+    assert fewest_workers(nursery) == 3
+    assert not parent.events("process.exited", role="relay")
+    stop(parent)
+
+
+def test_workers_are_added_and_removed_and_one_is_always_left(parent: Program, nursery: Nursery) -> None:
+    parent.send(signal.SIGTTIN)
+    assert parent.await_events("dispatcher.scaled")["workers"] == 3
+    eventually(lambda: len(nursery.diary("serving")) == 5)
+
+    for count in range(2, 6):
+        parent.send(signal.SIGTTOU)
+        parent.await_events("dispatcher.scaled", count)
+
+    assert [event["workers"] for event in parent.events("dispatcher.scaled")] == [3, 2, 1, 1, 1]
+    parent.await_events("process.exited", 2)
+    ends = {(end["role"], end["reason"]) for end in parent.events("process.exited")}
+    assert ends == {("worker 2", "scaled_down"), ("worker 1", "scaled_down")}
+    stop(parent)
+
+
+def stop(parent: Program) -> None:
+    parent.send(signal.SIGTERM)
+    assert parent.await_exit() == 0
+    assert not parent.members()
+
+
+def workers_of(parent: Program) -> list[Event]:
+    ended = {event["pid"] for event in parent.events("process.exited")}
+    started = parent.events("process.started")
+    return [event for event in started if event["role"].startswith("worker") and event["pid"] not in ended]
+
+
+def fewest_workers(nursery: Nursery) -> int:
+    """How many workers served at least, from when the first of them was told to stop."""
+    serving, fewest = 0, None
+    for name, word in nursery.words_in_order():
+        serving += {"serving": 1, "stopping": -1}.get(word, 0) if name == "worker" else 0
+        if word == "stopping" and name == "worker":
+            fewest = serving if fewest is None else min(fewest, serving)
+    assert fewest is not None
+    return fewest
+
+
+def most_with_one_name(parent: Program) -> int:
+    """How many processes of one name lived at once, at most: nobody shares a slot."""
+    living: dict[str, int] = {}
+    most = 0
+    for event in sorted(
+        parent.events("process.started") + parent.events("process.exited"), key=lambda event: event["timestamp"]
+    ):
+        living[event["role"]] = living.get(event["role"], 0) + (1 if event["event"] == "process.started" else -1)
+        most = max(most, *living.values())
+    return most
