@@ -56,6 +56,7 @@ TRANSITIONS: Final = MappingProxyType(
         (Status.SENDING, Transition.RESEND): Status.PENDING,
         (Status.FAILED, Transition.REPLAY): Status.PENDING,
         (Status.HELD, Transition.REPLAY): Status.PENDING,
+        (Status.SENDING, Transition.EVIDENCE): Status.SENT,
         (Status.HELD, Transition.EVIDENCE): Status.SENT,
         (Status.FAILED, Transition.EVIDENCE): Status.SENT,
         (Status.PENDING, Transition.EVIDENCE): Status.SENT,

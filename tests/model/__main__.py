@@ -1,0 +1,46 @@
+"""`python -m tests.model`: searches every state; `--mutant NAME` shows what a rule is for."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from dispatcher.domain.status import OnUncertain
+from tests.model.mutants import MUTANTS
+from tests.model.protocol import Fault, Rules
+from tests.model.search import search
+
+
+def main() -> int:
+    """0 if every promise holds; 1, and the shortest way to break one, if not."""
+    options = _options()
+    rules = [MUTANTS[options.mutant]] if options.mutant else [Rules(policy=policy) for policy in OnUncertain]
+    return max([_report(each, options.faults) for each in rules])
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.model", description=__doc__)
+    parser.add_argument("--mutant", choices=sorted(MUTANTS), help="the protocol without one of its rules")
+    parser.add_argument(
+        "--faults",
+        type=lambda names: frozenset(Fault[name.upper()] for name in names.split(",")),
+        metavar="NAME,…",
+        help=f"what may go wrong (else all, which takes minutes): {', '.join(fault.name.lower() for fault in Fault)}",
+    )
+    return parser.parse_args()
+
+
+def _report(rules: Rules, faults: frozenset[Fault] | None) -> int:
+    began = time.monotonic()
+    found = search(rules if faults is None else rules.with_faults(faults))
+    ends = ", ".join(f"{count} {status}" for status, count in sorted(found.ends.items()))
+    seconds = time.monotonic() - began
+    print(f"policy {rules.policy}: {found.states} states, {found.steps} steps, ends: {ends or 'none'}, {seconds:.1f} s")
+    if found.counterexample:
+        print(found.counterexample)
+    return int(found.counterexample is not None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

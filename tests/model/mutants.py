@@ -1,0 +1,20 @@
+"""The protocol without one of its rules each, and no more going wrong than it takes to see what the rule is for."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.model.protocol import Fault, Rules
+
+_NONE: Final = frozenset[Fault]()
+
+MUTANTS: Final = {
+    "ledger_off": Rules(ledger=False, faults=_NONE),
+    "token_fence_off": Rules(tokens=False, faults=_NONE),
+    "ack_before_commit": Rules(ack_after_commit=False, faults=frozenset({Fault.DEATH})),
+    "check_before_slot": Rules(slot_before_check=False, faults=_NONE),
+    "leases_not_voided": Rules(voids=False, faults=_NONE),
+    "settled_by_token_alone": Rules(fenced_settlement=False, faults=_NONE),
+    "returned_by_name": Rules(fenced_return=False, faults=frozenset({Fault.LATE})),
+    "recorded_in_the_workers_name": Rules(own_name=False, faults=frozenset({Fault.REPLY})),
+}

@@ -1,0 +1,43 @@
+"""What must hold in every state that can be reached."""
+
+from __future__ import annotations
+
+from dispatcher.domain.status import FINISHED, OnUncertain, Status
+from tests.model.protocol import Rules
+from tests.model.state import Answer, DeadLetter, State, Step, Worker
+
+
+def broken(state: State, rules: Rules) -> str | None:
+    """The promise that this state breaks; None if it keeps them all."""
+    row, accepted = state.row, state.accepted
+    allowed = 1 + state.resent
+    if accepted > allowed:
+        return f"accepted {accepted} times, {allowed} allowed"
+    if row.status is Status.SENT and accepted == 0:
+        return "sent, and never accepted"
+    if row.status is Status.FAILED and accepted and rules.policy is OnUncertain.HOLD and not state.resent:
+        return "failed, and accepted all the same"
+    if row.status is Status.HELD and not state.may_be_held:
+        return "held, and no ledger ever said that it left"
+    if row.status is Status.PENDING and not _is_announced(state):
+        return "pending, and neither due nor in a message"
+    if row.status in (Status.FAILED, Status.HELD) and row.dead_letter is DeadLetter.NONE:
+        return f"{row.status} without a dead letter"
+    if row.status is not Status.SENT and any(_dropped(worker) for worker in state.workers):
+        return "a worker takes an acceptance for recorded, and it is not sent"
+    return None
+
+
+def _dropped(worker: Worker) -> bool:
+    return worker.step is Step.RECORDED and worker.outcome is Answer.ACCEPTED
+
+
+def is_final(state: State) -> bool:
+    """Whether no machine has anything more to do for it."""
+    return state.row.status in FINISHED and state.row.dead_letter is not DeadLetter.DUE
+
+
+def _is_announced(state: State) -> bool:
+    """Whether something that outlives every process brings it to a worker; the search for vanished ones left aside."""
+    held = any(worker.has_message for worker in state.workers)
+    return state.row.due or state.messages > 0 or held or state.purged

@@ -1,0 +1,523 @@
+"""Every step that the protocol, the servers, time and an adversary can take from a state.
+
+Each step is one commit, one write to the ledger, or one word on a wire; between any two of them anything else may
+happen, so that a process which is stopped, frozen or slow is every order that leaves it out for a while. Where a step
+changes the email's status, it says which transition of `dispatcher/domain/status.py` that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, NamedTuple
+
+from dispatcher.domain.status import OnUncertain, Status, Transition
+from tests.model.state import (
+    GONE,
+    MAX_ATTEMPTS,
+    MOST_MESSAGES,
+    NOBODY,
+    WORKERS,
+    Answer,
+    DeadLetter,
+    Late,
+    Look,
+    Stage,
+    State,
+    Step,
+    Worker,
+)
+
+
+class Fault(Enum):
+    """What can go wrong, as often as it likes."""
+
+    DEATH = "a worker's process dies"
+    HOST = "a worker's host dies, and its ledger with it"
+    RELAY = "a relay dies between two steps, or is too slow for the rescue's grace"
+    CHANNEL = "a channel is lost, and its messages come again"
+    COPY = "a message is there twice"
+    PURGE = "RabbitMQ loses its messages"
+    REPLY = "PostgreSQL commits, and the reply is lost"
+    LATE = "the connection is lost, and PostgreSQL executes the statement later"
+    PERSON = "a person replays what failed or is held"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The protocol's rules; each that is switched off makes a mutant.
+
+    Attributes:
+        policy: What to do where nobody can know whether the provider accepted.
+        faults: What may go wrong.
+        ledger: A worker writes its in-flight ledger.
+        tokens: Writes of a lease that was lost change nothing, an acceptance excepted.
+        ack_after_commit: A message is acked once its work is committed; else on delivery.
+        slot_before_check: The slot is written before the lease is checked; else after.
+        fenced_settlement: The relay settles a lease only as it saw it; else any lease with that token that has expired.
+        fenced_return: What a lost reply may have leased is given back by its token, and due again; else by the worker's
+            name, and not.
+        voids: The relay voids a living worker's leases before it reads the ledger.
+        own_name: The relay records a living worker's attempts in its own name; else in the worker's.
+    """
+
+    policy: OnUncertain = OnUncertain.HOLD
+    faults: frozenset[Fault] = frozenset(Fault)
+    ledger: bool = True
+    tokens: bool = True
+    ack_after_commit: bool = True
+    slot_before_check: bool = True
+    fenced_settlement: bool = True
+    fenced_return: bool = True
+    voids: bool = True
+    own_name: bool = True
+
+    def with_faults(self, faults: frozenset[Fault]) -> Rules:
+        """The same rules where this may go wrong."""
+        return replace(self, faults=faults)
+
+
+class Change(NamedTuple):
+    """One step.
+
+    Attributes:
+        text: What happens, for a person.
+        after: The state then.
+        transition: Which change of the status it is; None if it is none.
+        fault: What goes wrong; None if nothing does.
+    """
+
+    text: str
+    after: State
+    transition: Transition | None = None
+    fault: Fault | None = None
+
+
+def changes(state: State, rules: Rules) -> Iterator[Change]:
+    """Every step from here."""
+    for change in _all_changes(state, rules):
+        if change.fault is None or change.fault in rules.faults:
+            yield change
+
+
+def _all_changes(state: State, rules: Rules) -> Iterator[Change]:
+    yield from _relay(state, rules)
+    yield from _servers(state)
+    yield from _persons(state)
+    for i in WORKERS:
+        yield from _worker(state, i, rules)
+        yield from _settlement(state, i, rules)
+
+
+# What every write to the row has in common.
+
+
+def _worker_is(state: State, i: int, **fields: Any) -> State:
+    workers = list(state.workers)
+    workers[i] = workers[i]._replace(**fields)
+    return state._replace(workers=tuple(workers))
+
+
+def _row_is(state: State, **fields: Any) -> State:
+    row = state.row._replace(**fields)
+    # What becomes due after the look of the publisher stays due; what is not due any more needs no mark.
+    marking = state.marking and "due" not in fields
+    return state._replace(row=row, marking=marking)
+
+
+def _token_moves(state: State, rules: Rules, owner: int | None = None) -> State:
+    """The row has a new token: it is `owner`'s, and every other is old."""
+    workers = tuple(
+        w._replace(
+            owns=i == owner,
+            late=Late.NONE if w.late is Late.RELEASE and rules.fenced_return else w.late,
+        )
+        for i, w in enumerate(state.workers)
+    )
+    return state._replace(workers=workers, looks=tuple(look._replace(fits=False) for look in state.looks))
+
+
+def _lease_prolonged(state: State, rules: Rules) -> State:
+    state = _row_is(state, expired=False)
+    if rules.fenced_settlement:
+        state = state._replace(looks=tuple(look._replace(fits=False) for look in state.looks))
+    return state
+
+
+def _closed(state: State, status: Status, **fields: Any) -> State:
+    """The lease ends."""
+    dead_letter = DeadLetter.DUE if status in (Status.FAILED, Status.HELD) else DeadLetter.NONE
+    fields = {"due": status is Status.PENDING, **fields}
+    return _row_is(state, status=status, owner=NOBODY, expired=False, dead_letter=dead_letter, **fields)
+
+
+def _released(state: State, **fields: Any) -> State:
+    """The lease is given back, its attempt not burnt."""
+    return _closed(state, Status.PENDING, attempts=max(0, state.row.attempts - 1), **fields)
+
+
+def _decided(state: State, answer: Answer, attempt: int, rules: Rules) -> tuple[Status, Transition]:
+    """What an outcome leads to where no owner is left to retry (`domain/decision.py`, `results.py`)."""
+    has_attempts_left = attempt < MAX_ATTEMPTS
+    match answer:
+        case Answer.ACCEPTED:
+            late = state.row.status is not Status.SENDING
+            return Status.SENT, Transition.EVIDENCE if late else Transition.ACCEPT
+        case Answer.DEFERRED if has_attempts_left:
+            return Status.PENDING, Transition.RELEASE
+        case Answer.DEFERRED | Answer.REJECTED:
+            return Status.FAILED, Transition.FAIL
+        case _ if rules.policy is OnUncertain.RESEND and has_attempts_left:
+            return Status.PENDING, Transition.RESEND
+        case _:
+            return Status.HELD, Transition.HOLD
+
+
+def _recorded(
+    state: State, answer: Answer, attempt: int, rules: Rules, *, owns: bool, owner: int | None = None
+) -> tuple[State, Transition | None]:
+    """The `record` statement; `owner` retries a deferral under its lease."""
+    row = state.row
+    status, transition = _decided(state, answer, attempt, rules)
+    is_ours = row.status is Status.SENDING and (owns or not rules.tokens)
+    if answer is Answer.ACCEPTED and not owns:
+        transition = Transition.EVIDENCE
+    if not is_ours and not (status is Status.SENT and row.status is not Status.SENT):
+        return state, None
+    if transition is Transition.RELEASE and owner is not None:
+        state = _lease_prolonged(_row_is(state, attempts=min(row.attempts + 1, MAX_ATTEMPTS)), rules)
+        return _worker_is(state, owner, confirmed=True), Transition.DEFER
+    if transition is Transition.RESEND:
+        state = state._replace(resent=state.resent + 1)
+    return _closed(state, status), transition
+
+
+# The relay: publishes what is due, publishes dead letters, rescues, looks for what vanished.
+
+
+def _relay(state: State, rules: Rules) -> Iterator[Change]:
+    row = state.row
+    if row.due and not state.marking and _messages(state) < MOST_MESSAGES:
+        yield Change("relay: publishes its message", state._replace(messages=state.messages + 1, marking=True))
+    if state.marking:
+        yield Change("relay: clears its due mark", _row_is(state, due=False))
+        yield Change("relay dies before it clears the due mark", state._replace(marking=False), fault=Fault.RELAY)
+    if row.dead_letter is DeadLetter.DUE:
+        yield Change("relay: publishes its dead letter", _row_is(state, dead_letter=DeadLetter.PUBLISHED))
+    if row.status is Status.PENDING and not row.due and state.messages == 0:
+        yield Change(
+            "relay: its message has vanished, due again",
+            _row_is(state, due=True),
+            fault=None if state.purged else Fault.PURGE,
+        )
+    if row.status is Status.SENDING and row.expired:
+        after, transition = _rescued(state, rules)
+        yield Change(
+            "relay: rescues it without a ledger", after, transition, fault=None if row.owner == GONE else Fault.RELAY
+        )
+
+
+def _rescued(state: State, rules: Rules) -> tuple[State, Transition | None]:
+    after, transition = _recorded(state, Answer.UNCERTAIN, state.row.attempts, rules, owns=True)
+    return _token_moves(after, rules)._replace(may_be_held=True), transition
+
+
+# Each host's relay: settles its worker's ledger, living or dead.
+
+
+def _settlement(state: State, i: int, rules: Rules) -> Iterator[Change]:
+    row, look, worker = state.row, state.looks[i], state.workers[i]
+    if look.stage is not Stage.NONE:
+        yield _settles_living(state, i, rules)
+        yield Change(f"relay of worker {i} dies between two steps", _looks(state, i, Look()), fault=Fault.RELAY)
+    elif worker.step is Step.DEAD:
+        yield _settles_dead(state, i, rules)
+    elif row.status is Status.SENDING and row.expired and row.owner == i:
+        after = _looks(state, i, Look(Stage.FOUND, fits=True))
+        yield Change(f"relay: finds that worker {i}'s lease has run out", after)
+
+
+def _looks(state: State, i: int, look: Look) -> State:
+    looks = list(state.looks)
+    looks[i] = look
+    return state._replace(looks=tuple(looks))
+
+
+def _settles_living(state: State, i: int, rules: Rules) -> Change:
+    """Found, voided, read, settled."""
+    look, worker = state.looks[i], state.workers[i]
+    match look.stage:
+        case Stage.FOUND:
+            after = _looks(state, i, look._replace(stage=Stage.VOIDED))
+            after = _worker_is(after, i, confirmed=worker.confirmed and not rules.voids)
+            return Change(f"relay: voids what was confirmed to worker {i} before", after)
+        case Stage.VOIDED:
+            slot = worker.slot if worker.owns else Answer.NONE
+            after = _looks(state, i, look._replace(stage=Stage.READ, slot=slot, attempt=worker.attempt))
+            return Change(f"relay: reads worker {i}'s ledger: {_said(slot)}", after)
+        case _:
+            after, transition = _settled_living(_looks(state, i, Look()), i, look, rules)
+            return Change(f"relay: settles worker {i}'s lease: {_said(look.slot)}", after, transition)
+
+
+def _settled_living(state: State, i: int, look: Look, rules: Rules) -> tuple[State, Transition | None]:
+    is_expired = state.row.status is Status.SENDING and state.row.expired
+    if not (is_expired and (look.fits or not rules.tokens)):
+        return state, None
+    if look.slot is Answer.NONE:
+        return _token_moves(_released(state), rules), Transition.RELEASE
+    answer = Answer.UNCERTAIN if look.slot is Answer.ON_THE_WIRE else look.slot
+    after, transition = _recorded(state, answer, look.attempt, rules, owns=True)
+    return (after if rules.own_name else _worker_is(after, i, attempted=answer)), transition
+
+
+def _settles_dead(state: State, i: int, rules: Rules) -> Change:
+    """First the sessions end, then the ledger is recorded, then the rest is given back."""
+    worker = state.workers[i]
+    if worker.slot is not Answer.NONE and worker.attempted is Answer.NONE:
+        answer = Answer.UNCERTAIN if worker.slot is Answer.ON_THE_WIRE else worker.slot
+        after, transition = _recorded(state, answer, worker.attempt, rules, owns=worker.owns)
+        text = f"relay: records what dead worker {i}'s ledger says: {_said(worker.slot)}"
+        return Change(text, _worker_is(after, i, attempted=answer, late=Late.NONE), transition)
+    fresh = _worker_is(state, i, **Worker()._asdict())
+    if state.row.status is Status.SENDING and state.row.owner == i:
+        after = _token_moves(_released(fresh), rules)
+        return Change(f"relay: gives back what dead worker {i} had leased", after, Transition.RELEASE)
+    return Change(f"relay: dead worker {i}'s ledger is settled", fresh)
+
+
+def _said(slot: Answer) -> str:
+    return "not named" if slot is Answer.NONE else slot.name.lower().replace("_", " ")
+
+
+# Time, RabbitMQ, and everybody who may replay.
+
+
+def _messages(state: State) -> int:
+    return state.messages + sum(worker.has_message for worker in state.workers)
+
+
+def _servers(state: State) -> Iterator[Change]:
+    row = state.row
+    if row.status is Status.SENDING and not row.expired:
+        yield Change("the lease runs out", _row_is(state, expired=True))
+    if state.messages and _messages(state) < MOST_MESSAGES:
+        after = state._replace(messages=state.messages + 1)
+        yield Change("RabbitMQ has its message a second time", after, fault=Fault.COPY)
+    if (state.messages or any(w.has_message for w in state.workers)) and not state.purged:
+        workers = tuple(w._replace(has_message=False) for w in state.workers)
+        after = state._replace(messages=0, purged=True, workers=workers)
+        yield Change("RabbitMQ loses its messages", after, fault=Fault.PURGE)
+
+
+def _persons(state: State) -> Iterator[Change]:
+    if state.row.status in (Status.FAILED, Status.HELD) and state.resent == 0:
+        after = _closed(state, Status.PENDING, attempts=0)
+        after = after._replace(resent=state.resent + (state.row.status is Status.HELD))
+        yield Change("a person: replays it", after, Transition.REPLAY, fault=Fault.PERSON)
+
+
+# The worker.
+
+
+def _worker(state: State, i: int, rules: Rules) -> Iterator[Change]:
+    worker = state.workers[i]
+    step = worker.step
+    if step is not Step.DEAD:
+        yield from _takes(state, i, rules)
+        yield from _goes_wrong(state, i, rules)
+    if worker.late is not Late.NONE:
+        yield from _late_statement(state, i, rules)
+    if Step.LEASED <= step <= Step.UNCONFIRMED:
+        yield from _renews(state, i, rules)
+    match step:
+        case Step.TAKEN:
+            yield from _leases(state, i, rules)
+        case Step.UNANSWERED:
+            yield from _gives_back_unanswered(state, i, rules)
+        case Step.LEASED | Step.NAMED | Step.CHECKED:
+            yield from _leaves(state, i, rules)
+        case Step.ON_THE_WIRE:
+            slot = worker.outcome if rules.ledger else Answer.NONE
+            after = _worker_is(state, i, step=Step.ANSWERED, slot=slot)
+            yield Change(f"worker {i}: its ledger says what came ({_said(worker.outcome)})", after)
+        case Step.ANSWERED | Step.UNCONFIRMED | Step.RECORDED:
+            yield from _records(state, i, rules)
+        case Step.RETURNING:
+            yield from _returns(state, i, rules)
+
+
+def _takes(state: State, i: int, rules: Rules) -> Iterator[Change]:
+    if not state.messages:
+        return
+    row, worker = state.row, state.workers[i]
+    fewer = state._replace(messages=state.messages - 1)
+    if worker.step is Step.IDLE:
+        after = _worker_is(fewer, i, step=Step.TAKEN, has_message=rules.ack_after_commit)
+        yield Change(f"worker {i}: takes its message", after)
+    elif row.status is not Status.PENDING and worker.step is not Step.TAKEN:
+        yield Change(f"worker {i}: acks a message of an email that it has in hand", fewer)
+
+
+def _leases(state: State, i: int, rules: Rules) -> Iterator[Change]:
+    row = state.row
+    if row.status is Status.PENDING:
+        after = _leased(state, i, rules)
+        has = _worker_is(after, i, step=Step.LEASED, attempt=after.row.attempts, confirmed=True, attempted=Answer.NONE)
+        yield Change(f"worker {i}: leases it", has, Transition.LEASE)
+        lost = _worker_is(after, i, step=Step.UNANSWERED, owns=False)
+        yield Change(f"worker {i}: leases it, and the reply is lost", lost, Transition.LEASE, fault=Fault.REPLY)
+        late = _worker_is(state, i, step=Step.UNANSWERED, late=Late.LEASE)
+        yield Change(f"worker {i}: leases it, the connection is lost, PostgreSQL is not done", late, fault=Fault.LATE)
+    elif row.status is Status.SENDING and row.owner == i:
+        yield Change(
+            f"worker {i}: finds a lease in its name that it does not know", _worker_is(state, i, step=Step.UNANSWERED)
+        )
+    else:
+        done = _worker_is(state, i, step=Step.IDLE, has_message=False)
+        yield Change(f"worker {i}: acks the message of an email that is {row.status}", done)
+
+
+def _leased(state: State, i: int, rules: Rules) -> State:
+    after = _row_is(state, status=Status.SENDING, attempts=state.row.attempts + 1, owner=i, expired=False, due=False)
+    return _token_moves(after, rules, owner=i)
+
+
+def _gives_back_unanswered(state: State, i: int, rules: Rules) -> Iterator[Change]:
+    row = state.row
+    again = _worker_is(state, i, step=Step.TAKEN)
+    if row.status is not Status.SENDING or row.owner != i:
+        yield Change(f"worker {i}: finds no lease in its name", again)
+        return
+    due = {} if rules.fenced_return else {"due": False}
+    after = _worker_is(_released(state, **due), i, step=Step.TAKEN)
+    yield Change(f"worker {i}: gives back the lease in its name", after, Transition.RELEASE)
+    if state.workers[i].late is Late.NONE:
+        late = _worker_is(state, i, late=Late.RELEASE)
+        yield Change(
+            f"worker {i}: gives it back, the connection is lost, PostgreSQL is not done", late, fault=Fault.LATE
+        )
+
+
+def _late_statement(state: State, i: int, rules: Rules) -> Iterator[Change]:
+    row, late = state.row, state.workers[i].late
+    done = _worker_is(state, i, late=Late.NONE)
+    if late is Late.LEASE and row.status is Status.PENDING:
+        after = _worker_is(_leased(done, i, rules), i, owns=False)
+        yield Change(f"PostgreSQL executes worker {i}'s lease late", after, Transition.LEASE, fault=Fault.LATE)
+    elif late is Late.RELEASE and row.status is Status.SENDING and row.owner == i:
+        due = {} if rules.fenced_return else {"due": False}
+        after = _released(done, **due)
+        yield Change(f"PostgreSQL executes worker {i}'s return late", after, Transition.RELEASE, fault=Fault.LATE)
+    else:
+        yield Change(f"PostgreSQL executes worker {i}'s statement late, which changes nothing", done)
+
+
+def _leaves(state: State, i: int, rules: Rules) -> Iterator[Change]:
+    """From the lease to the first byte: name it in the ledger, check the lease, send."""
+    worker = state.workers[i]
+    back = _worker_is(state, i, step=Step.RETURNING, slot=Answer.NONE)
+    if worker.step is Step.LEASED:
+        yield Change(f"worker {i}: stops before anything left", back)
+    writes, checks = (Step.LEASED, Step.NAMED) if rules.slot_before_check else (Step.NAMED, Step.LEASED)
+    then = Step.NAMED if worker.step is Step.LEASED else Step.CHECKED
+    if worker.step is writes:
+        slot = Answer.ON_THE_WIRE if rules.ledger else Answer.NONE
+        after = _worker_is(state, i, step=then, slot=slot)
+        yield Change(f"worker {i}: its ledger says on the wire", after._replace(may_be_held=True))
+    elif worker.step is checks and worker.confirmed:
+        yield Change(f"worker {i}: its lease is not void", _worker_is(state, i, step=then))
+    elif worker.step is checks:
+        yield Change(f"worker {i}: its lease is void: clears its slot", back)
+    else:
+        yield from _sends(state, i)
+
+
+def _sends(state: State, i: int) -> Iterator[Change]:
+    accepted = state._replace(accepted=state.accepted + 1)
+    for outcome, before, text in (
+        (Answer.ACCEPTED, accepted, "accepts it"),
+        (Answer.UNCERTAIN, accepted, "accepts it and closes without an answer"),
+        (Answer.DEFERRED, state, "defers it"),
+        (Answer.REJECTED, state, "rejects it"),
+        (Answer.UNCERTAIN, state, "closes without an answer, not having taken it"),
+    ):
+        after = _worker_is(before, i, step=Step.ON_THE_WIRE, outcome=outcome)
+        yield Change(f"worker {i}: sends it; the provider {text}", after)
+
+
+def _records(state: State, i: int, rules: Rules) -> Iterator[Change]:
+    worker = state.workers[i]
+    match worker.step:
+        case Step.ANSWERED:
+            after, transition = _recorded(state, worker.outcome, worker.attempt, rules, owns=worker.owns, owner=i)
+            after = _worker_is(after, i, attempted=worker.outcome)
+            outcome = Answer.NONE if worker.outcome is Answer.DEFERRED and transition is None else worker.outcome
+            text = f"worker {i}: records it ({_said(worker.outcome)})"
+            yield Change(text, _worker_is(after, i, step=Step.RECORDED, outcome=outcome), transition)
+            lost = _worker_is(after, i, step=Step.UNCONFIRMED)
+            yield Change(f"{text}, and the reply is lost", lost, transition, fault=Fault.REPLY)
+            unsaid = _worker_is(state, i, step=Step.UNCONFIRMED)
+            yield Change(f"worker {i}: loses its connection before PostgreSQL records it", unsaid, fault=Fault.REPLY)
+        case Step.UNCONFIRMED:
+            if worker.attempted is not Answer.NONE:
+                outcome = Answer.NONE if worker.outcome is Answer.DEFERRED else worker.outcome
+                after = _worker_is(state, i, step=Step.RECORDED, outcome=outcome)
+                yield Change(f"worker {i}: finds its attempt on record", after)
+            else:
+                yield Change(f"worker {i}: finds no record of its attempt", _worker_is(state, i, step=Step.ANSWERED))
+        case _:
+            yield _done(state, i)
+
+
+def _done(state: State, i: int) -> Change:
+    """The slot is cleared and the message acked; a deferral is retried under the lease."""
+    worker = state.workers[i]
+    cleared = worker._replace(outcome=Answer.NONE, has_message=False, slot=Answer.NONE)
+    if worker.outcome is Answer.NONE:
+        after = _worker_is(state, i, **cleared._replace(step=Step.RETURNING)._asdict())
+        return Change(f"worker {i}: clears its slot, acks, and will not retry: its lease was lost", after)
+    if worker.outcome is Answer.DEFERRED and worker.attempt < MAX_ATTEMPTS:
+        again = cleared._replace(step=Step.LEASED, attempt=worker.attempt + 1, attempted=Answer.NONE)
+        return Change(f"worker {i}: clears its slot, acks, and retries", _worker_is(state, i, **again._asdict()))
+    return Change(f"worker {i}: clears its slot and acks", _worker_is(state, i, **_idle(worker)))
+
+
+def _idle(worker: Worker) -> dict[str, Any]:
+    return Worker(late=worker.late)._asdict()
+
+
+def _returns(state: State, i: int, rules: Rules) -> Iterator[Change]:
+    worker, row = state.workers[i], state.row
+    if row.status is Status.SENDING and (worker.owns or not rules.tokens):
+        after = _released(state)
+        text = f"worker {i}: gives its lease back"
+        yield Change(text, _worker_is(after, i, **_idle(worker)), Transition.RELEASE)
+        yield Change(f"{text}, and the reply is lost", after, Transition.RELEASE, fault=Fault.REPLY)
+    else:
+        yield Change(f"worker {i}: is done with it", _worker_is(state, i, **_idle(worker)))
+
+
+def _renews(state: State, i: int, rules: Rules) -> Iterator[Change]:
+    worker, row = state.workers[i], state.row
+    if row.status is Status.SENDING and worker.owns:
+        after = _lease_prolonged(state, rules)
+        yield Change(f"worker {i}: renews its lease", _worker_is(after, i, confirmed=True))
+        yield Change(f"worker {i}: renews its lease, and the reply is lost", after, fault=Fault.REPLY)
+
+
+def _goes_wrong(state: State, i: int, rules: Rules) -> Iterator[Change]:
+    worker = state.workers[i]
+    if worker.step is Step.IDLE and worker.late is Late.NONE and state.row.owner != i:
+        return
+    messages = state.messages + worker.has_message
+    back = state._replace(messages=messages)
+    yield Change(f"worker {i} dies", _worker_is(back, i, step=Step.DEAD, has_message=False), fault=Fault.DEATH)
+    gone = _looks(_worker_is(back, i, **Worker()._asdict()), i, Look())
+    if state.row.owner == i:
+        gone = _row_is(gone, owner=GONE)
+    yield Change(f"worker {i}'s host dies, its ledger is lost", gone, fault=Fault.HOST)
+    if worker.has_message:
+        after = _worker_is(back, i, has_message=False)
+        yield Change(f"worker {i} loses its channel: its message comes again", after, fault=Fault.CHANNEL)

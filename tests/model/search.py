@@ -1,0 +1,115 @@
+"""A search through every state that can be reached, breadth first, so that a counterexample is a shortest one."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dispatcher.domain.status import Status, Transition
+from tests.model.properties import broken, is_final
+from tests.model.protocol import Change, Rules, changes
+from tests.model.state import State, canonical, tidy
+
+INITIAL = State()
+
+
+@dataclass(frozen=True, slots=True)
+class Counterexample:
+    """What is broken, and the shortest way there."""
+
+    promise: str
+    trace: tuple[Change, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{number:3d}  {_line(change)}" for number, change in enumerate(self.trace, 1)]
+        return "\n".join([self.promise, *lines])
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search found.
+
+    Attributes:
+        states: How many there are.
+        steps: How many steps between them.
+        moves: Every change of status that some step made.
+        ends: In how many states no machine has anything more to do, by status.
+        counterexample: None if every promise holds everywhere.
+    """
+
+    states: int
+    steps: int
+    moves: frozenset[tuple[Status, Transition, Status]]
+    ends: Counter[Status]
+    counterexample: Counterexample | None
+
+
+def search(rules: Rules, *, most_states: int | None = None) -> Found:
+    """Every state that can be reached, up to the first that breaks a promise.
+
+    Args:
+        most_states: Ends the search early; what it has seen is all that it can tell then.
+    """
+    parents: dict[State, State | None] = {INITIAL: None}
+    undisturbed: dict[State, list[State]] = {}
+    moves: set[tuple[Status, Transition, Status]] = set()
+    ends: Counter[Status] = Counter()
+    queue = deque([INITIAL])
+    steps = 0
+
+    def found(promise: str | None, last: State) -> Found:
+        example = Counterexample(promise, tuple(_trace(parents, last, rules))) if promise else None
+        return Found(len(parents), steps, frozenset(moves), ends, example)
+
+    while queue:
+        if most_states is not None and len(parents) > most_states:
+            return found(None, INITIAL)
+        state = queue.popleft()
+        if is_final(state):
+            ends[state.row.status] += 1
+        for change in changes(state, rules):
+            steps += 1
+            after = canonical(change.after)
+            if change.transition is not None:
+                moves.add((state.row.status, change.transition, after.row.status))
+            if change.fault is None:
+                undisturbed.setdefault(after, []).append(state)
+            if after in parents:
+                continue
+            parents[after] = state
+            if promise := broken(after, rules):
+                return found(promise, after)
+            queue.append(after)
+    stuck = _stuck(parents, undisturbed)
+    return found("no way to an end, even if nothing goes wrong any more" if stuck else None, stuck or INITIAL)
+
+
+def _stuck(parents: dict[State, State | None], undisturbed: dict[State, list[State]]) -> State | None:
+    """The first state from which no end can be reached without a further fault."""
+    reached = {state for state in parents if is_final(state)}
+    queue = deque(reached)
+    while queue:
+        for before in undisturbed.get(queue.popleft(), ()):
+            if before not in reached:
+                reached.add(before)
+                queue.append(before)
+    return next((state for state in parents if state not in reached), None)
+
+
+def _trace(parents: dict[State, State | None], last: State, rules: Rules) -> Iterator[Change]:
+    """The steps that lead there, each worker keeping its number."""
+    path = [last]
+    while (before := parents[path[-1]]) is not None:
+        path.append(before)
+    state = INITIAL
+    for wanted in reversed(path[:-1]):
+        change = next(change for change in changes(state, rules) if canonical(change.after) == wanted)
+        yield change
+        state = tidy(change.after)
+
+
+def _line(change: Change) -> str:
+    row = change.after.row
+    moved = f"  [{change.transition}]" if change.transition else ""
+    return f"{change.text}{moved}  → {row.status}, accepted {change.after.accepted}"

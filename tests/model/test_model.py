@@ -1,0 +1,61 @@
+"""The protocol keeps its promise in every state that can be reached, and each of its rules is needed for that."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from dispatcher.domain.status import TRANSITIONS, OnUncertain, Status
+from tests.model.mutants import MUTANTS
+from tests.model.protocol import Fault, Rules
+from tests.model.search import Found, search
+
+DYING: Final = frozenset({Fault.DEATH, Fault.HOST, Fault.RELAY, Fault.REPLY})
+COPYING: Final = frozenset({Fault.COPY})
+EVERYTHING: Final = frozenset(Fault)
+
+
+def searched(policy: OnUncertain, faults: frozenset[Fault], *, most_states: int | None = None) -> Found:
+    found = search(Rules(policy=policy, faults=faults), most_states=most_states)
+    names = ", ".join(sorted(fault.name.lower() for fault in faults))
+    print(f"policy {policy}, faults: {names}: {found.states} states, {found.steps} steps")
+    return found
+
+
+@pytest.fixture(scope="module")
+def all_found() -> list[Found]:
+    """What goes wrong here goes wrong at once and as often as it likes; all of it at once is for the slow test."""
+    worlds = [(OnUncertain.HOLD, DYING), (OnUncertain.RESEND, DYING), (OnUncertain.HOLD, COPYING)]
+    return [searched(policy, faults) for policy, faults in worlds]
+
+
+def test_nothing_is_lost_duplicated_or_stuck_in_any_state(all_found: list[Found]) -> None:
+    for found in all_found:
+        assert found.counterexample is None, str(found.counterexample)
+        assert found.states > 5_000
+        assert {Status.SENT, Status.FAILED, Status.HELD} == set(found.ends)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", OnUncertain)
+def test_nothing_is_lost_duplicated_or_stuck_where_everything_goes_wrong_at_once(policy: OnUncertain) -> None:
+    found = searched(policy, EVERYTHING)
+
+    assert found.counterexample is None, str(found.counterexample)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_without_any_one_of_its_rules_the_promise_is_broken(mutant: str) -> None:
+    found = search(MUTANTS[mutant])
+
+    assert found.counterexample is not None
+    print(found.counterexample)
+    assert len(str(found.counterexample).splitlines()) == 1 + len(found.counterexample.trace)
+
+
+def test_the_status_changes_in_the_model_as_the_domains_table_says_and_in_no_other_way(all_found: list[Found]) -> None:
+    replayed = searched(OnUncertain.HOLD, frozenset({Fault.PERSON}), most_states=5_000)
+
+    moves = replayed.moves.union(*(found.moves for found in all_found))
+    assert moves == {(before, transition, after) for (before, transition), after in TRANSITIONS.items()}
