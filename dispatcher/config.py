@@ -305,6 +305,39 @@ def _existing_file(text: str) -> Path:
     return path
 
 
+def api_listener(text: str) -> Listener:
+    """The host and port that a text names.
+
+    Raises:
+        ValueError: it names none.
+    """
+    listener = _listener(text)
+    if not listener.host:
+        raise ValueError("must be host:port; an API that listens nowhere need not be started")
+    return listener
+
+
+def _names(letters: str) -> Callable[[str], tuple[str, ...]]:
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(name.strip() for name in text.split(",") if name.strip())
+        if wrong := [name for name in names if not re.fullmatch(f"[{letters}]+", name)]:
+            raise ValueError(f"holds {wrong[0]!r}, which is not made of {letters} alone")
+        return names
+
+    return parse
+
+
+_ALLOWED_HEADERS: Final = (
+    "X-*,List-*,In-Reply-To,References,Auto-Submitted,Precedence,Importance,Priority,Feedback-ID,Organization,Comments,"
+    "Keywords"
+)
+_PROGRAM_ENDINGS: Final = (
+    "ade,adp,apk,appx,appxbundle,bat,cab,chm,cmd,com,cpl,dll,dmg,ex,ex_,exe,hta,ins,isp,iso,jar,js,jse,lib,lnk,mde,msc,"
+    "msi,msix,msp,mst,nsh,pif,ps1,scr,sct,shb,sys,vb,vbe,vbs,vhd,vxd,wsc,wsf,wsh,xll"
+)
+"""What Gmail and Outlook refuse anyway."""
+_MIB: Final = 1024 * 1024
+
 _CEILING: Final = "Emails per second over all workers and hosts; unset: no ceiling. Halved while throttled."
 
 
@@ -423,6 +456,28 @@ class Settings:
     )
     alert_reminder_seconds: float = setting(
         _seconds(1, 604_800), "3600", "How often an alert is told again while it stands."
+    )
+    api_address: Listener = setting(
+        api_listener, "127.0.0.1:8025", "Where `dispatcher api` listens; anything but the loopback needs API keys."
+    )
+    api_gathered_emails: int = setting(_whole(1, 500), "256", "Emails that one statement inserts; 1 gathers nothing.")
+    api_requests: int = setting(_whole(1, 100_000), "1000", "Requests at once in a process; more get 503.")
+    api_head_seconds: float = setting(_seconds(0.1, 600), "10", "How long a client may take for a request's head.")
+    api_request_seconds: float = setting(_seconds(0.1, 3600), "30", "How long it may take for the whole request.")
+    api_body_bytes: int = setting(_whole(1024, 2**30), str(40 * _MIB), "The largest body that is read.")
+    api_memory_bytes: int = setting(
+        _whole(1024, 2**33), str(128 * _MIB), "All bodies together that a process holds; more get 503."
+    )
+    api_recipients: int = setting(_whole(1, 1000), "50", "Recipients of an email that the API takes.")
+    api_attachments: int = setting(_whole(0, 100), "20", "Attachments of an email that the API takes.")
+    api_attachment_bytes: int = setting(
+        _whole(0, 25 * _MIB), str(25 * _MIB), "An email's attachments together, decoded, that the API takes."
+    )
+    api_denied_attachments: tuple[str, ...] = setting(
+        _names("A-Za-z0-9_."), _PROGRAM_ENDINGS, "Endings of filenames that the API does not take.", empty=()
+    )
+    api_headers: tuple[str, ...] = setting(
+        _names("A-Za-z0-9*-"), _ALLOWED_HEADERS, "Headers that an email may set through the API.", empty=()
     )
     log_level: str = setting(_choice(*LOG_LEVELS), "info", "debug, info, warning or error.")
     log_format: str = setting(_choice("auto", "json", "text"), "auto", "auto is text on a terminal, JSON elsewhere.")

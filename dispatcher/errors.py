@@ -7,6 +7,7 @@
     ├── InvalidPointer            bytes on the queue that point to no email
     ├── ServerUnavailable         PostgreSQL, RabbitMQ or a private server cannot be reached or started
     │   ├── StoreUnavailable
+    │   │   └── StoreBusy         another transaction holds what a statement needed
     │   └── BrokerUnavailable
     ├── SchemaError               the database's tables are missing, older, newer or edited
     ├── TopologyError             RabbitMQ's queues or exchanges are missing or differ from what we need
@@ -92,6 +93,10 @@ class ServerUnavailable(DispatcherError):
 
 class StoreUnavailable(ServerUnavailable):
     """PostgreSQL does not answer, or ended our session."""
+
+
+class StoreBusy(StoreUnavailable):
+    """Another transaction held a row or table that a statement needed for longer than it may wait."""
 
 
 class BrokerUnavailable(ServerUnavailable):

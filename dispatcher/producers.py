@@ -202,24 +202,24 @@ def _tuples(_cursor: object) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     return tuple
 
 
-def _fetch(connection: Connection[Any], name: str, parameters: dict[str, list[Any]]) -> list[tuple[Any, ...]]:
+def _fetch(connection: Connection[Any], name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
     with connection.cursor(row_factory=_tuples) as cursor:
         return cursor.execute(query(name), parameters).fetchall()
 
 
-def _run(connection: Connection[Any], name: str, parameters: dict[str, list[Any]]) -> None:
+def _run(connection: Connection[Any], name: str, parameters: dict[str, Any]) -> None:
     with connection.cursor() as cursor:
         cursor.execute(query(name), parameters)
 
 
 async def _fetch_async(
-    connection: AsyncConnection[Any], name: str, parameters: dict[str, list[Any]]
+    connection: AsyncConnection[Any], name: str, parameters: dict[str, Any]
 ) -> list[tuple[Any, ...]]:
     async with connection.cursor(row_factory=_tuples) as cursor:
         await cursor.execute(query(name), parameters)
         return await cursor.fetchall()
 
 
-async def _run_async(connection: AsyncConnection[Any], name: str, parameters: dict[str, list[Any]]) -> None:
+async def _run_async(connection: AsyncConnection[Any], name: str, parameters: dict[str, Any]) -> None:
     async with connection.cursor() as cursor:
         await cursor.execute(query(name), parameters)

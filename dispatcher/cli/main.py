@@ -16,6 +16,8 @@ from dispatcher.version import VERSION
 
 COMMANDS: Final = {
     "run": "Send what is enqueued: the workers, relay and monitor of this host.",
+    "api": "Accept emails over HTTP.",
+    "keys": "Make, list and revoke the HTTP API's keys.",
     "init": "Make or update the tables and the queues.",
     "enqueue": "Accept one email, or a file of them.",
     "status": "Count emails by status, and messages by queue.",

@@ -15,7 +15,7 @@ from psycopg.rows import TupleRow
 from psycopg.types.json import set_json_loads
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
-from dispatcher.errors import ConfigurationError, DispatcherError, SchemaError, StoreUnavailable
+from dispatcher.errors import ConfigurationError, DispatcherError, SchemaError, StoreBusy, StoreUnavailable
 from dispatcher.store.queries import query
 
 Session = psycopg.Connection[TupleRow]
@@ -41,7 +41,7 @@ def translated() -> Iterator[None]:
 
     Raises:
         StoreUnavailable: the server is away, ended the session, timed out, or asks to try again (deadlock,
-            serialization failure); the same call may succeed later.
+            serialization failure); the same call may succeed later. StoreBusy where it waited for a lock too long.
         SchemaError: a table or function is missing.
         DispatcherError: anything else that the server refused, by its code, without the statement's values.
     """
@@ -51,6 +51,8 @@ def translated() -> Iterator[None]:
         raise SchemaError(
             "The database does not have this release's tables.", remedy="Run `dispatcher init`."
         ) from error
+    except pg.LockNotAvailable as error:
+        raise StoreBusy(f"PostgreSQL is not available: {_first_line(error)}.") from error
     except (pg.InsufficientPrivilege, pg.InvalidPassword, pg.InvalidCatalogName, pg.ReadOnlySqlTransaction) as error:
         raise StoreUnavailable(f"PostgreSQL refuses us: {_first_line(error)}.") from error
     except (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout, PoolClosed) as error:
@@ -106,13 +108,18 @@ async def connect_async(database_url: str, *, name: str) -> AsyncSession:
         return connection
 
 
-def make_pool(database_url: str, *, name: str, size: int) -> Pool:
+def make_pool(database_url: str, *, name: str, size: int, lock_seconds: float = LOCK_SECONDS) -> Pool:
     """A pool that is not open yet: open it in the process that uses it, never before a fork.
 
     Args:
         name: The sessions' `application_name`; a dead worker's sessions are found by it.
         size: Connections, all of them opened and kept.
+        lock_seconds: How long a statement may wait for another transaction's lock.
     """
+
+    async def configure(connection: AsyncSession) -> None:
+        await _configure(connection, lock_seconds)
+
     keywords: dict[str, Any] = {
         "autocommit": True,
         "application_name": name,
@@ -125,7 +132,7 @@ def make_pool(database_url: str, *, name: str, size: int) -> Pool:
         min_size=size,
         max_size=size,
         open=False,
-        configure=_configure,
+        configure=configure,
         name=name,
         timeout=CONNECT_SECONDS,
         reconnect_timeout=CONNECT_SECONDS,
@@ -140,6 +147,8 @@ async def session(pool: Pool) -> AsyncIterator[AsyncSession]:
             async with pool.connection() as connection:
                 _heed_cancellation()
                 yield connection
+        except pg.LockNotAvailable:
+            raise
         except psycopg.OperationalError:
             # What cut this session has cut the others, too: they are replaced now, before anybody trips over them.
             await pool.check()
@@ -157,9 +166,9 @@ def _heed_cancellation() -> None:
         raise asyncio.CancelledError
 
 
-async def _configure(connection: AsyncSession) -> None:
+async def _configure(connection: AsyncSession, lock_seconds: float = LOCK_SECONDS) -> None:
     """Makes a session fit for the protocol: a commit waits for the disk, because an outside action follows it."""
     set_json_loads(orjson.loads, connection)
     await connection.execute(
-        query("configure_session"), {"statement_seconds": STATEMENT_SECONDS, "lock_seconds": LOCK_SECONDS}
+        query("configure_session"), {"statement_seconds": STATEMENT_SECONDS, "lock_seconds": lock_seconds}
     )

@@ -19,7 +19,7 @@ from dispatcher.domain.email_id import new_email_id
 # W3C Trace Context, section 3.2: version, trace id, parent id, flags.
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 
-Parameters = dict[str, list[Any]]
+Parameters = dict[str, Any]
 Key = tuple[str, str]
 
 
@@ -52,8 +52,12 @@ def draft(emails: Iterable[Email], traceparent: str | None = None) -> list[Draft
     return [Draft(new_email_id(), email, email.payload_hash(), traceparent) for email in emails]
 
 
-def insert_parameters(drafts: Sequence[Draft]) -> Parameters:
-    """The parameters of `enqueue`, sorted by key."""
+def insert_parameters(drafts: Sequence[Draft], *, publish_in_seconds: float = 0.0) -> Parameters:
+    """The parameters of `enqueue`, sorted by key.
+
+    Args:
+        publish_in_seconds: 0 for the relay to publish at once; else when it does what the caller has not done.
+    """
     ordered = sorted(drafts, key=lambda item: item.key)
     emails = [item.email for item in ordered]
     return {
@@ -74,6 +78,7 @@ def insert_parameters(drafts: Sequence[Draft]) -> Parameters:
         "headers": [_json(dict(email.headers)) for email in emails],
         "tags": [_json(email.tags) for email in emails],
         "attachment_counts": [len(email.attachments) for email in emails],
+        "publish_in_seconds": publish_in_seconds,
     }
 
 

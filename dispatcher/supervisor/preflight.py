@@ -45,6 +45,16 @@ def prepare(settings: Settings) -> None:
         raise ConfigurationError(mistakes)
 
 
+def prepare_store(settings: Settings) -> None:
+    """The same for a process that a RabbitMQ that is away, or not fit, does not keep from its work.
+
+    Raises:
+        ConfigurationError: the tables are not fit.
+    """
+    if mistakes := _examine("store", lambda: _verify_store(settings)):
+        raise ConfigurationError(mistakes)
+
+
 async def _try_provider(name: str, settings: Settings) -> None:
     """Makes sure that its settings suffice; connects to nobody, so that a provider that is away stops no start."""
     await open_provider(name, settings).close()

@@ -1,6 +1,8 @@
 -- name: enqueue
--- Inserts emails whose message key is new, due to be published, and wakes the relay at commit.
--- Returns the ids that were inserted; an id that is missing has a key that was known before (see find_by_key).
+-- Inserts emails whose message key is new, due to be published: now, and then it wakes the relay at commit, or in some
+-- seconds, by a caller that publishes them itself and leaves to the relay what it did not come to.
+-- Returns the ids that were inserted and when they are due, the same instant for all; an id that is missing has a key
+-- that was known before (see find_by_key).
 -- The input is sorted by key, so that two callers with the same keys wait for each other instead of deadlocking.
 with input as (
     select *
@@ -38,7 +40,9 @@ logged as (
     insert into email_log (
         email_id, tenant_id, message_key, on_uncertain, correlation_id, traceparent, publish_due_at
     )
-    select email_id, tenant_id, message_key, on_uncertain, correlation_id, traceparent, clock_timestamp()
+    select
+        email_id, tenant_id, message_key, on_uncertain, correlation_id, traceparent,
+        statement_timestamp() + %(publish_in_seconds)s * interval '1 second'
     from input
     join claimed using (email_id)
 ),
@@ -53,7 +57,10 @@ stored as (
     from input
     join claimed using (email_id)
 )
-select email_id, pg_notify('email_dispatcher_due', '')
+select
+    email_id,
+    statement_timestamp() + %(publish_in_seconds)s * interval '1 second',
+    case when %(publish_in_seconds)s = 0 then pg_notify('email_dispatcher_due', '') end
 from claimed;
 
 -- name: enqueue_attachments

@@ -22,6 +22,16 @@ where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s
     and publish_due_at <= %(looked_at)s;
 
+-- name: mark_announced
+-- A broker confirmed these messages, which the API published itself. Only what is still due as the API's own insert said:
+-- a lease has taken the mark off meanwhile, and what became due again for another reason stays due.
+update email_log as e
+set publish_due_at = null, published_at = clock_timestamp()
+from unnest(%(email_ids)s::uuid[], %(due_ats)s::timestamptz[]) as t (email_id, due_at)
+where e.email_id = t.email_id
+    and e.email_id between %(lowest_id)s and %(highest_id)s
+    and e.publish_due_at = t.due_at;
+
 -- name: find_dead_letter_due
 -- Emails whose dead letter must go to the DLQ, longest due first, with the instant of this look.
 select

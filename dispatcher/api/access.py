@@ -1,0 +1,191 @@
+"""Access: who asks, and what they may.
+
+Every key is in memory, read anew every few seconds: a request costs no look at the database, and a key that was revoked
+works for these seconds at most. As long as there has never been a key, whoever reaches the loopback may do everything;
+after the first, nobody without one, even if all were revoked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.requests import Request
+
+from dispatcher.api.problems import Flaw, Problem, pointer_of
+from dispatcher.api.quotas import Quotas
+from dispatcher.api.senders import may_send_from
+from dispatcher.config import LOOPBACKS
+from dispatcher.domain.api_key import Scope, Secret
+from dispatcher.errors import StoreUnavailable
+from dispatcher.store.api_keys import ApiKey, KeyStore
+from dispatcher.telemetry.log import get_log
+
+REFRESH_SECONDS: Final = 5.0
+LOOK_AGAIN_SECONDS: Final = 1.0
+"""A key that is not known may be new: the list is read anew, but no more often than so, whoever knocks."""
+_NO_HASH: Final = bytes(32)
+DEFAULT_TENANT: Final = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks.
+
+    Attributes:
+        key: None on a loopback without keys: then everything is allowed, for any tenant.
+    """
+
+    key: ApiKey | None
+
+    def tenant(self, asked: object) -> str:
+        """The tenant that the caller acts for.
+
+        Raises:
+            Problem: a request names another one than the key's.
+        """
+        if self.key is None:
+            return asked if isinstance(asked, str) else DEFAULT_TENANT
+        if asked is not None and asked != self.key.tenant_id:
+            raise Problem("tenant-forbidden")
+        return self.key.tenant_id
+
+    def check_sender(self, sender: str, below: str = "") -> None:
+        """Asserts that the caller may send from an address.
+
+        Raises:
+            Problem: the key names others.
+        """
+        if self.key is not None and not may_send_from(sender, self.key):
+            flaw = Flaw("pointer", pointer_of("from", below), "is an address that this key may not send from")
+            raise Problem("sender-forbidden", flaws=[flaw])
+
+
+OPEN: Final = Caller(None)
+
+
+class Access:
+    """The door: knows every key, and what each has used."""
+
+    def __init__(self, store: KeyStore, *, is_loopback: bool) -> None:
+        self.quotas = Quotas(store)
+        self._store = store
+        self.is_loopback = is_loopback
+        self._keys: dict[str, ApiKey] = {}
+        self._buckets: dict[str, _Bucket] = {}
+        self._looked_at = -math.inf
+        self._looking = asyncio.Lock()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests need no key."""
+        return self.is_loopback and not self._keys
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether there was ever a key."""
+        return bool(self._keys)
+
+    async def refresh(self) -> None:
+        """Reads the keys anew."""
+        self.know(await self._store.list_keys())
+        self._looked_at = time.monotonic()
+
+    def know(self, keys: Sequence[ApiKey]) -> None:
+        """Takes these for all keys that there ever were."""
+        self._keys = {key.key_id: key for key in keys}
+        self._buckets = {name: bucket for name, bucket in self._buckets.items() if name in self._keys}
+
+    async def run(self) -> None:
+        """Reads the keys anew until cancelled; while PostgreSQL is away, what was read last holds."""
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS)
+            try:
+                await self.refresh()
+            except StoreUnavailable as error:
+                get_log().warning("store.connection_lost", reason=error.message, retry_in_seconds=REFRESH_SECONDS)
+
+    async def caller(self, request: Request, scope: Scope) -> Caller:
+        """Who asks, if they may do this; costs the key one request.
+
+        Raises:
+            Problem: `unauthorized`, `scope-missing`, `host-forbidden` or `rate-limited`.
+        """
+        if self.is_open:
+            self._check_host(request)
+            return OPEN
+        key = await self._key(request)
+        if scope not in key.scopes:
+            raise Problem("scope-missing", f"It needs the scope {scope.value}.")
+        self.charge(key)
+        return Caller(key)
+
+    def charge(self, key: ApiKey | None, more: int = 0) -> None:
+        """Charges a request, or the further emails that it turned out to bring, which go on a debt if need be.
+
+        Raises:
+            Problem: `rate-limited`.
+        """
+        if key is None or key.requests_per_second is None:
+            return
+        bucket = self._buckets.get(key.key_id)
+        if bucket is None or bucket.per_second != key.requests_per_second:
+            bucket = self._buckets[key.key_id] = _Bucket(key.requests_per_second)
+        if more:
+            bucket.owe(more)
+        elif wait := bucket.take():
+            raise Problem("rate-limited", retry_after=math.ceil(wait))
+
+    async def _key(self, request: Request) -> ApiKey:
+        given = request.headers.getlist("authorization")
+        kind, _, text = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+        secret = Secret.parse(text.strip()) if kind.lower() == "bearer" else None
+        if secret is None:
+            raise Problem("unauthorized")
+        if secret.key_id not in self._keys:
+            await self._look_again()
+        key = self._keys.get(secret.key_id)
+        if not secret.matches(key.secret_hash if key else _NO_HASH) or key is None or key.revoked_at is not None:
+            raise Problem("unauthorized", "The key is not known, or was revoked.")
+        return key
+
+    async def _look_again(self) -> None:
+        async with self._looking:
+            if time.monotonic() - self._looked_at >= LOOK_AGAIN_SECONDS:
+                await self.refresh()
+
+    def _check_host(self, request: Request) -> None:
+        """Without keys, no web page may reach us by a name of its own that leads to the loopback (DNS rebinding)."""
+        host = request.headers.get("host", "")
+        name = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host
+        if name.strip("[]").lower() not in LOOPBACKS:
+            raise Problem("host-forbidden", f"The header Host must name one of: {', '.join(LOOPBACKS)}.")
+
+
+class _Bucket:
+    """A key's rate in this process: holds a second's requests, and may go into debt."""
+
+    __slots__ = ("_at", "_tokens", "per_second")
+
+    def __init__(self, per_second: float) -> None:
+        self.per_second = per_second
+        self._tokens = max(1.0, per_second)
+        self._at = time.monotonic()
+
+    def take(self) -> float:
+        """Takes a token; returns the seconds to wait if there is none."""
+        now = time.monotonic()
+        self._tokens = min(max(1.0, self.per_second), self._tokens + (now - self._at) * self.per_second)
+        self._at = now
+        if self._tokens < 1:
+            return (1 - self._tokens) / self.per_second
+        self._tokens -= 1
+        return 0.0
+
+    def owe(self, tokens: int) -> None:
+        """Takes tokens that need not be there."""
+        self._tokens -= tokens

@@ -1,0 +1,117 @@
+"""Announcing: the messages of what was just inserted, published at once and confirmed.
+
+Nothing depends on it. An email that is not announced, because RabbitMQ is away or this process ended, stays due, and
+the relay publishes it when its instant has come. Nor is every confirmed message written down: a worker that leases the
+email takes the due mark off itself, mostly within milliseconds, so the rows are looked after a second later, in one
+statement for those that still wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+from uuid import UUID
+
+from dispatcher.broker.outgoing import Outgoing
+from dispatcher.broker.pointer import Pointer
+from dispatcher.broker.publisher import Publisher
+from dispatcher.domain.backoff import Backoff
+from dispatcher.errors import BrokerUnavailable, DispatcherError
+from dispatcher.store.drafts import DraftStore
+from dispatcher.store.enqueueing import Draft
+from dispatcher.telemetry.log import get_log
+from dispatcher.worker.batches import Batches
+
+RELAY_AFTER_SECONDS: Final = 5.0
+"""When the relay publishes what was not announced. Later than any announcement that works, and a delay that is bearable
+where one did not."""
+PUBLISH_SECONDS: Final = 3.0
+"""One batch's deadline: what is not confirmed until then is the relay's before long."""
+MARK_AFTER_SECONDS: Final = 1.0
+MARK_EVERY_SECONDS: Final = 0.25
+MOST_WAITING: Final = 20_000
+"""Messages that wait for RabbitMQ; more are left to the relay, so that a slow broker does not fill the memory."""
+
+
+class Announcing:
+    """Publishes what it is given, one batch after the other."""
+
+    def __init__(self, publisher: Publisher, store: DraftStore, queue: str) -> None:
+        self._publisher = publisher
+        self._store = store
+        self._queue = queue
+        self._batches: Batches[tuple[Draft, datetime]] = Batches(self._publish)
+        self._waiting = 0
+        self._confirmed: deque[tuple[float, dict[UUID, datetime]]] = deque()
+        self._opens_at = 0.0
+        self._outage = Backoff(base_seconds=0.2, cap_seconds=5.0)
+        self._log = get_log()
+
+    def add(self, drafts: Sequence[Draft], due_at: datetime) -> None:
+        """Announces emails that are committed as due at that instant; keeps none while RabbitMQ is away."""
+        if time.monotonic() < self._opens_at or self._waiting + len(drafts) > MOST_WAITING:
+            return
+        self._waiting += len(drafts)
+        for draft in drafts:
+            self._batches.add((draft, due_at))
+
+    async def run(self) -> None:
+        """Announces until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._batches.run())
+            group.create_task(self._mark_all())
+
+    async def finish(self) -> None:
+        """Returns once everything was published or given up, and marked."""
+        await self._batches.finish()
+        await self._mark(age_seconds=0.0)
+
+    async def _publish(self, batch: list[tuple[Draft, datetime]]) -> None:
+        self._waiting -= len(batch)
+        if time.monotonic() < self._opens_at:
+            return
+        try:
+            published = await self._publisher.publish([self._message(draft) for draft, _ in batch])
+        except BrokerUnavailable as error:
+            self._pause(error.message)
+            return
+        if not all(published):
+            # It came back, or was refused: the relay tells the operator, who has a queue to mend.
+            self._pause("RabbitMQ did not route every message.")
+        elif self._outage.worked():
+            self._log.info("broker.connected")
+        due = {item.email_id: due_at for (item, due_at), is_out in zip(batch, published, strict=True) if is_out}
+        if due:
+            self._confirmed.append((time.monotonic(), due))
+
+    def _pause(self, reason: str) -> None:
+        seconds = self._outage.next_wait(random.random)
+        self._opens_at = time.monotonic() + seconds
+        self._log.warning("broker.connection_lost", reason=reason, retry_in_seconds=round(seconds, 2))
+
+    def _message(self, draft: Draft) -> Outgoing:
+        email = draft.email
+        pointer = Pointer(draft.email_id, email.message_key, email.correlation_id, draft.traceparent)
+        return Outgoing.of_pointer(self._queue, pointer)
+
+    async def _mark_all(self) -> None:
+        while True:
+            await asyncio.sleep(MARK_EVERY_SECONDS)
+            await self._mark(age_seconds=MARK_AFTER_SECONDS)
+
+    async def _mark(self, *, age_seconds: float) -> None:
+        due: dict[UUID, datetime] = {}
+        while self._confirmed and time.monotonic() - self._confirmed[0][0] >= age_seconds:
+            due |= self._confirmed.popleft()[1]
+        if not due:
+            return
+        try:
+            await self._store.mark_announced(due)
+        except DispatcherError as error:
+            # Left as they are, they are published once more, and their workers see that it was done.
+            self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=0)

@@ -1,0 +1,283 @@
+"""The API's description (OpenAPI 3.1): what each operation takes, and every answer that it gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, get_args
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from dispatcher.api.email_schema import EXAMPLE, SCHEMAS
+from dispatcher.api.intake import KEY_HEADER, MOST_IN_BATCH
+from dispatcher.api.problems import KINDS, MEDIA_TYPE
+from dispatcher.api.reading import PARAMETERS, TENANT, Parameter
+from dispatcher.domain.outcome import Outcome
+from dispatcher.domain.status import Status
+
+ABOUT: Final = (
+    "Accepts emails, durably and once, and tells what became of them. `dispatcher run` sends them. Every answer that "
+    "is no success is a problem (RFC 9457) with a `code`; its `errors` name what in the request is wrong."
+)
+_EVERYWHERE: Final = ("malformed-request", "request-timeout", "head-too-large", "unexpected-fault", "overloaded")
+_WITH_KEY: Final = ("unauthorized", "scope-missing", "tenant-forbidden", "host-forbidden", "rate-limited")
+_WITH_BODY: Final = ("malformed-json", "body-too-large", "unsupported-media-type")
+_STORE: Final = ("store-unavailable",)
+_EMAIL: Final = ("invalid-email", "email-not-allowed", "sender-forbidden")
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One path and method.
+
+    Attributes:
+        answer: The name of the schema of a success.
+        problems: Every code that it may answer with.
+        body: The name of the schema of what it takes.
+    """
+
+    name: str
+    summary: str
+    about: str
+    answer: str
+    problems: tuple[str, ...]
+    status: int = 200
+    body: str | None = None
+    example: Any = None
+    parameters: tuple[dict[str, Any], ...] = ()
+    headers: dict[str, Any] = field(default_factory=dict)
+
+    def responses(self) -> dict[int | str, dict[str, Any]]:
+        """Every answer, by status."""
+        success: dict[str, Any] = {
+            "description": self.summary,
+            "content": {"application/json": {"schema": _schema(self.answer)}},
+        }
+        if self.headers:
+            success["headers"] = self.headers
+        codes: dict[int, list[str]] = {}
+        for code in (*self.problems, *_WITH_KEY, *_STORE, *_EVERYWHERE):
+            codes.setdefault(KINDS[code].status, []).append(code)
+        problems: dict[int | str, dict[str, Any]] = {
+            status: _problems(status, codes[status]) for status in sorted(codes)
+        }
+        return {self.status: success, **problems}
+
+    def extra(self) -> dict[str, Any]:
+        """What FastAPI cannot know: parameters and body are read by hand."""
+        extra: dict[str, Any] = {"parameters": list(self.parameters)}
+        if self.body:
+            media_type: dict[str, Any] = {"schema": _schema(self.body)}
+            if self.example is not None:
+                media_type["example"] = self.example
+            extra["requestBody"] = {"required": True, "content": {"application/json": media_type}}
+        return extra
+
+
+def _schema(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _problems(status: int, codes: list[str]) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "description": " ".join(f"`{code}`: {KINDS[code].title}" for code in codes),
+        "content": {MEDIA_TYPE: {"schema": _schema("Problem")}},
+    }
+    if status in (409, 429, 503):
+        about = "Seconds after which the same request may succeed."
+        described["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": about}}
+    if status == 401:
+        described["headers"] = {"WWW-Authenticate": {"schema": {"type": "string"}}}
+    return described
+
+
+def _query(name: str, parameter: Parameter) -> dict[str, Any]:
+    return {"name": name, "in": "query", "schema": dict(parameter.schema), "description": parameter.about}
+
+
+def _path(name: str, schema: dict[str, Any], about: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": schema, "description": about}
+
+
+_TRACEPARENT: Final = {
+    "name": "traceparent",
+    "in": "header",
+    "schema": {"type": "string"},
+    "description": "W3C trace context, carried to the message and the logs.",
+}
+_KEY: Final = {
+    "name": KEY_HEADER,
+    "in": "header",
+    "required": True,
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255},
+    "description": "Your own name for the email, in double quotes or bare: the same key never makes a second email.",
+    "example": "order-17-receipt",
+}
+_TENANT: Final = _query("tenant_id", TENANT)
+
+CREATE: Final = Operation(
+    name="create_email",
+    summary="Accept one email",
+    about="Durable when the answer says so. The same request again gets the same answer, marked as replayed.",
+    status=202,
+    answer="Accepted",
+    body="Email",
+    example=EXAMPLE,
+    parameters=(_KEY, _TRACEPARENT),
+    problems=(
+        *("idempotency-key-missing", "idempotency-key-invalid", "idempotency-key-in-use", "idempotency-key-reused"),
+        *_WITH_BODY,
+        *_EMAIL,
+        "quota-used-up",
+    ),
+    headers={
+        "Location": {"schema": {"type": "string"}, "description": "Where to ask what became of it.", "required": True},
+        "Idempotent-Replayed": {
+            "schema": {"type": "string", "enum": ["true"]},
+            "description": "The email was accepted by an earlier request.",
+        },
+    },
+)
+CREATE_MANY: Final = Operation(
+    name="create_emails",
+    summary=f"Accept up to {MOST_IN_BATCH} emails",
+    about="Each email has its own answer, in the order given: what is refused keeps no other from being accepted.",
+    answer="Results",
+    body="Batch",
+    example={"emails": [{"message_key": "order-17-receipt", **EXAMPLE}]},
+    parameters=(_TRACEPARENT,),
+    problems=(*_WITH_BODY, "invalid-body", "quota-used-up"),
+)
+LIST: Final = Operation(
+    name="list_emails",
+    summary="List emails",
+    about="Newest first. A page may have fewer emails than there are, even none, while `next` says that there is more.",
+    answer="Page",
+    parameters=(*(_query(name, parameter) for name, parameter in PARAMETERS.items()), _TENANT),
+    problems=("invalid-parameter",),
+)
+GET: Final = Operation(
+    name="get_email",
+    summary="What became of an email",
+    about="Its status and every attempt; never its content.",
+    answer="EmailStatus",
+    parameters=(_path("email_id", {"type": "string", "format": "uuid"}, "The email's id."), _TENANT),
+    problems=("not-found", "invalid-parameter"),
+)
+GET_BY_KEY: Final = Operation(
+    name="get_email_by_key",
+    summary="What became of the email with a key",
+    about="A slash in the key may stand as it is.",
+    answer="EmailStatus",
+    parameters=(
+        _path("message_key", {"type": "string", "minLength": 1, "maxLength": 255}, "The email's own key."),
+        _TENANT,
+    ),
+    problems=("not-found", "invalid-parameter"),
+)
+
+
+def _nullable(kind: str, form: str | None = None) -> dict[str, Any]:
+    return {"type": [kind, "null"], **({"format": form} if form else {})}
+
+
+def _object(properties: dict[str, Any], *optional: str) -> dict[str, Any]:
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "additionalProperties": False, "required": required, "properties": properties}
+
+
+_INSTANT: Final = {"type": "string", "format": "date-time"}
+_ID: Final = {"type": "string", "format": "uuid"}
+_OUTCOMES: Final = [kind.__name__.lower() for kind in get_args(Outcome)]
+_STATUS: Final = {"type": "string", "enum": [status.value for status in Status]}
+_TOLD: Final[dict[str, Any]] = {
+    "id": _ID,
+    "message_key": {"type": "string"},
+    "status": _STATUS,
+    "attempt_count": {"type": "integer", "minimum": 0},
+    "correlation_id": _nullable("string"),
+    "error_type": _nullable("string"),
+    "error": _nullable("string"),
+    "provider": _nullable("string"),
+    "provider_message_id": _nullable("string"),
+    "created_at": _INSTANT,
+    "sent_at": _nullable("string", "date-time"),
+}
+_FLAW: Final = {
+    "type": "object",
+    "required": ["detail"],
+    "properties": {
+        "pointer": {"type": "string", "description": "JSON pointer into the body, as a URI fragment."},
+        "header": {"type": "string"},
+        "parameter": {"type": "string"},
+        "detail": {"type": "string"},
+    },
+}
+_SCHEMAS: Final[dict[str, Any]] = {
+    **SCHEMAS,
+    "Batch": {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["emails"],
+        "properties": {
+            "emails": {"type": "array", "minItems": 1, "maxItems": MOST_IN_BATCH, "items": _schema("KeyedEmail")}
+        },
+    },
+    "Accepted": _object(
+        {"id": _ID, "message_key": {"type": "string"}, "status": {"type": "string", "const": "pending"}}
+    ),
+    "Result": {
+        "oneOf": [
+            _object({"outcome": {"enum": ["accepted", "replayed"]}, "email": _schema("Accepted")}),
+            _object({"outcome": {"const": "refused"}, "problem": _schema("Problem")}),
+        ]
+    },
+    "Results": _object({"results": {"type": "array", "items": _schema("Result")}}),
+    "Attempt": _object(
+        {
+            "attempt": {"type": "integer", "minimum": 1},
+            "provider": {"type": "string"},
+            "started_at": _INSTANT,
+            "finished_at": _INSTANT,
+            "outcome": {"type": "string", "enum": _OUTCOMES},
+            "error_type": _nullable("string"),
+            "error": _nullable("string"),
+            "provider_code": _nullable("string"),
+        }
+    ),
+    "ListedEmail": _object(_TOLD),
+    "EmailStatus": _object({**_TOLD, "attempts": {"type": "array", "items": _schema("Attempt")}}),
+    "Page": _object(
+        {"emails": {"type": "array", "items": _schema("ListedEmail")}, "next": _nullable("string", "uuid")}
+    ),
+    "Problem": {
+        "type": "object",
+        "required": ["type", "title", "status", "code"],
+        "properties": {
+            "type": {"type": "string"},
+            "title": {"type": "string"},
+            "status": {"type": "integer"},
+            "code": {"type": "string", "enum": list(KINDS)},
+            "detail": {"type": "string"},
+            "errors": {"type": "array", "items": _FLAW},
+        },
+    },
+}
+
+
+def document(app: FastAPI, *, needs_key: bool) -> dict[str, Any]:
+    """The whole description.
+
+    Args:
+        needs_key: Whether requests need an API key now.
+    """
+    described: dict[str, Any] = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes, openapi_version="3.1.0"
+    )
+    components = described.setdefault("components", {})
+    components["schemas"] = _SCHEMAS
+    if needs_key:
+        about = "An API key of `dispatcher keys create`, as `Authorization: Bearer …`."
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": about}}
+        described["security"] = [{"key": []}]
+    return described

@@ -1,0 +1,68 @@
+"""The outermost layer: bounds how much goes on at once, and tells as a problem what may not happen."""
+
+from __future__ import annotations
+
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dispatcher.api.problems import Problem
+from dispatcher.api.refusals import Refusals
+from dispatcher.errors import DispatcherError, StoreUnavailable
+from dispatcher.telemetry.log import get_log
+
+
+class Guard:
+    """Wraps the application."""
+
+    def __init__(self, app: ASGIApp, *, refusals: Refusals, most_requests: int) -> None:
+        self._app = app
+        self._refusals = refusals
+        self._most_requests = most_requests
+        self._requests = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        is_started = False
+
+        async def sending(message: Message) -> None:
+            nonlocal is_started
+            is_started = True
+            await send(message)
+
+        self._requests += 1
+        try:
+            await self._chosen()(scope, receive, sending)
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            problem = problem_of(error)
+            if is_started:
+                raise
+            self._refusals.count(problem.code)
+            await problem.response()(scope, receive, send)
+        finally:
+            self._requests -= 1
+
+    def _chosen(self) -> ASGIApp:
+        return self._app if self._requests <= self._most_requests else _overloaded
+
+
+async def _overloaded(_scope: Scope, _receive: Receive, _send: Send) -> None:
+    raise Problem("overloaded", retry_after=1, closes=True)
+
+
+def problem_of(error: Exception) -> Problem:
+    """What a client is told of a fault."""
+    match error:
+        case Problem():
+            return error
+        case StoreUnavailable():
+            return Problem("store-unavailable", retry_after=1)
+        case DispatcherError():
+            get_log().error("fault.unexpected", where="api", error=error.message)
+        case _:
+            get_log().error("fault.unexpected", where="api", error=type(error).__name__)
+    return Problem("unexpected-fault", closes=True)

@@ -1,0 +1,143 @@
+"""Intake: from a request's JSON to emails that may be enqueued, and from what became of them to an answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, assert_never
+
+from starlette.requests import Request
+
+from dispatcher.api.access import Caller
+from dispatcher.api.gathering import Answer
+from dispatcher.api.policy import Policy
+from dispatcher.api.problems import Flaw, Problem, pointer_of
+from dispatcher.domain.email import Email
+from dispatcher.domain.email_rules import MAX_KEY_CHARACTERS
+from dispatcher.errors import DispatcherError, InvalidEmail, StoreBusy, StoreUnavailable
+from dispatcher.producers import Acceptance, Enqueued
+
+KEY_HEADER: Final = "Idempotency-Key"
+MOST_IN_BATCH: Final = 1000
+# RFC 8941, section 3.3.3: a string in quotes; the draft of the header wants one, and many clients send the bare key.
+_QUOTED: Final = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
+_BARE: Final = re.compile(rf"[!#-~](?:[ -~]{{0,{MAX_KEY_CHARACTERS - 2}}}[!-~])?")
+
+
+def idempotency_key(request: Request) -> str:
+    """The key that a request gives its email.
+
+    Raises:
+        Problem: there is none, or more than one, or it cannot be one.
+    """
+    given = request.headers.getlist(KEY_HEADER)
+    if not given or given == [""]:
+        raise Problem("idempotency-key-missing", "It is your own name for the email, such as order-17-receipt.")
+    key = _unquoted(given[0]) if len(given) == 1 else None
+    if key is None or not 1 <= len(key) <= MAX_KEY_CHARACTERS:
+        reason = f"must be one key of 1 to {MAX_KEY_CHARACTERS} printable ASCII characters, in double quotes or bare"
+        raise Problem("idempotency-key-invalid", flaws=[Flaw("header", KEY_HEADER, reason)])
+    return key
+
+
+def _unquoted(text: str) -> str | None:
+    if match := _QUOTED.fullmatch(text):
+        return re.sub(r"\\(.)", r"\1", match[1])
+    return text if _BARE.fullmatch(text) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """What an email must be to get in."""
+
+    policy: Policy
+
+    def email(self, document: object, caller: Caller, *, key: str | None = None, below: str = "") -> Email:
+        """The email that a JSON value describes, allowed for this caller.
+
+        Args:
+            key: The message key where a header gives it; the value may repeat it.
+            below: Where it stands in the body, as a JSON pointer.
+
+        Raises:
+            Problem: it is none, or is not allowed.
+        """
+        if isinstance(document, dict):
+            document = dict(document, tenant_id=_tenant(document, caller, below))
+            if key is not None:
+                _check_key(document.setdefault("message_key", key), key, below)
+        email = _valid(document, below)
+        caller.check_sender(email.sender, below)
+        try:
+            self.policy.check(email)
+        except InvalidEmail as error:
+            raise Problem("email-not-allowed", flaws=[_flaw(error, below)]) from None
+        return email
+
+
+def _tenant(document: dict[str, Any], caller: Caller, below: str) -> object:
+    asked = document.get("tenant_id")
+    if asked is not None and not isinstance(asked, str):
+        raise Problem("invalid-email", flaws=[Flaw("pointer", pointer_of("tenant_id", below), "must be a text")])
+    return caller.tenant(asked)
+
+
+def _check_key(given: object, key: str, below: str) -> None:
+    if given is not None and given != key:
+        flaw = Flaw("pointer", pointer_of("message_key", below), f"differs from the header {KEY_HEADER}")
+        raise Problem("invalid-email", flaws=[flaw])
+
+
+def _valid(document: object, below: str) -> Email:
+    try:
+        return Email.from_json(document)
+    except InvalidEmail as error:
+        raise Problem("invalid-email", flaws=[_flaw(error, below)]) from None
+
+
+def _flaw(error: InvalidEmail, below: str) -> Flaw:
+    return Flaw("pointer", pointer_of(error.field, below), error.reason)
+
+
+def listed(document: object) -> Sequence[object]:
+    """The emails that a batch's body lists, whatever each of them is.
+
+    Raises:
+        Problem: it lists none, or too many.
+    """
+    if not isinstance(document, dict):
+        raise _invalid_body("#", "must be an object")
+    if unknown := document.keys() - {"emails"}:
+        raise _invalid_body("#", f"has {len(unknown)} fields beside `emails`")
+    emails = document.get("emails")
+    if not isinstance(emails, list):
+        raise _invalid_body("#/emails", "must be a list")
+    if not 1 <= len(emails) <= MOST_IN_BATCH:
+        raise _invalid_body("#/emails", f"must have 1 to {MOST_IN_BATCH} entries")
+    return emails
+
+
+def _invalid_body(pointer: str, detail: str) -> Problem:
+    return Problem("invalid-body", flaws=[Flaw("pointer", pointer, detail)])
+
+
+def stored(answer: Answer) -> Enqueued:
+    """The email that holds the key, with the same content.
+
+    Raises:
+        Problem: for every other answer.
+    """
+    match answer:
+        case Enqueued(acceptance=Acceptance.ACCEPTED | Acceptance.KNOWN):
+            return answer
+        case Enqueued():
+            raise Problem("idempotency-key-reused", "Use a new key for a new email, or send the same content again.")
+        case StoreBusy():
+            raise Problem("idempotency-key-in-use", retry_after=1)
+        case StoreUnavailable():
+            raise Problem("store-unavailable", "The same request again finds out whether it was kept.", retry_after=1)
+        case DispatcherError():
+            raise Problem("unexpected-fault", answer.message)
+        case _:
+            assert_never(answer)

@@ -1,0 +1,140 @@
+"""HTTP/1.1 with a deadline: uvicorn waits for a slow client as long as it likes, and reads a head of any size.
+
+A client that drips its request keeps a connection, not a place: after some seconds for the head, or some more for the
+whole request, it gets 408 and the connection ends. So does one that does not fetch its answer.
+"""
+
+from __future__ import annotations
+
+from asyncio import TimerHandle, Transport
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from dispatcher.api.problems import MEDIA_TYPE, Problem
+
+MOST_HEAD_BYTES: Final = 32 * 1024
+"""Method, path and headers. The longest key, list of parameters and trace have some kilobytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a client may take.
+
+    Attributes:
+        head_seconds: From its first octet, or from connecting, to the end of the head.
+        request_seconds: From the first octet of a request to the last.
+        answer_seconds: How long an answer may wait to be fetched.
+    """
+
+    head_seconds: float
+    request_seconds: float
+    answer_seconds: float = 10.0
+
+
+class PatientProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, *arguments: Any, patience: Patience, on_refusal: Callable[[str], None], **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._patience = patience
+        self._on_refusal = on_refusal
+        self._deadline: TimerHandle | None = None
+        self._answer_deadline: TimerHandle | None = None
+        self._head_bytes = 0
+        self._is_in_head = True
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        """A client is there, and has not said anything."""
+        super().connection_made(transport)
+        self._expect(self._patience.head_seconds)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is gone."""
+        self._expect(None)
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """It said something."""
+        if self._is_in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MOST_HEAD_BYTES and self._has_endless_head(data):
+                self._refuse("head-too-large")
+                return
+        super().data_received(data)
+
+    def _has_endless_head(self, data: bytes) -> bool:
+        # A head and the beginning of a large body may come as one.
+        end = data.find(b"\r\n\r\n")
+        return end < 0 or self._head_bytes - len(data) + end > MOST_HEAD_BYTES
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self._is_in_head = True
+        self._expect(self._patience.head_seconds)
+
+    def on_headers_complete(self) -> None:
+        """Its head is complete."""
+        self._is_in_head = False
+        self._expect(self._patience.request_seconds)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """It is complete."""
+        self._expect(None)
+        self._is_in_head = True
+        self._head_bytes = 0
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        """Its answer waits to be fetched."""
+        super().pause_writing()
+        self._answer_deadline = self.loop.call_later(self._patience.answer_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It was fetched."""
+        if self._answer_deadline is not None:
+            self._answer_deadline.cancel()
+            self._answer_deadline = None
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's signature
+        """What came is not HTTP."""
+        self._refuse("malformed-request")
+
+    def _expect(self, seconds: float | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = None if seconds is None else self.loop.call_later(seconds, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        if self.cycle is None and self._head_bytes == 0:
+            self.transport.close()  # it connected, and asked for nothing
+        else:
+            self._refuse("request-timeout")
+
+    def _refuse(self, code: str) -> None:
+        """Ends the connection, with a problem unless an answer is under way."""
+        self._expect(None)
+        if self.transport.is_closing():
+            return
+        self._on_refusal(code)
+        cycle: RequestResponseCycle | None = self.cycle  # none before the first request, whatever its type says
+        is_working = cycle is not None and not cycle.response_complete
+        if cycle is None or not is_working or not cycle.response_started:
+            self.transport.write(_bare_answer(Problem(code)))
+        if cycle is not None and is_working:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.transport.close()
+
+
+def _bare_answer(problem: Problem) -> bytes:
+    body = orjson.dumps(problem.document())
+    head = f"content-type: {MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    return STATUS_LINE[problem.status] + head.encode() + body

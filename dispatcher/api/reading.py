@@ -1,0 +1,194 @@
+"""The endpoints that tell what became of emails; never their content."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dispatcher.api.access import Access, Caller
+from dispatcher.api.problems import Flaw, Problem
+from dispatcher.domain.api_key import Scope
+from dispatcher.domain.email_id import lowest_id_at
+from dispatcher.domain.email_rules import tenant
+from dispatcher.domain.status import Status
+from dispatcher.errors import InvalidEmail
+from dispatcher.store.emails import AttemptRow, EmailFilter, EmailRow, EmailStore
+
+DEFAULT_PAGE: Final = 50
+MOST_IN_PAGE: Final = 200
+MOST_TEXT_CHARACTERS: Final = 255
+LISTS_AT_ONCE: Final = 2
+"""Lists that are looked for at once: they must not keep the database from what is enqueued."""
+_LOWEST: Final = UUID(int=0)
+_HIGHEST: Final = UUID(int=2**128 - 1)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of the list, and what its description says."""
+
+    parse: Callable[[str], Any]
+    schema: Mapping[str, Any]
+    about: str
+
+
+def _status(text: str) -> Status:
+    try:
+        return Status(text)
+    except ValueError:
+        raise ValueError(f"must be one of: {', '.join(Status)}") from None
+
+
+def _text(text: str) -> str:
+    if not 1 <= len(text) <= MOST_TEXT_CHARACTERS or not text.isprintable():
+        raise ValueError(f"must be 1 to {MOST_TEXT_CHARACTERS} characters that print")
+    return text
+
+
+def _instant(text: str) -> UUID:
+    try:
+        instant = datetime.fromisoformat(text)
+        return lowest_id_at(instant if instant.tzinfo else instant.replace(tzinfo=UTC))
+    except (ValueError, OverflowError):
+        raise ValueError("must be an instant after 1970, like 2026-11-21T10:00:00Z") from None
+
+
+def _cursor(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise ValueError("must be a page's `next`") from None
+
+
+def _limit(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 4 or not 1 <= int(text) <= MOST_IN_PAGE:
+        raise ValueError(f"must be a whole number from 1 to {MOST_IN_PAGE}")
+    return int(text)
+
+
+def _tenant(text: str) -> str:
+    try:
+        return tenant(text)
+    except InvalidEmail as error:
+        raise ValueError(error.reason) from None
+
+
+_SHORT: Final = {"type": "string", "minLength": 1, "maxLength": MOST_TEXT_CHARACTERS}
+_INSTANT: Final = {"type": "string", "format": "date-time"}
+PARAMETERS: Final[Mapping[str, Parameter]] = {
+    "status": Parameter(_status, {"type": "string", "enum": list(Status)}, "Emails of this status."),
+    "error_type": Parameter(_text, _SHORT, "Emails whose last attempt ended so."),
+    "provider": Parameter(_text, _SHORT, "Emails that this provider was tried with last."),
+    "correlation_id": Parameter(_text, _SHORT, "Emails of this correlation id."),
+    "created_from": Parameter(_instant, _INSTANT, "Emails from this instant on."),
+    "created_before": Parameter(_instant, _INSTANT, "Emails before this instant."),
+    "cursor": Parameter(_cursor, {"type": "string", "format": "uuid"}, "Where the page before ended: its `next`."),
+    "limit": Parameter(
+        _limit,
+        {"type": "integer", "minimum": 1, "maximum": MOST_IN_PAGE, "default": DEFAULT_PAGE},
+        "Emails per page, at most.",
+    ),
+}
+TENANT: Final = Parameter(
+    _tenant,
+    {"type": "string", "minLength": 1, "maxLength": 100},
+    "Whose emails. A key knows its tenant; without keys, it is `default`.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Tells what became of emails."""
+
+    access: Access
+    store: EmailStore
+    listing: asyncio.Semaphore
+
+    async def get(self, request: Request) -> Response:
+        """One email by its id."""
+        caller = await self.access.caller(request, Scope.READ)
+        given = _parameters(request, {"tenant_id": TENANT})
+        try:
+            email_id = UUID(request.path_params["email_id"])
+        except ValueError:
+            raise Problem("not-found") from None
+        return await self._one(await self.store.find(_tenant_of(caller, given), email_id))
+
+    async def get_by_key(self, request: Request) -> Response:
+        """One email by its message key."""
+        caller = await self.access.caller(request, Scope.READ)
+        given = _parameters(request, {"tenant_id": TENANT})
+        key = request.path_params["message_key"]
+        if "\0" in key or not key.isprintable():
+            raise Problem("not-found")
+        return await self._one(await self.store.find_by_key(_tenant_of(caller, given), key))
+
+    async def list(self, request: Request) -> Response:
+        """A page of emails, newest first."""
+        caller = await self.access.caller(request, Scope.READ)
+        given = _parameters(request, {**PARAMETERS, "tenant_id": TENANT})
+        wanted = EmailFilter(*(given.get(name) for name in ("status", "error_type", "provider", "correlation_id")))
+        below = min(given.get("cursor", _HIGHEST), given.get("created_before", _HIGHEST))
+        from_id = given.get("created_from", _LOWEST)
+        limit = given.get("limit", DEFAULT_PAGE)
+        async with self.listing:
+            emails, following = await self.store.list(
+                _tenant_of(caller, given), wanted, below_id=below, from_id=from_id, limit=limit
+            )
+        page = {"emails": [document(email) for email in emails], "next": following}
+        return Response(orjson.dumps(page), media_type="application/json")
+
+    async def _one(self, email: EmailRow | None) -> Response:
+        if email is None:
+            raise Problem("not-found", "No email of this tenant has this name.")
+        attempts = await self.store.list_attempts(email.email_id)
+        whole = document(email) | {"attempts": [_attempt(attempt) for attempt in attempts]}
+        return Response(orjson.dumps(whole), media_type="application/json")
+
+
+def document(email: EmailRow) -> dict[str, Any]:
+    """An email as it is told."""
+    told = asdict(email)
+    return {"id": told.pop("email_id"), **told}
+
+
+def _attempt(attempt: AttemptRow) -> dict[str, Any]:
+    told = asdict(attempt)
+    return {"attempt": told.pop("attempt_number"), **told}
+
+
+def _tenant_of(caller: Caller, given: Mapping[str, Any]) -> str:
+    return caller.tenant(given.get("tenant_id"))
+
+
+def _parameters(request: Request, known: Mapping[str, Parameter]) -> dict[str, Any]:
+    """What a request gives for parameters.
+
+    Raises:
+        Problem: with everything that is wrong: a name that is unknown, given twice, or a value that cannot be.
+    """
+    given: dict[str, Any] = {}
+    flaws = []
+    for name, text in request.query_params.multi_items():
+        parameter = known.get(name)
+        if parameter is None or name in given:
+            reason = "is no parameter here" if parameter is None else "is given twice"
+            flaws.append(Flaw("parameter", "".join(c if c.isprintable() else "?" for c in name[:40]), reason))
+            continue
+        try:
+            given[name] = parameter.parse(text)
+        except ValueError as error:
+            flaws.append(Flaw("parameter", name, str(error)))
+    if flaws:
+        raise Problem("invalid-parameter", flaws=flaws[:20])
+    return given

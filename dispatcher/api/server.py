@@ -1,0 +1,198 @@
+"""The API process: what is opened in which order, and closed again when it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
+from functools import partial
+from typing import Any, Final
+
+import uvicorn
+import uvloop
+
+from dispatcher.api.access import Access
+from dispatcher.api.announcing import RELAY_AFTER_SECONDS, Announcing
+from dispatcher.api.app import make_app
+from dispatcher.api.bodies import Bodies
+from dispatcher.api.emails import Emails
+from dispatcher.api.gathering import LANES, SPLITTING_LANES, Gathering
+from dispatcher.api.guard import Guard
+from dispatcher.api.intake import Intake
+from dispatcher.api.policy import Policy
+from dispatcher.api.protocol import Patience, PatientProtocol
+from dispatcher.api.reading import LISTS_AT_ONCE, Reading
+from dispatcher.api.refusals import Refusals
+from dispatcher.broker.publisher import Publisher
+from dispatcher.config import LOOPBACKS, Settings
+from dispatcher.errors import ConfigurationError, DispatcherError
+from dispatcher.store.api_keys import KeyStore
+from dispatcher.store.connections import make_pool
+from dispatcher.store.drafts import DraftStore
+from dispatcher.store.emails import EmailStore
+from dispatcher.telemetry import log
+
+LOCK_SECONDS: Final = 0.25
+"""How long an insert waits for an application's open transaction that holds the same key; others wait with it."""
+READERS: Final = 3
+KEEP_ALIVE_SECONDS: Final = 75
+"""Longer than the 60 seconds for which proxies keep connections: closing first makes them fail a request."""
+LAST_SECONDS: Final = 3.0
+"""For what was inserted last to be announced; the relay takes the rest."""
+BACKLOG: Final = 2048
+_HEADERS: Final = [("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff")]
+
+
+def run_api(settings: Settings, listener: socket.socket) -> int:
+    """Serves until told to stop; returns the exit code.
+
+    Raises:
+        ConfigurationError: it would listen where others can reach it, and there is no key.
+    """
+    uvloop.run(_serve_until_signalled(settings, listener))
+    return 0
+
+
+async def _serve_until_signalled(settings: Settings, listener: socket.socket) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await serve(settings, listener, stop)
+
+
+def listen(settings: Settings, *, shares_port: bool) -> socket.socket:
+    """The socket that clients connect to.
+
+    Args:
+        shares_port: Other processes of the same user may listen there, too; the kernel spreads connections over them.
+
+    Raises:
+        DispatcherError: it cannot be had.
+    """
+    host, port = settings.api_address.host, settings.api_address.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shares_port:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise DispatcherError(
+            f"The API cannot listen on {host}:{port}: {error.strerror or error}.",
+            remedy="Name another address in DISPATCHER_API_ADDRESS, or end what listens there.",
+        ) from error
+    return listener
+
+
+async def serve(settings: Settings, listener: socket.socket, stop: asyncio.Event) -> None:
+    """Serves until the stop, then finishes what has begun.
+
+    Raises:
+        ConfigurationError: it would listen where others can reach it, and there is no key.
+    """
+    async with AsyncExitStack() as opened:
+        writers = make_pool(
+            settings.database_url,
+            name="dispatcher api",
+            size=LANES + SPLITTING_LANES,
+            lock_seconds=LOCK_SECONDS,
+        )
+        readers = make_pool(settings.database_url, name="dispatcher api reader", size=READERS)
+        for pool in (writers, readers):
+            await pool.open()
+            opened.push_async_callback(pool.close)
+        publisher = Publisher(settings.amqp_url, settings.exchange, name="dispatcher api", ca_file=settings.ca_file)
+        opened.push_async_callback(_close, publisher)
+        access = Access(KeyStore(readers), is_loopback=is_loopback(settings))
+        await access.refresh()
+        if not access.is_loopback and not access.has_keys:
+            raise ConfigurationError([NEEDS_KEYS])
+        drafts = DraftStore(writers, publish_in_seconds=RELAY_AFTER_SECONDS)
+        announcing = Announcing(publisher, drafts, settings.queue)
+        gathering = Gathering(drafts, announcing.add, settings.api_gathered_emails)
+        refusals = Refusals()
+        emails = Emails(access, _bodies(settings), Intake(Policy.of(settings)), gathering, drafts, refusals)
+        reading = Reading(access, EmailStore(readers), asyncio.Semaphore(LISTS_AT_ONCE))
+        app = Guard(make_app(access, emails, reading, refusals), refusals=refusals, most_requests=settings.api_requests)
+        helpers = [asyncio.create_task(work.run()) for work in (access, announcing, refusals)]
+        server = _server(settings, app, refusals)
+        await _until_stopped(server, listener, [asyncio.create_task(stop.wait()), *helpers])
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_SECONDS):
+                await gathering.finish()
+                await access.quotas.close()
+                await announcing.finish()
+        for helper in helpers:
+            helper.cancel()
+        await asyncio.gather(*helpers, return_exceptions=True)
+        refusals.tell()
+    log.get_log().info("api.stopped")
+
+
+NEEDS_KEYS: Final = (
+    "DISPATCHER_API_ADDRESS is no loopback address, and there is no API key: whoever reached it could send. "
+    "Make a key with `dispatcher keys create`, or listen on 127.0.0.1."
+)
+
+
+def is_loopback(settings: Settings) -> bool:
+    """Whether nobody but this host can reach the API."""
+    return settings.api_address.host in LOOPBACKS
+
+
+def _bodies(settings: Settings) -> Bodies:
+    return Bodies(most_bytes=settings.api_body_bytes, most_bytes_together=settings.api_memory_bytes)
+
+
+async def _close(publisher: Publisher) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(1.0):
+            await publisher.close()
+
+
+async def _until_stopped(server: _Server, listener: socket.socket, others: list[asyncio.Task[Any]]) -> None:
+    """Serves until any of the others ends: the stop, or what should not."""
+    host, port = listener.getsockname()[:2]
+    log.get_log().info("api.started", address=f"{host}:{port}")
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    ended, _ = await asyncio.wait([serving, *others], return_when=asyncio.FIRST_COMPLETED)
+    server.should_exit = True
+    await serving
+    for task in ended:
+        task.result()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, which leaves the signals to us: by its own handling, the process would die of them after its end."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Captures none."""
+        yield
+
+
+def _server(settings: Settings, app: Guard, refusals: Refusals) -> _Server:
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # they would tell paths and addresses
+    patience = Patience(settings.api_head_seconds, settings.api_request_seconds)
+    return _Server(
+        uvicorn.Config(
+            app,
+            http=partial(PatientProtocol, patience=patience, on_refusal=refusals.count),  # type: ignore[arg-type]
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            headers=_HEADERS,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=max(1, int(settings.drain_seconds)),
+        )
+    )

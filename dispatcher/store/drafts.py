@@ -1,0 +1,91 @@
+"""Emails of many requests into the tables, in one statement: what the HTTP API enqueues.
+
+Where an application enqueues on its own connection (`producers`), the relay publishes; the API publishes what it has
+inserted itself, and leaves to the relay what it did not come to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from dispatcher.store.connections import AsyncSession, Pool, session
+from dispatcher.store.enqueueing import (
+    Draft,
+    Key,
+    attachment_parameters,
+    holders,
+    insert_parameters,
+    key_parameters,
+)
+from dispatcher.store.queries import ids_within, query
+
+
+@dataclass(frozen=True, slots=True)
+class Insertion:
+    """What became of some drafts.
+
+    Attributes:
+        email_ids: Those whose key was new.
+        due_at: When the relay publishes these; None if there are none.
+        known: For every other key, the id and payload hash of the email that holds it.
+    """
+
+    email_ids: frozenset[UUID]
+    due_at: datetime | None
+    known: Mapping[Key, tuple[UUID, bytes]]
+
+
+class DraftStore:
+    """The statements of a process that enqueues for others; each commits before it returns."""
+
+    def __init__(self, pool: Pool, *, publish_in_seconds: float) -> None:
+        """
+        Args:
+            publish_in_seconds: When the relay publishes what nobody has marked as announced until then.
+        """
+        self._pool = pool
+        self._publish_in_seconds = publish_in_seconds
+
+    async def insert(self, drafts: Sequence[Draft]) -> Insertion:
+        """Inserts the drafts whose keys are new, all or none.
+
+        Raises:
+            StoreBusy: another transaction is inserting one of the keys and has not ended; none is inserted.
+            StoreUnavailable: nobody knows whether they are inserted; the same call again finds out.
+            DispatcherError: PostgreSQL refuses one of them; none is inserted.
+        """
+        async with session(self._pool) as connection:
+            async with AsyncExitStack() as transaction:
+                if any(item.email.attachments for item in drafts):
+                    await transaction.enter_async_context(connection.transaction())
+                rows = await self._insert(connection, drafts)
+                email_ids = frozenset(row[0] for row in rows)
+                if attachments := attachment_parameters(drafts, set(email_ids)):
+                    await connection.execute(query("enqueue_attachments"), attachments)
+            known: Mapping[Key, tuple[UUID, bytes]] = {}
+            if keys := key_parameters(drafts, set(email_ids)):
+                known = holders(await (await connection.execute(query("find_by_key"), keys)).fetchall())
+            return Insertion(email_ids, rows[0][1] if rows else None, known)
+
+    async def _insert(self, connection: AsyncSession, drafts: Sequence[Draft]) -> list[tuple[Any, ...]]:
+        parameters = insert_parameters(drafts, publish_in_seconds=self._publish_in_seconds)
+        return await (await connection.execute(query("enqueue"), parameters)).fetchall()
+
+    async def find(self, drafts: Sequence[Draft]) -> Mapping[Key, bytes]:
+        """The payload hash that is stored for each key that is known."""
+        parameters = key_parameters(drafts, set())
+        async with session(self._pool) as connection:
+            rows = await (await connection.execute(query("find_by_key"), parameters)).fetchall()
+        return {key: payload_hash for key, (_, payload_hash) in holders(rows).items()}
+
+    async def mark_announced(self, due: Mapping[UUID, datetime]) -> None:
+        """A broker confirmed the messages of these emails, one at least, which were inserted as due then."""
+        parameters = ids_within(due)
+        parameters["due_ats"] = [due[email_id] for email_id in parameters["email_ids"]]
+        async with session(self._pool) as connection:
+            await connection.execute(query("mark_announced"), parameters)

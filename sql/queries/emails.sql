@@ -1,0 +1,93 @@
+-- name: find_email
+-- One email as its tenant may see it, without content. No row: the tenant has no such email.
+select
+    email_id, message_key, status, attempt_count, correlation_id, error_type, last_error, provider, provider_message_id,
+    created_at, sent_at
+from email_log
+where email_id = %(email_id)s
+    and tenant_id = %(tenant_id)s;
+
+-- name: find_email_by_key
+-- The same by its message key.
+select
+    e.email_id, e.message_key, e.status, e.attempt_count, e.correlation_id, e.error_type, e.last_error, e.provider,
+    e.provider_message_id, e.created_at, e.sent_at
+from email_idempotency as k
+join email_log as e on e.email_id = k.email_id
+where k.tenant_id = %(tenant_id)s
+    and k.message_key = %(message_key)s;
+
+-- name: list_attempts
+-- What was tried for an email, in order.
+select attempt_number, provider, started_at, finished_at, outcome, error_type, error, provider_code
+from email_attempt
+where email_id = %(email_id)s
+order by attempt_number, started_at;
+
+-- name: list_emails
+-- A tenant's emails, newest first, below an id and from another on. It examines so many rows at most, whatever the filter,
+-- so that no page costs more than another: the last column is where the next look goes on, whether or not a row is wanted.
+with examined as (
+    select
+        email_id, tenant_id, message_key, status, attempt_count, correlation_id, error_type, last_error, provider,
+        provider_message_id, created_at, sent_at
+    from email_log
+    where email_id < %(below_id)s
+        and email_id >= %(from_id)s
+    order by email_id desc
+    limit %(examined)s
+),
+wanted as (
+    select *
+    from examined
+    where tenant_id = %(tenant_id)s
+        and (%(status)s::text is null or status = %(status)s)
+        and (%(error_type)s::text is null or error_type = %(error_type)s)
+        and (%(provider)s::text is null or provider = %(provider)s)
+        and (%(correlation_id)s::text is null or correlation_id = %(correlation_id)s)
+    order by email_id desc
+    limit %(limit)s
+)
+select
+    w.email_id, w.message_key, w.status, w.attempt_count, w.correlation_id, w.error_type, w.last_error, w.provider,
+    w.provider_message_id, w.created_at, w.sent_at, bound.lowest_id
+from (
+    select case when count(*) < %(examined)s then null else min(email_id::text)::uuid end as lowest_id
+    from examined
+) as bound
+left join wanted as w on true
+order by w.email_id desc;
+
+-- name: list_unfinished_emails
+-- The same for one status that is not `sent`, whose partial index leads straight to it.
+with examined as (
+    select
+        email_id, tenant_id, message_key, status, attempt_count, correlation_id, error_type, last_error, provider,
+        provider_message_id, created_at, sent_at
+    from email_log
+    where status = %(status)s
+        and status <> 'sent'
+        and email_id < %(below_id)s
+        and email_id >= %(from_id)s
+    order by email_id desc
+    limit %(examined)s
+),
+wanted as (
+    select *
+    from examined
+    where tenant_id = %(tenant_id)s
+        and (%(error_type)s::text is null or error_type = %(error_type)s)
+        and (%(provider)s::text is null or provider = %(provider)s)
+        and (%(correlation_id)s::text is null or correlation_id = %(correlation_id)s)
+    order by email_id desc
+    limit %(limit)s
+)
+select
+    w.email_id, w.message_key, w.status, w.attempt_count, w.correlation_id, w.error_type, w.last_error, w.provider,
+    w.provider_message_id, w.created_at, w.sent_at, bound.lowest_id
+from (
+    select case when count(*) < %(examined)s then null else min(email_id::text)::uuid end as lowest_id
+    from examined
+) as bound
+left join wanted as w on true
+order by w.email_id desc;
