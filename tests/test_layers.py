@@ -43,6 +43,8 @@ CLIENTS: Final[tuple[tuple[set[str], set[str]], ...]] = (
     # The management API's client stands with the broker; dev fetches private servers and waits for them.
     ({"broker", "providers", "dev"}, {"http.client", "urllib.request"}),
     ({"dev"}, {"aiosmtpd"}),
+    # The extra `api`: the base install does without.
+    ({"api"}, {"fastapi", "starlette", "uvicorn"}),
     ({"telemetry", "monitor"}, {"prometheus_client", "h11"}),
     # It blocks, and hides in which phase it failed.
     (set(), {"smtplib"}),

@@ -25,9 +25,9 @@ from dispatcher.errors import StoreUnavailable
 from dispatcher.store.api_keys import ApiKey, KeyStore
 from dispatcher.telemetry.log import get_log
 
-REFRESH_SECONDS: Final = 5.0
-LOOK_AGAIN_SECONDS: Final = 1.0
-"""A key that is not known may be new: the list is read anew, but no more often than so, whoever knocks."""
+REFRESH_SECONDS: Final = 2.0
+LOOK_AGAIN_SECONDS: Final = 0.2
+"""A key that is not known may be new: it waits for the list to be read anew, which is done no more often than so."""
 _NO_HASH: Final = bytes(32)
 DEFAULT_TENANT: Final = "default"
 
@@ -92,8 +92,9 @@ class Access:
 
     async def refresh(self) -> None:
         """Reads the keys anew."""
+        began_at = time.monotonic()
         self.know(await self._store.list_keys())
-        self._looked_at = time.monotonic()
+        self._looked_at = began_at
 
     def know(self, keys: Sequence[ApiKey]) -> None:
         """Takes these for all keys that there ever were."""
@@ -115,6 +116,8 @@ class Access:
         Raises:
             Problem: `unauthorized`, `scope-missing`, `host-forbidden` or `rate-limited`.
         """
+        if self.is_open and "authorization" in request.headers:
+            await self._look_again()
         if self.is_open:
             self._check_host(request)
             return OPEN
@@ -154,8 +157,11 @@ class Access:
         return key
 
     async def _look_again(self) -> None:
+        """Returns after a look that began later than this call; those who wait share it."""
+        called_at = time.monotonic()
         async with self._looking:
-            if time.monotonic() - self._looked_at >= LOOK_AGAIN_SECONDS:
+            if self._looked_at < called_at:
+                await asyncio.sleep(self._looked_at + LOOK_AGAIN_SECONDS - time.monotonic())
                 await self.refresh()
 
     def _check_host(self, request: Request) -> None:

@@ -159,7 +159,7 @@ async def _close(publisher: Publisher) -> None:
 async def _until_stopped(server: _Server, listener: socket.socket, others: list[asyncio.Task[Any]]) -> None:
     """Serves until any of the others ends: the stop, or what should not."""
     host, port = listener.getsockname()[:2]
-    log.get_log().info("api.started", address=f"{host}:{port}")
+    log.get_log().info("api.started", listener=f"{host}:{port}")
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     ended, _ = await asyncio.wait([serving, *others], return_when=asyncio.FIRST_COMPLETED)
     server.should_exit = True

@@ -22,6 +22,12 @@ def command() -> None:
 
     As long as there has never been a key, `dispatcher api` listens on the loopback only and lets everybody there do
     everything. With the first key, every request needs one.
+
+    \b
+    Examples:
+      dispatcher keys create --name shop --from-domain example.com
+      dispatcher keys list
+      dispatcher keys revoke ed_k3v9q0xw2m7a
     """
 
 

@@ -59,7 +59,7 @@ EVENTS: Final = MappingProxyType(
         "relay.republished": "RabbitMQ lost messages, as of a purged queue; they are due again: count, queue, reason.",
         "relay.dead_lettered": "Dead letters went to the DLQ: count.",
         "relay.unroutable": "RabbitMQ could not route messages; they stay due: count, queue, retry_in_seconds.",
-        "api.started": "The HTTP API listens: address.",
+        "api.started": "The HTTP API listens: listener.",
         "api.refused": "What the HTTP API refused since it last told, by reason: counts.",
         "api.stopped": "The HTTP API ended.",
         "partition.made": "Partitions were made ahead: names.",

@@ -1,0 +1,161 @@
+"""An API under test: a real server on a real socket in the test's own loop, with database and queues of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+import psycopg
+from pyreqwest.client import Client, ClientBuilder
+
+from dispatcher.api.server import listen, serve
+from dispatcher.broker.topology import Topology
+from dispatcher.config import Settings, load
+from dispatcher.domain.api_key import Secret
+from dispatcher.store.api_keys import insert_key
+
+EMAIL: Final[dict[str, Any]] = {
+    "from": "shop@example.com",
+    "to": ["ann@example.org"],
+    "subject": "Your receipt",
+    "text": "Thank you.",
+}
+UNREACHABLE_AMQP_URL: Final = "amqp://guest:guest@127.0.0.1:1/%2F"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the API said."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes = field(repr=False)
+
+    @property
+    def json(self) -> Any:
+        """The body's value."""
+        return orjson.loads(self.body)
+
+    @property
+    def code(self) -> str | None:
+        """The problem's code."""
+        code: str | None = self.json.get("code")
+        return code
+
+    @property
+    def pointers(self) -> list[str]:
+        """What the problem says is wrong."""
+        return [next(iter(error.values())) for error in self.json.get("errors", [])]
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """A running API, and a client of it."""
+
+    port: int
+    settings: Settings
+    client: Client
+    stop: asyncio.Event
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"http://127.0.0.1:{self.port}"
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: object = None,
+        raw: bytes | None = None,
+        key: str | None = None,
+        token: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """One request's answer."""
+        request = self.client.request(method, self.url + path)
+        if key is not None:
+            request = request.header("Idempotency-Key", key)
+        if token is not None:
+            request = request.header("Authorization", f"Bearer {token}")
+        content = raw if raw is not None else None if body is None else orjson.dumps(body)
+        if content is not None:
+            request = request.body_bytes(content)
+            if "Content-Type" not in (headers or {}):
+                request = request.header("Content-Type", "application/json")
+        for name, value in (headers or {}).items():
+            request = request.header(name, value)
+        response = await request.build().send()
+        told = {name.lower(): value for name, value in response.headers.items()}
+        return Answer(response.status, told, bytes(await response.bytes()))
+
+    async def post(self, key: str | None = "k-1", body: object = None, **named: Any) -> Answer:
+        """The answer to one email."""
+        return await self.call("POST", "/v1/emails", key=key, body=EMAIL if body is None else body, **named)
+
+    async def get(self, path: str, **named: Any) -> Answer:
+        """The answer to one look."""
+        return await self.call("GET", path, **named)
+
+
+def settings_of(database_url: str, amqp_url: str, topology: Topology, **more: str) -> Settings:
+    """Settings for an API on any port."""
+    environ = {
+        "DATABASE_URL": database_url,
+        "AMQP_URL": amqp_url,
+        "EXCHANGE": topology.exchange,
+        "QUEUE": topology.queue,
+        "DLQ": topology.dlq,
+        "API_ADDRESS": "127.0.0.1:0",
+        "DRAIN_SECONDS": "5",
+        **more,
+    }
+    return load({f"DISPATCHER_{name}": value for name, value in environ.items()})
+
+
+@asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[Api]:
+    """Serves until the end of the block."""
+    listener: socket.socket = listen(settings, shares_port=False)
+    port: int = listener.getsockname()[1]
+    stop = asyncio.Event()
+    serving = asyncio.create_task(serve(settings, listener, stop))
+    client = ClientBuilder().pool_max_idle_per_host(100).build()
+    try:
+        async with client:
+            api = Api(port, settings, client, stop)
+            ready = asyncio.create_task(api.get("/healthz"))
+            await asyncio.wait([serving, ready], return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                ready.cancel()
+                serving.result()
+            await ready
+            yield api
+    finally:
+        stop.set()
+        with listener:
+            await serving
+
+
+def make_key(connection: psycopg.Connection, **columns: Any) -> str:
+    """A new key, of the tenant `shop`, that may send and read and send from anywhere unless said otherwise."""
+    key = Secret.new()
+    values = {
+        "key_id": key.key_id,
+        "secret_hash": key.hashed(),
+        "tenant_id": "shop",
+        "name": "test",
+        "scopes": ["send", "read"],
+        "sender_domains": None,
+        "sender_addresses": None,
+        "requests_per_second": None,
+        "recipients_per_day": None,
+    }
+    insert_key(connection, values | columns)
+    return key.text()

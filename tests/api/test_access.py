@@ -1,0 +1,183 @@
+"""Who may: keys, scopes, tenants, senders, rates and quotas."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import psycopg
+import pytest
+
+from dispatcher.config import Listener, Settings
+from dispatcher.domain.api_key import Secret
+from dispatcher.errors import ConfigurationError
+from tests.api.place import EMAIL, Api, make_key, running
+from tests.waiting import until_answer
+
+
+@pytest.fixture
+def token(connection: psycopg.Connection) -> str:
+    """A key that exists before the API starts."""
+    return make_key(connection)
+
+
+async def test_with_a_key_in_the_table_nobody_gets_in_without_one(token: str, api: Api) -> None:
+    stranger = Secret.new().text()
+    forged = f"{token[:16]}{stranger[16:]}"
+
+    for given in (None, stranger, forged, "", "x", token + "x"):
+        answer = await api.post(token=given)
+        assert (answer.status, answer.code, answer.headers["www-authenticate"]) == (401, "unauthorized", "Bearer")
+    assert (await api.post(token=token)).status == 202
+
+
+async def test_a_key_counts_in_the_header_alone(token: str, api: Api) -> None:
+    answer = await api.call("POST", f"/v1/emails?key={token}&access_token={token}", key="k", body=EMAIL)
+
+    assert answer.code == "unauthorized"
+
+
+async def test_a_key_made_while_the_api_runs_closes_the_door_and_opens_it(
+    api: Api, connection: psycopg.Connection
+) -> None:
+    assert (await api.post("k-1")).status == 202
+    token = make_key(connection)
+
+    async def is_closed() -> bool:
+        return (await api.get("/v1/emails")).status == 401
+
+    assert (await api.post("k-2", token=token)).status == 202
+    await until_answer(is_closed)
+    assert (await api.post("k-3", token=token)).status == 202
+
+
+async def test_a_revoked_key_ends_and_its_end_opens_nothing(
+    token: str, api: Api, connection: psycopg.Connection
+) -> None:
+    connection.execute("update api_key set revoked_at = clock_timestamp()")
+
+    async def is_refused() -> bool:
+        return (await api.get("/v1/emails", token=token)).status == 401
+
+    await until_answer(is_refused)
+    assert (await api.get("/v1/emails")).status == 401
+
+
+async def test_a_scope_that_is_missing_is_named(api: Api, connection: psycopg.Connection) -> None:
+    reader, sender = make_key(connection, scopes=["read"]), make_key(connection, scopes=["send"])
+
+    assert (await api.post(token=reader)).code == "scope-missing"
+    assert (await api.get("/v1/emails", token=sender)).code == "scope-missing"
+    assert (await api.post(token=sender)).status == 202
+    assert (await api.get("/v1/emails", token=reader)).status == 200
+
+
+async def test_a_key_sends_for_its_tenant_alone(token: str, api: Api, connection: psycopg.Connection) -> None:
+    assert (await api.post("k-1", EMAIL | {"tenant_id": "other"}, token=token)).code == "tenant-forbidden"
+    assert (await api.post("k-2", EMAIL | {"tenant_id": "shop"}, token=token)).status == 202
+    assert (await api.post("k-3", token=token)).status == 202
+
+    assert connection.execute("select distinct tenant_id from email_log").fetchall() == [("shop",)]
+
+
+ALLOWED = (
+    "shop@example.com",
+    "Shop <Shop@EXAMPLE.com>",
+    "any@xn--bcher-kva.example",
+    "any@bücher.example",
+    "news@example.net",
+)
+FOREIGN = (
+    "shop@sub.example.com",
+    "shop@example.com.evil.example",
+    "shop@evil-example.com",
+    "other@example.net",
+    '"shop@example.com" <eve@evil.example>',
+)
+
+
+async def test_a_key_sends_from_what_it_names(api: Api, connection: psycopg.Connection) -> None:
+    token = make_key(
+        connection,
+        sender_domains=["example.com", "xn--bcher-kva.example"],
+        sender_addresses=["news@example.net"],
+    )
+
+    for sender in ALLOWED:
+        assert (await api.post(sender.encode().hex(), EMAIL | {"from": sender}, token=token)).status == 202
+    for sender in FOREIGN:
+        answer = await api.post(body=EMAIL | {"from": sender}, token=token)
+        assert (answer.status, answer.code, answer.pointers) == (403, "sender-forbidden", ["#/from"])
+
+
+async def test_a_rate_is_kept_and_says_when_to_come_back(api: Api, connection: psycopg.Connection) -> None:
+    token = make_key(connection, requests_per_second=2.0)
+
+    answers = [await api.get("/v1/emails", token=token) for _ in range(6)]
+
+    refused = [answer for answer in answers if answer.status == 429]
+    assert refused
+    assert {(answer.code, answer.headers["retry-after"]) for answer in refused} == {("rate-limited", "1")}
+    assert answers[0].status == 200
+
+
+async def test_a_batch_costs_the_rate_its_emails(api: Api, connection: psycopg.Connection) -> None:
+    token = make_key(connection, requests_per_second=50.0)
+    emails = [EMAIL | {"message_key": f"k-{number}"} for number in range(200)]
+
+    first = await api.call("POST", "/v1/emails/batch", body={"emails": emails}, token=token)
+    second = await api.get("/v1/emails", token=token)
+
+    assert (first.status, second.code) == (200, "rate-limited")
+    assert int(second.headers["retry-after"]) >= 3
+
+
+async def test_a_quota_holds_over_several_processes_and_forgives_replays(
+    settings: Settings, connection: psycopg.Connection
+) -> None:
+    token = make_key(connection, recipients_per_day=100)
+    email = EMAIL | {"to": [f"r{number}@example.org" for number in range(10)]}
+    async with running(settings) as one, running(settings) as two:
+        apis = [one, two] * 10
+        answers = await asyncio.gather(*(api.post(f"k-{n}", email, token=token) for n, api in enumerate(apis)))
+
+        statuses = [answer.status for answer in answers]
+        sent = connection.execute("select count(*) from email_log").fetchone()
+        assert sent == (statuses.count(202),)
+        assert 9 <= statuses.count(202) <= 10
+        refused = next(answer for answer in answers if answer.status == 429)
+        assert refused.code == "quota-used-up"
+        assert int(refused.headers["retry-after"]) <= 86_400
+        accepted = statuses.index(202)
+        replayed = await one.post(f"k-{accepted}", email, token=token)
+        assert (replayed.status, replayed.body) == (202, answers[accepted].body)
+
+
+async def test_what_is_not_accepted_uses_no_quota(api: Api, connection: psycopg.Connection) -> None:
+    token = make_key(connection, recipients_per_day=2)
+
+    for _ in range(5):
+        assert (await api.post("k-1", token=token)).status == 202
+        assert (await api.post("k-1", EMAIL | {"subject": "Other"}, token=token)).status == 422
+    assert (await api.post("k-2", token=token)).status == 202
+    assert (await api.post("k-3", token=token)).status == 429
+
+
+async def test_a_stop_gives_back_what_the_process_held(settings: Settings, connection: psycopg.Connection) -> None:
+    token = make_key(connection, recipients_per_day=1000)
+    async with running(settings) as api:
+        await api.post(token=token)
+
+    assert connection.execute("select recipient_count from api_key_day").fetchall() == [(1,)]
+
+
+async def test_without_keys_it_listens_to_its_own_host_alone(settings: Settings) -> None:
+    with pytest.raises(ConfigurationError, match="dispatcher keys create"):
+        async with running(replace(settings, api_address=Listener("0.0.0.0", 0))):  # noqa: S104 - what must not be
+            pass
+
+
+async def test_without_keys_a_web_page_gets_nowhere_by_a_name_of_its_own(api: Api) -> None:
+    for host in ("evil.example", "evil.example:8025", "127.0.0.1.evil.example", ""):
+        answer = await api.post(headers={"Host": host})
+        assert (answer.status, answer.code) == (403, "host-forbidden")

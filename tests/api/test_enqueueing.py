@@ -1,0 +1,201 @@
+"""What the API accepts becomes durable once, whoever asks how often."""
+
+from __future__ import annotations
+
+import asyncio
+
+import psycopg
+
+from dispatcher import Email, enqueue
+from dispatcher.broker.topology import Topology, depths
+from dispatcher.config import Settings
+from dispatcher.dev.servers import Servers
+from tests.api.place import EMAIL, Api, running, settings_of
+from tests.waiting import until, until_answer
+
+
+def stored(connection: psycopg.Connection) -> list[str]:
+    return [row[0] for row in connection.execute("select message_key from email_log order by email_id").fetchall()]
+
+
+async def test_an_accepted_email_is_in_the_database_and_due(api: Api, connection: psycopg.Connection) -> None:
+    answer = await api.post("order-17")
+
+    assert answer.status == 202
+    assert answer.json == {"id": answer.json["id"], "message_key": "order-17", "status": "pending"}
+    assert answer.headers["location"] == f"/v1/emails/{answer.json['id']}"
+    assert "idempotent-replayed" not in answer.headers
+    row = connection.execute(
+        "select tenant_id, status, publish_due_at > clock_timestamp() from email_log where email_id = %s",
+        [answer.json["id"]],
+    ).fetchone()
+    assert row == ("default", "pending", True)
+
+
+async def test_the_same_request_again_gets_the_same_answer_marked_as_replayed(
+    api: Api, connection: psycopg.Connection
+) -> None:
+    first = await api.post("order-17")
+
+    second = await api.post("order-17")
+
+    assert (second.status, second.body, second.headers["location"]) == (202, first.body, first.headers["location"])
+    assert second.headers["idempotent-replayed"] == "true"
+    assert stored(connection) == ["order-17"]
+
+
+async def test_a_key_in_quotes_is_the_same_key(api: Api) -> None:
+    bare = await api.post("order 17, receipt")
+
+    quoted = await api.post('"order 17, receipt"')
+
+    assert quoted.body == bare.body
+
+
+async def test_another_body_under_the_key_is_refused_and_changes_nothing(
+    api: Api, connection: psycopg.Connection
+) -> None:
+    await api.post("order-17")
+
+    answer = await api.post("order-17", EMAIL | {"subject": "Another"})
+
+    assert (answer.status, answer.code) == (422, "idempotency-key-reused")
+    assert connection.execute("select subject from email_content").fetchall() == [("Your receipt",)]
+
+
+async def test_a_request_without_a_usable_key_is_refused(api: Api) -> None:
+    for key in (None, ""):
+        answer = await api.post(key)
+        assert (answer.status, answer.code) == (400, "idempotency-key-missing")
+    for key in ('"a', "é", "k" * 256, '"a"b"', '""'):
+        answer = await api.post(key)
+        assert (answer.status, answer.code) == (400, "idempotency-key-invalid")
+
+
+async def test_fifty_clients_with_one_key_get_one_email_and_equal_answers(
+    api: Api, connection: psycopg.Connection
+) -> None:
+    answers = await asyncio.gather(*(api.post("order-17") for _ in range(50)))
+
+    assert {(answer.status, answer.body) for answer in answers} == {(202, answers[0].body)}
+    assert sum("idempotent-replayed" not in answer.headers for answer in answers) == 1
+    assert stored(connection) == ["order-17"]
+
+
+async def test_requests_at_once_go_into_one_statement(api: Api, connection: psycopg.Connection) -> None:
+    answers = await asyncio.gather(*(api.post(f"k-{number}") for number in range(64)))
+
+    assert {answer.status for answer in answers} == {202}
+    (statements,) = connection.execute("select count(distinct xmin::text) from email_log").fetchone() or (0,)
+    assert statements < 32
+
+
+async def test_an_email_that_breaks_a_rule_is_told_by_its_field_and_fails_no_neighbour(
+    api: Api, connection: psycopg.Connection
+) -> None:
+    bad = EMAIL | {"to": ["ann@example.org", "nobody"]}
+
+    answers = await asyncio.gather(*(api.post(f"k-{number}", bad if number == 7 else EMAIL) for number in range(20)))
+
+    assert [answer.status for answer in answers] == [422 if number == 7 else 202 for number in range(20)]
+    assert (answers[7].code, answers[7].pointers) == ("invalid-email", ["#/to/1"])
+    assert "nobody" not in answers[7].body.decode()
+    assert len(stored(connection)) == 19
+
+
+async def test_an_open_transaction_with_the_same_key_delays_its_twin_alone(
+    api: Api, database_url: str, connection: psycopg.Connection
+) -> None:
+    with psycopg.connect(database_url) as application:
+        enqueue(application, Email(message_key="k-7", sender="a@example.com", to="b@example.org", subject="", text="x"))
+
+        answers = await asyncio.gather(*(api.post(f"k-{number}") for number in range(30)))
+
+    assert [answer.status for answer in answers] == [409 if number == 7 else 202 for number in range(30)]
+    assert answers[7].code == "idempotency-key-in-use"
+    assert answers[7].headers["retry-after"] == "1"
+
+
+async def test_a_batch_answers_for_each_email_in_order(api: Api, connection: psycopg.Connection) -> None:
+    await api.post("known")
+    emails = [
+        EMAIL | {"message_key": "new"},
+        EMAIL | {"message_key": "known"},
+        EMAIL | {"message_key": "known", "subject": "Another"},
+        EMAIL | {"message_key": "bad", "headers": {"Bcc": "eve@example.net"}},
+        EMAIL | {"message_key": "new"},
+        EMAIL,
+        17,
+    ]
+
+    answer = await api.call("POST", "/v1/emails/batch", body={"emails": emails})
+
+    assert answer.status == 200
+    told = [item.get("problem", {}).get("code") or item["outcome"] for item in answer.json["results"]]
+    assert told == [
+        "accepted",
+        "replayed",
+        "idempotency-key-reused",
+        "invalid-email",
+        "replayed",
+        "invalid-email",
+        "invalid-email",
+    ]
+    pointers = [item["problem"]["errors"][0]["pointer"] for item in answer.json["results"][-2:]]
+    assert pointers == ["#/emails/5/message_key", "#/emails/6"]
+    assert stored(connection) == ["known", "new"]
+
+
+async def test_a_batch_that_is_none_is_refused(api: Api) -> None:
+    bodies: list[object] = [{}, {"emails": []}, {"emails": [EMAIL] * 1001}, {"emails": 7}, [], {"email": []}]
+
+    for body in bodies:
+        answer = await api.call("POST", "/v1/emails/batch", body=body)
+        assert (answer.status, answer.code) == (422, "invalid-body")
+
+
+async def test_attachments_are_stored_with_their_email(api: Api, connection: psycopg.Connection) -> None:
+    file = {"filename": "a.pdf", "content_type": "application/pdf", "content": "JVBERg=="}
+
+    answer = await api.post("k", EMAIL | {"attachments": [file]})
+
+    assert answer.status == 202
+    assert connection.execute("select filename, content from email_attachment").fetchall() == [("a.pdf", b"%PDF")]
+
+
+async def test_what_is_accepted_is_announced_and_no_longer_due(
+    servers: Servers, database_url: str, topology: Topology, connection: psycopg.Connection
+) -> None:
+    async with running(settings_of(database_url, servers.amqp_url, topology)) as api:
+        await asyncio.gather(*(api.post(f"k-{number}") for number in range(10)))
+
+        async def announced() -> bool:
+            return (await depths(servers.amqp_url, topology))[topology.queue] == 10
+
+        await until_answer(announced)
+        await until(lambda: not due(connection))
+
+
+async def test_a_stop_marks_what_was_announced(
+    servers: Servers, database_url: str, topology: Topology, connection: psycopg.Connection
+) -> None:
+    async with running(settings_of(database_url, servers.amqp_url, topology)) as api:
+        await api.post("k")
+
+    assert not due(connection)
+
+
+def due(connection: psycopg.Connection) -> int:
+    (count,) = connection.execute("select count(*) from email_log where publish_due_at is not null").fetchone() or (0,)
+    return int(count)
+
+
+async def test_without_the_database_a_request_is_refused_for_now(settings: Settings, database_url: str) -> None:
+    async with running(settings) as api:
+        with psycopg.connect(database_url, autocommit=True) as administration:
+            administration.execute("alter table email_idempotency rename to gone")
+            broken = await api.post("k-1")
+            administration.execute("alter table gone rename to email_idempotency")
+
+        assert broken.code == "unexpected-fault"
+        assert (await api.post("k-2")).status == 202

@@ -1,0 +1,90 @@
+"""What the API tells of emails: their fate, to their tenant alone, and never their content."""
+
+from __future__ import annotations
+
+import psycopg
+
+from tests.api.place import EMAIL, Api, make_key
+
+
+async def test_an_email_is_told_by_id_and_by_key_without_content(api: Api) -> None:
+    made = await api.post("order/17?x%")
+
+    by_id = await api.get(made.headers["location"])
+    by_key = await api.get("/v1/emails/by-key/order%2F17%3Fx%25")
+
+    assert by_id.status == by_key.status == 200
+    assert by_id.json == by_key.json
+    assert by_id.json["status"] == "pending"
+    assert by_id.json["attempts"] == []
+    for private in ("ann@example.org", "shop@example.com", "receipt", "Thank you"):
+        assert private not in by_id.body.decode()
+
+
+async def test_what_there_is_not_is_not_found(api: Api) -> None:
+    emails = ("01a1fdbb-be69-7a25-b06b-c86d7b44862b", "nonsense", "by-key/nothing", "by-key/%00")
+
+    for path in ("/v2", *(f"/v1/emails/{email}" for email in emails)):
+        answer = await api.get(path)
+        assert (answer.status, answer.code) == (404, "not-found")
+
+
+async def test_a_list_is_paged_newest_first_without_gap_or_repetition(api: Api) -> None:
+    emails = [EMAIL | {"message_key": f"k-{number}"} for number in range(25)]
+    await api.call("POST", "/v1/emails/batch", body={"emails": emails})
+
+    keys, cursor = [], ""
+    for _ in range(10):
+        page = (await api.get(f"/v1/emails?limit=10{cursor}")).json
+        keys += [email["message_key"] for email in page["emails"]]
+        if page["next"] is None:
+            break
+        cursor = f"&cursor={page['next']}"
+
+    assert keys == [f"k-{number}" for number in reversed(range(25))]
+
+
+async def test_a_list_is_filtered(api: Api, connection: psycopg.Connection) -> None:
+    for number in range(4):
+        await api.post(f"k-{number}", EMAIL | {"correlation_id": f"c-{number % 2}"})
+    connection.execute("update email_log set status = 'failed', error_type = 'rejected' where message_key = 'k-1'")
+
+    async def keys(query: str) -> list[str]:
+        return [email["message_key"] for email in (await api.get(f"/v1/emails?{query}")).json["emails"]]
+
+    assert await keys("status=failed") == ["k-1"]
+    assert await keys("status=pending") == ["k-3", "k-2", "k-0"]
+    assert await keys("correlation_id=c-1") == ["k-3", "k-1"]
+    assert await keys("error_type=rejected&correlation_id=c-1") == ["k-1"]
+    assert await keys("created_before=2020-01-01T00:00:00Z") == []
+    assert len(await keys("created_from=2020-01-01T00:00:00Z")) == 4
+
+
+async def test_a_parameter_that_cannot_be_is_named(api: Api) -> None:
+    wrong = (
+        "status=lost",
+        "limit=0",
+        "limit=201",
+        "limit=x",
+        "cursor=x",
+        "created_from=x",
+        "stat=x",
+        "limit=1&limit=1",
+    )
+
+    for query in wrong:
+        answer = await api.get(f"/v1/emails?{query}")
+        assert (answer.status, answer.code) == (400, "invalid-parameter")
+        assert answer.json["errors"][0]["parameter"] == query.partition("=")[0]
+
+
+async def test_a_tenant_sees_its_own_emails_alone(api: Api, connection: psycopg.Connection) -> None:
+    foreign = await api.post("k-1", EMAIL | {"tenant_id": "other"})
+    token = make_key(connection)
+    own = await api.post("k-1", token=token)
+
+    assert own.json["id"] != foreign.json["id"]
+    assert (await api.get(foreign.headers["location"], token=token)).status == 404
+    assert (await api.get(own.headers["location"], token=token)).status == 200
+    assert len((await api.get("/v1/emails", token=token)).json["emails"]) == 1
+    assert (await api.get("/v1/emails?tenant_id=other", token=token)).code == "tenant-forbidden"

@@ -1,0 +1,47 @@
+"""`dispatcher api` as a process: it serves, it drains, and it says what it lacks."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import orjson
+import psycopg
+
+from tests.cli.commandline import CommandLine
+
+
+def test_it_serves_until_it_is_told_to_stop(prepared: CommandLine, connection: psycopg.Connection) -> None:
+    body = orjson.dumps({"from": "a@example.com", "to": "b@example.org", "subject": "Hello", "text": "It works."})
+    with prepared.having(DISPATCHER_API_ADDRESS="127.0.0.1:0").started("api") as process:
+        assert process.stdout is not None
+        started = orjson.loads(process.stdout.readline())
+        headers = {"Content-Type": "application/json", "Idempotency-Key": "hello-1"}
+        with urlopen(Request(f"http://{started['listener']}/v1/emails", body, headers), timeout=20) as answer:
+            assert answer.status == 202
+        process.send_signal(signal.SIGTERM)
+        log, errors = process.communicate(timeout=20)
+
+    assert (process.returncode, errors) == (0, b"")
+    assert b"api.stopped" in log
+    assert b"example.org" not in log
+    assert connection.execute("select message_key, publish_due_at from email_log").fetchall() == [("hello-1", None)]
+
+
+def test_without_keys_it_refuses_to_listen_to_others(storing: CommandLine) -> None:
+    ended = storing.having(DISPATCHER_AMQP_URL="amqp://127.0.0.1:1")("api", "--address", "0.0.0.0:0")
+
+    assert ended.code == 78
+    assert "dispatcher keys create" in ended.stderr
+
+
+def test_without_its_packages_it_says_how_to_install_them(bare: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "fastapi.py").write_text("raise ModuleNotFoundError('No module named fastapi', name='fastapi')")
+    settings = {"DISPATCHER_DATABASE_URL": "postgresql://127.0.0.1:1/x", "DISPATCHER_AMQP_URL": "amqp://127.0.0.1:1"}
+
+    ended = bare.having(PYTHONPATH=str(tmp_path), **settings)("api")
+
+    assert ended.code == 1
+    assert "pip install 'email-dispatcher[api]'" in ended.stderr
+    assert "Traceback" not in ended.stderr
