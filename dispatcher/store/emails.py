@@ -64,17 +64,17 @@ class EmailStore:
 
     async def find(self, tenant_id: str, email_id: UUID) -> EmailRow | None:
         """The tenant's email of that id."""
-        rows = await self._fetch("find_email", {"tenant_id": tenant_id, "email_id": email_id})
+        rows = await self._fetch("find_tenant_email", {"tenant_id": tenant_id, "email_id": email_id})
         return _email(rows[0]) if rows else None
 
     async def find_by_key(self, tenant_id: str, message_key: str) -> EmailRow | None:
         """The tenant's email of that key."""
-        rows = await self._fetch("find_email_by_key", {"tenant_id": tenant_id, "message_key": message_key})
+        rows = await self._fetch("find_tenant_email_by_key", {"tenant_id": tenant_id, "message_key": message_key})
         return _email(rows[0]) if rows else None
 
     async def list_attempts(self, email_id: UUID) -> list[AttemptRow]:
         """What was tried for an email, in order."""
-        return [AttemptRow(*row) for row in await self._fetch("list_attempts", {"email_id": email_id})]
+        return [AttemptRow(*row) for row in await self._fetch("list_email_attempts", {"email_id": email_id})]
 
     async def _fetch(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
         async with session(self._pool) as connection:
@@ -101,9 +101,9 @@ class EmailStore:
             "correlation_id": wanted.correlation_id,
         }
         if wanted.status in (None, Status.SENT):
-            rows = await self._fetch("list_emails", parameters)
+            rows = await self._fetch("list_tenant_emails", parameters)
         else:
-            rows = await self._fetch("list_unfinished_emails", parameters)
+            rows = await self._fetch("list_unfinished_tenant_emails", parameters)
         emails = [_email(row[:-1]) for row in rows if row[0] is not None]
         return emails, emails[-1].email_id if len(emails) == limit else rows[0][-1]
 

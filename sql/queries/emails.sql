@@ -1,4 +1,4 @@
--- name: find_email
+-- name: find_tenant_email
 -- One email as its tenant may see it, without content. No row: the tenant has no such email.
 select
     email_id, message_key, status, attempt_count, correlation_id, error_type, last_error, provider, provider_message_id,
@@ -7,7 +7,7 @@ from email_log
 where email_id = %(email_id)s
     and tenant_id = %(tenant_id)s;
 
--- name: find_email_by_key
+-- name: find_tenant_email_by_key
 -- The same by its message key.
 select
     e.email_id, e.message_key, e.status, e.attempt_count, e.correlation_id, e.error_type, e.last_error, e.provider,
@@ -17,14 +17,14 @@ join email_log as e on e.email_id = k.email_id
 where k.tenant_id = %(tenant_id)s
     and k.message_key = %(message_key)s;
 
--- name: list_attempts
+-- name: list_email_attempts
 -- What was tried for an email, in order.
 select attempt_number, provider, started_at, finished_at, outcome, error_type, error, provider_code
 from email_attempt
 where email_id = %(email_id)s
 order by attempt_number, started_at;
 
--- name: list_emails
+-- name: list_tenant_emails
 -- A tenant's emails, newest first, below an id and from another on. It examines so many rows at most, whatever the filter,
 -- so that no page costs more than another: the last column is where the next look goes on, whether or not a row is wanted.
 with examined as (
@@ -58,7 +58,7 @@ from (
 left join wanted as w on true
 order by w.email_id desc;
 
--- name: list_unfinished_emails
+-- name: list_unfinished_tenant_emails
 -- The same for one status that is not `sent`, whose partial index leads straight to it.
 with examined as (
     select
