@@ -478,6 +478,14 @@ class Settings:
     )
     api_headers: tuple[str, ...] = setting(
         _names("A-Za-z0-9*-"), _ALLOWED_HEADERS, "Headers that an email may set through the API.", empty=()
+    retain_content_days: int = setting(
+        _whole(0, 36500), "30", "Days that a finished email's content is kept, and up to a week more; 0: for ever."
+    )
+    retain_emails_days: int = setting(
+        _whole(0, 36500), "400", "Days that a finished email is kept at all, and up to a week more; 0: for ever."
+    )
+    retain_keys_days: int = setting(
+        _whole(0, 36500), "0", "Days after which the key of an email that is gone may be used again; 0: never."
     )
     log_level: str = setting(_choice(*LOG_LEVELS), "info", "debug, info, warning or error.")
     log_format: str = setting(_choice("auto", "json", "text"), "auto", "auto is text on a terminal, JSON elsewhere.")
@@ -604,6 +612,14 @@ def _contradictions(settings: Settings, needs: Collection[str], origins: Mapping
     mistakes += _alert_gaps(settings)
     if settings.queue == settings.dlq:
         mistakes.append("DISPATCHER_DLQ names the same queue as DISPATCHER_QUEUE: give the dead letters their own.")
+    if 0 < settings.retain_emails_days < settings.retain_content_days:
+        mistakes.append(
+            "DISPATCHER_RETAIN_CONTENT_DAYS is longer than DISPATCHER_RETAIN_EMAILS_DAYS: content goes first; lower it."
+        )
+    if settings.retain_keys_days and not 0 < settings.retain_emails_days <= settings.retain_keys_days:
+        mistakes.append(
+            "DISPATCHER_RETAIN_KEYS_DAYS is shorter than DISPATCHER_RETAIN_EMAILS_DAYS: keys go last; raise it."
+        )
     if settings.retry_base_seconds > settings.retry_cap_seconds:
         mistakes.append("DISPATCHER_RETRY_BASE_SECONDS is above DISPATCHER_RETRY_CAP_SECONDS: lower it.")
     return mistakes

@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "config": "Show every setting: value, source, default.",
     "doctor": "Check everything that sending depends on, and say how to mend it.",
     "topology": "Print RabbitMQ's users with the fewest permissions that work.",
+    "prune": "Forget emails that are older than the settings keep them.",
     "alerts": "Try the ways by which alerts reach a person.",
     "dev": "Private PostgreSQL and RabbitMQ for development.",
     "demo": "Watch a thousand emails travel the whole chain.",

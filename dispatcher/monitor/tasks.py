@@ -9,12 +9,14 @@ from dispatcher.alerts.channels import channels_of
 from dispatcher.alerts.loglines import LogChannel
 from dispatcher.config import Settings
 from dispatcher.monitor.announcing import Announcer
+from dispatcher.monitor.housekeeping import Housekeeping
 from dispatcher.monitor.keeping import Task
 from dispatcher.monitor.probe import probe_of
 from dispatcher.monitor.toldbook import ToldBook
 from dispatcher.monitor.watch import Watch
 from dispatcher.store.alerts import AlertStore
 from dispatcher.store.connections import Pool
+from dispatcher.store.retention import Retention
 
 HOLD_MARGIN_SECONDS = 30.0
 
@@ -25,7 +27,7 @@ def tasks_of(settings: Settings, pool: Pool) -> list[Task]:
     Args:
         pool: The monitor's few sessions; it may never have reached PostgreSQL.
     """
-    return [*_alerting(settings, pool)]
+    return [*_alerting(settings, pool), Housekeeping(pool, Retention.of(settings))]
 
 
 def _alerting(settings: Settings, pool: Pool) -> list[Task]:

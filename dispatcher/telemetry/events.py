@@ -62,6 +62,7 @@ EVENTS: Final = MappingProxyType(
         "api.started": "The HTTP API listens: listener.",
         "api.refused": "What the HTTP API refused since it last told, by reason: counts.",
         "api.stopped": "The HTTP API ended.",
+        "emails.pruned": "What was older than the settings keep it was forgotten: partitions, and counts by kind.",
         "partition.made": "Partitions were made ahead: names.",
         "ledger.settled": "An in-flight ledger was settled, as its worker died or was frozen past its leases: worker, "
         "reason (worker_died, worker_frozen), released, recorded, uncertain.",

@@ -1,0 +1,92 @@
+"""`dispatcher prune`: forgets what is older than the settings keep it, now."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from dispatcher.cli.environment import load_settings
+from dispatcher.cli.exits import Exit
+from dispatcher.cli.output import print_data, print_json, say
+from dispatcher.errors import DispatcherError
+
+if TYPE_CHECKING:
+    from dispatcher.config import Settings
+
+WAIT_SECONDS: Final = 10.0
+"""For a monitor that is at it: usually it has nothing to do."""
+
+
+@click.command("prune")
+@click.option("--dry-run", is_flag=True, help="Only name the partitions that would be dropped.")
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON: partitions, and counts by kind.")
+def command(dry_run: bool, as_json: bool) -> int:
+    """Forget old emails: their content, then the emails themselves, and their message keys last.
+
+    The monitor of every host does so each hour; this is for a host without one, or for a user of PostgreSQL who owns
+    the tables where the dispatcher's own does not. Emails leave by whole weeks, up to seven days after their time.
+    Emails that are pending or being sent stay, with everything of their week but the others' content. Those tagged
+    `one_time_code` lose their content as soon as they are sent. Needs DISPATCHER_DATABASE_URL.
+
+    \b
+    Settings, in days; 0 keeps for ever:
+      DISPATCHER_RETAIN_CONTENT_DAYS   subject, bodies, addresses, attachments
+      DISPATCHER_RETAIN_EMAILS_DAYS    everything else about an email
+      DISPATCHER_RETAIN_KEYS_DAYS      message keys: a forgotten key may be used again
+
+    \b
+    Examples:
+      dispatcher prune --dry-run
+      DISPATCHER_RETAIN_EMAILS_DAYS=90 dispatcher prune --json
+    """
+    settings = load_settings("database_url")
+    told = asyncio.run(_look(settings) if dry_run else _prune(settings))
+    if as_json:
+        print_json(told)
+    else:
+        print_data("\n".join(_lines(told, dry_run=dry_run)))
+    return Exit.DONE
+
+
+async def _look(settings: Settings) -> dict[str, Any]:
+    from dispatcher.store.connections import connect_async
+    from dispatcher.store.retention import Pruning, Retention
+
+    async with await connect_async(settings.database_url, name="dispatcher prune") as session:
+        return {"partitions": await Pruning(session, Retention.of(settings)).find_prunable_partitions()}
+
+
+async def _prune(settings: Settings) -> dict[str, Any]:
+    from dispatcher.store.connections import connect_async
+    from dispatcher.store.retention import TURN, Pruning, Retention
+    from dispatcher.store.turns import turn
+
+    names: list[str] = []
+    counts: Counter[str] = Counter({"content": 0, "one_time_code": 0, "key": 0})
+    async with (
+        await connect_async(settings.database_url, name="dispatcher prune") as session,
+        turn(session, TURN, within_seconds=WAIT_SECONDS) as is_ours,
+    ):
+        if not is_ours:
+            raise DispatcherError("A monitor or another `dispatcher prune` is at it.", remedy="Try again later.")
+        async for step in Pruning(session, Retention.of(settings)).prune():
+            if step.name:
+                names.append(step.name)
+                say(f"dropped {step.name}")
+            else:
+                counts[step.what] += step.count
+    return {"partitions": names, **counts}
+
+
+def _lines(told: dict[str, Any], *, dry_run: bool) -> list[str]:
+    if dry_run:
+        return [f"would drop {name}" for name in told["partitions"]] or ["no partition is old enough"]
+    return [
+        f"partitions dropped: {len(told['partitions'])}",
+        f"contents forgotten: {told['content']}",
+        f"one-time codes forgotten: {told['one_time_code']}",
+        f"message keys forgotten: {told['key']}",
+    ]

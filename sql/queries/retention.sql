@@ -1,0 +1,71 @@
+-- name: prune_partition
+-- Drops one partition of old, finished emails; its name, or zero rows where there is none left to drop.
+select email_partition_prune(%(parent)s, clock_timestamp() - %(days)s * interval '1 day');
+
+-- name: list_prunable_partitions
+-- What prune_partition would drop, one after the other: a row per partition.
+select partition
+from email_partitions_ended(%(parent)s, clock_timestamp() - %(days)s * interval '1 day') as ended
+where not exists (
+    select
+    from email_log
+    where email_id >= ended.from_id
+        and email_id < ended.until_id
+        and status in ('pending', 'sending')
+);
+
+-- name: forget_content
+-- Deletes the content of some finished emails of before an instant, where their partition could not go as a whole.
+-- Returns a row per email.
+with old as (
+    select c.email_id
+    from email_content as c
+    join email_log as e on e.email_id = c.email_id
+    where c.email_id < email_id_lowest_at(clock_timestamp() - %(days)s * interval '1 day')
+        and e.status not in ('pending', 'sending')
+    order by c.email_id
+    limit %(limit)s
+),
+attachments as (
+    delete from email_attachment as a
+    using old as o
+    where a.email_id = o.email_id
+)
+delete from email_content as c
+using old as o
+where c.email_id = o.email_id
+returning c.email_id;
+
+-- name: forget_one_time_codes
+-- Deletes the content of some emails that are tagged one_time_code and sent. Returns a row per email.
+with codes as (
+    select c.email_id
+    from email_content as c
+    join email_log as e on e.email_id = c.email_id
+    where c.tags ? 'one_time_code'
+        and e.status = 'sent'
+    limit %(limit)s
+),
+attachments as (
+    delete from email_attachment as a
+    using codes as o
+    where a.email_id = o.email_id
+)
+delete from email_content as c
+using codes as o
+where c.email_id = o.email_id
+returning c.email_id;
+
+-- name: forget_keys
+-- Deletes some message keys of before an instant whose email is gone; an email of that key is a new one from then on.
+-- Returns a row per key.
+with old as (
+    select k.ctid
+    from email_idempotency as k
+    where k.created_at < clock_timestamp() - %(days)s * interval '1 day'
+        and not exists (select from email_log as e where e.email_id = k.email_id)
+    limit %(limit)s
+)
+delete from email_idempotency
+where ctid = any(array(select ctid from old))
+returning email_id;

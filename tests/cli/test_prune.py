@@ -1,0 +1,35 @@
+"""`dispatcher prune`: what it says; what it does is in tests/store/test_retention.py."""
+
+from __future__ import annotations
+
+import psycopg
+
+from tests.cli.commandline import CommandLine
+
+OLD_WEEK = "select email_partitions_make(clock_timestamp() - interval '100 days', 0)"
+
+
+def test_it_names_what_it_would_drop_and_drops_it(prepared: CommandLine) -> None:
+    with psycopg.connect(prepared.environment["DISPATCHER_DATABASE_URL"], autocommit=True) as connection:
+        names = {name for (name,) in connection.execute(OLD_WEEK) if "content" in name or "attachment" in name}
+
+    would = prepared("prune", "--dry-run", "--json").json["partitions"]
+    done = prepared("prune", "--json").json
+
+    assert set(would) == names
+    assert set(done["partitions"]) == names
+    assert (done["content"], done["one_time_code"], done["key"]) == (0, 0, 0)
+    assert prepared("prune", "--dry-run").stdout == "no partition is old enough\n"
+
+
+def test_content_cannot_outlive_its_email(bare: CommandLine) -> None:
+    commandline = bare.having(
+        DISPATCHER_DATABASE_URL="postgresql://nobody@127.0.0.1:1/x",
+        DISPATCHER_RETAIN_EMAILS_DAYS="10",
+        DISPATCHER_RETAIN_CONTENT_DAYS="20",
+    )
+
+    ended = commandline("prune")
+
+    assert ended.code == 78
+    assert "DISPATCHER_RETAIN_CONTENT_DAYS" in ended.stderr

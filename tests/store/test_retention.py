@@ -1,0 +1,130 @@
+"""What is old is forgotten: content first, then emails by whole weeks, keys last; never what is unfinished."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from dispatcher.domain.email_id import lowest_id_at
+from dispatcher.store.connections import connect_async
+from dispatcher.store.retention import Pruned, Pruning, Retention
+from tests.store.books import Books
+
+NOW = datetime.now(UTC)
+OLD = NOW - timedelta(days=100)
+OLD_WEEK = f"p{(OLD - timedelta(days=OLD.weekday())).date():%Y%m%d}"
+FOR_EVER = Retention(0, 0, 0)
+
+Prune = Callable[[Retention], Awaitable[list[Pruned]]]
+
+
+@pytest.fixture
+def books(connection: psycopg.Connection) -> Books:
+    """A database of this test's own: partitions go."""
+    return Books(connection)
+
+
+@pytest.fixture
+async def prune(database_url: str) -> AsyncIterator[Prune]:
+    """Prunes, and returns every step."""
+    async with await connect_async(database_url, name="test") as session:
+
+        async def prune(retention: Retention) -> list[Pruned]:
+            return [step async for step in Pruning(session, retention).prune()]
+
+        yield prune
+
+
+def enqueue_long_ago(books: Books, status: str, *, number: int = 0, partition: bool = True) -> UUID:
+    """An email of a hundred days ago, in its week's partition or in the default one."""
+    if partition:
+        books.connection.execute("select email_partitions_make(%s, 0)", [OLD])
+    new = books.enqueue_one()
+    old = UUID(int=lowest_id_at(OLD).int + number)
+    for table in ("email_log", "email_content", "email_idempotency"):
+        moved = sql.SQL("update {} set email_id = %s where email_id = %s").format(sql.Identifier(table))
+        books.connection.execute(moved, [old, new])
+    books.connection.execute("update email_log set status = %s where email_id = %s", [status, old])
+    books.connection.execute("update email_idempotency set created_at = %s where email_id = %s", [OLD, old])
+    return old
+
+
+def has(books: Books, table: str, email_id: UUID) -> bool:
+    found = sql.SQL("select 1 from {} where email_id = %s").format(sql.Identifier(table))
+    return books.connection.execute(found, [email_id]).fetchone() is not None
+
+
+@pytest.mark.parametrize("status", ["sent", "failed", "held"])
+async def test_a_week_of_finished_emails_loses_its_content_and_keeps_its_emails(
+    books: Books, prune: Prune, status: str
+) -> None:
+    email_id = enqueue_long_ago(books, status)
+
+    steps = await prune(Retention(30, 0, 0))
+
+    assert [step.name for step in steps] == [f"email_attachment_{OLD_WEEK}", f"email_content_{OLD_WEEK}"]
+    assert not has(books, "email_content", email_id)
+    assert has(books, "email_log", email_id)
+
+
+@pytest.mark.parametrize("status", ["pending", "sending"])
+async def test_a_week_with_an_unfinished_email_stays_and_only_the_others_lose_their_content(
+    books: Books, prune: Prune, status: str
+) -> None:
+    unfinished = enqueue_long_ago(books, status)
+    sent = enqueue_long_ago(books, "sent", number=1)
+
+    steps = await prune(Retention(30, 60, 90))
+
+    assert steps == [Pruned("content", 1)]
+    assert has(books, "email_content", unfinished)
+    assert has(books, "email_log", sent)
+    assert not has(books, "email_content", sent)
+
+
+async def test_emails_leave_by_the_week_and_their_keys_after_them(books: Books, prune: Prune) -> None:
+    email_id = enqueue_long_ago(books, "sent")
+    recent = books.enqueue_one()
+
+    assert [step.name for step in await prune(Retention(30, 60, 0))][-1] == f"email_log_{OLD_WEEK}"
+    assert not has(books, "email_log", email_id)
+    assert has(books, "email_idempotency", email_id)
+    assert await prune(Retention(30, 60, 90)) == [Pruned("key", 1)]
+
+    assert not has(books, "email_idempotency", email_id)
+    assert has(books, "email_log", recent)
+    assert has(books, "email_content", recent)
+
+
+async def test_content_in_the_default_partition_goes_by_rows(books: Books, prune: Prune) -> None:
+    email_id = enqueue_long_ago(books, "sent", partition=False)
+
+    assert await prune(Retention(30, 0, 0)) == [Pruned("content", 1)]
+
+    assert has(books, "email_log", email_id)
+
+
+async def test_nothing_is_forgotten_unless_it_is_said(books: Books, prune: Prune) -> None:
+    email_id = enqueue_long_ago(books, "sent")
+
+    assert await prune(FOR_EVER) == []
+
+    assert has(books, "email_content", email_id)
+
+
+async def test_a_one_time_code_is_forgotten_once_it_is_sent(books: Books, prune: Prune) -> None:
+    waiting = books.enqueue_one(tags=["one_time_code"])
+    sent, receipt = books.enqueue_one(tags=["login", "one_time_code"]), books.enqueue_one(tags=["receipt"])
+    books.connection.execute("update email_log set status = 'sent' where email_id = any(%s)", [[sent, receipt]])
+
+    assert await prune(FOR_EVER) == [Pruned("one_time_code", 1)]
+
+    assert not has(books, "email_content", sent)
+    assert has(books, "email_content", waiting)
+    assert has(books, "email_content", receipt)
+    assert await prune(FOR_EVER) == []
