@@ -478,6 +478,7 @@ class Settings:
     )
     api_headers: tuple[str, ...] = setting(
         _names("A-Za-z0-9*-"), _ALLOWED_HEADERS, "Headers that an email may set through the API.", empty=()
+    )
     retain_content_days: int = setting(
         _whole(0, 36500), "30", "Days that a finished email's content is kept, and up to a week more; 0: for ever."
     )
