@@ -42,7 +42,14 @@ class Trial:
 
 @click.group("alerts")
 def command() -> None:
-    """Alerts: the monitor of `dispatcher run` raises them when the DLQ is not empty or cannot be watched."""
+    """Alerts: the monitor of `dispatcher run` raises them when the DLQ is not empty or cannot be watched.
+
+    They stand in the log always, and go by webhook and email where DISPATCHER_ALERT_… settings name them.
+
+    \b
+    Example:
+      dispatcher alerts test
+    """
 
 
 @command.command("test")

@@ -35,7 +35,7 @@ def command() -> None:
     again what was sent.
 
     \b
-    A way through:
+    Examples, as a way through:
       dispatcher dlq list --by error_type               what happened
       dispatcher dlq list --error-type refused          to which emails
       dispatcher dlq show ID                            one email's whole story

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 @click.group("topology")
 def command() -> None:
-    """RabbitMQ's side of this dispatcher. `init` makes exchange and queues, `doctor` verifies them."""
+    """RabbitMQ's side of this dispatcher. `init` makes exchange and queues, `doctor` verifies them.
+
+    \b
+    Example:
+      dispatcher topology users
+    """
 
 
 @command.command("users")
