@@ -114,6 +114,7 @@ def stage(servers: Servers, case: Case, folder: Path) -> Iterator[Stage]:
             "DISPATCHER_PROVIDERS": case.provider,
             "DISPATCHER_WORKERS": str(case.workers),
             "DISPATCHER_LOG_FORMAT": "json",
+            "DISPATCHER_METRICS_ADDRESS": "off",
         }
         if case.prefetch:
             environment["DISPATCHER_PREFETCH"] = str(case.prefetch)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from dispatcher.telemetry import metrics
+from dispatcher.monitor import readings
+from dispatcher.monitor.health import CHECKS
+from dispatcher.telemetry import metrics, scrape
 from dispatcher.telemetry.meters import Histogram, Meter
 from tests.test_layers import FOLDER
 
@@ -52,12 +54,6 @@ def test_names_end_in_their_unit() -> None:
     assert wrong == []
 
 
-def test_names_are_unique() -> None:
-    names = [each.name for each in metrics.METERS]
-
-    assert len(set(names)) == len(names)
-
-
 def test_no_label_names_anybody() -> None:
     assert [each.name for each in metrics.METERS if PRIVATE.intersection(each.labels)] == []
 
@@ -68,6 +64,33 @@ def test_buckets_ascend() -> None:
         for each in metrics.METERS
         if isinstance(each, Histogram) and list(each.bounds) != sorted(set(each.bounds))
     ] == []
+
+
+def read_by_the_monitor() -> list[Row]:
+    return [
+        *((each.name, "gauge", each.labels) for each in readings.READINGS),
+        (scrape.SKIPPED[0], "gauge", ("reason",)),
+    ]
+
+
+def test_readings_are_named_as_metrics_are() -> None:
+    assert [name for name, *_ in read_by_the_monitor() if not re.fullmatch(f"dispatcher_[a-z_]+_({UNITS})", name)] == []
+
+
+def test_no_name_is_given_twice() -> None:
+    names = [each.name for each in metrics.METERS] + [name for name, *_ in read_by_the_monitor()]
+
+    assert len(set(names)) == len(names)
+
+
+def test_the_page_lists_what_the_monitor_reads() -> None:
+    assert rows("Read by the monitor") == read_by_the_monitor()
+
+
+def test_the_page_lists_every_check() -> None:
+    _, _, after = PAGE.read_text().partition("## Health\n")
+
+    assert re.findall(r"^\| `(\w+)` \|", after.partition("\n## ")[0], re.MULTILINE) == list(CHECKS)
 
 
 def test_the_page_lists_what_processes_count() -> None:

@@ -213,6 +213,12 @@ class Channel:
             raise self.fault(error) from error
         return await self.wait(answer, ask.__name__)
 
+    async def close(self) -> None:
+        """Closes it; harmless if it is closed."""
+        if self.raw.is_open:
+            self.raw.close()
+        await first_of(self.closed, seconds=ANSWER_SECONDS)
+
     def fault(self, error: BaseException) -> BrokerUnavailable:
         """Why the channel is closed, where pika raised on use of it."""
         return self.closed.result() if self.closed.done() else channel_fault(error)

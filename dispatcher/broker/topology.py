@@ -31,6 +31,19 @@ _VALUE: Final = re.compile(r"(?:the value )?('.*?')(?: of type '\w+')?")
 
 
 @dataclass(frozen=True, slots=True)
+class FoundQueue:
+    """What RabbitMQ says of a queue at once.
+
+    Attributes:
+        messages: Those that wait; what consumers hold is not counted.
+        consumers: Those that RabbitMQ gives messages to.
+    """
+
+    messages: int
+    consumers: int
+
+
+@dataclass(frozen=True, slots=True)
 class Topology:
     """What must exist on RabbitMQ.
 
@@ -91,12 +104,17 @@ async def verify(amqp_url: str, topology: Topology, *, ca_file: Path | None = No
         BrokerUnavailable: RabbitMQ cannot be reached.
     """
     async with await open_connection(amqp_url, name="dispatcher verify", ca_file=ca_file) as connection:
-        if not await _exchange_exists(connection, topology.exchange):
-            raise TopologyError(f'RabbitMQ has no exchange "{topology.exchange}".', remedy=_INIT)
-        for queue in topology.queues:
-            if await _count(connection, queue) is None:
-                raise TopologyError(f'RabbitMQ has no queue "{queue}".', remedy=_INIT)
-            await _compare_queue(connection, topology, queue)
+        await verify_on(connection, topology)
+
+
+async def verify_on(connection: Connection, topology: Topology) -> None:
+    """The same on a connection that is open."""
+    if not await _exchange_exists(connection, topology.exchange):
+        raise TopologyError(f'RabbitMQ has no exchange "{topology.exchange}".', remedy=_INIT)
+    for queue in topology.queues:
+        if await _find(connection, queue) is None:
+            raise TopologyError(f'RabbitMQ has no queue "{queue}".', remedy=_INIT)
+        await _compare_queue(connection, topology, queue)
 
 
 async def depths(amqp_url: str, topology: Topology, *, ca_file: Path | None = None) -> dict[str, int]:
@@ -107,13 +125,23 @@ async def depths(amqp_url: str, topology: Topology, *, ca_file: Path | None = No
         BrokerUnavailable: RabbitMQ cannot be reached.
     """
     async with await open_connection(amqp_url, name="dispatcher status", ca_file=ca_file) as connection:
-        counts = {}
-        for queue in reversed(topology.queues):
-            count = await _count(connection, queue)
-            if count is None:
-                raise TopologyError(f'RabbitMQ has no queue "{queue}".', remedy=_INIT)
-            counts[queue] = count
-        return counts
+        return {queue: found.messages for queue, found in (await find_queues(connection, topology)).items()}
+
+
+async def find_queues(connection: Connection, topology: Topology) -> dict[str, FoundQueue]:
+    """Both queues as they are now, the send queue first, on a connection that is open.
+
+    Raises:
+        TopologyError: a queue is missing.
+        BrokerUnavailable: the connection is lost.
+    """
+    found = {}
+    for queue in reversed(topology.queues):
+        one = await _find(connection, queue)
+        if one is None:
+            raise TopologyError(f'RabbitMQ has no queue "{queue}".', remedy=_INIT)
+        found[queue] = one
+    return found
 
 
 async def _declare_exchange(connection: Connection, topology: Topology) -> str:
@@ -129,7 +157,7 @@ async def _declare_exchange(connection: Connection, topology: Topology) -> str:
 
 
 async def _declare_queue(connection: Connection, topology: Topology, queue: str) -> str:
-    existed = await _count(connection, queue) is not None
+    existed = await _find(connection, queue) is not None
     subject = f"queue {queue}"
     channel = await connection.open_channel()
     declaration = {"queue": queue, "durable": True, "arguments": topology.arguments(queue)}
@@ -164,8 +192,8 @@ async def _exchange_exists(connection: Connection, exchange: str) -> bool:
     return True
 
 
-async def _count(connection: Connection, queue: str) -> int | None:
-    """How many messages wait on a queue; None if there is no such queue."""
+async def _find(connection: Connection, queue: str) -> FoundQueue | None:
+    """A queue as it is now; None if there is no such queue."""
     channel = await connection.open_channel()
     try:
         answer = await channel.call(channel.raw.queue_declare, queue=queue, passive=True)
@@ -173,7 +201,8 @@ async def _count(connection: Connection, queue: str) -> int | None:
         if fault.code != NOT_FOUND:
             raise
         return None
-    return int(answer.message_count)
+    await channel.close()
+    return FoundQueue(int(answer.message_count), int(answer.consumer_count))
 
 
 def _refusal(subject: str, variable: str, fault: ChannelClosed) -> TopologyError:

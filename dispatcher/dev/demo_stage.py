@@ -42,6 +42,8 @@ SETTINGS: Final = {
     "DISPATCHER_RETRY_BASE_SECONDS": "0.5",
     "DISPATCHER_DRAIN_SECONDS": "20",
     "DISPATCHER_LOG_FORMAT": "json",
+    # The host's own dispatcher may have it.
+    "DISPATCHER_METRICS_ADDRESS": "off",
 }
 _LAST_LINES: Final = 12
 _WORKER_TITLE: Final = b"dispatcher: worker"

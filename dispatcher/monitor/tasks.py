@@ -11,6 +11,7 @@ from dispatcher.config import Settings
 from dispatcher.monitor.announcing import Announcer
 from dispatcher.monitor.housekeeping import Housekeeping
 from dispatcher.monitor.keeping import Task
+from dispatcher.monitor.pages import pages_of
 from dispatcher.monitor.probe import probe_of
 from dispatcher.monitor.toldbook import ToldBook
 from dispatcher.monitor.watch import Watch
@@ -27,7 +28,8 @@ def tasks_of(settings: Settings, pool: Pool) -> list[Task]:
     Args:
         pool: The monitor's few sessions; it may never have reached PostgreSQL.
     """
-    return [*_alerting(settings, pool), Housekeeping(pool, Retention.of(settings))]
+    housekeeping = Housekeeping(pool, Retention.of(settings))
+    return [*_alerting(settings, pool), housekeeping, *pages_of(settings, pool)]
 
 
 def _alerting(settings: Settings, pool: Pool) -> list[Task]:

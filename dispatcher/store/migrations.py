@@ -13,7 +13,7 @@ from psycopg import Connection
 from psycopg.rows import TupleRow
 
 from dispatcher.errors import SchemaError
-from dispatcher.store.connections import translated
+from dispatcher.store.connections import AsyncSession, translated
 from dispatcher.store.queries import query
 
 WEEKS_AHEAD: Final = 4
@@ -84,6 +84,18 @@ def verify_schema(connection: Connection[TupleRow]) -> None:
     with translated():
         row = connection.execute(query("find_migration_table")).fetchone()
         applied = _applied(connection) if row and row[0] else {}
+    _assert_complete(applied)
+
+
+async def verify_schema_async(session: AsyncSession) -> None:
+    """The same on an asynchronous session."""
+    with translated():
+        row = await (await session.execute(query("find_migration_table"))).fetchone()
+        rows = await (await session.execute(query("list_migrations"))).fetchall() if row and row[0] else []
+    _assert_complete({number: (name, checksum) for number, name, checksum in rows})
+
+
+def _assert_complete(applied: dict[int, tuple[str, str]]) -> None:
     _assert_compatible(applied)
     missing = [f"{m.number:04} {m.name}" for m in all_migrations() if m.number not in applied]
     if missing:

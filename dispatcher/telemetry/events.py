@@ -67,6 +67,8 @@ EVENTS: Final = MappingProxyType(
         "ledger.settled": "An in-flight ledger was settled, as its worker died or was frozen past its leases: worker, "
         "reason (worker_died, worker_frozen), released, recorded, uncertain.",
         "ledger.unreadable": "A file in the run directory is no ledger that we can read; it is kept: file, reason.",
+        "web.listening": "The monitor serves its pages: listener.",
+        "web.unheard": "The monitor cannot have its address, and tries again: listener, reason, retry_in_seconds.",
         "metrics.unwritable": "This process counts nothing, and works on: folder, reason.",
         "fault.unexpected": "Something failed that should not: where, error.",
     }

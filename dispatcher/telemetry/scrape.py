@@ -39,6 +39,15 @@ class ProcessCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Every meter that somebody has counted with, and how many files were left out."""
+        sums, skipped = self._sums()
+        yield from _families(sums)
+        yield _skipped_family(skipped)
+
+    def values_of(self, meter: Meter) -> dict[Labels, float]:
+        """A counter's or gauge's sums over all processes, by label values."""
+        return {key.values: value for key, value in self._sums()[0].items() if key.meter is meter}
+
+    def _sums(self) -> tuple[dict[Key, float], Tally[str]]:
         sums: dict[Key, float] = defaultdict(float)
         skipped: Tally[str] = Tally()
         for path in self._paths():
@@ -49,8 +58,7 @@ class ProcessCollector(Collector):
                 continue
             except BadFile as bad:
                 skipped[bad.reason] += 1
-        yield from _families(sums)
-        yield _skipped_family(skipped)
+        return sums, skipped
 
     def _paths(self) -> list[Path]:
         try:

@@ -28,3 +28,12 @@ select
         order by publish_due_at
         limit 1
     );
+
+-- name: count_sent_recently
+-- Emails sent in the last hour and in the last 24: an hour that lies partly within counts by that part.
+select
+    coalesce(sum(email_count * greatest(0, least(1, extract(epoch from hour + interval '1 hour' - (now() - interval '1 hour')) / 3600))), 0)::double precision,
+    coalesce(sum(email_count * greatest(0, least(1, extract(epoch from hour + interval '1 hour' - (now() - interval '1 day')) / 3600))), 0)::double precision
+from email_hourly
+where outcome = 'accepted'
+    and hour > now() - interval '26 hours';

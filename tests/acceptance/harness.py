@@ -166,6 +166,7 @@ class Host:
             "DRAIN_SECONDS": 20,
             "LEASE_SECONDS": 300,
             "RETRY_BASE_SECONDS": 0.05,
+            "METRICS_ADDRESS": "off",
             **self.recipient.settings,
         }
         named = {**usual, **settings}.items()

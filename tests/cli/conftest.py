@@ -18,7 +18,7 @@ from tests.cli.commandline import CommandLine
 @pytest.fixture
 def bare(tmp_path: Path) -> CommandLine:
     """`dispatcher` without any setting."""
-    return CommandLine(tmp_path, {"DISPATCHER_RUN_DIR": str(tmp_path / "run")})
+    return CommandLine(tmp_path, {"DISPATCHER_RUN_DIR": str(tmp_path / "run"), "DISPATCHER_METRICS_ADDRESS": "off"})
 
 
 @pytest.fixture

@@ -68,6 +68,8 @@ def main() -> None:
                 metrics.EMAILS.add(float(amount), "smtp", "accepted")
             case "observe":
                 metrics.SEND_SECONDS.observe(float(amount), "smtp")
+            case "breaker":
+                metrics.BREAKERS.set(1, *amount.split())
             case "set":
                 metrics.IN_FLIGHT.set(float(amount))
         print("counts" if metrics.EMAILS.is_bound else "silent", os.getpid(), flush=True)

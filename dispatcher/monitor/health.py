@@ -1,0 +1,101 @@
+"""Whether this host can do its work, check by check, in words that may be shown to anybody who can ask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from dispatcher.broker.topology import FoundQueue
+from dispatcher.config import Settings
+from dispatcher.errors import SchemaError, TopologyError
+from dispatcher.monitor.looking import LOOK_SECONDS, Look
+from dispatcher.store.stock import Stock
+from dispatcher.telemetry import metrics
+from dispatcher.telemetry.scrape import ProcessCollector
+
+CHECKS: Final = ("database", "schema", "broker", "topology", "consumers", "providers", "pending")
+OLD_SECONDS: Final = 6 * LOOK_SECONDS
+"""An answer older than this tells nothing about now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that must hold.
+
+    Attributes:
+        reason: Why it does not; None if it does.
+    """
+
+    name: str
+    reason: str | None = None
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether it holds."""
+        return self.reason is None
+
+
+class Health:
+    """What the monitor's looks say, as checks."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Look[Stock],
+        broker: Look[dict[str, FoundQueue]],
+        processes: ProcessCollector,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._broker = broker
+        self._processes = processes
+
+    def checks(self) -> list[Check]:
+        """Every check, in the order of `CHECKS`."""
+        reasons = {
+            "database": _plight(self._store, "PostgreSQL", SchemaError),
+            "schema": _words(self._store, SchemaError),
+            "broker": _plight(self._broker, "RabbitMQ", TopologyError),
+            "topology": _words(self._broker, TopologyError),
+            "consumers": self._consumers(),
+            "providers": self._providers(),
+            "pending": self._pending(),
+        }
+        return [Check(name, reasons[name]) for name in CHECKS]
+
+    def _consumers(self) -> str | None:
+        queues = self._broker.found
+        if queues is None or queues[self._settings.queue].consumers:
+            return None
+        return "Nobody consumes the send queue."
+
+    def _providers(self) -> str | None:
+        """All providers open in all of this host's workers; a worker that has not spoken is no reason."""
+        views = [labels for labels, workers in self._processes.values_of(metrics.BREAKERS).items() if workers]
+        if not views or any(state != "open" for _, state in views):
+            return None
+        return f"Every provider fails as a whole: {', '.join(sorted({provider for provider, _ in views}))}."
+
+    def _pending(self) -> str | None:
+        stock, longest = self._store.found, self._settings.ready_pending_seconds
+        if stock is None or stock.oldest_pending_seconds is None or stock.oldest_pending_seconds <= longest:
+            return None
+        return f"The oldest pending email has waited for {stock.oldest_pending_seconds:.0f} s, above {longest:g}."
+
+
+def _plight(look: Look[Stock] | Look[dict[str, FoundQueue]], server: str, answered: type[Exception]) -> str | None:
+    """Why a server counts as away. Not in its own words: those may name users and hosts, and stand in our log."""
+    if isinstance(look.fault, answered):
+        return None
+    if look.fault is not None:
+        return f"{server} is not available."
+    if look.age_seconds is None:
+        return f"{server} has not answered yet."
+    if look.age_seconds > OLD_SECONDS:
+        return f"{server} was last heard of {look.age_seconds:.0f} s ago."
+    return None
+
+
+def _words(look: Look[Stock] | Look[dict[str, FoundQueue]], kind: type[Exception]) -> str | None:
+    """A fault of this kind in its words: ours, about tables and queues."""
+    return str(look.fault) if isinstance(look.fault, kind) else None

@@ -1,0 +1,199 @@
+"""A web server for a few pages that take no input: h11 reads, asyncio listens.
+
+Nothing that a client does may cost more than one slot of a few, for a few seconds: each connection has one request, one
+deadline for all of it, and no body; a request that is too large, too slow or not GET or HEAD ends with its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+import h11
+
+from dispatcher.config import Listener
+from dispatcher.domain.backoff import Backoff
+from dispatcher.telemetry.log import get_log
+
+CONNECTIONS: Final = 32
+REQUEST_SECONDS: Final = 5.0
+REPLY_SECONDS: Final = 10.0
+LINGER_SECONDS: Final = 1.0
+"""For a client to end the connection that we have ended."""
+HEAD_OCTETS: Final = 8192
+RETRY_SECONDS: Final = 2.0
+LONGEST_RETRY_SECONDS: Final = 60.0
+_READ_OCTETS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a page says."""
+
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+    status: HTTPStatus = HTTPStatus.OK
+
+
+Page = Callable[[], Awaitable[Answer]]
+
+
+class WebServer:
+    """Serves pages at an address; while it cannot have the address, it tries again.
+
+    Attributes:
+        address: Where it listens now; None while it does not.
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        pages: Mapping[str, Page],
+        *,
+        request_seconds: float = REQUEST_SECONDS,
+        retry_seconds: float = RETRY_SECONDS,
+    ) -> None:
+        """
+        Args:
+            pages: By path.
+            request_seconds: For a request to arrive whole.
+            retry_seconds: Before the address is tried again; grows.
+        """
+        self.address: Listener | None = None
+        self._listener = listener
+        self._pages = pages
+        self._request_seconds = request_seconds
+        self._retry_seconds = retry_seconds
+        self._log = get_log()
+        self._open = 0
+
+    async def run(self) -> None:
+        """Serves until cancelled."""
+        backoff = Backoff(self._retry_seconds, LONGEST_RETRY_SECONDS)
+        while True:
+            try:
+                server = await asyncio.start_server(
+                    self._serve, self._listener.host, self._listener.port, limit=HEAD_OCTETS
+                )
+            except (OSError, UnicodeError) as error:
+                await self._wait(backoff, error)
+            else:
+                await self._serve_on(server)
+
+    async def _wait(self, backoff: Backoff, error: OSError | UnicodeError) -> None:
+        seconds = backoff.next_wait(lambda: 1.0)
+        # asyncio's own words, such as "address already in use", stand after its colon.
+        words = getattr(error, "strerror", None) or str(error)
+        self._log.error(
+            "web.unheard",
+            listener=str(self._listener),
+            reason=words.rpartition(": ")[2],
+            remedy="Set DISPATCHER_METRICS_ADDRESS to a free address, or to off.",
+            retry_in_seconds=seconds,
+        )
+        await asyncio.sleep(seconds)
+
+    async def _serve_on(self, server: asyncio.Server) -> None:
+        host, port = server.sockets[0].getsockname()[:2]
+        self.address = Listener(host, port)
+        self._log.info("web.listening", listener=str(self.address))
+        try:
+            await server.serve_forever()
+        finally:
+            self.address = None
+            server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Nobody waits for this task: whatever ends it ends one connection.
+        with suppress(OSError, TimeoutError, asyncio.CancelledError):
+            self._open += 1
+            try:
+                await self._answer(reader, writer, is_busy=self._open > CONNECTIONS)
+            finally:
+                self._open -= 1
+            await _linger(reader)
+        writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_busy: bool) -> None:
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_OCTETS)
+        is_head = False
+        if is_busy:
+            answer = _plain(HTTPStatus.SERVICE_UNAVAILABLE)
+        else:
+            try:
+                async with asyncio.timeout(self._request_seconds):
+                    request = await _read(connection, reader)
+                if request is None:
+                    return
+                is_head = request.method == b"HEAD"
+                answer = await self._page(request)
+            except TimeoutError:
+                answer = _plain(HTTPStatus.REQUEST_TIMEOUT)
+            except h11.RemoteProtocolError as error:
+                answer = _plain(HTTPStatus(error.error_status_hint))
+        async with asyncio.timeout(REPLY_SECONDS):
+            writer.write(_octets(answer, is_head=is_head))
+            await writer.drain()
+            writer.write_eof()
+
+    async def _page(self, request: h11.Request) -> Answer:
+        if request.method not in (b"GET", b"HEAD"):
+            return _plain(HTTPStatus.METHOD_NOT_ALLOWED)
+        if _has_body(request):
+            return _plain(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        page = self._pages.get(request.target.partition(b"?")[0].decode("ascii", "replace"))
+        try:
+            return await page() if page else _plain(HTTPStatus.NOT_FOUND)
+        except Exception as error:  # noqa: BLE001 - a page that fails ends one request, and not the server
+            self._log.error("fault.unexpected", where="web", error=type(error).__name__)
+            return _plain(HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+async def _read(connection: h11.Connection, reader: asyncio.StreamReader) -> h11.Request | None:
+    """The request's head; None if the client went away before its end."""
+    while True:
+        event = connection.next_event()
+        if isinstance(event, h11.Request):
+            return event
+        if event is not h11.NEED_DATA:
+            return None
+        octets = await reader.read(_READ_OCTETS)
+        connection.receive_data(octets)
+        if not octets:
+            return None
+
+
+async def _linger(reader: asyncio.StreamReader) -> None:
+    """Lets the client end: to close while it still sends would take our answer from it again."""
+    async with asyncio.timeout(LINGER_SECONDS):
+        while await reader.read(_READ_OCTETS):
+            pass
+
+
+def _has_body(request: h11.Request) -> bool:
+    headers = dict(request.headers)
+    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0").strip() != b"0"
+
+
+def _plain(status: HTTPStatus) -> Answer:
+    return Answer(f"{status.value} {status.phrase}\n".encode(), status=status)
+
+
+def _octets(answer: Answer, *, is_head: bool) -> bytes:
+    """A whole reply; the connection ends with it."""
+    headers = [
+        ("Content-Type", answer.content_type),
+        ("Content-Length", str(len(answer.body))),
+        ("Cache-Control", "no-store"),
+        ("X-Content-Type-Options", "nosniff"),
+        ("Connection", "close"),
+    ]
+    if answer.status is HTTPStatus.METHOD_NOT_ALLOWED:
+        headers.append(("Allow", "GET, HEAD"))
+    head = "".join(f"{name}: {value}\r\n" for name, value in headers)
+    line = f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\n"
+    return f"{line}{head}\r\n".encode() + (b"" if is_head else answer.body)

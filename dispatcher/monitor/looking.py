@@ -1,0 +1,74 @@
+"""What the monitor knows of a server: its last answer, or why there is none. Asked at intervals, not per scrape."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final, Generic, TypeVar
+
+from dispatcher.errors import DispatcherError
+
+T = TypeVar("T")
+
+LOOK_SECONDS: Final = 5.0
+ANSWER_SECONDS: Final = 15.0
+"""A server that takes longer than this has not answered."""
+LARGEST_SHARE: Final = 0.05
+"""Of the time that a question may be under way: what is slow to answer is asked less often."""
+
+
+class Look(Generic[T]):
+    """Asks one question again and again.
+
+    Attributes:
+        found: The last answer; None while there is none.
+        fault: Why there is none; None where nobody has asked yet, too.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[], Awaitable[T]],
+        *,
+        seconds: float = LOOK_SECONDS,
+        close: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """
+        Args:
+            ask: Raises DispatcherError where there is no answer.
+            seconds: Between two questions.
+            close: Called when nobody asks any more.
+        """
+        self._ask = ask
+        self._close = close
+        self._seconds = seconds
+        self._answered_at: float | None = None
+        self.found: T | None = None
+        self.fault: DispatcherError | None = None
+
+    @property
+    def age_seconds(self) -> float | None:
+        """How old the answer is; None if there is none."""
+        return None if self._answered_at is None or self.found is None else time.monotonic() - self._answered_at
+
+    async def run(self) -> None:
+        """Asks until cancelled."""
+        try:
+            while True:
+                began_at = time.monotonic()
+                await self.ask()
+                await asyncio.sleep(max(self._seconds, (time.monotonic() - began_at) / LARGEST_SHARE))
+        finally:
+            if self._close:
+                await self._close()
+
+    async def ask(self) -> None:
+        """Asks once."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                self.found, self.fault = await self._ask(), None
+            self._answered_at = time.monotonic()
+        except TimeoutError:
+            self.found, self.fault = None, DispatcherError(f"No answer came within {ANSWER_SECONDS:g} s.")
+        except DispatcherError as error:
+            self.found, self.fault = None, error

@@ -1,0 +1,81 @@
+"""The monitor's three pages: /metrics for Prometheus, /healthz and /readyz for whoever watches or balances."""
+
+from __future__ import annotations
+
+import os
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from prometheus_client import CollectorRegistry, generate_latest
+
+from dispatcher.broker.queue_watch import QueueWatch
+from dispatcher.broker.topology import Topology
+from dispatcher.config import Settings
+from dispatcher.monitor.health import Health
+from dispatcher.monitor.http import Answer, WebServer
+from dispatcher.monitor.keeping import Task
+from dispatcher.monitor.looking import Look
+from dispatcher.monitor.readings import Readings
+from dispatcher.store.connections import Pool, session
+from dispatcher.store.migrations import verify_schema_async
+from dispatcher.store.stock import Stock, take_stock
+from dispatcher.telemetry.scrape import ProcessCollector
+
+_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Pages:
+    """What the pages say."""
+
+    def __init__(self, registry: CollectorRegistry, health: Health, parent: int) -> None:
+        """
+        Args:
+            parent: The process that forked this one.
+        """
+        self._registry = registry
+        self._health = health
+        self._parent = parent
+
+    async def metrics(self) -> Answer:
+        """Everything that this host's processes counted, and what the monitor has read."""
+        return Answer(generate_latest(self._registry), _TEXT)
+
+    async def healthz(self) -> Answer:
+        """200 while the parent lives; that somebody answers says that the monitor does."""
+        is_live = os.getppid() == self._parent
+        return _json({"status": "ok" if is_live else "orphaned"}, is_ok=is_live)
+
+    async def readyz(self) -> Answer:
+        """200 if this host can do its work, 503 with the reasons if it cannot."""
+        checks = self._health.checks()
+        is_ready = all(check.is_ok for check in checks)
+        said = {check.name: {"ok": check.is_ok, "reason": check.reason} for check in checks}
+        return _json({"status": "ok" if is_ready else "degraded", "checks": said}, is_ok=is_ready)
+
+
+def pages_of(settings: Settings, pool: Pool) -> list[Task]:
+    """The looks at the servers and the web server that tells of them; nothing where it is switched off."""
+    if not settings.metrics_address.host:
+        return []
+
+    async def ask_store() -> Stock:
+        async with session(pool) as connection:
+            await verify_schema_async(connection)
+            return await take_stock(connection)
+
+    queues = QueueWatch(settings.amqp_url, Topology.of(settings), name="dispatcher monitor", ca_file=settings.ca_file)
+    store, broker = Look(ask_store), Look(queues.look, close=queues.close)
+    processes = ProcessCollector(settings.metrics_folder)
+    health = Health(settings, store, broker, processes)
+    registry = CollectorRegistry()
+    registry.register(processes)
+    registry.register(Readings(settings, store, broker, health))
+    pages = Pages(registry, health, os.getppid())
+    served = {"/metrics": pages.metrics, "/healthz": pages.healthz, "/readyz": pages.readyz}
+    return [store, broker, WebServer(settings.metrics_address, served)]
+
+
+def _json(words: dict[str, Any], *, is_ok: bool) -> Answer:
+    status = HTTPStatus.OK if is_ok else HTTPStatus.SERVICE_UNAVAILABLE
+    return Answer(orjson.dumps(words, option=orjson.OPT_APPEND_NEWLINE), "application/json", status)

@@ -1,0 +1,109 @@
+"""Whether a host can do its work: each check alone, from what the monitor has last heard."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dispatcher.broker.topology import FoundQueue
+from dispatcher.config import Settings, load
+from dispatcher.domain.status import Status
+from dispatcher.errors import BrokerUnavailable, DispatcherError, SchemaError, StoreUnavailable, TopologyError
+from dispatcher.monitor.health import CHECKS, Health
+from dispatcher.monitor.looking import Look
+from dispatcher.store.stock import Stock
+from dispatcher.telemetry.scrape import ProcessCollector
+from tests.telemetry.counting import counting
+
+STOCK = Stock({Status.PENDING: 1}, 10.0, 0.5, 0.0, 0.0)
+SETTINGS = load({"DISPATCHER_READY_PENDING_SECONDS": "60"})
+QUEUES = {SETTINGS.queue: FoundQueue(3, 2), SETTINGS.dlq: FoundQueue(0, 0)}
+
+
+def answer(value: object) -> Callable[[], Awaitable[object]]:
+    async def ask() -> object:
+        if isinstance(value, DispatcherError):
+            raise value
+        return value
+
+    return ask
+
+
+async def reasons(
+    folder: Path, stock: object = STOCK, queues: object = QUEUES, settings: Settings = SETTINGS
+) -> dict[str, str]:
+    """What does not hold, by check, once the servers have answered so."""
+    store: Look[Stock] = Look(answer(stock))  # type: ignore[arg-type]
+    broker: Look[dict[str, FoundQueue]] = Look(answer(queues))  # type: ignore[arg-type]
+    await store.ask()
+    await broker.ask()
+    checks = Health(settings, store, broker, ProcessCollector(folder)).checks()
+    assert tuple(check.name for check in checks) == CHECKS
+    return {check.name: check.reason for check in checks if check.reason is not None}
+
+
+async def test_a_host_whose_servers_answer_well_is_ready(tmp_path: Path) -> None:
+    assert await reasons(tmp_path) == {}
+
+
+async def test_nobody_is_ready_before_the_servers_have_answered(tmp_path: Path) -> None:
+    health = Health(SETTINGS, Look(answer(STOCK)), Look(answer(QUEUES)), ProcessCollector(tmp_path))  # type: ignore[arg-type]
+
+    assert [check.name for check in health.checks() if not check.is_ok] == ["database", "broker"]
+
+
+@pytest.mark.parametrize(
+    ("stock", "queues", "failing"),
+    [
+        (StoreUnavailable("no route to db.internal as user bob"), QUEUES, "database"),
+        (SchemaError("The database lacks 1 migration."), QUEUES, "schema"),
+        (STOCK, BrokerUnavailable("refused for user bob"), "broker"),
+        (STOCK, TopologyError('RabbitMQ has no queue "x".'), "topology"),
+        (STOCK, {**QUEUES, SETTINGS.queue: FoundQueue(3, 0)}, "consumers"),
+        (replace(STOCK, oldest_pending_seconds=61.0), QUEUES, "pending"),
+    ],
+)
+async def test_each_fault_fails_its_check_alone(tmp_path: Path, stock: object, queues: object, failing: str) -> None:
+    found = await reasons(tmp_path, stock, queues)
+
+    assert list(found) == [failing]
+    assert "bob" not in found[failing]
+
+
+async def test_no_pending_email_is_no_old_one(tmp_path: Path) -> None:
+    assert await reasons(tmp_path, replace(STOCK, oldest_pending_seconds=None)) == {}
+
+
+async def test_a_host_is_ready_while_one_provider_may_be_tried(tmp_path: Path) -> None:
+    with counting(tmp_path, "w0") as first, counting(tmp_path, "w1") as second:
+        first.tell("breaker smtp open")
+        first.tell("breaker ses closed")
+        second.tell("breaker smtp open")
+
+        assert await reasons(tmp_path) == {}
+
+
+async def test_a_host_is_not_ready_while_all_workers_see_all_providers_fail(tmp_path: Path) -> None:
+    with counting(tmp_path, "w0") as first, counting(tmp_path, "w1") as second:
+        first.tell("breaker smtp open")
+        first.tell("breaker ses open")
+        second.tell("breaker smtp open")
+
+        assert await reasons(tmp_path) == {"providers": "Every provider fails as a whole: ses, smtp."}
+
+    assert await reasons(tmp_path) == {}
+
+
+async def test_a_server_that_does_not_answer_in_time_is_away(tmp_path: Path) -> None:
+    async def silent() -> Stock:
+        raise TimeoutError
+
+    look: Look[Stock] = Look(silent)
+    await look.ask()
+
+    assert look.found is None
+    assert look.age_seconds is None
+    assert "No answer came" in str(look.fault)

@@ -1,0 +1,177 @@
+"""The monitor's web server: a few pages for anybody, and nothing that a client can hold up."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
+
+import pytest
+from structlog.testing import capture_logs
+
+from dispatcher.config import Listener
+from dispatcher.monitor.http import CONNECTIONS, HEAD_OCTETS, Answer, WebServer
+from tests.waiting import until, until_answer
+
+LOOPBACK = Listener("127.0.0.1", 0)
+
+
+async def page() -> Answer:
+    return Answer(b"hello\n")
+
+
+async def failing_page() -> Answer:
+    raise LookupError("ann@example.org")
+
+
+@asynccontextmanager
+async def serving(
+    listener: Listener = LOOPBACK, *, request_seconds: float = 30.0, retry_seconds: float = 0.02
+) -> AsyncIterator[WebServer]:
+    server = WebServer(
+        listener,
+        {"/page": page, "/failing": failing_page},
+        request_seconds=request_seconds,
+        retry_seconds=retry_seconds,
+    )
+    running = asyncio.create_task(server.run())
+    try:
+        yield server
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+async def connect(server: WebServer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    await until(lambda: server.address is not None)
+    assert server.address is not None
+    return await asyncio.open_connection(server.address.host, server.address.port)
+
+
+async def ask(server: WebServer, octets: bytes) -> bytes:
+    """What comes back for these octets, until the server ends the connection."""
+    reader, writer = await connect(server)
+    writer.write(octets)
+    try:
+        async with asyncio.timeout(20):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+def status(reply: bytes) -> int:
+    return int(reply.split(b" ", 2)[1])
+
+
+def get(path: str, method: str = "GET", *headers: str) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", *headers]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+async def test_a_page_is_served_whole_and_the_connection_ends() -> None:
+    async with serving() as server:
+        reply = await ask(server, get("/page?what=ever"))
+
+    assert status(reply) == HTTPStatus.OK
+    assert b"Content-Length: 6\r\n" in reply
+    assert reply.endswith(b"\r\n\r\nhello\n")
+
+
+async def test_head_gets_the_head_alone() -> None:
+    async with serving() as server:
+        reply = await ask(server, get("/page", "HEAD"))
+
+    assert status(reply) == HTTPStatus.OK
+    assert b"Content-Length: 6\r\n" in reply
+    assert reply.endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("request_octets", "expected"),
+    [
+        (get("/nowhere"), HTTPStatus.NOT_FOUND),
+        (get("/../page"), HTTPStatus.NOT_FOUND),
+        (get("/page", "POST", "Content-Length: 0"), HTTPStatus.METHOD_NOT_ALLOWED),
+        (get("/page", "DELETE"), HTTPStatus.METHOD_NOT_ALLOWED),
+        (get("/page", "GET", "Content-Length: 3") + b"abc", HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+        (get("/page", "GET", "Transfer-Encoding: chunked"), HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", HTTPStatus.BAD_REQUEST),
+        (b"GET /page\r\n\r\n", HTTPStatus.BAD_REQUEST),
+        (b"GET /page HTTP/1.1\r\nX: " + b"x" * (HEAD_OCTETS + 1), 431),
+    ],
+)
+async def test_what_is_not_a_request_for_a_page_gets_its_answer(request_octets: bytes, expected: int) -> None:
+    async with serving() as server:
+        assert status(await ask(server, request_octets)) == expected
+        assert status(await ask(server, get("/page"))) == HTTPStatus.OK
+
+
+async def test_a_slow_request_is_ended_however_it_drips() -> None:
+    async with serving(request_seconds=0.1) as server:
+        reader, writer = await connect(server)
+        replied = asyncio.create_task(reader.read())
+        while not replied.done():
+            writer.write(b"G")
+            await asyncio.wait([replied], timeout=0.01)
+        writer.close()
+
+    assert status(await replied) == HTTPStatus.REQUEST_TIMEOUT
+
+
+async def test_idle_clients_take_no_more_than_their_slots() -> None:
+    async with serving() as server:
+        idle = [await connect(server) for _ in range(CONNECTIONS)]
+
+        assert status(await ask(server, get("/page"))) == HTTPStatus.SERVICE_UNAVAILABLE
+
+        for _, writer in idle:
+            writer.close()
+        assert await until_answer(lambda: is_served(server))
+
+
+async def is_served(server: WebServer) -> bool:
+    return status(await ask(server, get("/page"))) == HTTPStatus.OK
+
+
+async def test_a_client_that_goes_away_disturbs_nobody() -> None:
+    async with serving() as server:
+        for octets in (b"", b"GET", get("/page")):
+            _, writer = await connect(server)
+            writer.write(octets)
+            writer.transport.abort()
+
+        assert status(await ask(server, get("/page"))) == HTTPStatus.OK
+
+
+async def test_a_page_that_fails_ends_one_request_and_tells_nothing_private() -> None:
+    async with serving() as server:
+        with capture_logs() as logs:
+            reply = await ask(server, get("/failing"))
+
+        assert status(reply) == HTTPStatus.INTERNAL_SERVER_ERROR
+        assert status(await ask(server, get("/page"))) == HTTPStatus.OK
+    assert b"ann" not in reply
+    assert [event["error"] for event in logs if event["event"] == "fault.unexpected"] == ["LookupError"]
+    assert "ann@example.org" not in str(logs)
+
+
+async def test_an_address_that_is_taken_is_said_and_tried_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, capture_logs() as logs:
+        async with serving(Listener("127.0.0.1", taken.getsockname()[1])) as server:
+            await until(lambda: len(logs) >= 2)
+            taken.close()
+            assert status(await ask(server, get("/page"))) == HTTPStatus.OK
+
+    assert logs[0]["event"] == "web.unheard"
+    assert "DISPATCHER_METRICS_ADDRESS" in logs[0]["remedy"]
+
+
+async def test_a_host_that_is_not_ours_is_said_and_stops_nothing() -> None:
+    with capture_logs() as logs:
+        async with serving(Listener("192.0.2.1", 0)):
+            await until(lambda: logs)
+
+    assert logs[0]["event"] == "web.unheard"

@@ -1,0 +1,181 @@
+"""The monitor's pages over real servers: what they say while all is well, and what when something is not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import orjson
+import psycopg
+import pytest
+
+from dispatcher.broker.connection import open_connection
+from dispatcher.broker.topology import Topology
+from dispatcher.config import Listener, Settings, load
+from dispatcher.dev.servers import Servers
+from dispatcher.monitor.http import WebServer
+from dispatcher.monitor.pages import pages_of
+from dispatcher.store.connections import make_pool
+from dispatcher.store.stock import take_stock
+from dispatcher.telemetry import metric_files
+from tests.store.books import Books
+from tests.telemetry.pictures import parsed
+from tests.waiting import until, until_answer
+
+
+class Monitor:
+    """The web server of a monitor, seen by a client."""
+
+    def __init__(self, server: WebServer) -> None:
+        self._server = server
+
+    async def get(self, path: str) -> tuple[int, bytes]:
+        """Status and body."""
+        await until(lambda: self._server.address is not None)
+        assert self._server.address is not None
+        reader, writer = await asyncio.open_connection(self._server.address.host, self._server.address.port)
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        reply = await reader.read()
+        writer.close()
+        head, _, body = reply.partition(b"\r\n\r\n")
+        return int(head.split(b" ")[1]), body
+
+    async def failing(self) -> list[str] | None:
+        """The checks that fail; None while a server has not answered yet."""
+        status, body = await self.get("/readyz")
+        said = orjson.loads(body)
+        names = [name for name, check in said["checks"].items() if not check["ok"]]
+        assert (status == 200) == (said["status"] == "ok") == (names == [])
+        return None if b"has not answered yet" in body else names
+
+    async def metrics(self) -> dict[str, float]:
+        """Every sample."""
+        status, body = await self.get("/metrics")
+        assert status == 200
+        return parsed(body.decode())
+
+
+@pytest.fixture
+def settings(servers: Servers, tables_url: str, topology: Topology, tmp_path: Path) -> Settings:
+    return load(
+        {
+            "DISPATCHER_DATABASE_URL": tables_url,
+            "DISPATCHER_AMQP_URL": servers.amqp_url,
+            "DISPATCHER_EXCHANGE": topology.exchange,
+            "DISPATCHER_QUEUE": topology.queue,
+            "DISPATCHER_DLQ": topology.dlq,
+            "DISPATCHER_RUN_DIR": str(tmp_path),
+            "DISPATCHER_METRICS_ADDRESS": "127.0.0.1:0",
+        }
+    )
+
+
+@asynccontextmanager
+async def monitoring(settings: Settings) -> AsyncIterator[Monitor]:
+    pool = make_pool(settings.database_url, name="monitor", size=1)
+    await pool.open()
+    tasks = pages_of(settings, pool)
+    running = [asyncio.create_task(task.run()) for task in tasks]
+    try:
+        yield Monitor(next(task for task in tasks if isinstance(task, WebServer)))
+    finally:
+        for each in running:
+            each.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await pool.close()
+
+
+async def test_a_host_without_workers_says_that_nobody_consumes(settings: Settings, books: Books) -> None:
+    books.enqueue()
+    async with monitoring(settings) as monitor:
+        failing = await until_answer(monitor.failing)
+        samples = await monitor.metrics()
+
+    assert failing == ["consumers"]
+    assert samples['dispatcher_standing_emails{status="pending"}'] == 1
+    assert samples["dispatcher_oldest_pending_seconds"] > 0
+    assert samples["dispatcher_relay_lag_seconds"] > 0
+    assert samples['dispatcher_queue_messages{queue="dlq"}'] == 0
+    assert samples['dispatcher_failing_checks{check="consumers"}'] == 1
+    assert samples['dispatcher_failing_checks{check="database"}'] == 0
+
+
+async def test_a_queue_that_is_gone_is_a_fault_of_the_topology(
+    settings: Settings, servers: Servers, topology: Topology
+) -> None:
+    async with await open_connection(servers.amqp_url, name="test") as connection:
+        channel = await connection.open_channel()
+        await channel.call(channel.raw.queue_delete, queue=topology.dlq)
+
+    async with monitoring(settings) as monitor:
+        failing = await until_answer(monitor.failing)
+        samples = await monitor.metrics()
+
+    assert failing == ["topology"]
+    assert not [name for name in samples if name.startswith("dispatcher_queue_messages")]
+
+
+async def test_a_database_without_tables_is_a_fault_of_the_schema(
+    settings: Settings, empty_database_url: str, topology: Topology
+) -> None:
+    async with monitoring(replace(settings, database_url=empty_database_url)) as monitor:
+        failing = await until_answer(monitor.failing)
+
+    assert failing == ["schema", "consumers"]
+
+
+async def test_a_server_that_is_away_is_said_in_our_words_alone(settings: Settings) -> None:
+    away = replace(settings, amqp_url="amqp://bob:secret@127.0.0.1:9/")
+    async with monitoring(away) as monitor:
+        failing = await until_answer(monitor.failing)
+        _, body = await monitor.get("/readyz")
+        samples = await monitor.metrics()
+        status, _ = await monitor.get("/healthz")
+
+    assert failing == ["broker"]
+    assert b"RabbitMQ is not available." in body
+    assert b"bob" not in body
+    assert b"127.0.0.1" not in body
+    assert status == 200
+    assert "dispatcher_oldest_pending_seconds" in samples
+    assert not [name for name in samples if name.startswith("dispatcher_queue_messages")]
+
+
+async def test_metrics_are_served_while_files_are_broken(settings: Settings) -> None:
+    metric_files.wipe(settings.metrics_folder)
+    (settings.metrics_folder / "counter_w0-0.db").touch()
+
+    async with monitoring(settings) as monitor:
+        samples = await monitor.metrics()
+
+    assert samples['dispatcher_metrics_skipped_files{reason="empty"}'] == 1
+    assert len([name for name in samples if name.startswith("dispatcher_build_info")]) == 1
+
+
+def test_nothing_is_asked_and_served_where_it_is_switched_off(settings: Settings) -> None:
+    pool = make_pool(settings.database_url, name="monitor", size=1)
+
+    assert pages_of(replace(settings, metrics_address=Listener("", 0)), pool) == []
+
+
+async def test_an_hour_that_lies_partly_within_counts_by_that_part(settings: Settings, tables_url: str) -> None:
+    now = datetime.now(UTC)
+    this_hour = now.replace(minute=0, second=0, microsecond=0)
+    rows = [(this_hour, 60), (this_hour - timedelta(hours=1), 600), (this_hour - timedelta(hours=30), 5000)]
+    with psycopg.connect(tables_url) as connection:
+        for hour, count in rows:
+            connection.execute(
+                "insert into email_hourly (hour, provider, outcome, slot, email_count)"
+                " values (%s, 'smtp', 'accepted', 'a', %s)",
+                (hour, count),
+            )
+    async with await psycopg.AsyncConnection.connect(tables_url, autocommit=True) as session:
+        stock = await take_stock(session)
+
+    past = (now - this_hour).total_seconds() / 3600
+    assert stock.sent_last_hour == pytest.approx(60 + 600 * (1 - past), abs=5)
+    assert stock.sent_last_day == pytest.approx(660, abs=0.1)
