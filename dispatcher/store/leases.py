@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
 from uuid import UUID
@@ -14,6 +15,8 @@ from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.queries import ids_within, query
 
+MOST_LETTER_REPLAYS: Final = 3
+"""So often an email's dead letter may be put back by hand; more often, and it is a machine that moves it."""
 _NO_HEADERS: Final = MappingProxyType[str, str]({})
 _NO_DATA: Final = MappingProxyType[str, object]({})
 
@@ -50,6 +53,17 @@ class Standing:
     message_key: str
     status: Status
     our_token: int | None
+
+
+class LetterVerdict(StrEnum):
+    """What became of an email whose dead letter was put back on the send queue."""
+
+    REPLAYED = "replayed"
+    """It is pending and due."""
+    REFUSED = "refused"
+    """It may have arrived, has no content, or came back too often: a command has to decide."""
+    STALE = "stale"
+    """The letter tells of a failure that is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +130,19 @@ class LeaseStore:
         """Where emails stand, by id; an id without a row is left out."""
         rows = await self._fetch("find_standing", {**ids_within(email_ids), "worker": self._worker})
         return {email_id: Standing(key, Status(status), token) for email_id, key, status, token in rows}
+
+    async def replay_letters(self, attempts: Mapping[UUID, int]) -> dict[UUID, LetterVerdict]:
+        """Replays emails whose dead letters were put back on the send queue; attempts as these count them, by id."""
+        if not attempts:
+            return {}
+        parameters = {
+            **ids_within(attempts),
+            "attempts": [attempts[email_id] for email_id in sorted(attempts)],
+            "most_times": MOST_LETTER_REPLAYS,
+            "worker": self._worker,
+        }
+        rows = await self._fetch("replay_letters", parameters)
+        return {email_id: LetterVerdict(verdict) for email_id, verdict, _ in rows}
 
     async def renew(self, leases: dict[UUID, int], lease_seconds: float) -> set[UUID]:
         """Prolongs leases, given as token by id; returns the ids that are still ours."""

@@ -22,6 +22,7 @@ EVENTS: Final = MappingProxyType(
         "email.rescued": "An email was taken from an owner that is gone: reason (lease_expired, worker_crashed), "
         "status.",
         "message.duplicated": "A message came for an email that is finished or another's; it was acked: status.",
+        "message.returned": "A dead letter was put back on the send queue: replayed, refused or stale: verdict.",
         "message.rejected": "A message that points to no email went to the DLQ: reason.",
         # servers
         "broker.connected": "RabbitMQ answers and we consume.",

@@ -10,11 +10,12 @@ from typing import Final
 from uuid import UUID
 
 from dispatcher.broker.consumer import Consumer, Delivery
+from dispatcher.broker.dead_letter import DeadLetter, decode
 from dispatcher.broker.pointer import Pointer
 from dispatcher.domain.status import Status
-from dispatcher.errors import StoreUnavailable
+from dispatcher.errors import InvalidPointer, StoreUnavailable
 from dispatcher.inflight import steady_clock
-from dispatcher.store.leases import Lease, LeaseStore, Standing
+from dispatcher.store.leases import Lease, LeaseStore, LetterVerdict, Standing
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 from dispatcher.worker.batches import Batches
@@ -133,12 +134,31 @@ class Leasing:
             if orphans := {i: token for i, token in tokens.items() if token is not None}:
                 await self._store.release(orphans)
                 standing |= {i: replace(standing[i], status=Status.PENDING) for i in orphans}
+            arrivals = await self._replay_letters(arrivals, standing)
         except StoreUnavailable as error:
             await self._outage.wait(error)
             for delivery, _ in arrivals:
                 self._consumer.requeue(delivery)
             return
         self._consumer.ack([delivery for delivery, pointer in arrivals if self._is_done(delivery, pointer, standing)])
+
+    async def _replay_letters(self, arrivals: list[Arrival], standing: dict[UUID, Standing]) -> list[Arrival]:
+        """Settles the dead letters among what got no lease: a person has put them here. Returns the other messages."""
+        dead = [(d, p) for d, p in arrivals if _is_dead(standing.get(p.email_id), p)]
+        letters = [(delivery, letter) for delivery, _ in dead if (letter := _letter_in(delivery))]
+        if not letters:
+            return arrivals
+        attempts = {letter.email_id: letter.attempts for _, letter in letters}
+        verdicts = await self._store.replay_letters(attempts)
+        for delivery, letter in letters:
+            verdict = verdicts.get(letter.email_id, LetterVerdict.STALE)
+            self._log.info("message.returned", email_id=str(letter.email_id), verdict=verdict)
+            if verdict is LetterVerdict.REFUSED:
+                self._consumer.reject(delivery)  # to the DLQ, from where it came
+            else:
+                self._consumer.ack([delivery])
+        settled = {delivery.tag for delivery, _ in letters}
+        return [(delivery, pointer) for delivery, pointer in arrivals if delivery.tag not in settled]
 
     def _is_done(self, delivery: Delivery, pointer: Pointer, standing: dict[UUID, Standing]) -> bool:
         """Whether the message has done its work; where it points to nothing or must come again, tells the broker so."""
@@ -159,3 +179,17 @@ class Leasing:
         metrics.DUPLICATES.add(1, found.status)
         self._log.debug("message.duplicated", email_id=str(pointer.email_id), status=found.status)
         return True
+
+
+def _is_dead(found: Standing | None, pointer: Pointer) -> bool:
+    return (
+        found is not None and found.message_key == pointer.message_key and found.status in (Status.FAILED, Status.HELD)
+    )
+
+
+def _letter_in(delivery: Delivery) -> DeadLetter | None:
+    """The dead letter that a message is; None for a pointer, which is all that machines put on the send queue."""
+    try:
+        return decode(delivery.body)
+    except InvalidPointer:
+        return None

@@ -81,3 +81,65 @@ where e.email_id = w.email_id
     and e.status = 'sending'
     and e.email_id between %(lowest_id)s and %(highest_id)s
 returning e.email_id;
+
+-- name: replay_letters
+-- Somebody has put dead letters back on the send queue: that is a person's replay, as long as the letter tells of how its
+-- email stands (see ops/letters.py), the email cannot have arrived, and its letter did not come back so often that a
+-- machine must be moving it. Returns a verdict per email: replayed; refused, for a command to decide; or stale.
+with standing as (
+    select
+        e.email_id,
+        e.status,
+        e.status in ('failed', 'held') and e.attempt_count = w.attempts as is_told,
+        e.status = 'held' or e.was_uncertain as may_have_arrived,
+        exists (select from email_content as c where c.email_id = e.email_id) as has_content,
+        (
+            select count(*)
+            from operator_audit as a
+            where a.email_id = e.email_id
+                and a.action = 'replay_letter'
+        ) as times
+    from unnest(%(email_ids)s::uuid[], %(attempts)s::integer[]) as w (email_id, attempts)
+    join email_log as e
+        on e.email_id = w.email_id
+        and e.email_id between %(lowest_id)s and %(highest_id)s
+    order by e.email_id
+    for update of e
+),
+judged as (
+    select
+        email_id,
+        case
+            when not is_told then 'stale'
+            when may_have_arrived or not has_content or times >= %(most_times)s then 'refused'
+            else 'replayed'
+        end as verdict
+    from standing
+),
+replayed as (
+    update email_log as e
+    set
+        status = 'pending',
+        attempt_base = e.attempt_count,
+        crash_count = 0,
+        locked_by = null,
+        locked_until = 'epoch',
+        published_at = null,
+        publish_due_at = clock_timestamp(),
+        dead_letter_due_at = null,
+        dead_letter_discarded_at = null
+    from judged as j
+    where e.email_id = j.email_id
+        and j.verdict = 'replayed'
+        and e.email_id between %(lowest_id)s and %(highest_id)s
+    returning e.email_id, e.attempt_count
+),
+audited as (
+    insert into operator_audit (actor, action, reason, email_id, detail)
+    select
+        %(worker)s, 'replay_letter', 'Its dead letter was put back on the send queue.', email_id,
+        jsonb_build_object('attempts', attempt_count)
+    from replayed
+)
+select email_id, verdict, pg_notify('email_dispatcher_due', '')
+from judged;

@@ -1,8 +1,8 @@
 -- name: find_email
 -- Everything about one email that is not private; zero rows: there is none.
 select
-    email_id, tenant_id, message_key, status, attempt_count, attempt_base, was_uncertain, crash_count, on_uncertain, correlation_id, traceparent,
-    error_type, last_error, provider, provider_message_id, locked_by, locked_until, created_at, published_at, sent_at,
+    email_id, tenant_id, message_key, status, attempt_count, attempt_base, was_uncertain, crash_count, on_uncertain,
+    correlation_id, traceparent, error_type, last_error, provider, provider_message_id, locked_by, locked_until, created_at, published_at, sent_at,
     publish_due_at, dead_letter_due_at, dead_letter_discarded_at
 from email_log
 where email_id = %(email_id)s;

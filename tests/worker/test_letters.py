@@ -1,0 +1,108 @@
+"""A dead letter that a person puts back on the send queue replays its email; a machine that does so gets nowhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+import pytest
+
+from dispatcher.broker.dead_letter import decode
+from dispatcher.domain.outcome import Reason, Rejected
+from tests.ops.morgue import Morgue
+from tests.waiting import until
+from tests.worker.bench import Bench
+from tests.worker.scripted import answer
+
+
+@dataclass
+class Hand:
+    """Somebody who moves messages at RabbitMQ's management page."""
+
+    bench: Bench
+    morgue: Morgue
+
+    async def put_back(self, email_id: UUID, times: int = 1, **fields: object) -> None:
+        """Publishes the email's dead letter to the send queue."""
+        body = self.morgue.letter(email_id, **fields)
+        for _ in range(times):
+            await self.bench.rabbit.publish(self.bench.topology.queue, body)
+
+
+@pytest.fixture
+def hand(bench: Bench) -> Hand:
+    return Hand(bench, Morgue(bench.books, bench.rabbit, bench.topology))
+
+
+async def relayed(bench: Bench, email_id: UUID) -> None:
+    """Publishes the pointer that is due, as the relay does."""
+    await until(lambda: bench.books.row(email_id)["publish_due_at"])
+    await bench.deliver([email_id])
+
+
+async def test_a_letter_that_is_put_back_a_hundred_times_sends_its_email_once(bench: Bench, hand: Hand) -> None:
+    (email_id,) = hand.morgue.bury()
+    for _ in range(2):
+        await bench.start()
+
+    await hand.put_back(email_id, times=100)
+    await until(hand.morgue.audit)
+    await bench.deliver([email_id])  # as the relay does; unless another letter was as good as that
+
+    await bench.settled({"sent": 1})
+    await bench.nothing_left_on_the_queue()
+    assert bench.provider.accepted == {email_id: 1}
+    assert [attempt["attempt_number"] for attempt in bench.books.attempts(email_id)] == [4]
+    assert [act["action"] for act in hand.morgue.audit()] == ["replay_letter"]
+
+
+async def test_a_letter_of_an_earlier_failure_is_acked(bench: Bench, hand: Hand) -> None:
+    (email_id,) = hand.morgue.bury()
+    await bench.start()
+
+    await hand.put_back(email_id, attempts=2)
+
+    await bench.nothing_left_on_the_queue()
+    assert bench.books.status(email_id) == "failed"
+
+
+@pytest.mark.parametrize("columns", [{"status": "held"}, {"was_uncertain": True}], ids=["held", "failed after silence"])
+async def test_the_letter_of_what_may_have_arrived_goes_back_to_the_dlq(
+    bench: Bench, hand: Hand, columns: dict[str, object]
+) -> None:
+    (email_id,) = hand.morgue.bury(**columns)  # type: ignore[arg-type]
+    await bench.start()
+
+    await hand.put_back(email_id)
+
+    (back,) = await bench.rabbit.take_all(bench.topology.dlq, 1)
+    await bench.nothing_left_on_the_queue()
+    assert decode(back.body).email_id == email_id
+    assert not bench.provider.calls
+
+
+async def test_a_shovel_that_moves_every_letter_back_ends_on_the_dlq(bench: Bench, hand: Hand) -> None:
+    (email_id,) = hand.morgue.bury()
+    bench.provider.always = answer(Rejected(Reason.REFUSED, "no"))
+    await bench.start()
+
+    for times in range(1, 4):
+        await hand.put_back(email_id)
+        await relayed(bench, email_id)
+        await until(lambda times=times: len(bench.books.attempts(email_id)) == times)  # type: ignore[misc]
+        await bench.settled({"failed": 1})
+    await hand.put_back(email_id)
+
+    await bench.rabbit.take_all(bench.topology.dlq, 1)
+    await bench.nothing_left_on_the_queue()
+    assert len(bench.provider.calls) == 3
+
+
+async def test_a_plain_pointer_to_a_failed_email_replays_nothing(bench: Bench, hand: Hand) -> None:
+    (email_id,) = hand.morgue.bury()
+    await bench.start()
+
+    await bench.deliver([email_id])
+
+    await bench.nothing_left_on_the_queue()
+    assert bench.books.status(email_id) == "failed"
