@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Final, NamedTuple
 
 from dispatcher.broker.connection import Channel, Connection, first_of
@@ -30,6 +31,7 @@ _SILENCE_SECONDS: Final = 2.0
 """A queue that says nothing for so long has no more for us: somebody else consumes it, too."""
 _RETURN_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.005
+_ACKS_AT_ONCE: Final = 24
 
 
 class Found(NamedTuple):
@@ -96,11 +98,11 @@ class DeadLetterQueue:
             expected += await window.close()
             await self._until_back(expected)
 
-    async def _until_back(self, count: int) -> None:
+    async def _until_back(self, expected: int) -> None:
         """Waits until so many messages are on the queue; a closed channel's come back a moment later."""
         give_up_at = asyncio.get_running_loop().time() + _RETURN_SECONDS
         while asyncio.get_running_loop().time() < give_up_at:
-            if await self.depth() >= count:
+            if await self.depth() >= expected:
                 return
             await asyncio.sleep(_POLL_SECONDS)
 
@@ -138,7 +140,11 @@ class Look:
                 return
 
     def remove(self, messages: Iterable[Found]) -> None:
-        """Takes these off the queue for good, at the end of the block; not if it ends by an exception."""
+        """Takes these off the queue at the end of the block; not if it ends by an exception.
+
+        A busy RabbitMQ may drop acks to a quorum queue at a channel's close, and so bring messages back. Whoever has
+        to be sure looks again, until there is nothing left to remove (`ops.letters.remove`).
+        """
         for message in messages:
             self.windows[message.window].removed.add(message.tag)
 
@@ -198,10 +204,22 @@ class _Window:
             return 0
         # First no more deliveries, for each ack makes room for one.
         await self.channel.call(self.channel.raw.basic_cancel, consumer_tag=self._tag)
-        for tag in sorted(self.removed):
-            self.channel.raw.basic_ack(tag)
+        await self._ack()
         await _close(self.channel)
         return self.received - len(self.removed)
+
+    async def _ack(self) -> None:
+        """Acks what was removed: up to the first that stays in one frame, then a few at a time."""
+        first_kept = next(tag for tag in count(1) if tag not in self.removed)
+        if first_kept > 1:
+            self.channel.raw.basic_ack(first_kept - 1, multiple=True)
+        rest = sorted(tag for tag in self.removed if tag > first_kept)
+        for at in range(0, len(rest), _ACKS_AT_ONCE):
+            for tag in rest[at : at + _ACKS_AT_ONCE]:
+                self.channel.raw.basic_ack(tag)
+            # RabbitMQ's channel puts off what goes beyond 32 commands to a quorum queue, and drops that at its close.
+            await self.channel.call(self.channel.raw.basic_qos, prefetch_count=self.size)
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 async def _close(channel: Channel) -> None:

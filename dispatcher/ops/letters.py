@@ -6,7 +6,7 @@ failure has more. It is stale once its email is no longer failed or held, has fa
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -14,13 +14,15 @@ from uuid import UUID
 from dispatcher.broker.dead_letter import DeadLetter, decode
 from dispatcher.broker.dlq import DeadLetterQueue, Found, Look
 from dispatcher.domain.status import Status
-from dispatcher.errors import DispatcherError, InvalidPointer
+from dispatcher.errors import BrokerUnavailable, DispatcherError, InvalidPointer
 from dispatcher.ops.acts import Act
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.failures import Standing, discard_dead, find_failures
 from dispatcher.store.turns import turn
 
 TURN_SECONDS: Final = 10.0
+MOST_LOOKS: Final = 100
+"""Each look takes away some; nobody meets this bound."""
 DEAD: Final = frozenset({Status.FAILED, Status.HELD})
 
 
@@ -81,17 +83,32 @@ async def sweep(session: AsyncSession, dlq: DeadLetterQueue, email_ids: Collecti
 
     Raises as `look` does; then nothing was removed, or a part, and a later sweep takes the rest.
     """
-    removed = 0
-    async with look(session, dlq) as looking:
-        async for batch in looking.batches():
-            stale = [
-                each.found
-                for each in await read(session, batch)
-                if each.letter and each.is_stale and (email_ids is None or each.letter.email_id in email_ids)
-            ]
-            looking.remove(stale)
-            removed += len(stale)
-    return removed
+    return await remove(
+        session,
+        dlq,
+        lambda each: (
+            each.letter is not None and each.is_stale and (email_ids is None or each.letter.email_id in email_ids)
+        ),
+    )
+
+
+async def remove(session: AsyncSession, dlq: DeadLetterQueue, is_meant: Callable[[Read], bool]) -> int:
+    """Takes off the DLQ what is meant, and looks again until nothing of it is left; returns how many it was.
+
+    Raises as `look` does.
+    """
+    most = 0
+    for _ in range(MOST_LOOKS):
+        removed = 0
+        async with look(session, dlq) as looking:
+            async for batch in looking.batches():
+                meant = [each.found for each in await read(session, batch) if is_meant(each)]
+                looking.remove(meant)
+                removed += len(meant)
+        most = max(most, removed)
+        if not removed:
+            return most
+    raise BrokerUnavailable("RabbitMQ is too busy to take messages off the DLQ for good.", remedy="Try again later.")
 
 
 async def discard(session: AsyncSession, email_ids: Collection[UUID], act: Act) -> set[UUID]:

@@ -17,7 +17,7 @@ from dispatcher.broker.outgoing import Outgoing
 from dispatcher.broker.publisher import Publisher
 from dispatcher.errors import BrokerUnavailable, DispatcherError, InvalidPointer
 from dispatcher.ops.acts import Act
-from dispatcher.ops.letters import look, read
+from dispatcher.ops.letters import look, read, remove
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.failures import audit, find_failures
 
@@ -130,13 +130,7 @@ async def _repaired(session: AsyncSession, queue: str, body: bytes) -> Outgoing:
 
 
 async def _remove(session: AsyncSession, dlq: DeadLetterQueue, name: str) -> int:
-    removed = 0
-    async with look(session, dlq) as looking:
-        async for batch in looking.batches():
-            for each in await read(session, batch):
-                if each.is_poison and poison_id(each.found.body) == name:
-                    looking.remove([each.found])
-                    removed += 1
+    removed = await remove(session, dlq, lambda each: each.is_poison and poison_id(each.found.body) == name)
     if not removed:
         raise _unknown(name)
     return removed

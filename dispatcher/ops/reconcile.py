@@ -6,12 +6,13 @@ double one is removed. What has no email is told and left to a person.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
 from dispatcher.broker.dlq import DeadLetterQueue
 from dispatcher.ops.acts import Act
-from dispatcher.ops.letters import look, read
+from dispatcher.ops.letters import MOST_LOOKS, Read, look, read
 from dispatcher.ops.poison import poison_id
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.failures import announce_again, audit, find_announced
@@ -42,7 +43,27 @@ class Differences:
     @property
     def count(self) -> int:
         """Differences that can be mended."""
-        return len(self.missing) + len(self.stale) + len(self.doubles)
+        return len(self.missing) + self.removable
+
+    @property
+    def removable(self) -> int:
+        """Letters too many."""
+        return len(self.stale) + len(self.doubles)
+
+    def note(self, each: Read, seen: set[UUID]) -> bool:
+        """Counts a message, given the emails that had a letter before it; whether it is a letter too many."""
+        if each.letter is None or each.is_poison:
+            self.poison.append(poison_id(each.found.body))
+            return False
+        email_id = each.letter.email_id
+        if each.is_stale:
+            self.stale.append(email_id)
+        elif email_id in seen:
+            self.doubles.append(email_id)
+        else:
+            seen.add(email_id)
+            return False
+        return True
 
 
 async def reconcile(session: AsyncSession, dlq: DeadLetterQueue, act: Act | None = None) -> Differences:
@@ -53,30 +74,30 @@ async def reconcile(session: AsyncSession, dlq: DeadLetterQueue, act: Act | None
     # First the rows: a letter that was confirmed before is on the queue when we look, one that comes later is no
     # difference.
     announced = await find_announced(session)
+    found = await _compare(session, dlq, announced)
+    if act and found.count:
+        await announce_again(session, {email_id: announced[email_id] for email_id in found.missing})
+        counts = {"missing": len(found.missing), "stale": len(found.stale), "doubles": len(found.doubles)}
+        await audit(session, "reconcile", actor=act.actor, reason=act.reason, detail=counts)
+        for _ in range(MOST_LOOKS):
+            if not (await _compare(session, dlq, announced, mend=True)).removable:
+                found.mended = True
+                break
+    return found
+
+
+async def _compare(
+    session: AsyncSession, dlq: DeadLetterQueue, announced: Mapping[UUID, int], *, mend: bool = False
+) -> Differences:
+    """One look; takes what is too many off the DLQ if it is to mend."""
     found = Differences()
     seen: set[UUID] = set()
     async with look(session, dlq) as looking:
         found.depth = looking.depth
         async for batch in looking.batches():
             for each in await read(session, batch):
-                if each.letter is None or each.is_poison:
-                    found.poison.append(poison_id(each.found.body))
-                    continue
-                email_id = each.letter.email_id
-                if each.is_stale:
-                    found.stale.append(email_id)
-                elif email_id in seen:
-                    found.doubles.append(email_id)
-                else:
-                    seen.add(email_id)
-                    continue
-                if act:
+                if found.note(each, seen) and mend:
                     looking.remove([each.found])
     found.letters = len(seen)
     found.missing = sorted(announced.keys() - seen)
-    if act and found.count:
-        await announce_again(session, {email_id: announced[email_id] for email_id in found.missing})
-        counts = {"missing": len(found.missing), "stale": len(found.stale), "doubles": len(found.doubles)}
-        await audit(session, "reconcile", actor=act.actor, reason=act.reason, detail=counts)
-        found.mended = True
     return found

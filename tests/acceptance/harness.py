@@ -104,6 +104,12 @@ class Sink:
         """Ends it without a word to anybody."""
         self.program.destroy()
 
+    def become(self, *options: str) -> None:
+        """Starts it again with other options, and the same port and ledger."""
+        self.kill()
+        self._options = ("--no-eml", *options)
+        self.start()
+
     @property
     def settings(self) -> Mapping[str, str]:
         """See `Recipient`."""

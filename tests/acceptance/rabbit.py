@@ -35,12 +35,14 @@ class Rabbit:
         self._amqp_url = amqp_url
         self._management = urlsplit(management_url)
 
-    def publish(self, queue: str, *bodies: bytes, properties: pika.BasicProperties | None = None) -> None:
+    def publish(
+        self, queue: str, *bodies: bytes, properties: pika.BasicProperties | None = None, exchange: str = ""
+    ) -> None:
         """Puts any bytes on a queue; they are there when this returns."""
         with self._channel() as channel:
             channel.confirm_delivery()
             for body in bodies:
-                channel.basic_publish("", queue, body, properties or pika.BasicProperties(), mandatory=True)
+                channel.basic_publish(exchange, queue, body, properties or pika.BasicProperties(), mandatory=True)
 
     def read_all(self, queue: str) -> list[Message]:
         """Every message that waits there; they stay."""

@@ -1,0 +1,188 @@
+"""An operator's day: hundreds of failures of four kinds, and poison: looked at, replayed, confirmed, mended.
+
+After every step the DLQ is as deep as the books say; at the end nobody got anything twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+from uuid import UUID
+
+import orjson
+import psycopg
+import pytest
+
+from tests.acceptance.books import announced_in
+from tests.acceptance.harness import Host, Sink, emails, stop
+from tests.cli.commandline import CommandLine, Ended
+from tests.supervisor.program import Program, eventually
+
+POISON: Final = (b"\x1b[2Jno message of ours", b'{"v": 1, "email_id": "?"}')
+WHY: Final = ("--reason", "the provider has mended it")
+
+
+class Day:
+    """What the operator has before him."""
+
+    def __init__(self, host: Host, sizes: tuple[int, int, int, int]) -> None:
+        self.host = host
+        self.sink: Sink = host.sink()
+        self.sizes = sizes
+        self.commands = CommandLine(
+            host.folder,
+            {
+                "DISPATCHER_DATABASE_URL": host.database_url,
+                "DISPATCHER_AMQP_URL": host.servers.amqp_url,
+                "DISPATCHER_EXCHANGE": host.topology.exchange,
+                "DISPATCHER_QUEUE": host.topology.queue,
+                "DISPATCHER_DLQ": host.topology.dlq,
+                "DISPATCHER_RUN_DIR": str(host.run_dir),
+            },
+        )
+        self.failed: dict[str, set[UUID]] = {}
+
+    def __call__(self, *words: str) -> Ended:
+        return self.commands(*words)
+
+    @property
+    def depth(self) -> int:
+        """The DLQ's."""
+        return self.host.rabbit.waiting(self.host.topology.dlq)
+
+    def await_depth(self, depth: int) -> None:
+        """The relay and the broker need a moment."""
+        eventually(lambda: self.depth == depth, lambda: f"a DLQ of {depth}, now {self.depth}\n")
+
+    def go_wrong(self, run: Program) -> None:
+        """Each kind of failure in its turn."""
+        blocked, unknown, full, silent = self.sizes
+        self._fail("refused", "--reply", "end=554 5.7.1 blocked by policy", count=blocked)
+        self._fail("rejected_recipient", "--reply", "rcpt=550 5.1.1 User unknown", count=unknown)
+        self._fail("recipient_deferred", "--reply", "rcpt=452 4.2.2 mailbox full", count=full)
+        self._fail("outcome_unknown", "--reply", "answer=close", count=silent)
+        self.host.rabbit.publish(self.host.topology.queue, *POISON)
+        run.await_events("message.rejected", len(POISON))
+
+    def _fail(self, kind: str, *options: str, count: int) -> None:
+        self.sink.become(*options)
+        self.failed[kind] = self.host.enqueue(emails(count, name=kind))
+        self.host.await_finished(self.all)
+
+    @property
+    def all(self) -> set[UUID]:
+        """Every email of the day."""
+        return set().union(*self.failed.values())
+
+    @contextmanager
+    def replaying(self, *words: str) -> Iterator[Any]:
+        """A replay that goes on in the background."""
+        with self.commands.started("dlq", "replay", *words, *WHY, "--yes", "--json") as process:
+            yield process
+
+    def replay(self, replay_id: int) -> dict[str, Any]:
+        """How a replay stands."""
+        found = self("dlq", "replays", "--json").json["replays"]
+        return next(dict(each) for each in found if each["replay_id"] == replay_id)
+
+    def replayed(self) -> int:
+        """How many items of replays are done, as the database has it."""
+        with psycopg.connect(self.host.database_url, autocommit=True) as connection:
+            row = connection.execute("select count(*) from email_replay_item where outcome = 'replayed'").fetchone()
+        assert row is not None
+        return int(row[0])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rate"),
+    [
+        pytest.param((200, 150, 100, 50), 50, id="500 failures"),
+        pytest.param((2000, 1500, 1000, 500), 50, id="5,000 failures", marks=pytest.mark.slow),
+    ],
+)
+def test_an_operators_day(host: Host, sizes: tuple[int, int, int, int], rate: int) -> None:
+    day = Day(host, sizes)
+    blocked, unknown, full, silent = sizes
+    run = host.run(MAX_ATTEMPTS=1)
+    day.go_wrong(run)
+    total = sum(sizes) + len(POISON)
+    day.await_depth(total)
+
+    # What happened? Looking changes nothing.
+    groups = day("dlq", "list", "--by", "error_type", "--json").json["groups"]
+    page = day("dlq", "list", "--text", "BLOCKED by policy", "--limit", "5", "--json").json
+    told = day("dlq", "show", page["emails"][0]["email_id"], "--json").json
+    poison = day("dlq", "list", "--poison", "--json").json["poison"]
+    dry = day("dlq", "replay", "--error-type", "refused", "--dry-run", "--json").json
+    assert {group["value"]: group["emails"] for group in groups} == {k: len(ids) for k, ids in day.failed.items()}
+    assert (page["total"], dry["emails"]) == (blocked, {"replayed": blocked})
+    assert (told["attempts"][0]["provider_code"], len(told["dlq"])) == ("554 5.7.1", 1)
+    assert [each["x_death"][0]["reason"] for each in poison] == ["rejected", "rejected"]
+    assert day.depth == total
+
+    # One kind is sent again at a pace, and stopped half-way.
+    day.sink.become()
+    with day.replaying("--error-type", "refused", "--rate", str(rate)) as process:
+        eventually(lambda: day.replayed() >= rate // 2, "the first half second of a replay")
+        stopped = day("dlq", "stop", "1", "--reason", "the provider asked for it")
+        words, _ = process.communicate(timeout=60)
+    first = orjson.loads(words)
+    assert (stopped.code, process.returncode, first["state"]) == (0, 3, "stopped")
+    assert rate // 2 <= first["replayed"] < blocked
+    assert first["replayed"] + first["waiting"] == blocked
+    assert first["dead_letters_removed"] == first["replayed"]
+    day.await_depth(total - first["replayed"])
+
+    # It goes on, and a second operator replays the same at the same time.
+    with ExitStack() as stack:
+        resumed = stack.enter_context(day.commands.started("dlq", "replay", "--resume", "1", "--rate", "400", "--json"))
+        second = stack.enter_context(day.replaying("--error-type", "refused", "--rate", "400"))
+        ends = [orjson.loads(process.communicate(timeout=300)[0] or b"{}") for process in (resumed, second)]
+    assert ends[0]["state"] == "done"
+    assert ends[0]["replayed"] + ends[1].get("replayed", 0) == blocked
+    eventually(lambda: host.recipient.delivered().keys() >= day.failed["refused"], "every email of that kind")
+    assert all(host.recipient.delivered()[email_id] == 1 for email_id in day.failed["refused"])
+    total -= blocked
+    day.await_depth(total)
+
+    # Poison: one is repaired, so that it points to an email again, the other one is discarded.
+    (host.folder / "repaired.json").write_bytes(
+        orjson.dumps({"v": 1, "email_id": min(day.failed["refused"]), "message_key": "refused-0"})
+    )
+    assert day("dlq", "replay", poison[1]["poison_id"], "--body", "repaired.json", *WHY).code == 0
+    assert day("dlq", "discard", poison[0]["poison_id"], *WHY, "--yes").code == 0
+    total -= 2
+    assert day.depth == total
+
+    # Held ones did arrive, as the provider's own list shows.
+    held = [email["email_id"] for email in day("held", "list", "--limit", "1000", "--json").json["emails"]]
+    assert {UUID(email_id) for email_id in held} == day.failed["outcome_unknown"]
+    assert day("held", "confirm", *held, *WHY).code == 0
+    total -= silent
+    assert day.depth == total
+
+    # A dead letter is put back by hand, as anybody may at RabbitMQ's management page.
+    letters = host.rabbit.read_all(host.topology.dlq)
+    letter = next(each for each in letters if b"recipient_deferred" in each.body)
+    host.rabbit.publish(host.topology.queue, letter.body, exchange=host.topology.exchange)
+    (by_hand,) = announced_in([letter])
+    eventually(lambda: host.recipient.delivered()[by_hand] == 1, "the email whose letter was put back")
+    eventually(lambda: host.rows()[by_hand].status == "sent", "its record")
+    differing = day("dlq", "reconcile", "--json")
+    assert (differing.code, differing.json["stale"]) == (3, [str(by_hand)])
+    assert day("dlq", "reconcile", "--mend", *WHY).code == 0
+    day.await_depth(total - 1)
+
+    # The rest, as the queue has it: those whom nobody knows fail again, with a new letter each.
+    day.sink.become("--reply", "rcpt=550 5.1.1 User unknown")
+    again = day("dlq", "replay", "--from-queue", "--error-type", "rejected_recipient", *WHY, "--rate", "0", "--yes")
+    assert again.code == 0
+    day.await_depth(total - 1)
+    eventually(lambda: host.books(day.all).is_announced, "their new dead letters")
+
+    assert day("dlq", "reconcile").code == 0
+    books = host.books(day.all)
+    books.assert_balanced()
+    assert books.counts == {"sent": blocked + silent + 1, "failed": unknown + full - 1}
+    stop(run)
