@@ -231,7 +231,10 @@ class Ledger:
     def answered(self, slot: int, outcome: Outcome, *, finished_at: float) -> None:
         """Writes down the answer of the attempt in that slot."""
         at = _HEADER_BYTES + slot * _SLOT_BYTES
-        self._write(at + _ANSWER_AT, _pack_answer(outcome, finished_at))
+        # Its checksum goes on from the flight's: the relay may read while a slot passes from one email to the next, and
+        # must not take one's answer for the other's.
+        (flight,) = _CHECKSUM.unpack_from(self._map, at + _WIRE_AT + _WIRE.size)
+        self._write(at + _ANSWER_AT, _pack_answer(outcome, finished_at), begun=flight)
         self._map[at] = _ANSWERED
 
     def clear(self, slot: int) -> None:
@@ -266,8 +269,8 @@ class Ledger:
             self.path.unlink(missing_ok=True)
         self._map.close()
 
-    def _write(self, at: int, part: bytes) -> None:
-        self._map[at : at + len(part) + 4] = part + _CHECKSUM.pack(crc32(part))
+    def _write(self, at: int, part: bytes, begun: int = 0) -> None:
+        self._map[at : at + len(part) + 4] = part + _CHECKSUM.pack(crc32(part, begun))
 
 
 def steady_clock() -> float:
@@ -434,7 +437,7 @@ def _flight(slot: bytes) -> Flight | None:
     if slot[0] == _EMPTY or wire is None:
         return None
     email_id, token, number, started_at, policy, provider = _WIRE.unpack(wire)
-    answer = _part(slot, _ANSWER_AT, _ANSWER) if slot[0] == _ANSWERED else None
+    answer = _part(slot, _ANSWER_AT, _ANSWER, begun=crc32(wire)) if slot[0] == _ANSWERED else None
     finished_at, outcome = _unpack_answer(answer) if answer else (None, None)
     return Flight(
         email_id=UUID(bytes=email_id),
@@ -448,10 +451,10 @@ def _flight(slot: bytes) -> Flight | None:
     )
 
 
-def _part(slot: bytes, at: int, layout: struct.Struct) -> bytes | None:
+def _part(slot: bytes, at: int, layout: struct.Struct, begun: int = 0) -> bytes | None:
     part = slot[at : at + layout.size]
     (checksum,) = _CHECKSUM.unpack_from(slot, at + layout.size)
-    return part if crc32(part) == checksum else None
+    return part if crc32(part, begun) == checksum else None
 
 
 def _unpack_answer(part: bytes) -> tuple[float, Outcome]:

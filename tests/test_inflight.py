@@ -321,6 +321,20 @@ class TestTornWrites:
         (flight,) = self.torn(tmp_path, written)
         assert flight.outcome == Accepted("new")
 
+    def test_an_answer_is_never_taken_for_another_flights(self, tmp_path: Path) -> None:
+        # The relay reads while the worker lives: it may see the older state and answer beside the newer flight.
+        older = self.contents(
+            tmp_path / "1", lambda ledger: ledger.answered(leave(ledger, OTHER_ID), Accepted("older"), finished_at=2.0)
+        )
+        newer = self.contents(tmp_path / "2", leave)
+        answer_at = HEADER_BYTES + 96
+
+        (flight,) = self.torn(
+            tmp_path, older[: HEADER_BYTES + 1] + newer[HEADER_BYTES + 1 : answer_at] + older[answer_at:]
+        )
+
+        assert (flight.email_id, flight.outcome) == (ID, None)
+
     def test_an_answer_that_is_damaged_is_not_believed(self, tmp_path: Path) -> None:
         written = self.contents(
             tmp_path / "1", lambda ledger: ledger.answered(leave(ledger), Accepted("a"), finished_at=2.0)
@@ -392,8 +406,10 @@ class TestFilesThatAreNoLedgerOfOurs:
                 content[answer + 17 : answer + 21] = b"late"
             case "policy":
                 content[wire + 36] = 9
+        begun = 0  # the answer's checksum goes on from the flight's
         for at, size in ((wire, 61), (answer, 369)):
-            content[at + size : at + size + 4] = struct.pack("<I", crc32(content[at : at + size]))
+            begun = crc32(content[at : at + size], begun)
+            content[at + size : at + size + 4] = struct.pack("<I", begun)
         good.write_bytes(content)
 
         with pytest.raises(LedgerUnreadable, match="a word that this release does not know"):
