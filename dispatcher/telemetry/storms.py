@@ -12,8 +12,8 @@ from structlog.typing import EventDict
 
 WINDOW_SECONDS: Final = 10.0
 LINES_PER_WINDOW: Final = 100
-UNLIMITED: Final = frozenset({"email.attempted"})
-"""The record of what was tried: one line for every attempt."""
+UNLIMITED: Final = frozenset({"email.attempted", "process.started", "process.exited"})
+"""The record of what was tried: one line for every attempt. And of who lived when: growing waits keep it short."""
 
 
 @dataclass(slots=True)

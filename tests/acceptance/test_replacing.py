@@ -18,8 +18,6 @@ def test_a_reload_under_load_loses_repeats_and_holds_nothing(host: Host) -> None
 
     run.send(signal.SIGHUP)
     run.await_events("dispatcher.reloaded")
-    run.send(signal.SIGHUP)
-    run.await_events("dispatcher.reloaded", 2)
 
     books = host.await_finished(ids)
     stop(run)
@@ -53,15 +51,15 @@ def test_a_reload_takes_secrets_that_were_rotated_and_survives_one_that_is_mista
 
 def test_workers_that_have_sent_their_share_are_replaced_one_by_one(host: Host) -> None:
     host.sink("--latency-ms", "5")
-    ids = host.enqueue(emails(1000))
+    ids = host.enqueue(emails(400))
 
-    run = host.run(RECYCLE_EMAILS=100)
+    run = host.run(RECYCLE_EMAILS=50)
 
     run.await_events("process.exited", 2, reason="recycled")
     books = host.await_finished(ids)
     stop(run)
     books.assert_balanced()
-    assert books.counts == {"sent": 1000}
+    assert books.counts == {"sent": 400}
 
 
 @pytest.mark.slow

@@ -5,44 +5,37 @@ from __future__ import annotations
 import signal
 from itertools import pairwise
 
+import pytest
+
 from tests.supervisor.nursery import Nursery
 from tests.supervisor.program import eventually
 
-HANG_SECONDS = 1.5
-"""Three times as long as a heart rests between two beats."""
+HANG_SECONDS = 3.0
+"""Six times as long as a heart rests between two beats: a busy machine must not be taken for a hang."""
 
 
 def test_a_process_whose_loop_stands_still_is_aborted_with_a_traceback_and_replaced(nursery: Nursery) -> None:
-    parent = nursery.start("a=hang", "b=serve", "relay=hang", hang_seconds=HANG_SECONDS)
+    parent = nursery.start("a=hang", "b=serve", "c=serve", "relay=hang", hang_seconds=HANG_SECONDS)
+    eventually(lambda: len(nursery.diary("serving")) == 4)
+    frozen = parent.pid_of("c")
 
-    ended = [parent.await_events("process.exited", role=role) for role in ("a", "relay")]
+    parent.send_to(frozen, signal.SIGSTOP)
 
-    assert {(each["reason"], each["how"]) for each in ended} == {("hung", "signal SIGABRT")}
-    hung = parent.events("process.hung")[:2]
-    assert {each["pid"] for each in hung} == {each["pid"] for each in ended}
-    assert all(each["silent_seconds"] >= HANG_SECONDS for each in hung)
+    aborted = [parent.await_events("process.exited", role=role) for role in ("a", "relay")]
+    assert {(each["reason"], each["how"]) for each in aborted} == {("hung", "signal SIGABRT")}
     assert parent.words.count("in stand_still") >= 2
-    eventually(lambda: len(nursery.diary("serving")) >= 5)
+    # One that cannot even say where it stands is killed a moment later.
+    killed = parent.await_events("process.exited", role="c")
+    assert (killed["reason"], killed["how"], killed["pid"]) == ("hung", "signal SIGKILL", frozen)
+    hung = {event["pid"]: event["silent_seconds"] for event in parent.events("process.hung")}
+    assert {each["pid"] for each in (*aborted, killed)} <= set(hung)
+    assert all(seconds >= HANG_SECONDS for seconds in hung.values())
+    eventually(lambda: len(nursery.diary("serving")) >= 7)
     # Who beats is let alone.
     assert not parent.events("process.exited", role="b")
-    assert not parent.events("process.killed")
 
 
-def test_a_process_that_cannot_even_be_aborted_is_killed(nursery: Nursery) -> None:
-    parent = nursery.start("a=serve", "relay=serve", hang_seconds=HANG_SECONDS)
-    eventually(lambda: len(nursery.diary("serving")) == 2)
-    stopped = parent.pid_of("a")
-
-    parent.send_to(stopped, signal.SIGSTOP)
-
-    ended = parent.await_events("process.exited", role="a")
-    assert (ended["reason"], ended["how"], ended["pid"]) == ("hung", "signal SIGKILL", stopped)
-    assert parent.events("process.killed", pid=stopped)
-    eventually(lambda: len(nursery.diary("serving")) == 3)
-    parent.send(signal.SIGTERM)
-    assert parent.await_exit() == 0
-
-
+@pytest.mark.slow
 def test_a_host_that_stood_still_costs_nobody_his_life(nursery: Nursery) -> None:
     parent = nursery.start("a=serve", "b=serve", "relay=serve", hang_seconds=HANG_SECONDS)
     eventually(lambda: len(nursery.diary("serving")) == 3)

@@ -187,6 +187,19 @@ def test_children_notice_that_their_parent_is_gone(nursery: Nursery, kind: str) 
     assert sorted(name for name, _ in nursery.diary("stopped")) == ["a", "b", "relay"]
 
 
+def test_nobody_outlives_a_parent_that_is_killed_while_it_replaces_them(nursery: Nursery) -> None:
+    parent = nursery.start("worker*2=serve:0.1", "relay=serve")
+    eventually(lambda: len(nursery.diary("serving")) == 3)
+    nursery.change_roles("worker*2=signal", "relay=serve")
+    parent.send(signal.SIGHUP)
+    parent.await_events("process.started", 4)
+
+    parent.send(signal.SIGKILL)
+
+    parent.await_exit()
+    parent.await_all_gone()
+
+
 def test_children_that_are_just_being_born_do_not_outlive_their_parent(nursery: Nursery) -> None:
     for _ in range(5):
         parent = nursery.start("eager-a=exit:0", "eager-b=exit:0", "b=serve", "relay=serve")
