@@ -1,0 +1,110 @@
+"""The probe of the DLQ: a figure or a fault, within seconds, by the management API or without it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+from structlog.testing import capture_logs
+
+from dispatcher.broker.management import Management
+from dispatcher.broker.topology import Topology
+from dispatcher.config import load
+from dispatcher.dev.servers import Servers
+from dispatcher.errors import BrokerUnavailable, TopologyError
+from dispatcher.monitor.probe import AmqpProbe, ManagementProbe, probe_of
+from tests.broker.rabbit import Rabbit
+from tests.providers.listeners import listening
+from tests.waiting import until_answer
+
+FIGURES = b'{"messages": 4, "messages_ready": 3, "messages_unacknowledged": 1, "consumers": 1}'
+BARE = b'{"name": "new.dlq"}'
+
+
+def answering(*bodies: bytes) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+    """A management API that answers these, one per connection."""
+    left = list(bodies)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = left.pop(0)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        await writer.drain()
+
+    return answer
+
+
+async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """An answer that never ends, and never pauses for long."""
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
+    while not writer.is_closing():
+        writer.write(b"x")
+        await asyncio.sleep(0.01)
+
+
+def probe_at(port: int, *, seconds: float = 5, lag_seconds: float = 0) -> ManagementProbe:
+    """A probe of that port."""
+    management = Management(f"http://u:p@127.0.0.1:{port}", timeout_seconds=seconds)
+    return ManagementProbe(management, "new.dlq", lag_seconds=lag_seconds)
+
+
+async def test_all_messages_count_those_that_somebody_holds_too() -> None:
+    async with listening(answering(FIGURES)) as port:
+        assert await probe_at(port).depth() == 4
+
+
+async def test_figures_that_are_not_there_yet_are_asked_for_again() -> None:
+    async with listening(answering(BARE, FIGURES)) as port:
+        assert await probe_at(port).depth() == 4
+
+
+async def test_figures_that_stay_away_are_a_failure_and_never_zero() -> None:
+    async with listening(answering(BARE, BARE)) as port:
+        with pytest.raises(BrokerUnavailable, match="no figures"):
+            await probe_at(port).depth()
+
+
+async def test_an_answer_that_drips_for_ever_is_a_failure_within_the_whole_deadline() -> None:
+    began_at = time.monotonic()
+    async with listening(drip) as port:
+        with pytest.raises(BrokerUnavailable):
+            await probe_at(port, seconds=0.3).depth()
+
+    assert time.monotonic() - began_at < 3
+
+
+async def test_without_the_management_api_it_counts_by_amqp_and_says_so_once(
+    servers: Servers, topology: Topology, rabbit: Rabbit
+) -> None:
+    with capture_logs() as logs:
+        probe = probe_of(
+            load(
+                {
+                    "DISPATCHER_AMQP_URL": servers.amqp_url,
+                    "DISPATCHER_EXCHANGE": topology.exchange,
+                    "DISPATCHER_QUEUE": topology.queue,
+                    "DISPATCHER_DLQ": topology.dlq,
+                }
+            )
+        )
+        await rabbit.publish(topology.dlq, b"dead")
+
+        async def counted() -> bool:
+            return await probe.depth() == 1
+
+        await until_answer(counted)
+
+    assert isinstance(probe, AmqpProbe)
+    assert [log["event"] for log in logs] == ["probe.limited"]
+
+
+async def test_a_queue_that_is_gone_is_a_fault_by_either_way(servers: Servers, topology_names: Topology) -> None:
+    by_amqp = AmqpProbe(servers.amqp_url, topology_names, None)
+    by_http = ManagementProbe(Management(servers.management_url), topology_names.dlq, lag_seconds=0)
+
+    for probe in (by_amqp, by_http):
+        with pytest.raises(TopologyError, match="no queue"):
+            await probe.depth()
