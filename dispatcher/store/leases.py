@@ -31,6 +31,7 @@ class Lease:
         attempt_number: The number of the attempt that this lease is for, from 1.
         attempt_base: How many attempts there were when it was last replayed: they count anew from there.
         on_uncertain: The email's own policy; None for the host's.
+        traceparent: W3C trace context of whoever enqueued it; None if there was none.
     """
 
     email_id: UUID
@@ -40,6 +41,12 @@ class Lease:
     on_uncertain: OnUncertain | None
     correlation_id: str | None
     attempt_base: int = 0
+    traceparent: str | None = None
+
+    @property
+    def trace_id(self) -> str | None:
+        """The trace that it belongs to (W3C Trace Context, section 3.2.2.3)."""
+        return self.traceparent[3:35] if self.traceparent else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,21 +223,22 @@ def _columns(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def _lease(row: tuple[Any, ...], attachments: tuple[Attachment, ...]) -> Lease:
-    email_id, token, attempt_number, on_uncertain, correlation_id, attempt_base = row[:6]
+    email_id, token, attempt_number, on_uncertain, correlation_id, attempt_base, traceparent = row[:7]
     return Lease(
         email_id=email_id,
-        email=None if row[7] is None else _outgoing(row, attachments),
+        email=None if row[8] is None else _outgoing(row, attachments),
         token=token,
         attempt_number=attempt_number,
         on_uncertain=OnUncertain(on_uncertain) if on_uncertain else None,
         correlation_id=correlation_id,
         attempt_base=attempt_base,
+        traceparent=traceparent,
     )
 
 
 def _outgoing(row: tuple[Any, ...], attachments: tuple[Attachment, ...]) -> OutgoingEmail:
-    email_id, *_, created_at = row[:7]
-    sender, recipients, subject, text, html, template_id, template_data, headers, tags, _ = row[7:]
+    email_id, *_, created_at = row[:8]
+    sender, recipients, subject, text, html, template_id, template_data, headers, tags, _ = row[8:]
     return OutgoingEmail(
         email_id=email_id,
         created_at=created_at,

@@ -16,7 +16,8 @@ from typing import Final
 EVENTS: Final = MappingProxyType(
     {
         # one email
-        "email.attempted": "An attempt ended: email_id, attempt, provider, outcome, error_type, duration_ms, worker.",
+        "email.attempted": "An attempt ended: email_id, attempt, provider, outcome, error_type, duration_ms, "
+        "correlation_id, trace_id, worker.",
         "email.lease_lost": "A result came after the lease was lost; nothing was overwritten.",
         "email.answered_late": "A provider answered after the attempt had ended as uncertain: provider, outcome.",
         "email.rescued": "An email was taken from an owner that is gone: reason (lease_expired, worker_crashed), "

@@ -325,4 +325,5 @@ class Pipeline:
             provider_code=None if isinstance(outcome, Accepted) else outcome.code,
             duration_ms=round((finished_at - sending.started_at) * 1000, 1),
             correlation_id=sending.lease.correlation_id,
+            trace_id=sending.lease.trace_id,
         )

@@ -21,10 +21,11 @@ with leased as (
         and e.email_id between %(lowest_id)s and %(highest_id)s
     returning
         e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.tenant_id, e.message_key,
-        e.attempt_base, e.created_at
+        e.attempt_base, e.traceparent, e.created_at
 )
 select
-    e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.attempt_base, e.created_at,
+    e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.attempt_base,
+    e.traceparent, e.created_at,
     c.sender, c.recipients, c.subject, c.text_body, c.html_body, c.template_id, c.template_data, c.headers, c.tags,
     c.attachment_count
 from leased as e

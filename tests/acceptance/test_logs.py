@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import psycopg
+
+from dispatcher import enqueue
 from tests.acceptance.harness import Host, emails, stop
 
 
@@ -22,3 +25,19 @@ def test_a_reader_that_is_stuck_stops_no_email(host: Host, tmp_path: Path) -> No
     stop(run)
     books.assert_balanced()
     assert books.counts == {"sent": 4000}
+
+
+def test_an_attempt_is_told_in_one_line_with_everything_to_find_it_by(host: Host) -> None:
+    trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
+    with psycopg.connect(host.database_url) as connection:
+        (email,) = emails(1)
+        email_id = enqueue(connection, email, traceparent=f"00-{trace_id}-00f067aa0ba902b7-01").email_id
+
+    run = host.run(WORKERS=1)
+
+    told = run.await_events("email.attempted")
+    stop(run)
+    assert told["email_id"] == str(email_id)
+    assert told["trace_id"] == trace_id
+    assert told["correlation_id"] == "order-0"
+    assert {"attempt", "provider", "outcome", "status", "error_type", "duration_ms", "worker"} <= told.keys()
