@@ -10,7 +10,7 @@ import psycopg
 
 from tests.chaos.oracle import Books, Letter, Row
 from tests.chaos.stage import Stage
-from tests.chaos.wire import Attempt, closings, exchanges
+from tests.chaos.wire import Attempt, Wire
 
 _ROWS = """
     select l.email_id, l.message_key, l.status, k.completed_at is not null
@@ -31,7 +31,6 @@ def collect(stage: Stage, policy: str) -> Books:
         rows = {row[0]: Row(*row[1:]) for row in session.execute(_ROWS)}
         attempts = [Attempt(*row) for row in session.execute(_ATTEMPTS)]
     letters, refuse = _dead_letters(stage)
-    witnessed = stage.double.witnessed()
     return Books(
         policy=policy,
         asked=stage.producers.asked(),
@@ -44,8 +43,7 @@ def collect(stage: Stage, policy: str) -> Books:
         garbage=frozenset(stage.diary.garbage),
         waiting=stage.rabbit.waiting(stage.topology.queue),
         accepted=stage.double.delivered(),
-        exchanges=exchanges(witnessed),
-        closed_at=closings(witnessed),
+        wire=Wire.of(stage.double.witnessed()),
         disturbances=stage.diary.disturbances,
         faults=tuple(stage.diary.faults),
     )

@@ -4,7 +4,8 @@
     rows      the database, after everything has come to rest
     attempts  the audit of every attempt
     letters   the DLQ
-    accepted  the provider's ledger; `exchanges`, its view of the wire
+    accepted  the provider's ledger
+    wire      its view of every request and connection
     diary     what the adversary did to whom, and when
 
 What must hold: an email that a producer was told of exists, one for each key; `sent` was accepted once, `failed` never,
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 from uuid import UUID
 
-from tests.chaos.wire import Attempt, Disturbance, Exchange, Explanation, explain, requests_of
+from tests.chaos.wire import Attempt, Disturbance, Exchange, Explanation, Fragment, Wire, explain, requests_of
 
 T = TypeVar("T", Attempt, Exchange)
 
@@ -68,7 +69,6 @@ class Books:
         refuse: Bodies on the DLQ that are no letters of ours.
         garbage: Bodies that the adversary injected.
         waiting: Messages that are left on the send queue.
-        closed_at: When the provider closed connections.
         faults: What went wrong with the processes themselves.
     """
 
@@ -83,9 +83,8 @@ class Books:
     garbage: frozenset[bytes] = frozenset()
     waiting: int = 0
     accepted: Mapping[UUID, int] = field(default_factory=dict)
-    exchanges: Sequence[Exchange] = ()
+    wire: Wire = field(default_factory=Wire)
     disturbances: Sequence[Disturbance] = ()
-    closed_at: Sequence[float] = ()
     faults: Sequence[str] = ()
 
 
@@ -122,12 +121,13 @@ class Verdict:
 
 def judge(books: Books) -> Verdict:
     """The verdict on a storm that has come to rest."""
-    held = Counter(each.why for each in explain_held(books))
+    all_held = explain_held(books)
+    held = Counter(each.why for each in all_held)
     wrong = {
         **_existence(books),
         **_deliveries(books),
         **_announcements(books),
-        "held without need": [each.email_id for each in explain_held(books) if each.why is Explanation.NONE],
+        "held without need": [each.email_id for each in all_held if each.why is Explanation.NONE],
         "processes": books.faults,
     }
     counts = Counter(row.status for row in books.rows.values())
@@ -158,15 +158,18 @@ class Held:
 
 def explain_held(books: Books) -> list[Held]:
     """Why each held email is held."""
-    attempts, exchanges = _by_email(books.attempts), _by_email(books.exchanges)
+    attempts, exchanges = _by_email(books.attempts), _by_email(books.wire.exchanges)
     ids = [email_id for email_id, row in books.rows.items() if row.status == "held"]
-    return [_explained(i, attempts.get(i, []), exchanges.get(i, []), books) for i in ids]
+    spent: set[Fragment] = set()
+    return [_explained(i, attempts.get(i, []), exchanges.get(i, []), books, spent) for i in ids]
 
 
-def _explained(email_id: UUID, own: Sequence[Attempt], seen: Sequence[Exchange], books: Books) -> Held:
+def _explained(
+    email_id: UUID, own: Sequence[Attempt], seen: Sequence[Exchange], books: Books, spent: set[Fragment]
+) -> Held:
     # A refusal that came after the rescue had judged is on record, and the email stays held.
     unknown = [each for each in own if each.outcome == "uncertain"] or own
-    whys = {explain(each, requests_of(each, own, seen), books.disturbances, books.closed_at) for each in unknown}
+    whys = {explain(each, requests_of(each, own, seen), books.wire, books.disturbances, spent) for each in unknown}
     why = next((why for why in Explanation if why in whys), Explanation.NONE)
     pids = {each.pid for each in own}
     return Held(email_id, why, own, seen, [each for each in books.disturbances if each.pid in pids])

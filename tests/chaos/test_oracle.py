@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from uuid import UUID
 
 import pytest
 
 from tests.chaos.oracle import Answer, Books, Letter, Row, judge
-from tests.chaos.wire import Attempt, Disturbance, Exchange
+from tests.chaos.wire import Attempt, Disturbance, Exchange, Fragment, Wire
 
 SENT, FAILED, HELD, STRANGER = (UUID(int=number) for number in range(1, 5))
 WORKER = "host:w0:77:abcd"
@@ -28,7 +27,7 @@ GOOD = Books(
     refuse=[b"[]"],
     garbage=frozenset({b"[]", b"{}"}),
     accepted={SENT: 1, HELD: 1},
-    exchanges=[Exchange(SENT, 100.1, 100.2), Exchange(HELD, 100.1)],
+    wire=Wire([Exchange(SENT, 100.1, 100.2), Exchange(HELD, 100.1)]),
 )
 
 
@@ -52,7 +51,7 @@ BAD: dict[str, Books] = {
     "dead without a dead letter": replace(GOOD, letters=[Letter(FAILED, "failed")]),
     "alive with a dead letter": replace(GOOD, letters=[*GOOD.letters, Letter(SENT, "failed")]),
     "on the DLQ and not garbage": replace(GOOD, refuse=[b"a message of ours"]),
-    "held without need": replace(GOOD, exchanges=[]),
+    "held without need": replace(GOOD, wire=Wire()),
     "processes": replace(GOOD, faults=["the last run ended with 1"]),
 }
 
@@ -120,7 +119,7 @@ def test_under_resend_nothing_may_be_held() -> None:
 
 
 def held(exchanges: list[Exchange], disturbances: list[Disturbance]) -> Books:
-    return replace(GOOD, exchanges=exchanges, disturbances=disturbances)
+    return replace(GOOD, wire=Wire(exchanges), disturbances=disturbances)
 
 
 def named(books: dict[str, Books]) -> pytest.MarkDecorator:
@@ -137,8 +136,11 @@ FROZEN = Disturbance(77, 100.5, 104.0)
         "no answer was written": held([Exchange(HELD, 100.1)], []),
         "the answer was left unread": held([Exchange(HELD, 100.1, 100.4, was_read=False)], [KILLED]),
         "answered to the dead": held([Exchange(HELD, 100.1, 100.6)], [KILLED]),
+        "cut off while it arrived": replace(
+            GOOD, wire=Wire(fragments=[Fragment(100.2, 100.51)]), disturbances=[KILLED]
+        ),
         "answered to the frozen": held([Exchange(HELD, 100.1, 101.0)], [FROZEN]),
-        "into a connection that the provider closed": replace(held([], []), closed_at=[100.2]),
+        "into a connection that the provider closed": replace(GOOD, wire=Wire(closed_at=[100.2])),
     }
 )
 def test_a_request_whose_answer_reached_nobody_was_on_the_wire(books: Books) -> None:
@@ -150,6 +152,9 @@ def test_a_request_whose_answer_reached_nobody_was_on_the_wire(books: Books) -> 
 @named(
     {
         "before its first byte": held([], [KILLED]),
+        "before its first byte, and another's was cut off long before": replace(
+            held([], [KILLED]), wire=Wire(fragments=[Fragment(90.0, 90.1)])
+        ),
         "frozen before its first byte": held([], [FROZEN]),
         "frozen, and recorded by the relay": replace(
             held([], [FROZEN]), attempts=[replace(attempt(HELD, "uncertain"), worker="host:w0:relay")]
@@ -171,7 +176,7 @@ ANOTHER = Disturbance(78, 100.5)
     {
         "no request, and nobody was struck": held([], []),
         "no request, and another worker was struck": held([], [ANOTHER]),
-        "no request, and a connection was closed later": replace(held([], []), closed_at=[100.4]),
+        "no request, and a connection was closed later": replace(GOOD, wire=Wire(closed_at=[100.4])),
         "struck before": held([], [Disturbance(77, 90.0, 95.0)]),
         "answered long before the kill": held([Exchange(HELD, 100.1, 100.2)], [KILLED]),
         "answered, and nobody was struck": held([Exchange(HELD, 100.1, 100.2)], []),
@@ -188,8 +193,37 @@ def test_what_was_held_without_any_of_that_is_wrong(books: Books) -> None:
     assert "held without need" in verdict.violations
 
 
-def test_no_wrong_hides_another() -> None:
-    worst: Callable[[Books], int] = lambda books: len(judge(books).violations)  # noqa: E731
-    merged = replace(GOOD, waiting=1, faults=["x"], accepted={}, refuse=[b"ours"])
+def test_one_fragment_explains_one_email() -> None:
+    other = replace(attempt(STRANGER, "uncertain"))
+    books = replace(
+        with_row(STRANGER, Row("d", "held")),
+        attempts=[*GOOD.attempts, other],
+        wire=Wire(fragments=[Fragment(100.2, 100.51)]),
+        disturbances=[KILLED],
+    )
 
-    assert worst(merged) >= 4
+    verdict = judge(books)
+
+    assert (verdict.held_on_wire, verdict.held_at_edge) == (1, 1)
+
+
+def test_no_wrong_hides_another() -> None:
+    assert len(judge(replace(GOOD, waiting=1, faults=["x"], accepted={}, refuse=[b"ours"])).violations) >= 4
+
+
+def test_the_wire_is_read_from_the_record_of_the_double() -> None:
+    def event(connection: int, name: str, at: float, **fields: object) -> dict[str, object]:
+        return {"connection": connection, "event": name, "at": at, **fields}
+
+    wire = Wire.of(
+        [
+            event(1, "began", 1.0), event(1, "read", 1.1, email_id=str(SENT)), event(1, "answered", 1.2),
+            event(1, "began", 2.0), event(2, "began", 2.1), event(2, "read", 2.2, email_id=str(HELD)),
+            event(2, "answered", 2.3), event(1, "ended", 2.4, by_us=False, by_reset=False),
+            event(2, "ended", 2.5, by_us=False, by_reset=True), event(3, "ended", 2.6, by_us=True, by_reset=False),
+        ]
+    )  # fmt: skip
+
+    assert wire.exchanges == [Exchange(SENT, 1.1, 1.2), Exchange(HELD, 2.2, 2.3, was_read=False)]
+    assert wire.fragments == [Fragment(2.0, 2.4)]
+    assert wire.closed_at == [2.6]

@@ -4,9 +4,10 @@ attempts of which nobody knows the outcome, laid beside each other.
 Such an attempt is explained by one of these, and in this order:
 
     on the wire   its request reached the provider, and no whole answer reached a worker that was awake to read it; or
-                  the provider closed a connection meanwhile, and the request went into that one
+                  it had begun to arrive when the worker was killed or frozen; or the provider closed a connection
+                  meanwhile, and the request went into that one
     at the edge   the worker was killed or frozen in one of the two moments that no ledger can see: the slot says *on
-                  the wire* and the first octet has not left yet, so that the provider saw no request; or the answer was
+                  the wire* and the first octet has not left yet, so that the provider saw nothing; or the answer was
                   read and the slot does not say *answered* yet
     unexplained   neither: it was held, or sent again, without need
 """
@@ -40,6 +41,36 @@ class Exchange:
     read_at: float
     answered_at: float | None = None
     was_read: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """A request of which only the beginning arrived, so that nobody knows whose it was."""
+
+    began_at: float
+    ended_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """What the provider saw.
+
+    Attributes:
+        exchanges: The requests that were read whole.
+        fragments: The others.
+        closed_at: When the provider itself closed connections, of which whoever keeps them for the next request hears
+            late.
+    """
+
+    exchanges: Sequence[Exchange] = ()
+    fragments: Sequence[Fragment] = ()
+    closed_at: Sequence[float] = ()
+
+    @classmethod
+    def of(cls, events: Sequence[Mapping[str, Any]]) -> Wire:
+        """From the double's record (`HttpDouble.witness`)."""
+        closed_at = [event["at"] for event in events if event["event"] == "ended" and event["by_us"]]
+        return cls(_exchanges(events), _fragments(events), closed_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +116,7 @@ class Explanation(StrEnum):
     NONE = "unexplained"
 
 
-def exchanges(events: Iterable[Mapping[str, Any]]) -> list[Exchange]:
-    """The requests that were read whole, from the double's record (`HttpDouble.witness`), in its order."""
+def _exchanges(events: Iterable[Mapping[str, Any]]) -> list[Exchange]:
     found: list[Exchange] = []
     last: dict[int, int] = {}
     for event in events:
@@ -103,30 +133,52 @@ def exchanges(events: Iterable[Mapping[str, Any]]) -> list[Exchange]:
     return found
 
 
-def closings(events: Iterable[Mapping[str, Any]]) -> list[float]:
-    """When the provider itself closed connections, of which whoever keeps them for the next request hears late."""
-    return [event["at"] for event in events if event["event"] == "ended" and event["by_us"]]
+def _fragments(events: Iterable[Mapping[str, Any]]) -> list[Fragment]:
+    found: list[Fragment] = []
+    begun: dict[int, float] = {}
+    for event in events:
+        if event["event"] == "began":
+            begun[event["connection"]] = event["at"]
+        elif event["event"] == "read":
+            begun.pop(event["connection"], None)
+        elif event["event"] == "ended" and event["connection"] in begun:
+            found.append(Fragment(begun.pop(event["connection"]), event["at"]))
+    return found
 
 
 def explain(
-    attempt: Attempt, seen: Sequence[Exchange], disturbances: Iterable[Disturbance], closed_at: Iterable[float]
+    attempt: Attempt, seen: Sequence[Exchange], wire: Wire, disturbances: Iterable[Disturbance], spent: set[Fragment]
 ) -> Explanation:
     """Why this attempt's outcome is unknown.
 
     Args:
         seen: The requests of this email that belong to this attempt (`requests_of`).
         disturbances: Of any worker.
-        closed_at: When the provider closed connections.
+        spent: Fragments that explain others already; what explains this one is added.
     """
     own = [each for each in disturbances if attempt.pid in (each.pid, None) and each.until > attempt.started_at]
     if any(_is_unanswered(each, own) for each in seen):
         return Explanation.ON_THE_WIRE
-    if not seen and any(attempt.started_at - CLOCK_SECONDS <= at <= attempt.finished_at for at in closed_at):
-        return Explanation.ON_THE_WIRE
     if not seen:
-        return Explanation.AT_THE_EDGE if own else Explanation.NONE
+        return _explain_unseen(attempt, wire, own, spent)
     edges = [each for each in seen if any(0 <= d.since - (each.answered_at or 0) < EDGE_SECONDS for d in own)]
     return Explanation.AT_THE_EDGE if edges else Explanation.NONE
+
+
+def _explain_unseen(attempt: Attempt, wire: Wire, own: Sequence[Disturbance], spent: set[Fragment]) -> Explanation:
+    if any(attempt.started_at - CLOCK_SECONDS <= at <= attempt.finished_at for at in wire.closed_at):
+        return Explanation.ON_THE_WIRE
+    for fragment in wire.fragments:
+        if fragment not in spent and any(_was_cut_off(fragment, attempt, each) for each in own):
+            spent.add(fragment)
+            return Explanation.ON_THE_WIRE
+    return Explanation.AT_THE_EDGE if own else Explanation.NONE
+
+
+def _was_cut_off(fragment: Fragment, attempt: Attempt, disturbance: Disturbance) -> bool:
+    """Whether it began in this attempt, and its end is the disturbance's work."""
+    begins_within = attempt.started_at - CLOCK_SECONDS <= fragment.began_at <= disturbance.since + EDGE_SECONDS
+    return begins_within and fragment.ended_at >= disturbance.since
 
 
 def requests_of(attempt: Attempt, all_attempts: Iterable[Attempt], seen: Iterable[Exchange]) -> list[Exchange]:

@@ -1,0 +1,46 @@
+"""The same message again and again: the database is the truth, and lets one worker send once."""
+
+from __future__ import annotations
+
+import orjson
+import psycopg
+
+from dispatcher import enqueue_many
+from tests.acceptance.double import Double
+from tests.acceptance.harness import Host, emails, stop
+from tests.supervisor.program import eventually
+
+TIMES = 100
+
+
+def waiting_workers(host: Host) -> set[str]:
+    """The workers whose statements wait for a lock."""
+    statement = "select application_name from pg_stat_activity where wait_event_type = 'Lock'"
+    with psycopg.connect(host.database_url, autocommit=True) as connection:
+        return {name for (name,) in connection.execute(statement) if ":w" in name}
+
+
+def test_a_message_published_a_hundred_times_to_two_workers_is_one_acceptance(host: Host) -> None:
+    double = Double(host.folder / "double", "--latency-ms", "100")
+    host.recipient = double
+    with psycopg.connect(host.database_url) as connection:
+        told = enqueue_many(connection, emails(20))
+    ids = {email.email_id for email in told}
+    pointers = [orjson.dumps({"v": 1, "email_id": email.email_id, "message_key": email.message_key}) for email in told]
+    host.rabbit.publish(host.topology.queue, *(TIMES * pointers))
+
+    with psycopg.connect(host.database_url) as connection:
+        # Until both have asked for the same leases: neither can have them before the other asks.
+        connection.execute("select from email_log for update")
+        run = host.run(PREFETCH=64)
+        eventually(lambda: len(waiting_workers(host)) == 2, "two workers that want the same leases")
+
+    books = host.await_finished(ids)
+    eventually(lambda: not host.rabbit.waiting(host.topology.queue), "the end of all copies")
+    stop(run)
+    double.kill()
+    books.assert_balanced()
+    assert books.counts == {"sent": 20}
+    assert double.delivered() == dict.fromkeys(ids, 1)
+    assert len(double.requests()) == 20
+    assert not host.rabbit.waiting(host.topology.queue)

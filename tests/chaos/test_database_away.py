@@ -1,0 +1,46 @@
+"""PostgreSQL goes away between an acceptance and its record: the answer is kept, and nobody is asked twice."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+
+import pytest
+
+from tests.acceptance.double import Double
+from tests.acceptance.harness import Host, emails, stop
+from tests.acceptance.outages import POSTGRES, Removable
+from tests.supervisor.program import eventually
+
+EMAILS = 60
+LEASE_SECONDS = 2
+"""Shorter than any outage here: the relay that comes back with PostgreSQL must not judge before the workers do."""
+
+
+@pytest.mark.parametrize("seconds", [3.0, pytest.param(30.0, marks=pytest.mark.slow)])
+def test_answers_that_come_while_postgresql_is_away_are_recorded_when_it_is_back(
+    host: Host, removable: Removable, seconds: float
+) -> None:
+    # The double accepts before it waits: whatever it has accepted is unanswered, and so unrecorded, for half a second.
+    double = Double(host.folder / "double", "--latency-ms", "500")
+    host.recipient = double
+    ids = host.enqueue(emails(EMAILS))
+    run = host.run(LEASE_SECONDS=LEASE_SECONDS, PREFETCH=EMAILS)
+    eventually(lambda: len(double.delivered()) == EMAILS, "the acceptance of all")
+
+    removable.take_away(POSTGRES, signal.SIGQUIT)
+    away_since = time.monotonic()
+    answered = run.await_events("email.attempted", EMAILS)
+    eventually(lambda: time.monotonic() - away_since >= seconds, "the end of the outage", seconds=seconds + 5)
+    removable.bring_back(POSTGRES)
+
+    books = host.await_finished(ids)
+    stop(run)
+    double.kill()
+    assert answered["outcome"] == "accepted"
+    books.assert_balanced()
+    assert books.counts == {"sent": EMAILS}
+    assert Counter(request["email_id"] for request in double.requests()) == {str(email_id): 1 for email_id in ids}
+    assert {row.attempt_count for row in host.rows().values()} == {1}
+    assert not run.events("process.exited", level="error")
