@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from random import Random
-from typing import Any, Final
+from typing import Final
 from uuid import uuid4
 
 import orjson
@@ -208,28 +208,15 @@ def _pointer(email_id: str, message_key: str) -> bytes:
     return orjson.dumps({"v": 1, "email_id": email_id, "message_key": message_key})
 
 
-MISDEEDS: Final[tuple[Mapping[str, Any], ...]] = (
-    {"act": "close", "times": 3},
-    {"act": "reset", "times": 3},
-    {"act": "forget", "times": 3},
-    {"act": "half-head", "times": 2},
-    {"act": "half", "times": 2},
-    {"act": "hang", "times": 2},
-    {"act": "last-answer", "times": 20},
-    {"reply": {"status": 500}, "times": 6},
-    {"reply": {"status": 503}, "times": 30},
-    {"reply": {"status": 400}, "times": 3},
-    {"throttle_seconds": 1.0},
-    {"latency_ms": 1000},
-)
-"""Answers that come late, broken, not at all, or with a no. See `dispatcher.dev.http_behaviour`."""
+def provider(**behaviour: object) -> Deed:
+    """The provider behaves so for a while; see `dispatcher.dev.http_behaviour`."""
 
+    def misbehave(stage: Stage, random: Random) -> bool:
+        stage.behave(**behaviour)
+        stage.later(random.uniform(0.5, 2.5), stage.behave)
+        return True
 
-def misbehave(stage: Stage, random: Random) -> bool:
-    """The provider does one of `MISDEEDS`."""
-    stage.behave(**random.choice(MISDEEDS))
-    stage.later(random.uniform(0.5, 2.5), stage.behave)
-    return True
+    return misbehave
 
 
 DECK: Final[Mapping[str, tuple[Deed, int]]] = {
@@ -250,7 +237,17 @@ DECK: Final[Mapping[str, tuple[Deed, int]]] = {
     "restart database": (restart_database, 2),
     "inject duplicates": (inject_duplicates, 2),
     "inject garbage": (inject_garbage, 1),
-    "misbehave": (misbehave, 6),
+    "provider closes": (provider(act="close", times=3), 1),
+    "provider resets": (provider(act="reset", times=3), 1),
+    "provider forgets": (provider(act="forget", times=3), 1),
+    "provider breaks off": (provider(act="half-head", times=3), 1),
+    "provider hangs": (provider(act="hang", times=2), 1),
+    "provider hangs up": (provider(act="last-answer", times=20), 1),
+    "provider 500": (provider(reply={"status": 500}, times=6), 1),
+    "provider 503": (provider(reply={"status": 503}, times=30), 1),
+    "provider 400": (provider(reply={"status": 400}, times=3), 1),
+    "provider 429": (provider(throttle_seconds=1.0), 1),
+    "provider is late": (provider(latency_ms=1000), 1),
 }
 """Every deed by its name, and how often it is in the deck that the adversary draws from."""
 

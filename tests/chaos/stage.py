@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
-from typing import Final
 
 from dispatcher.broker.topology import Topology
 from tests.acceptance.double import Double
@@ -17,9 +16,6 @@ from tests.chaos.outages import Outages
 from tests.chaos.producers import Producers
 from tests.chaos.subject import Subject
 
-LATENCY_MS: Final = 30
-"""The provider's, unless the adversary makes it slower."""
-
 
 @dataclass(slots=True)
 class Stage:
@@ -27,6 +23,7 @@ class Stage:
 
     Attributes:
         lease_seconds: How long a worker owns an email; freezes last longer.
+        latency_ms: The provider's, unless the adversary makes it slower.
         shares_broker: Whether others use the same RabbitMQ: then only our own workers' connections may be cut.
         calm: What is to be done later, unless the storm ends before: see `later`.
     """
@@ -40,6 +37,7 @@ class Stage:
     outages: Outages
     diary: Diary
     lease_seconds: float
+    latency_ms: int
     shares_broker: bool
     calm: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _numbers: count[int] = field(default_factory=count)
@@ -58,7 +56,7 @@ class Stage:
 
     def behave(self, **behaviour: object) -> None:
         """The double behaves so from now on, with the usual latency unless another is named."""
-        self.double.behave(**{"latency_ms": LATENCY_MS, **behaviour})
+        self.double.behave(**{"latency_ms": self.latency_ms, **behaviour})
 
     def _restart(self) -> None:
         """Starts the dispatcher again if it has ended, and says so if it should not have."""

@@ -50,6 +50,8 @@ class Plan:
     Attributes:
         seconds: How long the adversary works.
         rate: Emails per second.
+        latency_ms: The provider's.
+        connections: How many requests a worker may have on the wire; what else it has leased waits.
         pause_seconds: The shortest and the longest between two deeds.
         deck: How often each deed is in the deck; those that the ground does not allow are never drawn.
         command: What is tested instead of `dispatcher run`.
@@ -63,6 +65,8 @@ class Plan:
     workers: int = 2
     pause_seconds: tuple[float, float] = (0.1, 1.3)
     lease_seconds: float = 3.0
+    latency_ms: int = 30
+    connections: int = 12
     deck: Mapping[str, int] | None = None
     command: Sequence[str] = COMMAND
     rest_seconds: float = 120.0
@@ -129,6 +133,7 @@ def _stage(plan: Plan, ground: Ground, folder: Path) -> Iterator[Stage]:
         init = Program([*COMMAND[:-1], "init"], folder, "init", env=env)
         assert init.await_exit() == 0, init.words
         subject = Subject(folder, env, diary, plan.command)
+        subject.program.await_events("broker.connected", plan.workers)
         producers = Producers(folder, ground.database_url, diary, rate=plan.rate, seconds=plan.seconds)
         servers = ground.removable.servers
         # A broker whose alarm is on reads nothing: our own messages must not wait for it.
@@ -143,6 +148,7 @@ def _stage(plan: Plan, ground: Ground, folder: Path) -> Iterator[Stage]:
             outages=Outages(ground.removable, ground.removable_names),
             diary=diary,
             lease_seconds=plan.lease_seconds,
+            latency_ms=plan.latency_ms,
             shares_broker=ground.shares_broker,
         )
     finally:
@@ -174,7 +180,7 @@ def _environment(plan: Plan, ground: Ground, folder: Path, provider: Mapping[str
         # Used up attempts are held, whatever the policy says: under `resend` that would be a verdict on the harness.
         "MAX_ATTEMPTS": 5 if plan.policy == "hold" else 100,
         "PREFETCH": 64,
-        "HTTP_CONNECTIONS": 12,
+        "HTTP_CONNECTIONS": plan.connections,
     }
     named = {f"DISPATCHER_{name}": str(value) for name, value in settings.items()}
     vendor = {name if name == "SENDGRID_API_KEY" else f"DISPATCHER_{name}": value for name, value in provider.items()}
@@ -185,6 +191,7 @@ def _rage(plan: Plan, stage: Stage, tell: Tell) -> None:
     """The adversary's time."""
     chance = random.Random(plan.seed)
     stage.behave()
+    _await(stage, lambda: bool(stage.double.delivered()), "the first email", 60)
     ends_at = time.monotonic() + plan.seconds
     told_at = time.monotonic()
     for name in _drawn(plan, chance):
