@@ -85,7 +85,7 @@ def command(
     with _place(folder) as place:
         with _ground(place) as ground:
             outcome = play(plan, ground, place, _teller())
-        if not (folder or outcome.verdict.is_good):
+        if not (folder or mutant or outcome.verdict.is_good):
             _keep(place)
     if as_json:
         print_json(to_json(plan, outcome))
@@ -147,6 +147,7 @@ def main() -> int:
     try:
         return int(command.main(prog_name=PROGRAM, standalone_mode=False) or 0)
     except click.Abort:
+        say("chaos: stopped; nothing is judged")
         return Exit.INTERRUPTED
     except click.ClickException as error:
         error.show()

@@ -189,12 +189,13 @@ def _environment(plan: Plan, ground: Ground, folder: Path, provider: Mapping[str
 
 def _rage(plan: Plan, stage: Stage, tell: Tell) -> None:
     """The adversary's time."""
-    chance = random.Random(plan.seed)
+    # Apart from the cards: how often a deed throws its dice is the moment's, and must not change what is drawn next.
+    chance = random.Random(f"the deeds of {plan.seed}")
     stage.behave()
     _await(stage, lambda: bool(stage.double.delivered()), "the first email", 60)
     ends_at = time.monotonic() + plan.seconds
     told_at = time.monotonic()
-    for name in _drawn(plan, chance):
+    for name in drawn(plan):
         deed, _ = DECK[name]
         if deed(stage, chance):
             stage.diary.note(name)
@@ -209,12 +210,13 @@ def _rage(plan: Plan, stage: Stage, tell: Tell) -> None:
             return
 
 
-def _drawn(plan: Plan, chance: random.Random) -> Iterator[str]:
+def drawn(plan: Plan) -> Iterator[str]:
     """Cards of a shuffled deck, and of the next one when it is used up, so that no deed is forgotten."""
     deck = plan.deck or {name: times for name, (_, times) in DECK.items()}
+    shuffler = random.Random(plan.seed)
     cards = [name for name, times in deck.items() for _ in range(times)]
     while True:
-        yield from chance.sample(cards, len(cards))
+        yield from shuffler.sample(cards, len(cards))
 
 
 def _seen(stage: Stage) -> str:
