@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import Any, Final
 from uuid import UUID
 
-EDGE_SECONDS: Final = 0.25
+EDGE_SECONDS: Final = 0.5
 """How long after an answer its reader may still be at work on it: microseconds, and whatever else the cores do."""
 CLOCK_SECONDS: Final = 0.01
 """Between two processes' readings of the same clock."""
