@@ -64,7 +64,8 @@ class Stage:
         if code is None:
             return
         was_asked = self.subject.was_asked_to_end
-        # What could not be recorded in the drain's time was killed: exit 1, and the next run settles it.
-        if code not in ((0, 1, -9) if was_asked else (-9,)):
+        # What could not be recorded in the drain's time was killed: exit 1, and the next run settles it. A run that had
+        # not begun yet ends by the signal itself.
+        if code not in ((0, 1, -9, -15) if was_asked else (-9,)):
             self.diary.blame(f"the run ended with {code} {'after SIGTERM' if was_asked else 'by itself'}")
         self.subject.start()

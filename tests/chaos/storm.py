@@ -269,6 +269,7 @@ def _await(stage: Stage, condition: Callable[[], bool], what: str, seconds: floa
 def _stop(stage: Stage) -> None:
     """SIGTERM: it must exit 0, and every process must be gone."""
     subject = stage.subject
+    subject.program.await_events("dispatcher.started")
     subject.ask_to_end()
     try:
         code = subject.program.await_exit(STOP_SECONDS)
