@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
+import socket
 import struct
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +23,16 @@ from hypothesis import strategies as st
 from dispatcher import inflight
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.status import OnUncertain
-from dispatcher.inflight import DeadLedger, Flight, Ledger, LedgerUnreadable, dead_ledger
+from dispatcher.inflight import (
+    DeadLedger,
+    Flight,
+    Ledger,
+    LedgerUnreadable,
+    LivingLedger,
+    Suspect,
+    dead_ledger,
+    living_ledger,
+)
 
 HEADER_BYTES: Final = 512
 SLOT_BYTES: Final = 512
@@ -121,7 +132,61 @@ class TestWhatADeadWorkerLeaves:
 
 
 class TestALivingWorker:
-    """Its ledger is its own."""
+    """Its ledger is its own; its host's relay may look into it, and say from when on leases are void."""
+
+    def test_what_is_on_the_wire_and_answered_is_seen_while_it_lives(self, tmp_path: Path) -> None:
+        ledger = Ledger(tmp_path, worker="w", slot="s", slots=3)
+        seen = living_ledger(ledger.path)
+        assert seen is not None
+        assert seen.flights() == ()
+
+        leave(ledger)
+        ledger.answered(leave(ledger, OTHER_ID), Accepted("a"), finished_at=1.0)
+        ledger.clear(leave(ledger, uuid4()))
+
+        assert [(flight.email_id, flight.outcome) for flight in seen.flights()] == [
+            (ID, None),
+            (OTHER_ID, Accepted("a")),
+        ]
+
+    def test_it_sees_at_once_from_when_on_leases_are_void(self, tmp_path: Path) -> None:
+        ledger = Ledger(tmp_path, worker="w", slot="s", slots=1)
+        slot = leave(ledger)
+        seen = living_ledger(ledger.path)
+        assert seen is not None
+        assert ledger.voided_at == 0.0
+
+        seen.void_leases(12.5)
+
+        assert ledger.voided_at == 12.5
+        assert [flight.email_id for flight in seen.flights()] == [ID]
+        ledger.clear(slot)
+
+    def test_what_it_was_rendering_when_it_died_is_suspected(self, tmp_path: Path) -> None:
+        def work(ledger: Ledger) -> None:
+            ledger.end_rendering(ledger.begin_rendering(uuid4(), 1))
+            ledger.begin_rendering(ID, 7)
+            ledger.end_rendering(ledger.begin_rendering(uuid4(), 1))
+            ledger.begin_rendering(OTHER_ID, 8)
+
+        found = after(tmp_path, work)
+
+        assert set(found.suspects) == {Suspect(ID, 7), Suspect(OTHER_ID, 8)}
+        assert found.flights == ()
+
+    def test_rendering_more_at_once_than_it_has_places_for_suspects_the_first_and_disturbs_nobody(
+        self, tmp_path: Path
+    ) -> None:
+        def work(ledger: Ledger) -> None:
+            places = [ledger.begin_rendering(uuid4(), 1) for _ in range(40)]
+            for place in places:
+                ledger.end_rendering(place)
+            leave(ledger)
+
+        found = after(tmp_path, work)
+
+        assert found.suspects == ()
+        assert [flight.email_id for flight in found.flights] == [ID]
 
     def test_its_ledger_is_left_alone(self, tmp_path: Path) -> None:
         ledger = Ledger(tmp_path, worker="w", slot="s", slots=1)
@@ -426,6 +491,42 @@ class TestFilesThatAreNoLedgerOfOurs:
 
         with pytest.raises(LedgerUnreadable, match="cannot be read"):
             read(tmp_path / "x.ledger")
+
+    def test_a_pipe_is_not_waited_for(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "x.ledger")
+
+        with pytest.raises(LedgerUnreadable, match="it is not a file"):
+            read(tmp_path / "x.ledger")
+
+    def test_a_socket(self, tmp_path: Path) -> None:
+        with socket.socket(socket.AF_UNIX) as listener, contextlib.chdir(tmp_path):
+            listener.bind("x.ledger")
+
+            with pytest.raises(LedgerUnreadable, match="cannot be opened"):
+                read(tmp_path / "x.ledger")
+
+    def test_an_endless_device(self, tmp_path: Path) -> None:
+        (tmp_path / "x.ledger").symlink_to("/dev/zero")
+
+        with pytest.raises(LedgerUnreadable, match="it is not a file"):
+            read(tmp_path / "x.ledger")
+
+    def test_a_file_that_we_may_not_read(self, tmp_path: Path) -> None:
+        path = tmp_path / "x.ledger"
+        path.touch(mode=0)
+        if os.geteuid() == 0:
+            # Root may read everything; a file in a folder that is none is as unreadable to everybody.
+            path = path / "x.ledger"
+
+        with pytest.raises(LedgerUnreadable, match="cannot be opened"):
+            read(path)
+
+    def test_a_living_workers_file_is_judged_by_the_same_rules(self, good: Path) -> None:
+        assert living_ledger(good) == LivingLedger(good, "host:w0:17:cafe", "host:w0")
+        assert living_ledger(good.with_name("gone.ledger")) is None
+        os.truncate(good, 100)
+        with pytest.raises(LedgerUnreadable):
+            living_ledger(good)
 
     def test_a_link_that_leads_in_a_circle(self, tmp_path: Path) -> None:
         (tmp_path / "x.ledger").symlink_to("x.ledger")

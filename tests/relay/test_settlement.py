@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -287,20 +288,23 @@ async def test_a_living_workers_ledger_is_left_alone(
 
 
 async def test_files_that_are_no_ledgers_are_kept_and_do_not_keep_the_others_from_being_settled(
-    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path
+    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (each,) = await lease(worker, books)
     die(run_dir, [(each, answered(Accepted()))])
     (run_dir / "a.ledger").write_bytes(b"EDLEDGER" + bytes(5000))
     (run_dir / "b.ledger").mkdir()
     (run_dir / "c.ledger").symlink_to("c.ledger")
+    os.mkfifo(run_dir / "d.ledger")
     (run_dir / "run.lock").touch()
 
     for _ in range(2):
         await settlement.settle_all()
 
     assert books.status(each.email_id) == "sent"
-    assert left_over(run_dir) == ["a.ledger", "b.ledger", "c.ledger", "run.lock"]
+    assert left_over(run_dir) == ["a.ledger", "b.ledger", "c.ledger", "d.ledger", "run.lock"]
+    # Each is reported once.
+    assert capsys.readouterr().out.count("ledger.unreadable") == 4
 
 
 async def test_what_postgresql_refuses_of_one_ledger_does_not_keep_the_others_from_being_settled(

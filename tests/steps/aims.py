@@ -1,8 +1,8 @@
-"""Processes that kill themselves at a given step of the protocol, as by `kill -9`.
+"""Processes that kill or freeze themselves at a given step of the protocol, as by `kill -9` or `kill -STOP`.
 
 `arm` alters this process, in which `dispatcher run` is then started: the relay and the workers that it forks draw an
-aim each, a step and how often to pass it first, and die there. Nothing of it is in the product. What each death found
-is written down just before: the step, and the emails that were at it and on the wire.
+aim each, a step and how often to pass it first, and end there; one that is woken again draws the next. Nothing of it
+is in the product. What each end found is written down just before: the step, the emails at it, and those on the wire.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class Step(StrEnum):
     BEFORE_LETTER = "between failed and dead letter"
     AFTER_LETTER = "between dead letter and marked"
     IN_SETTLEMENT = "in a settlement"
+    IN_TAKING = "between a look into a living ledger and the releases"
 
 
 RELAY_STEPS: Final = (
@@ -56,30 +57,36 @@ RELAY_STEPS: Final = (
     Step.AFTER_LETTER,
     Step.IN_SETTLEMENT,
 )
-WORKER_STEPS: Final = tuple(step for step in Step if step not in RELAY_STEPS)
+WORKER_STEPS: Final = tuple(step for step in Step if step not in {*RELAY_STEPS, Step.IN_TAKING})
 ON_THE_WIRE: Final = frozenset({Step.BEFORE_BYTE, Step.AFTER_BYTE, Step.BEFORE_ANSWER})
 """Where a death leaves the outcome of the email in doubt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """A process that died.
+    """A process that died, or was frozen.
 
     Attributes:
         emails: Those at the step.
         on_the_wire: Those that had left, as far as the ledger could know, and were not answered.
     """
 
+    pid: int
     step: Step
     emails: frozenset[UUID]
     on_the_wire: frozenset[UUID]
 
 
 class Range:
-    """The folder in which a run's aims are drawn and its deaths are written down."""
+    """The folder in which a run's aims are drawn and its deaths are written down.
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    Attributes:
+        signal: What they send themselves.
+    """
+
+    def __init__(self, folder: Path, seed: int, number: signal.Signals = signal.SIGKILL) -> None:
         self.folder = folder
+        self.signal = number
         self._seed = seed
 
     def allow(self, workers: int, relays: int) -> None:
@@ -92,17 +99,16 @@ class Range:
     def kills(self) -> list[Kill]:
         """Whoever died so far, in order."""
         path = self.folder / "kills"
-        lines = path.read_bytes().splitlines() if path.exists() else []
+        lines = [orjson.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
         return [
-            Kill(Step(line["step"]), frozenset(map(UUID, line["emails"])), frozenset(map(UUID, line["on_the_wire"])))
-            for line in map(orjson.loads, lines)
+            Kill(line["pid"], Step(line["step"]), _ids(line["emails"]), _ids(line["on_the_wire"])) for line in lines
         ]
 
     def draw(self, role: str, steps: tuple[Step, ...]) -> tuple[Step, random.Random] | None:
         """The next aim of that role; None while no more may die."""
         with (self.folder / f"{role}.drawn").open("ab") as drawn:
             fcntl.flock(drawn, fcntl.LOCK_EX)
-            number = drawn.tell()
+            number = drawn.seek(0, os.SEEK_END)  # others may have drawn since it was opened
             if number >= int((self.folder / f"{role}.allowed").read_text()):
                 return None
             drawn.write(b".")
@@ -113,10 +119,14 @@ class Range:
 
     def write_down(self, step: Step, emails: Iterable[UUID], on_the_wire: Iterable[UUID]) -> None:
         """Notes a death that comes next."""
-        line = {"step": step, "emails": list(emails), "on_the_wire": list(on_the_wire)}
+        line = {"pid": os.getpid(), "step": step, "emails": list(emails), "on_the_wire": list(on_the_wire)}
         descriptor = os.open(self.folder / "kills", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.write(descriptor, orjson.dumps(line) + b"\n")
         os.close(descriptor)
+
+
+def _ids(words: list[str]) -> frozenset[UUID]:
+    return frozenset(UUID(word) for word in words)
 
 
 class Marksman:
@@ -156,9 +166,10 @@ class Marksman:
             self.die(step, emails)
 
     def die(self, step: Step, emails: Iterable[UUID]) -> None:
-        """Dies."""
+        """Dies; or is frozen, and goes on with another aim when it is woken."""
         self._range.write_down(step, emails, self.on_the_wire.values())
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), self._range.signal)
+        self._aim = None
 
 
 def arm(kill_range: Range) -> None:
@@ -167,7 +178,7 @@ def arm(kill_range: Range) -> None:
     _never_tire()
     _arm_ledger(marksman)
     _arm_store(marksman)
-    _arm_relay(marksman)
+    _arm_relay(marksman, kills=kill_range.signal is signal.SIGKILL)
 
 
 def _never_tire() -> None:
@@ -250,24 +261,23 @@ def _arm_store(marksman: Marksman) -> None:
 async def _begun(
     marksman: Marksman, step: Step, emails: Iterable[UUID], statement: Callable[[], Awaitable[Any]]
 ) -> Any:
-    """A statement's result; or death while the server executes it, or has just committed it, and nobody hears of it."""
+    """A statement's result; or death while the server executes it, or just after."""
     if not marksman.is_at(step):
         return await statement()
     asyncio.get_running_loop().call_later(marksman.wait_seconds, marksman.die, step, list(emails))
-    await statement()
-    return await asyncio.Event().wait()
+    return await statement()
 
 
-def _arm_relay(marksman: Marksman) -> None:
+def _arm_relay(marksman: Marksman, *, kills: bool) -> None:
     from dispatcher.broker.publisher import Publisher
-    from dispatcher.relay import settlement
+    from dispatcher.relay import expired, settlement
 
-    opened, publish, names = Publisher.__init__, Publisher.publish, vars(settlement)
-    release_dead = names["release_dead"]
+    opened, publish = Publisher.__init__, Publisher.publish
+    release_dead, release_expired = vars(settlement)["release_dead"], vars(expired)["release_expired"]
 
     def open_publisher(self: Publisher, *given: Any, **named: Any) -> None:
         opened(self, *given, **named)
-        marksman.enlist("relay", RELAY_STEPS)
+        marksman.enlist("relay", RELAY_STEPS if kills else (Step.IN_TAKING,))
 
     async def publish_or_die(self: Publisher, messages: Any) -> Any:
         is_letter = messages[0].queue.endswith(".dlq")
@@ -281,6 +291,11 @@ def _arm_relay(marksman: Marksman) -> None:
         marksman.pass_by(Step.IN_SETTLEMENT)
         return await release_dead(*given)
 
+    async def take_or_die(connection: Any, leases: Any) -> Any:
+        marksman.pass_by(Step.IN_TAKING, [lease.email_id for lease in leases])
+        return await release_expired(connection, leases)
+
     Publisher.__init__ = open_publisher  # type: ignore[method-assign]
     Publisher.publish = publish_or_die  # type: ignore[method-assign]
-    names["release_dead"] = release_or_die
+    vars(settlement)["release_dead"] = release_or_die
+    vars(expired)["release_expired"] = take_or_die

@@ -1,10 +1,11 @@
-"""`dispatcher run` whose processes die where they are told to: `python -m tests.steps.program FOLDER SEED`.
+"""`dispatcher run` whose processes end where they are told to: `python -m tests.steps.program FOLDER SEED SIGNAL`.
 
-Started as its own program, by `tests.steps.proof`; settings come from the environment as ever.
+Started as its own program, by `proof` and `frozen`; settings come from the environment as ever.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -12,5 +13,6 @@ from dispatcher.cli.main import main
 from tests.steps.aims import Range, arm
 
 if __name__ == "__main__":
-    arm(Range(Path(sys.argv[1]), int(sys.argv[2])))
+    folder, seed, name = sys.argv[1:]
+    arm(Range(Path(folder), int(seed), signal.Signals[name]))
     sys.exit(main(["run"]))

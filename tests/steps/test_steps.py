@@ -1,12 +1,15 @@
-"""Kills at every step of the protocol, a few at each; a thousand where there is time."""
+"""Kills and freezes at every step of the protocol, a few at each; many more where there is time."""
 
 from __future__ import annotations
+
+import sys
 
 import pytest
 from rich.console import Console
 
-from tests.acceptance.harness import Host
+from tests.acceptance.harness import Host, emails, stop
 from tests.steps.aims import WORKER_STEPS, Step
+from tests.steps.frozen import freeze
 from tests.steps.proof import prove, table
 
 
@@ -18,11 +21,42 @@ def test_deaths_at_every_step_of_a_worker_and_some_of_the_relay_lose_and_repeat_
     proof.assert_balanced()
 
 
+def test_workers_frozen_at_every_step_past_their_leases_lose_and_repeat_nothing_when_they_wake(host: Host) -> None:
+    proof = freeze(host, freezes=14, seed=1)
+
+    assert {kill.step for kill in proof.kills} >= {*WORKER_STEPS, Step.IN_TAKING}
+    proof.assert_harmless()
+
+
+def test_an_email_that_kills_whoever_renders_it_fails_and_stops_no_other(host: Host) -> None:
+    poison, *_ = host.enqueue(emails(1, name="poison"))
+    (host.folder / "poison").write_text(str(poison))
+    host.sink()
+    argv = [sys.executable, "-m", "tests.steps.poison", str(host.folder / "poison")]
+
+    # One at a time, so that nothing of the same worker is on the wire when it dies.
+    run = host.program(argv, "run", env=host.environment(METRICS_ADDRESS="off", SMTP_CONNECTIONS=1))
+    ids = host.enqueue(emails(200))
+
+    books = host.await_finished(ids | {poison})
+    stop(run)
+    books.assert_balanced()
+    assert books.counts == {"sent": 200, "failed": 1}
+    assert host.rows()[poison].error_type == "worker_crashed"
+    assert len(run.events("process.exited", how="signal SIGKILL")) == 3
+    assert [event["crashes"] for event in run.events("email.rescued", reason="worker_crashed")] == [1, 2, 3]
+
+
+@pytest.mark.slow
+def test_two_hundred_freezes_lose_and_repeat_nothing(host: Host) -> None:
+    freeze(host, freezes=200, seed=200).assert_harmless()
+
+
 @pytest.mark.slow
 def test_a_thousand_deaths_lose_and_repeat_nothing(host: Host) -> None:
     proof = prove(host, kills=1000, seed=1000)
 
     Console().print(table(proof))
-    assert set(Step) == {kill.step for kill in proof.kills}
+    assert {kill.step for kill in proof.kills} == set(Step) - {Step.IN_TAKING}
     assert len(proof.kills) == 1000
     proof.assert_balanced()

@@ -245,6 +245,20 @@ async def test_results_of_a_batch_do_not_mix(store: LeaseStore, books: Books) ->
         assert row["provider_message_id"] == f"<{lease.email_id}>"
 
 
+async def test_an_email_that_fails_after_an_attempt_in_doubt_says_that_it_may_have_arrived(
+    store: LeaseStore, books: Books
+) -> None:
+    doubtful, plain = await lease_some(store, books, 2)
+    await store.record([result(doubtful, Status.PENDING), result(plain, Status.PENDING, outcome="deferred")])
+    again = await store.lease(books.keys([doubtful.email_id, plain.email_id]), 60)
+
+    await store.record([result(each, Status.FAILED) for each in again])
+
+    assert books.statuses() == {"failed": 2}
+    assert [books.row(each.email_id)["was_uncertain"] for each in (doubtful, plain)] == [True, False]
+    assert books.outcomes(doubtful.email_id) == ["uncertain", "rejected"]
+
+
 async def test_a_batch_whose_answer_was_lost_is_recognised(
     store: LeaseStore, other_store: LeaseStore, books: Books
 ) -> None:

@@ -1,0 +1,73 @@
+"""What the in-flight ledger costs per email: `python benchmarks/ledger.py`.
+
+The median over repeats of what is written for one email: that it is rendered, that it leaves, its answer, and that its
+slot is free again. Fails if one write costs 5 µs or more.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python benchmarks/ledger.py`
+
+from dispatcher.domain.email_id import new_email_id
+from dispatcher.domain.outcome import Accepted
+from dispatcher.domain.status import OnUncertain
+from dispatcher.inflight import Ledger
+
+REPEATS: Final = 15
+EMAILS: Final = 2_000
+MOST_MICROSECONDS: Final = 5.0
+
+
+def main() -> int:
+    """Prints a line per write; returns 1 if one of them is too dear."""
+    with tempfile.TemporaryDirectory(prefix="dispatcher-bench-") as folder:
+        ledger = Ledger(Path(folder), worker="host:w0:17:cafe", slot="host:w0", slots=EMAILS)
+        measured = [_measure(ledger) for _ in range(REPEATS)]
+        ledger.close()
+    medians = {name: statistics.median(repeat[name] for repeat in measured) for name in measured[0]}
+    for name, microseconds in medians.items():
+        print(f"{name:<28} {microseconds:6.2f} µs")
+    print(f"{'all of it, per email':<28} {sum(medians.values()):6.2f} µs")
+    return int(max(medians.values()) >= MOST_MICROSECONDS)
+
+
+def _measure(ledger: Ledger) -> dict[str, float]:
+    """Microseconds per email of each write."""
+    email_id, answer = new_email_id(), Accepted("<0198@example.com>", "250 2.0.0 queued as 4XyZ")
+    slots = [_leave(ledger, email_id) for _ in range(EMAILS)]
+    for slot in slots:
+        ledger.clear(slot)
+    slots.clear()
+    return {
+        "is being rendered, and was": _per_email(
+            lambda _: ledger.end_rendering(ledger.begin_rendering(email_id, 1)), range(EMAILS)
+        ),
+        "on the wire": _per_email(lambda _: slots.append(_leave(ledger, email_id)), range(EMAILS)),
+        "is the lease void?": _per_email(lambda _: ledger.voided_at, range(EMAILS)),
+        "answered": _per_email(lambda slot: ledger.answered(slot, answer, finished_at=1.0), slots),
+        "recorded, the slot is free": _per_email(ledger.clear, slots),
+    }
+
+
+def _leave(ledger: Ledger, email_id: UUID) -> int:
+    return ledger.leaving(email_id, 1, 1, provider="smtp", started_at=1.0, policy=OnUncertain.HOLD)
+
+
+def _per_email(write: Callable[[int], object], slots: range | list[int]) -> float:
+    began_at = time.process_time()
+    for slot in list(slots):
+        write(slot)
+    return (time.process_time() - began_at) / EMAILS * 1e6
+
+
+if __name__ == "__main__":
+    sys.exit(main())
