@@ -142,13 +142,16 @@ class Management:
         """The status and the JSON of a reply; None where it holds none."""
         connection = self._connection()
         # The connection's own timeout is for each piece, and a server may drip them for ever.
-        cut = threading.Timer(self._timeout_seconds, _cut, [connection])
+        is_late = threading.Event()
+        cut = threading.Timer(self._timeout_seconds, _cut, [connection, is_late])
         cut.start()
         try:
             connection.request("GET", f"{self._path}/{path}", headers=self._headers)
             reply = connection.getresponse()
-            return reply.status, _json(reply.read(MAX_REPLY_OCTETS))
+            answer = reply.status, _json(reply.read(MAX_REPLY_OCTETS))
         except (OSError, HTTPException) as error:
+            if is_late.is_set():
+                raise self._silence() from error
             words = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise BrokerUnavailable(f"{self._place} cannot be reached: {words.lower()}.") from error
         finally:
@@ -156,6 +159,13 @@ class Management:
             # No thread may be left where a fork follows.
             cut.join()
             connection.close()
+        # What was cut off may look like a whole answer that says nothing.
+        if is_late.is_set():
+            raise self._silence()
+        return answer
+
+    def _silence(self) -> BrokerUnavailable:
+        return BrokerUnavailable(f"{self._place} does not answer within {self._timeout_seconds:g} s.")
 
     def _connection(self) -> HTTPConnection:
         if self._tls is None:
@@ -176,8 +186,9 @@ _MISTAKE: Final = (
 )
 
 
-def _cut(connection: HTTPConnection) -> None:
+def _cut(connection: HTTPConnection, is_late: threading.Event) -> None:
     """Ends a connection that another thread reads from: its read returns at once."""
+    is_late.set()
     with suppress(OSError, AttributeError):  # not connected yet, or closed meanwhile
         connection.sock.shutdown(socket.SHUT_RDWR)
 
