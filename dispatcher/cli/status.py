@@ -5,58 +5,20 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.output import console_for, plain_table, print_json, print_table, say
+from dispatcher.cli.output import console_for, print_json, print_table, say
 from dispatcher.errors import BrokerUnavailable, SchemaError, ServerUnavailable, TopologyError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from dispatcher.cli.status_page import Standing
     from dispatcher.config import Settings
-    from dispatcher.store.counts import Counts
-    from dispatcher.store.providers import Trouble
 
 _WATCH_SECONDS: Final = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """The books and the queues at about one instant.
-
-    Attributes:
-        troubles: Providers that some worker cannot use now.
-        queues: Waiting messages by queue; None if RabbitMQ did not tell.
-        queues_fault: Why it did not.
-    """
-
-    counts: Counts
-    troubles: list[Trouble]
-    queues: dict[str, int] | None
-    queues_fault: str | None
-
-    def to_json(self) -> dict[str, Any]:
-        """The form that scripts rely on."""
-        return {
-            "emails": {status.value: count for status, count in self.counts.emails.items()},
-            "queues": self.queues,
-            "oldest_pending_seconds": self.counts.oldest_pending_seconds,
-            "longest_due_seconds": self.counts.longest_due_seconds,
-            "providers": {
-                trouble.provider: {
-                    "state": trouble.state,
-                    "workers": trouble.workers,
-                    "reason": trouble.reason,
-                    "seconds_left": trouble.seconds_left,
-                }
-                for trouble in self.troubles
-            },
-        }
 
 
 @click.command("status")
@@ -90,7 +52,9 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
       {"emails": {"pending": 0, "sending": 0, "sent": 0, "failed": 0, "held": 0},
        "queues": {"email.dispatcher.send": 0, "email.dispatcher.dlq": 0},
        "oldest_pending_seconds": null, "longest_due_seconds": null,
-       "providers": {"smtp": {"state": "open", "workers": 2, "reason": "connection_failed", "seconds_left": 1.5}}}
+       "providers": {"smtp": {"state": "open", "workers": 2, "reason": "connection_failed", "seconds_left": 1.5}},
+       "workers": [{"name": "host-1:w0:4711:9f86d081", "age_seconds": 86400.0, "in_flight": 12}],
+       "latency_seconds": {"p50": 0.021, "p95": 0.05, "p99": 0.11}}
     """
     settings = load_settings("database_url", "amqp_url")
     if watch_seconds is None:
@@ -109,26 +73,32 @@ def look(settings: Settings) -> Standing:
         StoreUnavailable, SchemaError: the books cannot be read.
     """
     from dispatcher.broker.topology import Topology, depths
+    from dispatcher.cli.status_page import Standing
+    from dispatcher.store.activity import list_workers, measure_latency
     from dispatcher.store.connections import connected
     from dispatcher.store.counts import count_emails
     from dispatcher.store.providers import find_trouble
 
     with connected(settings.database_url, name="dispatcher status") as connection:
         counts = count_emails(connection)
-        troubles = find_trouble(connection)
+        troubles, workers, latency = find_trouble(connection), list_workers(connection), measure_latency(connection)
+    queues, fault = None, None
     try:
-        queues = asyncio.run(depths(settings.amqp_url, Topology.of(settings), ca_file=settings.ca_file))
+        found = asyncio.run(depths(settings.amqp_url, Topology.of(settings), ca_file=settings.ca_file))
+        queues = {queue: found[queue] for queue in (settings.queue, settings.dlq)}
     except (BrokerUnavailable, TopologyError) as error:
-        return Standing(counts, troubles, None, str(error))
-    return Standing(counts, troubles, queues, None)
+        fault = str(error)
+    return Standing(counts, troubles, workers, latency, queues, fault, time.monotonic())
 
 
 def _show(standing: Standing, *, as_json: bool) -> Exit:
     """Prints one look."""
+    from dispatcher.cli.status_page import table
+
     if as_json:
         print_json(standing.to_json())
     else:
-        print_table(_table(standing))
+        print_table(table(standing))
     if standing.queues_fault:
         say(standing.queues_fault)
         return Exit.PARTLY
@@ -137,6 +107,8 @@ def _show(standing: Standing, *, as_json: bool) -> Exit:
 
 def _repeat(settings: Settings, seconds: float, *, as_json: bool) -> None:
     """Prints look after look, one line or one table each, until nobody reads any more."""
+    from dispatcher.cli.status_page import table
+
     is_read = True
     while is_read:
         try:
@@ -144,7 +116,7 @@ def _repeat(settings: Settings, seconds: float, *, as_json: bool) -> None:
         except (ServerUnavailable, SchemaError) as error:
             say(str(error))
         else:
-            is_read = print_json(standing.to_json()) if as_json else print_table(_table(standing))
+            is_read = print_json(standing.to_json()) if as_json else print_table(table(standing))
             if standing.queues_fault:
                 say(standing.queues_fault)
         if is_read:
@@ -152,11 +124,14 @@ def _repeat(settings: Settings, seconds: float, *, as_json: bool) -> None:
 
 
 def _redraw(settings: Settings, seconds: float) -> None:
-    """Keeps one table on the terminal up to date."""
+    """Keeps an operator's page on the terminal up to date."""
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text
 
+    from dispatcher.cli.status_page import page
+
+    before: Standing | None = None
     with Live(console=console_for(sys.stdout), auto_refresh=False, transient=False) as live:
         while True:
             footer = f"every {seconds:g} s, Ctrl-C ends"
@@ -165,48 +140,6 @@ def _redraw(settings: Settings, seconds: float) -> None:
             except (ServerUnavailable, SchemaError) as error:
                 live.update(Group(Text(str(error), style="red"), Text(footer, style="dim")), refresh=True)
             else:
-                fault = [Text(standing.queues_fault, style="red")] if standing.queues_fault else []
-                live.update(Group(_table(standing), *fault, Text(footer, style="dim")), refresh=True)
+                live.update(page(standing, before, footer), refresh=True)
+                before = standing
             time.sleep(seconds)
-
-
-def _table(standing: Standing) -> Table:
-    from rich.text import Text
-
-    table = plain_table("", "", show_header=False)
-    table.columns[1].justify = "right"
-    for status, count in standing.counts.emails.items():
-        table.add_row(status.value, f"{count:,}", style=_style(status.value, count))
-    table.add_section()
-    table.add_row("oldest pending", _duration(standing.counts.oldest_pending_seconds))
-    table.add_row("longest due", _duration(standing.counts.longest_due_seconds))
-    table.add_section()
-    if standing.queues is None:
-        table.add_row("queues", "unknown")
-    for queue, depth in (standing.queues or {}).items():
-        table.add_row(queue, f"{depth:,}")
-    table.add_section()
-    for trouble in standing.troubles:
-        # A Text, because a provider's words may hold what rich takes for markup.
-        table.add_row(trouble.provider, Text(_words(trouble)), style="yellow" if trouble.state == "paused" else "red")
-    return table
-
-
-def _words(trouble: Trouble) -> str:
-    workers = f"{trouble.workers} worker{'' if trouble.workers == 1 else 's'}"
-    left = f", {_duration(trouble.seconds_left)} left" if trouble.seconds_left else ""
-    reason = f"\n{trouble.reason}" if trouble.reason else ""
-    return f"{trouble.state.replace('_', ' ')} ({workers}{left}){reason}"
-
-
-def _style(status: str, count: int) -> str | None:
-    """Colour only for what a person has to look at."""
-    return {"failed": "red", "held": "yellow"}.get(status) if count else None
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

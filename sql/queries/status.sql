@@ -37,3 +37,40 @@ select
 from email_hourly
 where outcome = 'accepted'
     and hour > now() - interval '26 hours';
+
+-- name: list_workers
+-- Who has sessions or leases: name, seconds since it began (null: it has no session any more), emails under its lease.
+with present as (
+    select application_name as worker, min(backend_start) as began_at
+    from pg_stat_activity
+    where datname = current_database()
+        and application_name ~ ':w[0-9]+:[0-9]+:[0-9a-f]+$'
+    group by application_name
+),
+leasing as (
+    select locked_by as worker, count(*) as emails
+    from email_log
+    where status = 'sending'
+    group by locked_by
+)
+select
+    worker,
+    extract(epoch from clock_timestamp() - present.began_at)::double precision,
+    coalesce(leasing.emails, 0)
+from present
+full join leasing using (worker)
+order by worker;
+
+-- name: measure_latency
+-- Seconds from the enqueue to the acceptance of the newest emails that were sent: how many, and 50th, 95th, 99th percentile.
+select
+    count(*),
+    percentile_cont(array[0.5, 0.95, 0.99]) within group (order by extract(epoch from sent_at - created_at))
+from (
+    select sent_at, created_at
+    from email_log
+    where status = 'sent'
+        and email_id > email_id_lowest_at(clock_timestamp() - interval '10 minutes')
+    order by email_id desc
+    limit 1000
+) as newest;

@@ -56,6 +56,25 @@ def test_a_provider_that_workers_cannot_use_is_named_with_the_worst_that_any_say
     assert "half open (1 worker)" in table
 
 
+def test_workers_and_latency_are_those_of_the_moment(prepared: CommandLine, connection: psycopg.Connection) -> None:
+    prepared("enqueue", "--key", "one", *ONE)
+    prepared("enqueue", "--key", "two", *ONE)
+    sent = "update email_log set status = 'sent', sent_at = created_at + interval '250 ms' where message_key = 'one'"
+    leased = "update email_log set status = 'sending', locked_by = 'gone:w1:7:cafe' where message_key = 'two'"
+    connection.execute(sent)
+    connection.execute(leased)
+    worker = "host-a:w0:4711:9f86d081"
+
+    with psycopg.connect(prepared.environment["DISPATCHER_DATABASE_URL"], application_name=worker):
+        told = prepared("status", "--json").json
+
+    assert told["latency_seconds"] == {"p50": 0.25, "p95": 0.25, "p99": 0.25}
+    gone, present = told["workers"]
+    assert gone == {"name": "gone:w1:7:cafe", "age_seconds": None, "in_flight": 1}
+    assert (present["name"], present["in_flight"]) == (worker, 0)
+    assert 0 <= present["age_seconds"] < 60
+
+
 def test_nothing_pending_has_no_age(settled: CommandLine) -> None:
     answer = settled("status", "--json").json
 

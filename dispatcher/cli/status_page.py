@@ -1,0 +1,158 @@
+"""How `dispatcher status` looks: one table, or an operator's page that is drawn again and again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from dispatcher.cli.output import plain_table
+from dispatcher.domain.status import Status
+
+if TYPE_CHECKING:
+    from dispatcher.store.activity import Latency, WorkerSeen
+    from dispatcher.store.counts import Counts
+    from dispatcher.store.providers import Trouble
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The books, the queues and the workers at about one instant.
+
+    Attributes:
+        troubles: Providers that some worker cannot use now.
+        queues: Waiting messages by queue, the DLQ last; None if RabbitMQ did not tell.
+        queues_fault: Why it did not.
+        looked_at: Steady seconds, to tell rates from two looks.
+    """
+
+    counts: Counts
+    troubles: list[Trouble]
+    workers: list[WorkerSeen]
+    latency: Latency | None
+    queues: dict[str, int] | None
+    queues_fault: str | None
+    looked_at: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The form that scripts rely on."""
+        return {
+            "emails": {status.value: count for status, count in self.counts.emails.items()},
+            "queues": self.queues,
+            "oldest_pending_seconds": self.counts.oldest_pending_seconds,
+            "longest_due_seconds": self.counts.longest_due_seconds,
+            "providers": {
+                trouble.provider: {
+                    "state": trouble.state,
+                    "workers": trouble.workers,
+                    "reason": trouble.reason,
+                    "seconds_left": trouble.seconds_left,
+                }
+                for trouble in self.troubles
+            },
+            "workers": [
+                {"name": worker.name, "age_seconds": worker.age_seconds, "in_flight": worker.in_flight}
+                for worker in self.workers
+            ],
+            "latency_seconds": _percentiles(self.latency),
+        }
+
+
+def page(standing: Standing, before: Standing | None, footer: str) -> RenderableType:
+    """Everything at a glance; the rates are those since the look before."""
+    top = Columns([table(standing), _speed(standing, before), _workers(standing)], padding=(0, 4))
+    fault = [Text(standing.queues_fault, style="red")] if standing.queues_fault else []
+    return Group(top, *fault, Text(footer, style="dim"))
+
+
+def table(standing: Standing) -> Table:
+    """Emails, ages, queues, and the providers that cannot be used."""
+    shown = plain_table("", "", show_header=False)
+    shown.columns[1].justify = "right"
+    for status, count in standing.counts.emails.items():
+        shown.add_row(status.value, f"{count:,}", style=_style(status.value, count))
+    shown.add_section()
+    shown.add_row("oldest pending", _duration(standing.counts.oldest_pending_seconds))
+    shown.add_row("longest due", _duration(standing.counts.longest_due_seconds))
+    shown.add_section()
+    if standing.queues is None:
+        shown.add_row("queues", "unknown")
+    for queue, depth in (standing.queues or {}).items():
+        shown.add_row(queue, f"{depth:,}", style=_alarm(queue, standing, depth))
+    shown.add_section()
+    for trouble in standing.troubles:
+        # A Text, because a provider's words may hold what rich takes for markup.
+        shown.add_row(trouble.provider, Text(_words(trouble)), style="yellow" if trouble.state == "paused" else "red")
+    return shown
+
+
+def _alarm(queue: str, standing: Standing, depth: int) -> str | None:
+    """A dead letter waits for a person."""
+    return "red" if depth and queue == list(standing.queues or {})[-1] else None
+
+
+def _speed(standing: Standing, before: Standing | None) -> Table:
+    shown = plain_table("", "", show_header=False)
+    shown.columns[1].justify = "right"
+    seconds = standing.looked_at - before.looked_at if before else 0.0
+    old = before.counts.emails if before else {}
+    new = standing.counts.emails
+    for words, now, then in (
+        ("enqueued", sum(new.values()), sum(old.values())),
+        ("sent", new[Status.SENT], old.get(Status.SENT, 0)),
+        ("failed", new[Status.FAILED], old.get(Status.FAILED, 0)),
+    ):
+        shown.add_row(f"{words} per second", f"{max(0, now - then) / seconds:,.1f}" if seconds > 0 else "-")
+    shown.add_section()
+    for name, value in _percentiles(standing.latency).items():
+        shown.add_row(f"enqueue to accepted, {name}", "-" if value is None else _short(value))
+    return shown
+
+
+def _percentiles(latency: Latency | None) -> dict[str, float | None]:
+    """None where nothing was sent lately."""
+    if latency is None:
+        return {"p50": None, "p95": None, "p99": None}
+    return {"p50": latency.p50_seconds, "p95": latency.p95_seconds, "p99": latency.p99_seconds}
+
+
+def _workers(standing: Standing) -> Table:
+    shown = plain_table("worker", "age", "in flight")
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    for worker in standing.workers:
+        host, slot, pid, *_ = [*worker.name.split(":"), "", ""]
+        age = "gone" if worker.age_seconds is None else _duration(worker.age_seconds)
+        style = "yellow" if worker.age_seconds is None else None
+        shown.add_row(f"{host} {slot} ({pid})", age, f"{worker.in_flight:,}", style=style)
+    if not standing.workers:
+        shown.add_row("none", "", "", style="yellow")
+    return shown
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds * 1000:,.0f} ms" if seconds < 10 else _duration(seconds)
+
+
+def _words(trouble: Trouble) -> str:
+    workers = f"{trouble.workers} worker{'' if trouble.workers == 1 else 's'}"
+    left = f", {_duration(trouble.seconds_left)} left" if trouble.seconds_left else ""
+    reason = f"\n{trouble.reason}" if trouble.reason else ""
+    return f"{trouble.state.replace('_', ' ')} ({workers}{left}){reason}"
+
+
+def _style(status: str, count: int) -> str | None:
+    """Colour only for what a person has to look at."""
+    return {"failed": "red", "held": "yellow"}.get(status) if count else None
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
