@@ -20,11 +20,22 @@ from dispatcher.broker.connection import open_connection
 from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
 from tests.broker.rabbit import Rabbit
-from tests.cli.commandline import DEADLINE_SECONDS, CommandLine
+from tests.cli.commandline import DEADLINE_SECONDS, CommandLine, Ended, in_process
 from tests.ops.morgue import Morgue
 from tests.store.books import Books
 
 WHY = ("--reason", "the provider is back")
+
+
+@pytest.fixture
+def quick(prepared: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Ended]:
+    """The same without a process of its own: half a second less, ten times over."""
+    for name in [name for name in os.environ if name.startswith("DISPATCHER_")]:
+        monkeypatch.delenv(name)
+    for name, value in prepared.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    return in_process
 
 
 @pytest.fixture
@@ -55,14 +66,14 @@ def announce(morgue: Morgue, email_ids: list[UUID]) -> None:
     asyncio.run(morgue.announce(email_ids))
 
 
-def test_filters_groups_and_pages(prepared: CommandLine, morgue: Morgue) -> None:
+def test_filters_groups_and_pages(quick: Callable[..., Ended], morgue: Morgue) -> None:
     refused = [str(i) for i in morgue.bury(3, error_type="refused", last_error="550 [blocked] by Policy")]
     (slow,) = morgue.bury(error_type="timeout_before_send", provider="ses")
 
-    groups = prepared("dlq", "list", "--by", "error_type", "--json").json["groups"]
-    page = prepared("dlq", "list", "--text", "[BLOCKED]", "--limit", "2", "--json").json
-    rest = prepared("dlq", "list", "--text", "policy", "--before", page["next_before"], "--json").json
-    table = prepared("dlq", "list", "--provider", "ses", "--newer-than", "1h")
+    groups = quick("dlq", "list", "--by", "error_type", "--json").json["groups"]
+    page = quick("dlq", "list", "--text", "[BLOCKED]", "--limit", "2", "--json").json
+    rest = quick("dlq", "list", "--text", "policy", "--before", page["next_before"], "--json").json
+    table = quick("dlq", "list", "--provider", "ses", "--newer-than", "1h")
 
     assert [(group["value"], group["emails"]) for group in groups] == [("refused", 3), ("timeout_before_send", 1)]
     assert [email["email_id"] for email in page["emails"]] == refused[:0:-1]
@@ -72,7 +83,7 @@ def test_filters_groups_and_pages(prepared: CommandLine, morgue: Morgue) -> None
 
 
 def test_the_whole_story_is_told_by_id_and_by_key_and_content_only_on_record(
-    prepared: CommandLine, morgue: Morgue
+    quick: Callable[..., Ended], morgue: Morgue
 ) -> None:
     (email_id,) = morgue.bury(correlation_id="order-17", traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01")
     announce(morgue, [email_id])
@@ -82,10 +93,10 @@ def test_the_whole_story_is_told_by_id_and_by_key_and_content_only_on_record(
     )
     key = morgue.books.key(email_id)
 
-    told = prepared("dlq", "show", key, "--json").json
-    shown = prepared("dlq", "show", str(email_id))
-    refused = prepared("dlq", "show", key, "--reveal")
-    revealed = prepared("dlq", "show", key, "--reveal", "--reason", "ticket 4711", "--json").json
+    told = quick("dlq", "show", key, "--json").json
+    shown = quick("dlq", "show", str(email_id))
+    refused = quick("dlq", "show", key, "--reveal")
+    revealed = quick("dlq", "show", key, "--reveal", "--reason", "ticket 4711", "--json").json
 
     assert (told["email"]["email_id"], told["email"]["correlation_id"]) == (str(email_id), "order-17")
     assert told["attempts"][0]["provider_code"] == "550"
@@ -120,11 +131,11 @@ def test_what_makes_no_sense_is_refused(bare: CommandLine, arguments: tuple[str,
     assert (ended.code, ended.stdout) == (2, "")
 
 
-def test_without_yes_or_a_terminal_it_is_a_dry_run(prepared: CommandLine, morgue: Morgue) -> None:
+def test_without_yes_or_a_terminal_it_is_a_dry_run(quick: Callable[..., Ended], morgue: Morgue) -> None:
     (email_id,) = morgue.bury()
 
-    asked = prepared("dlq", "replay", "--all", *WHY)
-    dry = prepared("dlq", "replay", "--all", "--dry-run", "--json")
+    asked = quick("dlq", "replay", "--all", *WHY)
+    dry = quick("dlq", "replay", "--all", "--dry-run", "--json")
 
     assert asked.code == 2
     assert f"1 to be sent again, such as {email_id}" in asked.stderr
@@ -133,11 +144,11 @@ def test_without_yes_or_a_terminal_it_is_a_dry_run(prepared: CommandLine, morgue
     assert morgue.books.statuses() == {"failed": 1}
 
 
-def test_part_of_it_is_three_and_says_what_was_skipped_and_why(prepared: CommandLine, morgue: Morgue) -> None:
+def test_part_of_it_is_three_and_says_what_was_skipped_and_why(quick: Callable[..., Ended], morgue: Morgue) -> None:
     (failed,), (held,), (sent,) = morgue.bury(), morgue.bury(status="held"), morgue.bury(status="sent")
     announce(morgue, [failed, held])
 
-    ended = prepared("dlq", "replay", *map(str, (failed, held, sent)), *WHY, "--yes", "--json")
+    ended = quick("dlq", "replay", *map(str, (failed, held, sent)), *WHY, "--yes", "--json")
 
     assert ended.code == 3
     assert ended.json["skipped_emails"] == {str(held): "may_have_arrived", str(sent): "already_sent"}
@@ -145,18 +156,20 @@ def test_part_of_it_is_three_and_says_what_was_skipped_and_why(prepared: Command
     assert "skipped 1: already sent" in ended.stderr
 
 
-def test_from_the_queue_it_replays_what_the_queue_names(prepared: CommandLine, morgue: Morgue) -> None:
+def test_from_the_queue_it_replays_what_the_queue_names(quick: Callable[..., Ended], morgue: Morgue) -> None:
     announced, _ = morgue.bury(2)
     announce(morgue, [announced])
 
-    ended = prepared("dlq", "replay", "--from-queue", *WHY, "--yes", "--json")
+    ended = quick("dlq", "replay", "--from-queue", *WHY, "--yes", "--json")
 
     assert (ended.code, ended.json["source"], ended.json["replayed"]) == (0, "queue", 1)
     assert morgue.books.status(announced) == "pending"
     assert morgue.books.statuses() == {"pending": 1, "failed": 1}
 
 
-def test_a_killed_replay_loses_nothing_and_is_resumed(prepared: CommandLine, morgue: Morgue) -> None:
+def test_a_killed_replay_loses_nothing_and_is_resumed(
+    prepared: CommandLine, quick: Callable[..., Ended], morgue: Morgue
+) -> None:
     morgue.bury(60)
     with prepared.started("dlq", "replay", "--all", "--rate", "20", *WHY, "--yes") as process:
         while morgue.books.statuses()["pending"] < 3:
@@ -164,8 +177,8 @@ def test_a_killed_replay_loses_nothing_and_is_resumed(prepared: CommandLine, mor
         process.kill()
         process.wait(timeout=DEADLINE_SECONDS)
 
-    (found,) = prepared("dlq", "replays", "--json").json["replays"]
-    resumed = prepared("dlq", "replay", "--resume", str(found["replay_id"]), "--rate", "10000", "--json")
+    (found,) = quick("dlq", "replays", "--json").json["replays"]
+    resumed = quick("dlq", "replay", "--resume", str(found["replay_id"]), "--rate", "10000", "--json")
 
     assert found["state"] == "interrupted"
     assert 3 <= found["replayed"] < 60
@@ -207,7 +220,7 @@ def test_a_terminal_is_asked_and_sees_a_bar(prepared: CommandLine, morgue: Morgu
 
 
 def test_poison_is_listed_shown_exported_repaired_and_discarded(
-    prepared: CommandLine, morgue: Morgue, tmp_path: Path
+    quick: Callable[..., Ended], morgue: Morgue, tmp_path: Path
 ) -> None:
     (email_id,) = morgue.books.enqueue(1)
     for body in (b"\x1b[2Jgarbage", b"more"):
@@ -215,29 +228,29 @@ def test_poison_is_listed_shown_exported_repaired_and_discarded(
     repaired = tmp_path / "repaired.json"
     repaired.write_text(f'{{"v": 1, "email_id": "{email_id}", "message_key": "{morgue.books.key(email_id)}"}}')
 
-    first, second = prepared("dlq", "list", "--poison", "--json").json["poison"]
-    shown = prepared("dlq", "show", first["poison_id"], "--hex", "--export", "exported")
-    broken = prepared("dlq", "replay", second["poison_id"], "--body", "exported", *WHY)
-    mended = prepared("dlq", "replay", second["poison_id"], "--body", str(repaired), *WHY)
-    asked = prepared("dlq", "discard", first["poison_id"], *WHY)
-    discarded = prepared("dlq", "discard", first["poison_id"], *WHY, "--yes")
+    first, second = quick("dlq", "list", "--poison", "--json").json["poison"]
+    shown = quick("dlq", "show", first["poison_id"], "--hex", "--export", "exported")
+    broken = quick("dlq", "replay", second["poison_id"], "--body", "exported", *WHY)
+    mended = quick("dlq", "replay", second["poison_id"], "--body", str(repaired), *WHY)
+    asked = quick("dlq", "discard", first["poison_id"], *WHY)
+    discarded = quick("dlq", "discard", first["poison_id"], *WHY, "--yes")
 
     assert first["beginning"] == "\\x1b[2Jgarbage"
     assert "1b 5b 32 4a" in shown.stdout
     assert (tmp_path / "exported").read_bytes() == b"\x1b[2Jgarbage"
     assert (broken.code, mended.code, asked.code, discarded.code) == (1, 0, 2, 0)
-    assert prepared("dlq", "list", "--poison", "--json").json == {"poison": [], "total": 0}
+    assert quick("dlq", "list", "--poison", "--json").json == {"poison": [], "total": 0}
     (taken,) = asyncio.run(morgue.rabbit.take_all(morgue.topology.queue, 1))
     assert taken.body == repaired.read_bytes()
 
 
-def test_discarded_ones_leave_the_list_and_can_still_be_replayed(prepared: CommandLine, morgue: Morgue) -> None:
+def test_discarded_ones_leave_the_list_and_can_still_be_replayed(quick: Callable[..., Ended], morgue: Morgue) -> None:
     (email_id,) = morgue.bury()
     announce(morgue, [email_id])
 
-    discarded = prepared("dlq", "discard", str(email_id), *WHY, "--yes")
-    listed = [prepared("dlq", "list", *option, "--json").json["total"] for option in ((), ("--discarded",))]
-    replayed = prepared("dlq", "replay", str(email_id), *WHY, "--yes")
+    discarded = quick("dlq", "discard", str(email_id), *WHY, "--yes")
+    listed = [quick("dlq", "list", *option, "--json").json["total"] for option in ((), ("--discarded",))]
+    replayed = quick("dlq", "replay", str(email_id), *WHY, "--yes")
 
     assert discarded.code == 0
     assert "1 left the DLQ" in discarded.stderr
@@ -246,14 +259,14 @@ def test_discarded_ones_leave_the_list_and_can_still_be_replayed(prepared: Comma
     assert morgue.books.status(email_id) == "pending"
 
 
-def test_differences_are_three_until_they_are_mended(prepared: CommandLine, morgue: Morgue) -> None:
+def test_differences_are_three_until_they_are_mended(quick: Callable[..., Ended], morgue: Morgue) -> None:
     morgue.bury(2)
 
-    told = prepared("dlq", "reconcile")
-    nameless = prepared("dlq", "reconcile", "--mend")
-    mended = prepared("dlq", "reconcile", "--mend", *WHY, "--json")
+    told = quick("dlq", "reconcile")
+    nameless = quick("dlq", "reconcile", "--mend")
+    mended = quick("dlq", "reconcile", "--mend", *WHY, "--json")
 
     assert (told.code, nameless.code, mended.code) == (3, 2, 0)
     assert "2 missing" in told.stderr
     assert (len(mended.json["missing"]), mended.json["mended"]) == (2, True)
-    assert prepared("dlq", "reconcile").code == 0
+    assert quick("dlq", "reconcile").code == 0

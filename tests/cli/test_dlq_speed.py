@@ -1,0 +1,65 @@
+"""Looking is quick and leaves no trace, the start of the command included."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from statistics import median
+
+import psycopg
+import pytest
+
+from dispatcher.broker.connection import open_connection
+from dispatcher.broker.dlq import DeadLetterQueue
+from dispatcher.broker.topology import Topology
+from dispatcher.dev.servers import Servers
+from tests.broker.rabbit import Rabbit
+from tests.cli.commandline import CommandLine
+from tests.ops.morgue import Morgue
+from tests.store.books import Books
+
+LETTERS = 1000
+LOOKS = 25
+MOST_SECONDS = 0.3
+MOST_STARTS = 20
+"""On a busy machine the bound is so many starts of a Python that does nothing; on a quiet one that is less."""
+
+
+def bare_start() -> None:
+    """What any command in Python costs at the least."""
+    subprocess.run([sys.executable, "-c", "pass"], check=True)
+
+
+@pytest.mark.slow
+async def test_fifty_looks_at_a_thousand_letters_are_quick_and_change_nothing(
+    prepared: CommandLine, connection: psycopg.Connection, servers: Servers, topology: Topology
+) -> None:
+    async with await open_connection(servers.amqp_url, name="test") as opened:
+        morgue = Morgue(Books(connection), Rabbit(opened), topology)
+        email_ids = morgue.bury(LETTERS)
+        await morgue.announce(email_ids)
+        dlq = DeadLetterQueue(opened, topology.dlq)
+        async with dlq.look() as look:
+            before = [found.body async for batch in look.batches() for found in batch]
+
+        seconds: dict[str, list[float]] = {"list": [], "show": [], "show --no-queue": []}
+        starts: list[float] = []
+        for email_id in email_ids[::-1][:LOOKS]:
+            began = time.perf_counter()
+            bare_start()
+            starts.append(time.perf_counter() - began)
+            for words in (("list",), ("show", str(email_id)), ("show", str(email_id), "--no-queue")):
+                began = time.perf_counter()
+                ended = prepared("dlq", *words)
+                seconds[" ".join([words[0], *words[2:]])].append(time.perf_counter() - began)
+                assert ended.code == 0, ended.stderr
+                assert await dlq.depth() == LETTERS
+        async with dlq.look() as look:
+            after = [found.body async for batch in look.batches() for found in batch]
+
+    assert after == before
+    medians = {name: round(median(found), 3) for name, found in seconds.items()}
+    start = median(starts)
+    print(medians, f"a bare start: {start:.3f}")
+    assert max(medians.values()) < max(MOST_SECONDS, MOST_STARTS * start), (medians, start)
