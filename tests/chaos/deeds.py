@@ -100,6 +100,19 @@ def restart_run(stage: Stage, random: Random) -> bool:
     return True
 
 
+def reload_run(stage: Stage, random: Random) -> bool:
+    """SIGHUP to the parent: every process is replaced, one after the other."""
+    return stage.subject.send(signal.SIGHUP)
+
+
+def add_worker(stage: Stage, random: Random) -> bool:
+    """SIGTTIN to the parent, and SIGTTOU after a while: one worker more, and one less."""
+    if not stage.subject.send(signal.SIGTTIN):
+        return False
+    stage.later(random.uniform(0.5, 5), lambda: stage.subject.send(signal.SIGTTOU))
+    return True
+
+
 def cut_connections(stage: Stage, random: Random) -> bool:
     """Some of the connections to RabbitMQ, by the operator's hand."""
     if stage.outages.is_away(RABBITMQ):
@@ -229,6 +242,8 @@ DECK: Final[Mapping[str, tuple[Deed, int]]] = {
     "freeze relay": (freeze_relay, 1),
     "end worker": (end_worker, 1),
     "restart run": (restart_run, 1),
+    "reload run": (reload_run, 1),
+    "add worker": (add_worker, 1),
     "cut connections": (cut_connections, 2),
     "restart broker": (restart_broker, 1),
     "alarm broker": (alarm_broker, 1),

@@ -39,10 +39,10 @@ class Stage:
     lease_seconds: float
     latency_ms: int
     shares_broker: bool
-    calm: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    calm: list[tuple[float, int, Callable[[], object]]] = field(default_factory=list)
     _numbers: count[int] = field(default_factory=count)
 
-    def later(self, seconds: float, deed: Callable[[], None]) -> None:
+    def later(self, seconds: float, deed: Callable[[], object]) -> None:
         """Has something done in so long, or at once when the storm ends."""
         heappush(self.calm, (time.monotonic() + seconds, next(self._numbers), deed))
 

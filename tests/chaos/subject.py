@@ -52,6 +52,13 @@ class Subject:
             [pid for pid in self.program.children() if f"dispatcher: {role}" in _title(pid)] if self.is_running else []
         )
 
+    def send(self, number: signal.Signals) -> bool:
+        """Signals the parent, if it has begun and is not about to end; returns whether."""
+        if self.was_asked_to_end or not self.is_running or not self.program.events("dispatcher.started"):
+            return False
+        self.program.send(number)
+        return True
+
     def ask_to_end(self) -> None:
         """SIGTERM; it has to drain."""
         self.was_asked_to_end = True
