@@ -235,9 +235,9 @@ def provider(**behaviour: object) -> Deed:
 DECK: Final[Mapping[str, tuple[Deed, int]]] = {
     "kill worker": (kill_worker, 7),
     "kill relay": (kill_relay, 6),
-    "kill parent": (kill_parent, 6),
-    "kill all": (kill_all, 2),
-    "kill producer": (kill_producer, 5),
+    "kill parent": (kill_parent, 4),
+    "kill all": (kill_all, 1),
+    "kill producer": (kill_producer, 4),
     "freeze worker": (freeze_worker, 2),
     "freeze relay": (freeze_relay, 1),
     "end worker": (end_worker, 1),

@@ -63,7 +63,7 @@ class Plan:
     policy: str = "hold"
     rate: float = 100.0
     workers: int = 2
-    pause_seconds: tuple[float, float] = (0.1, 1.0)
+    pause_seconds: tuple[float, float] = (0.1, 1.2)
     lease_seconds: float = 3.0
     latency_ms: int = 30
     connections: int = 12
