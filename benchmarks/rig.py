@@ -124,14 +124,17 @@ def stage(servers: Servers, case: Case, folder: Path) -> Iterator[Stage]:
             asyncio.run(_delete(servers, topology))
 
 
-def measure(servers: Servers, case: Case, folder: Path) -> Measured:
+def measure(servers: Servers, case: Case, folder: Path, settings: Mapping[str, str] = MappingProxyType({})) -> Measured:
     """Runs one case.
+
+    Args:
+        settings: Variables of the environment besides those of every case.
 
     Raises:
         RuntimeError: nothing moved for half a minute, or the run ended badly.
     """
     with stage(servers, case, folder) as scene:
-        with scene.running("run"):
+        with scene.running("run", settings):
             counts = _until_done(scene.database_url, case.emails)
         return _measured(scene, _accepted(case, folder), counts)
 

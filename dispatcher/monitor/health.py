@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,7 +14,7 @@ from dispatcher.store.stock import Stock
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.scrape import ProcessCollector
 
-CHECKS: Final = ("database", "schema", "broker", "topology", "consumers", "providers", "pending")
+CHECKS: Final = ("processes", "database", "schema", "broker", "topology", "consumers", "providers", "pending")
 OLD_SECONDS: Final = 6 * LOOK_SECONDS
 """An answer older than this tells nothing about now."""
 
@@ -44,15 +45,22 @@ class Health:
         store: Look[Stock],
         broker: Look[dict[str, FoundQueue]],
         processes: ProcessCollector,
+        unready: Callable[[], list[str]],
     ) -> None:
+        """
+        Args:
+            unready: A sentence for each process of this host that should work and does not.
+        """
         self._settings = settings
         self._store = store
         self._broker = broker
         self._processes = processes
+        self._unready = unready
 
     def checks(self) -> list[Check]:
         """Every check, in the order of `CHECKS`."""
         reasons = {
+            "processes": " ".join(self._unready()) or None,
             "database": _plight(self._store, "PostgreSQL", SchemaError),
             "schema": _words(self._store, SchemaError),
             "broker": _plight(self._broker, "RabbitMQ", TopologyError),

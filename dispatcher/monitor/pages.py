@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -54,8 +55,12 @@ class Pages:
         return _json({"status": "ok" if is_ready else "degraded", "checks": said}, is_ok=is_ready)
 
 
-def pages_of(settings: Settings, pool: Pool) -> list[Task]:
-    """The looks at the servers and the web server that tells of them; nothing where it is switched off."""
+def pages_of(settings: Settings, pool: Pool, unready: Callable[[], list[str]]) -> list[Task]:
+    """The looks at the servers and the web server that tells of them; nothing where it is switched off.
+
+    Args:
+        unready: A sentence for each process of this host that should work and does not.
+    """
     if not settings.metrics_address.host:
         return []
 
@@ -67,7 +72,7 @@ def pages_of(settings: Settings, pool: Pool) -> list[Task]:
     queues = QueueWatch(settings.amqp_url, Topology.of(settings), name="dispatcher monitor", ca_file=settings.ca_file)
     store, broker = Look(ask_store), Look(queues.look, close=queues.close)
     processes = ProcessCollector(settings.metrics_folder)
-    health = Health(settings, store, broker, processes)
+    health = Health(settings, store, broker, processes, unready)
     registry = CollectorRegistry()
     registry.register(processes)
     registry.register(Readings(settings, store, broker, health))

@@ -32,7 +32,7 @@ async def _monitor(settings: Settings, post: Post) -> None:
     await pool.open()
     post.seat.up()
     try:
-        await keep(tasks_of(settings, pool), stop)
+        await keep(tasks_of(settings, pool, post.roster), stop)
     finally:
         await pool.close()
     log.get_log().info("monitor.stopped")

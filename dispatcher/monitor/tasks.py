@@ -15,6 +15,7 @@ from dispatcher.monitor.pages import pages_of
 from dispatcher.monitor.probe import probe_of
 from dispatcher.monitor.toldbook import ToldBook
 from dispatcher.monitor.watch import Watch
+from dispatcher.roster import Roster
 from dispatcher.store.alerts import AlertStore
 from dispatcher.store.connections import Pool
 from dispatcher.store.retention import Retention
@@ -22,14 +23,15 @@ from dispatcher.store.retention import Retention
 HOLD_MARGIN_SECONDS = 30.0
 
 
-def tasks_of(settings: Settings, pool: Pool) -> list[Task]:
+def tasks_of(settings: Settings, pool: Pool, roster: Roster) -> list[Task]:
     """Everything that runs in this host's monitor.
 
     Args:
         pool: The monitor's few sessions; it may never have reached PostgreSQL.
+        roster: Who of this host's processes is there, and how he is.
     """
     housekeeping = Housekeeping(pool, Retention.of(settings))
-    return [*_alerting(settings, pool), housekeeping, *pages_of(settings, pool)]
+    return [*_alerting(settings, pool), housekeeping, *pages_of(settings, pool, roster.unready)]
 
 
 def _alerting(settings: Settings, pool: Pool) -> list[Task]:

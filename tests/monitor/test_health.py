@@ -33,14 +33,14 @@ def answer(value: object) -> Callable[[], Awaitable[object]]:
 
 
 async def reasons(
-    folder: Path, stock: object = STOCK, queues: object = QUEUES, settings: Settings = SETTINGS
+    folder: Path, stock: object = STOCK, queues: object = QUEUES, settings: Settings = SETTINGS, *unready: str
 ) -> dict[str, str]:
     """What does not hold, by check, once the servers have answered so."""
     store: Look[Stock] = Look(answer(stock))  # type: ignore[arg-type]
     broker: Look[dict[str, FoundQueue]] = Look(answer(queues))  # type: ignore[arg-type]
     await store.ask()
     await broker.ask()
-    checks = Health(settings, store, broker, ProcessCollector(folder)).checks()
+    checks = Health(settings, store, broker, ProcessCollector(folder), lambda: list(unready)).checks()
     assert tuple(check.name for check in checks) == CHECKS
     return {check.name: check.reason for check in checks if check.reason is not None}
 
@@ -50,7 +50,7 @@ async def test_a_host_whose_servers_answer_well_is_ready(tmp_path: Path) -> None
 
 
 async def test_nobody_is_ready_before_the_servers_have_answered(tmp_path: Path) -> None:
-    health = Health(SETTINGS, Look(answer(STOCK)), Look(answer(QUEUES)), ProcessCollector(tmp_path))  # type: ignore[arg-type]
+    health = Health(SETTINGS, Look(answer(STOCK)), Look(answer(QUEUES)), ProcessCollector(tmp_path), list)  # type: ignore[arg-type]
 
     assert [check.name for check in health.checks() if not check.is_ok] == ["database", "broker"]
 
@@ -71,6 +71,12 @@ async def test_each_fault_fails_its_check_alone(tmp_path: Path, stock: object, q
 
     assert list(found) == [failing]
     assert "bob" not in found[failing]
+
+
+async def test_a_process_that_cannot_boot_makes_its_host_unready(tmp_path: Path) -> None:
+    plights = ("worker 0 could not boot, 3 times in a row.", "relay is starting.")
+
+    assert await reasons(tmp_path, STOCK, QUEUES, SETTINGS, *plights) == {"processes": " ".join(plights)}
 
 
 async def test_no_pending_email_is_no_old_one(tmp_path: Path) -> None:

@@ -1,0 +1,123 @@
+"""What a running host tells of itself: figures that agree with the books, however often its workers die."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import urllib.error
+import urllib.request
+from uuid import UUID
+
+import pytest
+
+from dispatcher.telemetry.metric_files import PREFIXES
+from tests.acceptance.harness import Host, emails, stop
+from tests.acceptance.prometheus import Prometheus, promtool, scraping
+from tests.supervisor.program import Program, eventually
+from tests.telemetry.grafana import RULES, queries
+from tests.telemetry.pictures import parsed
+from tests.telemetry.test_deploy import named
+
+SENT = 'dispatcher_emails_total{outcome="accepted",provider="capture"}'
+
+
+def address_of(run: Program) -> str:
+    listener: str = run.await_events("web.listening")["listener"]
+    return listener
+
+
+def get(address: str, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def sample(address: str, name: str) -> float | None:
+    return parsed(get(address, "/metrics")[1]).get(name)
+
+
+def enqueue_mixed(host: Host, name: str) -> set[UUID]:
+    """Emails of which some are accepted, some deferred first, and some refused."""
+    kinds = ("customer", "greylisted", "refused")
+    return host.enqueue(emails(90, name=name, to=lambda number: f"{kinds[number % 3]}-{name}-{number}@example.org"))
+
+
+def alarmed(prometheus: Prometheus) -> set[str]:
+    """Alerts whose condition holds, however long that has been so."""
+    return {rule["name"] for rule in prometheus.rules() if rule["state"] != "inactive"}
+
+
+def await_count(address: str, count: int) -> None:
+    eventually(lambda: sample(address, SENT) == count, f"the count of {count} emails")
+
+
+def failing(address: str) -> list[str]:
+    checks = json.loads(get(address, "/readyz")[1])["checks"]
+    return [name for name, check in checks.items() if not check["ok"]]
+
+
+def test_figures_agree_with_the_books_while_workers_die(host: Host) -> None:
+    run = host.run(METRICS_ADDRESS="127.0.0.1:0")
+    address = address_of(run)
+    ids: set[UUID] = set()
+    for round_number in range(3):
+        ids |= host.enqueue(emails(100, name=f"round-{round_number}"))
+        host.await_finished(ids)
+        await_count(address, len(ids))
+        os.kill(run.pid_of("worker 0"), signal.SIGKILL)
+        run.await_events("process.exited", round_number + 1, role="worker 0")
+
+    host.books(ids).assert_balanced()
+    assert sample(address, 'dispatcher_process_restarts_total{reason="crashed",role="worker"}') == 3
+    assert sample(address, "dispatcher_end_to_end_seconds_count") == len(ids)
+    eventually(lambda: failing(address) == [], "readiness")
+    assert get(address, "/healthz")[0] == 200
+    slots = 2 + 1 + 1  # workers, relay, parent
+    assert len(list((host.run_dir / "metrics").glob("*.db"))) <= slots * len(PREFIXES)
+    stop(run)
+
+
+def test_a_host_whose_metrics_have_no_folder_and_no_port_sends_on(host: Host) -> None:
+    host.run_dir.mkdir()
+    (host.run_dir / "metrics").touch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        run = host.run(METRICS_ADDRESS=f"127.0.0.1:{taken.getsockname()[1]}")
+        ids = host.enqueue(emails(20))
+
+        host.await_finished(ids).assert_balanced()
+        assert run.await_events("metrics.unwritable")
+        assert run.await_events("web.unheard")
+    stop(run)
+
+
+@pytest.mark.slow
+def test_prometheus_takes_our_rules() -> None:
+    checked = promtool("check", "rules", RULES)
+
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.slow
+def test_every_panel_and_every_rule_answers_in_a_prometheus_that_scrapes_a_host(host: Host) -> None:
+    host.sink()
+    run = host.run(METRICS_ADDRESS="127.0.0.1:0")
+    host.await_finished(enqueue_mixed(host, "before"))
+    with scraping(address_of(run), host.folder / "prometheus") as prometheus:
+        host.await_finished(enqueue_mixed(host, "scraped"))
+        eventually(lambda: prometheus.query("sum(rate(dispatcher_emails_total[1m])) > 0"), "a rate")
+
+        present = {found["metric"]["__name__"] for found in prometheus.query('{__name__=~"dispatcher_.+"}')}
+        # What has not happened yet, such as a throttle, has no series; its query must answer all the same.
+        answers = {expression: prometheus.query(expression) for _, expression in queries()}
+        silent = [each for each, found in answers.items() if not found and named(each) <= present]
+        eventually(lambda: all(rule["health"] == "ok" for rule in prometheus.rules()), "the rules")
+        eventually(lambda: "EmailDeadLetters" in alarmed(prometheus), "the alert about dead letters")
+        rules = {rule["name"]: rule for rule in prometheus.rules()}
+
+    assert silent == []
+    assert [name for name, rule in rules.items() if rule.get("lastError")] == []
+    stop(run)

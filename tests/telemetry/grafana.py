@@ -1,0 +1,94 @@
+"""What Grafana's importer needs of a dashboard, as a JSON schema: the parts that ours uses, and no others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+DEPLOY: Final = Path(__file__).parent.parent.parent / "deploy"
+DASHBOARD: Final = DEPLOY / "grafana-dashboard.json"
+RULES: Final = DEPLOY / "alerts.rules.yml"
+
+_DATASOURCE: Final = {
+    "type": "object",
+    "required": ["type", "uid"],
+    "properties": {"type": {"const": "prometheus"}, "uid": {"const": "${datasource}"}},
+    "additionalProperties": False,
+}
+_GRID: Final = {
+    "type": "object",
+    "required": ["h", "w", "x", "y"],
+    "properties": {
+        "h": {"type": "integer", "minimum": 1},
+        "w": {"type": "integer", "minimum": 1, "maximum": 24},
+        "x": {"type": "integer", "minimum": 0, "maximum": 23},
+        "y": {"type": "integer", "minimum": 0},
+    },
+    "additionalProperties": False,
+}
+_TARGET: Final = {
+    "type": "object",
+    "required": ["refId", "expr", "datasource", "legendFormat"],
+    "properties": {
+        "refId": {"type": "string", "pattern": "^[A-Z]$"},
+        "expr": {"type": "string", "minLength": 1},
+        "legendFormat": {"type": "string"},
+        "datasource": _DATASOURCE,
+        "instant": {"type": "boolean"},
+        "range": {"type": "boolean"},
+    },
+    "additionalProperties": False,
+}
+_PANEL: Final = {
+    "type": "object",
+    "required": ["id", "type", "title", "gridPos"],
+    "properties": {"id": {"type": "integer"}, "title": {"type": "string", "minLength": 1}, "gridPos": _GRID},
+    "oneOf": [
+        {"required": ["collapsed", "panels"], "properties": {"type": {"const": "row"}}},
+        {
+            "required": ["datasource", "targets", "fieldConfig", "options"],
+            "properties": {
+                "type": {"enum": ["stat", "timeseries"]},
+                "datasource": _DATASOURCE,
+                "targets": {"type": "array", "minItems": 1, "items": _TARGET},
+                "fieldConfig": {"type": "object", "required": ["defaults", "overrides"]},
+            },
+        },
+    ],
+}
+SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "required": ["uid", "title", "schemaVersion", "panels", "templating", "time", "refresh"],
+    "properties": {
+        "uid": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,40}$"},
+        "title": {"type": "string"},
+        "schemaVersion": {"type": "integer", "minimum": 36},
+        "panels": {"type": "array", "items": _PANEL},
+        "templating": {
+            "type": "object",
+            "properties": {
+                "list": {
+                    "type": "array",
+                    "contains": {"properties": {"name": {"const": "datasource"}, "type": {"const": "datasource"}}},
+                }
+            },
+        },
+    },
+    "not": {"required": ["id"]},
+}
+
+
+def dashboard() -> dict[str, Any]:
+    """The dashboard as it ships."""
+    read: dict[str, Any] = json.loads(DASHBOARD.read_text())
+    return read
+
+
+def queries() -> list[tuple[str, str]]:
+    """Every panel's queries: the panel's title and the expression, Grafana's interval made one of Prometheus'."""
+    return [
+        (panel["title"], target["expr"].replace("$__rate_interval", "1m"))
+        for panel in dashboard()["panels"]
+        for target in panel.get("targets", [])
+    ]

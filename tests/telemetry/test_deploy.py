@@ -1,0 +1,85 @@
+"""The dashboard and the alert rules that we ship name only what we measure."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from dispatcher.monitor import readings
+from dispatcher.telemetry import metrics, scrape
+from dispatcher.telemetry.meters import Histogram
+from tests.telemetry.grafana import RULES, SCHEMA, dashboard, queries
+
+
+def series() -> dict[str, set[str]]:
+    """Every series that /metrics can have, with its labels."""
+    found = {sample: set(labels) for meter in metrics.METERS for sample, labels in meter.samples.items()}
+    found |= {f"{meter.name}_count": set(meter.labels) for meter in metrics.METERS if isinstance(meter, Histogram)}
+    found |= {reading.name: set(reading.labels) for reading in readings.READINGS}
+    return found | {scrape.SKIPPED[0]: {"reason"}}
+
+
+def rules() -> list[dict[str, Any]]:
+    read = yaml.safe_load(RULES.read_text())
+    return [rule for group in read["groups"] for rule in group["rules"]]
+
+
+def expressions() -> list[str]:
+    return [expression for _, expression in queries()] + [rule["expr"] for rule in rules()]
+
+
+def named(expression: str) -> set[str]:
+    return set(re.findall(r"\bdispatcher_\w+", expression))
+
+
+def test_the_dashboard_is_one_that_grafana_takes() -> None:
+    jsonschema.validate(dashboard(), SCHEMA)
+
+
+def test_panels_have_ids_of_their_own_and_do_not_lie_upon_each_other() -> None:
+    panels = dashboard()["panels"]
+    cells = [
+        (column, line)
+        for at in (panel["gridPos"] for panel in panels)
+        for column, line in itertools.product(range(at["x"], at["x"] + at["w"]), range(at["y"], at["y"] + at["h"]))
+    ]
+
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert len(set(cells)) == len(cells)
+    assert max(column for column, _ in cells) < 24
+
+
+def test_every_metric_that_is_asked_for_exists() -> None:
+    unknown = {name for expression in expressions() for name in named(expression)} - series().keys()
+
+    assert unknown == set()
+    assert all(named(expression) for expression in expressions())
+
+
+@pytest.mark.parametrize("expression", expressions())
+def test_labels_that_are_asked_for_exist(expression: str) -> None:
+    asked = {
+        label
+        for words in re.findall(r"\bby \(([\w, ]+)\)", expression) + re.findall(r"\{([^}]*)\}", expression)
+        for label in re.findall(r"(?:^|,)\s*(\w+)", words)
+    }
+
+    assert asked <= set().union({"instance"}, *(series()[name] for name in named(expression)))
+
+
+def test_every_metric_is_on_the_dashboard_or_an_alert() -> None:
+    shown = {name for expression in expressions() for name in named(expression)}
+    meters = {each.name for each in metrics.METERS} | {each.name for each in readings.READINGS}
+
+    assert {name for name in meters if not any(one.startswith(name) for one in shown)} == set()
+
+
+def test_every_alert_says_how_bad_and_what() -> None:
+    assert [rule["alert"] for rule in rules() if rule["labels"]["severity"] not in ("critical", "warning")] == []
+    assert [rule["alert"] for rule in rules() if not rule["annotations"]["summary"]] == []
+    assert len({rule["alert"] for rule in rules()}) == len(rules())
