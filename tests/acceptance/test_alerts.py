@@ -19,7 +19,7 @@ from tests.alerts.receiver import SECRET, Posted, Receiver, receiving, write_ca
 from tests.supervisor.program import Program, eventually
 
 PROBE_SECONDS = 0.5
-SOON_SECONDS = 15.0
+SOON_SECONDS = 30.0
 """Management figures lag by 5 seconds, and the machine may be busy; a quiet one needs 6."""
 POISON = b'{"to": "ann@example.org", "subject": "Your code", "text": "4711"'
 
@@ -133,7 +133,8 @@ def test_a_malformed_message_alerts_by_webhook_and_email_within_seconds_without_
     await_mails(mailbox, "[RESOLVED]")
     stop(run)
     # However often it looked meanwhile.
-    assert [one.json["type"] for one in receiver.posted] == ["alert.raised", "alert.resolved"]
+    told_types = [one.json["type"] for one in receiver.posted if one.data["kind"] == "dead_letters"]
+    assert told_types == ["alert.raised", "alert.resolved"]
 
 
 @pytest.mark.slow
@@ -173,7 +174,7 @@ def test_a_management_api_that_is_down_is_told_within_one_interval_and_dispatchi
         stop(run)
 
     # One interval, and what a busy machine adds.
-    assert posted.arrived_at - shut_at < PROBE_SECONDS + 5
+    assert posted.arrived_at - shut_at < PROBE_SECONDS + 10
     assert posted.data["severity"] == "CRITICAL"
     assert posted.data["count"] is None
     assert "cannot be reached" in posted.data["reason"]

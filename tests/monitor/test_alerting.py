@@ -12,7 +12,7 @@ import pytest
 
 from dispatcher.domain.email_id import new_email_id
 from tests.broker.proxy import Proxy
-from tests.monitor.hosts import DLQ, Depth, Ear, hears, host
+from tests.monitor.hosts import DLQ, Depth, Ear, Host, hears, host
 from tests.waiting import until, until_answer
 
 RAISED = "dead_letters raised"
@@ -43,6 +43,13 @@ def insert_failed(database_url: str, correlation_id: str | None, *, age: timedel
             (email_id, uuid4().hex, correlation_id, at, at if due else None),
         )
     return email_id
+
+
+async def is_back(*hosts: Host) -> bool:
+    """Whether PostgreSQL answers all of these when they look, in which case what they told meanwhile is entered."""
+    for each in hosts:
+        await each.look()
+    return not any(each.book.is_alone for each in hosts)
 
 
 async def test_an_empty_queue_is_nothing_to_tell(tables_url: str) -> None:
@@ -223,8 +230,8 @@ async def test_while_postgresql_is_away_each_host_tells_for_itself_and_enters_it
     ears, depth = (Ear(), Ear()), Depth(0)
     async with (
         Proxy(tables_url) as proxy,
-        host(proxy.url, depth, ears[0], name="a") as first,
-        host(proxy.url, depth, ears[1], name="b") as b,
+        host(proxy.url, depth, ears[0], name="a", store_seconds=0.5) as first,
+        host(proxy.url, depth, ears[1], name="b", store_seconds=0.5) as b,
     ):
         for one in (first, b):
             await one.look()
@@ -236,13 +243,7 @@ async def test_while_postgresql_is_away_each_host_tells_for_itself_and_enters_it
             await one.look()
         assert all(ear.heard[0].alert.is_alone for ear in ears)
         proxy.thaw()
-
-        async def is_back() -> bool:
-            await first.look()
-            await b.look()
-            return not (first.book.is_alone or b.book.is_alone)
-
-        await until_answer(is_back)
+        await until_answer(lambda: is_back(first, b))
         await entered(tables_url, 1)
         depth.messages = 0
         await first.look()
@@ -254,21 +255,17 @@ async def test_while_postgresql_is_away_each_host_tells_for_itself_and_enters_it
 
 async def test_an_alert_that_ends_while_postgresql_is_away_is_over_afterwards(tables_url: str) -> None:
     ear, depth = Ear(), Depth(1)
-    async with Proxy(tables_url) as proxy, host(proxy.url, depth, ear) as one:
+    async with Proxy(tables_url) as proxy, host(proxy.url, depth, ear, store_seconds=0.5) as one:
         await one.look()
         await hears(ear, RAISED)
+        await until_answer(lambda: is_back(one))
         await entered(tables_url, 1)
         proxy.freeze()
         depth.messages = 0
         await one.look()
         await hears(ear, RAISED, RESOLVED)
         proxy.thaw()
-
-        async def is_back() -> bool:
-            await one.look()
-            return not one.book.is_alone
-
-        await until_answer(is_back)
+        await until_answer(lambda: is_back(one))
         await entered(tables_url, 0)
     assert ear.phases == [RAISED, RESOLVED]
     assert ear.heard[0].alert.queue == DLQ
