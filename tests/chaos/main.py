@@ -81,7 +81,9 @@ def command(
     if mutant:
         plan = MUTANTS[mutant].afflict(plan)
     say(f"chaos: seed {seed}, {minutes:g} min, policy {policy}, {plan.rate:g} emails/s, {workers} workers")
-    signal.signal(signal.SIGTERM, _interrupt)
+    # SIGINT as well: a shell that starts us in the background has us ignore it.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupt)
     with _place(folder) as place:
         with _ground(place) as ground:
             outcome = play(plan, ground, place, _teller())
