@@ -18,7 +18,7 @@ from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import console_for, plain_table, print_json, print_table, say
 from dispatcher.cli.selecting import all_of, selecting
-from dispatcher.errors import DispatcherError
+from dispatcher.errors import DispatcherError, ServerUnavailable
 
 if TYPE_CHECKING:
     from dispatcher.config import Settings
@@ -259,9 +259,9 @@ def _run(
     except KeyboardInterrupt:
         say(f"Interrupted; nothing is lost. `dispatcher dlq replay --resume {replay_id}` goes on.")
         raise
-    except DispatcherError as error:
-        say(f"Replay {replay_id} is not at its end; `dispatcher dlq replay --resume {replay_id}` goes on.")
-        raise DispatcherError(error.message, remedy=error.remedy) from error
+    except ServerUnavailable:
+        say(f"Cut off; nothing is lost. `dispatcher dlq replay --resume {replay_id}` goes on.")
+        raise
     if as_json:
         told = {**_json(ended.replay), "dead_letters_removed": ended.letters_removed}
         print_json({**told, "skipped_emails": {str(email_id): why for email_id, why in skipped}})
