@@ -112,8 +112,10 @@ def replay(
     settings = load_settings("database_url", "amqp_url")
     selection, found = asyncio.run(_preview(settings, selection, from_queue, include_held))
     _show_preview(found, selection, as_json=as_json and dry_run)
-    if act is None or not _may_go_on(found, selection, yes=yes):
-        return Exit.DONE if dry_run or _is_terminal() else Exit.USAGE
+    if act is None or not (found.total or _others(found, selection)):
+        return Exit.DONE
+    if not yes and not _agreed(found):
+        return Exit.DONE if _is_terminal() else Exit.USAGE
     source = "queue" if from_queue else None
     per_second = 50.0 if rate is None else rate or None
     made = asyncio.run(_create(settings, selection, act, include_held, per_second, source))
@@ -222,11 +224,7 @@ def _others(found: Preview, selection: Selection) -> int:
     return len(set(selection.email_ids)) - found.total
 
 
-def _may_go_on(found: Preview, selection: Selection, *, yes: bool) -> bool:
-    if not found.total and not _others(found, selection):
-        return False
-    if yes:
-        return True
+def _agreed(found: Preview) -> bool:
     if _is_terminal():
         return click.confirm(f"Replay {found.replayable:,}?", err=True)
     say("Nothing was changed. Without a terminal to ask on, --yes goes on.")

@@ -135,8 +135,10 @@ def test_without_yes_or_a_terminal_it_is_a_dry_run(quick: Callable[..., Ended], 
     (email_id,) = morgue.bury()
 
     asked = quick("dlq", "replay", "--all", *WHY)
+    none = quick("dlq", "replay", "--provider", "nobody", *WHY, "--yes")
     dry = quick("dlq", "replay", "--all", "--dry-run", "--json")
 
+    assert (none.code, none.stderr) == (0, "No failed or held email matches.\n")
     assert asked.code == 2
     assert f"1 to be sent again, such as {email_id}" in asked.stderr
     assert "--yes goes on" in asked.stderr
