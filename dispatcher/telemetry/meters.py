@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import ClassVar, Final, Protocol
 
 Labels = tuple[str, ...]
@@ -138,7 +139,7 @@ class Histogram(Meter):
         """Notes one value."""
         if self.is_bound:
             total, buckets = self._cells.get(labels) or self._create(labels)
-            total.inc(value)
+            total.inc(max(0.0, value))
             buckets[bisect_left(self.bounds, value)].inc(1)
 
     def observe_all(self, values: Iterable[float], *labels: str) -> None:
@@ -149,8 +150,9 @@ class Histogram(Meter):
         if not values:
             return
         total, buckets = self._cells.get(labels) or self._create(labels)
-        total.inc(sum(values))
-        for bucket, count in Tally(bisect_left(self.bounds, value) for value in values).items():
+        # A clock that was set back must not take the sum back.
+        total.inc(max(0.0, sum(values)))
+        for bucket, count in Tally(map(partial(bisect_left, self.bounds), values)).items():
             buckets[bucket].inc(count)
 
     def _forget_cells(self) -> None:
