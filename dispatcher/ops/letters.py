@@ -62,13 +62,18 @@ async def look(session: AsyncSession, dlq: DeadLetterQueue, at_most: int | None 
         DispatcherError: somebody else looks for too long.
         BrokerUnavailable, TopologyError, StoreUnavailable: a server is away, or the queue is.
     """
+    async with _our_turn(session, dlq), dlq.look(at_most) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def _our_turn(session: AsyncSession, dlq: DeadLetterQueue) -> AsyncIterator[None]:
     async with turn(session, f"dlq {dlq.queue}", within_seconds=TURN_SECONDS) as is_ours:
         if not is_ours:
             raise DispatcherError(
                 "Another command has been looking into the DLQ for a while.", remedy="Try again when it is done."
             )
-        async with dlq.look(at_most) as opened:
-            yield opened
+        yield
 
 
 async def read(session: AsyncSession, batch: Sequence[Found]) -> list[Read]:
@@ -97,18 +102,24 @@ async def remove(session: AsyncSession, dlq: DeadLetterQueue, is_meant: Callable
 
     Raises as `look` does.
     """
-    most = 0
-    for _ in range(MOST_LOOKS):
-        removed = 0
-        async with look(session, dlq) as looking:
-            async for batch in looking.batches():
-                meant = [each.found for each in await read(session, batch) if is_meant(each)]
-                looking.remove(meant)
-                removed += len(meant)
-        most = max(most, removed)
-        if not removed:
-            return most
+    async with _our_turn(session, dlq):
+        first = removed = await _remove(session, dlq, is_meant)
+        for _ in range(MOST_LOOKS):
+            if not removed:
+                return first
+            removed = await _remove(session, dlq, is_meant)
     raise BrokerUnavailable("RabbitMQ is too busy to take messages off the DLQ for good.", remedy="Try again later.")
+
+
+async def _remove(session: AsyncSession, dlq: DeadLetterQueue, is_meant: Callable[[Read], bool]) -> int:
+    """One look; returns how many it took off, or tried to."""
+    removed = 0
+    async with dlq.look() as looking:
+        async for batch in looking.batches():
+            meant = [each.found for each in await read(session, batch) if is_meant(each)]
+            looking.remove(meant)
+            removed += len(meant)
+    return removed
 
 
 async def discard(session: AsyncSession, email_ids: Collection[UUID], act: Act) -> set[UUID]:

@@ -97,8 +97,8 @@ class Day:
 @pytest.mark.parametrize(
     ("sizes", "rate"),
     [
-        pytest.param((200, 150, 100, 50), 50, id="500 failures"),
-        pytest.param((2000, 1500, 1000, 500), 50, id="5,000 failures", marks=pytest.mark.slow),
+        pytest.param((300, 100, 60, 40), 50, id="500 failures"),
+        pytest.param((3000, 1000, 600, 400), 50, id="5,000 failures", marks=pytest.mark.slow),
     ],
 )
 def test_an_operators_day(host: Host, sizes: tuple[int, int, int, int], rate: int) -> None:
