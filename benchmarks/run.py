@@ -46,7 +46,7 @@ def main() -> None:
         results = _run(cases, options.repeat, Path(folder), Path(doubles), console)
     if options.json:
         for result in results:
-            sys.stdout.write(json.dumps({**dataclasses.asdict(result), **_machine()}) + "\n")
+            sys.stdout.write(json.dumps({**dataclasses.asdict(result), **machine()}) + "\n")
     else:
         Console(width=None if sys.stdout.isatty() else 110).print(_table(results))
     if any(result.lost or result.duplicates for result in results):
@@ -95,7 +95,8 @@ def _table(results: Iterable[Measured]) -> Table:
     return table
 
 
-def _machine() -> dict[str, object]:
+def machine() -> dict[str, object]:
+    """What a figure is to be read with."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {"commit": commit.stdout.strip(), "cores": os.cpu_count(), "python": platform.python_version()}
 

@@ -28,7 +28,8 @@ FLOORS: Final = (
     {"stopping", "results", "routing"},  # what several processes have in common
     {"worker", "relay", "monitor", "producers"},
     {FACADE},  # what an application sees
-    {"supervisor", "api", "ops"},
+    {"supervisor", "client", "ops"},
+    {"api"},
     {"dev"},
     {"cli", "__main__"},
 )
@@ -38,7 +39,7 @@ CLIENTS: Final[tuple[tuple[set[str], set[str]], ...]] = (
     ({"broker"}, {"pika"}),
     ({"providers"}, {"sendgrid", "python_http_client", "boto3", "botocore"}),
     ({"providers", "alerts"}, {"aiosmtplib"}),
-    ({"providers", "alerts"}, {"pyreqwest", "aiohttp", "httpx", "requests", "urllib3"}),
+    ({"providers", "alerts", "client"}, {"pyreqwest", "aiohttp", "httpx", "requests", "urllib3"}),
     ({"alerts"}, {"standardwebhooks"}),
     # The management API's client stands with the broker; dev fetches private servers and waits for them.
     ({"broker", "providers", "dev"}, {"http.client", "urllib.request"}),

@@ -49,6 +49,9 @@ def make_app(access: Access, emails: Emails, reading: Reading, refusals: Refusal
 
 
 def _add(app: FastAPI, method: str, path: str, endpoint: Endpoint, operation: describe.Operation) -> None:
+    # This route answers; the one below, which it hides, is there for the description: FastAPI would resolve
+    # dependencies for each request, of which we have none, and take longer over it than the email takes.
+    app.add_route(path, endpoint, methods=[method], include_in_schema=False)
     app.add_api_route(
         path,
         endpoint,

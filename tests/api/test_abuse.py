@@ -1,0 +1,217 @@
+"""Abuse: each is refused with a 4xx that says why, nothing of it is stored or told on, and the memory stays flat."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import psycopg
+import pytest
+
+from dispatcher.config import Settings
+from tests.api.place import EMAIL, Api, running
+from tests.api.raw import exchange, request
+
+FILE: Final = {"filename": "a.pdf", "content_type": "application/pdf", "content": "JVBERg=="}
+JSON: Final = ("Content-Type: application/json", "Idempotency-Key: k")
+
+
+def with_file(**fields: Any) -> dict[str, Any]:
+    return {"attachments": [FILE | fields]}
+
+
+REFUSED: Final[dict[str, tuple[dict[str, Any], str, str]]] = {
+    "recipient in a header": ({"headers": {"Bcc": "eve@example.net"}}, "invalid-email", "#/headers/Bcc"),
+    "header that is not allowed": ({"headers": {"Foo": "x"}}, "email-not-allowed", "#/headers/Foo"),
+    "header injected by a value": ({"headers": {"X-A": "x\r\nBcc: e@e.example"}}, "invalid-email", "#/headers/X-A"),
+    "header injected by a name": ({"headers": {"X-A\r\nBcc": "x"}}, "invalid-email", "#/headers/X-A??Bcc"),
+    "header injected by the subject": ({"subject": "x\nBcc: eve@example.net"}, "invalid-email", "#/subject"),
+    "header injected by the sender": ({"from": "a@b.example\r\nBcc: e@e.example"}, "invalid-email", "#/from"),
+    "encoded word in the subject": ({"subject": "=?utf-8?q?a=0Ab?="}, "invalid-email", "#/subject"),
+    "two addresses in one": ({"to": ["a@example.org, b@example.org"]}, "invalid-email", "#/to/0"),
+    "route in an address": ({"to": ["@relay.example:a@example.org"]}, "invalid-email", "#/to/0"),
+    "percent hack with a second @": ({"to": ["a%example.org@b@c.example"]}, "invalid-email", "#/to/0"),
+    "SMTP command in an address": ({"to": ["a@example.org>\r\nRCPT TO:<e@e.example"]}, "invalid-email", "#/to/0"),
+    "address literal": ({"to": ["a@[127.0.0.1]"]}, "invalid-email", "#/to/0"),
+    "control character in the key": ({"message_key": "other"}, "invalid-email", "#/message_key"),
+    "too many recipients": ({"to": [f"a{n}@example.org" for n in range(51)]}, "email-not-allowed", "#/to"),
+    "far too many recipients": ({"to": ["a@example.org"] * 2000}, "invalid-email", "#/to"),
+    "NUL in the body": ({"text": "a\0b"}, "invalid-email", "#/text"),
+    "program attached": (with_file(filename="a.pdf.exe"), "email-not-allowed", "#/attachments/0/filename"),
+    "program in disguise": (with_file(filename="a.exe. . "), "email-not-allowed", "#/attachments/0/filename"),
+    "program by its type": (
+        with_file(content_type="application/x-msdownload"),
+        "email-not-allowed",
+        "#/attachments/0/content_type",
+    ),
+    "path in a filename": (with_file(filename="../../etc/passwd"), "invalid-email", "#/attachments/0/filename"),
+    "reversed filename": (with_file(filename="a\u202efdp.txt"), "invalid-email", "#/attachments/0/filename"),
+    "content that is no base64": (with_file(content="%%%"), "invalid-email", "#/attachments/0/content"),
+    "too many attachments": ({"attachments": [FILE] * 21}, "email-not-allowed", "#/attachments"),
+    "unknown field": ({"send_at": "now"}, "invalid-email", "#/send_at"),
+    "deep template data": (
+        {"text": None, "template_id": "t", "template_data": orjson.loads('{"a":' * 40 + "1" + "}" * 40)},
+        "invalid-email",
+        "#/template_data",
+    ),
+}
+
+
+async def test_an_email_that_abuses_is_refused_by_its_field(api: Api, connection: psycopg.Connection) -> None:
+    for name, (fields, code, pointer) in REFUSED.items():
+        answer = await api.post("k", EMAIL | fields)
+        assert (answer.status, answer.code, answer.pointers) == (422, code, [pointer]), name
+
+    assert connection.execute("select count(*) from email_idempotency").fetchone() == (0,)
+
+
+async def test_a_body_that_is_no_json_is_refused(api: Api) -> None:
+    for raw in (b"", b"{", b"nul", b"\xff", b'{"a":1}{', b"[" * 100_000, b'{"a":' * 5000, b'{"from": NaN}'):
+        answer = await api.post(raw=raw)
+        assert (answer.status, answer.code) == (400, "malformed-json"), raw[:10]
+    for value in (b"[]", b"17", b'"text"', b"null"):
+        answer = await api.post(raw=value)
+        assert (answer.status, answer.code) == (422, "invalid-email")
+
+
+async def test_a_body_of_another_type_is_refused(api: Api) -> None:
+    for name in (
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+        "application/xml",
+    ):
+        answer = await api.post(headers={"Content-Type": name})
+        assert (answer.status, answer.code) == (415, "unsupported-media-type")
+    for headers in ({"Content-Encoding": "gzip"}, {"Content-Type": "application/json; charset=utf-16"}):
+        assert (await api.post(headers=headers)).code == "unsupported-media-type"
+
+
+async def test_a_body_that_is_too_large_is_refused_unread(settings: Settings) -> None:
+    async with running(replace(settings, api_body_bytes=10_000)) as api:
+        told = await exchange(api, request("/v1/emails", *JSON, "Content-Length: 10000000000"))
+        chunk = b"1000\r\n" + b" " * 4096 + b"\r\n"
+        streamed = await exchange(api, request("/v1/emails", *JSON, "Transfer-Encoding: chunked"), *[chunk] * 5)
+
+    for answer in (told, streamed):
+        assert answer is not None
+        assert (answer.status, answer.code, answer.headers["connection"]) == (413, "body-too-large", "close")
+
+
+async def test_bodies_together_are_bounded(settings: Settings) -> None:
+    async with running(replace(settings, api_body_bytes=100_000, api_memory_bytes=150_000)) as api:
+        _, first = await asyncio.open_connection("127.0.0.1", api.port)
+        first.write(request("/v1/emails", *JSON, "Content-Length: 99000") + b" " * 90_000)
+        await first.drain()
+
+        async def second() -> int:
+            head = request("/v1/emails", *JSON, "Content-Length: 99000")
+            answer = await exchange(api, head + b" " * 99_000)
+            assert answer is not None
+            return answer.status
+
+        while (status := await second()) != 503:
+            assert status == 400
+        first.close()
+
+
+SMUGGLED: Final = {
+    "two lengths": request("/v1/emails", *JSON, "Content-Length: 5", "Content-Length: 6") + b"{}   ",
+    "length and chunks": request("/v1/emails", *JSON, "Content-Length: 5", "Transfer-Encoding: chunked") + b"0\r\n\r\n",
+    "obscured chunks": request("/v1/emails", *JSON, "Transfer-Encoding: xchunked") + b"0\r\n\r\n",
+    "space before the colon": request("/v1/emails", *JSON, "Content-Length : 5") + b"{}   ",
+    "bare line feed in a header": request("/v1/emails", "X-A: a\nContent-Length: 5") + b"{}   ",
+    "length that is no number": request("/v1/emails", *JSON, "Content-Length: -1"),
+    "no HTTP at all": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100),
+    "NUL in a header": request("/v1/emails", *JSON, "X-A: \0"),
+}
+
+
+async def test_requests_that_two_parsers_read_differently_are_refused(api: Api) -> None:
+    for name, sent in SMUGGLED.items():
+        answer = await exchange(api, sent)
+        assert answer is not None, name
+        assert (answer.status, answer.headers["content-type"]) == (400, "application/problem+json"), name
+
+    assert (await api.get("/healthz")).status == 200
+
+
+async def test_a_second_key_or_a_second_identity_is_refused(api: Api) -> None:
+    twice = await exchange(api, request("/v1/emails", *JSON, "Idempotency-Key: other", "Content-Length: 2") + b"{}")
+
+    assert twice is not None
+    assert (twice.status, twice.code) == (400, "idempotency-key-invalid")
+
+
+async def test_a_client_that_drips_its_request_is_sent_away(settings: Settings) -> None:
+    patience = replace(settings, api_head_seconds=0.3, api_request_seconds=0.3)
+    async with running(patience) as api:
+        head = await exchange(api, b"POST /v1/emails HTTP/1.1\r\nHost: 127.0")
+        body = await exchange(api, request("/v1/emails", *JSON, "Content-Length: 50") + b'{"from":')
+        silent = await exchange(api)
+        second = await exchange(api, request("/healthz", method="GET"), b"GET / HT")
+
+    for answer in (head, body):
+        assert answer is not None
+        assert (answer.status, answer.code) == (408, "request-timeout")
+    assert silent is None
+    assert second is not None
+    assert second.status == 200
+
+
+async def test_five_hundred_dripping_clients_keep_nobody_out(api: Api) -> None:
+    dripping = [await asyncio.open_connection("127.0.0.1", api.port) for _ in range(500)]
+    for _, writer in dripping:
+        writer.write(b"POST /v1/emails HTTP/1.1\r\nHost: 127.0")
+    try:
+        assert (await api.post()).status == 202
+    finally:
+        for _, writer in dripping:
+            writer.close()
+
+
+async def test_a_head_without_end_is_refused(api: Api) -> None:
+    answer = await exchange(api, b"GET /healthz HTTP/1.1\r\n", *[b"X-Filler: " + b"x" * 8000 + b"\r\n"] * 10)
+
+    assert answer is not None
+    assert (answer.status, answer.code) == (431, "head-too-large")
+
+
+async def test_more_requests_than_allowed_at_once_are_refused_for_now(settings: Settings) -> None:
+    async with running(replace(settings, api_requests=3)) as api:
+        answers = await asyncio.gather(*(api.post(f"k-{number}") for number in range(40)))
+
+    refused = [answer for answer in answers if answer.status == 503]
+    assert refused
+    assert {answer.code for answer in refused} == {"overloaded"}
+    assert {answer.status for answer in answers} == {202, 503}
+
+
+def resident_bytes() -> int:
+    """What this process, and the API in it, has in memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.slow
+async def test_abuse_leaves_the_memory_flat(settings: Settings) -> None:
+    bomb = EMAIL | {"attachments": [FILE | {"content": "A" * 4_000_000, "filename": "a.exe"}] * 5}
+    raw = orjson.dumps(bomb)
+    async with running(settings) as api:
+        for _ in range(5):
+            await api.post(raw=raw)
+        gc.collect()
+        before = resident_bytes()
+        for _ in range(60):
+            assert (await api.post(raw=raw)).status == 422
+            for fields, _code, _pointer in REFUSED.values():
+                assert (await api.post("k", EMAIL | fields)).status == 422
+            assert (await api.post(raw=b"[" * 1_000_000)).status == 400
+        gc.collect()
+
+    assert resident_bytes() - before < 64 * 1024 * 1024

@@ -1,0 +1,97 @@
+"""The client: typed answers, and one email however often its requests are lost."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import psycopg
+import pytest
+
+from dispatcher import Email
+from dispatcher.client import ApiProblem, AsyncClient, Client, NoAnswer, Receipt, Refused
+from dispatcher.domain.status import Status
+from tests.api.place import Api, make_key
+
+
+def email(key: str = 'order 17 "a" / b', subject: str = "Your receipt") -> Email:
+    return Email(message_key=key, sender="shop@example.com", to="ann@example.org", subject=subject, text="Thanks.")
+
+
+async def test_both_clients_say_the_same(api: Api, connection: psycopg.Connection) -> None:
+    key = make_key(connection)
+
+    def all_of_it() -> list[object]:
+        with Client(api.url, key=key) as client:
+            first = client.send(email())
+            return [
+                first,
+                client.send(email()),
+                client.send_many([email("k-2"), email(subject="Another")]),
+                client.get(first.id),
+                client.get_by_key(email().message_key),
+            ]
+
+    sent, again, many, by_id, by_key = await asyncio.to_thread(all_of_it)
+    async with AsyncClient(api.url, key=key) as client:
+        awaited = await client.send(email())
+        assert await client.get(awaited.id) == by_id
+        assert await client.get_by_key(email().message_key) == by_key
+        others = await client.send_many([email("k-2"), email("k-3")])
+
+    assert isinstance(sent, Receipt)
+    assert not sent.replayed
+    assert again == awaited == Receipt(sent.id, email().message_key, replayed=True)
+    assert isinstance(many, list)
+    assert isinstance(many[0], Receipt)
+    assert isinstance(many[1], Refused)
+    assert many[1].problem.code == "idempotency-key-reused"
+    assert [isinstance(each, Receipt) and each.replayed for each in others] == [True, False]
+    assert by_id == by_key
+    assert getattr(by_id, "status", None) is Status.PENDING
+
+
+async def test_a_refusal_is_an_exception_that_names_the_field(api: Api, connection: psycopg.Connection) -> None:
+    key = make_key(connection, sender_domains=["example.net"])
+    async with AsyncClient(api.url, key=key) as client:
+        with pytest.raises(ApiProblem) as refused:
+            await client.send(email())
+
+    assert (refused.value.status, refused.value.code) == (403, "sender-forbidden")
+    assert refused.value.errors[0]["pointer"] == "#/from"
+    assert "ann@example.org" not in str(refused.value)
+
+
+async def test_a_lost_answer_is_asked_for_again_and_makes_no_second_email(
+    api: Api, connection: psycopg.Connection
+) -> None:
+    lost = 0
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Passes a request on, and twice loses its answer."""
+        nonlocal lost
+        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", api.port)
+        inner_writer.write(await reader.readuntil(b"}"))
+        answer = await inner_reader.readuntil(b"}")
+        lost += 1
+        if lost > 2:
+            writer.write(answer)
+        inner_writer.close()
+        writer.close()
+
+    async with await asyncio.start_server(forward, "127.0.0.1", 0) as proxy:
+        port = proxy.sockets[0].getsockname()[1]
+        async with AsyncClient(f"http://127.0.0.1:{port}") as client:
+            receipt = await client.send(email())
+
+    assert receipt.replayed
+    assert connection.execute("select count(*) from email_log").fetchone() == (1,)
+
+
+async def test_nobody_there_is_said_in_time() -> None:
+    async with AsyncClient("http://127.0.0.1:1", seconds=0.5) as client:
+        with pytest.raises(NoAnswer):
+            await client.send(email())
+
+    with pytest.raises(NoAnswer), Client("http://127.0.0.1:1", seconds=0.5) as blocking:
+        await asyncio.to_thread(partial(blocking.send, email()))

@@ -1,0 +1,181 @@
+"""The description says what the API does: every answer to whatever Schemathesis thinks of stands in it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jsonschema
+import psycopg
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+    unsupported_method,
+)
+
+from dispatcher.api.email_schema import SCHEMAS
+from dispatcher.config import Settings
+from dispatcher.domain.email import Email
+from dispatcher.errors import InvalidEmail
+from tests.api.place import EMAIL, Api, make_key, running
+from tests.api.test_abuse import FILE, REFUSED
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    unsupported_method,
+]
+
+
+IGNORING = pytest.mark.filterwarnings(
+    "ignore:Do not use the `random` module:hypothesis.errors.HypothesisDeprecationWarning"
+)
+"""Schemathesis does, and seeds it."""
+
+
+@contextmanager
+def in_a_thread(settings: Settings) -> Iterator[Api]:
+    """An API that serves while this thread asks it."""
+    started, ended = threading.Event(), threading.Event()
+    places: list[Api] = []
+
+    async def serving() -> None:
+        async with running(settings) as api:
+            places.append(api)
+            started.set()
+            await asyncio.to_thread(ended.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=[serving()])
+    thread.start()
+    try:
+        assert started.wait(timeout=20)
+        yield places[0]
+    finally:
+        ended.set()
+        thread.join(timeout=20)
+
+
+def probe(api: Api, examples: int, token: str | None) -> set[tuple[str, int]]:
+    """Asks whatever Schemathesis thinks of; returns which operations answered how."""
+    schema = schemathesis.openapi.from_url(f"{api.url}/openapi.json")
+    seen: set[tuple[str, int]] = set()
+    for result in schema.get_all_operations():
+        assert isinstance(result, Ok)
+        _probe(result.ok(), examples, {"Authorization": f"Bearer {token}"} if token else {}, seen)
+    return seen
+
+
+def _probe(operation: Any, examples: int, headers: dict[str, str], seen: set[tuple[str, int]]) -> None:
+    """Cases that fit the description, and cases that do not."""
+    fitting, unfit = (operation.as_strategy(generation_mode=mode) for mode in GenerationMode)
+
+    @hypothesis_settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=fitting | unfit)
+    def ask(case: Any) -> None:
+        response = case.call(headers=headers)
+        seen.add((operation.label, response.status_code))
+        case.validate_response(response, checks=CHECKS)
+
+    ask()
+
+
+def check(settings: Settings, connection: psycopg.Connection, examples: int) -> None:
+    with in_a_thread(settings) as api:
+        open_answers = probe(api, examples, None)
+        token = make_key(connection)
+        keyed = probe(api, examples, token)
+        without = probe(api, 1, None)
+
+    assert {operation for operation, _ in open_answers} == {operation for operation, _ in keyed}
+    assert {status for _, status in without} <= {401, 400, 405}
+
+
+@IGNORING
+def test_every_answer_stands_in_the_description(settings: Settings, connection: psycopg.Connection) -> None:
+    check(settings, connection, 15)
+
+
+@pytest.mark.slow
+@IGNORING
+def test_every_answer_stands_in_the_description_however_long_one_asks(
+    settings: Settings, connection: psycopg.Connection
+) -> None:
+    check(settings, connection, 1000)
+
+
+ODD_VALUES: tuple[Any, ...] = (17, "", [], {}, [17], True)
+
+
+def corpus() -> Iterator[dict[str, Any]]:
+    """Emails, good and bad."""
+    yield EMAIL
+    yield from (EMAIL | fields for fields, _, _ in REFUSED.values())
+    yield from ({name: value for name, value in EMAIL.items() if name != missing} for missing in EMAIL)
+    more: list[dict[str, Any]] = [
+        *({name: None} for name in SCHEMAS["Email"]["properties"]),
+        *({name: value} for name in SCHEMAS["Email"]["properties"] for value in ODD_VALUES),
+        {"to": "Ann <ann@example.org>", "cc": ["b@example.org"], "bcc": "c@example.org"},
+        {"tags": ["a", "a"]},
+        {"tags": ["a"] * 11},
+        {"attachments": [FILE]},
+        {"template_id": "d-1", "text": None, "subject": None, "template_data": {"a": [1, None, {"b": 2.5}]}},
+        {"on_uncertain": "resend", "correlation_id": "c", "headers": {"X-A": "b"}},
+        {"subject": "x" * 999},
+        {"message_key": "k" * 256},
+    ]
+    yield from (EMAIL | fields for fields in more)
+
+
+def test_the_schema_refuses_nothing_that_the_domain_takes() -> None:
+    components = {"components": {"schemas": SCHEMAS}}
+    schema = jsonschema.Draft202012Validator({"$ref": "#/components/schemas/KeyedEmail", **components})
+    taken = 0
+    for fields in corpus():
+        document = {"message_key": "k", **fields}
+        try:
+            Email.from_json(document)
+        except InvalidEmail:
+            continue
+        taken += 1
+        assert schema.is_valid(document), document
+    assert taken > 20
+
+
+def test_the_schema_knows_the_domains_fields() -> None:
+    from dispatcher.domain.email_json import ATTACHMENT_FIELDS, FIELDS
+
+    assert set(SCHEMAS["Email"]["properties"]) == FIELDS
+    assert set(SCHEMAS["Attachment"]["properties"]) == set(ATTACHMENT_FIELDS)
+
+
+async def test_the_page_for_people_needs_nothing_from_elsewhere(api: Api) -> None:
+    page = await api.get("/docs")
+
+    assert page.headers["content-security-policy"].startswith("default-src 'none'")
+    text = page.body.decode()
+    assert "<script" not in text
+    assert "http://" not in text
+    assert "https://" not in text
+    for path in ("/v1/emails/batch", "Idempotency-Key", "idempotency-key-reused"):
+        assert path in text

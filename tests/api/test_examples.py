@@ -1,0 +1,128 @@
+"""Every example runs as it stands."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+import psycopg
+import pytest
+
+from dispatcher.errors import InvalidEmail
+from tests.api.place import Api
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def orders(connection: psycopg.Connection) -> psycopg.Connection:
+    """A database with an application's own table."""
+    connection.execute("create table orders (number integer primary key, customer text)")
+    return connection
+
+
+def books(connection: psycopg.Connection) -> tuple[list[Any], list[Any]]:
+    placed = [row[0] for row in connection.execute("select number from orders order by 1").fetchall()]
+    return placed, [row[0] for row in connection.execute("select message_key from email_log order by 1").fetchall()]
+
+
+async def test_curl(api: Api, connection: psycopg.Connection) -> None:
+    def run() -> subprocess.CompletedProcess[str]:
+        env = {"PATH": os.environ["PATH"], "DISPATCHER_API_URL": api.url}
+        return subprocess.run(
+            ["sh", "examples/curl.sh"], cwd=ROOT, env=env, capture_output=True, text=True, check=False
+        )
+
+    for _ in range(2):
+        ended = await asyncio.to_thread(run)
+        assert ended.returncode == 0, ended.stderr
+
+    keys = [row[0] for row in connection.execute("select message_key from email_log order by 1").fetchall()]
+    assert keys == ["order-17-receipt", "order-18-receipt", "order-19-receipt"]
+
+
+DJANGO = """
+import sys
+from urllib.parse import urlsplit
+from django.conf import settings
+url = urlsplit(sys.argv[1])
+settings.configure(DATABASES={"default": {
+    "ENGINE": "django.db.backends.postgresql", "NAME": url.path[1:], "USER": url.username, "PASSWORD": url.password,
+    "HOST": url.hostname, "PORT": url.port,
+}})
+import django
+django.setup()
+from examples.django_orders import place_order
+from dispatcher.errors import InvalidEmail
+place_order(17, "ann@example.org")
+try:
+    place_order(18, "nobody")
+except InvalidEmail:
+    pass
+"""
+
+
+def test_django(orders: psycopg.Connection, database_url: str) -> None:
+    assert urlsplit(database_url).port
+    subprocess.run([sys.executable, "-c", DJANGO, database_url], cwd=ROOT, check=True, timeout=60)
+
+    assert books(orders) == ([17], ["order-17-receipt"])
+
+
+def test_sqlalchemy(orders: psycopg.Connection, database_url: str) -> None:
+    from sqlalchemy import create_engine
+    from sqlalchemy.orm import Session
+
+    from examples.sqlalchemy_orders import place_order
+
+    engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg://"))
+    with Session(engine) as session, session.begin():
+        place_order(session, 17, "ann@example.org")
+    with pytest.raises(InvalidEmail), Session(engine) as session, session.begin():
+        place_order(session, 18, "nobody")
+    engine.dispose()
+
+    assert books(orders) == ([17], ["order-17-receipt"])
+
+
+async def test_fastapi(orders: psycopg.Connection, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from examples.fastapi_orders import app
+
+    monkeypatch.setenv("DATABASE_URL", database_url)
+    assert await posted(app, {"number": 17, "customer": "ann@example.org"}) == 201
+    with pytest.raises(InvalidEmail):
+        await posted(app, {"number": 18, "customer": "nobody"})
+
+    assert books(orders) == ([17], ["order-17-receipt"])
+
+
+async def posted(app: Any, body: object) -> int:
+    """The status of a POST to /orders."""
+    statuses: list[int] = []
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": orjson.dumps(body), "more_body": False}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "path": "/orders",
+        "raw_path": b"/orders",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
+    await app(scope, receive, send)
+    return statuses[0]
