@@ -17,6 +17,7 @@ from dispatcher.api import description as describe
 from dispatcher.api.access import Access
 from dispatcher.api.docs_page import CONTENT_SECURITY_POLICY, page
 from dispatcher.api.emails import Emails
+from dispatcher.api.operating import Operating
 from dispatcher.api.problems import Problem
 from dispatcher.api.reading import Reading
 from dispatcher.api.refusals import Refusals
@@ -26,7 +27,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 _CODES: Final = {404: "not-found", 405: "method-not-allowed"}
 
 
-def make_app(access: Access, emails: Emails, reading: Reading, refusals: Refusals) -> FastAPI:
+def make_app(access: Access, emails: Emails, reading: Reading, operating: Operating, refusals: Refusals) -> FastAPI:
     """The application; what it needs is open already."""
     app = FastAPI(
         title="Email Dispatcher",
@@ -44,6 +45,11 @@ def make_app(access: Access, emails: Emails, reading: Reading, refusals: Refusal
     _add(app, "GET", "/v1/emails", reading.list, describe.LIST)
     _add(app, "GET", "/v1/emails/by-key/{message_key:path}", reading.get_by_key, describe.GET_BY_KEY)
     _add(app, "GET", "/v1/emails/{email_id}", reading.get, describe.GET)
+    _add(app, "POST", "/v1/held/{email_id}/confirm", operating.confirm, describe.CONFIRM)
+    _add(app, "POST", "/v1/held/{email_id}/release", operating.release, describe.RELEASE)
+    _add(app, "POST", "/v1/replays", operating.create_replay, describe.CREATE_REPLAY)
+    _add(app, "GET", "/v1/replays/{replay_id}", operating.get_replay, describe.GET_REPLAY)
+    _add(app, "DELETE", "/v1/replays/{replay_id}", operating.stop_replay, describe.STOP_REPLAY)
     _add_pages(app, access)
     return app
 

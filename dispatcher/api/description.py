@@ -10,10 +10,12 @@ from fastapi.openapi.utils import get_openapi
 
 from dispatcher.api.email_schema import EXAMPLE, SCHEMAS
 from dispatcher.api.intake import KEY_HEADER, MOST_IN_BATCH
+from dispatcher.api.operating import MOST_IDS, MOST_PER_SECOND, MOST_REASON_CHARACTERS, MOST_SECONDS
 from dispatcher.api.problems import KINDS, MEDIA_TYPE
 from dispatcher.api.reading import PARAMETERS, TENANT, Parameter
 from dispatcher.domain.outcome import Outcome
 from dispatcher.domain.status import Status
+from dispatcher.store.replays import State
 
 ABOUT: Final = (
     "Accepts emails, durably and once, and tells what became of them. `dispatcher run` sends them. Every answer that "
@@ -177,6 +179,58 @@ GET_BY_KEY: Final = Operation(
 )
 
 
+_WITH_REASON: Final = ("not-found", *_WITH_BODY, "invalid-body")
+_HELD_ID: Final = _path("email_id", {"type": "string", "format": "uuid"}, "The email's id.")
+_REPLAY_ID: Final = _path("replay_id", {"type": "integer", "minimum": 1}, "The replay's id.")
+CONFIRM: Final = Operation(
+    name="confirm_held",
+    summary="A held email did arrive",
+    about="Somebody knows it: the email is `sent` from now on. On record, with the reason.",
+    answer="Verdict",
+    body="Decision",
+    example={"reason": "The provider's page shows it as delivered."},
+    parameters=(_HELD_ID,),
+    problems=("not-held", *_WITH_REASON),
+)
+RELEASE: Final = Operation(
+    name="release_held",
+    summary="A held email shall be sent again",
+    about="It is `pending` and due from now on, and may arrive twice. On record, with the reason.",
+    answer="Verdict",
+    body="Decision",
+    example={"reason": "The provider's page does not know it."},
+    parameters=(_HELD_ID,),
+    problems=("not-held", *_WITH_REASON),
+)
+CREATE_REPLAY: Final = Operation(
+    name="create_replay",
+    summary="Have failed emails sent again",
+    about="Settles which, and begins, at its pace. Those that are `sent` are skipped; held ones need `include_held`.",
+    status=202,
+    answer="Replay",
+    body="NewReplay",
+    example={"error_type": "refused", "reason": "The domain is verified now."},
+    problems=(*_WITH_BODY, "invalid-body"),
+    headers={"Location": {"schema": {"type": "string"}, "description": "Where to ask how it goes.", "required": True}},
+)
+GET_REPLAY: Final = Operation(
+    name="get_replay",
+    summary="How a replay goes",
+    about="`is_attended` says whether somebody is at it; a running one that nobody attends was interrupted.",
+    answer="Replay",
+    parameters=(_REPLAY_ID, _TENANT),
+    problems=("not-found", "invalid-parameter"),
+)
+STOP_REPLAY: Final = Operation(
+    name="stop_replay",
+    summary="Stop a replay",
+    about="It goes no further than the email under way; what was replayed stays so. A second call is harmless.",
+    answer="Replay",
+    parameters=(_REPLAY_ID, _TENANT),
+    problems=("not-found", "invalid-parameter"),
+)
+
+
 def _nullable(kind: str, form: str | None = None) -> dict[str, Any]:
     return {"type": [kind, "null"], **({"format": form} if form else {})}
 
@@ -203,6 +257,8 @@ _TOLD: Final[dict[str, Any]] = {
     "created_at": _INSTANT,
     "sent_at": _nullable("string", "date-time"),
 }
+_REASON: Final = {"type": "string", "minLength": 1, "maxLength": MOST_REASON_CHARACTERS}
+_SHORT: Final = {"type": "string", "minLength": 1, "maxLength": 255}
 _FLAW: Final = {
     "type": "object",
     "required": ["detail"],
@@ -249,6 +305,40 @@ _SCHEMAS: Final[dict[str, Any]] = {
     "EmailStatus": _object({**_TOLD, "attempts": {"type": "array", "items": _schema("Attempt")}}),
     "Page": _object(
         {"emails": {"type": "array", "items": _schema("ListedEmail")}, "next": _nullable("string", "uuid")}
+    ),
+    "Decision": _object({"reason": _REASON, "tenant_id": _SHORT}, "tenant_id"),
+    "Verdict": _object({"id": _ID, "verdict": {"type": "string", "enum": ["confirmed", "released"]}}),
+    "NewReplay": {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["reason"],
+        "properties": {
+            "reason": _REASON,
+            "tenant_id": _SHORT,
+            "error_type": _SHORT,
+            "provider": _SHORT,
+            "status": {"type": "string", "enum": ["failed", "held"]},
+            "email_ids": {"type": "array", "minItems": 1, "maxItems": MOST_IDS, "items": _ID},
+            "older_than_seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": MOST_SECONDS},
+            "newer_than_seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": MOST_SECONDS},
+            "include_held": {"type": "boolean"},
+            "per_second": {"type": "number", "exclusiveMinimum": 0, "maximum": MOST_PER_SECOND},
+        },
+    },
+    "Replay": _object(
+        {
+            "id": {"type": "integer"},
+            "state": {"type": "string", "enum": [state.value for state in State]},
+            "is_attended": {"type": "boolean"},
+            "total": {"type": "integer"},
+            "waiting": {"type": "integer"},
+            "outcomes": {"type": "object", "additionalProperties": {"type": "integer"}},
+            "include_held": {"type": "boolean"},
+            "per_second": _nullable("number"),
+            "reason": {"type": "string"},
+            "created_at": _INSTANT,
+            "changed_at": _INSTANT,
+        }
     ),
     "Problem": {
         "type": "object",

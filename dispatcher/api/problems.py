@@ -49,6 +49,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "method-not-allowed": Kind(405, "The method is not allowed here."),
         "request-timeout": Kind(408, "The request did not arrive in time."),
         "idempotency-key-in-use": Kind(409, "An email with this key is being enqueued at this moment."),
+        "not-held": Kind(409, "The email is not held, or cannot be sent again."),
         "body-too-large": Kind(413, "The body is too large."),
         "unsupported-media-type": Kind(415, "The body must be application/json."),
         "invalid-email": Kind(422, "The email breaks a rule."),

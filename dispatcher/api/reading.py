@@ -117,7 +117,7 @@ class Reading:
     async def get(self, request: Request) -> Response:
         """One email by its id."""
         caller = await self.access.caller(request, Scope.READ)
-        given = _parameters(request, {"tenant_id": TENANT})
+        given = parameters(request, {"tenant_id": TENANT})
         try:
             email_id = UUID(request.path_params["email_id"])
         except ValueError:
@@ -127,7 +127,7 @@ class Reading:
     async def get_by_key(self, request: Request) -> Response:
         """One email by its message key."""
         caller = await self.access.caller(request, Scope.READ)
-        given = _parameters(request, {"tenant_id": TENANT})
+        given = parameters(request, {"tenant_id": TENANT})
         key = request.path_params["message_key"]
         if "\0" in key or not key.isprintable():
             raise Problem("not-found")
@@ -136,7 +136,7 @@ class Reading:
     async def list(self, request: Request) -> Response:
         """A page of emails, newest first."""
         caller = await self.access.caller(request, Scope.READ)
-        given = _parameters(request, {**PARAMETERS, "tenant_id": TENANT})
+        given = parameters(request, {**PARAMETERS, "tenant_id": TENANT})
         wanted = EmailFilter(*(given.get(name) for name in ("status", "error_type", "provider", "correlation_id")))
         below = min(given.get("cursor", _HIGHEST), given.get("created_before", _HIGHEST))
         from_id = given.get("created_from", _LOWEST)
@@ -171,7 +171,7 @@ def _tenant_of(caller: Caller, given: Mapping[str, Any]) -> str:
     return caller.tenant(given.get("tenant_id"))
 
 
-def _parameters(request: Request, known: Mapping[str, Parameter]) -> dict[str, Any]:
+def parameters(request: Request, known: Mapping[str, Parameter]) -> dict[str, Any]:
     """What a request gives for parameters.
 
     Raises:

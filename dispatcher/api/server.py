@@ -22,6 +22,7 @@ from dispatcher.api.emails import Emails
 from dispatcher.api.gathering import LANES, SPLITTING_LANES, Gathering
 from dispatcher.api.guard import Guard
 from dispatcher.api.intake import Intake
+from dispatcher.api.operating import Operating
 from dispatcher.api.policy import Policy
 from dispatcher.api.protocol import Patience, PatientProtocol
 from dispatcher.api.reading import LISTS_AT_ONCE, Reading
@@ -119,7 +120,13 @@ async def serve(settings: Settings, listener: socket.socket, stop: asyncio.Event
         refusals = Refusals()
         emails = Emails(access, _bodies(settings), Intake(Policy.of(settings)), gathering, drafts, refusals)
         reading = Reading(access, EmailStore(readers), asyncio.Semaphore(LISTS_AT_ONCE))
-        app = Guard(make_app(access, emails, reading, refusals), refusals=refusals, most_requests=settings.api_requests)
+        operating = Operating(access, _bodies(settings), EmailStore(readers), readers, settings)
+        opened.push_async_callback(operating.stop)
+        app = Guard(
+            make_app(access, emails, reading, operating, refusals),
+            refusals=refusals,
+            most_requests=settings.api_requests,
+        )
         helpers = [asyncio.create_task(work.run()) for work in (access, announcing, refusals)]
         server = _server(settings, app, refusals)
         await _until_stopped(server, listener, [asyncio.create_task(stop.wait()), *helpers])

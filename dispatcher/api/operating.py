@@ -1,0 +1,251 @@
+"""The endpoints by which a person decides about emails that failed or are held; what they do is `ops/`'s."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import UUID
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dispatcher.api.access import Access, Caller
+from dispatcher.api.bodies import Bodies, decoded
+from dispatcher.api.problems import Flaw, Problem
+from dispatcher.api.reading import TENANT, parameters
+from dispatcher.broker.connection import open_connection
+from dispatcher.broker.dlq import DeadLetterQueue
+from dispatcher.config import Settings
+from dispatcher.domain.api_key import Scope
+from dispatcher.domain.status import Status
+from dispatcher.errors import BrokerUnavailable, DispatcherError
+from dispatcher.ops import held, replays
+from dispatcher.ops.acts import Act
+from dispatcher.ops.held import Verdict
+from dispatcher.store.connections import AsyncSession, Pool, connect_async, session
+from dispatcher.store.emails import EmailStore
+from dispatcher.store.failures import Selection
+from dispatcher.store.replays import Replay
+from dispatcher.telemetry.log import get_log
+
+MOST_REASON_CHARACTERS: Final = 500
+MOST_IDS: Final = 1000
+MOST_PER_SECOND: Final = 10_000
+MOST_SECONDS: Final = 10 * 366 * 86_400
+REPLAYS_AT_ONCE: Final = 2
+_LARGEST_ID: Final = 2**63 - 1
+
+Check = Callable[[object], bool]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and 1 <= len(value) <= 255 and value.isprintable()
+
+
+def _is_reason(value: object) -> bool:
+    return (
+        isinstance(value, str) and len(value) <= MOST_REASON_CHARACTERS and value.isprintable() and bool(value.strip())
+    )
+
+
+def _is_number(value: object, highest: float) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= highest
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, list) and 1 <= len(value) <= MOST_IDS and all(_id(item) is not None for item in value)
+
+
+def _id(value: object) -> UUID | None:
+    try:
+        return UUID(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+
+
+_REASON: Final[Mapping[str, tuple[Check, str]]] = {"reason": (_is_reason, "must be a text that says why")}
+_REPLAY: Final[Mapping[str, tuple[Check, str]]] = {
+    **_REASON,
+    "tenant_id": (_is_text, "must be a text"),
+    "error_type": (_is_text, "must be a text"),
+    "provider": (_is_text, "must be a text"),
+    "status": (lambda value: value in ("failed", "held"), "must be failed or held"),
+    "email_ids": (_is_ids, f"must be a list of 1 to {MOST_IDS} ids"),
+    "older_than_seconds": (lambda value: _is_number(value, MOST_SECONDS), "must be a number of seconds above 0"),
+    "newer_than_seconds": (lambda value: _is_number(value, MOST_SECONDS), "must be a number of seconds above 0"),
+    "include_held": (lambda value: isinstance(value, bool), "must be true or false"),
+    "per_second": (lambda value: _is_number(value, MOST_PER_SECOND), f"must be above 0 and at most {MOST_PER_SECOND}"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operating:
+    """Lets a person decide. Replays run in this process; what it does not finish, `dispatcher dlq` can resume."""
+
+    access: Access
+    bodies: Bodies
+    emails: EmailStore
+    pool: Pool
+    settings: Settings
+    _running: set[asyncio.Task[None]] = field(default_factory=set)
+    _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(REPLAYS_AT_ONCE))
+
+    async def confirm(self, request: Request) -> Response:
+        """A held email did arrive."""
+        return await self._judge(request, held.confirm)
+
+    async def release(self, request: Request) -> Response:
+        """A held email shall be sent again."""
+        return await self._judge(request, held.release)
+
+    async def create_replay(self, request: Request) -> Response:
+        """Settles which emails, and begins."""
+        caller, given = await self._asked(request, _REPLAY)
+        act = _act(caller, given["reason"])
+        selection = _selection(given, caller.tenant(given.get("tenant_id")))
+        async with session(self.pool) as connection:
+            replay = await replays.create(
+                connection,
+                selection,
+                act,
+                include_held=given.get("include_held", False),
+                per_second=given.get("per_second", replays.DEFAULT_PER_SECOND),
+            )
+        task = asyncio.create_task(self._run(replay.replay_id))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return _answer(document(replay), 202, {"Location": f"/v1/replays/{replay.replay_id}"})
+
+    async def get_replay(self, request: Request) -> Response:
+        """A replay as it stands."""
+        caller = await self.access.caller(request, Scope.OPERATE)
+        tenant = caller.tenant(parameters(request, {"tenant_id": TENANT}).get("tenant_id"))
+        async with session(self.pool) as connection:
+            return _answer(document(await _found(connection, request, tenant)))
+
+    async def stop_replay(self, request: Request) -> Response:
+        """Lets a replay go no further; what was replayed stays so."""
+        caller = await self.access.caller(request, Scope.OPERATE)
+        tenant = caller.tenant(parameters(request, {"tenant_id": TENANT}).get("tenant_id"))
+        async with session(self.pool) as connection:
+            replay = await _found(connection, request, tenant)
+            stopped = await replays.stop(connection, replay.replay_id, _act(caller, "stopped over HTTP"))
+        return _answer(document(stopped or replay))
+
+    async def stop(self) -> None:
+        """Ends what runs here; it loses nothing by it."""
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def _judge(
+        self, request: Request, decide: Callable[[AsyncSession, UUID, Act], Awaitable[Verdict]]
+    ) -> Response:
+        caller, given = await self._asked(request, {**_REASON, "tenant_id": _REPLAY["tenant_id"]})
+        email_id = _id(request.path_params["email_id"])
+        tenant = caller.tenant(given.get("tenant_id"))
+        if email_id is None or await self.emails.find(tenant, email_id) is None:
+            raise Problem("not-found")
+        async with session(self.pool) as connection:
+            verdict = await decide(connection, email_id, _act(caller, given["reason"]))
+        if verdict not in (Verdict.CONFIRMED, Verdict.RELEASED):
+            raise Problem("not-held", f"Nothing was changed: {verdict.value}.")
+        return _answer({"id": email_id, "verdict": verdict.value})
+
+    async def _asked(
+        self, request: Request, known: Mapping[str, tuple[Check, str]]
+    ) -> tuple[Caller, Mapping[str, Any]]:
+        """Who asks, and the fields of the body, each as it must be."""
+        caller = await self.access.caller(request, Scope.OPERATE)
+        async with self.bodies.read(request) as body:
+            given = decoded(body)
+        if not isinstance(given, dict):
+            raise Problem("invalid-body", flaws=[Flaw("pointer", "#", "must be an object")])
+        flaws = [] if "reason" in given else [Flaw("pointer", "#/reason", "is missing")]
+        if given.keys() - known.keys():
+            flaws.append(Flaw("pointer", "#", f"has fields beside {', '.join(known)}"))
+        flaws += [
+            Flaw("pointer", f"#/{name}", why) for name, (fits, why) in known.items() if not _fits(given, name, fits)
+        ]
+        if flaws:
+            raise Problem("invalid-body", flaws=flaws)
+        return caller, given
+
+    async def _run(self, replay_id: int) -> None:
+        try:
+            async with self._turns, AsyncExitStack() as opened:
+                name = "dispatcher api replay"
+                connection = await connect_async(self.settings.database_url, name=name)
+                await opened.enter_async_context(connection)
+                dlq = await self._dead_letters(opened)
+                await replays.run(connection, dlq, replay_id)
+        except DispatcherError as error:
+            get_log().error("fault.unexpected", where="replay", error=error.message)
+
+    async def _dead_letters(self, opened: AsyncExitStack) -> DeadLetterQueue | None:
+        """None while RabbitMQ is away: then the letters stay until they are swept."""
+        url, ca_file = self.settings.amqp_url, self.settings.ca_file
+        try:
+            broker = await open_connection(url, name="dispatcher api replay", ca_file=ca_file)
+        except BrokerUnavailable:
+            return None
+        await opened.enter_async_context(broker)
+        return DeadLetterQueue(broker, self.settings.dlq)
+
+
+def _fits(given: Mapping[str, Any], name: str, fits: Check) -> bool:
+    return name not in given or fits(given[name])
+
+
+def _act(caller: Caller, reason: str) -> Act:
+    actor = "api" if caller.key is None else f"api key ed_{caller.key.key_id} ({caller.key.name})"
+    return Act.of(actor, reason)
+
+
+def _selection(given: Mapping[str, Any], tenant: str) -> Selection:
+    """Always of one tenant, so that a replay is its tenant's to see."""
+    ids = given.get("email_ids")
+    return Selection(
+        status=Status(given["status"]) if "status" in given else None,
+        error_type=given.get("error_type"),
+        provider=given.get("provider"),
+        tenant_id=tenant,
+        older_than_seconds=given.get("older_than_seconds"),
+        newer_than_seconds=given.get("newer_than_seconds"),
+        email_ids=None if ids is None else tuple(UUID(item) for item in ids),
+    )
+
+
+async def _found(connection: AsyncSession, request: Request, tenant: str) -> Replay:
+    text = request.path_params["replay_id"]
+    replay = None
+    if text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= _LARGEST_ID:
+        replay = await replays.find(connection, int(text))
+    if replay is None or replay.selection.get("tenant_id") != tenant:
+        raise Problem("not-found", "There is no such replay of this tenant.")
+    return replay
+
+
+def document(replay: Replay) -> dict[str, Any]:
+    """A replay as it is told."""
+    return {
+        "id": replay.replay_id,
+        "state": replay.state.value,
+        "is_attended": replay.is_attended,
+        "total": replay.total,
+        "waiting": replay.waiting,
+        "outcomes": {outcome.value: count for outcome, count in replay.outcomes.items()},
+        "include_held": replay.include_held,
+        "per_second": replay.per_second,
+        "reason": replay.reason,
+        "created_at": replay.created_at,
+        "changed_at": replay.changed_at,
+    }
+
+
+def _answer(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(value), status, headers, "application/json")

@@ -1,0 +1,81 @@
+"""What a person decides over HTTP about emails that failed or are held, in their own tenant alone, and on record."""
+
+from __future__ import annotations
+
+import psycopg
+
+from tests.api.place import EMAIL, Api, make_key
+from tests.waiting import until_answer
+
+REASON = {"reason": "The provider shows it."}
+
+
+def stand(connection: psycopg.Connection, key: str, status: str) -> None:
+    """Puts an email where the worker would have put it."""
+    connection.execute(
+        "update email_log set status = %s, publish_due_at = null, error_type = 'refused', attempt_count = 1"
+        " where message_key = %s",
+        [status, key],
+    )
+
+
+def statuses(connection: psycopg.Connection) -> dict[str, str]:
+    return dict(connection.execute("select message_key, status from email_log").fetchall())
+
+
+async def test_held_emails_are_confirmed_or_released(api: Api, connection: psycopg.Connection) -> None:
+    ids = [(await api.post(key)).json["id"] for key in ("a", "b", "c")]
+    stand(connection, "a", "held")
+    stand(connection, "b", "held")
+
+    confirmed = await api.call("POST", f"/v1/held/{ids[0]}/confirm", body=REASON)
+    released = await api.call("POST", f"/v1/held/{ids[1]}/release", body=REASON)
+    neither = await api.call("POST", f"/v1/held/{ids[2]}/confirm", body=REASON)
+    unreasoned = await api.call("POST", f"/v1/held/{ids[0]}/confirm", body={"reason": " "})
+
+    assert (confirmed.json["verdict"], released.json["verdict"]) == ("confirmed", "released")
+    assert (neither.status, neither.code) == (409, "not-held")
+    assert (unreasoned.status, unreasoned.pointers) == (422, ["#/reason"])
+    assert statuses(connection) == {"a": "sent", "b": "pending", "c": "pending"}
+
+
+async def test_a_replay_takes_the_tenants_failed_emails_and_says_how_it_goes(
+    api: Api, connection: psycopg.Connection
+) -> None:
+    for key, tenant in (("a", "shop"), ("b", "shop"), ("c", "other")):
+        await api.post(key, EMAIL | {"tenant_id": tenant})
+        stand(connection, key, "failed")
+    token = make_key(connection, scopes=["operate"])
+
+    made = await api.call("POST", "/v1/replays", body={"error_type": "refused", **REASON}, token=token)
+
+    async def is_done() -> bool:
+        return bool((await api.get(made.headers["location"], token=token)).json["state"] == "done")
+
+    assert made.status == 202
+    await until_answer(is_done)
+    assert (await api.get(made.headers["location"], token=token)).json["outcomes"] == {"replayed": 2}
+    assert statuses(connection) == {"a": "pending", "b": "pending", "c": "failed"}
+
+
+async def test_a_replay_is_stopped_and_is_its_tenants_alone(api: Api, connection: psycopg.Connection) -> None:
+    for key in ("a", "b", "c"):
+        await api.post(key, EMAIL | {"tenant_id": "shop"})
+        stand(connection, key, "failed")
+    token, other = (make_key(connection, scopes=["operate"], tenant_id=tenant) for tenant in ("shop", "other"))
+    made = await api.call("POST", "/v1/replays", body={"per_second": 0.001, **REASON}, token=token)
+    path = made.headers["location"]
+
+    foreign = [await api.call(method, path, token=other) for method in ("GET", "DELETE")]
+    stopped = await api.call("DELETE", path, token=token)
+
+    assert [answer.status for answer in foreign] == [404, 404]
+    assert (stopped.status, stopped.json["state"]) == (200, "stopped")
+    assert list(statuses(connection).values()).count("failed") >= 2
+
+
+async def test_who_may_send_may_not_decide(api: Api, connection: psycopg.Connection) -> None:
+    token = make_key(connection)
+
+    for method, path in (("POST", "/v1/replays"), ("GET", "/v1/replays/1"), ("POST", "/v1/held/x/confirm")):
+        assert (await api.call(method, path, body=REASON, token=token)).code == "scope-missing"
