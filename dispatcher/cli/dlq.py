@@ -9,7 +9,7 @@ from uuid import UUID
 
 import click
 
-from dispatcher.cli import dlq_mend, dlq_replay, dlq_show
+from dispatcher.cli import dlq_mend, dlq_replay, dlq_replays, dlq_show
 from dispatcher.cli.acting import opened_dlq, opened_session
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
@@ -85,7 +85,7 @@ def list_(selection: Selection, by: str | None, poison: bool, limit: int, before
     return Exit.DONE
 
 
-for part in (dlq_show.show, *dlq_replay.COMMANDS, *dlq_mend.COMMANDS):
+for part in (dlq_show.show, dlq_replay.replay, *dlq_replays.COMMANDS, *dlq_mend.COMMANDS):
     command.add_command(part)
 
 

@@ -1,4 +1,4 @@
-"""`dispatcher dlq replay`, `replays` and `stop`: failed emails are sent again, once each, at a pace."""
+"""`dispatcher dlq replay`: failed emails are sent again, once each, at a pace."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 import click
 
-from dispatcher.cli.acting import acting, opened_dlq, opened_session
+from dispatcher.cli.acting import opened_dlq, opened_session
+from dispatcher.cli.dlq_replays import replay_json
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.output import console_for, plain_table, print_json, print_table, say
+from dispatcher.cli.output import console_for, print_json, say
 from dispatcher.cli.selecting import all_of, selecting
 from dispatcher.errors import DispatcherError, ServerUnavailable
 
@@ -122,59 +123,6 @@ def replay(
     return _run(settings, made.replay_id, as_json=as_json)
 
 
-@click.command("replays")
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="How many.")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON.")
-def replays(limit: int, as_json: bool) -> int:
-    """List replays, the latest first: who, why, and how far they are.
-
-    `interrupted` is one whose command ended half-way: `dispatcher dlq replay --resume REPLAY` goes on.
-
-    \b
-    Example:
-      dispatcher dlq replays
-    """
-    found = asyncio.run(_list(load_settings("database_url"), limit))
-    if as_json:
-        print_json({"replays": [_json(each) for each in found]})
-        return Exit.DONE
-    table = plain_table("replay", "state", "emails", "replayed", "skipped", "waiting", "rate", "by", "reason", "what")
-    from rich.text import Text
-
-    for each in found:
-        what = ", ".join(f"{name}={value}" for name, value in each.selection.items()) or "all"
-        counts = (each.total, each.replayed, sum(each.skipped.values()), each.waiting)
-        rate = f"{each.per_second:g}/s" if each.per_second else "-"
-        words = map(Text, (rate, each.actor, each.reason, f"{each.source}: {what}"))
-        table.add_row(str(each.replay_id), _state(each), *(f"{count:,}" for count in counts), *words)
-    if found:
-        print_table(table)
-    say(f"{len(found)} replays.")
-    return Exit.DONE
-
-
-@click.command("stop")
-@click.argument("replay_id", metavar="REPLAY", type=int)
-@acting
-def stop(replay_id: int, reason: str, actor: str | None) -> int:
-    """Let a replay go no further. What it replayed stays replayed; `dlq replay --resume` goes on later.
-
-    \b
-    Example:
-      dispatcher dlq stop 7 --reason "the provider throttles us"
-    """
-    from dispatcher.ops.acts import Act
-
-    found = asyncio.run(_stop(load_settings("database_url"), replay_id, Act.of(actor, reason)))
-    if found is None:
-        raise DispatcherError(f"There is no replay {replay_id}.", remedy="`dispatcher dlq replays` lists them.")
-    say(f"Replay {replay_id} is {found.state}: {found.replayed:,} of {found.total:,} replayed, {found.waiting:,} left.")
-    return Exit.DONE
-
-
-COMMANDS: Final = (replay, replays, stop)
-
-
 def _refuse(mistaken: object, words: str) -> None:
     if mistaken:
         raise click.UsageError(words)
@@ -261,7 +209,7 @@ def _run(
         say(f"Cut off; nothing is lost. `dispatcher dlq replay --resume {replay_id}` goes on.")
         raise
     if as_json:
-        told = {**_json(ended.replay), "dead_letters_removed": ended.letters_removed}
+        told = {**replay_json(ended.replay), "dead_letters_removed": ended.letters_removed}
         print_json({**told, "skipped_emails": {str(email_id): why for email_id, why in skipped}})
     else:
         for email_id, why in skipped:
@@ -341,28 +289,6 @@ async def _publish_repaired(settings: Settings, name: str, body: bytes, act: Act
             return await repair_poison(session, dlq, publisher, settings.queue, name, body, act)
         finally:
             await publisher.close()
-
-
-async def _list(settings: Settings, limit: int) -> list[Replay]:
-    from dispatcher.store.replays import list_replays
-
-    async with opened_session(settings, "dlq") as session:
-        return await list_replays(session, limit=limit)
-
-
-async def _stop(settings: Settings, replay_id: int, act: Act) -> Replay | None:
-    from dispatcher.ops.replays import stop
-
-    async with opened_session(settings, "dlq") as session:
-        return await stop(session, replay_id, act)
-
-
-def _json(found: Replay) -> dict[str, Any]:
-    return {**asdict(found), "state": _state(found), "total": found.total, "replayed": found.replayed}
-
-
-def _state(found: Replay) -> str:
-    return "interrupted" if found.state.value == "running" and not found.is_attended else found.state.value
 
 
 def _pace(found: Replay) -> str:
