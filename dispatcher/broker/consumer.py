@@ -28,7 +28,7 @@ from dispatcher.telemetry.log import get_log
 log = get_log()
 
 FIRST_WAIT_SECONDS: Final = 0.5
-LONGEST_WAIT_SECONDS: Final = 15.0
+LONGEST_WAIT_SECONDS: Final = 5.0
 STEADY_SECONDS: Final = 30.0
 """A connection that lived so long starts the count of failures anew; one that is lost at once does not."""
 

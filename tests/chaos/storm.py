@@ -162,6 +162,7 @@ def _environment(plan: Plan, ground: Ground, folder: Path, provider: Mapping[str
     """Short leases and few connections, so that much is leased and not on the wire when it is struck."""
     servers, topology = ground.removable.servers, ground.topology
     settings = {
+        "METRICS_ADDRESS": "off",
         "DATABASE_URL": ground.database_url,
         "AMQP_URL": servers.amqp_url,
         "RABBITMQ_MANAGEMENT_URL": servers.management_url,
