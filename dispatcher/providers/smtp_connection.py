@@ -209,11 +209,13 @@ def _start_tls_failure(error: Exception) -> Exception:
 
 
 def _log_in_failure(error: Exception) -> Exception:
-    if isinstance(error, aiosmtplib.SMTPAuthenticationError) and error.code >= 500:
-        # The server's words may repeat the user's name: its code says enough.
-        codes = reply_of(error.code, error.message).codes
+    if not isinstance(error, aiosmtplib.SMTPAuthenticationError) or not 400 <= error.code < 600:
+        return _connect_failure(error)
+    # The server's words may repeat the user's name, and whatever else we sent it: its code says enough.
+    codes = reply_of(error.code, error.message).codes
+    if error.code >= 500:
         return ProviderFault(NAME, f"the SMTP server refused the user name and password ({codes}).", remedy=_BAD_LOGIN)
-    return _connect_failure(error)
+    return NotConnected(Deferred(Reason.SERVER_ERROR, "the server refused to log us in for now", codes))
 
 
 def _tls_failure(error: ssl.SSLError) -> Exception:

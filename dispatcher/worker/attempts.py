@@ -13,6 +13,7 @@ from dispatcher.domain.outcome import CONCERNS_PROVIDER, Deferred, Outcome, Reas
 from dispatcher.errors import ProviderFault
 from dispatcher.inflight import Ledger, steady_clock
 from dispatcher.providers.contract import Attempt
+from dispatcher.providers.echo import without_echo, words_without_echo
 from dispatcher.results import storable
 from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
@@ -113,9 +114,12 @@ class Attempts:
             sending.attempt_number, deadline, lambda: self._leave(sending), _Rendering(self._ledger, sending)
         )
         try:
-            return storable(await route.provider.send(sending.lease.email, attempt))
-        except (ProviderFault, LeaseRanOut):
+            return without_echo(storable(await route.provider.send(sending.lease.email, attempt)), sending.lease.email)
+        except LeaseRanOut:
             raise
+        except ProviderFault as fault:
+            words = words_without_echo(fault.message, sending.lease.email)
+            raise ProviderFault(fault.provider, words, remedy=fault.remedy) from fault
         except asyncio.CancelledError as error:
             if sending.is_cancelled:
                 raise

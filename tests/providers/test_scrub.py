@@ -24,11 +24,17 @@ from dispatcher.providers.scrub import MAX_CHARACTERS, scrub
         ("ann\uff20example.com", "<address>"),
         ("ann@[192.0.2.1] no", "<address> no"),
         ("one\r\ntwo\tthree\x00four", "one two three four"),
+        ("the key SG.abc-1_x.def2 is revoked", "the key <credential> is revoked"),
+        ("bad header Authorization: Bearer abc.123", "bad header Authorization: <credential>"),
+        ("Basic dXNlcjpwYXNzd29yZA== was refused", "<credential> was refused"),
+        ("AKIAIOSFODNN7EXAMPLE is not active", "<credential> is not active"),
+        ("basic authentication is needed", "basic authentication is needed"),
+        ("Subject: =?utf-8?b?WW91ciBjb2Rl?= is spam", "Subject: <encoded> is spam"),
         ("  2.0.0   Ok ", "2.0.0 Ok"),
         ("", ""),
     ],
 )
-def test_addresses_and_controls_are_gone(words: str, safe: str) -> None:
+def test_addresses_credentials_and_controls_are_gone(words: str, safe: str) -> None:
     assert scrub(words) == safe
 
 
