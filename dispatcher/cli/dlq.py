@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from dispatcher.store.failures import DeadEmail, Group, Selection
 
 _GROUPS: Final = ("error_type", "provider", "tenant", "status", "error")
-_PREVIEW_OCTETS: Final = 60
 
 
 @click.group("dlq")
@@ -142,7 +141,7 @@ def _show_groups(by: str, groups: list[Group], *, as_json: bool) -> int:
 def _show_poison(found: list[Poison], limit: int, as_json: bool) -> int:
     from rich.text import Text
 
-    from dispatcher.ops.poison import safe_text
+    from dispatcher.ops.poison import glimpse
 
     if as_json:
         print_json({"poison": [_poison_json(each) for each in found[:limit]], "total": len(found)})
@@ -150,8 +149,7 @@ def _show_poison(found: list[Poison], limit: int, as_json: bool) -> int:
     table = plain_table("message", "place", "octets", "dead-lettered", "problem", "beginning")
     for each in found[:limit]:
         died = each.x_death[0].get("time", "-") if each.x_death else "published there"
-        beginning = safe_text(each.body[:_PREVIEW_OCTETS], _PREVIEW_OCTETS)
-        words = map(Text, (str(died), each.problem, beginning))
+        words = map(Text, (str(died), each.problem, glimpse(each.body)))
         table.add_row(each.poison_id, str(each.position), f"{len(each.body):,}", *words)
     if found:
         print_table(table)
@@ -160,14 +158,14 @@ def _show_poison(found: list[Poison], limit: int, as_json: bool) -> int:
 
 
 def _poison_json(each: Poison) -> dict[str, Any]:
-    from dispatcher.ops.poison import safe_text
+    from dispatcher.ops.poison import glimpse
 
     return {
         "poison_id": each.poison_id,
         "position": each.position,
         "octets": len(each.body),
         "problem": each.problem,
-        "beginning": safe_text(each.body[:_PREVIEW_OCTETS], _PREVIEW_OCTETS),
+        "beginning": glimpse(each.body),
         "headers": each.headers,
         "x_death": each.x_death,
     }

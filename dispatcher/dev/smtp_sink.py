@@ -179,18 +179,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--reply", action="append", default=[], metavar="STEP=TEXT", type=_scripted, help=(
         f"say this instead; steps: {', '.join(Step)}; instead of a text: {', '.join(Act)}"
     ))  # fmt: skip
+    parser.add_argument("--login", metavar="USER:PASSWORD", help="what MAIL needs; default: an open server")
     parser.add_argument("--die-with-parent", action="store_true", help="end when the process that started us does")
     options = parser.parse_args(arguments)
     if options.die_with_parent:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     behaviour = Behaviour(
         script=dict(options.reply),
+        login=_login(options.login),
         latency_seconds=options.latency_ms / 1000,
         slow_seconds=options.slow_ms / 1000,
     )
     import uvloop
 
     uvloop.run(_serve(SmtpSink(options.folder, behaviour, writes_eml=not options.no_eml), options.port))
+
+
+def _login(text: str | None) -> tuple[str, str] | None:
+    user, _, password = (text or "").partition(":")
+    return (user, password) if text else None
 
 
 def _scripted(text: str) -> tuple[Step, str]:

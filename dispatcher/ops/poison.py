@@ -18,11 +18,15 @@ from dispatcher.broker.publisher import Publisher
 from dispatcher.errors import BrokerUnavailable, DispatcherError, InvalidPointer
 from dispatcher.ops.acts import Act
 from dispatcher.ops.letters import look, read, remove
+from dispatcher.providers.scrub import scrub
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.failures import audit, find_failures
 
 PREFIX: Final = "p-"
+GLIMPSE_CHARACTERS: Final = 60
 _FINGERPRINT_CHARACTERS: Final = 12
+_SCRUBBED_OCTETS: Final = 2000
+"""Far more than is shown: an address must not be cut before it is known as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,12 @@ def safe_text(body: bytes, at_most: int) -> str:
     text = body[:at_most].decode("utf-8", "backslashreplace")
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return shown if len(body) <= at_most else f"{shown}… ({len(body) - at_most:,} octets more)"
+
+
+def glimpse(body: bytes) -> str:
+    """How a poison message begins, for a list: without addresses, since somebody may have published a whole email."""
+    text = scrub(safe_text(body[:_SCRUBBED_OCTETS], _SCRUBBED_OCTETS))
+    return text if len(text) <= GLIMPSE_CHARACTERS else f"{text[:GLIMPSE_CHARACTERS]}…"
 
 
 def plain(value: Any) -> Any:

@@ -22,9 +22,9 @@ _AT: Final = re.compile(r"@|\uff20|\ufe6b|%40|=40|\+40", re.IGNORECASE)
 _UNPRINTABLE: Final = re.compile(
     r"(?:[^\S ]|[\x00-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff])+"
 )
-# What we authenticate with, should a server or proxy repeat it: HTTP's schemes, SendGrid's keys, AWS's ids and signatures.
+# What we authenticate with, should somebody repeat it: HTTP's schemes, SendGrid's keys, AWS's ids and signatures.
 _CREDENTIAL: Final = re.compile(
-    r"(?:\b(?:Bearer|Basic|AWS4-HMAC-SHA256)\s+(?=\S*[\d=/+_])\S+|\bSG\.[\w-]+(?:\.[\w-]+)*|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b)",
+    r"\b(?:(?:Bearer|Basic|AWS4-HMAC-SHA256)\s+(?=\S*[\d=/+_])\S+|SG\.[\w-]+(?:\.[\w-]+)*|(?:AKIA|ASIA)[A-Z0-9]{16}\b)",
     re.IGNORECASE,
 )
 _MAY_BE_CREDENTIAL: Final = re.compile(r"bearer|basic|aws4-|sg\.|akia|asia", re.IGNORECASE)
@@ -36,7 +36,7 @@ _WORD: Final = re.compile(r"""<?(?:"[^"<>]{0,64}")?[^\s<>()\[\],;:"]+(?:\[[^\[\]
 
 
 def scrub(words: str) -> str:
-    """The words on one line, each address replaced by `<address>` and each credential likewise, at most `MAX_CHARACTERS` long.
+    """The words on one line, without addresses and credentials, at most `MAX_CHARACTERS` long.
 
     A word with an at sign in it counts as an address as a whole, so that odd forms of one do not slip through.
     Scrubbing twice changes nothing more.

@@ -1,0 +1,100 @@
+"""Words that must come out nowhere but at the provider's end: an email that is full of them, and where they are."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import psycopg
+from psycopg import sql
+
+from dispatcher import Attachment, Email
+
+CANARIES: Final = {
+    "recipient": "vykra7recipient",
+    "name": "vykraname",
+    "sender": "vykrasender",
+    "subject": "vykrasubject",
+    "text": "vykratext",
+    "html": "vykrahtml",
+    "file name": "vykrafile",
+    "file": "vykrabytes",
+    "header": "vykraheader",
+    "API key": "vykraapikey",
+    "password": "vykrapassword",
+    "caller's key": "vykracaller",
+}
+"""Each stands for what it is called."""
+API_KEY: Final = f"SG.{CANARIES['API key']}01.x2y3"
+PASSWORD: Final = CANARIES["password"]
+RECIPIENT: Final = f"{CANARIES['recipient']}@example.org"
+SUBJECT: Final = f"Your {CANARIES['subject']} is ready"
+
+ECHO: Final = (
+    f"<{RECIPIENT}> {CANARIES['recipient']} to {CANARIES['name']}: subject '{SUBJECT}' from {CANARIES['sender']}; "
+    f"{CANARIES['header']}; {CANARIES['file name']}.pdf; we read that the {CANARIES['text']} is in it; "
+    f"Authorization: Bearer {API_KEY}; key {API_KEY}"
+)
+"""What a provider may say of it, at its most talkative."""
+
+_CONTENT_TABLES: Final = ("email_content", "email_attachment")
+
+
+def email(key: str) -> Email:
+    """An email of which everything private is a canary."""
+    return Email(
+        message_key=key,
+        correlation_id=f"order-{key}",
+        sender=f"Shop <{CANARIES['sender']}@example.com>",
+        to=f"Ann {CANARIES['name']} <{RECIPIENT}>",
+        bcc=f"bcc.{RECIPIENT}",
+        reply_to=f"reply.{CANARIES['sender']}@example.com",
+        subject=SUBJECT,
+        text=f"Dear customer,\nwe read that the {CANARIES['text']} is in it.",
+        html=f"<p>Dear customer, the <b>{CANARIES['html']}</b> is in it.</p>",
+        headers={"X-Case": CANARIES["header"]},
+        attachments=[Attachment(f"{CANARIES['file name']}.pdf", "application/pdf", CANARIES["file"].encode())],
+    )
+
+
+def found_in(places: Mapping[str, bytes | str]) -> list[str]:
+    """Which canary was found where, in the clear or as base64, with what stands around it."""
+    octets = {place: (text.encode() if isinstance(text, str) else text).lower() for place, text in places.items()}
+    return [
+        f"{name} in {place}: …{content[max(0, content.index(form) - 60) : content.index(form) + 40]!r}…"
+        for place, content in octets.items()
+        for name, canary in CANARIES.items()
+        for form in _forms(canary)
+        if form in content
+    ]
+
+
+def _forms(canary: str) -> Iterator[bytes]:
+    yield canary.encode()
+    for shift in range(3):
+        # What stands before and behind it in a whole text decides on the first and last characters.
+        yield base64.b64encode(b"." * shift + canary.encode())[2 * (shift > 0) + shift : -4].lower()
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    """Every file's content."""
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def tables(database_url: str, *, of_content: bool) -> dict[str, str]:
+    """All rows as text, of the tables that hold emails' content, or of all others."""
+    listed = "select relname from pg_class where relkind in ('r', 'p') and relnamespace = 'public'::regnamespace"
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        names = [name for (name,) in connection.execute(listed)]
+        return {
+            f"table {name}": _rows(connection, name)
+            for name in names
+            if any(name.startswith(table) for table in _CONTENT_TABLES) is of_content
+        }
+
+
+def _rows(connection: psycopg.Connection, table: str) -> str:
+    statement = sql.SQL("select each::text from {} as each").format(sql.Identifier(table))
+    return "\n".join(row for (row,) in connection.execute(statement))
