@@ -110,7 +110,7 @@ def host(tmp_path: Path, servers: Servers, database_url: str, topology: Topology
 
 async def test_an_api_that_is_killed_keeps_its_word(host: Host) -> None:
     try:
-        await check(host, 3)
+        await check(host, 2)
     finally:
         host.destroy()
 
