@@ -25,6 +25,7 @@ with old as (
         and e.status not in ('pending', 'sending')
     order by c.email_id
     limit %(limit)s
+    for update of e skip locked
 ),
 attachments as (
     delete from email_attachment as a
@@ -45,6 +46,7 @@ with codes as (
     where c.tags ? 'one_time_code'
         and e.status = 'sent'
     limit %(limit)s
+    for update of e skip locked
 ),
 attachments as (
     delete from email_attachment as a

@@ -11,6 +11,7 @@ import pytest
 from psycopg import sql
 
 from dispatcher.domain.email_id import lowest_id_at
+from dispatcher.errors import StoreUnavailable
 from dispatcher.store.connections import connect_async
 from dispatcher.store.retention import Pruned, Pruning, Retention
 from tests.store.books import Books
@@ -128,3 +129,23 @@ async def test_a_one_time_code_is_forgotten_once_it_is_sent(books: Books, prune:
     assert has(books, "email_content", waiting)
     assert has(books, "email_content", receipt)
     assert await prune(FOR_EVER) == []
+
+
+async def test_an_email_that_a_person_is_just_releasing_keeps_its_content(
+    books: Books, prune: Prune, database_url: str
+) -> None:
+    email_id = enqueue_long_ago(books, "held")
+    # As `held release` does: one statement that reads the content and makes the email pending.
+    release = """
+        update email_log set status = 'pending'
+        where email_id = %s and exists (select from email_content where email_id = %s)
+    """
+    with psycopg.connect(database_url) as person:
+        person.execute(release, [email_id, email_id])
+
+        with pytest.raises(StoreUnavailable):
+            await prune(Retention(30, 60, 90))
+        person.commit()
+
+    assert await prune(Retention(30, 60, 90)) == []
+    assert has(books, "email_content", email_id)
