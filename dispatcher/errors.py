@@ -9,6 +9,7 @@
     │   ├── StoreUnavailable
     │   │   └── StoreBusy         another transaction holds what a statement needed
     │   └── BrokerUnavailable
+    ├── ValueRefused              a value that PostgreSQL cannot hold; its neighbours in a batch are well
     ├── SchemaError               the database's tables are missing, older, newer or edited
     ├── TopologyError             RabbitMQ's queues or exchanges are missing or differ from what we need
     └── ProviderFault             the provider as a whole cannot be used: account, credentials, set-up
@@ -101,6 +102,10 @@ class StoreBusy(StoreUnavailable):
 
 class BrokerUnavailable(ServerUnavailable):
     """RabbitMQ does not answer, or closed our connection or channel."""
+
+
+class ValueRefused(DispatcherError):
+    """PostgreSQL cannot hold a value of a statement; the same call with it never succeeds."""
 
 
 class SchemaError(DispatcherError):

@@ -54,13 +54,16 @@ from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import DispatcherError
 
 SUFFIX: Final = ".ledger"
-FORMAT: Final = 2
+FORMAT: Final = 3
 
 _MAGIC: Final = b"EDLEDGER"
 # magic, format, octets per slot, slots, worker, slot's name, boot id, checksum
 _HEADER: Final = struct.Struct("<8sHHI64s64s36sI")
 _HEADER_BYTES: Final = 512
 _SLOT_BYTES: Final = 512
+# the number of the file itself: a copy tells of a moment that is over, and has no lock
+_INODE: Final = struct.Struct("<Q")
+_INODE_AT: Final = 184
 # when the relay last voided leases, by `steady_clock`
 _VOIDED: Final = struct.Struct("<d")
 _VOIDED_AT: Final = 192
@@ -295,9 +298,10 @@ def _create(path: Path, header: bytes, slots: int) -> mmap.mmap:
     unfinished = path.with_suffix(".new")
     descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    whole = header.ljust(_INODE_AT, b"\0") + _INODE.pack(os.fstat(descriptor).st_ino)
     # Written out, not only sized: a full filesystem says so now, as an error, and not later, as SIGBUS.
     with open(descriptor, "wb", closefd=False) as file:
-        file.write(header.ljust(_HEADER_BYTES, b"\0") + bytes(slots * _SLOT_BYTES))
+        file.write(whole.ljust(_HEADER_BYTES, b"\0") + bytes(slots * _SLOT_BYTES))
     unfinished.rename(path)
     return mmap.mmap(descriptor, _HEADER_BYTES + slots * _SLOT_BYTES)
 
@@ -376,13 +380,18 @@ def _lock(descriptor: int) -> bool:
 
 
 def _content(descriptor: int, most_bytes: int = _MOST_BYTES) -> bytes:
+    """What stands in the file, unless it is a ledger's copy, whose worker may live and work on."""
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         raise LedgerUnreadable("it cannot be read: it is not a file")
     try:
-        return os.pread(descriptor, min(found.st_size, most_bytes), 0)
+        content = os.pread(descriptor, min(found.st_size, most_bytes), 0)
     except OSError as error:
         raise LedgerUnreadable(f"it cannot be read: {error.strerror}") from error
+    head = _head(content)
+    if _INODE.unpack_from(content, _INODE_AT)[0] != found.st_ino:
+        raise LedgerUnreadable(f"it is a copy of the ledger of {head.worker}")
+    return content
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,7 +403,7 @@ class _Head:
 
 
 def _head(content: bytes) -> _Head:
-    if len(content) < _HEADER.size or not content.startswith(_MAGIC):
+    if len(content) < _HEADER_BYTES or not content.startswith(_MAGIC):
         raise LedgerUnreadable("it is not an in-flight ledger")
     magic, version, slot_bytes, slots, worker, slot, boot, checksum = _HEADER.unpack_from(content)
     if version != FORMAT or slot_bytes != _SLOT_BYTES:

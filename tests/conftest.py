@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit, urlunsplit
 
+import hypothesis
 import psycopg
 import pytest
 from psycopg import sql
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.store.fixtures"]
 
+
+# The same examples in every run, and no verdict over how busy the machine was while they were tried.
+hypothesis.settings.register_profile(
+    "suite", derandomize=True, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("suite")
 
 _SERVERS: Final = pytest.StashKey[Servers]()
 

@@ -36,6 +36,7 @@ from dispatcher.inflight import (
 
 HEADER_BYTES: Final = 512
 SLOT_BYTES: Final = 512
+INODE_AT: Final = 184
 ID: Final = UUID("018f3a1e-7b5c-7def-8abc-0123456789ab")
 OTHER_ID: Final = UUID("018f3a1e-7b5d-7def-8abc-0123456789ab")
 
@@ -332,7 +333,9 @@ class TestTornWrites:
     @staticmethod
     def torn(folder: Path, content: bytes) -> tuple[Flight, ...]:
         path = folder / "torn.ledger"
-        path.write_bytes(content)
+        path.touch()
+        inode = struct.pack("<Q", path.stat().st_ino)
+        path.write_bytes(content[:INODE_AT] + inode + content[INODE_AT + 8 :])
         return read(path).flights
 
     def torn_everywhere(self, folder: Path, before: bytes, written: bytes) -> list[tuple[Flight, ...]]:
@@ -448,7 +451,24 @@ class TestFilesThatAreNoLedgerOfOurs:
         content[8:10] = struct.pack("<H", inflight.FORMAT + 1)
         good.write_bytes(content)
 
-        with pytest.raises(LedgerUnreadable, match="format 3 is not the one"):
+        with pytest.raises(LedgerUnreadable, match=f"format {inflight.FORMAT + 1} is not the one"):
+            read(good)
+
+    def test_a_copy(self, good: Path) -> None:
+        # Of a living worker's ledger it would have no lock, and so look like a dead one's.
+        copy = good.with_suffix(".copy.ledger")
+        copy.write_bytes(good.read_bytes())
+
+        with pytest.raises(LedgerUnreadable, match="a copy of the ledger of"):
+            read(copy)
+        assert read(good).flights
+
+    def test_a_copy_in_the_place_of_the_original(self, good: Path) -> None:
+        copy = good.with_suffix(".new")
+        copy.write_bytes(good.read_bytes())
+        copy.rename(good)
+
+        with pytest.raises(LedgerUnreadable, match="a copy of the ledger of"):
             read(good)
 
     @pytest.mark.parametrize("at", [12, 16, 40, 90, 150])

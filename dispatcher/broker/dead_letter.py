@@ -20,6 +20,9 @@ from dispatcher.errors import InvalidPointer
 MAX_ERROR_CHARACTERS: Final = 4000
 """What is longer is cut; keeps every dead letter far below `pointer.MAX_BODY_OCTETS`. The email's row has all of it."""
 
+MOST_ATTEMPTS: Final = 2**31 - 1
+"""What the row's column holds."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
@@ -110,7 +113,7 @@ def _status(fields: Mapping[str, Any]) -> Status:
 
 def _count(fields: Mapping[str, Any], name: str) -> int:
     value = fields.get(name)
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value <= MOST_ATTEMPTS:
         raise InvalidPointer(f'"{name}" is missing or not a count.')
     return value
 

@@ -15,7 +15,14 @@ from psycopg.rows import TupleRow
 from psycopg.types.json import set_json_loads
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
-from dispatcher.errors import ConfigurationError, DispatcherError, SchemaError, StoreBusy, StoreUnavailable
+from dispatcher.errors import (
+    ConfigurationError,
+    DispatcherError,
+    SchemaError,
+    StoreBusy,
+    StoreUnavailable,
+    ValueRefused,
+)
 from dispatcher.store.queries import query
 
 Session = psycopg.Connection[TupleRow]
@@ -43,6 +50,7 @@ def translated() -> Iterator[None]:
         StoreUnavailable: the server is away, ended the session, timed out, or asks to try again (deadlock,
             serialization failure); the same call may succeed later. StoreBusy where it waited for a lock too long.
         SchemaError: a table or function is missing.
+        ValueRefused: a value is out of range, or no text that it can hold.
         DispatcherError: anything else that the server refused, by its code, without the statement's values.
     """
     try:
@@ -57,6 +65,8 @@ def translated() -> Iterator[None]:
         raise StoreUnavailable(f"PostgreSQL refuses us: {_first_line(error)}.") from error
     except (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout, PoolClosed) as error:
         raise StoreUnavailable(f"PostgreSQL is not available: {_first_line(error)}.") from error
+    except psycopg.DataError as error:
+        raise ValueRefused(f"PostgreSQL refused a value ({error.sqlstate or type(error).__name__}).") from error
     except psycopg.Error as error:
         raise DispatcherError(f"PostgreSQL refused a statement ({error.sqlstate or type(error).__name__}).") from error
 

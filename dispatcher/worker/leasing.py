@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 from uuid import UUID
@@ -13,7 +13,7 @@ from dispatcher.broker.consumer import Consumer, Delivery
 from dispatcher.broker.dead_letter import DeadLetter, decode
 from dispatcher.broker.pointer import Pointer
 from dispatcher.domain.status import Status
-from dispatcher.errors import InvalidPointer, StoreUnavailable
+from dispatcher.errors import InvalidPointer, StoreUnavailable, ValueRefused
 from dispatcher.inflight import steady_clock
 from dispatcher.store.leases import Lease, LeaseStore, LetterVerdict, Standing
 from dispatcher.telemetry import metrics
@@ -84,6 +84,26 @@ class Leasing:
     async def _lease(self, batch: list[Arrival]) -> None:
         if self._stopped:
             return
+        try:
+            await self._lease_all(batch)
+        except ValueRefused as error:
+            await self._isolate(batch, error, self._lease)
+
+    async def _isolate(
+        self, batch: list[Arrival], error: ValueRefused, work: Callable[[list[Arrival]], Awaitable[None]]
+    ) -> None:
+        """Sends the one message whose values PostgreSQL refuses to the DLQ, and works on its neighbours."""
+        if len(batch) > 1:
+            middle = len(batch) // 2
+            await work(batch[:middle])
+            await work(batch[middle:])
+            return
+        ((delivery, pointer),) = batch
+        self._log.error("fault.unexpected", where="lease", error=error.message, email_id=str(pointer.email_id))
+        metrics.MESSAGES_REJECTED.add(1)
+        self._consumer.reject(delivery)
+
+    async def _lease_all(self, batch: list[Arrival]) -> None:
         waiting: dict[UUID, Arrival] = {}
         repeated = [arrival for arrival in batch if not self._is_first(arrival, waiting)]
         leases = await self._lease_surely({email_id: pointer.message_key for email_id, (_, pointer) in waiting.items()})
@@ -127,6 +147,12 @@ class Leasing:
                 return leases
 
     async def _settle(self, arrivals: list[Arrival]) -> None:
+        try:
+            await self._settle_all(arrivals)
+        except ValueRefused as error:
+            await self._isolate(arrivals, error, self._settle)
+
+    async def _settle_all(self, arrivals: list[Arrival]) -> None:
         try:
             standing = await self._store.find_standing([pointer.email_id for _, pointer in arrivals])
             # A lease of ours that nobody here knows: its statement was cut off, and went on without us.

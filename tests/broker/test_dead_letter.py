@@ -73,7 +73,7 @@ def test_the_message_carries_the_names_that_tools_look_for() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"tenant_id": None}, {"status": "sent"}, {"status": 1}, {"status": []}, {"attempts": -1},
+        {"tenant_id": None}, {"status": "sent"}, {"status": 1}, {"status": []}, {"attempts": -1}, {"attempts": 2**31},
         {"attempts": True}, {"attempts": None}, {"created_at": None}, {"created_at": "yesterday"},
         {"failed_at": "2026-11-21T08:00:00"}, {"error": 7}, {"v": 2},
     ],

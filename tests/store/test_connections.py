@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from dispatcher.errors import DispatcherError, SchemaError, StoreUnavailable
+from dispatcher.errors import DispatcherError, SchemaError, StoreUnavailable, ValueRefused
 from dispatcher.store.connections import Pool, connect_async, connected, make_pool, session, translated
 from dispatcher.store.leases import LeaseStore
 from tests.store.books import Books
@@ -81,8 +81,9 @@ async def test_a_pool_whose_server_is_away_says_so_in_time() -> None:
         ("do $$ begin raise sqlstate '40001'; end $$", StoreUnavailable),
         ("do $$ begin raise sqlstate '53100'; end $$", StoreUnavailable),
         ("set default_transaction_read_only = on; delete from email_log", StoreUnavailable),
-        ("select 1/0", DispatcherError),
-        ("select 'not a number'::integer", DispatcherError),
+        ("select 1/0", ValueRefused),
+        ("select 'not a number'::integer", ValueRefused),
+        ("do $$ begin raise sqlstate 'XX000'; end $$", DispatcherError),
     ],
 )
 def test_every_fault_of_the_server_is_translated(tables_url: str, statement: str, fault: type[DispatcherError]) -> None:
@@ -102,7 +103,7 @@ def test_what_the_client_library_refuses_is_translated_without_its_values(tables
     with connected(tables_url) as connection, pytest.raises(DispatcherError) as raised, translated():
         connection.execute("select %s::text", ["ann@example.org\0"])
 
-    assert type(raised.value) is DispatcherError
+    assert type(raised.value) is ValueRefused
     assert "ann" not in str(raised.value)
 
 

@@ -106,3 +106,14 @@ async def test_a_plain_pointer_to_a_failed_email_replays_nothing(bench: Bench, h
 
     await bench.nothing_left_on_the_queue()
     assert bench.books.status(email_id) == "failed"
+
+
+async def test_a_letter_with_a_count_beyond_any_is_no_letter_and_holds_up_nobody(bench: Bench, hand: Hand) -> None:
+    (email_id,) = hand.morgue.bury()
+    await bench.start()
+
+    await hand.put_back(email_id, attempts=2**40)
+    neighbours = await bench.enqueue(20)
+
+    await bench.settled({"sent": len(neighbours), "failed": 1})
+    await bench.nothing_left_on_the_queue()

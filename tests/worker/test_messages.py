@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from uuid import uuid4
 
 import psycopg
 import pytest
 
+from dispatcher import enqueue_many
 from dispatcher.domain.email_id import new_email_id
 from dispatcher.domain.outcome import Deferred, Reason
-from tests.store.books import Books
+from tests.store.books import Books, email
 from tests.waiting import until
 from tests.worker.bench import Bench, new_key
 from tests.worker.scripted import accept, accept_when_let_go, answer
@@ -191,3 +193,35 @@ async def test_a_dead_letter_that_is_put_back_on_the_send_queue_sends_nothing_th
 
     assert bench.books.statuses() == {"failed": 1}
     assert len(bench.provider.calls) == 1
+
+
+@pytest.fixture
+def refusing(books: Books) -> Iterator[str]:
+    """A message key that PostgreSQL cannot bear in a lease, as if some value of its row were beyond a column."""
+    books.connection.execute("""
+        create function refuse_key() returns trigger language plpgsql as
+        $$ begin raise exception using errcode = '22003'; end $$
+    """)
+    books.connection.execute("""
+        create trigger refuse_key before update on email_log
+        for each row when (old.message_key = 'unbearable') execute function refuse_key()
+    """)
+    yield "unbearable"
+    books.connection.execute("drop trigger refuse_key on email_log")
+    books.connection.execute("drop function refuse_key")
+
+
+async def test_a_message_whose_values_postgresql_refuses_goes_to_the_dlq_and_its_neighbours_are_sent(
+    bench: Bench, refusing: str
+) -> None:
+    enqueue_many(bench.books.connection, [email(refusing)])
+    (unbearable,) = [row["email_id"] for row in bench.books.rows()]
+    neighbours = bench.books.enqueue(30)
+
+    await bench.deliver([*neighbours[:15], unbearable, *neighbours[15:]])
+    await bench.start()
+
+    await bench.settled({"sent": 30, "pending": 1})
+    (dead,) = await bench.rabbit.take_all(bench.topology.dlq, 1)
+    assert str(unbearable).encode() in dead.body
+    await bench.nothing_left_on_the_queue()
