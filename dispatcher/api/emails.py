@@ -23,6 +23,7 @@ from dispatcher.domain.status import Status
 from dispatcher.producers import Acceptance, Enqueued
 from dispatcher.store.drafts import DraftStore
 from dispatcher.store.enqueueing import Draft, draft
+from dispatcher.telemetry.tracing import TRACER
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,28 +41,32 @@ class Emails:
         """Enqueues one email: durable when the answer says so, sent by `dispatcher run`."""
         caller = await self.access.caller(request, Scope.SEND)
         key = idempotency_key(request)
-        async with self.bodies.read(request) as body:
-            made = await off_loop(len(body), lambda: self._draft(body, caller, key, request))
-            answer = (await self._enqueue([made], caller))[0]
-        email = stored(answer)
+        with TRACER.enqueueing(request.headers.get("traceparent")) as enqueueing:
+            async with self.bodies.read(request) as body:
+                made = await off_loop(len(body), lambda: self._draft(body, caller, key, enqueueing.traceparent))
+                answer = (await self._enqueue([made], caller))[0]
+            email = stored(answer)
+            enqueueing.note(1, email.email_id)
         headers = {"Location": f"/v1/emails/{email.email_id}"}
         if email.acceptance is Acceptance.KNOWN:
             headers["Idempotent-Replayed"] = "true"
         return Response(orjson.dumps(accepted(email)), 202, headers, "application/json")
 
-    def _draft(self, body: bytes, caller: Caller, key: str, request: Request) -> Draft:
+    def _draft(self, body: bytes, caller: Caller, key: str, traceparent: str | None) -> Draft:
         email = self.intake.email(decoded(body), caller, key=key)
-        return draft([email], request.headers.get("traceparent"))[0]
+        return draft([email], traceparent)[0]
 
     async def create_many(self, request: Request) -> Response:
         """Enqueues up to a thousand emails; each gets its own answer, in their order."""
         caller = await self.access.caller(request, Scope.SEND)
-        traceparent = request.headers.get("traceparent")
-        async with self.bodies.read(request) as body:
-            made = await off_loop(len(body), lambda: self._drafts(listed(decoded(body)), caller, traceparent))
-            self.access.charge(caller.key, len(made) - 1)
-            drafts = [item for item in made if isinstance(item, Draft)]
-            answers = iter(await self._enqueue(drafts, caller) if drafts else [])
+        with TRACER.enqueueing(request.headers.get("traceparent")) as enqueueing:
+            async with self.bodies.read(request) as body:
+                traceparent = enqueueing.traceparent
+                made = await off_loop(len(body), lambda: self._drafts(listed(decoded(body)), caller, traceparent))
+                self.access.charge(caller.key, len(made) - 1)
+                drafts = [item for item in made if isinstance(item, Draft)]
+                answers = iter(await self._enqueue(drafts, caller) if drafts else [])
+                enqueueing.note(len(drafts))
         results = [self._result(next(answers) if isinstance(item, Draft) else item) for item in made]
         return Response(orjson.dumps({"results": results}), 200, media_type="application/json")
 

@@ -35,6 +35,7 @@ from dispatcher.store.connections import make_pool
 from dispatcher.store.drafts import DraftStore
 from dispatcher.store.emails import EmailStore
 from dispatcher.telemetry import log
+from dispatcher.telemetry.tracing import TRACER
 
 LOCK_SECONDS: Final = 0.25
 """How long an insert waits for an application's open transaction that holds the same key; others wait with it."""
@@ -53,7 +54,11 @@ def run_api(settings: Settings, listener: socket.socket) -> int:
     Raises:
         ConfigurationError: it would listen where others can reach it, and there is no key.
     """
-    uvloop.run(_serve_until_signalled(settings, listener))
+    TRACER.begin("api")
+    try:
+        uvloop.run(_serve_until_signalled(settings, listener))
+    finally:
+        TRACER.end()
     return 0
 
 

@@ -48,10 +48,11 @@ def command(address: str | None, *, share_port: bool) -> int:
     from setproctitle import setproctitle
 
     from dispatcher.supervisor.preflight import prepare_store
-    from dispatcher.telemetry import log
+    from dispatcher.telemetry import log, tracing
 
     log.configure(settings.log_level, settings.log_format, worker="api")
     setproctitle("dispatcher: api")
     prepare_store(settings)
+    tracing.prepare()
     with listen(settings, shares_port=share_port) as listener:
         return run_api(settings, listener)

@@ -69,11 +69,12 @@ def _run(settings: Settings) -> int:
 
     from dispatcher.supervisor.parent import Parent
     from dispatcher.supervisor.preflight import prepare
-    from dispatcher.telemetry import log
+    from dispatcher.telemetry import log, tracing
 
     log.configure(settings.log_level, settings.log_format)
     setproctitle("dispatcher: run")
     prepare(settings)
+    tracing.prepare()
     parent = Parent(
         _roles(settings),
         run_dir=settings.run_dir,

@@ -72,6 +72,8 @@ EVENTS: Final = MappingProxyType(
         "web.listening": "The monitor serves its pages: listener.",
         "web.unheard": "The monitor cannot have its address, and tries again: listener, reason, retry_in_seconds.",
         "metrics.unwritable": "This process counts nothing, and works on: folder, reason.",
+        "tracing.unavailable": "Spans are wanted, and this host makes none: reason, remedy.",
+        "tracing.undelivered": "Nobody took spans, and they are lost: spans, how many since the last time.",
         "fault.unexpected": "Something failed that should not: where, error.",
     }
 )

@@ -32,6 +32,7 @@ from dispatcher.routing.routes import Routes
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
+from dispatcher.telemetry.tracing import TRACER, Attempted
 from dispatcher.worker.attempts import Attempts, NoRoute
 from dispatcher.worker.batches import Batches
 from dispatcher.worker.leasing import Leasing
@@ -237,6 +238,8 @@ class Pipeline:
         sending.phase = Phase.RECORDING
         self._recorder.add(Closing(sending, result))
         self._log_attempt(sending, outcome, result.status, finished_at)
+        if TRACER.is_on:
+            _trace_attempt(sending, outcome, finished_at)
         return wait_seconds
 
     async def _until_recorded(self, sending: Sending, wait_seconds: float) -> None:
@@ -327,3 +330,18 @@ class Pipeline:
             correlation_id=sending.lease.correlation_id,
             trace_id=sending.lease.trace_id,
         )
+
+
+def _trace_attempt(sending: Sending, outcome: Outcome, finished_at: float) -> None:
+    TRACER.add_attempt(
+        Attempted(
+            traceparent=sending.lease.traceparent,
+            started_at=sending.started_at,
+            finished_at=finished_at,
+            email_id=sending.email_id,
+            attempt_number=sending.attempt_number,
+            provider=sending.provider,
+            outcome=outcome_name(outcome),
+            error_type=None if isinstance(outcome, Accepted) else outcome.reason.value,
+        )
+    )

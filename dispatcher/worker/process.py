@@ -25,6 +25,7 @@ from dispatcher.store.connections import make_pool
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.providers import ProviderStore
 from dispatcher.telemetry import log, metric_files
+from dispatcher.telemetry.tracing import TRACER
 from dispatcher.worker.pipeline import Pipeline
 from dispatcher.worker.watch import ProviderWatch
 
@@ -65,7 +66,11 @@ def run_worker(settings: Settings, post: Post) -> int:
     log.configure(settings.log_level, settings.log_format, worker=identity.slot)
     if settings.metrics:
         metric_files.begin(settings.metrics_folder, f"w{post.number}")
-    uvloop.run(_work(settings, identity, post))
+    TRACER.begin(identity.slot)
+    try:
+        uvloop.run(_work(settings, identity, post))
+    finally:
+        TRACER.end()
     return 0
 
 

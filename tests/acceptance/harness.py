@@ -35,8 +35,8 @@ CONNECTIONS: Final = 8
 """Per worker, to the sink: so many emails can be physically on the wire at once."""
 
 
-VENDOR_NAMES: Final = ("SENDGRID_API_KEY",)
-"""Settings that have no prefix."""
+VENDOR_NAMES: Final = ("SENDGRID_API_KEY", "OTEL_")
+"""How settings that have no prefix begin."""
 
 
 class Recipient(Protocol):
@@ -176,7 +176,7 @@ class Host:
             **self.recipient.settings,
         }
         named = {**usual, **settings}.items()
-        env = {name if name in VENDOR_NAMES else f"DISPATCHER_{name}": str(value) for name, value in named}
+        env = {name if name.startswith(VENDOR_NAMES) else f"DISPATCHER_{name}": str(value) for name, value in named}
         return {"PATH": os.defpath, **env}
 
     def enqueue(self, emails: Iterable[Email]) -> set[UUID]:

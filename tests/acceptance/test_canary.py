@@ -24,18 +24,20 @@ from tests.acceptance.harness import Host, Sink
 from tests.alerts.receiver import SECRET, Receiver, receiving, write_ca
 from tests.cli.commandline import in_process
 from tests.supervisor.program import Program, eventually
+from tests.telemetry.otlp import Collector, collecting
 
 PASSWORD_URL = "smtp://postmaster:{}@127.0.0.1:{}?tls=none"
 
 
 @dataclass
 class Place:
-    """A host with two providers' ends, a webhook and an operators' mailbox; and what was heard."""
+    """A host with two providers' ends, all that watches it, and an operators' mailbox; and what was heard."""
 
     host: Host
     double: Double
     sink: Sink
     receiver: Receiver
+    collector: Collector
     operators: Sink
     settings: dict[str, Any]
     heard: dict[str, bytes | str] = field(default_factory=dict)
@@ -60,9 +62,10 @@ def place(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     double = Double(tmp_path / "sendgrid")
     sink, operators = Sink(tmp_path / "sink", *login), Sink(tmp_path / "operators", *login, keeps_eml=True)
     host.recipient = InOrder(double, sink)
-    with receiving(ca, "127.0.0.1") as receiver:
+    with receiving(ca, "127.0.0.1") as receiver, collecting() as collector:
         settings = {
             "LOG_LEVEL": "debug",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
             "SENDGRID_API_KEY": canary.API_KEY,
             "SMTP_URL": _with_password(sink),
             "MAX_ATTEMPTS": 2,
@@ -78,7 +81,7 @@ def place(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         }
         for name, value in host.environment(**settings).items():
             monkeypatch.setenv(name, value)
-        yield Place(host, double, sink, receiver, operators, settings)
+        yield Place(host, double, sink, receiver, collector, operators, settings)
     for each in (double, sink, operators):
         each.kill()
 
@@ -107,10 +110,12 @@ def test_nothing_private_comes_out_anywhere(place: Place) -> None:
 
     letters = [letter for letter in host.rabbit.read_all(host.topology.dlq) if not letter.was_rejected]
     assert letters
+    assert place.collector.bodies
     places: dict[str, bytes | str] = {
         **place.heard,
         "process titles": b"\n".join(titles),
         "webhooks": b"\n".join(str(posted.headers).encode() + posted.body for posted in place.receiver.posted),
+        "spans": b"\n".join(place.collector.bodies),
         "dead letters": "\n".join(f"{letter.properties!r} {letter.body!r}" for letter in letters),
         **{f"{each.pid} log": each.log for each in (run, api)},
         **{f"{each.pid} stderr": each.words for each in (run, api)},

@@ -1,0 +1,71 @@
+"""Spans of real processes, as a collector gets them; and a collector that is none, which delays no email."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+import orjson
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from tests.acceptance.canary_api import request
+from tests.acceptance.harness import Host, emails, stop
+from tests.telemetry.otlp import collecting
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+CALLER = "00f067aa0ba902b7"
+MORE_THAN_A_BATCH = 600
+"""So that delivery begins while emails are sent."""
+TRACEPARENT = f"00-{TRACE}-{CALLER}-01"
+
+
+def test_caller_enqueue_and_attempts_are_one_trace(host: Host) -> None:
+    host.sink()
+    document = {"from": "shop@example.com", "to": "greylisted@example.org", "subject": "Receipt", "text": "Thank you."}
+    with collecting() as collector:
+        settings: dict[str, Any] = {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
+        run = host.run(WORKERS=1, **settings)
+        api = host.command("api", API_ADDRESS="127.0.0.1:0", **settings)
+        listener = api.await_events("api.started")["listener"]
+        began_at = time.time()
+        for body in (orjson.dumps(document), b"{"):
+            request(listener, "POST", "/v1/emails", body, Idempotency_Key="receipt-1", traceparent=TRACEPARENT)
+        run.await_events("email.attempted", outcome="accepted")
+        # Long before their queues would have been emptied: who stops delivers.
+        api.send(signal.SIGTERM)
+        assert api.await_exit() == 0
+        stop(run)
+
+        accepted, refused = collector.spans("email.enqueue")
+        first, second = collector.spans("email.attempt")
+    (email_id,) = host.rows()
+    told = {"dispatcher.email_id": str(email_id)}
+    assert (accepted.trace, accepted.parent, accepted.kind) == (TRACE, CALLER, Span.SPAN_KIND_PRODUCER)
+    assert accepted.attributes == told | {"dispatcher.emails": 1}
+    assert (refused.parent, refused.failed, refused.attributes) == (CALLER, True, {"error.type": "malformed-json"})
+    for attempt in (first, second):
+        assert (attempt.trace, attempt.parent, attempt.kind) == (TRACE, accepted.span, Span.SPAN_KIND_CLIENT)
+        assert attempt.service == "email-dispatcher"
+    told["dispatcher.provider"] = "smtp"
+    deferral = {"dispatcher.outcome": "deferred", "error.type": "recipient_deferred"}
+    assert first.attributes == told | deferral | {"dispatcher.attempt": 1}
+    assert second.attributes == told | {"dispatcher.outcome": "accepted", "dispatcher.attempt": 2}
+    assert (first.failed, second.failed) == (True, False)
+    assert began_at <= first.started_at <= first.ended_at <= second.started_at <= second.ended_at <= time.time()
+
+
+def test_a_collector_that_never_answers_delays_neither_emails_nor_the_end(host: Host) -> None:
+    with collecting(answers=False) as collector:
+        run = host.run(WORKERS=1, OTEL_EXPORTER_OTLP_ENDPOINT=collector.url)
+        ids = host.enqueue(emails(MORE_THAN_A_BATCH))
+        books = host.await_finished(ids)
+        assert collector.bodies
+        asked_at = time.monotonic()
+        stop(run)
+        # One second of patience, and what a busy machine adds.
+        assert time.monotonic() - asked_at < 8
+
+    books.assert_balanced()
+    assert books.counts == {"sent": MORE_THAN_A_BATCH}
+    assert not run.words

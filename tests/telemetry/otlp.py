@@ -1,0 +1,103 @@
+"""Whoever takes spans: a real OTLP/HTTP server that keeps what it got."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class SeenSpan:
+    """A span as it arrived.
+
+    Attributes:
+        parent: The parent's span id; empty if it has none.
+        started_at: Unix seconds.
+    """
+
+    name: str
+    trace: str
+    span: str
+    parent: str
+    kind: int
+    started_at: float
+    ended_at: float
+    failed: bool
+    attributes: dict[str, str | int]
+    service: str
+
+
+@dataclass
+class Collector:
+    """What a server got.
+
+    Attributes:
+        url: For OTEL_EXPORTER_OTLP_ENDPOINT.
+        bodies: Of all requests.
+        released: While it is not set, nothing is answered.
+    """
+
+    url: str
+    bodies: list[bytes] = field(default_factory=list)
+    released: threading.Event = field(default_factory=threading.Event)
+
+    def spans(self, name: str) -> list[SeenSpan]:
+        """Those of that name, oldest first."""
+        found = [span for body in self.bodies for span in _read(body) if span.name == name]
+        return sorted(found, key=lambda span: span.started_at)
+
+
+def _read(body: bytes) -> Iterator[SeenSpan]:
+    request = ExportTraceServiceRequest.FromString(body)
+    for group in request.resource_spans:
+        about = {each.key: each.value.string_value for each in group.resource.attributes}
+        for scope in group.scope_spans:
+            for span in scope.spans:
+                yield SeenSpan(
+                    span.name,
+                    span.trace_id.hex(),
+                    span.span_id.hex(),
+                    span.parent_span_id.hex(),
+                    span.kind,
+                    span.start_time_unix_nano / 1e9,
+                    span.end_time_unix_nano / 1e9,
+                    span.status.code == span.status.STATUS_CODE_ERROR,
+                    {each.key: each.value.string_value or each.value.int_value for each in span.attributes},
+                    about["service.name"],
+                )
+
+
+@contextmanager
+def collecting(*, answers: bool = True) -> Iterator[Collector]:
+    """A server for the length of a block; without answers, it takes requests and says nothing."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            collector.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+            collector.released.wait(60)
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Says nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients may go away
+        collector = Collector(f"http://127.0.0.1:{server.server_port}")
+        if answers:
+            collector.released.set()
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield collector
+        finally:
+            collector.released.set()
+            server.shutdown()
+            thread.join()

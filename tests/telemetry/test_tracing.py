@@ -1,0 +1,77 @@
+"""When spans are made, and what they cost where nobody wants them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dispatcher.telemetry.tracing import TRACER, is_wanted
+
+ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "wanted"),
+    [
+        ({}, False),
+        (ENDPOINT, True),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:4318/v1/traces"}, True),
+        ({"OTEL_TRACES_EXPORTER": "otlp"}, True),
+        ({**ENDPOINT, "OTEL_TRACES_EXPORTER": "none"}, False),
+        ({**ENDPOINT, "OTEL_SDK_DISABLED": "true"}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, False),
+    ],
+)
+def test_the_standard_variables_decide(environ: dict[str, str], wanted: bool) -> None:
+    assert is_wanted(environ) is wanted
+
+
+def test_who_does_not_want_spans_loads_no_library_for_them() -> None:
+    code = (
+        "import sys, dispatcher.worker.process, dispatcher.relay.process, dispatcher.monitor.process;"
+        "from dispatcher.telemetry import tracing; tracing.prepare(); tracing.TRACER.begin('w0');"
+        "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
+    )
+
+    assert subprocess.run([sys.executable, "-c", code], env={}, check=False).returncode == 0
+
+
+def test_where_it_is_off_an_enqueue_carries_what_its_caller_gave() -> None:
+    with TRACER.enqueueing("00-1") as enqueueing:
+        enqueueing.note(1)
+
+    assert (TRACER.is_on, enqueueing.traceparent) == (False, "00-1")
+
+
+@pytest.mark.parametrize(
+    ("environ", "remedy"),
+    [
+        ({"OTEL_TRACES_EXPORTER": "zipkin"}, "Set it to otlp"),
+        ({**ENDPOINT, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "http/protobuf"),
+    ],
+)
+def test_what_cannot_be_done_is_told_with_its_remedy(environ: dict[str, str], remedy: str) -> None:
+    code = "from dispatcher.telemetry import log, tracing; log.configure('info', 'json'); tracing.prepare()"
+
+    ended = subprocess.run([sys.executable, "-c", code], env=environ, check=True, capture_output=True, text=True)
+
+    assert "tracing.unavailable" in ended.stdout
+    assert remedy in ended.stdout
+
+
+def test_without_its_packages_it_says_how_to_install_them_and_goes_on(tmp_path: Path) -> None:
+    shadow = tmp_path / "opentelemetry.py"
+    shadow.write_text("raise ModuleNotFoundError('No module named opentelemetry', name='opentelemetry')")
+    code = (
+        "from dispatcher.telemetry import log, tracing; log.configure('info', 'json');"
+        "tracing.prepare(); tracing.TRACER.begin('w0'); assert not tracing.TRACER.is_on"
+    )
+    environ = {**ENDPOINT, "PYTHONPATH": str(tmp_path)}
+
+    ended = subprocess.run([sys.executable, "-c", code], env=environ, check=True, capture_output=True, text=True)
+
+    assert "pip install 'email-dispatcher[otel]'" in ended.stdout
+    assert (ended.stdout.count("\n"), ended.stderr) == (1, "")
