@@ -7,7 +7,6 @@ next one in order is tried within the same attempt.
 from __future__ import annotations
 
 import asyncio
-import time
 
 from dispatcher.domain.outcome import CONCERNS_PROVIDER, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.errors import ProviderFault
@@ -83,7 +82,7 @@ class Attempts:
 
     def _prepare(self, sending: Sending) -> None:
         sending.phase = Phase.PREPARING
-        sending.started_at = time.time()
+        sending.begin_attempt()
         sending.provider = sending.provider or self._routes.first_name
 
     async def _try(self, sending: Sending, route: Route) -> Outcome | None:
@@ -93,7 +92,7 @@ class Attempts:
             LeaseRanOut, CancelledError: nothing left.
         """
         sending.provider = route.name
-        sending.started_at = time.time()
+        sending.begin_attempt()
         trial = route.breaker.begin()
         try:
             outcome = await self._send(sending, route)

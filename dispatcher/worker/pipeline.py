@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from dataclasses import replace
 from typing import Final
 from uuid import UUID
@@ -209,7 +208,7 @@ class Pipeline:
         if sending.phase in (Phase.RECORDING, Phase.RETURNING):
             # The drain ran out of time, and has concluded or given it back before the answer came.
             return None
-        finished_at = time.time()
+        finished_at = sending.attempted_until
         if sending.ledger_slot is not None:
             self._ledger.answered(sending.ledger_slot, outcome, finished_at=finished_at)
         fails_over = self._attempts.may_fail_over(sending, outcome)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from uuid import UUID
 
 from dispatcher.broker.consumer import Delivery
 from dispatcher.domain.status import OnUncertain
+from dispatcher.inflight import steady_clock
 from dispatcher.store.leases import Lease
 
 
@@ -46,6 +48,7 @@ class Sending:
         provider: Whom the attempt goes to.
         refused_by: Providers whose refusal the next attempt does not wait for.
         started_at: When the attempt began, unix seconds.
+        started_steadily_at: The same by `inflight.steady_clock`, which nobody sets.
         lease_lost: Somebody else judged it; its result is only evidence now.
         recorded: Done once a deferral is in the database; None unless one is being written.
     """
@@ -61,9 +64,19 @@ class Sending:
     provider: str = ""
     refused_by: set[str] = field(default_factory=set)
     started_at: float = 0.0
+    started_steadily_at: float = 0.0
     lease_lost: bool = False
     task: asyncio.Task[None] | None = None
     recorded: asyncio.Future[None] | None = None
+
+    def begin_attempt(self) -> None:
+        """An attempt begins now."""
+        self.started_at, self.started_steadily_at = time.time(), steady_clock()
+
+    @property
+    def attempted_until(self) -> float:
+        """Now, unix seconds: as long after the attempt's beginning as it took, whatever the host's clock is set to."""
+        return self.started_at + (steady_clock() - self.started_steadily_at)
 
     @property
     def email_id(self) -> UUID:

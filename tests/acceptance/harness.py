@@ -35,7 +35,7 @@ CONNECTIONS: Final = 8
 """Per worker, to the sink: so many emails can be physically on the wire at once."""
 
 
-VENDOR_NAMES: Final = ("SENDGRID_API_KEY", "OTEL_")
+VENDOR_NAMES: Final = ("SENDGRID_API_KEY", "OTEL_", "LD_PRELOAD", "FAKETIME_")
 """How settings that have no prefix begin."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import psycopg
@@ -25,6 +26,32 @@ def test_a_reader_that_is_stuck_stops_no_email(host: Host, tmp_path: Path) -> No
     stop(run)
     books.assert_balanced()
     assert books.counts == {"sent": 4000}
+
+
+def test_a_reader_that_goes_away_stops_no_email_and_no_restart(host: Host, tmp_path: Path) -> None:
+    pipe = tmp_path / "log"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    host.sink()
+    run = host.run(WORKERS=1, stdout=pipe)
+    first = host.enqueue(emails(50))
+    host.await_finished(first)
+
+    os.close(reading)
+    second = host.enqueue(emails(50, name="unheard"))
+    host.await_finished(second)
+    # Everybody but the parent, so that each begins with a log that nobody reads.
+    for pid in (before := run.children()):
+        run.send_to(pid, signal.SIGKILL)
+    third = host.enqueue(emails(50, name="restarted"))
+    books = host.await_finished(first | second | third)
+    assert not set(before) & set(run.children())
+
+    run.send(signal.SIGTERM)
+    assert run.await_exit() == 0
+    books.assert_balanced()
+    assert books.counts == {"sent": 150}
+    assert not run.words
 
 
 def test_an_attempt_is_told_in_one_line_with_everything_to_find_it_by(host: Host) -> None:
