@@ -53,6 +53,7 @@ def command(workers: int | None) -> int:
 
     Exit codes: 0 drained, 1 processes had to be killed, 78 settings, tables or queues are not fit.
     """
+    _put_off_reloads()
     settings = load_settings(*_NEEDED)
     if workers is not None:
         settings = replace(settings, workers=workers)
@@ -61,6 +62,17 @@ def command(workers: int | None) -> int:
         return _run(settings)
     except StopRequested:
         return Exit.DONE
+
+
+def _put_off_reloads() -> None:
+    """One that comes while we start would end us; it is heard once there is something to reload or to scale.
+
+    Where there is a terminal, SIGHUP says that it was closed, and that is the end.
+    """
+    from dispatcher.supervisor.terminal import has_terminal
+
+    if not has_terminal():
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU})
 
 
 def _run(settings: Settings) -> int:

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from typing import Final
 
-from dispatcher.errors import StoreUnavailable
+from dispatcher.errors import StoreBusy, StoreUnavailable
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.retention import TURN, Pruned, Pruning, Retention
 from dispatcher.store.turns import turn
@@ -16,6 +16,7 @@ from dispatcher.telemetry.log import get_log
 CODES_SECONDS: Final = 60.0
 """How long a one-time code's content may outlive its sending."""
 PRUNE_SECONDS: Final = 3600.0
+BUSY_SECONDS: Final = 600.0
 
 
 class Housekeeping:
@@ -32,6 +33,10 @@ class Housekeeping:
         while True:
             try:
                 await self._round()
+            except StoreBusy as error:
+                # Somebody reads or writes what is to go, a report or a backup: everybody waits behind us while we ask.
+                self._prune_at = time.monotonic() + BUSY_SECONDS
+                get_log().info("emails.pruning_postponed", reason=error.message, retry_in_seconds=BUSY_SECONDS)
             except StoreUnavailable as error:
                 get_log().warning(
                     "store.connection_lost", reason=error.message, retry_in_seconds=self._interval_seconds

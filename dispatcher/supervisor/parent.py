@@ -31,6 +31,7 @@ from dispatcher.supervisor.crew import HEARD, Crew
 from dispatcher.supervisor.heartbeat import Watch
 from dispatcher.supervisor.process import Ending, Role
 from dispatcher.supervisor.reload import Replacing
+from dispatcher.supervisor.terminal import has_terminal
 from dispatcher.telemetry import metric_files
 from dispatcher.telemetry.log import get_log
 
@@ -65,7 +66,7 @@ class Parent:
         self._load_roles = load_roles or (lambda: roles)
         self._log = get_log()
         self._drain_began_at: float | None = None
-        self._has_terminal = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and _has_terminal()
+        self._has_terminal = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and has_terminal()
         self._lock = -1
         self._lifeline, self._lifeline_end = os.pipe2(os.O_CLOEXEC)
         self._wakeup, self._wakeup_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -130,7 +131,7 @@ class Parent:
                 self._stop(number)
             case _ if self._is_draining:
                 return
-            case signal.SIGHUP if self._has_terminal and not _has_terminal():
+            case signal.SIGHUP if self._has_terminal and not has_terminal():
                 self._stop(number)
             case signal.SIGHUP:
                 self._reload()
@@ -178,15 +179,6 @@ class Parent:
             # One that waits to be started again, where there is one.
             self._crew.ask(min(removable, key=lambda each: (each.pid is not None, -each.number)), Ending.SCALED_DOWN)
         self._log.info("dispatcher.scaled", workers=self._worker_count)
-
-
-def _has_terminal() -> bool:
-    """Whether there is a terminal whose Ctrl-C would reach us; not so any more once it was closed."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
-    except OSError:
-        return False
-    return True
 
 
 def lock_run_dir(run_dir: Path) -> int:

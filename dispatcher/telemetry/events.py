@@ -65,6 +65,7 @@ EVENTS: Final = MappingProxyType(
         "api.refused": "What the HTTP API refused since it last told, by reason: counts.",
         "api.stopped": "The HTTP API ended.",
         "emails.pruned": "What was older than the settings keep it was forgotten: partitions, and counts by kind.",
+        "emails.pruning_postponed": "Another transaction holds what is to be forgotten: reason, retry_in_seconds.",
         "partition.made": "Partitions were made ahead: names.",
         "ledger.settled": "An in-flight ledger was settled, as its worker died or was frozen past its leases: worker, "
         "reason (worker_died, worker_frozen), released, recorded, uncertain.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import psycopg
 
 from dispatcher import enqueue
@@ -34,6 +36,16 @@ def test_what_was_rolled_back_is_never_sent(host: Host) -> None:
     stop(run)
     books.assert_balanced()
     assert books.counts == {"sent": 20}
+
+
+def test_a_reload_that_comes_too_early_ends_nothing(host: Host) -> None:
+    run = host.run(AMQP_URL="amqp://nobody:secret@127.0.0.1:1/")
+    run.await_events("broker.connection_lost")
+
+    run.send(signal.SIGHUP)
+    run.send(signal.SIGTERM)
+
+    assert run.await_exit() == 0
 
 
 def test_a_second_run_in_the_same_run_directory_is_refused_in_clear_words(host: Host) -> None:
