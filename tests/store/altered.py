@@ -1,0 +1,39 @@
+"""A connection on which one statement runs altered: what the product sends stays as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg.rows import TupleRow
+
+from dispatcher.store.connections import AsyncSession
+from dispatcher.store.queries import query
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A named statement in which one passage is another."""
+
+    name: str
+    passage: str
+    replacement: str = ""
+
+    @property
+    def texts(self) -> tuple[bytes, bytes]:
+        """The statement before and after."""
+        text = query(self.name).decode()
+        assert text.count(self.passage) == 1, f"{self.name} has {text.count(self.passage)} times: {self.passage}"
+        return text.encode(), text.replace(self.passage, self.replacement).encode()
+
+
+def connection_class(mutant: Mutant | None) -> type[AsyncSession]:
+    """Connections that run the mutant in the statement's place."""
+    original, altered = mutant.texts if mutant else (b"", b"")
+
+    class Altered(psycopg.AsyncConnection[TupleRow]):
+        async def execute(self, query: Any, *arguments: Any, **options: Any) -> psycopg.AsyncCursor[TupleRow]:
+            return await super().execute(altered if query == original else query, *arguments, **options)
+
+    return Altered

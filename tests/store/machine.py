@@ -1,0 +1,515 @@
+"""The store's statements in any order, on two emails at a time, against a plain model of each (`known`).
+
+Each step brings one email to where it is about something, so that lease, loss, another lease and a late write by the
+first owner meet all the time; whatever else happened to both before is chance. The tables must hold what the model says
+after every step. Leases end by a write of the test, not by waiting; their ends are the same for each lease, as where a
+clock is set back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from psycopg_pool import AsyncConnectionPool
+
+from dispatcher import enqueue
+from dispatcher.domain.status import OnUncertain, Status
+from dispatcher.errors import MessageKeyConflict
+from dispatcher.store.connections import AsyncSession, Pool
+from dispatcher.store.drafts import DraftStore
+from dispatcher.store.failures import announce_again, discard_dead, find_announced
+from dispatcher.store.held import confirm_held, release_held
+from dispatcher.store.leases import Lease, LeaseStore, LetterVerdict
+from dispatcher.store.outbox import Outbox
+from dispatcher.store.replays import ItemOutcome, create_replay, replay_next
+from dispatcher.store.settlement import ExpiredLease, find_expired, note_crashes, release_dead, release_expired
+from tests.store.altered import Mutant, connection_class
+from tests.store.books import Books, email
+from tests.store.known import Known
+from tests.store.results import result
+
+T = TypeVar("T")
+
+EXPIRED: Final = datetime(2020, 1, 1, tzinfo=UTC)
+WORKERS: Final = ("worker-1", "worker-2")
+RELAY: Final = "slot-1:relay"
+PERSON: Final = {"actor": "ann@ops-1", "reason": "test"}
+LONG_SECONDS: Final = 600
+EMPTIED: Final = (
+    b"delete from email_log",
+    b"delete from email_idempotency",
+    b"delete from email_attempt",
+    b"delete from email_hourly",
+)
+
+NUMBER: Final = st.integers(0, 1)
+WORKER: Final = st.sampled_from(WORKERS)
+STATUS: Final = st.sampled_from(Status)
+
+
+Write = Callable[["Machine", Known, str, Lease, Status], None]
+"""A statement in a worker's name, about an email and a lease that it has or had; to that status if it takes one."""
+
+
+WRITES: Final = (
+    "_renew",
+    "_release",
+    "_release_unanswered",
+    "_record",
+    "_blame",
+    "_release_as_seen",
+    "_record_as_seen",
+    "_renew",
+    "_give_back",
+    "_lease_too",
+)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What happens between a worker's lease and its next word: a loss, mostly.
+
+    Attributes:
+        number: Which of the two emails.
+        is_expired: The lease runs out and the relay sees it, before anything else.
+        is_leased_again: By the other worker, if it is free then.
+    """
+
+    number: int
+    worker: str
+    is_expired: bool
+    happen: Write
+    status: Status
+    is_leased_again: bool
+    is_expired_again: bool
+
+
+class Sessions:
+    """What every run uses; commits wait for no disk, because no process dies here."""
+
+    def __init__(self, url: str, books: Books, mutant: Mutant | None = None) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.books = books
+        self.pool: Pool = AsyncConnectionPool(
+            url, connection_class=connection_class(mutant), kwargs={"autocommit": True}, min_size=1, open=False
+        )
+        self.run(self.pool.open())
+        self.relay: AsyncSession = self.run(connection_class(mutant).connect(url, autocommit=True))
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """What the coroutine returns."""
+        return self.loop.run_until_complete(coroutine)
+
+    def store(self, worker: str) -> LeaseStore:
+        """A worker's statements."""
+        return LeaseStore(self.pool, worker=worker, slot=worker)
+
+    def close(self) -> None:
+        """Ends them."""
+        self.run(self.relay.close())
+        self.run(self.pool.close())
+        self.loop.close()
+
+
+class Machine(RuleBasedStateMachine):
+    """One run, in tables that are empty when it begins."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        super().__init__()
+        self.run, self.relay, self.books = sessions.run, sessions.relay, sessions.books
+        self.outbox = Outbox(sessions.relay)
+        self.drafts = DraftStore(sessions.pool, publish_in_seconds=0.0)
+        self.stores = {name: sessions.store(name) for name in (*WORKERS, RELAY)}
+        for statement in EMPTIED:
+            self.books.connection.execute(statement)
+        self.instant = 0
+        self.known: dict[UUID, Known] = {}
+        self.counted: Counter[str] = Counter()
+        self.expired: list[ExpiredLease] = []
+
+    @initialize(policy=st.sampled_from([None, *OnUncertain]))
+    def begin(self, policy: OnUncertain | None) -> None:
+        self.two = [self._enqueued(policy), self._enqueued(None)]
+
+    # What brings an email about.
+
+    def _enqueued(self, policy: OnUncertain | None) -> Known:
+        email_id = self.books.enqueue_one(on_uncertain=policy)
+        self.known[email_id] = Known(email_id, self.books.key(email_id), policy, self._now())
+        return self.known[email_id]
+
+    def _now(self) -> int:
+        self.instant += 1
+        return self.instant
+
+    def _brought(self, number: int, status: Status, worker: str = WORKERS[0]) -> Known:
+        """One of the two in that status; another email in its place where it was sent already."""
+        known = self.two[number]
+        if known.status is status:
+            return known
+        if known.status is Status.SENT:
+            self.two[number] = known = self._enqueued(known.policy)
+        if known.is_dead:
+            self._replay(known, include_held=True)
+        if known.status is Status.PENDING and status is not Status.PENDING:
+            self._lease([known], worker)
+        if known.status is not status:
+            self._record(known, *known.leases[-1], status)
+        return known
+
+    # What is done in a worker's name, under a lease that it has or had.
+
+    def _lease(self, asked: list[Known], worker: str, key: str | None = None) -> None:
+        keys = {known.email_id: key or known.key for known in asked}
+        found = {lease.email_id: lease for lease in self.run(self.stores[worker].lease(keys, 60))}
+        wanted = [known for known in asked if not key and known.status is Status.PENDING]
+        assert set(found) == {known.email_id for known in wanted}
+        for known in wanted:
+            lease = found[known.email_id]
+            known.lease(worker)
+            known.leases.append((worker, lease))
+            assert (lease.token, lease.attempt_number) == (known.token, known.attempts)
+
+    def _lease_too(self, known: Known, worker: str, _: Lease, __: Status) -> None:
+        self._lease([known], worker, "another")
+        self._lease([known], WORKERS[worker == WORKERS[0]])
+
+    def _expire(self, known: Known) -> None:
+        if known.status is Status.SENDING:
+            known.expired_at = EXPIRED + timedelta(microseconds=known.expiries)
+            known.expiries += 1
+            self.books.change(known.email_id, locked_until=known.expired_at)
+
+    def _renew(self, known: Known, worker: str, lease: Lease, _: Status) -> None:
+        before = self.books.row(known.email_id)["locked_until"]
+        ours = self.run(self.stores[worker].renew({lease.email_id: lease.token}, 60))
+        assert bool(ours) == known.is_under(lease)
+        if ours:
+            known.expired_at = None
+            assert self.books.row(known.email_id)["locked_until"] > before
+
+    def _release(self, known: Known, worker: str, lease: Lease, _: Status) -> None:
+        ours = self.run(self.stores[worker].release({lease.email_id: lease.token}))
+        assert bool(ours) == known.is_under(lease)
+        if ours:
+            known.release(self._now(), token_moves=False)
+
+    def _release_unanswered(self, known: Known, worker: str, _: Lease, __: Status) -> None:
+        self.run(self.stores[worker].release_unanswered([known.email_id]))
+        if known.owner == worker:
+            known.release(self._now(), token_moves=False)
+
+    def _record(self, known: Known, worker: str, lease: Lease, status: Status) -> None:
+        closing = result(lease, status, lease_seconds=LONG_SECONDS if status is Status.SENDING else None)
+        ours = self.run(self.stores[worker].record([closing]))
+        is_evidence = status is Status.SENT and known.status is not Status.SENT
+        assert bool(ours) == (known.is_under(lease) or is_evidence)
+        assert self.run(self.stores[worker].is_recorded(closing))
+        known.rows.append((closing.attempt_number, closing.outcome, worker))
+        if ours:
+            self.counted[closing.outcome] += 1
+            known.record(status, closing.outcome, self._now())
+
+    # What the relay does about workers that are dead or frozen.
+
+    def _give_back(self, _: Known, worker: str, __: Lease, ___: Status) -> None:
+        gone = [known for known in self.known.values() if known.owner == worker]
+        assert self.run(release_dead(self.relay, worker)) == len(gone)
+        for known in gone:
+            known.release(self._now(), token_moves=True)
+
+    def _blame(self, known: Known, worker: str, lease: Lease, status: Status) -> None:
+        most_crashes = 1 if status is Status.FAILED else 3
+        crashed = self.run(note_crashes(self.relay, worker, {lease.email_id: lease.token}, most_crashes))
+        assert bool(crashed) == (known.is_under(lease) and known.owner == worker)
+        if crashed:
+            known.crash(self._now(), most_crashes)
+
+    def _look(self, worker: str) -> None:
+        self.expired = self.run(find_expired(self.relay, [worker]))
+        wanted = {known.email_id for known in self.known.values() if known.expired_at and known.owner == worker}
+        assert {lease.email_id for lease in self.expired} == wanted
+
+    def _release_as_seen(self, *_: object) -> None:
+        if self.expired:
+            released = self.run(release_expired(self.relay, self.expired))
+            wanted = [known for lease in self.expired for known in self._as_seen(lease)]
+            assert released == {known.email_id for known in wanted}
+            for known in wanted:
+                known.release(self._now(), token_moves=True)
+
+    def _record_as_seen(self, _: Known, __: str, ___: Lease, status: Status) -> None:
+        for seen in self.expired if status is not Status.SENDING else []:
+            lease = Lease(seen.email_id, None, seen.token, 9, None, None)
+            closing = result(lease, status, expired_at=seen.expired_at)
+            recorded = self.run(self.stores[RELAY].record([closing]))
+            wanted = self._as_seen(seen)
+            assert recorded == {known.email_id for known in wanted}
+            for known in wanted:
+                known.rows.append((9, closing.outcome, RELAY))
+                self.counted[closing.outcome] += 1
+                known.record(status, closing.outcome, self._now())
+
+    def _as_seen(self, lease: ExpiredLease) -> list[Known]:
+        known = self.known[lease.email_id]
+        return [known] if (known.token, known.expired_at) == (lease.token, lease.expired_at) else []
+
+    def _rescue(
+        self,
+        *_: object,
+        default: OnUncertain = OnUncertain.RESEND,
+        max_attempts: int = 5,
+        here: tuple[str, ...] = (),
+        grace_seconds: float = 0.0,
+    ) -> None:
+        rescue = self.outbox.rescue_expired(default, max_attempts, 100, grace_seconds=grace_seconds, workers_here=here)
+        rescued = {row.email_id for row in self.run(rescue)}
+        everything = [] if grace_seconds else self.known.values()
+        gone = [known for known in everything if known.expired_at and known.owner not in here]
+        assert rescued == {known.email_id for known in gone}
+        for known in gone:
+            known.rescue(default, max_attempts, self._now())
+
+    # What a person does.
+
+    def _replay(self, known: Known, *, include_held: bool) -> None:
+        way: dict[str, Any] = {"source": "ids", "selection": {}, "per_second": None, **PERSON}
+        replay_id = self.run(create_replay(self.relay, [known.email_id], include_held=include_held, **way))
+        outcome = known.replay_outcome(include_held=include_held)
+        assert self.run(replay_next(self.relay, replay_id)) == (known.email_id, outcome)
+        if outcome is ItemOutcome.REPLAYED:
+            known.replay(self._now())
+
+    # The steps.
+
+    def _lost(self, loss: Loss) -> tuple[Known, str, Lease]:
+        """An email and a lease of it to which something happened since, and which is another's now, perhaps."""
+        known = self._brought(loss.number, Status.SENDING, loss.worker)
+        owner, lease = known.leases[-1]
+        if loss.is_expired:
+            self._expire(known)
+            self._look(owner)
+        loss.happen(self, known, owner, lease, loss.status)
+        if loss.is_leased_again:
+            self._brought(loss.number, Status.SENDING, WORKERS[owner == WORKERS[0]])
+        if loss.is_expired_again:
+            self._expire(known)
+        self.tables_are_as_known()
+        return known, owner, lease
+
+    losses = st.builds(
+        Loss,
+        number=NUMBER,
+        worker=WORKER,
+        is_expired=st.booleans(),
+        happen=st.sampled_from(
+            [_renew, _release, _record, _lease_too, _give_back, _blame, _release_as_seen, _record_as_seen, _rescue]
+        ),
+        status=STATUS,
+        is_leased_again=st.booleans(),
+        is_expired_again=st.booleans(),
+    )
+
+    @rule(loss=losses, first=st.sampled_from(WRITES), status=STATUS, is_proved=st.booleans())
+    def write_late(self, loss: Loss, first: str, status: Status, is_proved: bool) -> None:
+        """Everything that can be written about a lease that was lost finds nothing, but for evidence."""
+        known, owner, lease = self._lost(loss)
+        for name in (first, *WRITES):
+            getattr(self, name)(known, owner, lease, status)
+        for _ in range(2 * is_proved):
+            self._record(known, owner, lease, Status.SENT)
+
+    @rule(number=NUMBER, then=st.sampled_from([_renew, _release_unanswered, _give_back]))
+    def defer(self, number: int, then: Write) -> None:
+        known = self._brought(number, Status.SENDING)
+        self._record(known, *known.leases[-1], Status.SENDING)
+        then(self, known, *known.leases[-1], Status.SENDING)
+
+    @rule(number=NUMBER, worker=WORKER, status=STATUS, is_expired=st.booleans(), key=st.sampled_from([None, "another"]))
+    def lease(self, number: int, worker: str, status: Status, is_expired: bool, key: str | None) -> None:
+        known = self._brought(number, status)
+        if is_expired:
+            self._expire(known)
+        self._lease(self.two, worker, key)
+
+    @rule(number=NUMBER, status=STATUS)
+    def enqueue_again(self, number: int, status: Status) -> None:
+        known = self._brought(number, status)
+        same = enqueue(self.books.connection, email(known.key, on_uncertain=known.policy))
+        assert same.email_id == known.email_id
+        with pytest.raises(MessageKeyConflict):
+            enqueue(self.books.connection, email(known.key, subject="Another"))
+
+    @rule(number=NUMBER, is_late=st.booleans())
+    def publish(self, number: int, is_late: bool) -> None:
+        due = self.run(self.outbox.find_publish_due(100))
+        wanted = [known for known in self.known.values() if known.due_since]
+        assert {row.email_id for row in due} == {known.email_id for known in wanted}
+        looked = self._now()
+        if is_late:
+            known = self._brought(number, Status.SENDING)
+            self._release(known, *known.leases[-1], known.status)
+        if due:
+            self.run(self.outbox.mark_published([known.email_id for known in wanted], due[0].looked_at))
+        for known in wanted:
+            known.due_since = known.due_since if known.due_since and known.due_since > looked else None
+
+    @rule(number=NUMBER, status=STATUS, is_late=st.booleans())
+    def announce(self, number: int, status: Status, is_late: bool) -> None:
+        known = self._brought(number, Status.PENDING)
+        due_at = self.books.row(known.email_id)["publish_due_at"] or EXPIRED
+        if is_late:
+            self._brought(number, Status.SENDING)
+            self._release(known, *known.leases[-1], status)
+        self.run(self.drafts.mark_announced({known.email_id: due_at}))
+        if not is_late:
+            known.due_since = None
+
+    @rule(number=NUMBER, status=STATUS, is_late=st.booleans())
+    def publish_dead_letters(self, number: int, status: Status, is_late: bool) -> None:
+        known = self._brought(number, status)
+        due = self.run(self.outbox.find_dead_letter_due(100))
+        wanted = [known for known in self.known.values() if known.dead_letter_since]
+        assert {row.email_id for row in due} == {known.email_id for known in wanted}
+        looked = self._now()
+        if is_late:
+            self._brought(number, Status.PENDING)
+            self._brought(number, Status.FAILED)
+        if due:
+            self.run(self.outbox.mark_dead_lettered([known.email_id for known in wanted], due[0].looked_at))
+        for known in wanted:
+            since = known.dead_letter_since
+            known.dead_letter_since = since if since and since > looked else None
+
+    @rule(
+        number=NUMBER,
+        worker=WORKER,
+        is_expired=st.booleans(),
+        default=st.sampled_from(OnUncertain),
+        max_attempts=st.integers(1, 3),
+        here=st.sampled_from([(), *((worker,) for worker in WORKERS)]),
+        grace_seconds=st.sampled_from([0.0, 0.0, 1e10]),
+    )
+    def rescue(
+        self,
+        number: int,
+        worker: str,
+        is_expired: bool,
+        default: OnUncertain,
+        max_attempts: int,
+        here: tuple[str, ...],
+        grace_seconds: float,
+    ) -> None:
+        known = self._brought(number, Status.SENDING, worker)
+        if is_expired:
+            self._expire(known)
+        self._rescue(default=default, max_attempts=max_attempts, here=here, grace_seconds=grace_seconds)
+
+    @rule(number=NUMBER, status=STATUS, age_seconds=st.sampled_from([0.0, 1e6]))
+    def publish_again_what_vanished(self, number: int, status: Status, age_seconds: float) -> None:
+        self._brought(number, status)
+        everything = [] if age_seconds else self.known.values()
+        gone = [known for known in everything if known.status is Status.PENDING and not known.due_since]
+        assert self.run(self.outbox.has_vanished(age_seconds)) == bool(gone)
+        assert self.run(self.outbox.republish_vanished(age_seconds, 100)) == len(gone)
+        for known in gone:
+            known.due_since = self._now()
+
+    @rule(number=NUMBER, status=STATUS, decide=st.sampled_from([confirm_held, release_held]))
+    def decide_about_a_held_one(self, number: int, status: Status, decide: Callable[..., Any]) -> None:
+        known = self._brought(number, status)
+        decided = self.run(decide(self.relay, known.email_id, **PERSON))
+        assert decided == (known.status is Status.HELD)
+        if decided and decide is confirm_held:
+            self.counted["accepted"] += 1
+            known.close(Status.SENT, self._now())
+        elif decided:
+            known.replay(self._now())
+
+    @rule(number=NUMBER, status=STATUS, include_held=st.booleans())
+    def replay(self, number: int, status: Status, include_held: bool) -> None:
+        self._replay(self._brought(number, status), include_held=include_held)
+
+    @rule(number=NUMBER, status=STATUS, fewer=st.sampled_from([0, 0, 1]))
+    def put_a_dead_letter_back(self, number: int, status: Status, fewer: int) -> None:
+        known = self._brought(number, status)
+        attempts = known.attempts - fewer
+        verdict = known.letter_verdict(attempts)
+        assert self.run(self.stores[WORKERS[0]].replay_letters({known.email_id: attempts})) == {known.email_id: verdict}
+        if verdict is LetterVerdict.REPLAYED:
+            known.letter_replays += 1
+            known.replay(self._now())
+
+    @rule(number=NUMBER, status=STATUS)
+    def discard_a_dead_letter(self, number: int, status: Status) -> None:
+        known = self._brought(number, status)
+        discarded = self.run(discard_dead(self.relay, [known.email_id], **PERSON))
+        assert bool(discarded) == (known.is_dead and not known.is_discarded)
+        if discarded:
+            known.is_discarded, known.dead_letter_since = True, None
+
+    @rule(number=NUMBER, status=STATUS, is_out=st.booleans(), fewer=st.sampled_from([0, 0, 1]))
+    def miss_a_dead_letter(self, number: int, status: Status, is_out: bool, fewer: int) -> None:
+        known = self._brought(number, status)
+        if is_out:
+            self.publish_dead_letters(number, status, is_late=False)
+        is_missed = known.is_dead and not known.dead_letter_since and not known.is_discarded
+        assert (known.email_id in self.run(find_announced(self.relay))) == is_missed
+        again = self.run(announce_again(self.relay, {known.email_id: known.attempts - fewer}))
+        assert bool(again) == (is_missed and not fewer)
+        if again:
+            known.dead_letter_since = self._now()
+
+    @invariant()
+    def tables_are_as_known(self) -> None:
+        rows = {row["email_id"]: row for row in self.books.rows()}
+        for known in self.known.values():
+            assert _told(rows[known.email_id]) == _expected(known)
+
+    @invariant()
+    def the_books_beside_it_agree(self) -> None:
+        completed = self.books.select("select email_id from email_idempotency where completed_at is not null")
+        sent = {known.email_id for known in self.known.values() if known.status is Status.SENT}
+        assert {row["email_id"] for row in completed} == sent
+        assert Counter(self.books.hourly()) == self.counted
+        attempts = self.books.select("select email_id, attempt_number, outcome, worker from email_attempt")
+        wanted = Counter((known.email_id, *row) for known in self.known.values() for row in known.rows)
+        assert Counter(tuple(row.values()) for row in attempts) == wanted
+
+
+def _told(row: dict[str, Any]) -> dict[str, Any]:
+    lasts = row["status"] == Status.SENDING and row["locked_until"] > datetime.now(UTC)
+    return {
+        "status": row["status"],
+        "token": row["lease_token"],
+        "attempts": (row["attempt_count"], row["attempt_base"], row["crash_count"]),
+        "lock": (row["locked_by"], "lasts" if lasts else row["locked_until"].timestamp()),
+        "due": (row["publish_due_at"] is not None, row["dead_letter_due_at"] is not None),
+        "sent": row["sent_at"] is not None,
+        "discarded": row["dead_letter_discarded_at"] is not None,
+        "uncertain": row["was_uncertain"],
+    }
+
+
+def _expected(known: Known) -> dict[str, Any]:
+    ended = known.expired_at.timestamp() if known.expired_at else 0.0
+    lasts = known.status is Status.SENDING and not known.expired_at
+    return {
+        "status": known.status,
+        "token": known.token,
+        "attempts": (known.attempts, known.attempt_base, known.crashes),
+        "lock": (known.owner, "lasts" if lasts else ended),
+        "due": (known.due_since is not None, known.dead_letter_since is not None),
+        "sent": known.status is Status.SENT,
+        "discarded": known.is_discarded,
+        "uncertain": known.was_uncertain,
+    }
