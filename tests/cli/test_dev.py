@@ -15,7 +15,7 @@ from tests.cli.commandline import PROGRAM, CommandLine
 @pytest.fixture
 def named(bare: CommandLine, servers: Servers) -> CommandLine:
     """A command line whose environment names the servers, so that none is started."""
-    return bare.having(**servers.environment(), DISPATCHER_RUN_DIR=None)
+    return bare.having(**servers.environment(), DISPATCHER_RUN_DIR=None, DISPATCHER_METRICS_ADDRESS=None)
 
 
 def _evaluated(commandline: CommandLine, *arguments: str) -> dict[str, str]:
