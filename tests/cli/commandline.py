@@ -9,9 +9,9 @@ import subprocess
 import sys
 import termios
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from struct import pack
 from typing import Any, Final
@@ -53,10 +53,17 @@ class CommandLine:
 
     Attributes:
         environment: All that it gets, besides what any process needs.
+        needs_process: A command that runs to its end has a process of its own.
     """
 
     folder: Path
     environment: Mapping[str, str] = field(default_factory=dict)
+    needs_process: bool = True
+
+    @property
+    def at_hand(self) -> CommandLine:
+        """The same for commands of which a process would prove nothing: they run in ours, at a tenth of the cost."""
+        return replace(self, needs_process=False)
 
     def having(self, **variables: str | None) -> CommandLine:
         """The same with other variables; None takes one away."""
@@ -66,6 +73,8 @@ class CommandLine:
     def __call__(self, *arguments: str, stdin: str | bytes = b"") -> Ended:
         """Runs a command to its end."""
         given = stdin.encode() if isinstance(stdin, str) else stdin
+        if not self.needs_process:
+            return self._at_hand(arguments, given)
         done = subprocess.run(
             [*PROGRAM, *arguments],
             input=given,
@@ -76,6 +85,19 @@ class CommandLine:
             check=False,
         )
         return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    def _at_hand(self, arguments: tuple[str, ...], given: bytes) -> Ended:
+        ours, theirs, stdin = dict(os.environ), self.whole_environment, sys.stdin
+        sys.stdin = TextIOWrapper(BytesIO(given))
+        try:
+            os.environ.clear()
+            os.environ.update(theirs)
+            with chdir(self.folder):
+                return in_process(*arguments)
+        finally:
+            sys.stdin = stdin
+            os.environ.clear()
+            os.environ.update(ours)
 
     @contextmanager
     def started(self, *arguments: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:

@@ -24,6 +24,22 @@ from tests.cli.commandline import DEADLINE_SECONDS, CommandLine, Ended, in_proce
 from tests.ops.morgue import Morgue
 from tests.store.books import Books
 
+
+@pytest.fixture
+def prepared(prepared: CommandLine) -> CommandLine:
+    return prepared.at_hand
+
+
+@pytest.fixture
+def settled(settled: CommandLine) -> CommandLine:
+    return settled.at_hand
+
+
+@pytest.fixture
+def bare(bare: CommandLine) -> CommandLine:
+    return bare.at_hand
+
+
 WHY = ("--reason", "the provider is back")
 
 

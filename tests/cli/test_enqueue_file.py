@@ -15,6 +15,11 @@ from tests.cli.commandline import DEADLINE_SECONDS, CommandLine
 from tests.waiting import wait_until
 
 
+@pytest.fixture
+def storing(storing: CommandLine) -> CommandLine:
+    return storing.at_hand
+
+
 def _email(number: int, **other: Any) -> dict[str, Any]:
     return {
         "message_key": f"key-{number}",

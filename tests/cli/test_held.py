@@ -10,6 +10,12 @@ import pytest
 from tests.cli.commandline import CommandLine
 from tests.store.books import Books
 
+
+@pytest.fixture
+def prepared(prepared: CommandLine) -> CommandLine:
+    return prepared.at_hand
+
+
 WHY = ("--reason", "seen at the provider")
 
 

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dispatcher.broker.topology import Topology
 from tests.cli.commandline import CommandLine
+
+
+@pytest.fixture
+def prepared(prepared: CommandLine) -> CommandLine:
+    return prepared.at_hand
+
+
+@pytest.fixture
+def unprepared(unprepared: CommandLine) -> CommandLine:
+    return unprepared.at_hand
+
 
 AWAY = "127.0.0.1:1"
 

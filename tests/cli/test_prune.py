@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import psycopg
+import pytest
 
 from tests.cli.commandline import CommandLine
+
+
+@pytest.fixture
+def prepared(prepared: CommandLine) -> CommandLine:
+    return prepared.at_hand
+
 
 OLD_WEEK = "select email_partitions_make(clock_timestamp() - interval '100 days', 0)"
 

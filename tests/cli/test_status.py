@@ -13,6 +13,17 @@ import pytest
 from dispatcher.broker.topology import Topology
 from tests.cli.commandline import DEADLINE_SECONDS, CommandLine
 
+
+@pytest.fixture
+def prepared(prepared: CommandLine) -> CommandLine:
+    return prepared.at_hand
+
+
+@pytest.fixture
+def settled(settled: CommandLine) -> CommandLine:
+    return settled.at_hand
+
+
 ONE = ("--from", "shop@example.com", "--to", "ann@example.org", "--subject", "Hi", "--text", "Thank you.")
 
 
