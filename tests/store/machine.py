@@ -64,10 +64,10 @@ WRITES: Final = (
     "_renew",
     "_release",
     "_release_unanswered",
+    "_record_as_seen",  # before what proves that it was sent, and nothing is left to be settled
+    "_release_as_seen",
     "_record",
     "_blame",
-    "_release_as_seen",
-    "_record_as_seen",
     "_renew",
     "_give_back",
     "_lease_too",
