@@ -64,13 +64,14 @@ def test_every_event_that_it_is_for_has_its_chapter() -> None:
     chapters = re.findall(r"^## (.+)$", RUNBOOK, re.MULTILINE)
     links = re.findall(r"\]\(#([^)]+)\)", RUNBOOK)
 
-    assert len(chapters) == 8
+    assert len(chapters) == 9
     anchors = {re.sub(r"[^a-z0-9 -]", "", chapter.lower()).replace(" ", "-") for chapter in chapters}
     assert set(links) <= anchors
 
 
 def test_what_was_restored_from_a_backup_is_held_by_the_statement_that_it_gives(tables_url: str) -> None:
-    (statement,) = [block["text"] for block in FENCED.finditer(RUNBOOK) if block["language"] == "sql"]
+    told = [block["text"] for block in FENCED.finditer(RUNBOOK) if block["language"] == "sql"]
+    (statement,) = [text for text in told if text.lstrip().startswith("update")]
     statuses = ("pending", "sending", "sent", "failed", "held")
     with psycopg.connect(tables_url, autocommit=True) as connection:
         for status in statuses:

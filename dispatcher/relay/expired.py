@@ -29,6 +29,7 @@ from dispatcher.inflight import Flight, LivingLedger, steady_clock
 from dispatcher.results import result_of
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.leases import LeaseStore, Result
+from dispatcher.store.locked import LockedRows
 from dispatcher.store.settlement import ExpiredLease, find_expired, release_expired
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
@@ -60,6 +61,7 @@ class ExpiredLeases:
         self._patience_seconds = settings.lease_seconds / PATIENCE
         self._policy = RetryPolicy(settings.max_attempts, settings.retry_base_seconds, settings.retry_cap_seconds)
         self._pool = pool
+        self._locked = LockedRows(lambda: session(pool))
         self._report = report
         self._log = get_log()
         self._look_at = 0.0
@@ -117,17 +119,24 @@ class ExpiredLeases:
         return found.flight.outcome is not None or found.lease.age_seconds >= self._patience_seconds
 
     async def _release(self, leases: Sequence[ExpiredLease]) -> int:
+        async def release(free: set[UUID]) -> set[UUID]:
+            async with session(self._pool) as connection:
+                return await release_expired(connection, [lease for lease in leases if lease.email_id in free])
+
         if not leases:
             return 0
-        async with session(self._pool) as connection:
-            return len(await release_expired(connection, leases))
+        released, _ = await self._locked.around([lease.email_id for lease in leases], release)
+        return len(released or ())
 
     async def _record(self, ledger: LivingLedger, results: Sequence[Result]) -> list[Result]:
-        """Records in our name: the worker may record the same attempts when it wakes, and count them as its own."""
+        """Records in our name: the worker may record the same attempts when it wakes, and count them as its own.
+
+        What is locked is found again at the next look.
+        """
         if not results:
             return []
         name = f"{ledger.slot}:relay"
-        recorded = await record_each(LeaseStore(self._pool, worker=name, slot=name), results)
+        recorded, _ = await record_free(LeaseStore(self._pool, worker=name, slot=name), self._locked, results)
         return [result for result in results if result.email_id in recorded]
 
     def _result(self, lease: ExpiredLease, flight: Flight) -> Result:
@@ -135,6 +144,17 @@ class ExpiredLeases:
         number = flight.attempt_number - lease.attempt_base
         decision = decide(outcome, number, flight.policy, self._policy, random.random)
         return replace(result_of(flight, outcome, decision), expired_at=lease.expired_at)
+
+
+async def record_free(
+    store: LeaseStore, locked_rows: LockedRows, results: Sequence[Result]
+) -> tuple[set[UUID], set[UUID]]:
+    """Records, as `record_each`, what is not locked; returns the ids whose lease still held, and those left out."""
+    ours, locked = await locked_rows.around(
+        [result.email_id for result in results],
+        lambda free: record_each(store, [result for result in results if result.email_id in free]),
+    )
+    return ours or set(), locked
 
 
 async def record_each(store: LeaseStore, results: Sequence[Result]) -> set[UUID]:

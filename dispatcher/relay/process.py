@@ -14,7 +14,7 @@ from dispatcher.relay.publishing import Publishing
 from dispatcher.relay.settlement import Settlement
 from dispatcher.roster import Post
 from dispatcher.stopping import stop_event
-from dispatcher.store.connections import make_pool
+from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
 from dispatcher.telemetry import log, metric_files
 
 LAST_ROUND_SECONDS: Final = 3.0
@@ -34,7 +34,7 @@ def run_relay(settings: Settings, post: Post) -> int:
 
 async def _relay(settings: Settings, post: Post) -> None:
     stop = stop_event(post)
-    pool = make_pool(settings.database_url, name="dispatcher relay settlement", size=1)
+    pool = make_pool(settings.database_url, name="dispatcher relay settlement", size=1, lock_seconds=BATCH_LOCK_SECONDS)
     await pool.open()
     publisher = Publisher(settings.amqp_url, settings.exchange, name="dispatcher relay", ca_file=settings.ca_file)
     settlement = Settlement(settings, pool)

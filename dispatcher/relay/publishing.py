@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from dispatcher.broker.dead_letter import DeadLetter
 from dispatcher.broker.outgoing import Outgoing
@@ -18,7 +18,7 @@ from dispatcher.config import Settings
 from dispatcher.domain.backoff import Backoff
 from dispatcher.domain.status import Status
 from dispatcher.errors import BrokerUnavailable, StoreUnavailable, TopologyError
-from dispatcher.store.connections import AsyncSession, connect_async
+from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, connect_async
 from dispatcher.store.outbox import DueDeadLetter, DuePointer, Outbox
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
@@ -35,6 +35,8 @@ HOST_GRACE_SECONDS: Final = 5.0
 look into the owner's in-flight ledger."""
 VANISHED_SECONDS: Final = 10.0
 PARTITION_SECONDS: Final = 3600.0
+
+Due = TypeVar("Due", DuePointer, DueDeadLetter)
 
 
 class Publishing:
@@ -67,7 +69,9 @@ class Publishing:
         """Leads or stands by until stopped, however often PostgreSQL goes away."""
         while not self._stopping:
             try:
-                async with await connect_async(self._settings.database_url, name="dispatcher relay") as session:
+                async with await connect_async(
+                    self._settings.database_url, name="dispatcher relay", lock_seconds=BATCH_LOCK_SECONDS
+                ) as session:
                     await self._lead(session)
             except StoreUnavailable as error:
                 seconds = self._outage.next_wait(random.random)
@@ -177,7 +181,7 @@ class Publishing:
     async def _publish_pointers(self, outbox: Outbox) -> bool:
         if not self._gates[self._settings.queue].is_open:
             return False
-        due = await outbox.find_publish_due(BATCH)
+        due = await _without_locked(outbox, await outbox.find_publish_due(BATCH + len(outbox.locked)))
         if not due:
             return False
         confirmed = await self._publish([self._pointer(row) for row in due])
@@ -191,7 +195,7 @@ class Publishing:
     async def _publish_dead_letters(self, outbox: Outbox) -> bool:
         if not self._gates[self._settings.dlq].is_open:
             return False
-        due = await outbox.find_dead_letter_due(BATCH)
+        due = await _without_locked(outbox, await outbox.find_dead_letter_due(BATCH + len(outbox.locked)))
         if not due:
             return False
         confirmed = await self._publish([self._dead_letter(row) for row in due])
@@ -234,6 +238,12 @@ class Publishing:
             failed_at=row.failed_at,
         )
         return Outgoing.of_dead_letter(self._settings.dlq, letter, row.traceparent)
+
+
+async def _without_locked(outbox: Outbox, due: list[Due]) -> list[Due]:
+    """What can be marked once it is published: of the rest there would be a copy per look."""
+    locked = await outbox.locked.among([row.email_id for row in due])
+    return [row for row in due if row.email_id not in locked] if locked else due
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@
 The order counts: first the sessions, so that nothing of the worker can commit any more; then the results, except for
 what the worker or an earlier settlement has recorded; then what is left. A ledger is settled by the relay of its host
 as soon as its lock is free, that is within moments of the worker's death, and its file goes last: a settlement that
-dies half-way is done again.
+dies half-way is done again. So is one that found emails locked by somebody else: what it could not judge, it left.
 
 Living workers whose leases ran out are settled in `expired`.
 """
@@ -39,11 +39,18 @@ from dispatcher.inflight import (
     dead_ledger,
     living_ledger,
 )
-from dispatcher.relay.expired import ExpiredLeases, record_each
+from dispatcher.relay.expired import ExpiredLeases, record_free
 from dispatcher.results import result_of
 from dispatcher.store.connections import AsyncSession, Pool, session
 from dispatcher.store.leases import LeaseStore, Result
-from dispatcher.store.settlement import find_attempt_bases, note_crashes, release_dead, terminate_sessions
+from dispatcher.store.locked import LockedRows
+from dispatcher.store.settlement import (
+    find_attempt_bases,
+    has_leases,
+    note_crashes,
+    release_dead,
+    terminate_sessions,
+)
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
@@ -64,6 +71,7 @@ class Settlement:
         self._log = get_log()
         self._reported: set[Path] = set()
         self._workers_here: frozenset[str] | None = None
+        self._locked = LockedRows(lambda: session(pool))
         self._expired = ExpiredLeases(settings, pool, lambda ledger, reason: self._report(ledger.path, reason))
 
     @property
@@ -115,19 +123,22 @@ class Settlement:
         await self._end_sessions(ledger.worker)
         bases = await self._attempt_bases(ledger)
         results = [self._result(flight, bases.get(flight.email_id, 0)) for flight in ledger.flights]
-        await self._record(ledger, results)
+        recorded, locked = await self._record(ledger, results)
         # What was last written before the host went down may be missing, or may be old.
-        released = await self._release(ledger) if ledger.names_all else 0
-        ledger.path.unlink(missing_ok=True)
-        uncertain = sum(result.outcome == "uncertain" for result in results)
+        released, is_all = await self._release(ledger, locked) if ledger.names_all else (0, not locked)
+        if is_all:
+            ledger.path.unlink(missing_ok=True)
+        elif not (recorded or released):
+            return
+        uncertain = sum(result.outcome == "uncertain" for result in recorded)
         metrics.RESCUED.add(released, "worker_died")
-        metrics.HELD.add(sum(result.status is Status.HELD for result in results), "worker_died")
+        metrics.HELD.add(sum(result.status is Status.HELD for result in recorded), "worker_died")
         self._log.warning(
             "ledger.settled",
             worker=ledger.worker,
             reason="worker_died",
             released=released,
-            recorded=len(results) - uncertain,
+            recorded=len(recorded) - uncertain,
             uncertain=uncertain,
         )
 
@@ -140,10 +151,12 @@ class Settlement:
                     raise StoreUnavailable("PostgreSQL has not ended the sessions of a dead worker yet.")
                 await asyncio.sleep(0.02)  # PostgreSQL announces no session's end
 
-    async def _release(self, ledger: DeadLedger) -> int:
+    async def _release(self, ledger: DeadLedger, unrecorded: Collection[UUID]) -> tuple[int, bool]:
+        """Gives back what is not locked and has no result to be recorded; returns how many, and whether that is all."""
         async with session(self._pool) as connection:
             suspected = await self._blame(connection, ledger) if ledger.suspects else 0
-            return suspected + await release_dead(connection, ledger.worker)
+            released = suspected + await release_dead(connection, ledger.worker, unrecorded)
+            return released, not (unrecorded or await has_leases(connection, ledger.worker))
 
     async def _blame(self, connection: AsyncSession, ledger: DeadLedger) -> int:
         tokens = {suspect.email_id: suspect.lease_token for suspect in ledger.suspects}
@@ -159,12 +172,15 @@ class Settlement:
             )
         return sum(email.status is Status.PENDING for email in crashed)
 
-    async def _record(self, ledger: DeadLedger, results: list[Result]) -> None:
+    async def _record(self, ledger: DeadLedger, results: list[Result]) -> tuple[list[Result], set[UUID]]:
+        """Records what is not locked; returns what that was, and the ids of the rest."""
         store = LeaseStore(self._pool, worker=ledger.worker, slot=ledger.slot)
         # The worker, or an earlier settlement, may have recorded some of them and died before it could say so.
         missing = [result for result in results if not await store.is_recorded(result)]
-        if missing:
-            await record_each(store, missing)
+        if not missing:
+            return [], set()
+        _, locked = await record_free(store, self._locked, missing)
+        return [result for result in missing if result.email_id not in locked], locked
 
     async def _attempt_bases(self, ledger: DeadLedger) -> dict[UUID, int]:
         async with session(self._pool) as connection:

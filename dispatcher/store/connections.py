@@ -32,6 +32,8 @@ Pool = AsyncConnectionPool[AsyncSession]
 CONNECT_SECONDS: Final = 5
 STATEMENT_SECONDS: Final = 30
 LOCK_SECONDS: Final = 10
+BATCH_LOCK_SECONDS: Final = 2
+"""For who writes many emails at once: one row that somebody holds must not keep the others for long."""
 # How soon we notice that the server vanished without a word. The other way round, so that a dead host's locks are set
 # free, `configure_session` says the same to the server.
 _KEEPALIVES: Final[dict[str, Any]] = {
@@ -104,14 +106,18 @@ def check_url(database_url: str) -> None:
         raise ConfigurationError([f"{mistake}, like postgresql://user:password@host:5432/dispatcher."]) from None
 
 
-async def connect_async(database_url: str, *, name: str) -> AsyncSession:
-    """One asynchronous connection in autocommit, of which a lost peer is noticed; the caller closes it."""
+async def connect_async(database_url: str, *, name: str, lock_seconds: float = LOCK_SECONDS) -> AsyncSession:
+    """One asynchronous connection in autocommit, of which a lost peer is noticed; the caller closes it.
+
+    Args:
+        lock_seconds: How long a statement may wait for another transaction's lock.
+    """
     with translated():
         connection = await psycopg.AsyncConnection.connect(
             database_url, autocommit=True, application_name=name, connect_timeout=CONNECT_SECONDS, **_KEEPALIVES
         )
         try:
-            await _configure(connection)
+            await _configure(connection, lock_seconds)
         except BaseException:
             await connection.close()
             raise
@@ -176,7 +182,7 @@ def _heed_cancellation() -> None:
         raise asyncio.CancelledError
 
 
-async def _configure(connection: AsyncSession, lock_seconds: float = LOCK_SECONDS) -> None:
+async def _configure(connection: AsyncSession, lock_seconds: float) -> None:
     """Makes a session fit for the protocol: a commit waits for the disk, because an outside action follows it."""
     set_json_loads(orjson.loads, connection)
     await connection.execute(

@@ -13,6 +13,7 @@ from uuid import UUID
 from dispatcher.domain.outgoing import Attachment, OutgoingEmail
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.store.connections import Pool, session
+from dispatcher.store.locked import LockedRows
 from dispatcher.store.queries import ids_within, query
 
 MOST_LETTER_REPLAYS: Final = 3
@@ -107,7 +108,11 @@ class LeaseStore:
     """The worker's statements.
 
     Every method raises StoreUnavailable where the same call may succeed later; after that, nobody knows whether the
-    statement was committed, and the next call has to find out (`release_unanswered`, `is_recorded`).
+    statement was committed, and the next call has to find out (`release_unanswered`, `is_recorded`). StoreBusy tells
+    more: nothing was committed, and `locked` can say what to leave out.
+
+    Attributes:
+        locked: The emails that somebody else's transaction holds.
     """
 
     def __init__(self, pool: Pool, *, worker: str, slot: str) -> None:
@@ -119,6 +124,7 @@ class LeaseStore:
         self._pool = pool
         self._worker = worker
         self._slot = slot
+        self.locked = LockedRows(lambda: session(pool))
 
     async def lease(self, keys_by_id: dict[UUID, str], lease_seconds: float) -> list[Lease]:
         """Leases of those emails that may be leased, of the ids and message keys given; the rest is left out."""
@@ -139,7 +145,10 @@ class LeaseStore:
         return {email_id: Standing(key, Status(status), token) for email_id, key, status, token in rows}
 
     async def replay_letters(self, attempts: Mapping[UUID, int]) -> dict[UUID, LetterVerdict]:
-        """Replays emails whose dead letters were put back on the send queue; attempts as these count them, by id."""
+        """Replays emails whose dead letters were put back on the send queue; attempts as these count them, by id.
+
+        One that is missing from the answer is locked by somebody: it has to be asked for again.
+        """
         if not attempts:
             return {}
         parameters = {
@@ -167,7 +176,12 @@ class LeaseStore:
         """
         standing = await self.find_standing(email_ids)
         if ours := {i: found.our_token for i, found in standing.items() if found.our_token is not None}:
-            await self.release(ours)
+            await self.release_free(ours)
+
+    async def release_free(self, leases: dict[UUID, int]) -> set[UUID]:
+        """As `release`, without those that are locked; returns the ids of these, which have to be released later."""
+        _, locked = await self.locked.around(leases, lambda free: self.release({i: leases[i] for i in free}))
+        return locked
 
     async def record(self, results: Sequence[Result]) -> set[UUID]:
         """Records a batch; returns the ids whose lease was still ours (see the statement for the others)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -10,6 +11,7 @@ from uuid import UUID
 
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.store.connections import AsyncSession, translated
+from dispatcher.store.locked import LockedRows
 from dispatcher.store.migrations import WEEKS_AHEAD
 from dispatcher.store.queries import ids_within, query
 
@@ -58,10 +60,14 @@ class Outbox:
     """The relay's statements, on its one session.
 
     Every method raises StoreUnavailable where the session is gone; all of them are harmless to call again.
+
+    Attributes:
+        locked: The emails that somebody else's transaction holds. Their marks stay.
     """
 
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
+        self.locked = LockedRows(lambda: nullcontext(session))
 
     async def try_lock(self) -> bool:
         """Whether this session is now the database's one relay; it stays so until the session ends."""
@@ -86,7 +92,7 @@ class Outbox:
 
     async def mark_published(self, email_ids: Sequence[UUID], looked_at: datetime) -> None:
         """The broker confirmed these messages."""
-        await self._execute("mark_published", {**ids_within(email_ids), "looked_at": looked_at})
+        await self._mark("mark_published", email_ids, looked_at)
 
     async def find_dead_letter_due(self, limit: int) -> list[DueDeadLetter]:
         """Up to `limit` dead letters to publish, longest due first."""
@@ -95,7 +101,7 @@ class Outbox:
 
     async def mark_dead_lettered(self, email_ids: Sequence[UUID], looked_at: datetime) -> None:
         """The broker confirmed these dead letters."""
-        await self._execute("mark_dead_lettered", {**ids_within(email_ids), "looked_at": looked_at})
+        await self._mark("mark_dead_lettered", email_ids, looked_at)
 
     async def rescue_expired(
         self,
@@ -139,9 +145,12 @@ class Outbox:
             cursor = await self._session.execute(query(name), parameters)
             return await cursor.fetchall()
 
-    async def _execute(self, name: str, parameters: dict[str, Any]) -> None:
-        with translated():
-            await self._session.execute(query(name), parameters)
+    async def _mark(self, name: str, email_ids: Sequence[UUID], looked_at: datetime) -> None:
+        async def execute(free: set[UUID]) -> None:
+            with translated():
+                await self._session.execute(query(name), {**ids_within(free), "looked_at": looked_at})
+
+        await self.locked.around(email_ids, execute)
 
 
 def _dead_letter(row: tuple[Any, ...]) -> DueDeadLetter:

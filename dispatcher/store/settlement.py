@@ -54,15 +54,29 @@ async def terminate_sessions(session: AsyncSession, worker: str) -> int:
     return len(await _fetch(session, "terminate_sessions", {"application_name": worker}))
 
 
-async def release_dead(session: AsyncSession, worker: str) -> int:
-    """Gives back a dead worker's leases, to be called once its ledger is recorded; returns how many there were."""
-    return len(await _fetch(session, "release_dead", {"worker": worker}))
+async def release_dead(session: AsyncSession, worker: str, unrecorded: Collection[UUID] = ()) -> int:
+    """Gives back a dead worker's leases, to be called once its ledger is recorded; returns how many it could.
+
+    Those that somebody has locked stay (see `has_leases`).
+
+    Args:
+        unrecorded: What the ledger has a result of that is not recorded yet.
+    """
+    return len(await _fetch(session, "release_dead", {"worker": worker, "unrecorded_ids": list(unrecorded)}))
+
+
+async def has_leases(session: AsyncSession, worker: str) -> bool:
+    """Whether emails are leased to this worker."""
+    return bool(await _fetch(session, "find_lease_of", {"worker": worker}))
 
 
 async def note_crashes(
     session: AsyncSession, worker: str, tokens: Mapping[UUID, int], most_crashes: int
 ) -> list[Crashed]:
-    """Gives back what a dead worker was rendering, tokens by id, and fails what has killed that many; not in vain."""
+    """Gives back what a dead worker was rendering, tokens by id, and fails what has killed that many; not in vain.
+
+    Those that somebody has locked stay.
+    """
     parameters = {
         **ids_within(tokens),
         "lease_tokens": [tokens[email_id] for email_id in sorted(tokens)],

@@ -20,6 +20,8 @@ EVENTS: Final = MappingProxyType(
         "correlation_id, trace_id, worker.",
         "email.lease_lost": "A result came after the lease was lost; nothing was overwritten.",
         "email.answered_late": "A provider answered after the attempt had ended as uncertain: provider, outcome.",
+        "email.locked": "Somebody else's transaction holds emails' rows; these wait and the others go on: count, "
+        "email_ids (a few), held_by (sessions that it may be: pid, application, state, age).",
         "email.rescued": "An email was taken from an owner that is gone: reason (lease_expired, worker_crashed), "
         "status.",
         "message.duplicated": "A message came for an email that is finished or another's; it was acked: status.",

@@ -29,6 +29,7 @@ class Batches(Generic[T]):
         self._handle = handle
         self._room = room
         self._items: deque[T] = deque()
+        self._later_count = 0
         self._woken = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -38,6 +39,16 @@ class Batches(Generic[T]):
         self._items.append(item)
         self._idle.clear()
         self._woken.set()
+
+    def add_later(self, item: T, seconds: float) -> None:
+        """Queues an item when that time is over; `finish` waits for it."""
+        self._later_count += 1
+        self._idle.clear()
+        asyncio.get_running_loop().call_later(seconds, self._add_now, item)
+
+    def _add_now(self, item: T) -> None:
+        self._later_count -= 1
+        self.add(item)
 
     def wake(self) -> None:
         """Looks again whether there is room."""
@@ -57,7 +68,7 @@ class Batches(Generic[T]):
             self._woken.clear()
             while batch := self._next():
                 await self._handle(batch)
-            if not self._items:
+            if not (self._items or self._later_count):
                 self._idle.set()
 
     async def finish(self) -> None:

@@ -25,7 +25,7 @@ from dispatcher.worker.outage import StoreOutage
 Arrival = tuple[Delivery, Pointer]
 
 _IN_HAND_SECONDS: Final = 0.5
-"""How often a message may come back while its email is still in hand."""
+"""How often a message may come back while its email is still in hand, here or in somebody's transaction."""
 
 
 class Leasing:
@@ -124,7 +124,10 @@ class Leasing:
         return not self._in_hand(email_id) and waiting.setdefault(email_id, arrival) is arrival
 
     async def _lease_surely(self, keys_by_id: dict[UUID, str]) -> list[Lease] | None:
-        """The leases, however long PostgreSQL is away; None if we were stopped meanwhile, and then there are none."""
+        """The leases, however long PostgreSQL is away; None if we were stopped meanwhile, and then there are none.
+
+        Emails that somebody has locked get none.
+        """
         if not keys_by_id:
             return []
         answer_lost = False
@@ -136,15 +139,20 @@ class Leasing:
                 if self._stopped:
                     return None
                 began_at = time.perf_counter()
-                self._asked_at = steady_clock()
-                leases = await self._store.lease(keys_by_id, self._lease_seconds)
+                leases, _ = await self._store.locked.around(keys_by_id, lambda free: self._lease_free(free, keys_by_id))
                 measure_lease(len(keys_by_id), time.perf_counter() - began_at)
             except StoreUnavailable as error:
                 answer_lost = True
                 await self._outage.wait(error)
             else:
                 self._outage.over()
-                return leases
+                return leases or []
+
+    async def _lease_free(self, free: set[UUID], keys_by_id: dict[UUID, str]) -> list[Lease]:
+        if len(free) < len(keys_by_id):
+            keys_by_id = {email_id: keys_by_id[email_id] for email_id in free}
+        self._asked_at = steady_clock()
+        return await self._store.lease(keys_by_id, self._lease_seconds)
 
     async def _settle(self, arrivals: list[Arrival]) -> None:
         try:
@@ -158,7 +166,7 @@ class Leasing:
             # A lease of ours that nobody here knows: its statement was cut off, and went on without us.
             tokens = {i: found.our_token for i, found in standing.items() if not self._in_hand(i)}
             if orphans := {i: token for i, token in tokens.items() if token is not None}:
-                await self._store.release(orphans)
+                await self._store.release_free(orphans)
                 standing |= {i: replace(standing[i], status=Status.PENDING) for i in orphans}
             arrivals = await self._replay_letters(arrivals, standing)
         except StoreUnavailable as error:
@@ -177,7 +185,10 @@ class Leasing:
         attempts = {letter.email_id: letter.attempts for _, letter in letters}
         verdicts = await self._store.replay_letters(attempts)
         for delivery, letter in letters:
-            verdict = verdicts.get(letter.email_id, LetterVerdict.STALE)
+            verdict = verdicts.get(letter.email_id)
+            if verdict is None:
+                self._requeue_later(delivery)
+                continue
             self._log.info("message.returned", email_id=str(letter.email_id), verdict=verdict)
             if verdict is LetterVerdict.REFUSED:
                 self._consumer.reject(delivery)  # to the DLQ, from where it came
@@ -197,14 +208,19 @@ class Leasing:
             return False
         if found.status is Status.PENDING:
             # Its owner gave it back between our two looks: the next delivery can lease it. If that owner is us, we have
-            # not yet heard so from PostgreSQL, and the next delivery need not hurry.
-            wait_seconds = _IN_HAND_SECONDS if self._in_hand(pointer.email_id) else 0.0
-            asyncio.get_running_loop().call_later(wait_seconds, self._consumer.requeue, delivery)
+            # not yet heard so from PostgreSQL, and the next delivery need not hurry; nor if somebody has it locked.
+            if self._in_hand(pointer.email_id) or pointer.email_id in self._store.locked:
+                self._requeue_later(delivery)
+            else:
+                asyncio.get_running_loop().call_soon(self._consumer.requeue, delivery)
             return False
         # Finished, or another's: the row's owner or the rescue has it. A message is only a hint.
         metrics.DUPLICATES.add(1, found.status)
         self._log.debug("message.duplicated", email_id=str(pointer.email_id), status=found.status)
         return True
+
+    def _requeue_later(self, delivery: Delivery) -> None:
+        asyncio.get_running_loop().call_later(_IN_HAND_SECONDS, self._consumer.requeue, delivery)
 
 
 def _is_dead(found: Standing | None, pointer: Pointer) -> bool:

@@ -36,7 +36,7 @@ from dispatcher.worker.attempts import Attempts, NoRoute
 from dispatcher.worker.batches import Batches
 from dispatcher.worker.leasing import Leasing
 from dispatcher.worker.outage import StoreOutage
-from dispatcher.worker.recorder import Closing, Recorder
+from dispatcher.worker.recorder import LOCKED_SECONDS, Closing, Recorder
 from dispatcher.worker.sending import LeaseRanOut, Phase, Sending
 from dispatcher.worker.watch import ProviderWatch
 
@@ -267,13 +267,17 @@ class Pipeline:
     async def _release(self, batch: list[Sending]) -> None:
         """Gives back leases under which nothing left: pending and due again, so their messages have done their work."""
         tokens = {sending.email_id: sending.lease.token for sending in batch}
-        while True:
+        locked: set[UUID] | None = None
+        while locked is None:
             try:
-                await self._store.release(tokens)
-                break
+                locked = await self._store.release_free(tokens)
             except StoreUnavailable as error:
                 await self._outage.wait(error)
         self._outage.over()
+        for sending in batch:
+            if sending.email_id in locked:
+                self._returns.add_later(sending, LOCKED_SECONDS)
+        batch = [sending for sending in batch if sending.email_id not in locked]
         self.released_count += len(batch)
         for sending in batch:
             del self._active[sending.email_id]
@@ -294,12 +298,20 @@ class Pipeline:
             if not old:
                 continue
             try:
-                ours = await self._store.renew({i: s.lease.token for i, s in old.items()}, lease_seconds)
+                ours, locked = await self._renew_free({i: sending.lease.token for i, sending in old.items()})
             except DispatcherError as error:
                 self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=lease_seconds / 6)
                 continue
-            for email_id, sending in old.items():
-                self._note_renewal(sending, now, is_ours=email_id in ours)
+            for email_id in old.keys() - locked:
+                self._note_renewal(old[email_id], now, is_ours=email_id in ours)
+
+    async def _renew_free(self, tokens: dict[UUID, int]) -> tuple[set[UUID], set[UUID]]:
+        """Renews what nobody has locked; returns what is still ours, and what is locked: of that nobody can judge."""
+        seconds = self._settings.lease_seconds
+        ours, locked = await self._store.locked.around(
+            tokens, lambda free: self._store.renew({i: tokens[i] for i in free}, seconds)
+        )
+        return ours or set(), locked
 
     async def _show_in_flight(self) -> None:
         # Now and then, and not per email: whoever looks at a gauge sees moments.

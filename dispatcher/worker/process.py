@@ -21,7 +21,7 @@ from dispatcher.roster import Post, Seat
 from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.stopping import stop_event
-from dispatcher.store.connections import make_pool
+from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.providers import ProviderStore
 from dispatcher.telemetry import log, metric_files
@@ -76,7 +76,7 @@ def run_worker(settings: Settings, post: Post) -> int:
 
 async def _work(settings: Settings, identity: Identity, post: Post) -> None:
     stop = stop_event(post)
-    pool = make_pool(settings.database_url, name=identity.worker, size=POOL_SIZE)
+    pool = make_pool(settings.database_url, name=identity.worker, size=POOL_SIZE, lock_seconds=BATCH_LOCK_SECONDS)
     # Twice the window: after a lost channel, emails of the old one are still on the wire while new ones are leased.
     ledger = Ledger(settings.run_dir, worker=identity.worker, slot=identity.slot, slots=2 * settings.prefetch)
     providers = ProviderStore(pool, slot=identity.slot)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Final
 from uuid import UUID
 
 from dispatcher.domain.status import Status
-from dispatcher.errors import DispatcherError, StoreUnavailable
+from dispatcher.errors import DispatcherError, StoreBusy, StoreUnavailable
 from dispatcher.store.leases import LeaseStore, Result
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
@@ -17,13 +18,21 @@ from dispatcher.worker.measuring import measure_record
 from dispatcher.worker.outage import StoreOutage
 from dispatcher.worker.sending import Sending
 
+LOCKED_SECONDS: Final = 0.5
+"""Until the next look at an email that somebody has locked."""
+
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """A result and the email that it is about."""
+    """A result and the email that it is about.
+
+    Attributes:
+        is_doubtful: A statement that held it may have been committed, or may yet be.
+    """
 
     sending: Sending
     result: Result
+    is_doubtful: bool = False
 
 
 class Recorder:
@@ -53,25 +62,48 @@ class Recorder:
         await self._batches.finish()
 
     async def _record(self, batch: list[Closing]) -> None:
-        answer_lost = False
-        while True:
+        for closing in batch:
+            if closing.is_doubtful:
+                await self._record_surely([closing], answer_lost=True)
+        await self._record_surely([closing for closing in batch if not closing.is_doubtful])
+
+    async def _record_surely(self, batch: list[Closing], *, answer_lost: bool = False) -> None:
+        """Records what is not locked, however long PostgreSQL is away; the rest is added again, later."""
+        is_busy = False
+        while batch:
             try:
                 if answer_lost and await self._store.is_recorded(batch[0].result):
                     self._doubt_leases(batch)
                     break
+                email_ids = [closing.sending.email_id for closing in batch]
+                if locked := await self._store.locked.among(email_ids, is_busy=is_busy):
+                    batch = self._without_locked(batch, locked, is_doubtful=answer_lost)
+                    continue
                 began_at = time.perf_counter()
                 ours = await self._store.record([closing.result for closing in batch])
                 measure_record(batch, time.perf_counter() - began_at)
                 self._note_lost_leases(batch, ours)
                 break
+            except StoreBusy as error:
+                # Nothing was committed, perhaps for one email alone. If not, it is as if PostgreSQL were away.
+                if is_busy:
+                    await self._outage.wait(error)
+                is_busy = True
             except StoreUnavailable as error:
                 answer_lost = True
                 await self._outage.wait(error)
             except DispatcherError as error:
                 await self._isolate(batch, error)
                 return
-        self._outage.over()
-        self._on_recorded(batch)
+        if batch:
+            self._outage.over()
+            self._on_recorded(batch)
+
+    def _without_locked(self, batch: list[Closing], locked: set[UUID], *, is_doubtful: bool) -> list[Closing]:
+        for closing in batch:
+            if closing.sending.email_id in locked:
+                self._batches.add_later(replace(closing, is_doubtful=is_doubtful), LOCKED_SECONDS)
+        return [closing for closing in batch if closing.sending.email_id not in locked]
 
     async def _isolate(self, batch: list[Closing], error: DispatcherError) -> None:
         """Finds the one result that PostgreSQL refuses, and records its neighbours; that one loses its words."""

@@ -86,7 +86,8 @@ returning e.email_id;
 -- name: replay_letters
 -- Somebody has put dead letters back on the send queue: that is a person's replay, as long as the letter tells of how its
 -- email stands (see ops/letters.py), the email cannot have arrived, and its letter did not come back so often that a
--- machine must be moving it. Returns a verdict per email: replayed; refused, for a command to decide; or stale.
+-- machine must be moving it. Returns a verdict per email: replayed; refused, for a command to decide; or stale. One that is
+-- missing is held by somebody else's transaction.
 with standing as (
     select
         e.email_id,
@@ -105,7 +106,7 @@ with standing as (
         on e.email_id = w.email_id
         and e.email_id between %(lowest_id)s and %(highest_id)s
     order by e.email_id
-    for update of e
+    for update of e skip locked
 ),
 judged as (
     select

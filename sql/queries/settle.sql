@@ -8,19 +8,37 @@ where application_name = %(application_name)s
 
 -- name: release_dead
 -- Gives back every lease that a dead worker still has once its in-flight ledger is recorded: nothing of those emails left,
--- or their last attempt was answered and recorded, and nobody is there to make the next one.
+-- or their last attempt was answered and recorded, and nobody is there to make the next one. Those of which a result is
+-- unrecorded stay, and so do those that somebody else's transaction holds, here and below: a later look takes them.
 -- Returns a row per email that it moved.
-update email_log
+with free as (
+    select email_id
+    from email_log
+    where status = 'sending'
+        and locked_by = %(worker)s
+        and email_id <> all(%(unrecorded_ids)s::uuid[])
+    order by email_id
+    for no key update skip locked
+)
+update email_log as e
 set
     status = 'pending',
-    attempt_count = attempt_count - 1,
-    lease_token = lease_token + 1,
+    attempt_count = e.attempt_count - 1,
+    lease_token = e.lease_token + 1,
     locked_by = null,
     locked_until = 'epoch',
     publish_due_at = clock_timestamp()
+from free as f
+where e.email_id = f.email_id
+returning e.email_id;
+
+-- name: find_lease_of
+-- A row: emails are leased to this worker.
+select 1
+from email_log
 where status = 'sending'
     and locked_by = %(worker)s
-returning email_id;
+limit 1;
 
 -- name: find_attempt_bases
 -- How many attempts emails had when they were last replayed; those that never were are left out.
@@ -34,6 +52,18 @@ where email_id = any(%(email_ids)s)
 -- Emails that a worker was rendering when it died, one crash more: pending and due again like every other of its leases,
 -- the attempt unburnt; but failed, with a dead letter due, once that many workers died of it.
 -- Returns a row per email that it moved.
+with free as (
+    select e.email_id
+    from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[]) as w (email_id, lease_token)
+    join email_log as e
+        on e.email_id = w.email_id
+        and e.email_id between %(lowest_id)s and %(highest_id)s
+    where e.lease_token = w.lease_token
+        and e.status = 'sending'
+        and e.locked_by = %(worker)s
+    order by e.email_id
+    for no key update of e skip locked
+)
 update email_log as e
 set
     crash_count = e.crash_count + 1,
@@ -46,11 +76,8 @@ set
     error_type = %(error_type)s,
     publish_due_at = case when e.crash_count + 1 < %(most_crashes)s then clock_timestamp() end,
     dead_letter_due_at = case when e.crash_count + 1 >= %(most_crashes)s then clock_timestamp() end
-from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[]) as w (email_id, lease_token)
-where e.email_id = w.email_id
-    and e.lease_token = w.lease_token
-    and e.status = 'sending'
-    and e.locked_by = %(worker)s
+from free as f
+where e.email_id = f.email_id
     and e.email_id between %(lowest_id)s and %(highest_id)s
 returning e.email_id, e.correlation_id, e.status, e.crash_count;
 

@@ -390,6 +390,11 @@ def locked(tables_url: str, lease: Lease) -> Iterator[psycopg.Connection]:
         yield person
 
 
+def numbers(books: Books) -> set[int]:
+    """The worker's sessions; the pool, which outlives the worker here, opens new ones for those that are ended."""
+    return {row["pid"] for row in books.sessions(WORKER)}
+
+
 async def test_a_statement_of_the_dead_worker_that_is_still_executing_is_ended_first(
     settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
 ) -> None:
@@ -398,11 +403,12 @@ async def test_a_statement_of_the_dead_worker_that_is_still_executing_is_ended_f
         Books(person).lock(email_id)
         leasing = asyncio.create_task(worker.lease(books.keys([email_id]), 600))
         await until(lambda: books.waiting_for_a_lock(WORKER))
+        before = numbers(books)
         die(run_dir, [])
 
         await settlement.settle_all()
 
-        assert not books.sessions(WORKER)
+        assert not before & numbers(books)
         person.commit()
     with pytest.raises(Exception, match="terminating connection"):
         await leasing
@@ -417,9 +423,10 @@ async def test_a_record_of_the_dead_worker_that_is_still_executing_is_not_record
     with locked(tables_url, each) as person:
         recording = asyncio.create_task(worker.record([result(each, Status.SENT, started_at=BEGAN)]))
         await until(lambda: books.waiting_for_a_lock(WORKER))
+        before = numbers(books)
         die(run_dir, [(each, answered(Accepted()))])
         settling = asyncio.create_task(settlement.settle_all())
-        await until(lambda: not books.sessions(WORKER))
+        await until(lambda: not before & numbers(books))
         person.commit()
         await settling
     with pytest.raises(Exception, match="terminating connection"):
@@ -435,10 +442,9 @@ async def test_a_settlement_that_dies_half_way_is_done_again(
 ) -> None:
     unnamed, done = await lease(worker, books, 2)
     die(run_dir, [(unnamed, unsent), (done, answered(Accepted()))])
-    with locked(tables_url, unnamed):
+    with locked(tables_url, done):
         settling = asyncio.create_task(settlement.settle_all())
         await until(lambda: books.waiting_for_a_lock("dispatcher relay settlement"))
-        assert books.status(done.email_id) == "sent"
         books.terminate("dispatcher relay settlement")
         await settling
     assert len(left_over(run_dir)) == 1
@@ -448,6 +454,33 @@ async def test_a_settlement_that_dies_half_way_is_done_again(
 
     assert [books.status(each.email_id) for each in (unnamed, done)] == ["pending", "sent"]
     assert books.outcomes(done.email_id) == ["accepted"]
+
+
+async def test_what_somebody_has_locked_is_settled_when_it_can_be_and_holds_up_nothing(
+    worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
+) -> None:
+    unnamed, other, wire, done, poison = await lease(worker, books, 5)
+    steps = [(wire, on_the_wire), (done, answered(Accepted())), (poison, rendering)]
+    die(run_dir, [(unnamed, unsent), (other, unsent), *steps])
+    pool = make_pool(tables_url, name="dispatcher relay settlement", size=1, lock_seconds=0.1)
+    await pool.open()
+    settlement = Settlement(settings(run_dir), pool)
+
+    with locked(tables_url, unnamed) as person:
+        for each in (wire, poison):
+            Books(person).lock(each.email_id)
+        for _ in range(2):
+            await settlement.settle_all()
+            assert [books.status(each.email_id) for each in (other, done)] == ["pending", "sent"]
+            assert {books.status(each.email_id) for each in (unnamed, wire, poison)} == {"sending"}
+            assert len(left_over(run_dir)) == 1
+    await settlement.settle_all()
+
+    assert [books.status(each.email_id) for each in (unnamed, wire, poison)] == ["pending", "held", "pending"]
+    assert books.row(poison.email_id)["crash_count"] == 1
+    assert [books.outcomes(each.email_id) for each in (done, wire)] == [["accepted"], ["uncertain"]]
+    assert left_over(run_dir) == []
+    await pool.close()
 
 
 async def test_without_postgresql_a_ledger_waits(run_dir: Path) -> None:

@@ -1,0 +1,58 @@
+-- name: find_locked
+-- Which of these emails another transaction holds now, by their row or by their key's; waits for none of them. The locks
+-- that this look itself takes end with it.
+with free as (
+    select email_id, tenant_id, message_key
+    from email_log
+    where email_id = any(%(email_ids)s)
+        and email_id between %(lowest_id)s and %(highest_id)s
+    order by email_id
+    for no key update skip locked
+),
+free_key as (
+    select k.tenant_id, k.message_key
+    from email_idempotency as k
+    join free as f
+        on f.tenant_id = k.tenant_id
+        and f.message_key = k.message_key
+    for no key update of k skip locked
+)
+select e.email_id
+from email_log as e
+where e.email_id = any(%(email_ids)s)
+    and e.email_id between %(lowest_id)s and %(highest_id)s
+    and (
+        not exists (select from free as f where f.email_id = e.email_id)
+        or exists (
+            select from email_idempotency as k
+            where k.tenant_id = e.tenant_id
+                and k.message_key = e.message_key
+                and not exists (
+                    select from free_key as f
+                    where f.tenant_id = k.tenant_id
+                        and f.message_key = k.message_key
+                )
+        )
+    );
+
+-- name: find_holders
+-- Sessions whose transaction is that old, has locked rows of emails or keys, and waits for nobody itself: the oldest few.
+-- PostgreSQL does not tell who holds a row unless one waits for it. No statement's text, which may hold private data. Of
+-- another user's session it may show no more than the number; a prepared transaction has none.
+select l.pid, a.application_name, a.state, extract(epoch from clock_timestamp() - min(a.xact_start))::double precision
+from pg_locks as l
+left join pg_stat_activity as a on a.pid = l.pid
+where l.locktype = 'relation'
+    and l.database = (select oid from pg_database where datname = current_database())
+    and (
+        l.relation = 'email_idempotency'::regclass
+        or l.relation in (select relid from pg_partition_tree('email_log'::regclass))
+    )
+    and l.granted
+    and l.mode not in ('AccessShareLock', 'ShareUpdateExclusiveLock')
+    and l.pid is distinct from pg_backend_pid()
+    and a.wait_event_type is distinct from 'Lock'
+    and (a.xact_start is null or a.xact_start < clock_timestamp() - %(age_seconds)s * interval '1 second')
+group by l.pid, a.application_name, a.state
+order by min(a.xact_start) nulls first
+limit 5;

@@ -1,0 +1,70 @@
+"""Somebody's open transaction holds one email's row, as a `psql` that was left open does: the others go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from uuid import UUID
+
+import psycopg
+
+from tests.acceptance.harness import Host, emails, stop
+from tests.supervisor.program import eventually
+
+MOST_COPIES = 3
+"""Of one email's message: one before anybody knew, one when the lock is gone, and one to spare."""
+
+
+@contextmanager
+def held(host: Host, email_id: UUID) -> Iterator[None]:
+    """A transaction that has locked this email, and does not end."""
+    with psycopg.connect(host.database_url, application_name="somebody's psql") as connection:
+        connection.execute("select from email_log where email_id = %s for update", (email_id,))
+        yield
+        connection.rollback()
+
+
+def sent(host: Host) -> set[UUID]:
+    """Those that are recorded as sent."""
+    return {email_id for email_id, row in host.rows().items() if row.status == "sent"}
+
+
+def test_an_email_that_somebody_has_locked_holds_up_no_other(host: Host) -> None:
+    (locked,) = host.enqueue(emails(1, name="locked"))
+    others = host.enqueue(emails(300))
+
+    with held(host, locked):
+        run = host.run(LOG_LEVEL="DEBUG")
+        eventually(lambda: sent(host) == others, "all that are not locked")
+        told = run.await_events("email.locked")
+    books = host.await_finished({locked, *others})
+
+    stop(run)
+    books.assert_balanced()
+    assert books.counts == {"sent": 301}
+    assert sum(event["count"] for event in run.events("relay.published")) <= 300 + MOST_COPIES
+    assert (told["count"], told["email_ids"]) == (1, [str(locked)])
+    assert "somebody's psql" in told["held_by"][0]
+    assert len(run.events("relay.leading")) == 1
+    assert not run.events("store.connection_lost")
+
+
+def test_an_email_that_somebody_locks_while_it_is_on_the_wire_is_recorded_when_it_can_be(host: Host) -> None:
+    host.sink("--latency-ms", "1200")
+    (locked,) = host.enqueue(emails(1, name="locked"))
+    run = host.run(WORKERS=1, PREFETCH=64, SMTP_CONNECTIONS=40)
+    eventually(lambda: host.rows()[locked].status == "sending", "the one that will be locked, under lease")
+
+    with held(host, locked):
+        others = host.enqueue(emails(40))
+        run.await_events("email.locked")
+        eventually(lambda: sent(host) == others, "all that are not locked")
+        assert host.recipient.delivered()[locked] == 1
+        assert not host.rabbit.waiting(host.topology.queue)
+    books = host.await_finished({locked, *others})
+
+    stop(run)
+    books.assert_balanced()
+    assert books.counts == {"sent": 41}
+    assert not run.events("email.lease_lost")
+    assert not run.events("store.connection_lost")
