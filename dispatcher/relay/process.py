@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from contextlib import suppress
 from typing import Final
 
@@ -36,7 +38,8 @@ async def _relay(settings: Settings, post: Post) -> None:
     stop = stop_event(post)
     pool = make_pool(settings.database_url, name="dispatcher relay settlement", size=1, lock_seconds=BATCH_LOCK_SECONDS)
     await pool.open()
-    publisher = Publisher(settings.amqp_url, settings.exchange, name="dispatcher relay", ca_file=settings.ca_file)
+    name = f"dispatcher relay {socket.gethostname()}:{os.getpid()}"
+    publisher = Publisher(settings.amqp_url, settings.exchange, name=name, ca_file=settings.ca_file)
     settlement = Settlement(settings, pool)
     publishing = Publishing(settings, publisher, lambda: settlement.workers_here)
     tasks = [asyncio.create_task(publishing.run()), asyncio.create_task(settlement.run())]

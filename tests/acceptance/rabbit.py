@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
@@ -77,6 +77,17 @@ class Rabbit:
             connection["name"]
             for connection in json.loads(self._request("GET", "/api/connections"))
             if connection.get("client_properties", {}).get("connection_name", "").startswith(names) and chosen()
+        ]
+        for name in listed:
+            self._request("DELETE", f"/api/connections/{quote(name, safe='')}")
+        return len(listed)
+
+    def close_connections_of(self, pids: Collection[int]) -> int:
+        """Forces the connections of these processes shut, and of nobody else on the same RabbitMQ; returns how many."""
+        listed = [
+            connection["name"]
+            for connection in json.loads(self._request("GET", "/api/connections"))
+            if set(connection.get("client_properties", {}).get("connection_name", "").split(":")) & set(map(str, pids))
         ]
         for name in listed:
             self._request("DELETE", f"/api/connections/{quote(name, safe='')}")

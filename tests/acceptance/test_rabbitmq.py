@@ -16,10 +16,11 @@ def test_connections_that_are_cut_lose_and_repeat_nothing(host: Host, times: int
     host.sink("--latency-ms", "10")
     ids = host.enqueue(emails(300 * times))
     run = host.run()
+    pids = [run.pid_of(role) for role in ("worker 0", "worker 1", "relay")]
 
     for cut in range(times):
         host.await_delivered(100 + 300 * cut)
-        eventually(lambda: host.rabbit.close_connections("dispatcher "), "connections to close")
+        eventually(lambda: host.rabbit.close_connections_of(pids) == len(pids), "connections to close")
 
     books = host.await_finished(ids, seconds=60)
     stop(run)
