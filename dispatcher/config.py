@@ -604,12 +604,9 @@ def _absences(needs: Collection[str], origins: Mapping[str, Origin], settings: S
 
 def _contradictions(settings: Settings, needs: Collection[str], origins: Mapping[str, Origin]) -> list[str]:
     mistakes = _absences(needs, origins, settings)
-    if "smtp" in settings.providers and settings.smtp_url is None:
-        mistakes.append("DISPATCHER_SMTP_URL is not set, but DISPATCHER_PROVIDERS names smtp: like smtp://host:587.")
-    if "sendgrid" in settings.providers and not settings.sendgrid_api_key:
-        mistakes.append("SENDGRID_API_KEY is not set, but DISPATCHER_PROVIDERS names sendgrid: set it to a key.")
-    if "capture" in settings.providers and settings.capture_dir is None:
-        mistakes.append("DISPATCHER_CAPTURE_DIR is not set, but DISPATCHER_PROVIDERS names capture: set a folder.")
+    # Who looks or enqueues sends nothing, and may lack what sending takes.
+    if "providers" in needs:
+        mistakes += _provider_gaps(settings)
     mistakes += _alert_gaps(settings)
     if settings.queue == settings.dlq:
         mistakes.append("DISPATCHER_DLQ names the same queue as DISPATCHER_QUEUE: give the dead letters their own.")
@@ -623,6 +620,17 @@ def _contradictions(settings: Settings, needs: Collection[str], origins: Mapping
         )
     if settings.retry_base_seconds > settings.retry_cap_seconds:
         mistakes.append("DISPATCHER_RETRY_BASE_SECONDS is above DISPATCHER_RETRY_CAP_SECONDS: lower it.")
+    return mistakes
+
+
+def _provider_gaps(settings: Settings) -> list[str]:
+    mistakes = []
+    if "smtp" in settings.providers and settings.smtp_url is None:
+        mistakes.append("DISPATCHER_SMTP_URL is not set, but DISPATCHER_PROVIDERS names smtp: like smtp://host:587.")
+    if "sendgrid" in settings.providers and not settings.sendgrid_api_key:
+        mistakes.append("SENDGRID_API_KEY is not set, but DISPATCHER_PROVIDERS names sendgrid: set it to a key.")
+    if "capture" in settings.providers and settings.capture_dir is None:
+        mistakes.append("DISPATCHER_CAPTURE_DIR is not set, but DISPATCHER_PROVIDERS names capture: set a folder.")
     return mistakes
 
 

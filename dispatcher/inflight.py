@@ -300,8 +300,12 @@ def _create(path: Path, header: bytes, slots: int) -> mmap.mmap:
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     whole = header.ljust(_INODE_AT, b"\0") + _INODE.pack(os.fstat(descriptor).st_ino)
     # Written out, not only sized: a full filesystem says so now, as an error, and not later, as SIGBUS.
-    with open(descriptor, "wb", closefd=False) as file:
-        file.write(whole.ljust(_HEADER_BYTES, b"\0") + bytes(slots * _SLOT_BYTES))
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(whole.ljust(_HEADER_BYTES, b"\0") + bytes(slots * _SLOT_BYTES))
+    except OSError:
+        unfinished.unlink(missing_ok=True)  # or the next try would find even less room
+        raise
     unfinished.rename(path)
     return mmap.mmap(descriptor, _HEADER_BYTES + slots * _SLOT_BYTES)
 

@@ -157,11 +157,25 @@ def test_what_a_command_needs_and_does_not_find_is_told_with_the_remedy() -> Non
 
 
 @pytest.mark.parametrize(
+    ("provider", "sentence"),
+    [
+        ("smtp", "DISPATCHER_SMTP_URL is not set, but DISPATCHER_PROVIDERS names smtp"),
+        ("capture", "DISPATCHER_CAPTURE_DIR is not set"),
+        ("sendgrid", "SENDGRID_API_KEY is not set"),
+    ],
+)
+def test_who_sends_needs_what_the_provider_needs_and_nobody_else_does(provider: str, sentence: str) -> None:
+    environ = {"DISPATCHER_PROVIDERS": provider}
+
+    (mistake,) = mistakes_of(environ, "providers")
+
+    assert sentence in mistake
+    assert load(environ).providers == (provider,)
+
+
+@pytest.mark.parametrize(
     ("environ", "sentence"),
     [
-        ({"DISPATCHER_PROVIDERS": "smtp"}, "DISPATCHER_SMTP_URL is not set, but DISPATCHER_PROVIDERS names smtp"),
-        ({"DISPATCHER_PROVIDERS": "capture"}, "DISPATCHER_CAPTURE_DIR is not set"),
-        ({"DISPATCHER_PROVIDERS": "sendgrid"}, "SENDGRID_API_KEY is not set"),
         ({"DISPATCHER_QUEUE": "one", "DISPATCHER_DLQ": "one"}, "give the dead letters their own"),
         ({"DISPATCHER_RETRY_BASE_SECONDS": "61"}, "is above DISPATCHER_RETRY_CAP_SECONDS"),
     ],

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import resource
 import signal
 import socket
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -241,6 +243,17 @@ class TestALivingWorker:
 
         assert ledger.path.stat().st_mode & 0o077 == 0
         assert ledger.path.parent.stat().st_mode & 0o077 == 0
+
+    def test_a_disk_that_is_full_leaves_no_half_a_ledger(self, tmp_path: Path) -> None:
+        def on_a_full_disk() -> None:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
+            with suppress(OSError):
+                Ledger(tmp_path, worker="w", slot="s", slots=8)
+
+        die(on_a_full_disk)
+
+        assert list(tmp_path.iterdir()) == []
 
     def test_its_size_is_on_the_disk_from_the_start(self, tmp_path: Path) -> None:
         ledger = Ledger(tmp_path, worker="w", slot="s", slots=1000)

@@ -53,9 +53,10 @@ def migrate(connection: Connection[TupleRow]) -> list[str]:
     A second call changes nothing; two at once wait for each other. All or nothing: one transaction.
 
     Raises:
-        SchemaError: the database is newer than this release, or an applied migration's file was edited.
+        SchemaError: the database is not in UTF-8 or newer than this release, or an applied migration's file was edited.
     """
     changes: list[str] = []
+    _assert_unicode(connection.info.parameter_status("server_encoding"))
     with translated(), connection.transaction():
         connection.execute(query("lock_migrations"))
         connection.execute(query("create_migration_table"))
@@ -81,6 +82,7 @@ def verify_schema(connection: Connection[TupleRow]) -> None:
     Raises:
         SchemaError: it was never migrated, is behind, is newer, or a migration was edited.
     """
+    _assert_unicode(connection.info.parameter_status("server_encoding"))
     with translated():
         row = connection.execute(query("find_migration_table")).fetchone()
         applied = _applied(connection) if row and row[0] else {}
@@ -93,6 +95,15 @@ async def verify_schema_async(session: AsyncSession) -> None:
         row = await (await session.execute(query("find_migration_table"))).fetchone()
         rows = await (await session.execute(query("list_migrations"))).fetchall() if row and row[0] else []
     _assert_complete({number: (name, checksum) for number, name, checksum in rows})
+
+
+def _assert_unicode(encoding: str | None) -> None:
+    """An email, or a provider's answer, may hold any letter."""
+    if encoding != "UTF8":
+        raise SchemaError(
+            f"The database's encoding is {encoding}, which cannot hold every letter.",
+            remedy="Create one with ENCODING 'UTF8', and name it in DISPATCHER_DATABASE_URL.",
+        )
 
 
 def _assert_complete(applied: dict[int, tuple[str, str]]) -> None:

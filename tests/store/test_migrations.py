@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pytest
 
+from dispatcher.dev.servers import Servers
 from dispatcher.errors import DispatcherError, SchemaError
 from dispatcher.store.connections import connected
 from dispatcher.store.migrations import WEEKS_AHEAD, all_migrations, migrate, verify_schema
@@ -93,3 +96,17 @@ def test_a_database_that_was_never_migrated_is_told_from_one_that_is_behind(empt
             verify_schema(connection)
 
     assert never.value.remedy == behind.value.remedy == "Run `dispatcher init`."
+
+
+def test_a_database_that_cannot_hold_every_letter_is_refused(servers: Servers) -> None:
+    name = f"test_{secrets.token_hex(6)}"
+    with psycopg.connect(servers.database_url, autocommit=True) as administration:
+        administration.execute(
+            f"create database {name} encoding 'LATIN1' template template0 lc_collate 'C' lc_ctype 'C'".encode()
+        )
+        try:
+            url = urlunsplit(urlsplit(servers.database_url)._replace(path=f"/{name}"))
+            with connected(url) as connection, pytest.raises(SchemaError, match="LATIN1"):
+                migrate(connection)
+        finally:
+            administration.execute(f"drop database {name} with (force)".encode())
