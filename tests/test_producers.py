@@ -513,3 +513,16 @@ async def test_what_postgresql_raises_reaches_the_caller_as_it_is(
 ) -> None:
     with psycopg.connect(empty_database_url) as connection, pytest.raises(psycopg.errors.UndefinedTable):
         enqueue(connection, email("key"))
+
+
+@pytest.mark.parametrize(("session", "commit"), [("off", "on"), ("on", "on"), ("remote_apply", "remote_apply")])
+def test_the_commit_that_promises_an_email_waits_for_the_disk(books: Books, session: str, commit: str) -> None:
+    books.connection.execute("select set_config('synchronous_commit', %s, false)", [session])
+    show = "select current_setting('synchronous_commit')"
+
+    with books.connection.transaction():
+        enqueue(books.connection, email("order-1"))
+        within = books.connection.execute(show).fetchone()
+
+    assert within == (commit,)
+    assert books.connection.execute(show).fetchone() == (session,)

@@ -34,6 +34,8 @@ HOST_GRACE_SECONDS: Final = 5.0
 """A lease that ran out is left to the relay of its owner's host for so long, or for half of its length: that one can
 look into the owner's in-flight ledger."""
 VANISHED_SECONDS: Final = 10.0
+MOST_OVERTAKEN: Final = 100
+"""At a look: whoever is overtaken for another reason must not fill the queue with second messages."""
 PARTITION_SECONDS: Final = 3600.0
 
 Due = TypeVar("Due", DuePointer, DueDeadLetter)
@@ -101,7 +103,7 @@ class Publishing:
         try:
             published = await self._publish_pointers(outbox)
             dead_lettered = await self._publish_dead_letters(outbox)
-            if not (published or dead_lettered or self._stopping):
+            if not self._stopping:
                 await self._find_vanished(outbox)
         except BrokerUnavailable as error:
             seconds = self._broker_outage.next_wait(random.random)
@@ -151,7 +153,8 @@ class Publishing:
             )
 
     async def _find_vanished(self, outbox: Outbox) -> None:
-        """Makes emails due again whose message RabbitMQ has lost: still pending, and the send queue is empty.
+        """Makes emails due again whose message RabbitMQ has lost: still pending, and the send queue is empty, or others
+        that were published long after them are being sent.
 
         A message that a worker holds and has not leased looks the same. A second one is harmless, and there is never a
         heap of them: they fill the workers' windows, and from then on the queue is not empty.
@@ -160,11 +163,14 @@ class Publishing:
         if now < self._vanished_at:
             return
         self._vanished_at = now + min(VANISHED_SECONDS, age_seconds)
-        if not await outbox.has_vanished(age_seconds) or await self._waiting_messages() != 0:
+        if not await outbox.has_vanished(age_seconds) or (waiting := await self._waiting_messages()) is None:
             return
         count = 0
-        while moved := await outbox.republish_vanished(age_seconds, BATCH):
-            count += moved
+        if waiting:
+            count = await outbox.republish_overtaken(age_seconds, MOST_OVERTAKEN)
+        else:
+            while moved := await outbox.republish_vanished(age_seconds, BATCH):
+                count += moved
         if count:
             metrics.RESCUED.add(count, "message_vanished")
             self._log.warning("relay.republished", count=count, queue=self._settings.queue, reason="message_vanished")

@@ -136,6 +136,10 @@ class Outbox:
         """Makes up to `limit` of these due again; returns how many."""
         return len(await self._fetch("republish_vanished", {"age_seconds": age_seconds, "limit": limit}))
 
+    async def republish_overtaken(self, age_seconds: float, limit: int) -> int:
+        """Makes up to `limit` emails due again that others published so much later overtook; returns how many."""
+        return len(await self._fetch("republish_overtaken", {"age_seconds": age_seconds, "limit": limit}))
+
     async def make_partitions(self) -> list[str]:
         """Makes the partitions of the next weeks; returns the names of those that were missing."""
         return [row[0] for row in await self._fetch("make_partitions", {"weeks_ahead": WEEKS_AHEAD})]

@@ -60,7 +60,9 @@ stored as (
 select
     email_id,
     statement_timestamp() + %(publish_in_seconds)s * interval '1 second',
-    case when %(publish_in_seconds)s = 0 then pg_notify('email_dispatcher_due', '') end
+    case when %(publish_in_seconds)s = 0 then pg_notify('email_dispatcher_due', '') end,
+    -- The caller's transaction promises to keep the email, so its commit waits for the disk, whatever its session does.
+    case when current_setting('synchronous_commit') = 'off' then set_config('synchronous_commit', 'on', true) end
 from claimed;
 
 -- name: enqueue_attachments

@@ -116,3 +116,26 @@ set publish_due_at = clock_timestamp()
 from vanished as v
 where e.email_id = v.email_id
 returning e.email_id;
+
+-- name: republish_overtaken
+-- Makes some emails due again that emails published much later have overtaken: a queue keeps its order, so that their
+-- message is lost, or with a worker that holds it unleased; a second one is harmless. Returns a row per email.
+with overtaken as (
+    select email_id
+    from email_log
+    where status = 'pending'
+        and publish_due_at is null
+        and published_at < (
+            select max(published_at) - %(age_seconds)s * interval '1 second'
+            from email_log
+            where status = 'sending'
+        )
+    order by email_id
+    limit %(limit)s
+    for update skip locked
+)
+update email_log as e
+set publish_due_at = clock_timestamp()
+from overtaken as o
+where e.email_id = o.email_id
+returning e.email_id;

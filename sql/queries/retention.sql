@@ -11,7 +11,7 @@ where not exists (
     from email_log
     where email_id >= ended.from_id
         and email_id < ended.until_id
-        and status in ('pending', 'sending')
+        and (status in ('pending', 'sending') or created_at >= clock_timestamp() - %(days)s * interval '1 day')
 );
 
 -- name: forget_content
@@ -22,6 +22,7 @@ with old as (
     from email_content as c
     join email_log as e on e.email_id = c.email_id
     where c.email_id < email_id_lowest_at(clock_timestamp() - %(days)s * interval '1 day')
+        and e.created_at < clock_timestamp() - %(days)s * interval '1 day'
         and e.status not in ('pending', 'sending')
     order by c.email_id
     limit %(limit)s

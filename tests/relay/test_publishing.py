@@ -386,3 +386,20 @@ async def test_without_rabbitmq_everything_stays_due_and_the_rescue_goes_on(
 
     await until(lambda: books.status(expired) == "held")
     assert books.row(due)["publish_due_at"] is not None
+
+
+async def test_an_email_that_later_ones_overtook_is_published_again_while_the_queue_is_full(
+    start: Start, servers: Servers, tables_url: str, topology: Topology, books: Books, store: LeaseStore, rabbit: Rabbit
+) -> None:
+    lost, being_sent, *waiting = books.enqueue(12)
+    books.connection.execute("update email_log set publish_due_at = null, published_at = now() - interval '1 minute'")
+    books.change(being_sent, published_at=datetime.now(UTC))
+    await store.lease(books.keys([being_sent]), 60)
+    for email_id in waiting:
+        books.change(email_id, published_at=datetime.now(UTC))
+        await rabbit.publish(topology.queue, pointer.encode(pointer.Pointer(email_id, books.key(email_id))))
+
+    await start(settings_for(servers.amqp_url, tables_url, topology, LEASE_SECONDS="1"))
+
+    messages = await rabbit.take_all(topology.queue, len(waiting) + 1)
+    assert pointed_to(messages[-1]).email_id == lost

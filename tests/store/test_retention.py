@@ -50,7 +50,9 @@ def enqueue_long_ago(books: Books, status: str, *, number: int = 0, partition: b
     for table in ("email_log", "email_content", "email_idempotency"):
         moved = sql.SQL("update {} set email_id = %s where email_id = %s").format(sql.Identifier(table))
         books.connection.execute(moved, [old, new])
-    books.connection.execute("update email_log set status = %s where email_id = %s", [status, old])
+    books.connection.execute(
+        "update email_log set status = %s, created_at = %s where email_id = %s", [status, OLD, old]
+    )
     books.connection.execute("update email_idempotency set created_at = %s where email_id = %s", [OLD, old])
     return old
 
@@ -148,4 +150,13 @@ async def test_an_email_that_a_person_is_just_releasing_keeps_its_content(
         person.commit()
 
     assert await prune(Retention(30, 60, 90)) == []
+    assert has(books, "email_content", email_id)
+
+
+async def test_an_email_of_a_producer_whose_clock_is_behind_is_not_old(books: Books, prune: Prune) -> None:
+    email_id = enqueue_long_ago(books, "failed")
+    books.connection.execute("update email_log set created_at = now() where email_id = %s", [email_id])
+
+    assert await prune(Retention(30, 60, 90)) == []
+
     assert has(books, "email_content", email_id)
