@@ -13,6 +13,7 @@ from dispatcher.errors import ProviderFault
 from dispatcher.inflight import Ledger, steady_clock
 from dispatcher.providers.contract import Attempt
 from dispatcher.providers.echo import without_echo, words_without_echo
+from dispatcher.providers.scrub import scrub
 from dispatcher.results import storable
 from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
@@ -117,7 +118,7 @@ class Attempts:
         except LeaseRanOut:
             raise
         except ProviderFault as fault:
-            words = words_without_echo(fault.message, sending.lease.email)
+            words = words_without_echo(scrub(fault.message), sending.lease.email)
             raise ProviderFault(fault.provider, words, remedy=fault.remedy) from fault
         except asyncio.CancelledError as error:
             if sending.is_cancelled:
