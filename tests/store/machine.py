@@ -62,10 +62,10 @@ Write = Callable[["Machine", Known, str, Lease, Status], None]
 
 WRITES: Final = (
     "_renew",
+    "_record_as_seen",  # before what ends a lease of today, or proves that it was sent: nothing is left to settle then
+    "_release_as_seen",
     "_release",
     "_release_unanswered",
-    "_record_as_seen",  # before what proves that it was sent, and nothing is left to be settled
-    "_release_as_seen",
     "_record",
     "_blame",
     "_renew",
@@ -81,7 +81,7 @@ class Loss:
     Attributes:
         number: Which of the two emails.
         is_expired: The lease runs out and the relay sees it, before anything else.
-        is_leased_again: By the other worker, if it is free then.
+        is_leased_again: By the next worker, if it is free then.
     """
 
     number: int
@@ -90,6 +90,7 @@ class Loss:
     happen: Write
     status: Status
     is_leased_again: bool
+    next_worker: str
     is_expired_again: bool
 
 
@@ -181,7 +182,7 @@ class Machine(RuleBasedStateMachine):
 
     def _lease_too(self, known: Known, worker: str, _: Lease, __: Status) -> None:
         self._lease([known], worker, "another")
-        self._lease([known], WORKERS[worker == WORKERS[0]])
+        self._lease([known], _other(worker))
 
     def _expire(self, known: Known) -> None:
         if known.status is Status.SENDING:
@@ -229,10 +230,11 @@ class Machine(RuleBasedStateMachine):
 
     def _blame(self, known: Known, worker: str, lease: Lease, status: Status) -> None:
         most_crashes = 1 if status is Status.FAILED else 3
-        crashed = self.run(note_crashes(self.relay, worker, {lease.email_id: lease.token}, most_crashes))
-        assert bool(crashed) == (known.is_under(lease) and known.owner == worker)
-        if crashed:
-            known.crash(self._now(), most_crashes)
+        for dead in (_other(worker), worker):
+            crashed = self.run(note_crashes(self.relay, dead, {lease.email_id: lease.token}, most_crashes))
+            assert bool(crashed) == (known.is_under(lease) and known.owner == dead)
+            if crashed:
+                known.crash(self._now(), most_crashes)
 
     def _look(self, worker: str) -> None:
         self.expired = self.run(find_expired(self.relay, [worker]))
@@ -292,15 +294,16 @@ class Machine(RuleBasedStateMachine):
     # The steps.
 
     def _lost(self, loss: Loss) -> tuple[Known, str, Lease]:
-        """An email and a lease of it to which something happened since, and which is another's now, perhaps."""
+        """An email and a lease of it to which something happened since, and which is leased anew, perhaps."""
         known = self._brought(loss.number, Status.SENDING, loss.worker)
         owner, lease = known.leases[-1]
         if loss.is_expired:
             self._expire(known)
+            self._look(_other(owner))
             self._look(owner)
         loss.happen(self, known, owner, lease, loss.status)
         if loss.is_leased_again:
-            self._brought(loss.number, Status.SENDING, WORKERS[owner == WORKERS[0]])
+            self._brought(loss.number, Status.SENDING, loss.next_worker)
         if loss.is_expired_again:
             self._expire(known)
         self.tables_are_as_known()
@@ -316,6 +319,7 @@ class Machine(RuleBasedStateMachine):
         ),
         status=STATUS,
         is_leased_again=st.booleans(),
+        next_worker=WORKER,
         is_expired_again=st.booleans(),
     )
 
@@ -327,6 +331,19 @@ class Machine(RuleBasedStateMachine):
             getattr(self, name)(known, owner, lease, status)
         for _ in range(2 * is_proved):
             self._record(known, owner, lease, Status.SENT)
+
+    @rule(
+        number=NUMBER,
+        happen=st.sampled_from([_renew, _give_back, _release]),
+        is_expired_again=st.booleans(),
+        settle=st.sampled_from([_record_as_seen, _release_as_seen]),
+        status=st.sampled_from([Status.SENT, Status.FAILED]),
+    )
+    def settle_late(self, number: int, happen: Write, is_expired_again: bool, settle: Write, status: Status) -> None:
+        """The relay settles what it saw, and the lease came to something since."""
+        worker = WORKERS[0]
+        loss = Loss(number, worker, True, happen, status, True, worker, is_expired_again)
+        settle(self, *self._lost(loss), status)
 
     @rule(number=NUMBER, then=st.sampled_from([_renew, _release_unanswered, _give_back]))
     def defer(self, number: int, then: Write) -> None:
@@ -393,6 +410,7 @@ class Machine(RuleBasedStateMachine):
     @rule(
         number=NUMBER,
         worker=WORKER,
+        is_replayed=st.booleans(),
         is_expired=st.booleans(),
         default=st.sampled_from(OnUncertain),
         max_attempts=st.integers(1, 3),
@@ -403,12 +421,15 @@ class Machine(RuleBasedStateMachine):
         self,
         number: int,
         worker: str,
+        is_replayed: bool,
         is_expired: bool,
         default: OnUncertain,
         max_attempts: int,
         here: tuple[str, ...],
         grace_seconds: float,
     ) -> None:
+        if is_replayed:
+            self._brought(number, Status.FAILED)
         known = self._brought(number, Status.SENDING, worker)
         if is_expired:
             self._expire(known)
@@ -435,13 +456,20 @@ class Machine(RuleBasedStateMachine):
         elif decided:
             known.replay(self._now())
 
-    @rule(number=NUMBER, status=STATUS, include_held=st.booleans())
-    def replay(self, number: int, status: Status, include_held: bool) -> None:
-        self._replay(self._brought(number, status), include_held=include_held)
+    def _brought_in_doubt(self, number: int, status: Status, is_in_doubt: bool) -> Known:
+        """As `_brought`, an attempt before that may have arrived, or not."""
+        if is_in_doubt:
+            known = self._brought(number, Status.SENDING)
+            self._record(known, *known.leases[-1], Status.PENDING)
+        return self._brought(number, status)
 
-    @rule(number=NUMBER, status=STATUS, fewer=st.sampled_from([0, 0, 1]))
-    def put_a_dead_letter_back(self, number: int, status: Status, fewer: int) -> None:
-        known = self._brought(number, status)
+    @rule(number=NUMBER, status=STATUS, is_in_doubt=st.booleans(), include_held=st.booleans())
+    def replay(self, number: int, status: Status, is_in_doubt: bool, include_held: bool) -> None:
+        self._replay(self._brought_in_doubt(number, status, is_in_doubt), include_held=include_held)
+
+    @rule(number=NUMBER, status=STATUS, is_in_doubt=st.booleans(), fewer=st.sampled_from([0, 0, 1]))
+    def put_a_dead_letter_back(self, number: int, status: Status, is_in_doubt: bool, fewer: int) -> None:
+        known = self._brought_in_doubt(number, status, is_in_doubt)
         attempts = known.attempts - fewer
         verdict = known.letter_verdict(attempts)
         assert self.run(self.stores[WORKERS[0]].replay_letters({known.email_id: attempts})) == {known.email_id: verdict}
@@ -457,9 +485,17 @@ class Machine(RuleBasedStateMachine):
         if discarded:
             known.is_discarded, known.dead_letter_since = True, None
 
-    @rule(number=NUMBER, status=STATUS, is_out=st.booleans(), fewer=st.sampled_from([0, 0, 1]))
-    def miss_a_dead_letter(self, number: int, status: Status, is_out: bool, fewer: int) -> None:
+    @rule(
+        number=NUMBER,
+        status=STATUS,
+        is_discarded=st.booleans(),
+        is_out=st.booleans(),
+        fewer=st.sampled_from([0, 0, 1]),
+    )
+    def miss_a_dead_letter(self, number: int, status: Status, is_discarded: bool, is_out: bool, fewer: int) -> None:
         known = self._brought(number, status)
+        if is_discarded:
+            self.discard_a_dead_letter(number, status)
         if is_out:
             self.publish_dead_letters(number, status, is_late=False)
         is_missed = known.is_dead and not known.dead_letter_since and not known.is_discarded
@@ -484,6 +520,10 @@ class Machine(RuleBasedStateMachine):
         attempts = self.books.select("select email_id, attempt_number, outcome, worker from email_attempt")
         wanted = Counter((known.email_id, *row) for known in self.known.values() for row in known.rows)
         assert Counter(tuple(row.values()) for row in attempts) == wanted
+
+
+def _other(worker: str) -> str:
+    return WORKERS[worker == WORKERS[0]]
 
 
 def _told(row: dict[str, Any]) -> dict[str, Any]:
