@@ -49,12 +49,15 @@ def _servers_of_a_run() -> Iterator[Servers]:
 
 
 def pytest_configure() -> None:
-    """Gives Ctrl-C its meaning back, which a shell takes from whatever it starts in the background.
+    """Gives Ctrl-C and the end of a terminal their meaning back, which a shell in the background and `nohup` take away.
 
     The programs under test would inherit that, and wait for ever for a stop that they cannot hear.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        # Not for us: a handler is forgotten by what we start, and so is what was ignored.
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -93,7 +96,7 @@ def template_database(servers: Servers) -> str:
 def database_url(servers: Servers, template_database: str) -> Iterator[str]:
     """A migrated database for this test alone."""
     name = f"test_{secrets.token_hex(6)}"
-    clone = sql.SQL("create database {} template {} strategy file_copy")
+    clone = sql.SQL("create database {} template {} strategy wal_log")
     _administer(servers, clone.format(sql.Identifier(name), sql.Identifier(template_database)))
     yield _named(servers.database_url, name)
     _administer(servers, sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
