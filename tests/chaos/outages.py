@@ -12,6 +12,8 @@ from typing import Final
 from tests.acceptance.outages import RABBITMQ, Removable
 
 USUAL_WATERMARK: Final = "0.4"
+CONTROL_SECONDS: Final = "20"
+"""For `rabbitmqctl`, which otherwise waits for a node that is gone."""
 
 
 @dataclass(slots=True)
@@ -47,6 +49,14 @@ class Outages:
     def is_over(self) -> bool:
         """Whether everything is there and well."""
         return not self._absences and not self.is_alarmed
+
+    @property
+    def told(self) -> str:
+        """What is not there or not well, in words."""
+        words = [
+            f"{name} {'does not answer' if each.is_launched else 'is gone'}" for name, each in self._absences.items()
+        ]
+        return ", ".join([*words, *(["RabbitMQ is alarmed"] if self.is_alarmed else [])])
 
     def take_away(self, name: str, number: signal.Signals, seconds: float) -> None:
         """Ends a server by a signal, for at least so long."""
@@ -88,8 +98,9 @@ class Outages:
     def _set_watermark(self, fraction: str) -> None:
         plan = self._ground.plan(RABBITMQ)
         node = plan["env"]["RABBITMQ_NODENAME"]
+        words = ["--timeout", CONTROL_SECONDS, "-n", node, "set_vm_memory_high_watermark", fraction]
         self._control = subprocess.Popen(
-            ["/bin/sh", "./rabbitmqctl", "-n", node, "set_vm_memory_high_watermark", fraction],
+            ["/bin/sh", "./rabbitmqctl", *words],
             cwd=plan["cwd"],
             env=plan["env"],
             stdin=subprocess.DEVNULL,

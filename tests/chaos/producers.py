@@ -57,6 +57,14 @@ class Producers:
         """Whether all were told everything."""
         return all(program.exit_code == 0 for program in self._programs.values())
 
+    @property
+    def told_of_ends(self) -> str:
+        """How each of them ended, in words."""
+        return ", ".join(
+            f"{name} {'is at work' if program.exit_code is None else f'ended with {program.exit_code}'}"
+            for name, program in self._programs.items()
+        )
+
     def told(self) -> list[Answer]:
         """Every answer that any of them got."""
         return [

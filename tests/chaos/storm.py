@@ -231,7 +231,11 @@ def _calm(plan: Plan, stage: Stage, tell: Tell) -> None:
     stage.step(everything=True)
     stage.behave()
     stage.outages.heal()
-    _await(stage, lambda: stage.outages.is_over and stage.producers.are_done, "servers and producers", 90)
+
+    def away() -> str:
+        return f"servers ({stage.outages.told or 'all are there'}) and producers ({stage.producers.told_of_ends})"
+
+    _await(stage, lambda: stage.outages.is_over and stage.producers.are_done, away, 90)
 
 
 def _rest(plan: Plan, stage: Stage, tell: Tell) -> None:
@@ -258,7 +262,7 @@ _OPEN: Final = """
 """
 
 
-def _await(stage: Stage, condition: Callable[[], bool], what: str, seconds: float) -> None:
+def _await(stage: Stage, condition: Callable[[], bool], what: str | Callable[[], str], seconds: float) -> None:
     def holds() -> bool:
         stage.step()
         time.sleep(LOOK_SECONDS)

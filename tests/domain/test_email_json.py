@@ -246,7 +246,7 @@ junk = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from([*PLAIN, "cc", "headers", "attachments", "tags", "on_uncertain"]), junk) | junk)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_any_document_is_an_email_or_refused_with_its_field(document: object) -> None:
     filled = PLAIN | document if isinstance(document, dict) else document
     try:

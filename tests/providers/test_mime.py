@@ -119,7 +119,7 @@ def test_attachments_come_back_octet_for_octet(files: list[tuple[str, bytes]]) -
         ).map(tuple),
     )
 )
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_the_wire_is_kept(outgoing: OutgoingEmail) -> None:
     """ASCII, CRLF and nothing bare, no line above 998 octets, no encoded word on a line above 76; the same twice."""
     content = render(outgoing).content

@@ -130,7 +130,7 @@ def open_sessions(tables_url: str, books: Books) -> Iterator[Callable[[Mutant | 
         sessions.close()
 
 
-def driven(sessions: Sessions, *, runs: int = 80, steps: int = 10, shrinks: bool = True) -> None:
+def driven(sessions: Sessions, *, runs: int = 50, steps: int = 10, shrinks: bool = True) -> None:
     class Driven(Machine):
         def __init__(self) -> None:
             super().__init__(sessions)
