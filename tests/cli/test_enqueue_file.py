@@ -124,7 +124,8 @@ def test_lost_database_stops_the_file_and_a_second_run_finishes_it(
         process.stdin.flush()
         wait_until(lambda: _count(connection) >= 500)
         connection.execute(
-            "select pg_terminate_backend(pid, 5000) from pg_stat_activity where application_name = 'dispatcher enqueue'"
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity "
+            "where application_name = 'dispatcher enqueue' and datname = current_database()"
         )
         stdout, stderr = process.communicate(_lines(map(_email, range(700, 2000))), timeout=DEADLINE_SECONDS)
 

@@ -106,7 +106,9 @@ class Books:
 
     def sessions(self, name: str) -> list[Row]:
         """What the sessions of this `application_name` are doing."""
-        return self.select("select * from pg_stat_activity where application_name = %s", name)
+        return self.select(
+            "select * from pg_stat_activity where application_name = %s and datname = current_database()", name
+        )
 
     def other_sessions(self) -> list[Row]:
         """Every session of this database but this one."""
@@ -122,7 +124,7 @@ class Books:
         """Ends those sessions, or those of them that wait for a lock; returns how many there were."""
         found = self.select(
             "select pg_terminate_backend(pid) from pg_stat_activity "
-            "where application_name = %s and (wait_event_type is not distinct from 'Lock' or not %s)",
+            "where application_name = %s and datname = current_database() and (wait_event_type is not distinct from 'Lock' or not %s)",
             name,
             waiting,
         )
