@@ -124,7 +124,8 @@ class Books:
         """Ends those sessions, or those of them that wait for a lock; returns how many there were."""
         found = self.select(
             "select pg_terminate_backend(pid) from pg_stat_activity "
-            "where application_name = %s and datname = current_database() and (wait_event_type is not distinct from 'Lock' or not %s)",
+            "where application_name = %s and datname = current_database() "
+            "and (wait_event_type is not distinct from 'Lock' or not %s)",
             name,
             waiting,
         )
