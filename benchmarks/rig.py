@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import secrets
 import signal
@@ -21,10 +20,10 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 from psycopg import sql
 
+from benchmarks.doubles import Double, running_double
 from dispatcher import Email, enqueue_many
 from dispatcher.broker.connection import open_connection
 from dispatcher.broker.topology import Topology, declare
-from dispatcher.dev.ledger import read_ledger
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.status import Status
 from dispatcher.store.connections import connected
@@ -40,7 +39,7 @@ class Case:
 
     Attributes:
         prefetch: None for the product's default.
-        latency_ms: How long the SMTP double waits before it answers an email.
+        latency_ms: How long the provider's double waits before it answers an email.
     """
 
     provider: str
@@ -85,6 +84,7 @@ class Stage:
     folder: Path
     database_url: str
     environment: Mapping[str, str]
+    double: Double
     ids: frozenset[str]
     enqueue_per_second: float
 
@@ -100,12 +100,15 @@ class Stage:
 def stage(servers: Servers, case: Case, folder: Path) -> Iterator[Stage]:
     """A database, queues and a provider's double for one case, gone afterwards."""
     folder.mkdir(parents=True)
-    with _database(servers) as database_url, _provider(case, folder) as provider_environment:
+    with (
+        _database(servers) as database_url,
+        running_double(case.provider, folder, case.latency_ms) as double,
+    ):
         topology = _topology(servers)
         ids, enqueue_per_second = _enqueue(database_url, case.emails)
         environment = {
             **os.environ,
-            **provider_environment,
+            **double.environment,
             "DISPATCHER_DATABASE_URL": database_url,
             "DISPATCHER_AMQP_URL": servers.amqp_url,
             "DISPATCHER_EXCHANGE": topology.exchange,
@@ -119,7 +122,7 @@ def stage(servers: Servers, case: Case, folder: Path) -> Iterator[Stage]:
         if case.prefetch:
             environment["DISPATCHER_PREFETCH"] = str(case.prefetch)
         try:
-            yield Stage(case, folder, database_url, environment, frozenset(ids), enqueue_per_second)
+            yield Stage(case, folder, database_url, environment, double, frozenset(ids), enqueue_per_second)
         finally:
             asyncio.run(_delete(servers, topology))
 
@@ -136,7 +139,8 @@ def measure(servers: Servers, case: Case, folder: Path, settings: Mapping[str, s
     with stage(servers, case, folder) as scene:
         with scene.running("run", settings):
             counts = _until_done(scene.database_url, case.emails)
-        return _measured(scene, _accepted(case, folder), counts)
+        accepted = Counter({email_id: len(instants) for email_id, instants in scene.double.acceptances().items()})
+        return _measured(scene, accepted, counts)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> None:
@@ -177,23 +181,6 @@ async def _delete(servers: Servers, topology: Topology) -> None:
         for queue in topology.queues:
             await channel.call(channel.raw.queue_delete, queue=queue)
         await channel.call(channel.raw.exchange_delete, exchange=topology.exchange)
-
-
-@contextmanager
-def _provider(case: Case, folder: Path) -> Iterator[dict[str, str]]:
-    """The provider's double; yields the environment that points to it."""
-    if case.provider == "capture":
-        yield {"DISPATCHER_CAPTURE_DIR": str(folder / "maildir")}
-        return
-    command = [sys.executable, "-m", "dispatcher.dev.smtp_sink", "--folder", str(folder / "sink"), "--no-eml"]
-    command += ["--latency-ms", str(case.latency_ms), "--die-with-parent"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as sink:
-        assert sink.stdout is not None
-        port = json.loads(sink.stdout.readline())["port"]
-        try:
-            yield {"DISPATCHER_SMTP_URL": f"smtp://127.0.0.1:{port}?tls=none"}
-        finally:
-            sink.terminate()
 
 
 def _enqueue(database_url: str, emails: int) -> tuple[set[str], float]:
@@ -240,13 +227,6 @@ def _until_done(database_url: str, emails: int) -> Counts:
             if time.monotonic() - moved_at > STALL_SECONDS:
                 raise RuntimeError(f"nothing moved for {STALL_SECONDS:.0f} s: {done} of {emails} emails are finished")
             time.sleep(0.1)
-
-
-def _accepted(case: Case, folder: Path) -> Counter[str]:
-    """How often the provider's end accepted each email, by its own books."""
-    if case.provider == "capture":
-        return Counter(path.name.split(".")[0] for path in (folder / "maildir" / "new").iterdir())
-    return Counter(read_ledger(folder / "sink" / "ledger.jsonl").times)
 
 
 def _measured(scene: Stage, accepted: Counter[str], counts: Counts) -> Measured:

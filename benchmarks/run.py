@@ -1,4 +1,4 @@
-"""Capacity as workers grow: `python benchmarks/run.py --workers 1,2 --emails 5000 --provider capture,smtp`.
+"""Capacity as workers grow: `python benchmarks/run.py --workers 1,2 --emails 5000 --provider sendgrid`.
 
 Every case has a database and queues of its own on the same private servers, all durability on; the emails are enqueued
 first, then `dispatcher run` drains them. The figure is emails per second from the first attempt to the last record.
@@ -26,6 +26,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python benchmarks/run.py`
 
+from benchmarks.doubles import PROVIDERS
 from benchmarks.rig import Case, Measured, measure
 from dispatcher.dev.servers import private_servers
 
@@ -106,9 +107,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks/run.py", description=summary, epilog=details)
     parser.add_argument("--workers", type=_numbers, default=[1, 2], metavar="N,…", help="default: 1,2")
     parser.add_argument("--emails", type=int, default=5000, metavar="N", help="per case; default: 5000")
-    parser.add_argument("--provider", type=_providers, default=["capture", "smtp"], help="default: capture,smtp")
+    parser.add_argument("--provider", type=_providers, default=["sendgrid"], help="default: sendgrid")
     parser.add_argument("--prefetch", type=int, help="messages that a worker holds; default: the product's")
-    parser.add_argument("--latency-ms", type=float, default=0.0, help="of the SMTP double; default: 0")
+    parser.add_argument("--latency-ms", type=float, default=0.0, help="of the provider's double; default: 0")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="default: 3")
     parser.add_argument("--json", action="store_true", help="one line per case and repetition")
     return parser.parse_args()
@@ -123,8 +124,8 @@ def _numbers(text: str) -> list[int]:
 
 def _providers(text: str) -> list[str]:
     names = text.split(",")
-    if not set(names) <= {"capture", "smtp"}:
-        raise argparse.ArgumentTypeError("must be capture, smtp, or both with a comma")
+    if unknown := set(names) - set(PROVIDERS):
+        raise argparse.ArgumentTypeError(f"does not know {', '.join(unknown)}; known are {', '.join(PROVIDERS)}")
     return names
 
 

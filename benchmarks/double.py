@@ -1,0 +1,177 @@
+"""A lean local SendGrid and SES for benchmarks: HTTPS with kept connections, and a ledger of what it accepted.
+
+    python -m benchmarks.double --folder FOLDER [--tls] [--latency-ms 50] [--port 0]
+
+prints one line of JSON with its URL and paths, and runs until SIGTERM. It knows no misdeeds, as
+`dispatcher.dev.http_double` does: it accepts, and costs as little as Python lets it, so that it is not what is
+measured. In the folder are `ca.pem` and `ledger.txt`: a line per accepted email, `<email id> <unix seconds>`, in the
+order of acceptance. Lines are gathered in memory for a tenth of a second; they survive a kill of any process but this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import json
+import re
+import signal
+import ssl
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, cast
+
+import uvloop
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python benchmarks/double.py`
+
+from dispatcher.dev.http_double import throwaway_tls
+
+PR_SET_PDEATHSIG: Final = 1
+WRITE_SECONDS: Final = 0.1
+_HEAD_END: Final = b"\r\n\r\n"
+_LENGTH: Final = re.compile(rb"\r\ncontent-length: *([0-9]+)\r\n", re.IGNORECASE)
+_SENDGRID_ID: Final = re.compile(rb'"email_id": ?"([^"]+)"')
+_SES_ID: Final = re.compile(rb'"Name": ?"email_id", ?"Value": ?"([^"]+)"')
+_NOT_FOUND: Final = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
+_NO_LENGTH: Final = b"HTTP/1.1 411 Length Required\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+_NO_ID: Final = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
+
+
+class Books:
+    """What was accepted, and when; written to a file in batches."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+        self._lines: list[bytes] = []
+        self._loop = asyncio.get_running_loop()
+
+    def accept(self, email_ids: Sequence[bytes]) -> None:
+        """Enter the emails of one request."""
+        if not self._lines:
+            self._loop.call_later(WRITE_SECONDS, self.write)
+        instant = b" %.6f\n" % time.time()
+        for email_id in email_ids:
+            self._lines.append(email_id + instant)
+
+    def write(self) -> None:
+        """Bring the file up to now."""
+        if self._lines:
+            self._file.write(b"".join(self._lines))
+            self._lines.clear()
+
+
+class Session(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, books: Books, latency_seconds: float) -> None:
+        self._books = books
+        self._latency_seconds = latency_seconds
+        self._loop = asyncio.get_running_loop()
+        self._data = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the way out (asyncio calls this, once TLS stands)."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Answer every request that is whole now (asyncio calls this)."""
+        self._data = self._data + data if self._data else data
+        while (head_end := self._data.find(_HEAD_END)) >= 0:
+            body_at = head_end + len(_HEAD_END)
+            octets = self._body_octets(body_at)
+            if len(self._data) < body_at + octets:
+                return
+            self._answer(self._data[:body_at], self._data[body_at : body_at + octets])
+            self._data = self._data[body_at + octets :]
+
+    def _body_octets(self, body_at: int) -> int:
+        if length := _LENGTH.search(self._data, 0, body_at):
+            return int(length[1])
+        if not self._data.startswith(b"GET "):
+            self._transport.write(_NO_LENGTH)
+            self._transport.close()
+        return 0
+
+    def _answer(self, head: bytes, body: bytes) -> None:
+        reply = self._reply(head, body)
+        if self._latency_seconds:
+            self._loop.call_later(self._latency_seconds, self._transport.write, reply)
+        else:
+            self._transport.write(reply)
+
+    def _reply(self, head: bytes, body: bytes) -> bytes:
+        if head.startswith(b"POST /v3/mail/send "):
+            if not (email_ids := _SENDGRID_ID.findall(body)):
+                return _NO_ID
+            self._books.accept(email_ids)
+            return _accepted_by_sendgrid(email_ids[0])
+        if head.startswith(b"POST /v2/email/outbound-emails "):
+            if not (email_ids := _SES_ID.findall(body)):
+                return _NO_ID
+            self._books.accept(email_ids)
+            return _accepted_by_ses(email_ids[0])
+        return _NOT_FOUND
+
+
+def _accepted_by_sendgrid(email_id: bytes) -> bytes:
+    return b"HTTP/1.1 202 Accepted\r\nServer: nginx\r\nX-Message-Id: %b\r\nContent-Length: 0\r\n\r\n" % email_id
+
+
+def _accepted_by_ses(email_id: bytes) -> bytes:
+    body = b'{"MessageId":"0100%b"}' % email_id
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    return head + body
+
+
+async def serve(folder: Path, port: int, tls: ssl.SSLContext | None, latency_seconds: float) -> None:
+    """Listen on the loopback until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    books = Books(folder / "ledger.txt")
+    server = await loop.create_server(lambda: Session(books, latency_seconds), "127.0.0.1", port, ssl=tls, backlog=1024)
+    port = server.sockets[0].getsockname()[1]
+    told = {
+        "url": f"{'https' if tls else 'http'}://127.0.0.1:{port}",
+        "port": port,
+        "ledger": str(folder / "ledger.txt"),
+        "ca_file": str(folder / "ca.pem") if tls else None,
+    }
+    print(json.dumps(told), flush=True)
+    await stop.wait()
+    server.close()
+    books.write()
+
+
+def read_acceptances(path: Path) -> dict[str, list[float]]:
+    """When each email was accepted, by its id, unix seconds; an email with two instants was accepted twice."""
+    acceptances: dict[str, list[float]] = {}
+    *lines, _unfinished = path.read_text().split("\n") if path.exists() else [""]
+    for line in lines:
+        email_id, _, instant = line.partition(" ")
+        acceptances.setdefault(email_id, []).append(float(instant))
+    return acceptances
+
+
+def main() -> None:
+    """The command line; returns after SIGTERM or SIGINT."""
+    parser = argparse.ArgumentParser(prog="benchmarks/double.py", description="A lean local SendGrid and SES.")
+    parser.add_argument("--folder", type=Path, required=True, help="for the ledger and the certificate")
+    parser.add_argument("--port", type=int, default=0, help="0 (the default) finds a free one")
+    parser.add_argument("--tls", action="store_true", help="HTTPS, by an authority of its own (ca.pem)")
+    parser.add_argument("--latency-ms", type=float, default=0.0, help="before an answer; default: 0")
+    parser.add_argument("--die-with-parent", action="store_true", help="end when the process that started us does")
+    options = parser.parse_args()
+    if options.die_with_parent:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    tls = throwaway_tls(options.folder / "ca.pem") if options.tls else None
+    uvloop.run(serve(options.folder, options.port, tls, options.latency_ms / 1000))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""The provider's end of a benchmark: the double of each provider, as a process of its own, and what it accepted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.double import read_acceptances
+from dispatcher.dev.ledger import read_ledger
+
+PROVIDERS: Final = ("sendgrid", "ses", "smtp", "capture")
+
+Acceptances = Mapping[str, Sequence[float]]
+"""When each email was accepted, unix seconds, by its id; an email with two instants was accepted twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Double:
+    """A provider's double that runs.
+
+    Attributes:
+        pid: Its process; None where the provider is a folder.
+        environment: What points the product to it.
+        acceptances: Reads its books.
+        ca_file: Whom to trust; None where there is no TLS.
+    """
+
+    pid: int | None
+    environment: Mapping[str, str]
+    acceptances: Callable[[], Acceptances]
+    ca_file: Path | None = None
+
+
+@contextmanager
+def running_double(provider: str, folder: Path, latency_ms: float = 0.0) -> Iterator[Double]:
+    """A provider's double, gone afterwards; its books stay in the folder."""
+    if provider == "capture":
+        maildir = folder / "maildir"
+        yield Double(None, {"DISPATCHER_CAPTURE_DIR": str(maildir)}, lambda: _captured(maildir / "new"))
+    elif provider == "smtp":
+        arguments = ["--folder", str(folder / "sink"), "--no-eml", "--latency-ms", str(latency_ms)]
+        with _process("dispatcher.dev.smtp_sink", arguments) as (pid, told):
+            url = f"smtp://127.0.0.1:{told['port']}?tls=none"
+            yield Double(pid, {"DISPATCHER_SMTP_URL": url}, lambda: _in_sink(folder / "sink" / "ledger.jsonl"))
+    else:
+        arguments = ["--folder", str(folder / "double"), "--tls", "--latency-ms", str(latency_ms)]
+        with _process("benchmarks.double", arguments) as (pid, told):
+            ca_file, ledger = Path(told["ca_file"]), Path(told["ledger"])
+            environment = {**_settings_of(provider, told["url"]), "DISPATCHER_CA_FILE": str(ca_file)}
+            yield Double(pid, environment, lambda: read_acceptances(ledger), ca_file)
+
+
+def _settings_of(provider: str, url: str) -> dict[str, str]:
+    if provider == "sendgrid":
+        return {"SENDGRID_API_KEY": "SG.benchmark", "DISPATCHER_SENDGRID_HOST": url}
+    return {
+        "DISPATCHER_SES_ENDPOINT_URL": url,
+        "AWS_REGION": "eu-west-1",
+        "AWS_ACCESS_KEY_ID": "benchmark",
+        "AWS_SECRET_ACCESS_KEY": "benchmark",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+
+
+@contextmanager
+def _process(module: str, arguments: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    command = [sys.executable, "-m", module, *arguments, "--die-with-parent"]
+    checkout = Path(__file__).resolve().parent.parent
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=checkout) as process:
+        assert process.stdout is not None
+        try:
+            yield process.pid, json.loads(process.stdout.readline())
+        finally:
+            process.terminate()
+
+
+def _captured(folder: Path) -> dict[str, list[float]]:
+    acceptances: dict[str, list[float]] = {}
+    for path in folder.iterdir():
+        acceptances.setdefault(path.name.split(".")[0], []).append(path.stat().st_mtime)
+    return acceptances
+
+
+def _in_sink(path: Path) -> dict[str, list[float]]:
+    acceptances: dict[str, list[float]] = {}
+    for entry in read_ledger(path).entries:
+        acceptances.setdefault(entry.email_id, []).append(entry.accepted_at)
+    return acceptances
