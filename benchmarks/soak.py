@@ -1,0 +1,236 @@
+"""An hour of steady work: `python benchmarks/soak.py --minutes 60 --rate 40 --provider sendgrid --out DIR`.
+
+Emails arrive at a steady rate, open loop, while memory, file descriptors, threads, tables, latency and queues are
+sampled. At the end each series gets a robust line through its second half and a verdict: flat, or by how much it grows
+per hour. Every email is tagged as a one-time code, so that its content is forgotten within a minute of its sending, and
+what retention leaves behind shows; the tables that keep a row per email are judged by their bytes per email.
+
+In the folder are `samples.jsonl` (one line per sample), `verdict.json` and `soak.png` (with the extra `bench`). Ctrl-C
+ends it early, with the verdict so far. Exit code 1: something grows, or the books do not balance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python benchmarks/soak.py`
+
+from benchmarks import soak_report as report
+from benchmarks.arrivals import Arrivals
+from benchmarks.rig import Case, Stage, stage
+from benchmarks.run import machine
+from benchmarks.vitals import latency_vitals, members, process_vitals, queue_vitals, standing_vitals, table_vitals
+from dispatcher.broker.management import Management
+from dispatcher.dev.ledger import read_ledger
+from dispatcher.dev.servers import Servers, private_servers
+from dispatcher.store.connections import connected
+from dispatcher.store.counts import count_emails
+
+FINISH_SECONDS = 90.0
+"""For the last emails, once no more arrive."""
+
+Sample = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What became of every email, by our tables and by the provider's end.
+
+    Attributes:
+        lost: Enqueued and in no state at all, or sent by our books and unknown to the provider's.
+        duplicates: Acceptances beyond the first, by the provider's books.
+        unfinished: Pending or sending when we stopped looking.
+    """
+
+    enqueued: int
+    sent: int
+    failed: int
+    held: int
+    unfinished: int
+    lost: int
+    duplicates: int
+
+    @property
+    def balance(self) -> bool:
+        """Whether the promise was kept."""
+        return not (self.lost or self.duplicates or self.held or self.failed or self.unfinished)
+
+
+def main() -> None:
+    """The command line."""
+    options = _options()
+    console = Console(stderr=True)
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    folder: Path = options.out
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "facts.json").write_text(json.dumps(facts := _facts(options)) + "\n")
+    samples, books = _soak(options, folder, stop, console)
+    trends = report.trends(samples)
+    verdict = {**facts, "books": asdict(books), "trends": [asdict(each) for each in trends]}
+    (folder / "verdict.json").write_text(json.dumps(verdict, indent=1) + "\n")
+    report.plot(samples, facts, folder / "soak.png", console)
+    if options.json:
+        sys.stdout.write(json.dumps(verdict) + "\n")
+    else:
+        Console(width=None if sys.stdout.isatty() else 120).print(report.table(trends), report.words(samples, books))
+    if not books.balance or report.growing(trends):
+        sys.exit(1)
+
+
+def _soak(
+    options: argparse.Namespace, folder: Path, stop: threading.Event, console: Console
+) -> tuple[list[Sample], Books]:
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dispatcher-soak-")))
+        servers = stack.enter_context(private_servers(scratch / "servers", progress=console.log))
+        case = Case("smtp" if options.provider == "smtp" else "capture", options.workers, 0)
+        scene = stack.enter_context(stage(servers, case, scratch / "case"))
+        settings = stack.enter_context(_provider(options.provider, scratch / "double"))
+        stack.enter_context(scene.running("run", {**settings, "DISPATCHER_METRICS_ADDRESS": "127.0.0.1:0"}))
+        arrivals = Arrivals(scene.database_url, options.rate, burst=options.burst, tags=["one_time_code"])
+        with arrivals.running():
+            console.log(f"emails arrive at {options.rate:g}/s for {options.minutes:g} minutes; Ctrl-C ends it early")
+            samples = _watch(scene, servers, arrivals, options, folder, stop, console)
+        unfinished = _await_the_last(scene.database_url)
+        return samples, _books(scene, arrivals, unfinished, _accepted(options.provider, scratch))
+
+
+def _watch(
+    scene: Stage,
+    servers: Servers,
+    arrivals: Arrivals,
+    options: argparse.Namespace,
+    folder: Path,
+    stop: threading.Event,
+    console: Console,
+) -> list[Sample]:
+    management = Management(servers.management_url)
+    queues = {"send": scene.environment["DISPATCHER_QUEUE"], "dlq": scene.environment["DISPATCHER_DLQ"]}
+    samples: list[Sample] = []
+    began_at = seen_at = time.time()
+    with (folder / "samples.jsonl").open("w") as lines, connected(scene.database_url, name="soak") as connection:
+        while not stop.wait(options.every) and time.time() - began_at < options.minutes * 60:
+            now = time.time()
+            sample = {
+                "at": now - began_at,
+                "load": os.getloadavg()[0],
+                "enqueued": float(len(arrivals.ids)),
+                "lateness.worst_ms": arrivals.worst_lateness_seconds * 1000,
+                **table_vitals(connection),
+                **standing_vitals(connection),
+                # Until a second ago: what is accepted is recorded some milliseconds later.
+                **latency_vitals(connection, seen_at - 1, now - 1),
+                **queue_vitals(management, queues),
+            }
+            for member in members(os.getpid()):
+                sample |= process_vitals(member)
+            arrivals.worst_lateness_seconds, seen_at = 0.0, now
+            samples.append(sample)
+            lines.write(json.dumps(sample) + "\n")
+            lines.flush()
+            if arrivals.fault is not None:
+                raise RuntimeError("no more emails could be enqueued") from arrivals.fault
+            if len(samples) % max(1, round(60 / options.every)) == 0:
+                console.log(report.progress(sample))
+    return samples
+
+
+@contextmanager
+def _provider(provider: str, folder: Path) -> Iterator[dict[str, str]]:
+    """The settings of a provider that the stage does not know, and its double."""
+    if provider != "sendgrid":
+        yield {}
+        return
+    command = [sys.executable, "-m", "dispatcher.dev.http_double", "--folder", str(folder), "--tls"]
+    # A group of its own: Ctrl-C is ours to answer.
+    with subprocess.Popen([*command, "--die-with-parent"], stdout=subprocess.PIPE, process_group=0) as double:
+        assert double.stdout is not None
+        told = json.loads(double.stdout.readline())
+        try:
+            yield {
+                "DISPATCHER_PROVIDERS": "sendgrid",
+                "DISPATCHER_SENDGRID_HOST": told["url"],
+                "DISPATCHER_CA_FILE": told["ca_file"],
+                "SENDGRID_API_KEY": "SG.soak",
+            }
+        finally:
+            double.terminate()
+
+
+def _await_the_last(database_url: str) -> int:
+    """Waits until nothing is pending or being sent; how many still are."""
+    deadline = time.monotonic() + FINISH_SECONDS
+    with connected(database_url) as connection:
+        while True:
+            counts = count_emails(connection).emails
+            unfinished = sum(count for status, count in counts.items() if status in ("pending", "sending"))
+            if not unfinished or time.monotonic() > deadline:
+                return unfinished
+            time.sleep(0.2)
+
+
+def _accepted(provider: str, scratch: Path) -> Counter[str]:
+    """How often the provider's end accepted each email, by its own books."""
+    if provider == "capture":
+        return Counter(path.name.split(".")[0] for path in (scratch / "case" / "maildir" / "new").iterdir())
+    sink = scratch / "double" if provider == "sendgrid" else scratch / "case" / "sink"
+    return Counter(read_ledger(sink / "ledger.jsonl").times)
+
+
+def _books(scene: Stage, arrivals: Arrivals, unfinished: int, accepted: Counter[str]) -> Books:
+    with connected(scene.database_url) as connection:
+        statuses: dict[str, str] = {
+            str(email_id): status for email_id, status in connection.execute("select email_id, status from email_log")
+        }
+    sent = {email_id for email_id, status in statuses.items() if status == "sent"}
+    counts = Counter(statuses.values())
+    return Books(
+        enqueued=len(arrivals.ids),
+        sent=len(sent),
+        failed=counts["failed"],
+        held=counts["held"],
+        unfinished=unfinished,
+        lost=len(sent - set(accepted)) + len({str(each) for each in arrivals.ids} - set(statuses)),
+        duplicates=sum(times - 1 for times in accepted.values()),
+    )
+
+
+def _facts(options: argparse.Namespace) -> dict[str, Any]:
+    asked = {name: getattr(options, name) for name in ("minutes", "rate", "burst", "workers", "provider", "every")}
+    return {**machine(), **asked, "began_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+
+
+def _options() -> argparse.Namespace:
+    summary, _, details = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(prog="benchmarks/soak.py", description=summary, epilog=details)
+    parser.add_argument("--minutes", type=float, default=60.0, metavar="M", help="default: 60")
+    parser.add_argument("--rate", type=float, default=40.0, metavar="R", help="emails per second; default: 40")
+    parser.add_argument("--burst", type=int, default=1, metavar="N", help="so many arrive at once; default: 1")
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help="default: 2")
+    parser.add_argument("--provider", choices=("sendgrid", "smtp", "capture"), default="sendgrid")
+    parser.add_argument("--every", type=float, default=10.0, metavar="S", help="seconds between samples; default: 10")
+    parser.add_argument("--out", type=Path, default=Path("soak"), metavar="DIR", help="default: ./soak")
+    parser.add_argument("--json", action="store_true", help="the verdict as one line of JSON")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Whether a series of measurements stays where it is: a robust line through it, and a verdict.
+
+The line is Theil's and Sen's: the median of the slopes between all pairs of points, which a quarter of wild points does
+not move. Its interval is Kendall's, at 95 %; neighbouring samples are alike, so it is rather too narrow than too wide.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+MOST_POINTS: Final = 400
+"""More are thinned out: the slopes between all pairs of some thousands take minutes."""
+
+
+class Verdict(StrEnum):
+    """What a series does."""
+
+    FLAT = "flat"
+    GROWS = "grows"
+    FALLS = "falls"
+    NOISY = "noisy"
+    """The line leaves its tolerance, but a flat one is within what the noise allows."""
+    UNKNOWN = "unknown"
+    """Too few points for a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """A series over its second half.
+
+    Attributes:
+        median: Of its values.
+        per_hour: The line's slope.
+        lowest: Of the slope's interval; so is `highest`.
+        tolerance: Up to which slope per hour, either way, the series counts as flat.
+    """
+
+    name: str
+    median: float
+    per_hour: float
+    lowest: float
+    highest: float
+    tolerance: float
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How much a series may change in an hour: the larger of an amount and a share of its median."""
+
+    amount: float
+    share: float = 0.0
+
+    def of(self, median: float) -> float:
+        """In the series' own unit."""
+        return max(self.amount, self.share * abs(median))
+
+
+def trend(name: str, instants: Sequence[float], values: Sequence[float], tolerance: Tolerance) -> Trend:
+    """What a series does over the second half of its time.
+
+    Args:
+        instants: Seconds, ascending.
+    """
+    begin = (instants[0] + instants[-1]) / 2 if instants else 0.0
+    points = [(at / 3600, value) for at, value in zip(instants, values, strict=True) if at >= begin]
+    points = points[:: math.ceil(len(points) / MOST_POINTS) or 1]
+    median = statistics.median(value for _, value in points) if points else math.nan
+    allowed = tolerance.of(median) if points else tolerance.amount
+    if len(points) < 8:
+        return Trend(name, median, math.nan, math.nan, math.nan, allowed, Verdict.UNKNOWN)
+    slope, lowest, highest = _line(points)
+    return Trend(name, median, slope, lowest, highest, allowed, _verdict(slope, lowest, highest, allowed))
+
+
+def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
+    slopes = sorted(
+        (later[1] - earlier[1]) / (later[0] - earlier[0])
+        for number, earlier in enumerate(points)
+        for later in points[number + 1 :]
+        if later[0] > earlier[0]
+    )
+    count = len(points)
+    spread = 1.96 * math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    low = max(0, int((len(slopes) - spread) / 2))
+    high = min(len(slopes) - 1, math.ceil((len(slopes) + spread) / 2))
+    return statistics.median(slopes), slopes[low], slopes[high]
+
+
+def _verdict(slope: float, lowest: float, highest: float, allowed: float) -> Verdict:
+    if abs(slope) <= allowed:
+        return Verdict.FLAT
+    if lowest <= 0 <= highest:
+        return Verdict.NOISY
+    return Verdict.GROWS if slope > 0 else Verdict.FALLS

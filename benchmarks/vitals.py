@@ -1,0 +1,177 @@
+"""What a running dispatcher and its servers look like at one instant, as flat series: a name with its unit, a figure.
+
+worker-0.pss_bytes   email_log.dead_rows   latency.p99_ms   queue.send_messages   wal_bytes …
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from psycopg import Connection
+
+from dispatcher.broker.management import Management
+from dispatcher.errors import BrokerUnavailable
+from dispatcher.store.counts import count_emails
+
+TITLE: Final = re.compile(r"^dispatcher: (run|worker|relay|monitor)(?: (\d+))?")
+TABLES: Final = ("email_log", "email_content", "email_attempt", "email_hourly", "email_idempotency")
+_KIB: Final = 1024
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+# A partition counts for its table; what retention drops leaves no trace in the sums, as it leaves none on the disk.
+_TABLES_NOW: Final = r"""
+select
+    regexp_replace(relname, '_(p\d{8}|default)$', '') as name,
+    sum(pg_table_size(relid))::bigint,
+    sum(pg_indexes_size(relid))::bigint,
+    sum(n_live_tup)::bigint,
+    sum(n_dead_tup)::bigint,
+    sum(n_tup_upd)::bigint,
+    sum(n_tup_hot_upd)::bigint,
+    sum(autovacuum_count)::bigint,
+    sum(n_tup_ins)::bigint
+from pg_stat_user_tables
+group by 1
+"""
+_COLUMNS: Final = (
+    "table_bytes",
+    "index_bytes",
+    "live_rows",
+    "dead_rows",
+    "updates",
+    "hot_updates",
+    "autovacuums",
+    "inserts",
+)
+# By range of ids, so that only the emails of the last minutes are looked at.
+_LATENCY: Final = """
+select
+    count(*),
+    percentile_cont(0.5) within group (order by ms),
+    percentile_cont(0.99) within group (order by ms)
+from (
+    select extract(epoch from a.finished_at - l.created_at)::float8 * 1000 as ms
+    from email_log as l
+    join email_attempt as a using (email_id)
+    where l.email_id >= email_id_lowest_at(to_timestamp(%(since)s) - interval '2 minutes')
+        and a.email_id >= email_id_lowest_at(to_timestamp(%(since)s) - interval '2 minutes')
+        and a.finished_at >= to_timestamp(%(since)s)
+        and a.finished_at < to_timestamp(%(until)s)
+        and a.outcome = 'accepted'
+) as accepted
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A process of a dispatcher.
+
+    Attributes:
+        name: `parent`, `worker-0`, `relay`, `monitor`.
+    """
+
+    name: str
+    pid: int
+
+
+def members(of: int) -> list[Member]:
+    """The dispatchers that a process has started, with all of theirs; by their titles."""
+    by_parent: dict[int, list[int]] = {}
+    for place in Path("/proc").iterdir():
+        if place.name.isdigit() and (parent := _parent(place)) is not None:
+            by_parent.setdefault(parent, []).append(int(place.name))
+    return list(_members(of, by_parent))
+
+
+def _members(of: int, by_parent: dict[int, list[int]]) -> Iterator[Member]:
+    for pid in by_parent.get(of, ()):
+        if match := TITLE.match(_title(pid)):
+            name = "parent" if match[1] == "run" else match[1] if match[2] is None else f"{match[1]}-{match[2]}"
+            yield Member(name, pid)
+            yield from _members(pid, by_parent)
+
+
+def process_vitals(member: Member) -> dict[str, float]:
+    """Memory, descriptors, threads and CPU of a process; nothing of one that is gone."""
+    place = Path("/proc") / str(member.pid)
+    try:
+        rollup = dict(_kibibytes((place / "smaps_rollup").read_text()))
+        stat = (place / "stat").read_text().rpartition(")")[2].split()
+        descriptors = sum(1 for _ in (place / "fd").iterdir())
+    except OSError:
+        return {}
+    figures = {
+        "rss_bytes": rollup["Rss"],
+        "pss_bytes": rollup["Pss"],
+        "descriptors": descriptors,
+        "threads": int(stat[17]),
+        "cpu_seconds": (int(stat[11]) + int(stat[12])) / _TICKS,
+    }
+    return {f"{member.name}.{name}": float(figure) for name, figure in figures.items()}
+
+
+def table_vitals(connection: Connection[Any]) -> dict[str, float]:
+    """Size, rows and housekeeping of each table, its partitions together."""
+    figures: dict[str, float] = {}
+    for name, *values in connection.execute(_TABLES_NOW):
+        if name in TABLES:
+            figures |= {f"{name}.{column}": float(value) for column, value in zip(_COLUMNS, values, strict=True)}
+    row = connection.execute("select pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::float8").fetchone()
+    assert row is not None
+    return {**figures, "wal_bytes": row[0]}
+
+
+def latency_vitals(connection: Connection[Any], since: float, until: float) -> dict[str, float]:
+    """From enqueue to acceptance, of what was accepted between two instants; nothing where nothing was."""
+    row = connection.execute(_LATENCY, {"since": since, "until": until}).fetchone()
+    assert row is not None
+    count, median, p99 = row
+    return {"accepted_emails": float(count)} | ({"latency.p50_ms": median, "latency.p99_ms": p99} if count else {})
+
+
+def standing_vitals(connection: Connection[Any]) -> dict[str, float]:
+    """Emails by status, and how long the oldest pending one has waited."""
+    counts = count_emails(connection)
+    figures = {f"emails.{status.value}": float(count) for status, count in counts.emails.items()}
+    return {**figures, "oldest_pending_seconds": counts.oldest_pending_seconds or 0.0}
+
+
+def queue_vitals(management: Management, queues: dict[str, str]) -> dict[str, float]:
+    """Messages of each queue, by the management API, which lags by up to five seconds; nothing of what it cannot say.
+
+    Args:
+        queues: Each queue's name by ours.
+    """
+    figures: dict[str, float] = {}
+    for name, queue in queues.items():
+        with contextlib.suppress(BrokerUnavailable):
+            figures[f"queue.{name}_messages"] = float(management.depth(queue).messages)
+    return figures
+
+
+def _parent(place: Path) -> int | None:
+    try:
+        return int((place / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
+def _title(pid: int) -> str:
+    try:
+        return (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _kibibytes(text: str) -> Iterator[tuple[str, float]]:
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if len(words) == 2 and words[1] == "kB":
+            yield name, float(words[0]) * _KIB
