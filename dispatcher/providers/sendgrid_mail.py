@@ -1,4 +1,7 @@
-"""An email as the body of SendGrid's `POST /v3/mail/send`, built with python-sendgrid's helpers.
+"""An email as the body of SendGrid's `POST /v3/mail/send`: the document that python-sendgrid's helpers would build.
+
+Built directly, because theirs takes an object per field: a sixth of all that a worker spends on an email. A test holds
+the two against each other.
 
 SendGrid's description: https://www.twilio.com/docs/sendgrid/api-reference/mail-send/mail-send, its refusals:
 …/mail-send/errors. What it refuses for certain is refused here; what it would misread is written so that it cannot:
@@ -16,11 +19,11 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import orjson
-from sendgrid.helpers import mail as helpers
 
 from dispatcher.domain.address import Address, parse_address
 from dispatcher.domain.email_rules import RESERVED_HEADER_PREFIXES, RESERVED_HEADERS
@@ -35,6 +38,7 @@ _MISREAD_IN_NAMES: Final = re.compile(r'[()<>\[\]:;@\\,"]')
 _WORD: Final = r"[A-Za-z0-9!#$%&'*+.^_`{|}~-]{1,127}"
 _CONTENT_TYPE: Final = re.compile(rf"{_WORD}/{_WORD}")
 _FOLD: Final = "\r\n "
+_API_KEY: Final = re.compile(r"SG\.[0-9a-zA-Z]+\.[0-9a-zA-Z]+")
 
 Document = dict[str, Any]
 
@@ -57,29 +61,27 @@ def body_of(email: OutgoingEmail, *, sandbox: bool = False) -> bytes:
 
 def document_of(email: OutgoingEmail, *, sandbox: bool = False) -> Document:
     """The body before it is encoded."""
-    sender = _addresses("from", (email.sender,), Reason.REJECTED_SENDER)[0]
-    envelopes = _envelopes(email)
-    mail = helpers.Mail()
-    mail.from_email = _mailbox(helpers.From, sender)
-    _add_reply_to(mail, email.reply_to)
-    _add_content(mail, email)
-    mail.add_header(helpers.Header("Message-ID", f"<{email.email_id}@{ascii_domain(sender.domain)}>"))
-    for name, value in email.headers.items():
-        mail.add_header(helpers.Header(name, _header_value(name, value)))
-    for tag in _categories(email.tags):
-        mail.add_category(helpers.Category(tag))
-    # The helpers put each one before those added earlier.
-    for file in reversed(email.attachments):
-        mail.add_attachment(_attachment(file))
+    sender = _sender(email.sender)
+    document: Document = {
+        "from": _mailbox(sender),
+        "personalizations": _personalizations(email),
+        "headers": _headers(email, sender),
+    }
+    _add_reply_to(document, email.reply_to)
+    _add_content(document, email)
+    if email.tags and (categories := _categories(email.tags)):
+        document["categories"] = categories
+    if email.attachments:
+        document["attachments"] = [_attachment(file) for file in email.attachments]
     if sandbox:
-        mail.mail_settings = helpers.MailSettings(sandbox_mode=helpers.SandBoxMode(enable=True))
-    for _ in envelopes:
-        mail.add_personalization(_personalization(email))
-    document: Document = mail.get()
-    # Given to the helpers, a thousand recipients cost 90 ms: they look for repeats in each pair, and we have none left.
-    for personalization, envelope in zip(document["personalizations"], envelopes, strict=True):
-        personalization.update(envelope)
+        document["mail_settings"] = {"sandbox_mode": {"enable": True}}
     return document
+
+
+@lru_cache(maxsize=256)
+def _sender(text: str) -> Address:
+    # Kept, because few send many emails.
+    return _addresses("from", (text,), Reason.REJECTED_SENDER)[0]
 
 
 def _addresses(field: str, texts: Iterable[str], reason: Reason) -> list[Address]:
@@ -95,29 +97,33 @@ def _addresses(field: str, texts: Iterable[str], reason: Reason) -> list[Address
     return addresses
 
 
+def _personalizations(email: OutgoingEmail) -> list[Document]:
+    """Who gets the email, and what is theirs: one message to all, or with bcc alone a message to each."""
+    common: Document = {"custom_args": {"email_id": str(email.email_id)}}
+    if email.template_id is not None and email.template_data:
+        common["dynamic_template_data"] = dict(email.template_data)
+    return [{**envelope, **common} for envelope in _envelopes(email)]
+
+
 def _envelopes(email: OutgoingEmail) -> list[Document]:
-    """Who gets the email: one message to all, or with bcc alone a message to each."""
     seen: set[str] = set()
-    to, cc, bcc = (
-        [
-            _mailbox(kind, address, is_recipient=True)
-            for address in _addresses(field, texts, Reason.REJECTED_RECIPIENT)
-            if _is_new(ascii_spec(address).lower(), seen)
-        ]
-        for field, texts, kind in (
-            ("to", email.to, helpers.To),
-            ("cc", email.cc, helpers.Cc),
-            ("bcc", email.bcc, helpers.Bcc),
-        )
-    )
+    to, cc, bcc = (_recipients("to", email.to, seen), _recipients("cc", email.cc, seen),
+                   _recipients("bcc", email.bcc, seen))  # fmt: skip
     if not (to or cc or bcc):
         raise UnrenderableEmail(Reason.REJECTED_RECIPIENT, "to, cc and bcc are empty")
     if not (to or cc):
-        return [{"to": [mailbox.get()]} for mailbox in bcc]
+        return [{"to": [mailbox]} for mailbox in bcc]
     if not to:
         to, cc = cc, to
     fields = {"to": to, "cc": cc, "bcc": bcc}
-    return [{field: [mailbox.get() for mailbox in listed] for field, listed in fields.items() if listed}]
+    return [{field: listed for field, listed in fields.items() if listed}]
+
+
+def _recipients(field: str, texts: Sequence[str], seen: set[str]) -> list[Document]:
+    if not texts:
+        return []
+    addresses = _addresses(field, texts, Reason.REJECTED_RECIPIENT)
+    return [_mailbox(one, is_recipient=True) for one in addresses if _is_new(ascii_spec(one).lower(), seen)]
 
 
 def _is_new(spec: str, seen: set[str]) -> bool:
@@ -127,53 +133,56 @@ def _is_new(spec: str, seen: set[str]) -> bool:
     return is_new
 
 
-def _mailbox(kind: type[Any], address: Address, *, is_recipient: bool = False) -> Any:
-    # Its constructor would parse the address again, and guess.
-    mailbox = kind()
-    mailbox.email = ascii_spec(address)
-    if name := address.display_name:
-        mailbox.name = quoted(name) if is_recipient and _MISREAD_IN_NAMES.search(name) else name
-    return mailbox
+def _mailbox(address: Address, *, is_recipient: bool = False) -> Document:
+    name = address.display_name
+    if not name:
+        return {"email": ascii_spec(address)}
+    return {
+        "email": ascii_spec(address),
+        "name": quoted(name) if is_recipient and _MISREAD_IN_NAMES.search(name) else name,
+    }
 
 
-def _personalization(email: OutgoingEmail) -> Any:
-    personalization = helpers.Personalization()
-    personalization.add_custom_arg(helpers.CustomArg("email_id", str(email.email_id)))
-    if email.template_id is not None:
-        personalization.dynamic_template_data = dict(email.template_data)
-    return personalization
-
-
-def _add_reply_to(mail: Any, texts: Iterable[str]) -> None:
+def _add_reply_to(document: Document, texts: Sequence[str]) -> None:
+    if not texts:
+        return
     seen: set[str] = set()
     addresses = _addresses("reply_to", texts, Reason.INVALID_CONTENT)
-    mailboxes = [_mailbox(helpers.ReplyTo, one) for one in addresses if _is_new(ascii_spec(one).lower(), seen)]
+    mailboxes = [_mailbox(one) for one in addresses if _is_new(ascii_spec(one).lower(), seen)]
+    # Not both: SendGrid takes either.
     if len(mailboxes) == 1:
-        mail.reply_to = mailboxes[0]
-    elif mailboxes:
-        # Not both: SendGrid takes either.
-        mail.reply_to_list = mailboxes
+        document["reply_to"] = mailboxes[0]
+    else:
+        document["reply_to_list"] = mailboxes
 
 
-def _add_content(mail: Any, email: OutgoingEmail) -> None:
+def _add_content(document: Document, email: OutgoingEmail) -> None:
     """Subject and bodies; a template may stand for any of them."""
     if email.template_id is not None:
-        mail.template_id = helpers.TemplateId(email.template_id)
+        document["template_id"] = email.template_id
     elif not email.subject:
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "subject is empty, and SendGrid takes none without")
     elif not (email.text or email.html):
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "text and html are empty")
     if email.subject:
-        mail.subject = helpers.Subject(checked("subject", email.subject))
-    try:
-        if email.text:
-            mail.add_content(helpers.Content("text/plain", email.text))
-        if email.html:
-            mail.add_content(helpers.Content("text/html", email.html))
-    except helpers.exceptions.ApiKeyIncludedException:
-        raise UnrenderableEmail(
-            Reason.INVALID_CONTENT, "text or html begins with what looks like a SendGrid API key"
-        ) from None
+        document["subject"] = checked("subject", email.subject)
+    bodies = (("text/plain", email.text), ("text/html", email.html))
+    if content := [{"type": kind, "value": _body(text)} for kind, text in bodies if text]:
+        document["content"] = content
+
+
+def _body(text: str) -> str:
+    # Where python-sendgrid looks for one, which it sends nowhere.
+    if _API_KEY.match(text):
+        raise UnrenderableEmail(Reason.INVALID_CONTENT, "text or html begins with what looks like a SendGrid API key")
+    return text
+
+
+def _headers(email: OutgoingEmail, sender: Address) -> dict[str, str]:
+    headers = {"Message-ID": f"<{email.email_id}@{ascii_domain(sender.domain)}>"}
+    for name, value in email.headers.items():
+        headers[name] = _header_value(name, value)
+    return headers
 
 
 def _header_value(name: str, value: str) -> str:
@@ -187,7 +196,7 @@ def _categories(tags: Iterable[str]) -> list[str]:
     return fit[:MAX_CATEGORIES]
 
 
-def _attachment(file: Attachment) -> Any:
+def _attachment(file: Attachment) -> Document:
     if not _CONTENT_TYPE.fullmatch(checked("an attachment's content_type", file.content_type)):
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "an attachment's content_type is not a MIME type")
     filename = checked("an attachment's filename", file.filename)
@@ -195,9 +204,9 @@ def _attachment(file: Attachment) -> Any:
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "an attachment is empty, and SendGrid takes none")
     # RFC 2046, sections 5.1 and 5.2.1: these may not be in Base64, which SendGrid puts every attachment in.
     is_composite = file.content_type.lower().startswith(("message/", "multipart/"))
-    return helpers.Attachment(
-        helpers.FileContent(b64encode(file.content).decode("ascii")),
-        helpers.FileName(filename),
-        helpers.FileType("application/octet-stream" if is_composite else file.content_type),
-        helpers.Disposition("attachment"),
-    )
+    return {
+        "content": b64encode(file.content).decode("ascii"),
+        "type": "application/octet-stream" if is_composite else file.content_type,
+        "filename": filename,
+        "disposition": "attachment",
+    }

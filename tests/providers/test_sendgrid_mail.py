@@ -13,6 +13,7 @@ import orjson
 import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
+from sendgrid.helpers import mail as helpers
 
 from dispatcher.domain import email_rules
 from dispatcher.domain.email import Email
@@ -31,6 +32,31 @@ def document_of(outgoing: OutgoingEmail, *, sandbox: bool = False) -> dict[str, 
     document: dict[str, Any] = orjson.loads(body_of(outgoing, sandbox=sandbox))
     sendgrid_schema.check(document)
     return document
+
+
+def test_the_document_is_what_the_vendors_helpers_build() -> None:
+    outgoing = an_email(
+        to=("Ann <ann@example.com>",), cc=("cy@example.com",), bcc=("di@example.com",), reply_to=("h@example.org",),
+        html="<p>Thank you.</p>", headers={"X-Campaign": "May"}, tags=("orders",),
+        attachments=(Attachment("data.csv", "text/csv", b"a;b"),),
+    )  # fmt: skip
+    mail = helpers.Mail(helpers.From("shop@example.org", "Shop"), subject=outgoing.subject)
+    mail.reply_to = helpers.ReplyTo("h@example.org")
+    mail.add_content(helpers.Content("text/plain", outgoing.text))
+    mail.add_content(helpers.Content("text/html", outgoing.html))
+    mail.add_header(helpers.Header("Message-ID", f"<{outgoing.email_id}@example.org>"))
+    mail.add_header(helpers.Header("X-Campaign", "May"))
+    mail.add_category(helpers.Category("orders"))
+    content = base64.b64encode(b"a;b").decode()
+    mail.add_attachment(helpers.Attachment(content, "data.csv", "text/csv", helpers.Disposition("attachment")))
+    people = helpers.Personalization()
+    people.add_to(helpers.To("ann@example.com", "Ann"))
+    people.add_cc(helpers.Cc("cy@example.com"))
+    people.add_bcc(helpers.Bcc("di@example.com"))
+    people.add_custom_arg(helpers.CustomArg("email_id", str(outgoing.email_id)))
+    mail.add_personalization(people)
+
+    assert document_of(outgoing) == orjson.loads(orjson.dumps(mail.get()))
 
 
 def test_a_plain_email() -> None:
