@@ -39,7 +39,8 @@ CLIENTS: Final[tuple[tuple[set[str], set[str]], ...]] = (
     ({"broker"}, {"pika"}),
     ({"providers"}, {"sendgrid", "python_http_client", "boto3", "botocore"}),
     ({"providers", "alerts"}, {"aiosmtplib"}),
-    ({"providers", "alerts", "client"}, {"pyreqwest", "aiohttp", "httpx", "requests", "urllib3"}),
+    ({"alerts", "client"}, {"pyreqwest", "aiohttp", "httpx", "requests", "urllib3"}),
+    ({"providers"}, {"aiohappyeyeballs"}),
     ({"alerts"}, {"standardwebhooks"}),
     # The management API's client stands with the broker; dev fetches private servers and waits for them.
     ({"broker", "providers", "dev"}, {"http.client", "urllib.request"}),

@@ -1,51 +1,52 @@
 """The one way out to HTTP providers: kept TLS connections, exactly one POST per call, and the truth about how it ended.
 
-    NothingLeft    a definite no: the body never left this process, and never will
+    NothingLeft    a definite no: the body never left this process, or not all of it, and never will
     NoAnswer       the body left, and no whole answer came back: nobody can know
     Answer         whatever the server said, a 500 or a web page included
 
-What tells the first two apart is not the client's exceptions (pyreqwest says "connection error" of one that closed
-after the request), but the body itself: the client must ask for it, and does so only once it is connected. `leaving` is
-called at that moment, on the loop. A call that has ended, by an exception, a deadline or a cancellation, hands no body
-over: the client goes on in its own thread for a while, and would post what nobody waits for.
+`leaving` is called when a connection stands and the body is about to be written to it. Of a large body all but the last
+octet is written before: without it the server cannot accept, so that a connection which breaks half-way through ten
+megabytes is a definite no.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import ssl
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from datetime import timedelta
-from functools import partial
+from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
 
-from pyreqwest.client import Client, ClientBuilder
-from pyreqwest.exceptions import DetailedPyreqwestError, PyreqwestError
-from pyreqwest.request import RequestBuilder
-from pyreqwest.response import Response
+from aiohappyeyeballs import start_connection
 
 from dispatcher.domain.outcome import Reason
-from dispatcher.providers.http_body import GuardedBody, latest_departure
+from dispatcher.providers.http_connection import HttpConnection
 from dispatcher.providers.scrub import scrub
 
-MAX_ANSWER_OCTETS: Final = 64 * 1024
-"""Of an answer's body; SendGrid's longest list of errors is far below, and a hostile server fills no memory."""
 CONNECT_SECONDS: Final = 10.0
 """For the name, TCP and TLS; the call's own deadline may be sooner."""
 IDLE_SECONDS: Final = 20.0
 """Kept connections are closed after so long without use. Servers do it after 60 or more, without asking: a request that
 meets their goodbye half-way has left, and nobody can know whether it was read."""
-GRACE_SECONDS: Final = 0.5
-"""Beyond the deadline, for the client to say itself that it has passed; then we stop listening."""
-
-_UNTRUSTED: Final = "invalid peer certificate"
+LARGE_BODY_OCTETS: Final = 64 * 1024
+"""From here on a body leaves but for its last octet before `leaving` is called."""
+ANSWERS_SHARE: Final = 0.25
+MOST_FOR_ANSWER_SECONDS: Final = 1.0
+"""Of a call's time so much is the answer's, at most a second: what could only leave in that time stays, for its answer
+would hardly be met."""
+FALLBACK_SECONDS: Final = 0.25
+"""Until a host's next address is tried beside the one before (RFC 8305, section 5)."""
+_MOST_HEADS: Final = 64
 
 
 class NothingLeft(Exception):
-    """The body did not leave this process, and never will.
+    """The body, or its last octet, did not leave this process, and never will.
 
     Attributes:
         reason: `connection_failed` or `timeout_before_send`.
@@ -80,7 +81,7 @@ class Answer:
 
     Attributes:
         headers: By their names in lower case; of one that came twice, the last.
-        body: Its first `MAX_ANSWER_OCTETS`.
+        body: Its first `http_connection.MAX_ANSWER_OCTETS`.
     """
 
     status: int
@@ -88,16 +89,26 @@ class Answer:
     body: bytes = field(repr=False)
 
 
+class _Target(NamedTuple):
+    """Where a URL leads."""
+
+    is_secure: bool
+    host: str
+    port: int
+    authority: str
+    path: str
+
+
 class HttpTransport:
     """A pool of connections, for one process; for any number of calls at once on one loop.
 
-    The client and its thread begin with the first call, which must come after the fork: they do not survive one.
+    Every URL of one transport is at one server. Nothing is opened before the first call.
     """
 
     def __init__(
         self, *, connections: int, ca_file: Path | None = None, connect_seconds: float = CONNECT_SECONDS
     ) -> None:
-        """A transport that has connected to nobody, and started no thread.
+        """A transport that has connected to nobody.
 
         Args:
             connections: How many calls may be under way; the others wait.
@@ -107,9 +118,12 @@ class HttpTransport:
             ssl.SSLError, OSError: the CA file cannot be used.
         """
         self._places = asyncio.Semaphore(connections)
-        certificates = _certificates(ca_file)
-        self._build = partial(_client, connections, connect_seconds, certificates)
-        self._client: Client | None = None
+        self._connect_seconds = connect_seconds
+        self._tls = _tls(ca_file)
+        self._idle: list[HttpConnection] = []
+        self._open: set[HttpConnection] = set()
+        self._heads: dict[tuple[object, ...], bytes] = {}
+        self._sweep: asyncio.TimerHandle | None = None
 
     async def post(
         self, url: str, headers: Mapping[str, str], body: bytes, deadline: float, leaving: Callable[[], None]
@@ -124,39 +138,39 @@ class HttpTransport:
         Raises:
             NothingLeft, NoAnswer: see there.
         """
-        latest = latest_departure(deadline)
+        latest = _latest_departure(deadline)
+        head = self._head("POST", url, headers) + b"%d\r\n\r\n" % len(body)
         await self._wait_for_place(latest)
-        guarded = GuardedBody(body, leaving, latest)
         try:
-            request = _prepared(self._running().post(url), headers, deadline)
-            request = request.header("Content-Length", str(len(body))).body_stream(guarded)
-            return await _sent(request, deadline, guarded)
+            connection = await self._connection(_target(url), latest)
+            try:
+                return await _exchange(connection, head, body, deadline, latest, leaving)
+            finally:
+                self._give_back(connection)
         finally:
-            guarded.keep()
             self._places.release()
 
     async def get(self, url: str, headers: Mapping[str, str], deadline: float) -> Answer:
         """The answer to one GET, which changes nothing.
 
         Raises:
-            NothingLeft: there was none.
+            NothingLeft, NoAnswer: there was none.
         """
         await self._wait_for_place(deadline)
-        nothing = GuardedBody(b"", lambda: None, deadline)
         try:
-            return await _sent(_prepared(self._running().get(url), headers, deadline), deadline, nothing)
+            connection = await self._connection(_target(url), deadline)
+            try:
+                head = self._head("GET", url, headers) + b"0\r\n\r\n"
+                return await _exchange(connection, head, b"", deadline, deadline, lambda: None)
+            finally:
+                self._give_back(connection)
         finally:
             self._places.release()
 
     async def close(self) -> None:
         """End the connections; no call is under way. A second call is harmless."""
-        if self._client is not None:
-            await self._client.close()
-
-    def _running(self) -> Client:
-        if self._client is None:
-            self._client = self._build()
-        return self._client
+        for connection in tuple(self._open):
+            connection.end()
 
     async def _wait_for_place(self, until: float) -> None:
         try:
@@ -166,90 +180,164 @@ class HttpTransport:
         except TimeoutError:
             raise NothingLeft(Reason.TIMEOUT_BEFORE_SEND, "the deadline passed before a connection was free") from None
 
+    async def _connection(self, target: _Target, until: float) -> HttpConnection:
+        """The connection that was used last, because it is the least likely to have been closed; else a new one."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_fit:
+                return connection
+            connection.end()
+        loop = asyncio.get_running_loop()
+        gives_up_at = loop.time() + self._connect_seconds
+        try:
+            async with asyncio.timeout_at(min(until, gives_up_at)):
+                return await self._connected(target)
+        except TimeoutError:
+            if until <= gives_up_at:
+                raise _late("no connection") from None
+            raise NothingLeft(Reason.CONNECTION_FAILED, "no connection: it took too long") from None
+        except OSError as error:
+            is_untrusted = isinstance(error, ssl.SSLCertVerificationError)
+            words = scrub(_words(error))
+            raise NothingLeft(Reason.CONNECTION_FAILED, f"no connection: {words}", is_untrusted=is_untrusted) from error
 
-def _client(connections: int, connect_seconds: float, certificates: list[bytes]) -> Client:
-    builder = (
-        ClientBuilder()
-        # With HTTP/2, reqwest repeats a request that the server says it has not looked at.
-        .http1_only()
-        .follow_redirects(False)
-        .referer(False)
-        # A proxy would answer in the server's place, and say 502 of a request that arrived.
-        .no_proxy()
-        .gzip(False)
-        .brotli(False)
-        .zstd(False)
-        .deflate(False)
-        .connect_timeout(timedelta(seconds=connect_seconds))
-        .pool_idle_timeout(timedelta(seconds=IDLE_SECONDS))
-        .pool_max_idle_per_host(connections)
-    )
-    for certificate in certificates:
-        builder = builder.add_root_certificate_der(certificate)
-    return builder.build()
+    async def _connected(self, target: _Target) -> HttpConnection:
+        loop = asyncio.get_running_loop()
+        addresses = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        taken = await start_connection(addresses, happy_eyeballs_delay=FALLBACK_SECONDS, interleave=1)
+        connection = HttpConnection(self._open.discard)
+        try:
+            await loop.create_connection(
+                lambda: connection,
+                sock=taken,
+                ssl=self._tls if target.is_secure else None,
+                server_hostname=target.host if target.is_secure else None,
+            )
+        except BaseException:
+            connection.end()
+            raise
+        self._open.add(connection)
+        return connection
+
+    def _give_back(self, connection: HttpConnection) -> None:
+        """Keeps a connection for the next call, unless the last one's answer is not whole."""
+        if connection.is_busy:
+            connection.end()
+        elif connection.is_open:
+            connection.idle_since = connection.loop.time()
+            self._idle.append(connection)
+            if self._sweep is None:
+                self._sweep = connection.loop.call_later(IDLE_SECONDS, self._end_idle)
+
+    def _end_idle(self) -> None:
+        """Ends what was not used for long; those that were used last are the last."""
+        loop = asyncio.get_running_loop()
+        oldest = loop.time() - IDLE_SECONDS
+        old = [connection for connection in self._idle if connection.idle_since <= oldest]
+        self._idle = [connection for connection in self._idle if connection.idle_since > oldest and connection.is_open]
+        for connection in old:
+            connection.end()
+        self._sweep = loop.call_at(self._idle[0].idle_since + IDLE_SECONDS, self._end_idle) if self._idle else None
+
+    def _head(self, method: str, url: str, headers: Mapping[str, str]) -> bytes:
+        """A request's head up to the value of its last header, the length."""
+        key = (method, url, *headers.items())
+        head = self._heads.get(key)
+        if head is None:
+            if len(self._heads) >= _MOST_HEADS:
+                self._heads.clear()
+            head = self._heads[key] = _head(method, _target(url), headers)
+        return head
 
 
-def _certificates(ca_file: Path | None) -> list[bytes]:
-    if ca_file is None:
-        return []
-    # The client takes one certificate at a time, and reports a bad one only at the first connection.
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(cafile=str(ca_file))
-    return context.get_ca_certs(binary_form=True)
+async def _exchange(
+    connection: HttpConnection, head: bytes, body: bytes, deadline: float, latest: float, leaving: Callable[[], None]
+) -> Answer:
+    if len(body) > LARGE_BODY_OCTETS:
+        if answer := await _all_but_the_last(connection, head, body, latest):
+            return answer
+        write, rest = connection.go_on, body[-1:]
+    else:
+        write, rest = connection.ask, head + body
+    if asyncio.get_running_loop().time() >= latest:
+        raise _late("no connection")
+    leaving()
+    write(rest)
+    await connection.answered(deadline)
+    if not connection.is_busy:
+        return _answer(connection)
+    raise _no_answer(connection)
 
 
-def _prepared(request: RequestBuilder, headers: Mapping[str, str], deadline: float) -> RequestBuilder:
-    remaining = max(0.001, deadline - asyncio.get_running_loop().time())
-    request = request.timeout(timedelta(seconds=remaining))
-    for name, value in headers.items():
-        # Whatever shows a request, a log or a repr, leaves the value out.
-        request = request.header(name, value, is_sensitive=True)
-    return request
-
-
-async def _sent(request: RequestBuilder, deadline: float, body: GuardedBody) -> Answer:
-    status: int | None = None
+async def _all_but_the_last(connection: HttpConnection, head: bytes, body: bytes, latest: float) -> Answer | None:
+    """Writes the most of a request; the answer that a server may give before it has read everything."""
+    connection.ask(head)
     try:
-        # Without the limit it reads the body before it shows the status.
-        streamed = request.streamed_read_buffer_limit(0).build_streamed()
-        async with asyncio.timeout_at(deadline + GRACE_SECONDS), streamed as response:
-            status = response.status
-            return Answer(status, dict(response.headers.items()), await _beginning_of(response))
-    except (PyreqwestError, TimeoutError, OSError) as error:
-        if body.refusal is not None:
-            raise body.refusal from None
-        is_late = type(error) is TimeoutError or asyncio.get_running_loop().time() >= deadline
-        raise _judged(error, status, body, is_late=is_late) from error
+        async with asyncio.timeout_at(latest):
+            await connection.go_on_slowly(body[:-1])
+    except TimeoutError:
+        raise _late("the body was not taken") from None
+    if not connection.is_busy:
+        connection.end()
+        return _answer(connection)
+    if not connection.is_open:
+        words = connection.fault or "the connection was closed"
+        raise NothingLeft(Reason.CONNECTION_FAILED, f"the connection broke before the body's end: {words}")
+    return None
 
 
-async def _beginning_of(response: Response) -> bytes:
-    if response.get_header("content-length") == "0":
-        return b""
-    body = bytearray()
-    while len(body) < MAX_ANSWER_OCTETS:
-        chunk = await response.body_reader.read(MAX_ANSWER_OCTETS - len(body))
-        if chunk is None:
-            break
-        body += chunk
-    return bytes(body)
+def _answer(connection: HttpConnection) -> Answer:
+    assert connection.status is not None
+    return Answer(connection.status, connection.headers, connection.body)
 
 
-def _judged(error: Exception, status: int | None, body: GuardedBody, *, is_late: bool) -> NothingLeft | NoAnswer:
-    words = _last_cause(error)
-    if body.has_left or status is not None:
-        detail = "no answer before the deadline" if is_late else f"no answer: {words}"
-        if status is not None:
-            detail = f"an answer with status {status} {'did not end in time' if is_late else f'broke off: {words}'}"
-        return NoAnswer(detail, status=status)
-    if is_late:
-        what = "the body was not taken" if body.has_begun else "no connection"
-        return NothingLeft(Reason.TIMEOUT_BEFORE_SEND, f"{what} in time for an answer before the deadline")
-    what = "the connection broke before the body's end" if body.has_begun else "no connection"
-    return NothingLeft(Reason.CONNECTION_FAILED, f"{what}: {words}", is_untrusted=words.startswith(_UNTRUSTED))
+def _no_answer(connection: HttpConnection) -> NoAnswer:
+    status, fault = connection.status, connection.fault
+    if status is None:
+        return NoAnswer("no answer before the deadline" if fault is None else f"no answer: {fault}")
+    how = "did not end in time" if fault is None else f"broke off: {fault}"
+    return NoAnswer(f"an answer with status {status} {how}", status=status)
 
 
-def _last_cause(error: Exception) -> str:
-    """The innermost reason; the outer ones name our URL and the client's own parts."""
-    causes = error.details["causes"] if isinstance(error, DetailedPyreqwestError) else None
-    words = causes[-1]["message"] if causes else str(error) or type(error).__name__
-    return scrub(words)
+def _late(what: str) -> NothingLeft:
+    return NothingLeft(Reason.TIMEOUT_BEFORE_SEND, f"{what} in time for an answer before the deadline")
+
+
+def _latest_departure(deadline: float) -> float:
+    """Until when a body may leave that is to be answered by the deadline; in the loop's `time()`."""
+    remaining = deadline - asyncio.get_running_loop().time()
+    return deadline - min(MOST_FOR_ANSWER_SECONDS, max(0.0, remaining) * ANSWERS_SHARE)
+
+
+@lru_cache(maxsize=64)
+def _target(url: str) -> _Target:
+    parts = urlsplit(url)
+    is_secure = parts.scheme == "https"
+    path = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+    return _Target(is_secure, parts.hostname or "", parts.port or (443 if is_secure else 80), parts.netloc, path)
+
+
+def _head(method: str, target: _Target, headers: Mapping[str, str]) -> bytes:
+    lines = [f"{method} {target.path} HTTP/1.1", f"Host: {target.authority}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    if any("\r" in line or "\n" in line for line in lines):
+        raise ValueError("a header holds a line break")
+    return ("\r\n".join(lines) + "\r\nContent-Length: ").encode("latin-1")
+
+
+def _tls(ca_file: Path | None) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    if ca_file is not None:
+        context.load_verify_locations(cafile=str(ca_file))
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _words(error: OSError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not valid: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed ({error.reason or type(error).__name__})"
+    if isinstance(error, socket.gaierror):
+        return error.strerror or "the name is not known"
+    return os.strerror(error.errno) if error.errno else "the connection was closed"

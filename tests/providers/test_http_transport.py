@@ -12,12 +12,12 @@ from typing import Final
 
 import orjson
 import pytest
-from pyreqwest import exceptions
 
 from dispatcher.dev.http_behaviour import Act, Behaviour
 from dispatcher.dev.http_double import HttpDouble, running_double
 from dispatcher.domain.outcome import Reason
-from dispatcher.providers.http import MAX_ANSWER_OCTETS, Answer, HttpTransport, NoAnswer, NothingLeft
+from dispatcher.providers.http import Answer, HttpTransport, NoAnswer, NothingLeft
+from dispatcher.providers.http_connection import MAX_ANSWER_OCTETS
 from tests.providers.conftest import Authority
 
 PATIENCE: Final = 20.0
@@ -113,7 +113,7 @@ async def test_the_length_is_announced_and_the_body_leaves_in_one_piece(transpor
         (Act.DRIP_BODY, "did not end in time", 202, 1),
         (Act.HALF, "broke off", 202, 1),
         (Act.HALF_HEAD, "closed", None, 1),
-        (Act.GARBAGE, "invalid HTTP version", None, 1),
+        (Act.GARBAGE, "no HTTP", None, 1),
     ],
 )
 async def test_silence_after_the_body_left_is_no_answer(
@@ -262,15 +262,12 @@ async def test_a_server_that_does_not_speak_tls(greeting: bytes, transport: Http
     assert call.left == 0
 
 
-async def test_a_cancelled_call_posts_nothing_afterwards(transport: HttpTransport, authority: Authority) -> None:
-    """The client goes on in its thread, connects, and asks for the body of a call that nobody waits for any more."""
-    heard = bytearray()
+async def test_a_call_that_is_cancelled_while_it_connects_leaves_no_connection(transport: HttpTransport) -> None:
     gone = asyncio.Event()
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionResetError):
-            while part := await reader.read(4096):
-                heard.extend(part)
+            await reader.read()
         gone.set()
         writer.close()
 
@@ -280,10 +277,9 @@ async def test_a_cancelled_call_posts_nothing_afterwards(transport: HttpTranspor
         await _somebody_connects(listening)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        async with await asyncio.start_server(listen, sock=listening, ssl=authority.server):
+        async with await asyncio.start_server(listen, sock=listening):
             await asyncio.wait_for(gone.wait(), PATIENCE)
 
-    assert b"custom_args" not in heard
     assert call.left == 0
 
 
@@ -388,15 +384,6 @@ def test_a_file_without_certificates_is_refused_at_once(tmp_path: Path) -> None:
 
     with pytest.raises(ssl.SSLError):
         HttpTransport(connections=1, ca_file=tmp_path / "ca.pem")
-
-
-def test_every_exception_of_the_client_is_one_that_we_translate() -> None:
-    """A class outside the two that `http` catches would leave as an adapter's bug."""
-    classes = [one for one in vars(exceptions).values() if isinstance(one, type) and issubclass(one, Exception)]
-    ours = [one for one in classes if one.__module__ == exceptions.__name__]
-
-    assert ours
-    assert all(issubclass(one, (exceptions.PyreqwestError, TimeoutError)) for one in ours)
 
 
 def _threads() -> int:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import structlog
-from pyreqwest.logging import flush_logs
 from sendgrid import SendGridAPIClient
 
 from dispatcher.dev.http_apis import sendgrid_error
@@ -53,7 +52,6 @@ async def test_nothing_private_is_logged_or_raised(
             words = repr(sending.outcome)
         except ProviderFault as fault:
             words = "".join(traceback.format_exception(fault))
-    flush_logs()
 
     told = "\n".join((words, caplog.text, *capfd.readouterr()))
     assert [secret for secret in SECRETS if secret in told] == []
@@ -66,7 +64,6 @@ async def test_a_connection_that_fails_tells_nothing_private(tmp_path: Path, cap
         sending = await send(place.provider, an_email())
         with pytest.raises(ProviderFault) as fault:
             await place.provider.check()
-    flush_logs()
 
     told = "\n".join((repr(sending.outcome), "".join(traceback.format_exception(fault.value)), caplog.text))
     assert [secret for secret in SECRETS if secret in told] == []

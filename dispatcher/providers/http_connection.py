@@ -1,0 +1,207 @@
+"""One kept HTTP/1.1 connection: one request at a time, and at every moment the truth about how far it is.
+
+llhttp parses (by httptools). What is written is ours, so that nobody has to be asked whether something left: what was
+not given to the connection never will.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import ssl
+from collections.abc import Callable
+from typing import Final, cast
+
+import httptools
+
+MAX_ANSWER_OCTETS: Final = 64 * 1024
+"""Of an answer's body; SendGrid's longest list of errors is far below, and a hostile server fills no memory."""
+MAX_HEAD_OCTETS: Final = 64 * 1024
+"""Of an answer's headers."""
+_PIECE_OCTETS: Final = 64 * 1024
+"""Given more at once, asyncio's TLS takes all of it into memory."""
+
+
+class HttpConnection(asyncio.Protocol):
+    """A connection; asyncio calls what `asyncio.Protocol` has, httptools what begins with `on_`.
+
+    Attributes:
+        is_open: Whether it stands.
+        is_busy: Whether something of a request was written whose answer is not whole.
+        idle_since: When it was last given back, in the loop's `time()`.
+        status: The answer's; None before it.
+        headers: The answer's, by their names in lower case; of one that came twice, the last.
+        body: The answer's, its first `MAX_ANSWER_OCTETS`.
+        fault: Why there will be no whole answer, as half a sentence; None while there may be one.
+    """
+
+    def __init__(self, on_end: Callable[[HttpConnection], None]) -> None:
+        """
+        Args:
+            on_end: Told once, when a connection that stood has ended.
+        """
+        self.loop = asyncio.get_running_loop()
+        self._on_end = on_end
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._answered: asyncio.Future[None] | None = None
+        self._drained: asyncio.Future[None] | None = None
+        self._is_paused = False
+        self._head_octets = 0
+        self._unread = select.poll()
+        self.is_open = False
+        self.is_busy = False
+        self.idle_since = 0.0
+        self.status: int | None = None
+        self.headers: dict[str, str] = {}
+        self.body = b""
+        self.fault: str | None = None
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether a request may be written: it stands, and nothing waits to be read, which could only be its end."""
+        return self.is_open and not self._unread.poll(0)
+
+    def ask(self, octets: bytes) -> None:
+        """Writes a request, or its beginning."""
+        assert self._transport is not None
+        self.is_busy = True
+        self.status, self.headers, self.body = None, {}, b""
+        self._head_octets = 0
+        self._answered = self.loop.create_future()
+        self._transport.write(octets)
+
+    def go_on(self, octets: bytes) -> None:
+        """Writes more of a request."""
+        assert self._transport is not None
+        self._transport.write(octets)
+
+    async def go_on_slowly(self, octets: bytes) -> None:
+        """Writes more of a request, as the system takes it; returns once it has, or the connection has ended."""
+        assert self._transport is not None
+        self._transport.set_write_buffer_limits(high=1, low=0)
+        for start in range(0, len(octets), _PIECE_OCTETS):
+            if not self.is_open:
+                return
+            self._transport.write(octets[start : start + _PIECE_OCTETS])
+            if self._is_paused:
+                self._drained = self.loop.create_future()
+                await self._drained
+
+    async def answered(self, deadline: float) -> None:
+        """Returns once there is a whole answer, or a `fault`, or at the deadline, in the loop's `time()`."""
+        assert self._answered is not None
+        timer = self.loop.call_at(deadline, self._settle)
+        try:
+            await self._answered
+        finally:
+            timer.cancel()
+
+    def end(self) -> None:
+        """Drops it: what the system has not taken never leaves. A second call is harmless."""
+        self._note_end()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It stands, TLS included."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._unread.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+        self.is_open = True
+
+    def data_received(self, data: bytes) -> None:
+        """Part of an answer; whoever speaks unasked is not listened to."""
+        if not self.is_busy:
+            self.end()
+            return
+        if self.status is None:
+            self._head_octets += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._fail("what came is no HTTP")
+        if self.status is None and self._head_octets > MAX_HEAD_OCTETS:
+            self._fail("its headers have no end")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It ended, by whomever."""
+        self._note_end()
+        if self.is_busy and exc is None and self._ends_with_connection:
+            self._complete()
+        elif self.is_busy:
+            self._fail(_words(exc))
+        self.resume_writing()
+
+    def eof_received(self) -> None:
+        """The other side says no more; `connection_lost` follows, over TLS much later."""
+        self._note_end()
+
+    def pause_writing(self) -> None:
+        """The system takes no more for now."""
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        """The system has taken everything."""
+        self._is_paused = False
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header."""
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        """All headers, perhaps of an interim answer (RFC 9110, section 15.2), which says nothing."""
+        status = self._parser.get_status_code()
+        if status >= 200:
+            self.status = status
+        else:
+            self.headers = {}
+
+    def on_body(self, part: bytes) -> None:
+        """Part of the body."""
+        self.body += part[: MAX_ANSWER_OCTETS - len(self.body)]
+        if len(self.body) == MAX_ANSWER_OCTETS:
+            self._complete()
+            self.end()
+
+    def on_message_complete(self) -> None:
+        """The whole answer."""
+        if self.status is None:
+            return
+        if not self._parser.should_keep_alive():
+            self.end()
+        self._complete()
+
+    @property
+    def _ends_with_connection(self) -> bool:
+        """Whether the answer has neither length nor chunks, so that the end is its end (RFC 9112, section 6.3)."""
+        return self.status is not None and not self.headers.keys() & {"content-length", "transfer-encoding"}
+
+    def _complete(self) -> None:
+        self.is_busy = False
+        self._settle()
+
+    def _fail(self, words: str) -> None:
+        self.fault = self.fault or words
+        self._settle()
+        self.end()
+
+    def _settle(self) -> None:
+        if self._answered is not None and not self._answered.done():
+            self._answered.set_result(None)
+
+    def _note_end(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            self._on_end(self)
+
+
+def _words(error: Exception | None) -> str:
+    if error is None:
+        return "the connection was closed"
+    if isinstance(error, ConnectionError):
+        return "the connection was reset"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed ({error.reason or type(error).__name__})"
+    return f"the connection was lost ({type(error).__name__})"
