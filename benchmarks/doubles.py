@@ -72,7 +72,7 @@ def _settings_of(provider: str, url: str) -> dict[str, str]:
 def _process(module: str, arguments: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
     command = [sys.executable, "-m", module, *arguments, "--die-with-parent"]
     checkout = Path(__file__).resolve().parent.parent
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=checkout) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=checkout, process_group=0) as process:
         assert process.stdout is not None
         try:
             yield process.pid, json.loads(process.stdout.readline())

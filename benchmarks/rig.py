@@ -204,7 +204,8 @@ def _enqueue(database_url: str, emails: int) -> tuple[set[str], float]:
 def _running(environment: Mapping[str, str], log_path: Path) -> Iterator[None]:
     with log_path.open("wb") as log:
         command = [sys.executable, "-m", "dispatcher.cli.main", "run"]
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        # A group of its own: whoever measures answers a terminal's Ctrl-C, and ends it in order.
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, process_group=0)
     try:
         yield
     finally:

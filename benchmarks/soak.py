@@ -15,14 +15,12 @@ import argparse
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,15 +31,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python b
 
 from benchmarks import soak_report as report
 from benchmarks.arrivals import Arrivals
+from benchmarks.doubles import PROVIDERS
 from benchmarks.rig import Case, Stage, stage
 from benchmarks.run import machine
 from benchmarks.vitals import latency_vitals, members, process_vitals, queue_vitals, standing_vitals, table_vitals
 from dispatcher.broker.management import Management
-from dispatcher.dev.ledger import read_ledger
 from dispatcher.dev.servers import Servers, private_servers
 from dispatcher.store.connections import connected
 from dispatcher.store.counts import count_emails
 
+DOUBLE_WRITES_SECONDS = 1.0
+"""Within which the provider's double has written down what it accepted."""
 FINISH_SECONDS = 90.0
 """For the last emails, once no more arrive."""
 
@@ -101,16 +101,15 @@ def _soak(
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dispatcher-soak-")))
         servers = stack.enter_context(private_servers(scratch / "servers", progress=console.log))
-        case = Case("smtp" if options.provider == "smtp" else "capture", options.workers, 0)
-        scene = stack.enter_context(stage(servers, case, scratch / "case"))
-        settings = stack.enter_context(_provider(options.provider, scratch / "double"))
-        stack.enter_context(scene.running("run", {**settings, "DISPATCHER_METRICS_ADDRESS": "127.0.0.1:0"}))
+        scene = stack.enter_context(stage(servers, Case(options.provider, options.workers, 0), scratch / "case"))
+        stack.enter_context(scene.running("run", {"DISPATCHER_METRICS_ADDRESS": "127.0.0.1:0"}))
         arrivals = Arrivals(scene.database_url, options.rate, burst=options.burst, tags=["one_time_code"])
         with arrivals.running():
             console.log(f"emails arrive at {options.rate:g}/s for {options.minutes:g} minutes; Ctrl-C ends it early")
             samples = _watch(scene, servers, arrivals, options, folder, stop, console)
         unfinished = _await_the_last(scene.database_url)
-        return samples, _books(scene, arrivals, unfinished, _accepted(options.provider, scratch))
+        time.sleep(DOUBLE_WRITES_SECONDS)
+        return samples, _books(scene, arrivals, unfinished)
 
 
 def _watch(
@@ -153,28 +152,6 @@ def _watch(
     return samples
 
 
-@contextmanager
-def _provider(provider: str, folder: Path) -> Iterator[dict[str, str]]:
-    """The settings of a provider that the stage does not know, and its double."""
-    if provider != "sendgrid":
-        yield {}
-        return
-    command = [sys.executable, "-m", "dispatcher.dev.http_double", "--folder", str(folder), "--tls"]
-    # A group of its own: Ctrl-C is ours to answer.
-    with subprocess.Popen([*command, "--die-with-parent"], stdout=subprocess.PIPE, process_group=0) as double:
-        assert double.stdout is not None
-        told = json.loads(double.stdout.readline())
-        try:
-            yield {
-                "DISPATCHER_PROVIDERS": "sendgrid",
-                "DISPATCHER_SENDGRID_HOST": told["url"],
-                "DISPATCHER_CA_FILE": told["ca_file"],
-                "SENDGRID_API_KEY": "SG.soak",
-            }
-        finally:
-            double.terminate()
-
-
 def _await_the_last(database_url: str) -> int:
     """Waits until nothing is pending or being sent; how many still are."""
     deadline = time.monotonic() + FINISH_SECONDS
@@ -187,15 +164,8 @@ def _await_the_last(database_url: str) -> int:
             time.sleep(0.2)
 
 
-def _accepted(provider: str, scratch: Path) -> Counter[str]:
-    """How often the provider's end accepted each email, by its own books."""
-    if provider == "capture":
-        return Counter(path.name.split(".")[0] for path in (scratch / "case" / "maildir" / "new").iterdir())
-    sink = scratch / "double" if provider == "sendgrid" else scratch / "case" / "sink"
-    return Counter(read_ledger(sink / "ledger.jsonl").times)
-
-
-def _books(scene: Stage, arrivals: Arrivals, unfinished: int, accepted: Counter[str]) -> Books:
+def _books(scene: Stage, arrivals: Arrivals, unfinished: int) -> Books:
+    acceptances = scene.double.acceptances()
     with connected(scene.database_url) as connection:
         statuses: dict[str, str] = {
             str(email_id): status for email_id, status in connection.execute("select email_id, status from email_log")
@@ -208,8 +178,8 @@ def _books(scene: Stage, arrivals: Arrivals, unfinished: int, accepted: Counter[
         failed=counts["failed"],
         held=counts["held"],
         unfinished=unfinished,
-        lost=len(sent - set(accepted)) + len({str(each) for each in arrivals.ids} - set(statuses)),
-        duplicates=sum(times - 1 for times in accepted.values()),
+        lost=len(sent - acceptances.keys()) + len({str(each) for each in arrivals.ids} - set(statuses)),
+        duplicates=sum(len(instants) - 1 for instants in acceptances.values()),
     )
 
 
@@ -225,7 +195,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=40.0, metavar="R", help="emails per second; default: 40")
     parser.add_argument("--burst", type=int, default=1, metavar="N", help="so many arrive at once; default: 1")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="default: 2")
-    parser.add_argument("--provider", choices=("sendgrid", "smtp", "capture"), default="sendgrid")
+    parser.add_argument("--provider", choices=PROVIDERS, default="sendgrid")
     parser.add_argument("--every", type=float, default=10.0, metavar="S", help="seconds between samples; default: 10")
     parser.add_argument("--out", type=Path, default=Path("soak"), metavar="DIR", help="default: ./soak")
     parser.add_argument("--json", action="store_true", help="the verdict as one line of JSON")

@@ -78,6 +78,7 @@ class Member:
 
     name: str
     pid: int
+    parent: int
 
 
 def members(of: int) -> list[Member]:
@@ -93,7 +94,7 @@ def _members(of: int, by_parent: dict[int, list[int]]) -> Iterator[Member]:
     for pid in by_parent.get(of, ()):
         if match := TITLE.match(_title(pid)):
             name = "parent" if match[1] == "run" else match[1] if match[2] is None else f"{match[1]}-{match[2]}"
-            yield Member(name, pid)
+            yield Member(name, pid, of)
             yield from _members(pid, by_parent)
 
 

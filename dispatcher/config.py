@@ -11,6 +11,7 @@ import base64
 import binascii
 import os
 import re
+import socket
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
@@ -294,6 +295,15 @@ def _queue_name(text: str) -> str:
     return text
 
 
+def _host_name(text: str) -> str:
+    """A name for rows and logs; `auto` is the machine's, as far as it can be written there."""
+    if text.lower() == "auto":
+        return "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "-" for c in socket.gethostname())[:28]
+    if not re.fullmatch(r"[A-Za-z0-9.-]{1,28}", text):
+        raise ValueError("must be 1 to 28 letters, digits, dots or hyphens, or auto")
+    return text
+
+
 def _folder(text: str) -> Path:
     return Path(text.replace("{uid}", str(os.getuid()))).expanduser().absolute()
 
@@ -377,6 +387,9 @@ class Settings:
     )
     recycle_emails: int = setting(
         _whole(0, 1_000_000_000), "0", "After about so many emails a worker is replaced by a fresh one; 0: never."
+    )
+    host_name: str = setting(
+        _host_name, "auto", "This host's name in rows, logs and alerts, unlike every other host's; auto: the machine's."
     )
     run_dir: Path = setting(
         _folder,

@@ -59,6 +59,7 @@ def test_no_two_settings_share_a_variable_and_each_says_what_it_is_about() -> No
         ("DISPATCHER_PROVIDERS", " smtp ", "providers", ("smtp",)),
         ("DISPATCHER_QUEUE_TYPE", "CLASSIC", "queue_type", "classic"),
         ("DISPATCHER_DATABASE_URL", "host=db dbname=mail", "database_url", "host=db dbname=mail"),
+        ("DISPATCHER_HOST_NAME", "mail-1.example", "host_name", "mail-1.example"),
         ("DISPATCHER_RUN_DIR", "~/run", "run_dir", Path.home() / "run"),
         ("DISPATCHER_SMTP_URL", "smtp://mx", "smtp_url", SmtpServer("mx", 587, "starttls")),
         ("DISPATCHER_SMTP_URL", "smtps://mx", "smtp_url", SmtpServer("mx", 465, "tls")),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -101,7 +100,7 @@ def _test_notice(settings: Settings) -> Notice:
     from dispatcher.domain.alert import Alert, Kind, Notice, Phase
 
     now = datetime.now(UTC)
-    alert = Alert(Kind.DEAD_LETTERS, False, settings.dlq, now, socket.gethostname())
+    alert = Alert(Kind.DEAD_LETTERS, False, settings.dlq, now, settings.host_name)
     return Notice(f"alert_{uuid4().hex}", Phase.TEST, now, alert)
 
 

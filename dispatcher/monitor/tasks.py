@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from hashlib import sha256
 
 from dispatcher.alerts.channels import channels_of
@@ -36,7 +35,7 @@ def tasks_of(settings: Settings, pool: Pool, roster: Roster) -> list[Task]:
 
 def _alerting(settings: Settings, pool: Pool) -> list[Task]:
     """The watch over the DLQ, and a task per channel; our own log is one."""
-    host = socket.gethostname()
+    host = settings.host_name
     store = AlertStore(pool, queue=settings.dlq, holder=_holder(settings, host))
     book = ToldBook(store, hold_seconds=2 * settings.dlq_probe_seconds + HOLD_MARGIN_SECONDS)
     interval_seconds = settings.dlq_probe_seconds

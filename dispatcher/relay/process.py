@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from contextlib import suppress
 from typing import Final
 
@@ -38,7 +37,7 @@ async def _relay(settings: Settings, post: Post) -> None:
     stop = stop_event(post)
     pool = make_pool(settings.database_url, name="dispatcher relay settlement", size=1, lock_seconds=BATCH_LOCK_SECONDS)
     await pool.open()
-    name = f"dispatcher relay {socket.gethostname()}:{os.getpid()}"
+    name = f"dispatcher relay {settings.host_name}:{os.getpid()}"
     publisher = Publisher(settings.amqp_url, settings.exchange, name=name, ca_file=settings.ca_file)
     settlement = Settlement(settings, pool)
     publishing = Publishing(settings, publisher, lambda: settlement.workers_here)

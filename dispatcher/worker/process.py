@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import secrets
-import socket
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -53,16 +52,15 @@ class Identity:
     worker: str
 
     @classmethod
-    def new(cls, slot_number: int) -> Identity:
+    def new(cls, host: str, slot_number: int) -> Identity:
         """This process's identity."""
-        host = "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "-" for c in socket.gethostname())[:28]
         slot = f"{host}:w{slot_number}"
         return cls(slot, f"{slot}:{os.getpid()}:{secrets.token_hex(4)}")
 
 
 def run_worker(settings: Settings, post: Post) -> int:
     """Works until told to stop; returns the exit code."""
-    identity = Identity.new(post.number)
+    identity = Identity.new(settings.host_name, post.number)
     log.configure(settings.log_level, settings.log_format, worker=identity.slot)
     if settings.metrics:
         metric_files.begin(settings.metrics_folder, f"w{post.number}")

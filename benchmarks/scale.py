@@ -1,0 +1,307 @@
+"""Hosts side by side: `python benchmarks/scale.py --hosts 1,2,4 --emails 20000`, and one of them dying.
+
+A host is a `dispatcher run` with a name and a run directory of its own; all share one PostgreSQL, one RabbitMQ and,
+here, the cores of one machine: what shows is not how much faster two machines are, but what it costs that they share.
+Each count is compared with one host that has as many workers. Told are emails per second, each host's share, and the
+books.
+
+With `--kill`, one of two hosts is killed whole (every process, SIGKILL, at once) in the middle: once for good, once to
+come back in the same run directory. Told is what it had under lease, what became of that, and how long it took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python benchmarks/scale.py`
+
+from benchmarks.doubles import PROVIDERS
+from benchmarks.rig import Case, Stage, stage, wait_until
+from benchmarks.run import machine
+from benchmarks.vitals import Member, members
+from dispatcher.dev.servers import Servers, private_servers
+from dispatcher.store.connections import connected
+from dispatcher.store.counts import count_emails
+
+DONE_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What some hosts did together.
+
+    Attributes:
+        shares: Of the emails, by host, in percent.
+        lost: In no state, or sent by our books and unknown to the provider's.
+    """
+
+    hosts: int
+    workers_per_host: int
+    emails_per_second: float
+    shares: dict[str, float]
+    lost: int
+    duplicates: int
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """What became of a host's work after it was killed.
+
+    Attributes:
+        returns: Whether the host was started again in its run directory.
+        leased: Emails that it had under lease when it died.
+        on_wire: Of these, what the provider had accepted without our books knowing.
+        settled_seconds: From the kill until nothing was pending or being sent any more.
+    """
+
+    returns: bool
+    lease_seconds: int
+    leased: int
+    on_wire: int
+    settled_seconds: float
+    sent: int
+    held: int
+    held_but_accepted: int
+    lost: int
+    duplicates: int
+
+
+def main() -> None:
+    """The command line."""
+    options = _options()
+    console = Console(stderr=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="dispatcher-bench-") as name,
+        private_servers(Path(name) / "servers", progress=console.log) as servers,
+    ):
+        if options.kill:
+            found: Sequence[Shared | Death] = [
+                _die(servers, options, Path(name) / f"case-{returns}", returns=returns, console=console)
+                for returns in (False, True)
+            ]
+        else:
+            found = _scale(servers, options, Path(name), console)
+    lines = [json.dumps({**asdict(each), **machine()}) for each in found]
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "scale.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    if options.json:
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+    else:
+        Console(width=None if sys.stdout.isatty() else 120).print(_table(found))
+    if any(each.lost or each.duplicates for each in found):
+        sys.exit("The books do not balance: see lost and duplicates.")
+
+
+def _scale(servers: Servers, options: argparse.Namespace, folder: Path, console: Console) -> list[Shared]:
+    shapes = [shape for hosts in options.hosts for shape in {(1, hosts * options.workers), (hosts, options.workers)}]
+    found = []
+    for repetition in range(options.repeat):
+        for hosts, workers in shapes:
+            place = folder / f"case-{repetition}-{hosts}-{workers}"
+            found.append(_share(servers, options, place, hosts, workers))
+            console.log(f"{hosts} hosts of {workers} workers: {found[-1].emails_per_second:,.0f}/s")
+    return found
+
+
+def _share(servers: Servers, options: argparse.Namespace, folder: Path, hosts: int, workers: int) -> Shared:
+    case = Case(options.provider, workers, options.emails, latency_ms=options.latency_ms)
+    with stage(servers, case, folder) as scene:
+        with ExitStack() as stack:
+            for number in range(hosts):
+                stack.enter_context(scene.running(_name(number), {"DISPATCHER_HOST_NAME": _name(number)}))
+            wait_until(lambda: not _unfinished(scene), DONE_SECONDS)
+        books = _books(scene)
+        return Shared(hosts, workers, _rate(scene), _shares(scene), books["lost"], books["duplicates"], books["held"])
+
+
+def _die(servers: Servers, options: argparse.Namespace, folder: Path, *, returns: bool, console: Console) -> Death:
+    case = Case(options.provider, options.workers, options.emails, latency_ms=options.latency_ms)
+    lease = {"DISPATCHER_LEASE_SECONDS": str(options.lease_seconds)}
+    with stage(servers, case, folder) as scene, ExitStack() as stack:
+        stack.enter_context(scene.running(_name(0), {**lease, "DISPATCHER_HOST_NAME": _name(0)}))
+        with _doomed(scene, {**lease, "DISPATCHER_HOST_NAME": _name(1)}) as doomed:
+            wait_until(lambda: _half_sent(scene), DONE_SECONDS)
+            _kill(members(os.getpid()), doomed.pid)
+        killed_at = time.monotonic()
+        leased = _leased_by(scene, _name(1))
+        known = {email_id for email_id, instants in scene.double.acceptances().items() if instants}
+        console.log(f"{_name(1)} is dead; it had {len(leased)} emails under lease")
+        if returns:
+            stack.enter_context(scene.running(_name(1), {**lease, "DISPATCHER_HOST_NAME": _name(1)}))
+        wait_until(lambda: not _unfinished(scene), DONE_SECONDS)
+        seconds = time.monotonic() - killed_at
+        stack.close()
+        books = _books(scene)
+        return Death(returns, options.lease_seconds, len(leased), len(leased & known), seconds, **books)
+
+
+@contextmanager
+def _doomed(scene: Stage, settings: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A host that will not end by itself."""
+    environment = {**scene.environment, "DISPATCHER_RUN_DIR": str(scene.folder / _name(1)), **settings}
+    with (scene.folder / f"{_name(1)}-first.log").open("wb") as log:
+        command = [sys.executable, "-m", "dispatcher.cli.main", "run"]
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, process_group=0)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _kill(everybody: Sequence[Member], parent: int) -> None:
+    """All processes of a host, before any of them could say or do anything about it."""
+    os.kill(parent, signal.SIGSTOP)
+    for member in everybody:
+        if member.parent == parent:
+            os.kill(member.pid, signal.SIGKILL)
+    os.kill(parent, signal.SIGKILL)
+
+
+def _name(number: int) -> str:
+    return f"host-{number}"
+
+
+def _unfinished(scene: Stage) -> bool:
+    with connected(scene.database_url) as connection:
+        counts = count_emails(connection).emails
+    return any(counts[status] for status in counts if status in ("pending", "sending"))
+
+
+def _half_sent(scene: Stage) -> bool:
+    with connected(scene.database_url) as connection:
+        return count_emails(connection).emails["sent"] >= scene.case.emails // 2  # type: ignore[index]
+
+
+def _leased_by(scene: Stage, host: str) -> set[str]:
+    with connected(scene.database_url) as connection:
+        rows = connection.execute(
+            "select email_id from email_log where status = 'sending' and split_part(locked_by, ':', 1) = %s", [host]
+        ).fetchall()
+    return {str(email_id) for (email_id,) in rows}
+
+
+def _rate(scene: Stage) -> float:
+    with connected(scene.database_url) as connection:
+        row = connection.execute(
+            "select count(*) / extract(epoch from max(finished_at) - min(started_at))::float8 from email_attempt"
+        ).fetchone()
+    assert row is not None
+    rate: float = row[0]
+    return rate
+
+
+def _shares(scene: Stage) -> dict[str, float]:
+    with connected(scene.database_url) as connection:
+        rows = connection.execute(
+            "select split_part(worker, ':', 1), count(*) from email_attempt group by 1 order by 1"
+        ).fetchall()
+    emails = sum(count for _, count in rows)
+    return {host: 100 * count / emails for host, count in rows}
+
+
+def _books(scene: Stage) -> dict[str, int]:
+    with connected(scene.database_url) as connection:
+        rows = connection.execute("select email_id, status from email_log").fetchall()
+    statuses = {str(email_id): status for email_id, status in rows}
+    acceptances = scene.double.acceptances()
+    sent = {email_id for email_id, status in statuses.items() if status == "sent"}
+    held = {email_id for email_id, status in statuses.items() if status == "held"}
+    return {
+        "sent": len(sent),
+        "held": len(held),
+        "held_but_accepted": len(held & acceptances.keys()),
+        "lost": len(sent - acceptances.keys()) + len(scene.ids - statuses.keys()),
+        "duplicates": sum(len(instants) - 1 for instants in acceptances.values()),
+    }
+
+
+def _table(found: Sequence[Shared | Death]) -> Table:
+    deaths = [each for each in found if isinstance(each, Death)]
+    return _table_of_deaths(deaths) if deaths else _table_of_shares([e for e in found if isinstance(e, Shared)])
+
+
+def _table_of_shares(found: Sequence[Shared]) -> Table:
+    shown = Table(title="Hosts side by side on one machine, median of the repetitions (lowest – highest)")
+    for heading in ("hosts", "workers each", "emails/s", "range", "share of a host", "lost", "duplicates", "held"):
+        shown.add_column(heading, justify="right")
+    by_shape: dict[tuple[int, int], list[Shared]] = {}
+    for each in found:
+        by_shape.setdefault((each.hosts, each.workers_per_host), []).append(each)
+    for (hosts, workers), measured in by_shape.items():
+        rates = [each.emails_per_second for each in measured]
+        shares = [share for each in measured for share in each.shares.values()]
+        shown.add_row(
+            str(hosts),
+            str(workers),
+            f"{statistics.median(rates):,.0f}",
+            f"{min(rates):,.0f} – {max(rates):,.0f}",
+            f"{min(shares):.0f} – {max(shares):.0f} %",
+            *(str(sum(getattr(each, book) for each in measured)) for book in ("lost", "duplicates", "held")),
+        )
+    return shown
+
+
+def _table_of_deaths(found: Sequence[Death]) -> Table:
+    shown = Table(title="One of two hosts is killed whole in the middle")
+    shown.add_column("")
+    for each in found:
+        shown.add_column("comes back" if each.returns else "gone for good", justify="right")
+    rows: dict[str, list[object]] = {
+        "under its leases": [each.leased for each in found],
+        "of these accepted, unknown to us": [each.on_wire for each in found],
+        "seconds until all was settled": [f"{each.settled_seconds:.1f}" for each in found],
+        "lease, seconds": [each.lease_seconds for each in found],
+        "held": [each.held for each in found],
+        "of these accepted": [each.held_but_accepted for each in found],
+        "sent": [each.sent for each in found],
+        "lost": [each.lost for each in found],
+        "duplicates": [each.duplicates for each in found],
+    }
+    for words, figures in rows.items():
+        shown.add_row(words, *(str(figure) for figure in figures))
+    return shown
+
+
+def _options() -> argparse.Namespace:
+    summary, _, details = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(prog="benchmarks/scale.py", description=summary, epilog=details)
+    parser.add_argument("--hosts", type=_numbers, default=[1, 2, 4], metavar="N,…", help="default: 1,2,4")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="of each host; default: 1")
+    parser.add_argument("--emails", type=int, default=20_000, metavar="N", help="per case; default: 20000")
+    parser.add_argument("--provider", choices=PROVIDERS, default="sendgrid", help="default: sendgrid")
+    parser.add_argument("--latency-ms", type=float, default=0.0, help="of the provider's double; default: 0")
+    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="default: 3")
+    parser.add_argument("--kill", action="store_true", help="one of two hosts dies in the middle, instead")
+    parser.add_argument("--lease-seconds", type=int, default=10, metavar="S", help="with --kill; default: 10")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where scale.jsonl goes")
+    parser.add_argument("--json", action="store_true", help="one line per case and repetition")
+    return parser.parse_args()
+
+
+def _numbers(text: str) -> list[int]:
+    numbers = [int(part) for part in text.split(",")]
+    if min(numbers) < 1:
+        raise argparse.ArgumentTypeError("must be whole numbers from 1")
+    return numbers
+
+
+if __name__ == "__main__":
+    main()
