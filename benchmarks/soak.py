@@ -30,10 +30,10 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python benchmarks/soak.py`
 
 from benchmarks import soak_report as report
-from benchmarks.arrivals import Arrivals
 from benchmarks.doubles import PROVIDERS
 from benchmarks.rig import Case, Stage, stage
 from benchmarks.run import machine
+from benchmarks.steady import Arrivals
 from benchmarks.vitals import latency_vitals, members, process_vitals, queue_vitals, standing_vitals, table_vitals
 from dispatcher.broker.management import Management
 from dispatcher.dev.servers import Servers, private_servers
