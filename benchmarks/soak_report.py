@@ -28,7 +28,6 @@ _BY_ENDING: Final = {
     "p99_ms": Tolerance(5.0, 0.2),
     "bytes_per_email": Tolerance(1.0, 0.03),
     "total_bytes": Tolerance(0.25 * _MEBI, 0.1),
-    "dead_share": Tolerance(0.05),
     "wal_bytes_each": Tolerance(200.0, 0.1),
     "hot_ratio": Tolerance(0.02),
     "messages": Tolerance(10.0),

@@ -88,7 +88,7 @@ def freeze(host: Host, *, freezes: int, seed: int) -> Proof:
     )
     eventually(lambda: count_unfinished(host) == 0, "the end of all emails")
     stop(run)
-    proof = Proof(kill_range.kills(), host.books(enqueued), enqueued, time.monotonic() - began_at)
+    proof = Proof(kill_range.kills(), host.books(enqueued), enqueued, seconds=time.monotonic() - began_at)
     # An email that was held may have been proved sent after its dead letter.
     proof.assert_harmless()
     return proof

@@ -1,10 +1,11 @@
 """Kills at every step of the protocol, and the books after each round of them.
 
-    python -m tests.steps.proof --kills 1000 --seed 1
+    python -m tests.steps.proof --kills 1000 --seed 1 [--policy resend]
 
 One `dispatcher run` goes on all the time, its processes dying again and again (see `aims`); emails are enqueued as long
 as any may die, some of them to recipients that are refused or greylisted. When all of a round are dead the rest is left
 to finish, and the books must balance: nothing lost, nothing twice, and held only what was on the wire at some death.
+Under policy `resend` nothing is held, and an email arrived again at most once for each death with it on the wire.
 The lease lasts 300 s, so nothing of it waited for a lease to run out.
 """
 
@@ -20,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -34,6 +35,7 @@ from rich.table import Table
 from dispatcher import Email
 from dispatcher.broker.topology import Topology, declare
 from dispatcher.dev.servers import private_servers
+from dispatcher.domain.status import OnUncertain
 from dispatcher.store.connections import connected
 from dispatcher.store.migrations import migrate
 from tests.acceptance.books import Books
@@ -65,6 +67,7 @@ class Proof:
     kills: list[Kill]
     books: Books
     enqueued: set[UUID]
+    policy: OnUncertain = OnUncertain.HOLD
     seconds: float = 0.0
     rounds: int = 0
     _doubt: dict[UUID, Step] = field(init=False)
@@ -89,19 +92,30 @@ class Proof:
         """The emails that deaths at a step have met."""
         return frozenset().union(*(kill.emails for kill in self.kills if kill.step is step))
 
+    @property
+    def repeated_in_vain(self) -> dict[UUID, int]:
+        """Emails that arrived more often than the policy allows, and how often."""
+        doubts = Counter(email_id for kill in self.kills for email_id in kill.on_the_wire)
+        allowed = doubts if self.policy is OnUncertain.RESEND else Counter()
+        return {email_id: times for email_id, times in self.books.duplicates.items() if times > 1 + allowed[email_id]}
+
     def assert_balanced(self) -> None:
-        """The promise, under policy hold."""
+        """The promise, under the policy."""
         self.assert_harmless()
-        self.books.assert_balanced()
+        assert not self.books.misannounced, f"with a dead letter, but alive: {self.books.misannounced}"
 
     def assert_harmless(self) -> None:
         """The same, but the DLQ may still name emails that were proved sent since."""
-        self.books.assert_harmless()
+        assert not self.repeated_in_vain, f"too often: {self.repeated_in_vain}"
+        replace(self.books, duplicates={}).assert_harmless()
+        assert self.policy is OnUncertain.HOLD or not self.books.count("held"), self.books.by_status["held"]
         assert set(self.books.counts) <= {"sent", "failed", "held"}, self.books.counts
         assert not self.held_in_vain, f"held, and never on the wire: {self.held_in_vain}"
 
 
-def prove(host: Host, *, kills: int, seed: int, say: Console | None = None) -> Proof:
+def prove(
+    host: Host, *, kills: int, seed: int, policy: OnUncertain = OnUncertain.HOLD, say: Console | None = None
+) -> Proof:
     """Runs until so many processes have died, and balances the books after each round.
 
     Args:
@@ -118,7 +132,9 @@ def prove(host: Host, *, kills: int, seed: int, say: Console | None = None) -> P
     kill_range.allow(0, 0)
     host.sink("--latency-ms", "3")
     argv = [sys.executable, "-m", "tests.steps.program", str(folder), str(seed), "SIGKILL"]
-    run = host.program(argv, "run", env=host.environment(**SETTINGS))
+    # Whose attempts are used up in doubt is held, whatever the policy says.
+    attempts = {"MAX_ATTEMPTS": 100} if policy is OnUncertain.RESEND else {}
+    run = host.program(argv, "run", env=host.environment(**SETTINGS, ON_UNCERTAIN=policy.value, **attempts))
     enqueued: set[UUID] = set()
     numbers = itertools.count()
     rounds = -(-kills // KILLS_PER_ROUND)
@@ -129,7 +145,7 @@ def prove(host: Host, *, kills: int, seed: int, say: Console | None = None) -> P
         _feed(host, kill_range, allowed, enqueued, numbers)
         eventually(lambda: count_unfinished(host) == 0, "the end of all emails", seconds=ROUND_SECONDS)
         books = eventually(lambda: _announced(host, enqueued), "the dead letters")
-        proof = Proof(kill_range.kills(), books, enqueued, time.monotonic() - began_at, done)
+        proof = Proof(kill_range.kills(), books, enqueued, policy, time.monotonic() - began_at, done)
         if say:
             say.log(f"round {done}: {len(proof.kills)} kills, {len(enqueued)} emails, {books.counts}")
         proof.assert_balanced()
@@ -233,12 +249,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.steps.proof", description=summary, epilog=details)
     parser.add_argument("--kills", type=int, default=1000, metavar="N", help="how many; default: 1000")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="draws the aims; default: 1")
+    parser.add_argument("--policy", type=OnUncertain, choices=list(OnUncertain), default=OnUncertain.HOLD)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dispatcher-steps-") as folder, own_host(Path(folder)) as host:
-        proof = prove(host, kills=options.kills, seed=options.seed, say=Console(stderr=True))
+        say = Console(stderr=True)
+        proof = prove(host, kills=options.kills, seed=options.seed, policy=options.policy, say=say)
         console = Console()
         console.print(table(proof))
-        console.print(f"seed {options.seed}, {proof.seconds:.0f} s, books balanced after each of {proof.rounds} rounds")
+        what = f"policy {options.policy}, seed {options.seed}, {proof.seconds:.0f} s"
+        console.print(f"{what}, books balanced after each of {proof.rounds} rounds")
 
 
 if __name__ == "__main__":
