@@ -20,7 +20,7 @@ Sample = dict[str, float]
 _MEBI: Final = 1024 * 1024
 _BY_ENDING: Final = {
     # A worker that leaks ten bytes per email shows at 40 emails/s; what grows by less needs two months for a gigabyte.
-    "pss_bytes": Tolerance(0.5 * _MEBI, 0.01),
+    "private_bytes": Tolerance(0.5 * _MEBI, 0.01),
     "rss_bytes": Tolerance(0.5 * _MEBI, 0.01),
     "descriptors": Tolerance(1.0),
     "threads": Tolerance(1.0),

@@ -109,7 +109,9 @@ def process_vitals(member: Member) -> dict[str, float]:
         return {}
     figures = {
         "rss_bytes": rollup["Rss"],
+        # What strangers share with us, or cease to, changes this; what we leak shows in the next one.
         "pss_bytes": rollup["Pss"],
+        "private_bytes": rollup["Private_Dirty"],
         "descriptors": descriptors,
         "threads": int(stat[17]),
         "cpu_seconds": (int(stat[11]) + int(stat[12])) / _TICKS,
