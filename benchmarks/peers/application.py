@@ -1,0 +1,220 @@
+"""What an application writes itself when it sends email through a task queue: its tables, its lease, its record.
+
+Runs in the peers' environments. The idempotency is an application's usual one: a unique key at enqueue, and a lease
+that no second worker gets while it lasts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+import psycopg
+
+SCHEMA: Final = """
+create table email (
+    email_id uuid primary key,
+    message_key text not null,
+    sender text not null,
+    recipient text not null,
+    subject text not null,
+    body text not null,
+    status text not null default 'pending',
+    attempts integer not null default 0,
+    lease_token bigint not null default 0,
+    locked_until timestamptz not null default 'epoch',
+    provider_message_id text,
+    created_at timestamptz not null default clock_timestamp(),
+    sent_at timestamptz
+) with (fillfactor = 70);
+
+create table email_idempotency (
+    message_key text primary key,
+    email_id uuid not null,
+    created_at timestamptz not null default clock_timestamp(),
+    completed_at timestamptz
+) with (fillfactor = 80);
+"""
+
+CLAIM_KEY: Final = """
+insert into email_idempotency (message_key, email_id)
+values (%(message_key)s, %(email_id)s)
+on conflict (message_key) do nothing
+"""
+
+INSERT: Final = """
+insert into email (email_id, message_key, sender, recipient, subject, body)
+values (%(email_id)s, %(message_key)s, %(sender)s, %(recipient)s, %(subject)s, %(body)s)
+"""
+
+LOAD: Final = """
+select email_id, message_key, sender, recipient, subject, body, lease_token
+from email
+where email_id = %(email_id)s
+"""
+
+LEASE: Final = """
+update email
+set status = 'sending', attempts = attempts + 1, lease_token = lease_token + 1,
+    locked_until = clock_timestamp() + make_interval(secs => %(seconds)s)
+where email_id = %(email_id)s and status <> 'sent' and locked_until < clock_timestamp()
+returning email_id, message_key, sender, recipient, subject, body, lease_token
+"""
+"""The load and the lease in one statement."""
+
+LOOK: Final = """
+select status, greatest(0, extract(epoch from locked_until - clock_timestamp()))::float8
+from email
+where email_id = %(email_id)s
+"""
+
+RECORD: Final = """
+update email
+set status = 'sent', sent_at = clock_timestamp(), provider_message_id = %(provider_message_id)s
+where email_id = %(email_id)s and lease_token = %(lease_token)s
+"""
+
+COMPLETE: Final = """
+update email_idempotency
+set completed_at = clock_timestamp()
+where message_key = %(message_key)s
+"""
+
+RECORD_AND_COMPLETE: Final = """
+with recorded as (
+    update email
+    set status = 'sent', sent_at = clock_timestamp(), provider_message_id = %(provider_message_id)s
+    where email_id = %(email_id)s and lease_token = %(lease_token)s
+    returning message_key
+)
+update email_idempotency
+set completed_at = clock_timestamp()
+from recorded
+where email_idempotency.message_key = recorded.message_key
+"""
+"""The record in one statement, so that its commit costs no further round trip."""
+
+
+class Busy(Exception):
+    """Another worker holds the lease; if it died, the lease ends in so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"leased for another {seconds:.1f} s")
+        self.seconds = seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the environment says."""
+
+    database_url: str
+    amqp_url: str
+    queue: str
+    sendgrid_host: str
+    ca_file: str
+    lease_seconds: float
+
+
+def settings() -> Settings:
+    """Read from the environment, as `run.py` sets it."""
+    return Settings(
+        database_url=os.environ["PEER_DATABASE_URL"],
+        amqp_url=os.environ["PEER_AMQP_URL"],
+        queue=os.environ["PEER_QUEUE"],
+        sendgrid_host=os.environ["PEER_SENDGRID_HOST"],
+        ca_file=os.environ["PEER_CA_FILE"],
+        lease_seconds=float(os.environ["PEER_LEASE_SECONDS"]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """An email before it has an id."""
+
+    message_key: str
+    sender: str
+    recipient: str
+    subject: str
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class Email:
+    """A leased email."""
+
+    email_id: UUID
+    message_key: str
+    sender: str
+    recipient: str
+    subject: str
+    body: str
+    lease_token: int
+
+    def as_sendgrid(self) -> dict[str, Any]:
+        """The document of SendGrid's API."""
+        return {
+            "personalizations": [{"to": [{"email": self.recipient}]}],
+            "from": {"email": self.sender},
+            "subject": self.subject,
+            "content": [{"type": "text/plain", "value": self.body}],
+            "custom_args": {"email_id": str(self.email_id)},
+        }
+
+
+def drafts(emails: int) -> Iterator[Draft]:
+    """The same emails that `dispatcher run` is measured with."""
+    body = "Thank you for your order. It leaves our house tomorrow.\n" * 8
+    for number in range(emails):
+        yield Draft(
+            f"receipt-{number}", "shop@example.com", f"customer{number}@example.org", f"Your receipt {number}", body
+        )
+
+
+def insert(connection: psycopg.Connection[Any], draft: Draft) -> UUID | None:
+    """A row for the email and one for its key; None if the key is known. The caller commits."""
+    email_id = uuid4()
+    values = {
+        "email_id": email_id,
+        "message_key": draft.message_key,
+        "sender": draft.sender,
+        "recipient": draft.recipient,
+        "subject": draft.subject,
+        "body": draft.body,
+    }
+    if not connection.execute(CLAIM_KEY, values).rowcount:
+        return None
+    connection.execute(INSERT, values)
+    return email_id
+
+
+def lease(connection: psycopg.Connection[Any], email_id: str, seconds: float) -> Email | None:
+    """The email, for so long ours alone; None if it was sent. Commits, where the connection does so by itself.
+
+    Raises:
+        Busy: another worker has it.
+    """
+    row = connection.execute(LEASE, {"email_id": email_id, "seconds": seconds}).fetchone()
+    if row is not None:
+        return Email(*row)
+    looked = connection.execute(LOOK, {"email_id": email_id}).fetchone()
+    if looked is None or looked[0] == "sent":
+        return None
+    raise Busy(looked[1])
+
+
+def record(connection: psycopg.Connection[Any], email: Email, provider_message_id: str) -> None:
+    """That it was sent, and that its key is done with: one statement."""
+    connection.execute(RECORD_AND_COMPLETE, recorded(email, provider_message_id))
+
+
+def recorded(email: Email, provider_message_id: str) -> dict[str, object]:
+    """The parameters of the statements that record."""
+    return {
+        "email_id": email.email_id,
+        "message_key": email.message_key,
+        "lease_token": email.lease_token,
+        "provider_message_id": provider_message_id,
+    }

@@ -1,0 +1,133 @@
+"""One measured case of a peer: a database and a queue of its own, its environment, its commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+from psycopg import sql
+
+from benchmarks.double import read_acceptances
+from benchmarks.doubles import Double, running_double
+from benchmarks.peers import application
+from benchmarks.peers.measuring import Load, Measured, counted, ledger_of, told, watch
+from benchmarks.peers.processes import running
+from benchmarks.peers.roster import Knobs, Peer
+from dispatcher.dev.servers import Servers
+
+ROOT: Final = Path(__file__).resolve().parent.parent.parent
+LEASE_SECONDS: Final = 60
+LEASE_SECONDS_UNDER_KILLS: Final = 5
+CALL_SECONDS: Final = 60.0
+
+
+def measure(
+    peer: Peer, python: Path, servers: Servers, folder: Path, load: Load, knobs: Knobs | None = None
+) -> Measured:
+    """Run one case of a peer.
+
+    Args:
+        knobs: Instead of the peer's best.
+
+    Raises:
+        RuntimeError: it did not start, or was not done in time; the words end with its log.
+    """
+    knobs = peer.knobs if knobs is None else knobs
+    folder.mkdir(parents=True)
+    log = folder / "programs.log"
+    with (
+        _database(servers) as database_url,
+        running_double("sendgrid", folder) as double,
+        psycopg.connect(database_url, autocommit=True) as connection,
+    ):
+        environment = _environment(servers, database_url, double, knobs, load)
+        enqueue_seconds = _prepare(peer, python, connection, load, environment)
+        ids = connection.execute("select email_id from email_idempotency").fetchall()
+        commands = [[str(python), *command] for command in peer.commands(knobs)]
+        with running(commands, environment, log) as programs:
+            try:
+                watched = watch(programs, ledger_of(folder), counted(connection, peer.sent), load, peer.dies_whole)
+            except TimeoutError as error:
+                raise RuntimeError(f"{peer.name} {error}; its log ends with\n{_tail(log)}") from error
+    acceptances = read_acceptances(ledger_of(folder))
+    enqueued = frozenset(str(email_id) for (email_id,) in ids)
+    return told(peer.name, knobs, load, load.emails / enqueue_seconds, watched, enqueued, acceptances)
+
+
+@contextmanager
+def _database(servers: Servers) -> Iterator[str]:
+    """An empty database; its URL.
+
+    Raises:
+        RuntimeError: the server would not keep what it confirms.
+    """
+    name = f"peer_{secrets.token_hex(4)}"
+    with psycopg.connect(servers.database_url, autocommit=True) as administration:
+        for setting in ("fsync", "synchronous_commit"):
+            if administration.execute("select current_setting(%s)", [setting]).fetchone() != ("on",):
+                raise RuntimeError(f"PostgreSQL runs with {setting} off: nobody is measured like that")
+        administration.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+        try:
+            yield urlunsplit(urlsplit(servers.database_url)._replace(path=f"/{name}"))
+        finally:
+            administration.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+
+
+def _environment(servers: Servers, database_url: str, double: Double, knobs: Knobs, load: Load) -> dict[str, str]:
+    """What the peers' code reads. TLS trusts the double's authority alone, which is kind to whoever loads the
+    authorities for each connection: a system has a hundred and fifty.
+    """
+    ca_file = str(double.ca_file)
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith("DISPATCHER_")},
+        "PYTHONPATH": str(ROOT),
+        "PYTHONWARNINGS": "ignore",
+        "DJANGO_SETTINGS_MODULE": "benchmarks.peers.post_office.settings",
+        "PEER_DATABASE_URL": database_url,
+        "PEER_AMQP_URL": servers.amqp_url,
+        "PEER_QUEUE": f"peer-{secrets.token_hex(4)}",
+        "PEER_SENDGRID_HOST": double.environment["DISPATCHER_SENDGRID_HOST"],
+        "PEER_CA_FILE": ca_file,
+        "PEER_LEASE_SECONDS": str(LEASE_SECONDS_UNDER_KILLS if load.kill else LEASE_SECONDS),
+        "SSL_CERT_FILE": ca_file,
+        "REQUESTS_CA_BUNDLE": ca_file,
+        **{f"PEER_{name.upper()}": str(value) for name, value in knobs.items()},
+    }
+
+
+def _prepare(
+    peer: Peer,
+    python: Path,
+    connection: psycopg.Connection[tuple[object, ...]],
+    load: Load,
+    environment: Mapping[str, str],
+) -> float:
+    """Make the tables and enqueue; how many seconds the latter took."""
+    if peer.brings_no_tables:
+        connection.execute(application.SCHEMA.encode())
+    for command in peer.prepare:
+        _call([str(python), "-m", *command.format(module=peer.module).split()], environment)
+    words = ["-m", "benchmarks.peers.enqueue", peer.module, "--emails", str(load.emails)]
+    answer: dict[str, float] = json.loads(_call([str(python), *words], environment))
+    return answer["seconds"]
+
+
+def _call(command: list[str], environment: Mapping[str, str]) -> str:
+    done = subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=CALL_SECONDS
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command[1:5])} failed:\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-2000:] if log.exists() else "nothing"

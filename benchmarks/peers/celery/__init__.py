@@ -1,0 +1,1 @@
+"""Celery: a task per email over RabbitMQ, acknowledged late."""

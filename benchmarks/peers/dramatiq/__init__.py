@@ -1,0 +1,1 @@
+"""dramatiq: an actor per email over RabbitMQ, which it acknowledges when the actor is done."""

@@ -1,0 +1,82 @@
+"""An environment for each peer, from its pinned requirements, in the cache folder with whatever is fetched once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from dispatcher.dev import cache
+
+HERE: Final = Path(__file__).resolve().parent
+ENVIRONMENTS: Final = ("celery", "dramatiq", "procrastinate", "post_office")
+"""The folders with a `requirements.txt`."""
+
+
+def interpreter(environment: str, progress: Callable[[str], None]) -> Path:
+    """The Python of an environment, made first if it is not there.
+
+    Raises:
+        RuntimeError: it could not be made; says why.
+    """
+    requirements = HERE / environment / "requirements.txt"
+    name = f"peer-{environment}-{_fingerprint(requirements)}"
+    if not cache.place(name).is_dir():
+        progress(f"installing {environment} into an environment of its own, in {cache.place(name)}")
+    return cache.obtain(name, lambda folder: _install(folder, requirements)) / "bin" / "python"
+
+
+def lock(upgrade: bool) -> None:
+    """Write every `requirements.txt` anew from its `requirements.in`.
+
+    Raises:
+        RuntimeError: uv is not there, or failed.
+    """
+    uv = _uv()
+    if uv is None:
+        raise RuntimeError("uv is not there: run ./run lock once, which fetches it")
+    for environment in ENVIRONMENTS:
+        command = [uv, "pip", "compile", "requirements.in", "--quiet", "--universal", "--python-version", "3.11"]
+        command += ["--generate-hashes", "--no-emit-index-url", "--output-file", "requirements.txt"]
+        command += ["--custom-compile-command", "python benchmarks/peers/run.py --lock"]
+        _call([*command, "--upgrade"] if upgrade else command, HERE / environment)
+
+
+def _install(folder: Path, requirements: Path) -> None:
+    python = folder / "bin" / "python"
+    uv = _uv()
+    # --copies would make it heavier; a link to the interpreter survives the renaming that `obtain` ends with.
+    _call([sys.executable, "-m", "venv", "--without-pip" if uv else "--upgrade-deps", str(folder)])
+    if uv:
+        _call([uv, "pip", "install", "--quiet", "--python", str(python), "--require-hashes", "-r", str(requirements)])
+    else:
+        _call([str(python), "-m", "pip", "install", "-qq", "--require-hashes", "-r", str(requirements)])
+
+
+def _uv() -> str | None:
+    """What `./run` fetched, if it did."""
+    uv = cache.place("uv") / "bin" / "uv"
+    return str(uv) if uv.is_file() else None
+
+
+def _call(command: list[str], folder: Path | None = None) -> None:
+    environment = {
+        **os.environ,
+        "UV_CACHE_DIR": str(cache.place("uv-cache")),
+        "UV_PYTHON_DOWNLOADS": "never",
+        "PIP_CACHE_DIR": str(cache.place("pip")),
+    }
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command[:3])} … failed:\n{done.stderr.strip() or done.stdout.strip()}")
+
+
+def _fingerprint(requirements: Path) -> str:
+    """What an environment depends on: its packages and the interpreter."""
+    stuff = requirements.read_bytes() + platform.python_version().encode()
+    return hashlib.sha256(stuff).hexdigest()[:12]

@@ -1,0 +1,50 @@
+"""Ours, measured as the peers are: `dispatcher run` with two workers, attempt rows and metrics on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final
+
+import psycopg
+
+from benchmarks.double import read_acceptances
+from benchmarks.peers.measuring import Load, Measured, counted, ledger_of, told, watch
+from benchmarks.peers.processes import running
+from benchmarks.rig import Case, stage
+from dispatcher.dev.servers import Servers
+
+NAME: Final = "ours"
+WORKERS: Final = 2
+SETTLED: Final = (
+    "select count(*), extract(epoch from max(sent_at))::float8 from email_log where status in ('sent', 'held')"
+)
+"""Held, too, is an end: after a kill, the email that was on the wire waits for a person."""
+
+
+def measure_ours(servers: Servers, folder: Path, load: Load) -> Measured:
+    """Run one case.
+
+    Raises:
+        RuntimeError: it was not done in time.
+    """
+    with stage(servers, Case("sendgrid", WORKERS, load.emails), folder) as scene:
+        environment = {
+            **scene.environment,
+            "DISPATCHER_RUN_DIR": str(folder / "run"),
+            "DISPATCHER_METRICS_ADDRESS": "127.0.0.1:0",
+        }
+        command = [sys.executable, "-m", "dispatcher.cli.main", "run"]
+        with (
+            psycopg.connect(scene.database_url, autocommit=True) as connection,
+            running([command], environment, folder / "run.log") as programs,
+        ):
+            try:
+                watched = watch(programs, ledger_of(folder), counted(connection, SETTLED), load)
+            except TimeoutError as error:
+                raise RuntimeError(f"ours {error}") from error
+            rows = connection.execute("select email_id from email_log where status = 'held'").fetchall()
+    acceptances = read_acceptances(ledger_of(folder))
+    knobs = {"workers": WORKERS}
+    held = frozenset(str(email_id) for (email_id,) in rows)
+    return told(NAME, knobs, load, scene.enqueue_per_second, watched, scene.ids, acceptances, held)

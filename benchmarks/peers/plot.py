@@ -1,0 +1,45 @@
+"""The plot of a run: a bar per case, its range, and how many times ours that is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+from matplotlib import pyplot
+
+from benchmarks.peers.measuring import median_rate
+from benchmarks.peers.ours import NAME as OURS
+from benchmarks.peers.report import Cases
+
+OUR_COLOUR = "#1f6feb"
+PEERS_COLOUR = "#8b949e"
+
+
+def plot(folder: Path, cases: Cases, subtitle: str) -> None:
+    """Write `peers.png` and `peers.svg`."""
+    names = [name for name, _ in cases]
+    rates = [[result.emails_per_second for result in told] for told in cases.values()]
+    medians = [median_rate(told) for told in cases.values()]
+    below = [median - min(several) for median, several in zip(medians, rates, strict=True)]
+    above = [max(several) - median for median, several in zip(medians, rates, strict=True)]
+    figure, axes = pyplot.subplots(figsize=(9, 0.5 * len(names) + 1.8), layout="constrained")
+    colours = [OUR_COLOUR if name == OURS else PEERS_COLOUR for name in names]
+    axes.barh(names, medians, xerr=[below, above], color=colours, ecolor="#24292f", capsize=3)
+    ours = next((median for name, median in zip(names, medians, strict=True) if name == OURS), None)
+    for number, (name, median) in enumerate(zip(names, medians, strict=True)):
+        ratio = f"  (ours: {ours / median:.1f} ×)" if ours and name != OURS else ""
+        axes.text(median + above[number], number, f"  {median:,.0f}/s{ratio}", va="center", fontsize=9)
+    axes.invert_yaxis()
+    axes.set_xlim(right=1.25 * max(medians))
+    axes.set_xlabel("emails per second, accepted by the provider and recorded (median and range)")
+    axes.set_title(
+        "The same job on the same machine: SendGrid over TLS, PostgreSQL and RabbitMQ, all durable", fontsize=11
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel(subtitle, fontsize=7)
+    for ending in ("png", "svg"):
+        figure.savefig(folder / f"peers.{ending}", dpi=150)
+    pyplot.close(figure)

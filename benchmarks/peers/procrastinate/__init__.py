@@ -1,0 +1,1 @@
+"""procrastinate: jobs in PostgreSQL itself, taken by one statement each."""

@@ -1,0 +1,83 @@
+"""The tables and the raw lines of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from rich.table import Table
+
+from benchmarks.peers.measuring import Measured, median_rate
+from benchmarks.peers.ours import NAME as OURS
+from benchmarks.peers.roster import PEERS, PROMISES
+
+Cases = Mapping[tuple[str, str], Sequence[Measured]]
+"""The repetitions of each case, by its name and its knobs in words."""
+
+BOOKS: Final = ("missing", "duplicates", "held", "unrecorded")
+_ENVIRONMENTS: Final = {OURS: OURS, **{peer.name: peer.environment for peer in PEERS}}
+
+
+def by_case(results: Iterable[Measured]) -> Cases:
+    """Results in the order in which their cases first came."""
+    cases: dict[tuple[str, str], list[Measured]] = {}
+    for result in results:
+        cases.setdefault((result.name, in_words(result.knobs)), []).append(result)
+    return cases
+
+
+def in_words(knobs: Mapping[str, object]) -> str:
+    """Knobs, for people."""
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in knobs.items())
+
+
+def speeds(cases: Cases) -> Table:
+    """How fast each is, what it costs, and its books."""
+    table = Table(title="Emails per second, median of the repetitions (lowest – highest)")
+    table.add_column("case", no_wrap=True)
+    for heading in ("emails/s", "range", "ours is", "CPU µs", "processes", *BOOKS):
+        table.add_column(heading, justify="right")
+    table.add_column("with")
+    ours = next((median_rate(told) for (name, _), told in cases.items() if name == OURS), None)
+    for (name, knobs), told in cases.items():
+        rates = [result.emails_per_second for result in told]
+        table.add_row(
+            name,
+            f"{median_rate(told):,.0f}",
+            f"{min(rates):,.0f} – {max(rates):,.0f}",
+            f"{ours / median_rate(told):.1f} ×" if ours and name != OURS else "",
+            f"{statistics.median(result.cpu_microseconds for result in told):,.0f}",
+            str(max(result.processes for result in told)),
+            *(str(sum(getattr(result, book) for result in told)) for book in BOOKS),
+            knobs,
+        )
+    return table
+
+
+def promises(cases: Cases) -> Table:
+    """What each does about the things that go wrong."""
+    table = Table(title="What each promises", show_lines=True)
+    for heading in ("", "email and message stand or fall together", "a worker is killed (kill -9)", "where it says so"):
+        table.add_column(heading)
+    for environment in dict.fromkeys(_ENVIRONMENTS[name] for name, _ in cases):
+        promise = PROMISES[environment]
+        table.add_row(environment, promise.enqueue, promise.kill, promise.source)
+    return table
+
+
+def lines(results: Iterable[Measured], facts: Mapping[str, object]) -> str:
+    """One line of JSON per case and repetition."""
+    return "".join(json.dumps({**dataclasses.asdict(result), **facts}) + "\n" for result in results)
+
+
+def write(folder: Path, raw: str, cases: Cases, subtitle: str) -> None:
+    """The raw lines and the plot, as PNG and SVG."""
+    from benchmarks.peers.plot import plot
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "peers.jsonl").write_text(raw)
+    plot(folder, cases, subtitle)

@@ -1,0 +1,204 @@
+"""Who is measured, how each is started, and what each promises."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+Knobs = Mapping[str, int | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What is done about the things that go wrong, in words.
+
+    Attributes:
+        enqueue: Whether an email's row and its place in the queue stand or fall together.
+        kill: What becomes of the emails that a killed worker had.
+        source: Where that is written.
+    """
+
+    enqueue: str
+    kill: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One way to do the job.
+
+    Attributes:
+        environment: The folder with its code and its requirements.
+        module: Has `enqueue`.
+        programs: The worker commands, after `python -m`; `{module}` is the module, other braces are knobs.
+        emails: Per case, so that a slow one takes no longer than a fast one.
+        prepare: Commands that make its tables.
+        knobs: What can be turned, as the sweep found it best; in the environment as PEER_NAME.
+        sweep: What `--sweep` tries.
+        sent: How many emails it has sent, by its own books, and when it recorded the last one.
+        brings_no_tables: It works on the application's tables.
+        dies_whole: Under kills its command goes with its children, which would otherwise go on without it.
+    """
+
+    name: str
+    environment: str
+    module: str
+    programs: tuple[str, ...]
+    emails: int
+    prepare: tuple[str, ...] = ()
+    knobs: Knobs = field(default_factory=dict)
+    sweep: tuple[Knobs, ...] = ()
+    sent: str = "select count(*), extract(epoch from max(sent_at))::float8 from email where status = 'sent'"
+    brings_no_tables: bool = True
+    dies_whole: bool = False
+
+    def commands(self, knobs: Knobs) -> list[list[str]]:
+        """The worker commands, in words, after the interpreter's path."""
+        return [["-m", *program.format(module=self.module, **knobs).split()] for program in self.programs]
+
+
+_AFTER_COMMIT: Final = "no: the message follows the commit; a process that dies in between has lost the email"
+_AT_LEAST_ONCE: Final = "delivered again, and sent again when its lease is over, accepted before or not: a duplicate"
+
+PROMISES: Final[Mapping[str, Promise]] = {
+    "ours": Promise(
+        "yes: one statement, in the application's transaction",
+        "what was not on the wire is sent, what was answered is recorded; what was on the wire is held for a person, "
+        "or sent again where the policy says so",
+        "docs/protocol.md",
+    ),
+    "celery": Promise(
+        _AFTER_COMMIT,
+        _AT_LEAST_ONCE,
+        "Celery, User Guide: Tasks (acks_late); Configuration (task_reject_on_worker_lost: without it, lost)",
+    ),
+    "dramatiq": Promise(
+        _AFTER_COMMIT,
+        _AT_LEAST_ONCE,
+        "dramatiq, Best Practices: Retriable Actors; Motivation: tasks are only ever acked when they are done",
+    ),
+    "procrastinate": Promise(
+        "yes: the job is inserted by the application's transaction",
+        "its jobs stay `doing` until a task of the application's own retries stalled ones; then as Celery",
+        "procrastinate, How-to: Retry stalled jobs; Using an external database connection",
+    ),
+    "post_office": Promise(
+        "yes: the queue is a table of the application",
+        "no lease: whatever the batch had sent is sent again by the next run, up to a whole batch of duplicates",
+        "django-post_office, README: send_queued_mail; mail.py: a batch is marked when all of it is done",
+    ),
+}
+"""By environment."""
+
+_CELERY: Final = (
+    "celery -A {{module}} worker --loglevel WARNING --pool {{pool}} --concurrency {{concurrency}} --hostname {name}@%h"
+    " --without-gossip --without-mingle --without-heartbeat"
+)
+_PROCRASTINATE: Final = "procrastinate --app {module}.app worker"
+_PROCRASTINATE_TABLES: Final = ("procrastinate --app {module}.app schema --apply",)
+_POST_OFFICE_TABLES: Final = ("django migrate --run-syncdb --verbosity 0",)
+_POST_OFFICE_SENT: Final = (
+    "select count(*), extract(epoch from max(last_updated))::float8 from post_office_email where status = 0"
+)
+
+
+def _celery_knobs(pool: str, concurrency: int, threads: int, prefetch_multiplier: int = 4) -> Knobs:
+    """Of each of the two workers; with prefork, `concurrency` is processes, of one thread each."""
+    return {"pool": pool, "concurrency": concurrency, "threads": threads, "prefetch_multiplier": prefetch_multiplier}
+
+
+PEERS: Final = (
+    Peer(
+        "celery-stock",
+        "celery",
+        "benchmarks.peers.celery.stock",
+        ("celery -A {module} worker --loglevel INFO --concurrency 2",),
+        emails=1500,
+    ),
+    Peer(
+        "celery-tuned",
+        "celery",
+        "benchmarks.peers.celery.tuned",
+        tuple(_CELERY.format(name=name) for name in ("w1", "w2")),
+        emails=2500,
+        knobs=_celery_knobs("threads", 4, 4),
+        sweep=(
+            *(_celery_knobs("threads", threads, threads) for threads in (2, 4, 8, 16)),
+            *(_celery_knobs("gevent", greenlets, greenlets) for greenlets in (8, 32)),
+            *(_celery_knobs("prefork", processes, 1, 16) for processes in (1, 2, 3)),
+            _celery_knobs("prefork", 2, 1, 64),
+        ),
+    ),
+    Peer(
+        "dramatiq-stock",
+        "dramatiq",
+        "benchmarks.peers.dramatiq.stock",
+        ("dramatiq {module} --processes 2",),
+        emails=1500,
+    ),
+    Peer(
+        "dramatiq-tuned",
+        "dramatiq",
+        "benchmarks.peers.dramatiq.tuned",
+        ("dramatiq {module} --processes {processes} --threads {threads}",),
+        emails=2500,
+        knobs={"processes": 2, "threads": 4},
+        sweep=tuple(
+            {"processes": processes, "threads": threads}
+            for processes, several in ((2, (2, 4, 8, 16)), (3, (4,)), (4, (2, 4)))
+            for threads in several
+        ),
+    ),
+    Peer(
+        "procrastinate-stock",
+        "procrastinate",
+        "benchmarks.peers.procrastinate.stock",
+        (_PROCRASTINATE, _PROCRASTINATE),
+        emails=800,
+        prepare=_PROCRASTINATE_TABLES,
+    ),
+    Peer(
+        "procrastinate-tuned",
+        "procrastinate",
+        "benchmarks.peers.procrastinate.tuned",
+        (_PROCRASTINATE + " --concurrency {threads} --delete-jobs {delete}",) * 2,
+        emails=2000,
+        prepare=_PROCRASTINATE_TABLES,
+        knobs={"threads": 8, "delete": "successful"},
+        sweep=(
+            *({"threads": threads, "delete": "successful"} for threads in (4, 8, 16, 32)),
+            {"threads": 16, "delete": "never"},
+        ),
+    ),
+    Peer(
+        "post_office-stock",
+        "post_office",
+        "benchmarks.peers.post_office.shop",
+        ("django send_queued_mail --processes 2",),
+        emails=1500,
+        prepare=_POST_OFFICE_TABLES,
+        sent=_POST_OFFICE_SENT,
+        brings_no_tables=False,
+        dies_whole=True,
+    ),
+    Peer(
+        "post_office-tuned",
+        "post_office",
+        "benchmarks.peers.post_office.shop",
+        ("django send_queued_mail --processes {processes}",),
+        emails=4000,
+        prepare=_POST_OFFICE_TABLES,
+        knobs={"processes": 2, "threads": 2, "batch": 1000, "tuned": 1},
+        sweep=tuple(
+            {"processes": processes, "threads": threads, "batch": batch, "tuned": 1}
+            for processes, threads, batch in (
+                (2, 1, 1000), (2, 2, 1000), (2, 4, 1000), (2, 2, 4000), (2, 4, 4000), (2, 8, 4000), (3, 2, 1000),
+            )
+        ),
+        sent=_POST_OFFICE_SENT,
+        brings_no_tables=False,
+        dies_whole=True,
+    ),
+)  # fmt: skip
+"""In the order of the table."""

@@ -1,0 +1,147 @@
+"""Ours beside others, in one run: `python benchmarks/peers/run.py --repeat 3 --out DIR`.
+
+Celery, dramatiq, procrastinate and django-post_office do the same job as their users would write it, stock and tuned,
+on the same private servers with the same durability, against the same provider's double over TLS. The cases take turns
+over the repetitions, so that a noisy minute of the machine meets all of them. Emails are enqueued before the workers
+start; ours are published in the measured time, the peers' messages are on RabbitMQ before it. Each peer is installed
+once, into an environment of its own in the cache folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # for `python benchmarks/peers/run.py`
+
+from benchmarks.peers import environments, report
+from benchmarks.peers.case import measure
+from benchmarks.peers.measuring import Load, Measured
+from benchmarks.peers.ours import NAME as OURS
+from benchmarks.peers.ours import measure_ours
+from benchmarks.peers.roster import PEERS, Knobs, Peer
+from benchmarks.run import machine
+from dispatcher.dev.servers import Servers, private_servers
+
+CASE_SECONDS: Final = 40.0
+
+
+def main() -> None:
+    """The command line."""
+    options = _options()
+    console = Console(stderr=True)
+    if options.lock:
+        environments.lock(options.upgrade)
+        return
+    pythons = {
+        name: environments.interpreter(name, console.log) for name in {peer.environment for peer in options.peers}
+    }
+    with (
+        tempfile.TemporaryDirectory(prefix="dispatcher-bench-") as folder,
+        private_servers(Path(folder) / "servers", progress=console.log) as servers,
+    ):
+        cases = _sweep(options, pythons, servers) if options.sweep else _all(options, pythons, servers)
+        results = _run(cases, options.repeat, Path(folder), console)
+    _show(results, options)
+    if not options.kill and any(result.missing or result.duplicates for result in results):
+        sys.exit("The books do not balance: see missing and duplicates.")
+
+
+Case = tuple[str, Callable[[Path], Measured]]
+"""A name, and what measures it in a folder of its own."""
+
+
+def _all(options: argparse.Namespace, pythons: Mapping[str, Path], servers: Servers) -> list[Case]:
+    load = Load(options.emails, CASE_SECONDS, options.kill)
+    ours: Case = (OURS, lambda folder: measure_ours(servers, folder, load))
+    peers = [_case(peer, pythons, servers, peer.knobs, options) for peer in options.peers]
+    return peers if options.without_ours else [ours, *peers]
+
+
+def _sweep(options: argparse.Namespace, pythons: Mapping[str, Path], servers: Servers) -> list[Case]:
+    return [_case(peer, pythons, servers, knobs, options) for peer in options.peers for knobs in peer.sweep]
+
+
+def _case(peer: Peer, pythons: Mapping[str, Path], servers: Servers, knobs: Knobs, options: argparse.Namespace) -> Case:
+    python, load = pythons[peer.environment], Load(int(peer.emails * options.peer_share), CASE_SECONDS, options.kill)
+    return peer.name, lambda folder: measure(peer, python, servers, folder, load, knobs)
+
+
+def _run(cases: list[Case], repeat: int, folder: Path, console: Console) -> list[Measured]:
+    results: list[Measured] = []
+    with _progress(console, len(cases) * repeat) as advance:
+        for repetition in range(repeat):
+            for number, (name, run) in enumerate(cases):
+                advance(name)
+                results.append(run(folder / f"case-{repetition}-{number}"))
+                console.log(
+                    f"{name}: {results[-1].emails_per_second:,.0f} emails/s {report.in_words(results[-1].knobs)}"
+                )
+    return results
+
+
+@contextmanager
+def _progress(console: Console, total: int) -> Iterator[Callable[[str], None]]:
+    """A bar; yields what to call before each case."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("measuring", total=total)
+        began = False
+
+        def advance(name: str) -> None:
+            nonlocal began
+            bar.update(task, description=name, advance=int(began))
+            began = True
+
+        yield advance
+
+
+def _show(results: list[Measured], options: argparse.Namespace) -> None:
+    cases, facts = report.by_case(results), machine()
+    raw = report.lines(results, facts)
+    if options.out:
+        report.write(options.out, raw, cases, ", ".join(f"{name} {value}" for name, value in facts.items()))
+    if options.json:
+        sys.stdout.write(raw)
+        return
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    console.print(report.speeds(cases))
+    console.print(report.promises(cases))
+
+
+def _options() -> argparse.Namespace:
+    summary, _, details = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(prog="benchmarks/peers/run.py", description=summary, epilog=details)
+    parser.add_argument("--emails", type=int, default=15_000, metavar="N", help="of ours, per case; default: 15000")
+    parser.add_argument("--peer-share", type=float, default=1.0, metavar="F", help="of the peers' emails; default: 1")
+    names = ", ".join(peer.name for peer in PEERS)
+    parser.add_argument("--peers", type=_peers, default=list(PEERS), metavar="NAME,…", help=f"of {names}; default: all")
+    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="default: 3")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="for the raw lines and the plot")
+    parser.add_argument("--json", action="store_true", help="one line per case and repetition instead of the table")
+    parser.add_argument("--without-ours", action="store_true", help="the peers alone")
+    parser.add_argument("--kill", action="store_true", help="SIGKILL the busiest worker of each when a third is sent")
+    parser.add_argument("--sweep", action="store_true", help="turn the peers' knobs, to find the best; without ours")
+    parser.add_argument("--lock", action="store_true", help="write the peers' requirements.txt anew, and end")
+    parser.add_argument("--upgrade", action="store_true", help="with --lock: to the newest versions")
+    return parser.parse_args()
+
+
+def _peers(text: str) -> list[Peer]:
+    known = {peer.name: peer for peer in PEERS}
+    unknown = [name for name in text.split(",") if name not in known]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"knows no {', '.join(unknown)}; there are {', '.join(known)}")
+    return [known[name] for name in text.split(",")]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,18 @@
+"""SendGrid's own package as its README has it: a client per send, which opens a connection per send."""
+
+from __future__ import annotations
+
+from sendgrid import SendGridAPIClient
+from sendgrid.helpers.mail import CustomArg, Mail
+
+from benchmarks.peers.application import Email
+
+
+def send(email: Email, host: str) -> str:
+    """SendGrid's id of the accepted email; raises python_http_client's errors for any other answer than 2xx."""
+    mail = Mail(
+        from_email=email.sender, to_emails=email.recipient, subject=email.subject, plain_text_content=email.body
+    )
+    mail.add_custom_arg(CustomArg("email_id", str(email.email_id)))
+    response = SendGridAPIClient("SG.benchmark", host=host).send(mail)
+    return str(response.headers["X-Message-Id"])

@@ -1,0 +1,189 @@
+"""The comparison with others: what it counts, what it starts, and that the job it gives them is done once."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+from rich.console import Console
+
+from benchmarks.peers import application, environments, report
+from benchmarks.peers.application import Busy, Draft
+from benchmarks.peers.case import measure
+from benchmarks.peers.measuring import Load, Measured, Watched, steady_rate, told
+from benchmarks.peers.processes import running
+from benchmarks.peers.roster import PEERS, PROMISES, Peer
+from dispatcher.dev.servers import Servers
+from tests.supervisor.program import eventually
+
+DRAFT = Draft("receipt-1", "shop@example.com", "ann@example.org", "Your receipt", "Thank you.")
+BURN = "import time\nwhile time.process_time() < 0.3: pass\n"
+
+
+@pytest.fixture
+def books(database_url: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("create schema shop")
+        connection.execute("set search_path to shop")
+        connection.execute(application.SCHEMA.encode())
+        yield connection
+
+
+def enqueued(books: psycopg.Connection) -> str:
+    email_id = application.insert(books, DRAFT)
+    assert email_id is not None
+    return str(email_id)
+
+
+def a_result(name: str, rate: float) -> Measured:
+    return Measured(name, {"threads": 8}, 100, False, rate, rate, 500.0, 1000.0, 3, 0, 0, 0, 0)
+
+
+def shown(results: list[Measured]) -> str:
+    paper = io.StringIO()
+    Console(width=200, file=paper).print(report.speeds(report.by_case(results)))
+    return paper.getvalue()
+
+
+def test_a_key_that_is_known_queues_nothing_again(books: psycopg.Connection) -> None:
+    enqueued(books)
+
+    assert application.insert(books, DRAFT) is None
+    assert books.execute("select count(*) from email").fetchone() == (1,)
+
+
+def test_a_leased_email_is_nobody_elses_until_the_lease_is_over(books: psycopg.Connection) -> None:
+    email_id = enqueued(books)
+    leased = application.lease(books, email_id, seconds=60)
+
+    with pytest.raises(Busy) as busy:
+        application.lease(books, email_id, seconds=60)
+
+    assert leased is not None
+    assert 0 < busy.value.seconds <= 60
+    books.execute("update email set locked_until = clock_timestamp()")
+    taken_over = application.lease(books, email_id, seconds=60)
+    assert taken_over is not None
+    assert taken_over.lease_token == leased.lease_token + 1
+
+
+def test_a_sent_email_is_leased_to_nobody(books: psycopg.Connection) -> None:
+    email_id = enqueued(books)
+    email = application.lease(books, email_id, seconds=0)
+    assert email is not None
+
+    application.record(books, email, "provider-1")
+
+    assert application.lease(books, email_id, seconds=60) is None
+    assert books.execute("select status, provider_message_id from email").fetchone() == ("sent", "provider-1")
+    assert books.execute("select completed_at is not null from email_idempotency").fetchone() == (True,)
+
+
+def test_the_record_of_a_lease_that_was_lost_changes_nothing(books: psycopg.Connection) -> None:
+    email_id = enqueued(books)
+    first = application.lease(books, email_id, seconds=0)
+    assert first is not None
+    application.lease(books, email_id, seconds=60)
+
+    application.record(books, first, "provider-1")
+
+    assert books.execute("select status from email").fetchone() == ("sending",)
+
+
+def test_the_steady_rate_leaves_the_first_and_the_last_tenth_out() -> None:
+    slow_start = [0.0, 5.0]
+    steady = [10 + number / 10 for number in range(16)]
+    slow_end = [20.0, 30.0]
+
+    assert steady_rate([*slow_end, *steady, *slow_start]) == pytest.approx(10)
+
+
+def test_the_books_name_what_is_missing_doubled_and_unrecorded() -> None:
+    ids = [str(uuid4()) for _ in range(10)]
+    acceptances = {email_id: [100.0 + number] for number, email_id in enumerate(ids[:9])}
+    acceptances[ids[3]].append(111.0)
+    watched = Watched(sent=8, last_at=110.0, cpu_seconds=0.02, processes=3)
+
+    measured = told("celery", {}, Load(10, 60.0), 500.0, watched, frozenset(ids), acceptances)
+
+    assert (measured.missing, measured.duplicates, measured.unrecorded) == (1, 1, 1)
+    assert measured.emails_per_second == pytest.approx(0.8)
+    assert measured.cpu_microseconds == pytest.approx(2000)
+
+
+def test_what_is_held_is_neither_missing_nor_unrecorded() -> None:
+    ids = [str(uuid4()) for _ in range(10)]
+    acceptances = {email_id: [100.0 + number] for number, email_id in enumerate(ids[:9])}
+    watched = Watched(sent=10, last_at=110.0, cpu_seconds=0.02, processes=3)
+    held = frozenset([ids[8], ids[9]])
+
+    measured = told("ours", {}, Load(10, 60.0), 500.0, watched, frozenset(ids), acceptances, held)
+
+    assert (measured.missing, measured.duplicates, measured.unrecorded, measured.held) == (0, 0, 0, 2)
+
+
+def test_the_table_says_how_many_times_ours_each_is() -> None:
+    results = [a_result("ours", rate) for rate in (3000, 5000, 4000)]
+    results += [a_result("celery-tuned", rate) for rate in (400, 500, 600)]
+
+    table = shown(results)
+
+    row = next(line for line in table.splitlines() if "celery-tuned" in line)
+    assert "8.0" in row
+    assert all(figure in row for figure in ("400", "500", "600"))
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
+def test_every_peer_can_be_installed_started_and_swept(peer: Peer) -> None:
+    requirements = (environments.HERE / peer.environment / "requirements.txt").read_text()
+    module = Path(*peer.module.split(".")).with_suffix(".py")
+
+    assert peer.environment in environments.ENVIRONMENTS
+    assert peer.environment in PROMISES
+    assert (environments.HERE.parent.parent / module).is_file()
+    assert all("==" in line for line in requirements.splitlines() if re.match(r"[a-z]", line))
+    assert "--hash=sha256:" in requirements
+    assert not any(
+        "{" in word for knobs in (peer.knobs, *peer.sweep) for command in peer.commands(knobs) for word in command
+    )
+    assert all(knobs.keys() == peer.knobs.keys() for knobs in peer.sweep)
+
+
+def test_the_cpu_of_children_counts_while_they_run_and_when_they_ended(tmp_path: Path) -> None:
+    parent = f"import subprocess, sys, time\nsubprocess.run([sys.executable, '-c', {BURN!r}])\ntime.sleep(60)"
+    with running([[sys.executable, "-c", parent]], os.environ, tmp_path / "log") as programs:
+        eventually(lambda: programs.cpu_seconds() >= 0.3 and len(programs.pids()) == 1, "the child's end")
+
+    assert programs.cpu_seconds() >= 0.3
+
+
+def test_a_program_that_is_killed_is_started_again_and_one_that_ends_well_is_not(tmp_path: Path) -> None:
+    commands = [[sys.executable, "-c", "import time; time.sleep(60)"], [sys.executable, "-c", ""]]
+    with running(commands, os.environ, tmp_path / "log") as programs:
+        eventually(lambda: programs.look() and len(programs.pids()) == 1, "the end of the second")
+        killed = programs.pids()
+
+        programs.kill(whole=False)
+
+        eventually(lambda: programs.look() and programs.pids() not in ([], killed), "the new start of the first")
+        assert programs.restarts == 1
+    assert programs.pids() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["celery-stock", "dramatiq-tuned", "procrastinate-tuned", "post_office-tuned"])
+def test_a_peer_sends_every_email_once(servers: Servers, tmp_path: Path, name: str) -> None:
+    peer = next(peer for peer in PEERS if peer.name == name)
+    python = environments.interpreter(peer.environment, print)
+
+    measured = measure(peer, python, servers, tmp_path / "case", Load(100, 60.0))
+
+    assert (measured.missing, measured.duplicates, measured.unrecorded) == (0, 0, 0)
+    assert measured.emails_per_second > 0
