@@ -29,7 +29,7 @@ class Load:
     Attributes:
         emails: How many are enqueued before the workers start.
         seconds: It must be done by then.
-        kill: End the busiest worker with SIGKILL when a third is sent; what is left behind then is no fault of the run.
+        kill: SIGKILL to the busiest worker when a third is accepted; what is left behind then is no fault of the run.
     """
 
     emails: int
@@ -94,7 +94,7 @@ def watch(programs: Programs, ledger: Path, books: Books, load: Load, dies_whole
     before, processes = programs.cpu_seconds(), len(programs.pids())
     deadline = time.monotonic() + load.seconds
     if load.kill:
-        _until(lambda: books()[0] >= load.emails // 3, programs, load.seconds)
+        _until(lambda: len(read_acceptances(ledger)) >= load.emails // 3, programs, load.seconds)
         programs.kill(whole=dies_whole)
     is_done = _until(lambda: books()[0] >= load.emails, programs, deadline - time.monotonic())
     sent, last_at = books()

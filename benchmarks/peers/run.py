@@ -128,7 +128,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, metavar="DIR", help="for the raw lines and the plot")
     parser.add_argument("--json", action="store_true", help="one line per case and repetition instead of the table")
     parser.add_argument("--without-ours", action="store_true", help="the peers alone")
-    parser.add_argument("--kill", action="store_true", help="SIGKILL the busiest worker of each when a third is sent")
+    parser.add_argument(
+        "--kill", action="store_true", help="SIGKILL the busiest worker of each when a third is accepted"
+    )
     parser.add_argument("--sweep", action="store_true", help="turn the peers' knobs, to find the best; without ours")
     parser.add_argument("--lock", action="store_true", help="write the peers' requirements.txt anew, and end")
     parser.add_argument("--upgrade", action="store_true", help="with --lock: to the newest versions")
