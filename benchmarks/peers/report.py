@@ -69,15 +69,13 @@ def promises(cases: Cases) -> Table:
     return table
 
 
-def lines(results: Iterable[Measured], facts: Mapping[str, object]) -> str:
-    """One line of JSON per case and repetition."""
-    return "".join(json.dumps({**dataclasses.asdict(result), **facts}) + "\n" for result in results)
+def line(result: Measured, facts: Mapping[str, object]) -> str:
+    """One line of JSON."""
+    return json.dumps({**dataclasses.asdict(result), **facts}) + "\n"
 
 
-def write(folder: Path, raw: str, cases: Cases, subtitle: str) -> None:
-    """The raw lines and the plot, as PNG and SVG."""
-    from benchmarks.peers.plot import plot
-
+def append(folder: Path, result: Measured, facts: Mapping[str, object]) -> None:
+    """Add a raw line to `peers.jsonl`, at once, so that a run which is interrupted has not been in vain."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "peers.jsonl").write_text(raw)
-    plot(folder, cases, subtitle)
+    with (folder / "peers.jsonl").open("a") as file:
+        file.write(line(result, facts))

@@ -49,7 +49,7 @@ def main() -> None:
         private_servers(Path(folder) / "servers", progress=console.log) as servers,
     ):
         cases = _sweep(options, pythons, servers) if options.sweep else _all(options, pythons, servers)
-        results = _run(cases, options.repeat, Path(folder), console)
+        results = _run(cases, options, Path(folder), console)
     _show(results, options)
     if not options.kill and any(result.missing or result.duplicates for result in results):
         sys.exit("The books do not balance: see missing and duplicates.")
@@ -75,13 +75,15 @@ def _case(peer: Peer, pythons: Mapping[str, Path], servers: Servers, knobs: Knob
     return peer.name, lambda folder: measure(peer, python, servers, folder, load, knobs)
 
 
-def _run(cases: list[Case], repeat: int, folder: Path, console: Console) -> list[Measured]:
+def _run(cases: list[Case], options: argparse.Namespace, folder: Path, console: Console) -> list[Measured]:
     results: list[Measured] = []
-    with _progress(console, len(cases) * repeat) as advance:
-        for repetition in range(repeat):
+    with _progress(console, len(cases) * options.repeat) as advance:
+        for repetition in range(options.repeat):
             for number, (name, run) in enumerate(cases):
                 advance(name)
                 results.append(run(folder / f"case-{repetition}-{number}"))
+                if options.out:
+                    report.append(options.out, results[-1], machine())
                 console.log(
                     f"{name}: {results[-1].emails_per_second:,.0f} emails/s {report.in_words(results[-1].knobs)}"
                 )
@@ -106,11 +108,12 @@ def _progress(console: Console, total: int) -> Iterator[Callable[[str], None]]:
 
 def _show(results: list[Measured], options: argparse.Namespace) -> None:
     cases, facts = report.by_case(results), machine()
-    raw = report.lines(results, facts)
     if options.out:
-        report.write(options.out, raw, cases, ", ".join(f"{name} {value}" for name, value in facts.items()))
+        from benchmarks.peers.plot import plot
+
+        plot(options.out, cases, ", ".join(f"{name} {value}" for name, value in facts.items()))
     if options.json:
-        sys.stdout.write(raw)
+        sys.stdout.write("".join(report.line(result, facts) for result in results))
         return
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(report.speeds(cases))
@@ -125,7 +128,7 @@ def _options() -> argparse.Namespace:
     names = ", ".join(peer.name for peer in PEERS)
     parser.add_argument("--peers", type=_peers, default=list(PEERS), metavar="NAME,…", help=f"of {names}; default: all")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="default: 3")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="for the raw lines and the plot")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="for peers.jsonl, peers.png and peers.svg")
     parser.add_argument("--json", action="store_true", help="one line per case and repetition instead of the table")
     parser.add_argument("--without-ours", action="store_true", help="the peers alone")
     parser.add_argument(
