@@ -16,6 +16,7 @@ from benchmarks.peers.report import Cases
 
 OUR_COLOUR = "#1f6feb"
 PEERS_COLOUR = "#8b949e"
+NOTE = "Two worker processes each. django-post_office takes no lease: it sends a batch, then marks it in one statement."
 
 
 def plot(folder: Path, cases: Cases, subtitle: str) -> None:
@@ -39,7 +40,7 @@ def plot(folder: Path, cases: Cases, subtitle: str) -> None:
         "The same job on the same machine: SendGrid over TLS, PostgreSQL and RabbitMQ, all durable", fontsize=11
     )
     axes.spines[["top", "right"]].set_visible(False)
-    figure.supxlabel(subtitle, fontsize=7)
+    figure.supxlabel(f"{NOTE}\n{subtitle}", fontsize=7)
     for ending in ("png", "svg"):
         figure.savefig(folder / f"peers.{ending}", dpi=150)
     pyplot.close(figure)
