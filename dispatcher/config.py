@@ -369,6 +369,12 @@ class Settings:
     )
     workers: int = setting(_worker_count, "auto", "Worker processes on this host; auto is one per core.")
     prefetch: int = setting(_whole(1, 5000), "256", "Messages that a worker holds at once, and its concurrent sends.")
+    coalesce: int = setting(
+        _whole(1, 1000),
+        "1",
+        "Most emails of one sender and template in a call to SendGrid (up to 1000) or SES (up to 50); 1: a call each. "
+        "More are faster; where a call's answer is lost, all of its emails are held.",
+    )
     lease_seconds: float = setting(_seconds(1, 3600), "60", "How long a worker owns an email; slow sends renew it.")
     send_timeout_seconds: float = setting(_seconds(0.1, 600), "30", "One attempt's total deadline, connecting too.")
     max_attempts: int = setting(_whole(1, 100), "5", "Attempts before a deferred email is failed.")

@@ -7,10 +7,28 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+
+import orjson
 
 from dispatcher.dev.http_behaviour import Reply, answer
+
+MOST_PERSONALIZATIONS: Final = 1000
+MOST_BULK_ENTRIES: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Mail:
+    """One email of a request.
+
+    Attributes:
+        addresses: Of all its recipients, in lower case.
+    """
+
+    email_id: str
+    addresses: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +36,12 @@ class Request:
     """One request to send, as it arrived.
 
     Attributes:
+        mails: The emails in it; several where they share a call.
         document: The body, decoded.
         octets: The body's size.
     """
 
-    email_id: str
-    recipients: int
+    mails: tuple[Mail, ...]
     document: dict[str, Any]
     octets: int
 
@@ -35,8 +53,21 @@ class Api(Protocol):
         """The request that a body holds; raises KeyError, TypeError or the like if it holds none."""
         ...
 
-    def accepted(self, request: Request) -> bytes:
-        """The answer to an accepted email."""
+    def refused(self, request: Request, culprits: Mapping[str, str], *, names: bool) -> Reply | None:
+        """The answer to a request of which nothing is accepted; None where it is not refused as a whole.
+
+        Args:
+            culprits: Addresses to which nothing may go, each with the provider's word for why.
+            names: Whether the answer tells which email is to blame.
+        """
+        ...
+
+    def taken(self, request: Request, culprits: Mapping[str, str]) -> Sequence[Mail]:
+        """The emails that are accepted of a request that is not refused as a whole."""
+        ...
+
+    def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:
+        """The answer to a request that is not refused as a whole."""
         ...
 
     def throttled(self, until: float) -> Reply:
@@ -57,12 +88,37 @@ class SendGrid:
 
     def read(self, document: dict[str, Any], octets: int) -> Request:
         """See `Api.read`."""
-        people = document["personalizations"]
-        arguments = document.get("custom_args") or people[0].get("custom_args") or {}
-        count = sum(len(one.get(field, ())) for one in people for field in ("to", "cc", "bcc"))
-        return Request(arguments.get("email_id", ""), count, document, octets)
+        common = document.get("custom_args")
+        mails: dict[str, tuple[str, ...]] = {}
+        for one in document["personalizations"]:
+            email_id = (common or one.get("custom_args") or {}).get("email_id", "")
+            addresses = tuple(each["email"].lower() for field in ("to", "cc", "bcc") for each in one.get(field, ()))
+            mails[email_id] = mails.get(email_id, ()) + addresses
+        if not mails:
+            raise KeyError("personalizations")
+        return Request(tuple(Mail(email_id, found) for email_id, found in mails.items()), document, octets)
 
-    def accepted(self, request: Request) -> bytes:
+    def refused(self, request: Request, culprits: Mapping[str, str], *, names: bool) -> Reply | None:
+        """400 for all of them: for too many, for an address that comes twice, for a culprit."""
+        people = request.document["personalizations"]
+        addresses = [address for mail in request.mails for address in mail.addresses]
+        if len(people) > MOST_PERSONALIZATIONS or len(addresses) > MOST_PERSONALIZATIONS:
+            return sendgrid_error(400, "There are too many personalizations or recipients.", "personalizations")
+        if len(set(addresses)) < len(addresses):
+            return sendgrid_error(400, "Each email address in the personalization block should be unique.")
+        if not culprits or culprits.keys().isdisjoint(addresses):
+            return None
+        errors = []
+        for number, one in enumerate(people):
+            found = {each["email"].lower() for field in ("to", "cc", "bcc") for each in one.get(field, ())}
+            errors += [_error(culprits[each], f"personalizations.{number}.to") for each in found & culprits.keys()]
+        return Reply(400, {"errors": errors}) if names else sendgrid_error(400, "Bad Request")
+
+    def taken(self, request: Request, culprits: Mapping[str, str]) -> Sequence[Mail]:  # noqa: ARG002
+        """All of them."""
+        return request.mails
+
+    def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:  # noqa: ARG002
         """202 with `X-Message-Id`; 200 without one in sandbox mode, which is how SendGrid answers there."""
         sandbox = request.document.get("mail_settings", {}).get("sandbox_mode", {}).get("enable", False)
         if sandbox:
@@ -92,17 +148,22 @@ class Ses:
 
     def read(self, document: dict[str, Any], octets: int) -> Request:
         """See `Api.read`."""
-        tags = {tag["Name"]: tag["Value"] for tag in document.get("EmailTags", ())}
-        places = document.get("Destination", {})
-        count = sum(len(places.get(field, ())) for field in ("ToAddresses", "CcAddresses", "BccAddresses"))
         if "Content" not in document:
             raise KeyError("Content")
-        return Request(tags.get("email_id", ""), count, document, octets)
+        return Request((_ses_mail(document, document.get("EmailTags", ())),), document, octets)
 
-    def accepted(self, request: Request) -> bytes:  # noqa: ARG002
+    def refused(self, request: Request, culprits: Mapping[str, str], *, names: bool) -> Reply | None:  # noqa: ARG002
+        """400 for a culprit."""
+        word = _word_for(request.mails[0], culprits)
+        return None if word is None else _aws(400, "MessageRejected", word)
+
+    def taken(self, request: Request, culprits: Mapping[str, str]) -> Sequence[Mail]:  # noqa: ARG002
+        """The one."""
+        return request.mails
+
+    def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:  # noqa: ARG002
         """200 with a message id."""
-        name = f"0100{secrets.token_hex(8)}-{secrets.token_hex(4)}-000000"
-        return answer(200, {"Content-Type": "application/json"}, b'{"MessageId":"' + name.encode() + b'"}')
+        return _json(200, {"MessageId": _message_id()})
 
     def throttled(self, until: float) -> Reply:  # noqa: ARG002
         """429; SES does not say for how long."""
@@ -117,13 +178,72 @@ class Ses:
         return _aws(400, "BadRequestException", "The request is not valid.")
 
 
+class SesBulk(Ses):
+    """`POST /v2/email/outbound-bulk-emails`, with a status for each entry:
+    https://docs.aws.amazon.com/ses/latest/APIReference-V2/API_SendBulkEmail.html
+    """
+
+    def read(self, document: dict[str, Any], octets: int) -> Request:
+        """See `Api.read`."""
+        if not document["DefaultContent"]["Template"]["TemplateName"]:
+            raise KeyError("TemplateName")
+        entries = document["BulkEmailEntries"]
+        mails = tuple(_ses_mail(entry, entry.get("ReplacementTags", ())) for entry in entries)
+        return Request(mails, document, octets)
+
+    def refused(self, request: Request, culprits: Mapping[str, str], *, names: bool) -> Reply | None:  # noqa: ARG002
+        """400 for too many or none."""
+        recipients = sum(len(mail.addresses) for mail in request.mails)
+        return None if 0 < len(request.mails) <= MOST_BULK_ENTRIES >= recipients else self.malformed()
+
+    def taken(self, request: Request, culprits: Mapping[str, str]) -> Sequence[Mail]:
+        """Those that are none of the culprits'."""
+        return [mail for mail in request.mails if _word_for(mail, culprits) is None]
+
+    def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:
+        """200, and SUCCESS or the culprit's word for each entry."""
+        return _json(200, {"BulkEmailEntryResults": [_entry(_word_for(mail, culprits)) for mail in request.mails]})
+
+
+def _ses_mail(document: Mapping[str, Any], tags: Collection[Mapping[str, str]]) -> Mail:
+    named = {tag["Name"]: tag["Value"] for tag in tags}
+    places = document.get("Destination", {})
+    fields = ("ToAddresses", "CcAddresses", "BccAddresses")
+    addresses = [_bare(text) for field in fields for text in places.get(field, ())]
+    return Mail(named.get("email_id", ""), tuple(addresses))
+
+
+def _bare(text: str) -> str:
+    return text[text.rfind("<") + 1 :].rstrip(">").lower()
+
+
+def _word_for(mail: Mail, culprits: Mapping[str, str]) -> str | None:
+    return next((culprits[address] for address in mail.addresses if address in culprits), None) if culprits else None
+
+
+def _entry(word: str | None) -> dict[str, str]:
+    return {"Status": word, "Error": "not this one"} if word else {"Status": "SUCCESS", "MessageId": _message_id()}
+
+
+def _message_id() -> str:
+    return f"0100{secrets.token_hex(8)}-{secrets.token_hex(4)}-000000"
+
+
+def _json(status: int, document: object) -> bytes:
+    return answer(status, {"Content-Type": "application/json"}, orjson.dumps(document))
+
+
 def sendgrid_error(status: int, message: str, field: str | None = None) -> Reply:
     """A refusal as SendGrid words it."""
     return Reply(status, _errors(message, field))
 
 
 def _errors(message: str, field: str | None = None) -> dict[str, object]:
-    return {"errors": [{"message": message, "field": field, "help": None}]}
+    return {"errors": [_error(message, field)]}
+
+
+def _error(message: str, field: str | None) -> dict[str, object]:
+    return {"message": message, "field": field, "help": None}
 
 
 def _aws(status: int, kind: str, message: str) -> Reply:
@@ -135,5 +255,9 @@ def _http_date() -> str:
 
 
 SENDGRID = SendGrid()
-APIS: dict[str, Api] = {"/v3/mail/send": SENDGRID, "/v2/email/outbound-emails": Ses()}
+APIS: dict[str, Api] = {
+    "/v3/mail/send": SENDGRID,
+    "/v2/email/outbound-emails": Ses(),
+    "/v2/email/outbound-bulk-emails": SesBulk(),
+}
 """By path."""

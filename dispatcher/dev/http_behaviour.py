@@ -74,6 +74,8 @@ class Behaviour:
         throttled_until: Until then everything is answered 429, unix seconds.
         latency_seconds: Before an answer.
         key: The API key that SendGrid's requests need; None for any.
+        culprits: Addresses to which nothing may go, with the provider's word for why (SES bulk: the entry's status).
+        names_culprits: Whether SendGrid tells which of several emails is to blame.
     """
 
     act: Act | Reply | None = None
@@ -81,6 +83,8 @@ class Behaviour:
     throttled_until: float = 0.0
     latency_seconds: float = 0.0
     key: str | None = None
+    culprits: Mapping[str, str] = field(default_factory=dict)
+    names_culprits: bool = False
 
     def next_act(self) -> Act | Reply | None:
         """What this request meets."""
@@ -97,7 +101,7 @@ class Behaviour:
 
     def change(self, document: Mapping[str, Any]) -> None:
         """Behave as a JSON object says: `act` or `reply` ({status, body, headers}), `times`, `throttle_seconds`,
-        `latency_ms`; what it does not name is reset.
+        `latency_ms`, `culprits`, `names_culprits`; what it does not name is reset.
         """
         latency_seconds = document.get("latency_ms", 0) / 1000
         throttle_seconds = float(document.get("throttle_seconds", 0))
@@ -106,6 +110,8 @@ class Behaviour:
         self.times = document.get("times")
         self.latency_seconds = latency_seconds
         self.throttle(throttle_seconds)
+        self.culprits = dict(document.get("culprits", {}))
+        self.names_culprits = bool(document.get("names_culprits", False))
 
 
 def _reply(document: Mapping[str, Any]) -> Reply:

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import orjson
 
-from dispatcher.dev.http_apis import Request
+from dispatcher.dev.http_apis import Mail, Request
 from dispatcher.dev.http_behaviour import Act, Behaviour
 from dispatcher.dev.http_session import Session
 from dispatcher.dev.ledger import Entry, Ledger, LedgerWriter, read_ledger
@@ -135,24 +135,30 @@ class HttpDouble:
         for session in tuple(self.sessions):
             session.drop()
 
-    def accept(self, request: Request) -> None:
-        """Enter an accepted email into the ledger."""
-        self._accepted += 1
+    def accept(self, request: Request, mails: Sequence[Mail]) -> None:
+        """Enter the accepted emails of a request into the ledger."""
+        self._accepted += len(mails)
         if self._keeps:
             self.received.append(request.document)
         assert self._ledger is not None
-        self._ledger.append(Entry(request.email_id, request.recipients, request.octets, time.time()))
+        # Of a request that several share, each has its part of the octets.
+        octets, at = request.octets // max(1, len(mails)), time.time()
+        self._ledger.append(*(Entry(mail.email_id, len(mail.addresses), octets, at) for mail in mails))
 
     def note(self, request: Request, came: str) -> None:
-        """Enter a request that was read to its end, and what comes of it."""
-        self.requests[request.email_id] += 1
-        line = {"email_id": request.email_id, "came": came, "at": time.time()}
-        os.write(self._log, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+        """Enter a request that was read to its end, and what comes of it: a line for each of its emails."""
+        at = time.time()
+        lines = []
+        for mail in request.mails:
+            self.requests[mail.email_id] += 1
+            line = {"email_id": mail.email_id, "came": came, "at": at, "together": len(request.mails)}
+            lines.append(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+        os.write(self._log, b"".join(lines))
 
     def witness(self, connection: int, event: str, **fields: object) -> None:
-        """Enter what is seen on the wire: a request `began` (its headers are read), was `read` (`email_id`), was
-        `answered` (the kernel took the whole answer while the connection stood), and that a connection `ended`
-        (`by_us`, `by_reset`).
+        """Enter what is seen on the wire: a request `began` (its headers are read), was `read` (`email_id`, and
+        `email_ids` where several share it), was `answered` (the kernel took the whole answer while the connection
+        stood), and that a connection `ended` (`by_us`, `by_reset`).
         """
         if self._wire >= 0:
             line = {"connection": connection, "event": event, "at": time.time(), **fields}

@@ -10,13 +10,13 @@ import socket
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol, cast
 
 import httptools
 import orjson
 
-from dispatcher.dev.http_apis import APIS, SENDGRID, Api, Request
+from dispatcher.dev.http_apis import APIS, SENDGRID, Api, Mail, Request
 from dispatcher.dev.http_behaviour import Act, Behaviour, Reply, answer, octets_of
 
 DRIP_SECONDS: Final = 0.02
@@ -43,8 +43,8 @@ class Books(Protocol):
     sessions: set[Session]
     begun: Counter[str]
 
-    def accept(self, request: Request) -> None:
-        """Enter an accepted email, before the answer goes out."""
+    def accept(self, request: Request, mails: Sequence[Mail]) -> None:
+        """Enter the accepted emails of a request, before the answer goes out."""
         ...
 
     def note(self, request: Request, came: str) -> None:
@@ -145,24 +145,32 @@ class Session(asyncio.Protocol):
         except _NONSENSE:
             self._send(octets_of(api.malformed()))
             return
-        self._books.witness(self._number, "read", email_id=request.email_id)
+        self._witness_read(request)
         if behaviour.throttled_until and time.time() < behaviour.throttled_until:
             self._books.note(request, "429")
             self._later(octets_of(api.throttled(behaviour.throttled_until)))
         elif isinstance(self._act, Reply):
             self._books.note(request, str(self._act.status))
             self._later(octets_of(self._act))
+        elif refusal := api.refused(request, behaviour.culprits, names=behaviour.names_culprits):
+            self._books.note(request, str(refusal.status))
+            self._later(octets_of(refusal))
         elif self._act is Act.FORGET:
             self._books.note(request, self._act)
             self._end(by_reset=False)
         else:
             self._books.note(request, self._act or "accepted")
-            self._books.accept(request)
-            octets = api.accepted(request)
+            self._books.accept(request, api.taken(request, behaviour.culprits))
+            octets = api.accepted(request, behaviour.culprits)
             if self._act is None:
                 self._later(octets)
             else:
                 self._misbehave(self._act, octets)
+
+    def _witness_read(self, request: Request) -> None:
+        ids = [mail.email_id for mail in request.mails]
+        together = {"email_ids": ids} if len(ids) > 1 else {}
+        self._books.witness(self._number, "read", email_id=ids[0], **together)
 
     def _administer(self) -> bytes:
         """What stands beside the two APIs: SendGrid's scopes, SES's account, and the double's own controls."""

@@ -6,16 +6,17 @@ now, refused for good, or whether nobody can know. `docs/providers.md` tells how
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from dispatcher.domain.outcome import Outcome
 from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.errors import ProviderFault
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Attempt:
     """One call to the provider for one email.
 
@@ -26,12 +27,17 @@ class Attempt:
             From then on, silence means `Uncertain`.
         rendering: To be entered around what turns the email into octets, on any thread: should the process die in
             it, natively or for want of memory, the email is the suspect. Cheap, and may be entered again.
+        came_back: To be called where the provider took nothing of a call that the email shared, and the email is to
+            travel again within this attempt: it is on the wire no more, and `leaving` will be asked again.
+        is_told_already: Another email of the same call tells what the call says of the provider as a whole.
     """
 
     number: int
     deadline: float
     leaving: Callable[[], None]
     rendering: AbstractContextManager[None] = field(default_factory=nullcontext)
+    came_back: Callable[[], None] = lambda: None
+    is_told_already: bool = False
 
 
 class Provider(Protocol):
@@ -56,4 +62,72 @@ class Provider(Protocol):
 
     async def close(self) -> None:
         """Ends idle connections; no send is under way. A second call is harmless."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An email, rendered as a part of a call that it may share.
+
+    Attributes:
+        key: Emails share a call only if their keys are equal.
+        recipients: How many it goes to.
+        addresses: What no two emails of a call may have in common; empty where the provider does not mind.
+        octets: About how many it adds to the call.
+        content: The adapter's own.
+    """
+
+    key: Hashable
+    recipients: int
+    octets: int
+    content: Any = field(repr=False)
+    addresses: frozenset[str] = field(default=frozenset(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CallLimits:
+    """How much one call takes."""
+
+    emails: int
+    recipients: int
+    octets: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedTogether:
+    """The provider took nothing of a call, because of some of its emails: smaller calls will tell of which.
+
+    Attributes:
+        suspects: The positions of those that it named.
+    """
+
+    suspects: frozenset[int] = frozenset()
+
+
+@runtime_checkable
+class BulkProvider(Provider, Protocol):
+    """An adapter that can also put several emails into one call."""
+
+    @property
+    def limits(self) -> CallLimits:
+        """What the provider takes at most."""
+        ...
+
+    def part_of(self, email: OutgoingEmail) -> Part | None:
+        """The email as part of a call; None if it has to travel alone, over `send`, which may find it unrenderable."""
+        ...
+
+    async def send_many(
+        self, parts: Sequence[Part], attempt: Attempt
+    ) -> Sequence[Outcome | ProviderFault] | RefusedTogether:
+        """One call for at least two parts of one key; what became of each, in order. Otherwise as `send`.
+
+        Where the provider answers for the call as a whole, all outcomes are the same object.
+
+        Args:
+            attempt: The call's: its `leaving` speaks for all of them.
+
+        Raises:
+            ProviderFault: nothing was sent of any of them.
+        """
         ...

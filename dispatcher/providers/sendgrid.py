@@ -1,6 +1,7 @@
 """The sendgrid adapter: SendGrid's v3 API over kept connections.
 
 sendgrid_mail      the request's body        python-sendgrid's helpers
+sendgrid_bulk      that of several emails    what they have in common by the same helpers
 sendgrid_answers   what each answer means    python-sendgrid's error names
 http               the way there             ours: python-sendgrid's own opens a connection per email, follows redirects
                                              with the key in hand, and logs the key and the email at DEBUG
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -21,10 +23,11 @@ from dispatcher.config import Settings
 from dispatcher.domain.outcome import Deferred, Outcome, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ConfigurationError, ProviderFault
-from dispatcher.providers.contract import Attempt
-from dispatcher.providers.http import HttpTransport, NoAnswer, NothingLeft
+from dispatcher.providers.contract import Attempt, CallLimits, Part, RefusedTogether
+from dispatcher.providers.http import Answer, HttpTransport, NoAnswer, NothingLeft
 from dispatcher.providers.mime_headers import UnrenderableEmail
 from dispatcher.providers.sendgrid_answers import NAME, fault_of, outcome_of
+from dispatcher.providers.sendgrid_bulk import LIMITS, body_of_call, outcomes_of_call, part_of
 from dispatcher.providers.sendgrid_mail import body_of
 
 CHECK_SECONDS: Final = 15.0
@@ -99,15 +102,35 @@ class SendGridProvider:
                 body = body_of(email, sandbox=self._sandbox)
         except UnrenderableEmail as error:
             return Rejected(error.reason, error.message)
+        told = await self._posted(body, attempt)
+        return outcome_of(told, sandbox=self._sandbox) if isinstance(told, Answer) else told
+
+    @property
+    def limits(self) -> CallLimits:
+        """Those of a request."""
+        return LIMITS
+
+    def part_of(self, email: OutgoingEmail) -> Part | None:
+        """See `contract.BulkProvider.part_of`."""
+        return part_of(email, sandbox=self._sandbox)
+
+    async def send_many(self, parts: Sequence[Part], attempt: Attempt) -> Sequence[Outcome] | RefusedTogether:
+        """One call; see `contract.BulkProvider.send_many`. A fault may come after `leaving`: SendGrid took nothing."""
+        told = await self._posted(body_of_call(parts), attempt)
+        if isinstance(told, Answer):
+            return outcomes_of_call(told, parts, sandbox=self._sandbox)
+        return [told] * len(parts)
+
+    async def _posted(self, body: bytes, attempt: Attempt) -> Answer | Deferred | Uncertain:
+        """SendGrid's answer, or what it means that there is none."""
         try:
-            answer = await self._transport.post(self._send_url, self._headers, body, attempt.deadline, attempt.leaving)
+            return await self._transport.post(self._send_url, self._headers, body, attempt.deadline, attempt.leaving)
         except NothingLeft as error:
             if error.is_untrusted:
                 raise _untrusted(error) from error
             return Deferred(error.reason, error.detail)
         except NoAnswer as error:
             return Uncertain(error.detail, None if error.status is None else str(error.status))
-        return outcome_of(answer, sandbox=self._sandbox)
 
     async def check(self) -> str:
         """What can be said of the key, for `dispatcher doctor`; sends nothing.

@@ -88,6 +88,11 @@ def fault_of(answer: Answer) -> ProviderFault:
     return ProviderFault(NAME, f"SendGrid {what}: {_summary(answer).rstrip('.')}.", remedy=remedy)
 
 
+def fields_of(answer: Answer) -> list[str]:
+    """The fields that SendGrid's errors name."""
+    return [complaint.field for complaint in _complaints(answer.body) if complaint.field]
+
+
 def _refusal(answer: Answer) -> Outcome:
     """What a 4xx means: always a definite no."""
     code = str(answer.status)

@@ -61,11 +61,11 @@ def body_of(email: OutgoingEmail, *, sandbox: bool = False) -> bytes:
 
 def document_of(email: OutgoingEmail, *, sandbox: bool = False) -> Document:
     """The body before it is encoded."""
-    sender = _sender(email.sender)
+    personalizations, _ = personalizations_of(email)
     document: Document = {
-        "from": _mailbox(sender),
-        "personalizations": _personalizations(email),
-        "headers": _headers(email, sender),
+        "from": _mailbox(_sender(email.sender)),
+        "personalizations": personalizations,
+        "headers": headers_of(email),
     }
     _add_reply_to(document, email.reply_to)
     _add_content(document, email)
@@ -97,16 +97,22 @@ def _addresses(field: str, texts: Iterable[str], reason: Reason) -> list[Address
     return addresses
 
 
-def _personalizations(email: OutgoingEmail) -> list[Document]:
-    """Who gets the email, and what is theirs: one message to all, or with bcc alone a message to each."""
+def personalizations_of(email: OutgoingEmail) -> tuple[list[Document], set[str]]:
+    """Who gets the email, and what is theirs: one message to all, or with bcc alone a message to each.
+
+    Beside them the addresses, in lower case: SendGrid looks at no letter's case when it counts repeats.
+
+    Raises:
+        UnrenderableEmail: see `body_of`.
+    """
     common: Document = {"custom_args": {"email_id": str(email.email_id)}}
     if email.template_id is not None and email.template_data:
         common["dynamic_template_data"] = dict(email.template_data)
-    return [{**envelope, **common} for envelope in _envelopes(email)]
-
-
-def _envelopes(email: OutgoingEmail) -> list[Document]:
     seen: set[str] = set()
+    return [{**envelope, **common} for envelope in _envelopes(email, seen)], seen
+
+
+def _envelopes(email: OutgoingEmail, seen: set[str]) -> list[Document]:
     to, cc, bcc = (_recipients("to", email.to, seen), _recipients("cc", email.cc, seen),
                    _recipients("bcc", email.bcc, seen))  # fmt: skip
     if not (to or cc or bcc):
@@ -127,7 +133,7 @@ def _recipients(field: str, texts: Sequence[str], seen: set[str]) -> list[Docume
 
 
 def _is_new(spec: str, seen: set[str]) -> bool:
-    """Whether an address comes for the first time; SendGrid looks at no letter's case when it counts repeats."""
+    """Whether an address comes for the first time."""
     is_new = spec not in seen
     seen.add(spec)
     return is_new
@@ -178,8 +184,9 @@ def _body(text: str) -> str:
     return text
 
 
-def _headers(email: OutgoingEmail, sender: Address) -> dict[str, str]:
-    headers = {"Message-ID": f"<{email.email_id}@{ascii_domain(sender.domain)}>"}
+def headers_of(email: OutgoingEmail) -> dict[str, str]:
+    """The email's headers, Message-ID included; raises UnrenderableEmail as `body_of` does."""
+    headers = {"Message-ID": f"<{email.email_id}@{ascii_domain(_sender(email.sender).domain)}>"}
     for name, value in email.headers.items():
         headers[name] = _header_value(name, value)
     return headers

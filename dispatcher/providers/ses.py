@@ -1,6 +1,7 @@
 """The ses adapter: Amazon SES v2 through boto3, in threads of its own.
 
 ses_request  the email as parameters of SendEmail
+ses_bulk     several emails as parameters of SendBulkEmail, and what its answers mean
 ses_client   boto3's client, told to post once
 ses_wire     whether a request left, and that none leaves too late
 ses_errors   what each answer and exception means
@@ -9,23 +10,33 @@ ses_errors   what each answer and exception means
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-from uuid import UUID
+from typing import Any, TypeVar
 
 from botocore.exceptions import ClientError
 
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain, outcome_name
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.contract import Attempt
+from dispatcher.providers.contract import Attempt, CallLimits, Part, RefusedTogether
 from dispatcher.providers.mime_headers import UnrenderableEmail
+from dispatcher.providers.ses_bulk import (
+    LIMITS,
+    email_id_of,
+    outcomes_of_call,
+    part_of,
+    refusal_of_call,
+    request_of_call,
+)
 from dispatcher.providers.ses_client import NAME, Client, SesOptions, check_ca_file, new_client, read_models
 from dispatcher.providers.ses_errors import acceptance, judge
 from dispatcher.providers.ses_request import request_for
 from dispatcher.providers.ses_wire import Departure
 from dispatcher.telemetry.log import get_log
+
+Told = TypeVar("Told")
+"""What a thread comes back with: an outcome, or those of a call."""
 
 CHECK_SECONDS = 15.0
 """How long `check` gives credentials and SES together."""
@@ -64,13 +75,33 @@ class SesProvider:
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         """One attempt; see `contract.Provider.send`."""
-        try:
-            async with asyncio.timeout_at(attempt.deadline):
-                client = await self._opened()
-                await self._free_threads.acquire()
-        except TimeoutError:
-            return Deferred(Reason.TIMEOUT_BEFORE_SEND, "the deadline passed before a thread was free")
-        return await self._posted(client, email, attempt)
+        options = self._options
+
+        def post(client: Client, departure: Departure) -> Outcome:
+            return _post(client, email, options.configuration_set, attempt, departure)
+
+        return await self._done(post, attempt, [str(email.email_id)])
+
+    @property
+    def limits(self) -> CallLimits:
+        """Those of SendBulkEmail."""
+        return LIMITS
+
+    def part_of(self, email: OutgoingEmail) -> Part | None:
+        """See `contract.BulkProvider.part_of`."""
+        return part_of(email)
+
+    async def send_many(
+        self, parts: Sequence[Part], attempt: Attempt
+    ) -> Sequence[Outcome | ProviderFault] | RefusedTogether:
+        """One call; see `contract.BulkProvider.send_many`."""
+        options = self._options
+
+        def post(client: Client, departure: Departure) -> list[Outcome | ProviderFault] | RefusedTogether:
+            return _post_many(client, parts, options.configuration_set, departure)
+
+        told = await self._done(post, attempt, [email_id_of(part) for part in parts])
+        return told if isinstance(told, list | RefusedTogether) else [told] * len(parts)
 
     async def check(self) -> str:
         """What SES says of the account, for `dispatcher doctor`; sends nothing.
@@ -101,20 +132,32 @@ class SesProvider:
         # One email's deadline must not end what all of them wait for.
         return await asyncio.shield(self._client)
 
-    async def _posted(self, client: Client, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """The outcome of an email that a thread builds and posts; the caller has taken one."""
+    async def _done(
+        self, post: Callable[[Client, Departure], Told], attempt: Attempt, email_ids: Sequence[str]
+    ) -> Told | Deferred | Uncertain:
+        """What a thread says that posts, or what it means that there is none or that it does not come back in time."""
+        try:
+            async with asyncio.timeout_at(attempt.deadline):
+                client = await self._opened()
+                await self._free_threads.acquire()
+        except TimeoutError:
+            return Deferred(Reason.TIMEOUT_BEFORE_SEND, "the deadline passed before a thread was free")
+        return await self._posted(post, client, attempt, email_ids)
+
+    async def _posted(
+        self, post: Callable[[Client, Departure], Told], client: Client, attempt: Attempt, email_ids: Sequence[str]
+    ) -> Told | Deferred | Uncertain:
+        """The same once there is a free thread, which the caller has taken."""
         loop = asyncio.get_running_loop()
         departure = Departure(attempt)
         try:
-            posting = loop.run_in_executor(
-                self._threads, _post, client, email, self._options.configuration_set, attempt, departure
-            )
+            posting = loop.run_in_executor(self._threads, post, client, departure)
         except RuntimeError as error:
             # The system has no thread to give. Whoever finds the job in the queue later may not do it.
             departure.end()
             self._free_threads.release()
             return Deferred(Reason.INTERNAL_ERROR, f"no thread could be started: {error}")
-        posting.add_done_callback(lambda done: self._thread_ended(done, departure, email.email_id))
+        posting.add_done_callback(lambda done: self._thread_ended(done, departure, email_ids))
         try:
             await asyncio.wait({posting}, timeout=max(0.0, attempt.deadline - loop.time()))
         finally:
@@ -127,14 +170,16 @@ class SesProvider:
             return Uncertain("no answer before the deadline")
         return Deferred(Reason.TIMEOUT_BEFORE_SEND, "the deadline passed before the request left")
 
-    def _thread_ended(self, posting: asyncio.Future[Outcome], departure: Departure, email_id: UUID) -> None:
+    def _thread_ended(self, posting: asyncio.Future[Told], departure: Departure, email_ids: Sequence[str]) -> None:
         self._free_threads.release()
         if posting.cancelled():
             return
-        outcome = "fault" if posting.exception() else outcome_name(posting.result())
+        words = ["fault"] * len(email_ids) if posting.exception() else _words(posting.result(), len(email_ids))
         # What came of a socket that we shut, or of a request that never left, is no news.
-        if departure.is_over and departure.has_left and outcome != "uncertain":
-            get_log().warning("email.answered_late", email_id=str(email_id), provider=NAME, outcome=outcome)
+        if departure.is_over and departure.has_left:
+            for email_id, outcome in zip(email_ids, words, strict=True):
+                if outcome != "uncertain":
+                    get_log().warning("email.answered_late", email_id=email_id, provider=NAME, outcome=outcome)
 
 
 def _is_there(client: asyncio.Future[Client]) -> bool:
@@ -156,6 +201,27 @@ def _post(
         except Exception as error:  # noqa: BLE001 - the edge of a thread: whatever boto3 raises, the wire knows the phase
             return judge(error, has_left=departure.has_left, has_template=email.template_id is not None)
     return acceptance(answer)
+
+
+def _post_many(
+    client: Client, parts: Sequence[Part], configuration_set: str | None, departure: Departure
+) -> list[Outcome | ProviderFault] | RefusedTogether:
+    """What a thread does for several."""
+    request = request_of_call(parts, configuration_set)
+    with departure.here():
+        try:
+            answer = client.send_bulk_email(**request)
+        except Exception as error:  # noqa: BLE001 - as above
+            return refusal_of_call(judge(error, has_left=departure.has_left, has_template=True), len(parts))
+    return outcomes_of_call(answer, len(parts))
+
+
+def _words(told: Any, count: int) -> list[str]:
+    """How the outcomes are called that a thread came back with."""
+    if isinstance(told, RefusedTogether):
+        return ["rejected"] * count
+    outcomes = told if isinstance(told, list) else [told]
+    return ["fault" if isinstance(each, ProviderFault) else outcome_name(each) for each in outcomes]
 
 
 def _account(client: Client) -> str:

@@ -48,6 +48,10 @@ class Client(Protocol):
         """SendEmail: https://docs.aws.amazon.com/ses/latest/APIReference-V2/API_SendEmail.html"""
         ...
 
+    def send_bulk_email(self, **parameters: object) -> Mapping[str, Any]:
+        """SendBulkEmail: https://docs.aws.amazon.com/ses/latest/APIReference-V2/API_SendBulkEmail.html"""
+        ...
+
     def get_account(self) -> Mapping[str, Any]:
         """GetAccount: https://docs.aws.amazon.com/ses/latest/APIReference-V2/API_GetAccount.html"""
         ...

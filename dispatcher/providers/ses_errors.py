@@ -102,6 +102,26 @@ BY_STATUS: Final[Mapping[int, Verdict]] = MappingProxyType(
 )
 """For an answer without a code that we know. Any other 4xx is a definite no, any other 5xx one for now."""
 
+BY_ENTRY: Final[Mapping[str, Verdict]] = MappingProxyType(
+    {
+        "MESSAGE_REJECTED": _CONTENT,
+        "INVALID_PARAMETER": _CONTENT,
+        "TEMPLATE_NOT_FOUND": _CONTENT,
+        "MAIL_FROM_DOMAIN_NOT_VERIFIED": _SENDER,
+        "ACCOUNT_THROTTLED": _THROTTLED,
+        "ACCOUNT_DAILY_QUOTA_EXCEEDED": _QUOTA,
+        "ACCOUNT_SUSPENDED": _PAUSED,
+        "ACCOUNT_SENDING_PAUSED": _PAUSED,
+        "CONFIGURATION_SET_SENDING_PAUSED": _PAUSED,
+        "CONFIGURATION_SET_NOT_FOUND": _SET_UP,
+        "INVALID_SENDING_POOL_NAME": _SET_UP,
+        "TRANSIENT_FAILURE": _SERVER,
+        "FAILED": Deferred(Reason.REFUSED),
+    }
+)
+"""By an entry's status in SendBulkEmail's answer, but for SUCCESS; a test holds it against boto3's model. FAILED says
+nothing but that SES could not process this one: it is tried again, and says nothing of SES."""
+
 GATEWAYS: Final = frozenset({502, 504})
 """Somebody between us and SES got no answer either (RFC 9110, sections 15.6.3 and 15.6.5)."""
 
@@ -121,11 +141,32 @@ def acceptance(answer: Mapping[str, Any]) -> Outcome:
     name = answer.get("MessageId")
     metadata = answer.get("ResponseMetadata", {})
     if isinstance(name, str) and name:
-        is_name = name.isascii() and name.isprintable() and len(name) <= MAX_MESSAGE_ID_CHARACTERS
-        return Accepted(name if is_name else None)
+        return Accepted(_message_name(name))
     kind = metadata.get("HTTPHeaders", {}).get("content-type", "no content type")
     status = str(metadata.get("HTTPStatusCode", ""))
     return Uncertain(scrub(f"an answer without a MessageId ({kind})"), status)
+
+
+def _message_name(name: object) -> str | None:
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_MESSAGE_ID_CHARACTERS:
+        return None
+    return name if name.isascii() and name.isprintable() else None
+
+
+def entry_outcome(result: Mapping[str, Any]) -> Outcome | ProviderFault:
+    """The outcome of one entry of SendBulkEmail, by its status."""
+    status = result.get("Status")
+    if status == "SUCCESS":
+        return Accepted(_message_name(result.get("MessageId")))
+    verdict = BY_ENTRY.get(status) if isinstance(status, str) else None
+    words = scrub(str(result.get("Error") or ""))
+    if verdict is None:
+        return Uncertain(words or "an entry without a status that we know", scrub(str(status or "")) or None)
+    assert isinstance(status, str)
+    verdict = _refined(verdict, status, words, has_template=True)
+    if isinstance(verdict, Fault):
+        return ProviderFault(NAME, f"SES refuses every email ({status}): {words}", remedy=verdict.remedy)
+    return replace(verdict, detail=words or None, code=status)
 
 
 def judge(error: Exception, *, has_left: bool, has_template: bool = False) -> Outcome:

@@ -55,12 +55,30 @@ def request_for(email: OutgoingEmail, configuration_set: str | None) -> Paramete
     content = {"Simple": _simple(email)} if email.template_id is None else {"Template": _template(email)}
     request |= {
         "Content": content,
-        "FromEmailAddress": _mailbox(email.sender),
-        "Destination": _destination(email, _mailbox),
+        "FromEmailAddress": mailbox_of(email.sender),
+        "Destination": _destination(email, mailbox_of),
     }
     if email.reply_to:
-        request["ReplyToAddresses"] = [_mailbox(address) for address in email.reply_to]
+        request["ReplyToAddresses"] = [mailbox_of(address) for address in email.reply_to]
     return request
+
+
+def bulk_entry(email: OutgoingEmail, data: str) -> Parameters:
+    """The email as an entry of `send_bulk_email`, its template's data as JSON.
+
+    Raises:
+        UnrenderableEmail: SES would refuse it.
+        ValueError: enqueue should have.
+    """
+    _check_all_locals(email)
+    entry: Parameters = {
+        "Destination": _destination(email, mailbox_of),
+        "ReplacementTags": _tags(email),
+        "ReplacementEmailContent": {"ReplacementTemplate": {"ReplacementTemplateData": data}},
+    }
+    if email.headers:
+        entry["ReplacementHeaders"] = _template_headers(email)
+    return entry
 
 
 def _check(email: OutgoingEmail, rendered: RenderedEmail) -> None:
@@ -68,8 +86,11 @@ def _check(email: OutgoingEmail, rendered: RenderedEmail) -> None:
         raise UnrenderableEmail(Reason.REJECTED_RECIPIENT, f"SES takes at most {MAX_RECIPIENTS} recipients")
     if len(rendered.content) > MAX_MESSAGE_OCTETS:
         raise UnrenderableEmail(Reason.TOO_LARGE, f"SES takes at most {MAX_MESSAGE_OCTETS} octets")
-    if not rendered.needs_smtputf8:
-        return
+    if rendered.needs_smtputf8:
+        _check_all_locals(email)
+
+
+def _check_all_locals(email: OutgoingEmail) -> None:
     _check_locals("from", (email.sender,), Reason.REJECTED_SENDER)
     _check_locals("to, cc or bcc", (*email.to, *email.cc, *email.bcc), Reason.REJECTED_RECIPIENT)
     _check_locals("reply_to", email.reply_to, Reason.INVALID_CONTENT)
@@ -153,8 +174,8 @@ def _destination(email: OutgoingEmail, form: Callable[[str], str]) -> dict[str, 
     return {name: [form(address) for address in addresses] for name, addresses in fields.items() if addresses}
 
 
-def _mailbox(text: str) -> str:
-    """As in a header, on one line."""
+def mailbox_of(text: str) -> str:
+    """An address as in a header, on one line; raises ValueError if it is none."""
     return mailbox(parse_address(text)).replace("\r\n", "")
 
 

@@ -46,13 +46,17 @@ class Route:
         """Whether an email may be tried on it now."""
         return self.breaker.room != 0
 
-    def note(self, outcome: Outcome, trial: int) -> None:
+    def note(self, outcome: Outcome, trial: int, *, is_told_already: bool = False) -> None:
         """Learns from what the provider said, or did not say, about an email.
 
         Args:
             trial: Its number, as `breaker.begin` gave it.
+            is_told_already: It shared a call with an email that was noted: what that says of the provider counts once.
+                Silence counts for each all the same, because it bounds how many emails are held.
         """
         match outcome:
+            case Deferred() if is_told_already and outcome.reason in CONCERNS_PROVIDER:
+                self.breaker.give_up(trial)
             case Accepted():
                 self.breaker.succeed(trial)
             case Uncertain():

@@ -65,6 +65,10 @@ UNROUTABLE: Final = Counter(
 
 # Providers.
 THROTTLES: Final = Counter("dispatcher_throttles_total", "Answers that asked us to slow down.", ("provider",))
+SHARED_CALLS: Final = Counter(
+    "dispatcher_shared_calls_total", "Calls to a provider that carried several emails.", ("provider",)
+)
+SHARED_EMAILS: Final = Counter("dispatcher_shared_emails_total", "Emails that these calls carried.", ("provider",))
 BREAKERS: Final = Gauge(
     "dispatcher_breaker_workers", "Workers of this host that see the provider so.", ("provider", "state")
 )

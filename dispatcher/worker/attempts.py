@@ -95,24 +95,30 @@ class Attempts:
         sending.provider = route.name
         sending.begin_attempt()
         trial = route.breaker.begin()
+        attempt = self._attempt(sending)
         try:
-            outcome = await self._send(sending, route)
+            outcome = await self._send(sending, route, attempt)
         except ProviderFault as fault:
             route.note_fault(fault, trial)
             return None
         except BaseException:
             route.breaker.give_up(trial)
             raise
-        route.note(outcome, trial)
+        route.note(outcome, trial, is_told_already=attempt.is_told_already)
         return outcome
 
-    async def _send(self, sending: Sending, route: Route) -> Outcome:
+    def _attempt(self, sending: Sending) -> Attempt:
+        return Attempt(
+            sending.attempt_number,
+            asyncio.get_running_loop().time() + self._timeout_seconds,
+            lambda: self._leave(sending),
+            _Rendering(self._ledger, sending),
+            lambda: self._come_back(sending),
+        )
+
+    async def _send(self, sending: Sending, route: Route, attempt: Attempt) -> Outcome:
         """What the adapter says; whatever else it raises is judged by whether anything left."""
         assert sending.lease.email is not None
-        deadline = asyncio.get_running_loop().time() + self._timeout_seconds
-        attempt = Attempt(
-            sending.attempt_number, deadline, lambda: self._leave(sending), _Rendering(self._ledger, sending)
-        )
         try:
             return without_echo(storable(await route.provider.send(sending.lease.email, attempt)), sending.lease.email)
         except LeaseRanOut:
@@ -141,7 +147,8 @@ class Attempts:
         """
         if sending.phase is Phase.ON_THE_WIRE:
             return
-        if not self._may_leave(sending):
+        # A drain that ran out of time has concluded it, while an adapter was about to let it leave again.
+        if sending.phase is not Phase.PREPARING or not self._may_leave(sending):
             raise LeaseRanOut
         sending.ledger_slot = self._ledger.leaving(
             sending.email_id,
@@ -157,6 +164,12 @@ class Attempts:
             self.forget(sending)
             raise LeaseRanOut
         sending.phase = Phase.ON_THE_WIRE
+
+    def _come_back(self, sending: Sending) -> None:
+        """Notes that the provider took nothing of it, and that it will leave again within the attempt."""
+        if sending.phase is Phase.ON_THE_WIRE:
+            self.forget(sending)
+            sending.phase = Phase.PREPARING
 
     def _may_leave(self, sending: Sending) -> bool:
         if sending.lease_lost or sending.is_cancelled or sending.confirmed_at <= self._ledger.voided_at:

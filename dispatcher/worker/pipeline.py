@@ -197,7 +197,8 @@ class Pipeline:
 
     def _give_back(self, sending: Sending) -> None:
         """Ends what nothing left of, or of which the provider says that it took nothing. A second call is harmless."""
-        if sending.phase is Phase.RETURNING:
+        # Concluded already, where the drain ran out of time.
+        if sending.phase in (Phase.RECORDING, Phase.RETURNING):
             return
         self._attempts.forget(sending)
         sending.phase = Phase.RETURNING

@@ -25,6 +25,7 @@ from dispatcher.store.leases import LeaseStore
 from dispatcher.store.providers import ProviderStore
 from dispatcher.telemetry import log, metric_files
 from dispatcher.telemetry.tracing import TRACER
+from dispatcher.worker.coalescing import coalesced
 from dispatcher.worker.pipeline import Pipeline
 from dispatcher.worker.watch import ProviderWatch
 
@@ -96,7 +97,7 @@ async def _work(settings: Settings, identity: Identity, post: Post) -> None:
 def _route(name: str, settings: Settings, watch: ProviderWatch, store: ProviderStore) -> Route:
     ceiling = settings.ceiling_of(name)
     limit = None if ceiling is None else RateLimit(store, name, ceiling)
-    return Route(open_provider(name, settings), watch.new_breaker(name), limit)
+    return Route(coalesced(open_provider(name, settings), settings.coalesce), watch.new_breaker(name), limit)
 
 
 async def _dispatch(
