@@ -37,6 +37,8 @@ SCHEMA: Final = {
                     "bcc": MAILBOXES,
                     "custom_args": {"type": "object", "minProperties": 1, "additionalProperties": {"type": "string"}},
                     "dynamic_template_data": {"type": "object"},
+                    "subject": {"type": "string", "minLength": 1},
+                    "headers": {"type": "object", "additionalProperties": {"type": "string"}},
                 },
                 "required": ["to"],
                 "additionalProperties": False,
@@ -136,9 +138,13 @@ def _check_recipients(document: dict[str, Any]) -> None:
             name = one.get("name", "")
             is_quoted = name.startswith('"') and name.endswith('"')
             assert is_quoted or not MISREAD_IN_NAMES & set(name), "SendGrid would misread a name"
+        assert not RESERVED_HEADERS & {name.lower() for name in person.get("headers", {})}
         arguments = person.get("custom_args", {})
         assert sum(len(f"{name}{value}".encode()) for name, value in arguments.items()) <= MAX_CUSTOM_OCTETS
     assert len(everybody) <= MAX_RECIPIENTS
+    assert len({one["email"].lower() for one in everybody}) == len(everybody), (
+        "an address stands in two personalizations"
+    )
 
 
 def _check_content(document: dict[str, Any]) -> None:

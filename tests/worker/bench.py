@@ -17,6 +17,7 @@ from dispatcher.broker.topology import Topology, depths
 from dispatcher.config import Settings, load
 from dispatcher.dev.servers import Servers
 from dispatcher.inflight import Ledger
+from dispatcher.providers.contract import Provider
 from dispatcher.roster import Roster, Seat
 from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
@@ -107,9 +108,7 @@ class Bench:
         }
         return load({f"DISPATCHER_{name}": value for name, value in names.items()})
 
-    async def start(
-        self, providers: Sequence[ScriptedProvider] = (), *, ceiling: float | None = None, **given: str
-    ) -> Worker:
+    async def start(self, providers: Sequence[Provider] = (), *, ceiling: float | None = None, **given: str) -> Worker:
         """A worker that consumes; settings as `settings` takes them.
 
         Args:

@@ -1,0 +1,72 @@
+"""SIGKILL while shared calls are on the wire: whole calls are held, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from dispatcher import Email
+from tests.acceptance.double import Double
+from tests.acceptance.harness import Host, stop
+
+COUNT = 600
+COALESCE = 25
+
+
+@pytest.fixture
+def double(tmp_path: Path, host: Host) -> Iterator[Double]:
+    """A SendGrid of the test's own, to which the host's emails go."""
+    made = Double(tmp_path / "double", "--latency-ms", "300")
+    host.recipient = made
+    yield made
+    made.kill()
+
+
+def templated(count: int) -> Iterator[Email]:
+    for number in range(count):
+        yield Email(
+            message_key=f"templated-{number}",
+            sender="Shop <shop@example.com>",
+            to=f"customer-{number}@example.org",
+            subject="",
+            template_id="d-1",
+            template_data={"order": number},
+        )
+
+
+def calls_of(requests: list[dict[str, Any]]) -> Iterator[set[UUID]]:
+    """The emails of each call, from the double's list, where a call's emails stand together."""
+    lines = iter(requests)
+    for first in lines:
+        others = islice(lines, first["together"] - 1)
+        yield {UUID(line["email_id"]) for line in (first, *others)}
+
+
+def test_a_killed_worker_holds_whole_calls_and_nothing_else(host: Host, double: Double) -> None:
+    ids = host.enqueue(templated(COUNT))
+    run = host.run(COALESCE=COALESCE, PREFETCH=100)
+    host.await_delivered(150)
+
+    os.kill(run.pid_of("worker 0"), signal.SIGKILL)
+
+    settled = run.await_events("ledger.settled")
+    books = host.await_finished(ids)
+    stop(run)
+    books.assert_balanced()
+    held = {email_id for email_id, row in host.rows().items() if row.status == "held"}
+    assert len(held) == settled["uncertain"] > 1
+    assert books.count("sent") == COUNT - len(held)
+    calls = list(calls_of(double.requests()))
+    assert max(map(len, calls)) == COALESCE
+    # A call whose answer nobody heard is held as a whole, whether the double had read it or not.
+    torn = [call for call in calls if 0 < len(call & held) < len(call)]
+    # But for one whose answer was being written down at that very moment.
+    assert len(torn) <= 1
+    assert not books.duplicates

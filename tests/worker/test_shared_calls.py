@@ -1,0 +1,206 @@
+"""Emails that share calls, through a worker with tables, queues and ledger; the provider is SendGrid's double."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from dispatcher.dev.http_apis import sendgrid_error
+from dispatcher.dev.http_behaviour import Act, Behaviour
+from dispatcher.domain.outcome import Outcome, Reason, Rejected
+from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.providers.contract import Attempt, CallLimits, Part, Provider, RefusedTogether
+from dispatcher.worker.coalescing import coalesced
+from tests.providers.sendgrid_place import SendGridPlace, sendgrid_place
+from tests.waiting import until
+from tests.worker.bench import Bench
+from tests.worker.scripted import ScriptedProvider
+
+COUNT = 100
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[SendGridPlace]:
+    """The sendgrid adapter and the double."""
+    async with sendgrid_place(tmp_path / "double", Behaviour()) as opened:
+        yield opened
+
+
+@pytest.fixture
+def provider(place: SendGridPlace) -> Provider:
+    """What workers send with."""
+    return coalesced(place.provider, COUNT)
+
+
+def a_hundred(bench: Bench) -> list[UUID]:
+    """Emails of one template, each to somebody else."""
+    return [
+        bench.books.enqueue_one(
+            to=f"customer-{number}@example.com", text=None, subject="", template_id="d-1", template_data={"n": number}
+        )
+        for number in range(COUNT)
+    ]
+
+
+def arrived(place: SendGridPlace) -> dict[UUID, int]:
+    """How often each email arrived, by the double's ledger."""
+    return {UUID(email_id): times for email_id, times in place.times().items()}
+
+
+def calls(place: SendGridPlace) -> int:
+    return sum(place.double.begun.values())
+
+
+async def test_what_one_lease_brings_shares_calls_and_each_has_its_own_attempt(
+    bench: Bench, place: SendGridPlace, provider: Provider
+) -> None:
+    email_ids = a_hundred(bench)
+    await bench.deliver(email_ids)
+    await bench.start([provider])
+
+    await bench.settled({"sent": COUNT})
+
+    assert arrived(place) == dict.fromkeys(email_ids, 1)
+    assert calls(place) < COUNT / 3
+    assert all(bench.books.outcomes(email_id) == ["accepted"] for email_id in email_ids)
+    assert bench.books.hourly() == {"accepted": COUNT}
+    await bench.nothing_left_on_the_queue()
+
+
+async def test_a_culprit_fails_alone_and_burns_nobody_elses_attempt(
+    bench: Bench, place: SendGridPlace, provider: Provider
+) -> None:
+    place.double.behaviour.culprits = {"customer-37@example.com": "Does not contain a valid address."}
+    email_ids = a_hundred(bench)
+    await bench.deliver(email_ids)
+    worker = await bench.start([provider])
+
+    await bench.settled({"sent": COUNT - 1, "failed": 1})
+
+    culprit = email_ids[37]
+    assert bench.books.outcomes(culprit) == ["rejected"]
+    assert arrived(place) == {email_id: 1 for email_id in email_ids if email_id != culprit}
+    assert {row["attempt_count"] for row in bench.books.rows()} == {1}
+    await until(lambda: worker.in_flight == 0)
+    await bench.nothing_left_on_the_queue()
+
+
+async def test_a_lost_answer_holds_every_email_of_the_call_and_no_other(
+    bench: Bench, place: SendGridPlace, provider: Provider
+) -> None:
+    place.double.behaviour.act, place.double.behaviour.times = Act.CLOSE, 1
+    email_ids = a_hundred(bench)
+    await bench.deliver(email_ids)
+    await bench.start([provider])
+
+    await until(lambda: bench.books.statuses()["sent"] + bench.books.statuses()["held"] == COUNT)
+
+    (first, *_) = place.double.received
+    lost = {UUID(one["custom_args"]["email_id"]) for one in first["personalizations"]}
+    assert {row["email_id"] for row in bench.books.rows() if row["status"] == "held"} == lost
+    assert arrived(place) == dict.fromkeys(email_ids, 1)
+    await bench.nothing_left_on_the_queue()
+
+
+async def test_429_gives_all_of_them_back_unburnt(bench: Bench, place: SendGridPlace, provider: Provider) -> None:
+    place.double.behaviour.throttle(3600)
+    email_ids = a_hundred(bench)
+    await bench.deliver(email_ids)
+    await bench.start([provider])
+
+    await until(lambda: calls(place) > 0)
+    await bench.settled({"pending": COUNT})
+
+    assert {row["attempt_count"] for row in bench.books.rows()} == {0}
+    assert not arrived(place)
+
+
+async def test_one_failing_call_is_one_failure_of_the_provider(
+    bench: Bench, place: SendGridPlace, provider: Provider
+) -> None:
+    place.double.behaviour.act, place.double.behaviour.times = sendgrid_error(503, "not now"), 1
+    email_ids = a_hundred(bench)
+    await bench.deliver(email_ids)
+    await bench.start([provider])
+
+    await bench.settled({"sent": COUNT})
+
+    states = {row["state"] for row in bench.books.select("select state from provider_state")}
+    assert states == {"closed"}
+    retried = [email_id for email_id in email_ids if bench.books.outcomes(email_id) == ["deferred", "accepted"]]
+    assert len(retried) > 1
+    assert arrived(place) == dict.fromkeys(email_ids, 1)
+
+
+async def test_a_drain_waits_for_the_calls_on_the_wire(bench: Bench, place: SendGridPlace, provider: Provider) -> None:
+    place.double.behaviour.latency_seconds = 0.5
+    email_ids = a_hundred(bench)
+    await bench.deliver(email_ids)
+    worker = await bench.start([provider])
+    await until(lambda: worker.in_flight > 1)
+
+    worker.begin_to_stop()
+    await asyncio.wait_for(worker.task, 20)
+
+    statuses = bench.books.statuses()
+    assert statuses["sent"] > 1
+    assert statuses["sent"] + statuses["pending"] == COUNT
+    assert arrived(place) == {row["email_id"]: 1 for row in bench.books.rows() if row["status"] == "sent"}
+    assert not worker.ledger.exists()
+
+
+class RefusesTogether(ScriptedProvider):
+    """Refuses every call of several as a whole, when the test says so."""
+
+    limits = CallLimits(1000, 1000, 1_000_000)
+
+    def part_of(self, email: OutgoingEmail) -> Part | None:
+        return Part("all", 1, 100, email)
+
+    async def send_many(self, parts: Sequence[Part], attempt: Attempt) -> Sequence[Outcome] | RefusedTogether:
+        attempt.leaving()
+        await self.wait(parts[0].content.email_id)
+        return RefusedTogether()
+
+
+async def test_what_a_drain_has_concluded_does_not_leave_again_when_its_call_is_refused_at_last(bench: Bench) -> None:
+    refusing = RefusesTogether()
+    worker = await bench.start([coalesced(refusing, COUNT)], DRAIN_SECONDS="0.1")
+    await bench.enqueue(10)
+    await until(lambda: refusing.waiting and worker.in_flight == 10)
+    worker.begin_to_stop()
+    await bench.settled({"held": 10})
+
+    refusing.let_go()
+    await asyncio.wait_for(worker.task, 20)
+
+    assert refusing.accepted == {}
+    assert bench.books.statuses() == {"held": 10}
+
+
+async def test_those_refused_together_are_on_the_wire_no_more_and_go_back_if_the_worker_stops_then(
+    bench: Bench,
+) -> None:
+    refusing = RefusesTogether()
+    refusing.always = _never_leave
+    worker = await bench.start([coalesced(refusing, COUNT)])
+    await bench.enqueue(2)
+    await until(lambda: refusing.waiting and worker.in_flight == 2)
+
+    refusing.let_go()
+    await until(lambda: len(refusing.calls) == 2)
+    in_flight = worker.in_flight
+    await worker.stop()
+
+    assert in_flight == 0
+    assert bench.books.statuses() == {"pending": 2}
+    assert {row["attempt_count"] for row in bench.books.rows()} == {0}
+
+
+async def _never_leave(_provider: ScriptedProvider, _email: OutgoingEmail, _attempt: Attempt) -> Outcome:
+    await asyncio.Event().wait()
+    return Rejected(Reason.REFUSED)
