@@ -58,7 +58,7 @@ async def test_a_hundred_of_one_template_share_one_call_and_each_arrives_once(pl
 async def test_the_body_keeps_to_sendgrids_rules_and_each_email_has_what_is_its_own(place: SendGridPlace) -> None:
     emails = [
         templated(1, subject="One", headers={"List-Unsubscribe": "<https://example.org/1>"}, tags=("receipt",)),
-        templated(2, to=("Doe, Ann <ann@example.com>",), cc=("bob@example.com",), tags=("receipt",)),
+        templated(2, to=('"Doe, Ann" <ann@example.com>',), cc=("bob@example.com",), tags=("receipt",)),
         templated(3, to=(), bcc=("cleo@example.com", "dan@example.com"), tags=("receipt",)),
     ]
 
