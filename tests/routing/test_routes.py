@@ -169,3 +169,19 @@ def test_with_none_left_there_is_no_room_until_the_first_may_be_probed() -> None
 
 def test_with_all_closed_nothing_is_waited_for() -> None:
     assert Scene().routes.change_seconds is None
+
+
+def test_what_a_shared_call_says_of_the_provider_counts_once_but_its_silence_for_each_email() -> None:
+    scene = Scene()
+    first, rest = scene.by_name["a"], FAILURES_IN_A_ROW * 10
+
+    for outcome in (Deferred(Reason.SERVER_ERROR), FAILED):
+        first.note(outcome, first.breaker.begin())
+        for _ in range(rest):
+            first.note(outcome, first.breaker.begin(), is_told_already=True)
+    after_failures = scene.state("a")
+    for _ in range(rest):
+        first.note(Uncertain(), first.breaker.begin(), is_told_already=True)
+
+    assert after_failures is State.CLOSED
+    assert scene.state("a") is State.OPEN
