@@ -108,11 +108,11 @@ class Session(asyncio.Protocol):
                 return _NO_ID
             self._books.accept(email_ids)
             return _accepted_by_sendgrid(email_ids[0])
-        if head.startswith(b"POST /v2/email/outbound-emails "):
+        if head.startswith((b"POST /v2/email/outbound-emails ", b"POST /v2/email/outbound-bulk-emails ")):
             if not (email_ids := _SES_ID.findall(body)):
                 return _NO_ID
             self._books.accept(email_ids)
-            return _accepted_by_ses(email_ids[0])
+            return _accepted_by_ses(email_ids, is_bulk=head.startswith(b"POST /v2/email/outbound-bulk"))
         return _NOT_FOUND
 
 
@@ -120,8 +120,12 @@ def _accepted_by_sendgrid(email_id: bytes) -> bytes:
     return b"HTTP/1.1 202 Accepted\r\nServer: nginx\r\nX-Message-Id: %b\r\nContent-Length: 0\r\n\r\n" % email_id
 
 
-def _accepted_by_ses(email_id: bytes) -> bytes:
-    body = b'{"MessageId":"0100%b"}' % email_id
+def _accepted_by_ses(email_ids: Sequence[bytes], *, is_bulk: bool) -> bytes:
+    if is_bulk:
+        results = b",".join(b'{"Status":"SUCCESS","MessageId":"0100%b"}' % email_id for email_id in email_ids)
+        body = b'{"BulkEmailEntryResults":[%b]}' % results
+    else:
+        body = b'{"MessageId":"0100%b"}' % email_ids[0]
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
     return head + body
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from benchmarks.c_sink import running_c_sink
 from benchmarks.double import read_acceptances
 from dispatcher.dev.ledger import read_ledger
 
@@ -27,22 +28,39 @@ class Double:
     Attributes:
         pid: Its process; None where the provider is a folder.
         environment: What points the product to it.
-        acceptances: Reads its books.
+        acceptances: Reads its books; None where it keeps none.
         ca_file: Whom to trust; None where there is no TLS.
     """
 
     pid: int | None
     environment: Mapping[str, str]
-    acceptances: Callable[[], Acceptances]
+    acceptances: Callable[[], Acceptances] | None
     ca_file: Path | None = None
+
+    def accepted(self) -> Acceptances:
+        """Its books.
+
+        Raises:
+            RuntimeError: it keeps none.
+        """
+        if self.acceptances is None:
+            raise RuntimeError("this double keeps no books")
+        return self.acceptances()
 
 
 @contextmanager
-def running_double(provider: str, folder: Path, latency_ms: float = 0.0) -> Iterator[Double]:
-    """A provider's double, gone afterwards; its books stay in the folder."""
+def running_double(provider: str, folder: Path, latency_ms: float = 0.0, *, sink: str = "python") -> Iterator[Double]:
+    """A provider's double, gone afterwards; its books stay in the folder.
+
+    Args:
+        sink: For smtp: `python`, ours, which keeps a ledger; or `c`, Postfix's, which keeps none and costs less.
+    """
     if provider == "capture":
         maildir = folder / "maildir"
         yield Double(None, {"DISPATCHER_CAPTURE_DIR": str(maildir)}, lambda: _captured(maildir / "new"))
+    elif provider == "smtp" and sink == "c":
+        with running_c_sink(latency_ms) as (pid, port):
+            yield Double(pid, {"DISPATCHER_SMTP_URL": f"smtp://127.0.0.1:{port}?tls=none"}, None)
     elif provider == "smtp":
         arguments = ["--folder", str(folder / "sink"), "--no-eml", "--latency-ms", str(latency_ms)]
         with _process("dispatcher.dev.smtp_sink", arguments) as (pid, told):

@@ -28,8 +28,8 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python benchmarks/enqueue.py`
 
+from benchmarks.machine import machine
 from benchmarks.rig import Case, Stage, stage
-from benchmarks.run import machine
 from dispatcher.dev.servers import private_servers
 
 LOAD: Final = str(Path(__file__).resolve().parent / "http_load.py")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import secrets
 import signal
@@ -12,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from urllib.parse import urlsplit, urlunsplit
@@ -31,6 +32,8 @@ from dispatcher.store.counts import Counts, count_emails
 from dispatcher.store.migrations import migrate
 
 STALL_SECONDS = 30.0
+DRAIN_SECONDS = 60.0
+PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,12 @@ class Case:
     Attributes:
         prefetch: None for the product's default.
         latency_ms: How long the provider's double waits before it answers an email.
+        rate: Emails per second that arrive, by a schedule; None where all of them are there from the start.
+        has_faults: Workers are killed meanwhile.
+        preload: Finished emails that are in the tables already.
+        sink: `python` keeps a ledger; `c` is Postfix's smtp-sink, for smtp alone.
+        is_templated: The emails name a template of the provider's and bring its data.
+        settings: Of the product, besides those of every case: variables and values.
     """
 
     provider: str
@@ -47,6 +56,12 @@ class Case:
     emails: int
     prefetch: int | None = None
     latency_ms: float = 0.0
+    rate: float | None = None
+    has_faults: bool = False
+    preload: int = 0
+    sink: str = "python"
+    is_templated: bool = False
+    settings: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,23 +104,29 @@ class Stage:
     enqueue_per_second: float
 
     @contextmanager
-    def running(self, name: str, settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
-        """A `dispatcher run` with a run directory of its own, drained at the end."""
+    def running(self, name: str, settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[int]:
+        """A `dispatcher run` with a run directory of its own, drained at the end; yields its process id."""
         environment = {**self.environment, "DISPATCHER_RUN_DIR": str(self.folder / name), **settings}
-        with _running(environment, self.folder / f"{name}.log"):
-            yield
+        with _running(environment, self.folder / f"{name}.log") as pid:
+            yield pid
 
 
 @contextmanager
 def stage(servers: Servers, case: Case, folder: Path) -> Iterator[Stage]:
-    """A database, queues and a provider's double for one case, gone afterwards."""
+    """A database, queues and a provider's double for one case, its emails enqueued; gone afterwards."""
+    with database(servers) as database_url, bare_stage(servers, case, folder, database_url) as scene:
+        ids, enqueue_per_second = _enqueue(database_url, case.emails)
+        yield replace(scene, ids=frozenset(ids), enqueue_per_second=enqueue_per_second)
+
+
+@contextmanager
+def bare_stage(servers: Servers, case: Case, folder: Path, database_url: str) -> Iterator[Stage]:
+    """Queues and a provider's double for one case on a database that is there; nothing is enqueued."""
     folder.mkdir(parents=True)
     with (
-        _database(servers) as database_url,
-        running_double(case.provider, folder, case.latency_ms) as double,
+        running_double(case.provider, folder, case.latency_ms, sink=case.sink) as double,
+        passing_topology(servers) as topology,
     ):
-        topology = _topology(servers)
-        ids, enqueue_per_second = _enqueue(database_url, case.emails)
         environment = {
             **os.environ,
             **double.environment,
@@ -121,10 +142,8 @@ def stage(servers: Servers, case: Case, folder: Path) -> Iterator[Stage]:
         }
         if case.prefetch:
             environment["DISPATCHER_PREFETCH"] = str(case.prefetch)
-        try:
-            yield Stage(case, folder, database_url, environment, double, frozenset(ids), enqueue_per_second)
-        finally:
-            asyncio.run(_delete(servers, topology))
+        environment.update(case.settings)
+        yield Stage(case, folder, database_url, environment, double, frozenset(), 0.0)
 
 
 def measure(servers: Servers, case: Case, folder: Path, settings: Mapping[str, str] = MappingProxyType({})) -> Measured:
@@ -139,7 +158,7 @@ def measure(servers: Servers, case: Case, folder: Path, settings: Mapping[str, s
     with stage(servers, case, folder) as scene:
         with scene.running("run", settings):
             counts = _until_done(scene.database_url, case.emails)
-        accepted = Counter({email_id: len(instants) for email_id, instants in scene.double.acceptances().items()})
+        accepted = Counter({name: len(instants) for name, instants in scene.double.accepted().items()})
         return _measured(scene, accepted, counts)
 
 
@@ -157,22 +176,30 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> None:
 
 
 @contextmanager
-def _database(servers: Servers) -> Iterator[str]:
+def database(servers: Servers) -> Iterator[str]:
+    """A database of its own with our tables; gone afterwards."""
     name = f"bench_{secrets.token_hex(4)}"
     with psycopg.connect(servers.database_url, autocommit=True) as administration:
         administration.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
         database_url = urlunsplit(urlsplit(servers.database_url)._replace(path=f"/{name}"))
         with connected(database_url) as connection:
             migrate(connection)
-        yield database_url
-        administration.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+        try:
+            yield database_url
+        finally:
+            administration.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
 
-def _topology(servers: Servers) -> Topology:
+@contextmanager
+def passing_topology(servers: Servers) -> Iterator[Topology]:
+    """An exchange and queues of their own; gone afterwards."""
     name = f"bench.{secrets.token_hex(4)}"
     topology = Topology(exchange=name, queue=f"{name}.send", dlq=f"{name}.dlq")
     asyncio.run(declare(servers.amqp_url, topology))
-    return topology
+    try:
+        yield topology
+    finally:
+        asyncio.run(_delete(servers, topology))
 
 
 async def _delete(servers: Servers, topology: Topology) -> None:
@@ -183,36 +210,78 @@ async def _delete(servers: Servers, topology: Topology) -> None:
         await channel.call(channel.raw.exchange_delete, exchange=topology.exchange)
 
 
+def drafts(emails: int, prefix: str = "receipt", *, is_templated: bool = False) -> list[Email]:
+    """Emails as a shop sends them; the prefix keeps their keys apart from others'."""
+    draft = _templated if is_templated else _written
+    return [draft(number, f"{prefix}-{number}") for number in range(emails)]
+
+
+def _written(number: int, message_key: str) -> Email:
+    return Email(
+        message_key=message_key,
+        sender="Shop <shop@example.com>",
+        to=f"customer{number}@example.org",
+        subject=f"Your receipt {number}",
+        text="Thank you for your order. It leaves our house tomorrow.\n" * 8,
+    )
+
+
+def _templated(number: int, message_key: str) -> Email:
+    return Email(
+        message_key=message_key,
+        sender="Shop <shop@example.com>",
+        to=f"customer{number}@example.org",
+        template_id="d-receipt",
+        template_data={"order": number, "name": f"Customer {number}", "leaves": "tomorrow", "total": "42.00 EUR"},
+    )
+
+
 def _enqueue(database_url: str, emails: int) -> tuple[set[str], float]:
-    drafts = [
-        Email(
-            message_key=f"receipt-{number}",
-            sender="Shop <shop@example.com>",
-            to=f"customer{number}@example.org",
-            subject=f"Your receipt {number}",
-            text="Thank you for your order. It leaves our house tomorrow.\n" * 8,
-        )
-        for number in range(emails)
-    ]
+    wanted = drafts(emails)
     with connected(database_url) as connection:
         began = time.perf_counter()
-        answers = enqueue_many(connection, drafts)
+        answers = enqueue_many(connection, wanted)
         return {str(answer.email_id) for answer in answers}, emails / (time.perf_counter() - began)
 
 
 @contextmanager
-def _running(environment: Mapping[str, str], log_path: Path) -> Iterator[None]:
+def _running(environment: Mapping[str, str], log_path: Path) -> Iterator[int]:
     with log_path.open("wb") as log:
         command = [sys.executable, "-m", "dispatcher.cli.main", "run"]
-        # A group of its own: whoever measures answers a terminal's Ctrl-C, and ends it in order.
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, process_group=0)
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=log,
+            stderr=log,
+            # Whoever measures answers a terminal's Ctrl-C, and ends it in order.
+            process_group=0,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 - it only asks the kernel for something
+        )
     try:
-        yield
+        yield process.pid
     finally:
-        process.send_signal(signal.SIGTERM)
-        code = process.wait(timeout=60)
+        code = _end(process)
     if code != 0:
-        raise RuntimeError(f"`dispatcher run` ended with {code}; its log is {log_path}")
+        raise RuntimeError(f"`dispatcher run` ended with {code}; the end of its log:\n{_end_of(log_path)}")
+
+
+def _die_with_parent() -> None:
+    # A benchmark that is killed leaves no `dispatcher run` behind: it drains, and ends.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _end(process: subprocess.Popen[bytes]) -> int:
+    process.send_signal(signal.SIGTERM)
+    try:
+        return process.wait(timeout=DRAIN_SECONDS)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+
+
+def _end_of(log_path: Path) -> str:
+    return "\n".join(log_path.read_text(errors="replace").splitlines()[-5:])
 
 
 def _until_done(database_url: str, emails: int) -> Counts:

@@ -1,125 +1,324 @@
-"""Capacity as workers grow: `python benchmarks/run.py --workers 1,2 --emails 5000 --provider sendgrid`.
+"""What this machine sends: throughput as workers grow, latency, and what each part costs per email.
 
-Every case has a database and queues of its own on the same private servers, all durability on; the emails are enqueued
-first, then `dispatcher run` drains them. The figure is emails per second from the first attempt to the last record.
-Cases are interleaved over the repetitions, and the median of each is shown, because a machine's mood changes within
-minutes.
+Every case has queues and a database of its own on the same servers, all durability, attempt rows, metrics and logs on,
+as in production. `dispatcher run` is started and warmed up first. Then either a backlog is committed at once and the
+clock runs until the last email is recorded, or (--rate) emails arrive by a schedule. Cases are interleaved over the
+repetitions, because a machine's mood changes within minutes; medians and ranges are shown. The provider's double counts
+what it accepted, so the books are always shown: lost, duplicates, held.
+
+Servers are private ones on this machine, unless DISPATCHER_DATABASE_URL, DISPATCHER_AMQP_URL and
+DISPATCHER_RABBITMQ_MANAGEMENT_URL name some; of those the CPU is not known.
+
+examples:
+  benchmarks/run.py --workers 1,2,4 --out benchmarks/results/sendgrid
+  benchmarks/run.py --workers 2 --rate 30% --duration 20         open loop at 30 % of what a backlog has shown
+  benchmarks/run.py --workers 1,2 --latency-ms 50                a provider that takes its time
+  benchmarks/run.py --workers 2 --preload 0,1000000              does a million emails in the tables matter?
+  benchmarks/run.py --workers 2 --templated --set DISPATCHER_COALESCE=1,100    emails that share a call, and not
+  benchmarks/run.py --workers 2 --faults                         the same under SIGKILLs
+  benchmarks/run.py --provider smtp --sink c                     against Postfix's smtp-sink, in C
+  benchmarks/run.py --compare before after                       two runs that --out has written, side by side
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
-import json
-import os
-import platform
+import itertools
+import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Final, NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python benchmarks/run.py`
 
+from benchmarks import report
+from benchmarks.capacity import Figures, measure
 from benchmarks.doubles import PROVIDERS
-from benchmarks.rig import Case, Measured, measure
-from dispatcher.dev.servers import private_servers
+from benchmarks.machine import machine, versions
+from benchmarks.preload import preload
+from benchmarks.results import NAME, Record, lines_of, read_records, record_of
+from benchmarks.rig import Case, database
+from benchmarks.statements import preload_settings
+from dispatcher.dev.servers import Servers, private_servers
+from dispatcher.errors import DispatcherError
+
+FAILED: Final = 1
+MISUSED: Final = 2
+INTERRUPTED: Final = 130
+TERMINATED: Final = 143
+TRIAL_EMAILS: Final = 2000
+"""Per worker, to find out how many emails take so many seconds."""
+OPEN_LOOP_SECONDS: Final = 15.0
+WIDTH: Final = 150
 
 
-def main() -> None:
-    """The command line."""
+def main() -> int:
+    """The command line; returns the exit code."""
     options = _options()
     console = Console(stderr=True)
-    cases = [
-        Case(provider, workers, options.emails, options.prefetch, options.latency_ms)
-        for provider in options.provider
-        for workers in options.workers
-    ]
+    signal.signal(signal.SIGTERM, terminated)
+    try:
+        earlier = [read_records(folder) for folder in options.compare]
+        if len(earlier) == 2:
+            _stdout().print(report.comparison(*earlier))
+            return 0
+        records = _records(options, console)
+    except ValueError as error:
+        console.print(f"--compare: {error}", style="red")
+        return MISUSED
+    except (DispatcherError, RuntimeError) as error:
+        console.print(f"Not measured: {error}", style="red", markup=False)
+        return FAILED
+    except KeyboardInterrupt:
+        console.print("Interrupted; nothing is left running.")
+        return INTERRUPTED
+    _tell(records, earlier, options, console)
+    if any(record["books"]["lost"] or record["books"]["duplicates"] for record in records):
+        console.print("The books do not balance: see lost and duplicates.", style="red")
+        return FAILED
+    return 0
+
+
+def _records(options: argparse.Namespace, console: Console) -> list[Record]:
     with (
         tempfile.TemporaryDirectory(prefix="dispatcher-bench-") as folder,
-        tempfile.TemporaryDirectory(prefix="dispatcher-bench-", dir=_memory()) as doubles,
+        tempfile.TemporaryDirectory(prefix="dispatcher-bench-", dir=memory_folder()) as doubles,
+        private_servers(
+            Path(folder) / "servers", progress=console.log, postgres_settings=preload_settings()
+        ) as servers,
+        contextlib.closing(Bench(servers, Path(doubles), options, console)) as bench,
     ):
-        results = _run(cases, options.repeat, Path(folder), Path(doubles), console)
+        facts = {**machine(), **versions(servers)}
+        with bench.bar:
+            figures = list(bench.run())
+        return [record_of(each, facts) for each in figures]
+
+
+class Bench:
+    """One call of the command, on servers that run.
+
+    Attributes:
+        bar: Shows how far it is.
+    """
+
+    def __init__(self, servers: Servers, folder: Path, options: argparse.Namespace, console: Console) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self.bar = Progress(*columns, console=console)
+        self._servers = servers
+        self._folder = folder
+        self._options = options
+        self._console = console
+        self._kept = contextlib.ExitStack()
+        self._preloaded: dict[int, str] = {}
+        self._task = self.bar.add_task("measuring", total=None)
+        self._done = 0
+
+    def run(self) -> Iterator[Figures]:
+        """Measures every case, as often as was asked for."""
+        options = self._options
+        cases = self._cases()
+        if isinstance(options.rate, float):
+            yield from self._repeat([self._looped(case, options.rate) for case in cases])
+            return
+        if options.duration:
+            cases = [self._lasting(case, options.duration) for case in cases]
+        figures = list(self._repeat(cases))
+        yield from figures
+        if options.rate:
+            share = float(options.rate.removesuffix("%")) / 100
+            yield from self._repeat([self._looped(case, share * _median_rate(case, figures)) for case in cases])
+
+    def close(self) -> None:
+        """Drops what was kept from case to case."""
+        self._kept.close()
+
+    def _cases(self) -> list[Case]:
+        options = self._options
+        return [
+            Case(
+                provider,
+                workers,
+                options.emails,
+                prefetch,
+                options.latency_ms,
+                has_faults=options.faults,
+                preload=preloaded,
+                sink=options.sink if provider == "smtp" else "python",
+                is_templated=options.templated,
+                settings=settings,
+            )
+            for provider in options.provider
+            for prefetch in options.prefetch
+            for preloaded in options.preload
+            for settings in itertools.product(*options.set)
+            for workers in options.workers
+        ]
+
+    def _looped(self, case: Case, rate: float) -> Case:
+        seconds = self._options.duration or OPEN_LOOP_SECONDS
+        return dataclasses.replace(case, rate=round(rate, 1), emails=max(1, round(rate * seconds)))
+
+    def _lasting(self, case: Case, seconds: float) -> Case:
+        """The case with as many emails as take about so long, found out by a trial."""
+        self.bar.update(self._task, description="a trial for the number of emails")
+        trial = self._measured(dataclasses.replace(case, emails=TRIAL_EMAILS * case.workers, has_faults=False))
+        return dataclasses.replace(case, emails=round(trial.emails_per_second * seconds))
+
+    def _repeat(self, cases: list[Case]) -> Iterator[Figures]:
+        self.bar.update(self._task, total=self._done + len(cases) * self._options.repeat)
+        for _ in range(self._options.repeat):
+            for case in cases:
+                words = f"{case.provider}, {case.workers} workers, {case.emails:,} emails"
+                self.bar.update(self._task, description=words)
+                yield self._measured(case)
+                self.bar.advance(self._task)
+                self._done += 1
+
+    def _measured(self, case: Case) -> Figures:
+        with tempfile.TemporaryDirectory(prefix="case-", dir=self._folder) as name, contextlib.ExitStack() as stack:
+            url = self._preloaded_url(case.preload) if case.preload else stack.enter_context(database(self._servers))
+            return measure(self._servers, case, Path(name) / "case", url)
+
+    def _preloaded_url(self, emails: int) -> str:
+        """The database that has so many finished emails; filled once, used by all cases that ask for as many."""
+        if emails not in self._preloaded:
+            url = self._kept.enter_context(database(self._servers))
+            self._console.log(f"filling the tables with {emails:,} finished emails")
+            preload(url, emails)
+            self._preloaded[emails] = url
+        return self._preloaded[emails]
+
+
+def _median_rate(case: Case, figures: list[Figures]) -> float:
+    return statistics.median(each.emails_per_second for each in figures if each.case == case)
+
+
+def _tell(records: list[Record], earlier: list[list[Record]], options: argparse.Namespace, console: Console) -> None:
+    out = _stdout()
+    if options.out:
+        _write(records, options.out, console)
     if options.json:
-        for result in results:
-            sys.stdout.write(json.dumps({**dataclasses.asdict(result), **machine()}) + "\n")
-    else:
-        Console(width=None if sys.stdout.isatty() else 110).print(_table(results))
-    if any(result.lost or result.duplicates for result in results):
-        sys.exit("The books do not balance: see lost and duplicates.")
+        sys.stdout.write(lines_of(records))
+        return
+    out.print(report.tables(records))
+    if earlier:
+        out.print(report.comparison(earlier[0], records))
 
 
-def _memory() -> str | None:
+def _write(records: list[Record], folder: Path, console: Console) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / NAME).write_text(lines_of(records))
+    with (folder / "tables.txt").open("w") as file:
+        Console(file=file, width=WIDTH).print(report.tables(records))
+    try:
+        from benchmarks.plots import draw
+    except ImportError:
+        console.print("No plots: matplotlib is missing (pip install 'email-dispatcher[bench]').")
+        return
+    files = [folder / NAME, folder / "tables.txt", *draw(records, folder)]
+    console.print(f"written: {', '.join(str(file) for file in files)}", soft_wrap=True)
+
+
+def _stdout() -> Console:
+    return Console(width=None if sys.stdout.isatty() else WIDTH)
+
+
+def memory_folder() -> str | None:
     """Where files cost little: the doubles' mail must not be what is measured. PostgreSQL and RabbitMQ stay on disk."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108
 
 
-def _run(cases: list[Case], repeat: int, folder: Path, doubles: Path, console: Console) -> list[Measured]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    results: list[Measured] = []
-    with (
-        private_servers(folder / "servers", progress=console.log) as servers,
-        Progress(*columns, console=console) as bar,
-    ):
-        task = bar.add_task("measuring", total=len(cases) * repeat)
-        for repetition in range(repeat):
-            for number, case in enumerate(cases):
-                bar.update(task, description=f"{case.provider}, {case.workers} workers")
-                results.append(measure(servers, case, doubles / f"case-{repetition}-{number}"))
-                bar.advance(task)
-    return results
-
-
-def _table(results: Iterable[Measured]) -> Table:
-    by_case: dict[Case, list[Measured]] = {}
-    for result in results:
-        by_case.setdefault(result.case, []).append(result)
-    table = Table(title="Emails per second, median of the repetitions (lowest – highest)")
-    for heading in ("provider", "workers", "emails", "emails/s", "range", "enqueued/s", "lost", "duplicates", "held"):
-        table.add_column(heading, justify="left" if heading == "provider" else "right")
-    for case, measured in by_case.items():
-        rates = [result.emails_per_second for result in measured]
-        table.add_row(
-            case.provider,
-            str(case.workers),
-            str(case.emails),
-            f"{statistics.median(rates):,.0f}",
-            f"{min(rates):,.0f} – {max(rates):,.0f}",
-            f"{statistics.median(result.enqueue_per_second for result in measured):,.0f}",
-            *(str(sum(getattr(result, book) for result in measured)) for book in ("lost", "duplicates", "held")),
-        )
-    return table
-
-
-def machine() -> dict[str, object]:
-    """What a figure is to be read with."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return {"commit": commit.stdout.strip(), "cores": os.cpu_count(), "python": platform.python_version()}
+def terminated(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(TERMINATED)
 
 
 def _options() -> argparse.Namespace:
     summary, _, details = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(prog="benchmarks/run.py", description=summary, epilog=details)
-    parser.add_argument("--workers", type=_numbers, default=[1, 2], metavar="N,…", help="default: 1,2")
-    parser.add_argument("--emails", type=int, default=5000, metavar="N", help="per case; default: 5000")
-    parser.add_argument("--provider", type=_providers, default=["sendgrid"], help="default: sendgrid")
-    parser.add_argument("--prefetch", type=int, help="messages that a worker holds; default: the product's")
-    parser.add_argument("--latency-ms", type=float, default=0.0, help="of the provider's double; default: 0")
-    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="default: 3")
-    parser.add_argument("--json", action="store_true", help="one line per case and repetition")
-    return parser.parse_args()
+    parser = argparse.ArgumentParser(
+        prog="benchmarks/run.py",
+        description=summary,
+        epilog=details,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    load = parser.add_argument_group("the load")
+    load.add_argument("--workers", type=_numbers, default=[1, 2], metavar="N,…", help="default: 1,2")
+    load.add_argument("--emails", type=_number, default=20_000, metavar="N", help="per case; default: 20000")
+    load.add_argument("--duration", type=_amount, metavar="S", help="instead: as many as take about S seconds")
+    load.add_argument("--rate", type=_rate, metavar="R", help="arrivals per second, or 30%% of the measured capacity")
+    load.add_argument(
+        "--preload", type=_counts, default=[0], metavar="N,…", help="finished emails in the tables before"
+    )
+    load.add_argument("--templated", action="store_true", help="emails that name a template of the provider's")
+    load.add_argument("--faults", action="store_true", help="kill a worker every second, 20 times at most")
+    setting = parser.add_argument_group("the dispatcher and its provider")
+    setting.add_argument("--provider", type=_providers, default=["sendgrid"], metavar="NAME,…", help=_PROVIDER_HELP)
+    setting.add_argument("--latency-ms", type=float, default=0.0, metavar="L", help="before the provider's yes")
+    setting.add_argument("--prefetch", type=_numbers, default=[None], metavar="N,…", help="default: the product's")
+    setting.add_argument("--set", type=_setting, action="append", default=[], metavar="NAME=V,…", help=_SET_HELP)
+    setting.add_argument("--sink", choices=("python", "c"), default="python", help=_SINK_HELP)
+    output = parser.add_argument_group("what comes of it")
+    output.add_argument("--repeat", type=_number, default=3, metavar="N", help="of every case; default: 3")
+    output.add_argument("--out", type=Path, metavar="DIR", help="write run.jsonl, tables.txt and plots there")
+    output.add_argument("--compare", type=Path, nargs="+", default=[], metavar="DIR", help=_COMPARE_HELP)
+    output.add_argument("--json", action="store_true", help="a line of JSON per case and repetition, and no tables")
+    options = parser.parse_args()
+    if len(options.compare) > 2:
+        parser.error("argument --compare: takes one folder or two")
+    if options.sink == "c" and "smtp" not in options.provider:
+        parser.error("argument --sink: the C sink speaks SMTP: add --provider smtp")
+    if options.latency_ms and "capture" in options.provider:
+        parser.error("argument --latency-ms: capture writes files; name another provider")
+    return options
+
+
+_PROVIDER_HELP: Final = f"of {', '.join(PROVIDERS)}; sendgrid and ses over HTTPS; default: sendgrid"
+_SET_HELP: Final = "a setting of the dispatcher; with several values each is a case, and they are compared in turns"
+_SINK_HELP: Final = "for smtp: ours, which keeps a ledger (default), or Postfix's in C, which keeps none"
+_COMPARE_HELP: Final = "compare with the run in DIR; with two DIRs nothing is measured"
+
+
+def _number(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
 
 
 def _numbers(text: str) -> list[int]:
-    numbers = [int(part) for part in text.split(",")]
-    if min(numbers) < 1:
-        raise argparse.ArgumentTypeError("must be whole numbers from 1")
-    return numbers
+    return [_number(part) for part in text.split(",")]
+
+
+def _counts(text: str) -> list[int]:
+    return [0 if part == "0" else _number(part) for part in text.split(",")]
+
+
+def _amount(text: str) -> float:
+    try:
+        amount = float(text)
+    except ValueError:
+        amount = 0.0
+    if not 0 < amount < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return amount
+
+
+def _rate(text: str) -> float | str:
+    return text if text.endswith("%") and _amount(text[:-1]) else _amount(text)
+
+
+def _setting(text: str) -> list[tuple[str, str]]:
+    name, _, values = text.partition("=")
+    if not name or not values:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE, like DISPATCHER_PREFETCH=256")
+    return [(name, value) for value in values.split(",")]
 
 
 def _providers(text: str) -> list[str]:
@@ -130,4 +329,4 @@ def _providers(text: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -31,8 +31,8 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python benchmarks/scale.py`
 
 from benchmarks.doubles import PROVIDERS
+from benchmarks.machine import machine
 from benchmarks.rig import Case, Stage, stage, wait_until
-from benchmarks.run import machine
 from benchmarks.vitals import Member, members
 from dispatcher.dev.servers import Servers, private_servers
 from dispatcher.store.connections import connected

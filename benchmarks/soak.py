@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python b
 
 from benchmarks import soak_report as report
 from benchmarks.doubles import PROVIDERS
+from benchmarks.machine import machine
 from benchmarks.rig import Case, Stage, stage
-from benchmarks.run import machine
 from benchmarks.steady import Arrivals
 from benchmarks.vitals import latency_vitals, members, process_vitals, queue_vitals, standing_vitals, table_vitals
 from dispatcher.broker.management import Management

@@ -22,13 +22,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # for `python benchmarks/peers/run.py`
 
+from benchmarks.machine import machine
 from benchmarks.peers import environments, report
 from benchmarks.peers.case import measure
 from benchmarks.peers.measuring import Load, Measured
 from benchmarks.peers.ours import NAME as OURS
 from benchmarks.peers.ours import measure_ours
 from benchmarks.peers.roster import PEERS, Knobs, Peer
-from benchmarks.run import machine
 from dispatcher.dev.servers import Servers, private_servers
 
 CASE_SECONDS: Final = 40.0

@@ -11,9 +11,10 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from dispatcher.dev import cache, ports
 from dispatcher.dev.command import run
@@ -87,8 +88,13 @@ def known_url(folder: Path) -> str | None:
     return Access(**json.loads(path.read_text())).url if path.exists() else None
 
 
-def start(processes: Processes, progress: Callable[[str], None]) -> tuple[str, str]:
+def start(
+    processes: Processes, progress: Callable[[str], None], settings: Mapping[str, str] = MappingProxyType({})
+) -> tuple[str, str]:
     """The URL of a running private server, and in words where its programs came from.
+
+    Args:
+        settings: Of the server, besides ours.
 
     Raises:
         ServerUnavailable: There are no programs to be had, or they do not work here.
@@ -101,7 +107,7 @@ def start(processes: Processes, progress: Callable[[str], None]) -> tuple[str, s
     if not data.exists():
         progress(f"creating a PostgreSQL {binaries.version} cluster")
         _create_cluster(binaries, prefix, data, access)
-    processes.launch(NAME, _plan(processes.folder, binaries, prefix, data, access))
+    processes.launch(NAME, _plan(processes.folder, binaries, prefix, data, access, settings))
     await_condition(
         lambda: is_ready(data) and ports.accepts(access.port),
         seconds=READY_SECONDS,
@@ -266,11 +272,13 @@ def _changes_owner(prefix: list[str]) -> bool:
     return bool(prefix) and Path(prefix[0]).name == "setpriv"
 
 
-def _plan(folder: Path, binaries: Binaries, prefix: list[str], data: Path, access: Access) -> Plan:
+def _plan(
+    folder: Path, binaries: Binaries, prefix: list[str], data: Path, access: Access, settings: Mapping[str, str]
+) -> Plan:
     """How the keeper is to run the server."""
     (data / "postmaster.pid").unlink(missing_ok=True)  # left by a server that was killed
-    settings = {**SETTINGS, "port": str(access.port)}
-    words = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+    whole = {**SETTINGS, **settings, "port": str(access.port)}
+    words = [word for name, value in whole.items() for word in ("-c", f"{name}={value}")]
     return Plan(
         argv=[*prefix, str(binaries.folder / "postgres"), "-D", str(data), *words],
         env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", **_environment(binaries)},

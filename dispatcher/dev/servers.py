@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from dispatcher.dev import cache, keeper, postgres, rabbitmq
@@ -85,13 +86,20 @@ class Status:
         return wanted <= self.pids.keys()
 
 
-def start(folder: Path, *, progress: Progress, owner_pid: int | None) -> Servers:
+def start(
+    folder: Path,
+    *,
+    progress: Progress,
+    owner_pid: int | None,
+    postgres_settings: Mapping[str, str] = MappingProxyType({}),
+) -> Servers:
     """Running servers, ready for clients; blocks until then. Ownerless ones that run already are returned as they are.
 
     Args:
         folder: For their data, logs and secrets; made if need be, kept from one start to the next.
         progress: Told what goes on, one line at a time; may be called from another thread.
         owner_pid: The process whose end, by any death, ends the servers; None: they stay until `stop`.
+        postgres_settings: For a PostgreSQL that is started, besides ours.
 
     Raises:
         ServerUnavailable: They cannot be had, or belong to another owner; nothing is left running.
@@ -105,7 +113,7 @@ def start(folder: Path, *, progress: Progress, owner_pid: int | None) -> Servers
             return _reuse(found.servers, owner_pid)
         stop(folder)
         try:
-            servers = _start_both(processes, _one_at_a_time(progress), owner_pid)
+            servers = _start_both(processes, _one_at_a_time(progress), owner_pid, postgres_settings)
         except BaseException:
             stop(folder)
             raise
@@ -135,20 +143,27 @@ def status(folder: Path) -> Status:
 
 
 @contextmanager
-def private_servers(folder: Path, progress: Progress = lambda _: None) -> Iterator[Servers]:
+def private_servers(
+    folder: Path,
+    progress: Progress = lambda _: None,
+    *,
+    postgres_settings: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Servers]:
     """Servers that end with the block, and with this process should it be killed inside.
 
     Raises:
         ServerUnavailable: As `start` does.
     """
-    servers = start(folder, progress=progress, owner_pid=os.getpid())
+    servers = start(folder, progress=progress, owner_pid=os.getpid(), postgres_settings=postgres_settings)
     try:
         yield servers
     finally:
         stop(folder)
 
 
-def _start_both(processes: Processes, progress: Progress, owner_pid: int | None) -> Servers:
+def _start_both(
+    processes: Processes, progress: Progress, owner_pid: int | None, postgres_settings: Mapping[str, str]
+) -> Servers:
     """Take each server from the environment, or start it; the two at the same time."""
     database_url = _named(DATABASE_URL, processes.folder)
     amqp_url = _named(AMQP_URL, processes.folder)
@@ -156,7 +171,7 @@ def _start_both(processes: Processes, progress: Progress, owner_pid: int | None)
         processes.spawn_keeper(owner_pid)
     disposable = owner_pid is not None
     with ThreadPoolExecutor(2, thread_name_prefix="private-server") as pool:
-        database = pool.submit(_database, database_url, processes, progress)
+        database = pool.submit(_database, database_url, processes, progress, postgres_settings)
         broker = pool.submit(_broker, amqp_url, processes, progress, disposable=disposable)
         try:
             postgres_url, postgres_source = database.result()
@@ -175,9 +190,11 @@ def _start_both(processes: Processes, progress: Progress, owner_pid: int | None)
     )
 
 
-def _database(named: str | None, processes: Processes, progress: Progress) -> tuple[str, str]:
+def _database(
+    named: str | None, processes: Processes, progress: Progress, settings: Mapping[str, str]
+) -> tuple[str, str]:
     """PostgreSQL's URL and source."""
-    return (named, _source(DATABASE_URL)) if named else postgres.start(processes, progress)
+    return (named, _source(DATABASE_URL)) if named else postgres.start(processes, progress, settings)
 
 
 def _broker(named: str | None, processes: Processes, progress: Progress, *, disposable: bool) -> tuple[str, str, str]:

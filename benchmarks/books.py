@@ -1,0 +1,58 @@
+"""The books of a run: what we say of each email, and what the provider's end says."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from benchmarks.doubles import Acceptances
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """One run's.
+
+    Attributes:
+        lost: Sent by our books and unknown to the provider's, or in no state at all; None where it keeps none.
+        duplicates: Acceptances beyond the first, by the provider's books.
+        last_sent_at: When the last email was recorded as sent; unix seconds, by the database's clock.
+    """
+
+    sent: int
+    failed: int
+    held: int
+    lost: int | None
+    duplicates: int | None
+    last_sent_at: float
+
+    @property
+    def balance(self) -> bool:
+        """Whether nothing is lost or duplicate, as far as anybody can know."""
+        return not self.lost and not self.duplicates
+
+
+def read_books(connection: psycopg.Connection[Any], email_ids: Collection[str], accepted: Acceptances | None) -> Books:
+    """The books of these emails.
+
+    Args:
+        accepted: The provider's; None where it keeps none.
+    """
+    # Ids ascend with time: whatever was in the tables before is left out without being read.
+    rows = connection.execute(
+        "select email_id::text, status, extract(epoch from sent_at)::float8 from email_log where email_id >= %s",
+        [min(email_ids)],
+    ).fetchall()
+    known = {email_id: (status, sent_at) for email_id, status, sent_at in rows if email_id in email_ids}
+    by_status = {status: sum(each == status for each, _ in known.values()) for status in ("sent", "failed", "held")}
+    sent_ids = {email_id for email_id, (status, _) in known.items() if status == "sent"}
+    if not sent_ids:
+        raise RuntimeError("no email was sent")
+    return Books(
+        **by_status,
+        lost=None if accepted is None else len(sent_ids - accepted.keys()) + len(email_ids) - len(known),
+        duplicates=None if accepted is None else sum(len(instants) - 1 for instants in accepted.values()),
+        last_sent_at=max(known[email_id][1] for email_id in sent_ids),
+    )

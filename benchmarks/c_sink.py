@@ -1,0 +1,65 @@
+"""Postfix's smtp-sink: an SMTP server in C that accepts and forgets. Installed, or fetched from Debian without root.
+
+It keeps no ledger, so that lost and duplicate emails cannot be counted at the provider's end.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from dispatcher.dev import cache, debian, ports
+from dispatcher.errors import ServerUnavailable
+
+NAME: Final = "postfix-smtp-sink"
+READY_SECONDS: Final = 10.0
+BACKLOG: Final = "1000"
+REMEDY: Final = "Install Postfix, which brings smtp-sink (apt-get install postfix), or take --sink python."
+
+
+@contextmanager
+def running_c_sink(latency_ms: float = 0.0) -> Iterator[tuple[int, int]]:
+    """The process id and the port of a sink, gone afterwards.
+
+    Raises:
+        ServerUnavailable: it is not to be had; or a latency was asked for, which it counts in whole seconds alone.
+    """
+    if latency_ms % 1000:
+        raise ServerUnavailable("Postfix's smtp-sink waits whole seconds alone.", remedy="Take --sink python.")
+    program, environment = _find()
+    (port,) = ports.choose(1)
+    # It will not run as root.
+    user = ["-u", "nobody"] if os.geteuid() == 0 else []
+    wait = ["-w", str(int(latency_ms / 1000))] if latency_ms else []
+    with subprocess.Popen([program, *user, *wait, f"127.0.0.1:{port}", BACKLOG], env=environment) as process:
+        try:
+            _await(process, port)
+            yield process.pid, port
+        finally:
+            process.terminate()
+
+
+def _await(process: subprocess.Popen[bytes], port: int) -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    while not ports.accepts(port):
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise ServerUnavailable("Postfix's smtp-sink did not start.", remedy=REMEDY)
+        time.sleep(0.05)
+
+
+def _find() -> tuple[str, dict[str, str]]:
+    if installed := shutil.which("smtp-sink", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"):
+        return installed, dict(os.environ)
+
+    def build(folder: Path) -> None:
+        debian.fetch("postfix", folder, unless_installed="postfix", remedy=REMEDY, progress=lambda _: None)
+
+    root = cache.obtain(NAME, build)
+    libraries = [root / "usr/lib/postfix", *debian.library_folders(root)]
+    return str(root / "usr/sbin/smtp-sink"), {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries))}

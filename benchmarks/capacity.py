@@ -1,0 +1,297 @@
+"""One case of `run.py`, measured: what a `dispatcher run` that is up and warm does, and what each part of it costs.
+
+A backlog (no rate): all emails are inserted in one transaction; the clock starts when its commit is over, so that the
+relay's publishing is measured and the enqueueing is not, and ends at the last record. An open loop (a rate): emails
+arrive by a schedule (see `open_loop`), and the clock of each starts when it was to arrive. Acceptance is the double's
+word: its ledger, by this machine's clock.
+"""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+
+from benchmarks import cpu
+from benchmarks.books import Books, read_books
+from benchmarks.faults import killing
+from benchmarks.figures import PERCENTILES, latencies_ms, per_email_us, percentile
+from benchmarks.open_loop import read_arrivals
+from benchmarks.page import Page, mean_of
+from benchmarks.rig import STALL_SECONDS, Case, Stage, bare_stage, drafts
+from benchmarks.statements import Work, WorkMeter
+from dispatcher import enqueue_many
+from dispatcher.config import load
+from dispatcher.dev import ports
+from dispatcher.dev.servers import Servers, status
+from dispatcher.store.connections import connected
+
+WARM_UP_EMAILS: Final = 1000
+"""Per worker."""
+LOOK_SECONDS: Final = 0.5
+BUSY_DOUBLE: Final = 0.85
+"""From this share of a core on a double of one process may be what limits."""
+
+_Connection = psycopg.Connection[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What came of a case.
+
+    Attributes:
+        seconds: From the backlog's commit to the last record; in an open loop from the first arrival on.
+        latency_ms: Percentiles from enqueue to accepted: from the backlog's commit, or from an email's due arrival.
+        from_commit_ms: The same from the commit of each email, in an open loop.
+        cpu_us: CPU per email by who used it; `machine` is all that the machine did.
+        pss_mb: The median worker's memory at the end.
+        in_flight_share: Of the prefetch windows, how much was under lease while there was a backlog; the median look.
+        double_busy: The share of one core that the double used.
+        kills: Workers that were killed meanwhile.
+    """
+
+    case: Case
+    emails_per_second: float
+    seconds: float
+    latency_ms: Mapping[str, float]
+    from_commit_ms: Mapping[str, float]
+    cpu_us: Mapping[str, float]
+    pss_mb: float | None
+    lease_batch: float | None
+    record_batch: float | None
+    in_flight_share: float | None
+    work: Work
+    double_busy: float | None
+    kills: int
+    books: Books
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What was enqueued.
+
+    Attributes:
+        began_at: When each email's clock started, by id, unix seconds; `committed_at` when its commit was over.
+    """
+
+    began_at: Mapping[str, float]
+    committed_at: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Every meter at one instant."""
+
+    instant: float
+    cpu: Mapping[str, float]
+    page: Mapping[str, float]
+
+
+class Watch:
+    """A run that is being measured."""
+
+    def __init__(self, servers: Servers, scene: Stage, run_pid: int, page: Page, connection: _Connection) -> None:
+        self.scene = scene
+        self.run_pid = run_pid
+        self.connection = connection
+        self._page = page
+        self._roots = {"run": run_pid, **server_pids(servers)}
+        if scene.double.pid is not None:
+            self._roots["double"] = scene.double.pid
+        self.window = load(scene.environment).prefetch * scene.case.workers
+        self.looks: list[float] = []
+
+    def read(self) -> Reading:
+        """Every meter, now."""
+        return Reading(time.time(), cpu.read_cpu(self._roots), self._page.read())
+
+    def await_finished(self, began: Reading, emails: int) -> None:
+        """Returns once so many emails are finished, one way or another.
+
+        Raises:
+            RuntimeError: nothing moved for half a minute.
+        """
+        best, moved_at, rate = 0.0, time.monotonic(), 0.0
+        while True:
+            left = emails - best
+            time.sleep(min(LOOK_SECONDS, max(0.05, left / rate)) if rate else LOOK_SECONDS)
+            page = self._page.read()
+            done = page["dispatcher_emails_total"] - began.page.get("dispatcher_emails_total", 0.0)
+            if left > 2 * self.window:
+                self.looks.append(page["dispatcher_in_flight_emails"] / self.window)
+            if done > best:
+                best, moved_at = done, time.monotonic()
+                rate = done / (time.time() - began.instant)
+            idle_seconds = time.monotonic() - moved_at
+            if (done >= emails or idle_seconds > 1) and not _unfinished(self.connection):
+                return
+            if idle_seconds > STALL_SECONDS:
+                raise RuntimeError(f"nothing moved for {STALL_SECONDS:.0f} s: {done:.0f} of {emails} are finished")
+
+
+def measure(servers: Servers, case: Case, folder: Path, database_url: str) -> Figures:
+    """Runs one case on a database that has our tables.
+
+    Raises:
+        RuntimeError: nothing moved for half a minute, or the run ended badly.
+    """
+    page = Page(ports.choose(1)[0])
+    with bare_stage(servers, case, folder, database_url) as scene, connected(database_url) as connection:
+        with scene.running("run", page.settings) as run_pid:
+            page.await_ready()
+            _warm_up(connection, case)
+            watch = Watch(servers, scene, run_pid, page, connection)
+            measured = _measured(watch)
+        # Everybody has written what they know.
+        return _with_books(measured, scene, connection)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What was measured while it ran."""
+
+    batch: Batch
+    began: Reading
+    ended: Reading
+    work: Work
+    looks: Sequence[float]
+    pss_mb: float | None
+    kills: int
+    clock_ahead: float
+
+
+def _measured(watch: Watch) -> _Run:
+    case = watch.scene.case
+    enqueueing = _arriving(watch) if case.rate else _backlog(watch)
+    with enqueueing as (batch_of, began, work), killing(watch.run_pid, is_on=case.has_faults) as killed:
+        watch.await_finished(began, case.emails)
+        ended = watch.read()
+        done = work.read(case.emails)
+        batch = batch_of()
+    return _Run(
+        batch,
+        began,
+        ended,
+        done,
+        tuple(watch.looks),
+        cpu.median_pss_mb(cpu.pids_of_role(watch.run_pid, "worker")),
+        len(killed),
+        _clock_ahead(watch.connection),
+    )
+
+
+@contextmanager
+def _backlog(watch: Watch) -> Iterator[tuple[Any, Reading, WorkMeter]]:
+    """All emails at once: read before the commit that sets them free."""
+    case = watch.scene.case
+    waiting = drafts(case.emails, f"backlog-{secrets.token_hex(4)}", is_templated=case.is_templated)
+    with watch.connection.transaction():
+        answers = enqueue_many(watch.connection, waiting)
+        work = WorkMeter(watch.connection)
+        began = watch.read()
+    committed_at = time.time()
+    at = dict.fromkeys((str(answer.email_id) for answer in answers), committed_at)
+    yield (lambda: Batch(at, at)), replace(began, instant=committed_at), work
+
+
+@contextmanager
+def _arriving(watch: Watch) -> Iterator[tuple[Any, Reading, WorkMeter]]:
+    """An open loop, by a process of its own."""
+    case = watch.scene.case
+    command = [sys.executable, "-m", "benchmarks.open_loop", "--rate", str(case.rate), "--emails", str(case.emails)]
+    command += ["--seed", str(secrets.randbelow(2**31)), *(["--templated"] if case.is_templated else [])]
+    work, began = WorkMeter(watch.connection), watch.read()
+    here = Path(__file__).resolve().parent.parent
+    output = watch.scene.folder / "arrivals.txt"
+
+    def batch() -> Batch:
+        process.wait(STALL_SECONDS)
+        arrivals = read_arrivals(output.read_text())
+        if len(arrivals) != case.emails:
+            raise RuntimeError(f"{len(arrivals)} of {case.emails} emails were enqueued")
+        return Batch(
+            {email_id: scheduled for email_id, (scheduled, _) in arrivals.items()},
+            {email_id: committed for email_id, (_, committed) in arrivals.items()},
+        )
+
+    with (
+        output.open("wb") as file,
+        subprocess.Popen(command, stdout=file, cwd=here, env=watch.scene.environment) as process,
+    ):
+        try:
+            yield batch, began, work
+        finally:
+            process.terminate()
+
+
+def _warm_up(connection: _Connection, case: Case) -> None:
+    """Every worker has connected, and sent; code and plans are in their caches."""
+    prefix = f"warm-up-{secrets.token_hex(4)}"
+    enqueue_many(connection, drafts(WARM_UP_EMAILS * case.workers, prefix, is_templated=case.is_templated))
+    deadline = time.monotonic() + 2 * STALL_SECONDS
+    while _unfinished(connection):
+        if time.monotonic() > deadline:
+            raise RuntimeError("the warm-up's emails were not sent within a minute")
+        time.sleep(0.1)
+
+
+def _with_books(run: _Run, scene: Stage, connection: _Connection) -> Figures:
+    case = scene.case
+    accepted = scene.double.accepted() if scene.double.acceptances else None
+    books = read_books(connection, frozenset(run.batch.began_at), accepted)
+    first = min(run.batch.began_at.values())
+    seconds = books.last_sent_at - run.clock_ahead - first
+    used = per_email_us(run.began.cpu, run.ended.cpu, case.emails)
+    busy = used["double"] * case.emails / 1e6 / (run.ended.instant - run.began.instant) if "double" in used else None
+    return Figures(
+        case=case,
+        emails_per_second=books.sent / seconds,
+        seconds=seconds,
+        latency_ms=_percentiles(latencies_ms(run.batch.began_at, accepted or {})),
+        from_commit_ms=_percentiles(latencies_ms(run.batch.committed_at, accepted or {})),
+        cpu_us=used,
+        pss_mb=run.pss_mb,
+        lease_batch=mean_of("dispatcher_lease_batch_emails", run.began.page, run.ended.page),
+        record_batch=mean_of("dispatcher_record_batch_emails", run.began.page, run.ended.page),
+        in_flight_share=statistics.median(run.looks) if run.looks else None,
+        work=run.work,
+        double_busy=busy,
+        kills=run.kills,
+        books=books,
+    )
+
+
+def _percentiles(ordered: Sequence[float]) -> dict[str, float]:
+    return {f"p{share}": percentile(ordered, share) for share in PERCENTILES} if ordered else {}
+
+
+def _unfinished(connection: _Connection) -> int:
+    # By the partial index: it holds what is not sent alone.
+    row = connection.execute("select count(*) from email_log where status in ('pending', 'sending')").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def _clock_ahead(connection: _Connection) -> float:
+    """How far the database's clock is ahead of ours, in seconds; of a server on this machine next to nothing."""
+    before = time.time()
+    row = connection.execute("select extract(epoch from clock_timestamp())::float8").fetchone()
+    after = time.time()
+    assert row is not None
+    return float(row[0]) - (before + after) / 2
+
+
+def server_pids(servers: Servers) -> dict[str, int]:
+    """The processes at the top of private servers; of given ones we know none."""
+    pids = status(servers.folder).pids
+    names = {"postgres": "postgresql", "rabbitmq": "rabbitmq"}
+    return {names[name]: pid for name, pid in pids.items() if name in names}

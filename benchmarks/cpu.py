@@ -1,0 +1,124 @@
+"""Who used the CPU and the memory: trees of processes, read from /proc before and after.
+
+A process that ends leaves its CPU time with its parent once that has waited for it, so a tree's sum stays whole: a
+killed worker's time shows as its parent's. What the kernel does for a process (system calls, the loopback's TCP) is
+that process's; what it does by its own threads (writing dirty pages) is in `machine` alone.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+PROC: Final = Path("/proc")
+_TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
+_KIB: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A process as /proc/PID/stat shows it.
+
+    Attributes:
+        seconds: CPU time of its own, and of children that ended and were waited for.
+    """
+
+    pid: int
+    parent: int
+    seconds: float
+
+
+def read_stat(text: str) -> Seen:
+    """A process from its stat line (see proc_pid_stat(5)); the name in it may hold anything."""
+    pid, _, rest = text.partition(" (")
+    fields = rest.rpartition(") ")[2].split()
+    return Seen(int(pid), int(fields[1]), sum(map(int, fields[11:15])) / _TICKS_PER_SECOND)
+
+
+def attribute(seen: Mapping[int, Seen], roots: Mapping[str, int], role_of: Callable[[int], str]) -> dict[str, float]:
+    """CPU seconds by name: each root's whole tree; of the root `run`, its children by their roles.
+
+    Args:
+        roots: The process at the top of each tree, by name.
+        role_of: A child's role under `run`, by its pid.
+    """
+    children: dict[int, list[int]] = {}
+    for process in seen.values():
+        children.setdefault(process.parent, []).append(process.pid)
+
+    def tree(pid: int) -> float:
+        return seen[pid].seconds + sum(tree(child) for child in children.get(pid, ()))
+
+    used: dict[str, float] = {}
+    for name, root in roots.items():
+        if root not in seen:
+            continue
+        if name != "run":
+            used[name] = tree(root)
+            continue
+        used["parent"] = seen[root].seconds
+        for child in children.get(root, ()):
+            role = role_of(child)
+            used[role] = used.get(role, 0.0) + tree(child)
+    return used
+
+
+def read_cpu(roots: Mapping[str, int]) -> dict[str, float]:
+    """CPU seconds by name, as `attribute` has them, and `machine`: all that the machine did."""
+    return {**attribute(_all_seen(), roots, role_of), "machine": _machine_seconds()}
+
+
+def role_of(pid: int) -> str:
+    """What one of our processes calls itself: `worker 0` is a `worker`."""
+    try:
+        title = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").strip("\0 ")
+    except OSError:
+        return "parent"
+    # Just forked, it has its parent's title still.
+    return title.removeprefix("dispatcher: ").split(" ")[0] if title.startswith("dispatcher: ") else "parent"
+
+
+def pids_of_role(run_pid: int, role: str) -> list[int]:
+    """The children of `dispatcher run` that have a role."""
+    return [seen.pid for seen in _all_seen().values() if seen.parent == run_pid and role_of(seen.pid) == role]
+
+
+def pss_mb(pid: int) -> float | None:
+    """A process's memory in MB, pages that it shares counted in parts; None where the kernel does not say."""
+    try:
+        lines = (PROC / str(pid) / "smaps_rollup").read_text().splitlines()
+    except OSError:
+        return None
+    kib = next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), None)
+    return None if kib is None else kib * _KIB / 1e6
+
+
+def median_pss_mb(pids: list[int]) -> float | None:
+    """The median over processes."""
+    known = [mb for pid in pids if (mb := pss_mb(pid)) is not None]
+    return statistics.median(known) if known else None
+
+
+def _all_seen() -> dict[int, Seen]:
+    return {seen.pid: seen for seen in _each_seen()}
+
+
+def _each_seen() -> Iterator[Seen]:
+    for entry in os.scandir(PROC):
+        if entry.name.isdigit():
+            try:
+                yield read_stat((PROC / entry.name / "stat").read_text(errors="replace"))
+            except OSError:
+                continue  # it ended meanwhile
+
+
+def _machine_seconds() -> float:
+    """All but idle and waiting for the disk (see proc_stat(5)); guests' time is in user time already."""
+    user, nice, system, _idle, _waiting, interrupts, soft_interrupts, *_ = map(
+        int, (PROC / "stat").read_text().split("\n", 1)[0].split()[1:]
+    )
+    return (user + nice + system + interrupts + soft_interrupts) / _TICKS_PER_SECOND

@@ -1,0 +1,42 @@
+"""Kills under load: a worker of a `dispatcher run` gets SIGKILL, again and again."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from benchmarks.cpu import pids_of_role
+
+EVERY_SECONDS: Final = 1.0
+MOST_KILLS: Final = 20
+"""The parent replaces those that die, later each time; beyond this it would be what is measured."""
+
+
+@contextmanager
+def killing(run_pid: int, *, is_on: bool = True) -> Iterator[list[int]]:
+    """Kills a worker every second for the length of the block; yields the list that their process ids go to."""
+    killed: list[int] = []
+    stop = threading.Event()
+
+    def kill() -> None:
+        while len(killed) < MOST_KILLS and not stop.wait(EVERY_SECONDS):
+            if workers := pids_of_role(run_pid, "worker"):
+                victim = random.choice(workers)
+                with suppress(ProcessLookupError):
+                    os.kill(victim, signal.SIGKILL)
+                    killed.append(victim)
+
+    thread = threading.Thread(target=kill)
+    if is_on:
+        thread.start()
+    try:
+        yield killed
+    finally:
+        stop.set()
+        if is_on:
+            thread.join()

@@ -1,0 +1,61 @@
+"""What is made of raw numbers: percentiles, medians with their range, shares. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+PERCENTILES: Final = (50, 95, 99)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """One figure over the repetitions of a case."""
+
+    median: float
+    lowest: float
+    highest: float
+
+    @classmethod
+    def of(cls, figures: Iterable[float]) -> Spread:
+        """The spread of figures, of which there must be one."""
+        known = list(figures)
+        return cls(statistics.median(known), min(known), max(known))
+
+    @property
+    def noise(self) -> float:
+        """The range as a share of the median."""
+        return (self.highest - self.lowest) / self.median if self.median else 0.0
+
+    def overlaps(self, other: Spread) -> bool:
+        """Whether the ranges meet, so that the two may be the same figure."""
+        return self.lowest <= other.highest and other.lowest <= self.highest
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The smallest of the ordered figures that so many percent do not exceed (nearest rank: one that was measured)."""
+    return ordered[max(0, math.ceil(len(ordered) * share / 100) - 1)]
+
+
+def latencies_ms(began_at: Mapping[str, float], ended_at: Mapping[str, Sequence[float]]) -> list[float]:
+    """Ordered milliseconds from each email's beginning to its first acceptance; what has no end is left out."""
+    return sorted((ended_at[name][0] - began) * 1000 for name, began in began_at.items() if name in ended_at)
+
+
+def per_email_us(before: Mapping[str, float], after: Mapping[str, float], emails: int) -> dict[str, float]:
+    """CPU microseconds per email by who used them, from two readings of CPU seconds."""
+    return {name: (seconds - before.get(name, 0.0)) / emails * 1e6 for name, seconds in after.items()}
+
+
+def ideal_rate(rates_by_workers: Mapping[int, float], workers: int) -> float:
+    """What so many workers would do if each did what the workers of the smallest case do."""
+    fewest = min(rates_by_workers)
+    return rates_by_workers[fewest] / fewest * workers
+
+
+def machine_rate(cores: int, cpu_us_per_email: float) -> float:
+    """The rate at which all cores have nothing left, at so much CPU per email over all processes."""
+    return cores * 1e6 / cpu_us_per_email if cpu_us_per_email else 0.0

@@ -1,0 +1,252 @@
+"""Each unavoidable part of an email's way, alone: pika, psycopg and the HTTP client, and nothing of ours around them.
+
+The statements are the product's, at the batch sizes that the chain was seen to use. What is missing on purpose is all
+that makes a program of the parts: tasks, the in-flight ledger, decisions, logs, metrics, checks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+from uuid import UUID
+
+import orjson
+import psycopg
+from pika import spec
+from psycopg.types.json import set_json_loads
+
+from benchmarks import cpu
+from benchmarks.figures import per_email_us
+from dispatcher.broker.connection import open_connection
+from dispatcher.providers.http import HttpTransport
+from dispatcher.store.queries import ids_within, query
+
+PARTS: Final = ("publish", "consume", "lease", "send", "record")
+PUBLISH_BATCH: Final = 500
+"""As the relay has it."""
+DEADLINE_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the chain was seen to do, so that the parts do the same.
+
+    Attributes:
+        in_flight: Requests to the provider at once.
+    """
+
+    prefetch: int
+    lease_batch: int
+    record_batch: int
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the servers are.
+
+    Attributes:
+        roots: The processes at the top of their trees, for their CPU.
+    """
+
+    database_url: str
+    amqp_url: str
+    exchange: str
+    queue: str
+    sendgrid_url: str
+    ca_file: Any
+    roots: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class Costs:
+    """CPU microseconds per email: by part, and in each by who used it (`client` is the process that does the part)."""
+
+    by_part: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @contextmanager
+    def measuring(self, part: str, emails: int, roots: Mapping[str, int]) -> Iterator[None]:
+        """Measures a block that does a part for so many emails."""
+        servers, client = cpu.read_cpu(roots), time.process_time()
+        yield
+        spent = time.process_time() - client
+        used = per_email_us(servers, cpu.read_cpu(roots), emails)
+        self.by_part[part] = {"client": spent / emails * 1e6, **{name: used[name] for name in roots}}
+
+
+async def measure_parts(places: Places, sizes: Sizes, emails: int) -> Costs:
+    """The costs of each part for emails that are enqueued and due, and nobody has touched."""
+    costs = Costs()
+    async with await psycopg.AsyncConnection.connect(places.database_url, autocommit=True) as database:
+        set_json_loads(orjson.loads, database)
+        keys = await _publish(places, database, emails, costs)
+        await _consume(places, sizes, emails, costs)
+        leased = await _lease(places, sizes, database, keys, costs)
+        await _send(places, sizes, leased, costs)
+        await _record(places, sizes, database, leased, costs)
+    return costs
+
+
+async def _publish(places: Places, database: Any, emails: int, costs: Costs) -> dict[UUID, str]:
+    """Find what is due, publish it with confirms, take the marks off."""
+    async with await open_connection(places.amqp_url, name="floor") as connection:
+        channel = await connection.open_channel()
+        confirms = _Confirms()
+        await channel.call(channel.raw.confirm_delivery, ack_nack_callback=confirms.on_answer)
+        keys: dict[UUID, str] = {}
+        with costs.measuring("publish", emails, places.roots):
+            while rows := await _fetch(database, "find_publish_due", {"limit": PUBLISH_BATCH}):
+                for email_id, key, *_ in rows:
+                    body = orjson.dumps({"v": 1, "email_id": email_id, "message_key": key})
+                    properties = spec.BasicProperties(
+                        content_type="application/json", delivery_mode=2, message_id=str(email_id)
+                    )
+                    channel.raw.basic_publish(places.exchange, places.queue, body, properties, mandatory=True)
+                    keys[email_id] = key
+                await confirms.reached(len(keys))
+                marked = {**ids_within(row[0] for row in rows), "looked_at": rows[0][-1]}
+                await database.execute(query("mark_published"), marked)
+    assert len(keys) == emails, "every email was due once"
+    return keys
+
+
+class _Confirms:
+    """Waits for RabbitMQ's confirms, which may come for many messages at once, and in any order."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._single: set[int] = set()
+        self._wanted = 0
+        self._done = asyncio.Event()
+
+    def on_answer(self, answer: Any) -> None:
+        method = answer.method
+        assert isinstance(method, spec.Basic.Ack), "RabbitMQ refused a message"
+        if method.multiple:
+            self._last = max(self._last, method.delivery_tag)
+            self._single = {tag for tag in self._single if tag > self._last}
+        else:
+            self._single.add(method.delivery_tag)
+        if self._last + len(self._single) >= self._wanted:
+            self._done.set()
+
+    async def reached(self, count: int) -> None:
+        self._wanted = count
+        if self._last + len(self._single) < count:
+            self._done.clear()
+            await self._done.wait()
+
+
+async def _consume(places: Places, sizes: Sizes, emails: int, costs: Costs) -> None:
+    """Take every message, ack as many at once as the chain records at once."""
+    async with await open_connection(places.amqp_url, name="floor") as connection:
+        channel = await connection.open_channel()
+        await channel.call(channel.raw.basic_qos, prefetch_count=sizes.prefetch)
+        done = asyncio.Event()
+        batch = min(sizes.record_batch, sizes.prefetch)
+
+        def receive(_channel: Any, method: Any, _properties: Any, body: bytes) -> None:
+            orjson.loads(body)
+            tag = method.delivery_tag
+            if tag % batch == 0 or tag == emails:
+                channel.raw.basic_ack(tag, multiple=True)
+            if tag == emails:
+                done.set()
+
+        with costs.measuring("consume", emails, places.roots):
+            await channel.call(channel.raw.basic_consume, queue=places.queue, on_message_callback=receive)
+            await done.wait()
+
+
+async def _lease(places: Places, sizes: Sizes, database: Any, keys: dict[UUID, str], costs: Costs) -> list[Any]:
+    leased: list[Any] = []
+    with costs.measuring("lease", len(keys), places.roots):
+        for batch in _batches(sorted(keys), sizes.lease_batch):
+            parameters = {
+                **ids_within(batch),
+                "message_keys": [keys[email_id] for email_id in batch],
+                "worker": "floor",
+                "lease_seconds": 60.0,
+            }
+            leased += await _fetch(database, "lease", parameters)
+    assert len(leased) == len(keys), "every email was leased"
+    return leased
+
+
+async def _send(places: Places, sizes: Sizes, leased: Sequence[Any], costs: Costs) -> None:
+    """The smallest document that says the same, over the product's own HTTP connections."""
+    transport = HttpTransport(connections=sizes.in_flight, ca_file=places.ca_file)
+    loop = asyncio.get_running_loop()
+    url = f"{places.sendgrid_url}/v3/mail/send"
+    headers = {"Authorization": "Bearer SG.benchmark", "Content-Type": "application/json"}
+
+    async def lane(rows: Iterator[Any]) -> None:
+        for row in rows:
+            answer = await transport.post(url, headers, _document(row), loop.time() + DEADLINE_SECONDS, lambda: None)
+            assert answer.status == 202, answer
+
+    async def post(rows: Sequence[Any]) -> None:
+        waiting = iter(rows)
+        await asyncio.gather(*(lane(waiting) for _ in range(sizes.in_flight)))
+
+    warm_up = leased[: 2 * sizes.in_flight]
+    await post(warm_up)  # connects
+    with costs.measuring("send", len(leased), places.roots):
+        await post(leased)
+    await transport.close()
+
+
+def _document(row: Any) -> bytes:
+    email_id, recipients = row[0], row[9]
+    person = {"to": [{"email": address} for address in recipients["to"]], "custom_args": {"email_id": str(email_id)}}
+    content = [{"type": "text/plain", "value": row[11]}]
+    sender = {"email": "shop@example.com", "name": "Shop"}
+    return orjson.dumps({"personalizations": [person], "from": sender, "subject": row[10], "content": content})
+
+
+async def _record(places: Places, sizes: Sizes, database: Any, leased: Sequence[Any], costs: Costs) -> None:
+    now = datetime.now(UTC)
+    with costs.measuring("record", len(leased), places.roots):
+        for batch in _batches(leased, sizes.record_batch):
+            count = len(batch)
+            email_ids = [row[0] for row in batch]
+            parameters = {
+                **ids_within(email_ids),
+                "email_ids": email_ids,
+                "lease_tokens": [row[1] for row in batch],
+                "statuses": ["sent"] * count,
+                "lease_seconds": [None] * count,
+                "attempt_numbers": [row[2] for row in batch],
+                "started_ats": [now] * count,
+                "finished_ats": [now] * count,
+                "outcomes": ["accepted"] * count,
+                "error_types": [None] * count,
+                "errors": [None] * count,
+                "providers": ["sendgrid"] * count,
+                "provider_codes": [None] * count,
+                "provider_message_ids": [str(email_id) for email_id in email_ids],
+                "expired_ats": [None] * count,
+                "worker": "floor",
+                "slot": "floor:w0",
+            }
+            recorded = await _fetch(database, "record", parameters)
+            assert len(recorded) == count, "every lease was ours"
+
+
+async def _fetch(database: Any, name: str, parameters: dict[str, Any]) -> list[Any]:
+    cursor = await database.execute(query(name), parameters)
+    rows: list[Any] = await cursor.fetchall()
+    return rows
+
+
+def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    for first in itertools.count(0, size):
+        if not (batch := items[first : first + size]):
+            return
+        yield batch

@@ -1,0 +1,80 @@
+"""Emails that arrive by a schedule, whoever keeps up: `python -m benchmarks.open_loop --rate 500 --emails 5000`.
+
+An open loop: the instants are drawn beforehand (Poisson arrivals), and an email's clock starts when it was to arrive,
+not when we came to enqueue it; so nothing that is slow can hide its own delay (no coordinated omission). What has
+arrived while a commit was under way goes into the next one, as the HTTP API gathers it. Prints a line per email:
+its id, when it was to arrive, and when its commit was over; unix seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python benchmarks/open_loop.py`
+
+from benchmarks.rig import PR_SET_PDEATHSIG, drafts
+from dispatcher import enqueue_many
+from dispatcher.store.connections import connected
+
+LEAD_SECONDS: Final = 0.5
+MOST_AT_ONCE: Final = 256
+
+
+def schedule(rate: float, emails: int, seed: int) -> Iterator[float]:
+    """Seconds from the start at which emails arrive."""
+    chance = random.Random(seed)
+    instant = 0.0
+    for _ in range(emails):
+        instant += chance.expovariate(rate)
+        yield instant
+
+
+def read_arrivals(text: str) -> Mapping[str, tuple[float, float]]:
+    """When each email was to arrive, and when its commit was over, by its id."""
+    rows = (line.split(" ") for line in text.splitlines())
+    return {email_id: (float(scheduled), float(committed)) for email_id, scheduled, committed in rows}
+
+
+def main() -> None:
+    """The command line; the database is the environment's."""
+    parser = argparse.ArgumentParser(prog="benchmarks/open_loop.py", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rate", type=float, required=True, help="emails per second, on average")
+    parser.add_argument("--emails", type=int, required=True, help="how many arrive")
+    parser.add_argument("--seed", type=int, default=1, help="of the schedule; default: 1")
+    parser.add_argument("--templated", action="store_true", help="they name a template")
+    options = parser.parse_args()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    sys.stdout.write("\n".join(_enqueued(options)))
+
+
+def _enqueued(options: argparse.Namespace) -> Iterator[str]:
+    emails = options.emails
+    waiting = drafts(emails, f"arrival-{options.seed}", is_templated=options.templated)
+    with connected(os.environ["DISPATCHER_DATABASE_URL"]) as connection:
+        starts_at = time.time() + LEAD_SECONDS
+        instants = [starts_at + offset for offset in schedule(options.rate, emails, options.seed)]
+        done = 0
+        while done < emails:
+            time.sleep(max(0.0, instants[done] - time.time()))
+            now = time.time()
+            end = done + 1
+            while end < min(emails, done + MOST_AT_ONCE) and instants[end] <= now:
+                end += 1
+            answers = enqueue_many(connection, waiting[done:end])
+            committed_at = time.time()
+            for answer, instant in zip(answers, instants[done:end], strict=True):
+                yield f"{answer.email_id} {instant:.6f} {committed_at:.6f}"
+            done = end
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""The product's own /metrics, as a Prometheus would read it."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client.parser import text_string_to_metric_families
+
+READY_SECONDS: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Where a `dispatcher run` shows its metrics."""
+
+    port: int
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What makes `run` show them there."""
+        return {"DISPATCHER_METRICS_ADDRESS": f"127.0.0.1:{self.port}"}
+
+    def read(self) -> dict[str, float]:
+        """The sum over labels of each sample, by its name; of histograms the sums and counts.
+
+        Raises:
+            OSError: nobody answers.
+        """
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as reply:
+            return totals(reply.read().decode())
+
+    def await_ready(self) -> None:
+        """Returns once it answers.
+
+        Raises:
+            RuntimeError: it did not in time.
+        """
+        deadline = time.monotonic() + READY_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                self.read()
+            except OSError:
+                time.sleep(0.1)
+            else:
+                return
+        raise RuntimeError(f"`dispatcher run` showed no metrics within {READY_SECONDS:.0f} s")
+
+
+def totals(text: str) -> dict[str, float]:
+    """See `Page.read`."""
+    summed: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if not sample.name.endswith("_bucket"):
+                summed[sample.name] = summed.get(sample.name, 0.0) + sample.value
+    return summed
+
+
+def mean_of(histogram: str, before: Mapping[str, float], after: Mapping[str, float]) -> float | None:
+    """The mean of what a histogram observed between two readings; None if it observed nothing."""
+    count = after.get(f"{histogram}_count", 0.0) - before.get(f"{histogram}_count", 0.0)
+    total = after.get(f"{histogram}_sum", 0.0) - before.get(f"{histogram}_sum", 0.0)
+    return total / count if count else None

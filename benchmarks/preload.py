@@ -1,0 +1,61 @@
+"""Finished emails in the tables before a run: what a year of them does to the next."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dispatcher.store.connections import connected
+
+BATCH: Final = 100_000
+
+_INSERT: Final = """
+with numbers as (
+    select
+        n,
+        -- A UUIDv7 of a random instant of the last six days (RFC 9562, section 5.7).
+        (
+            lpad(to_hex((extract(epoch from now() - random() * interval '6 days') * 1000)::bigint), 12, '0')
+            || '7' || substr(md5(random()::text), 1, 3)
+            || 'a' || substr(md5(random()::text), 1, 15)
+        )::uuid as email_id
+    from generate_series(%(first)s::bigint, %(last)s::bigint) as n
+),
+logged as (
+    insert into email_log (
+        email_id, tenant_id, message_key, status, attempt_count, lease_token, provider, provider_message_id,
+        created_at, published_at, sent_at
+    )
+    select
+        email_id, 'default', 'preloaded-' || n, 'sent', 1, 1, 'capture', email_id::text,
+        now() - interval '1 day', now() - interval '1 day', now() - interval '1 day'
+    from numbers
+),
+stored as (
+    insert into email_content (email_id, sender, recipients, subject, text_body)
+    select
+        email_id, 'Shop <shop@example.com>',
+        jsonb_build_object('to', jsonb_build_array('customer' || n || '@example.org')),
+        'Your receipt ' || n, repeat('Thank you for your order. It leaves our house tomorrow.' || chr(10), 8)
+    from numbers
+),
+claimed as (
+    insert into email_idempotency (tenant_id, message_key, email_id, payload_hash, completed_at)
+    select 'default', 'preloaded-' || n, email_id, decode(md5(n::text) || md5(n::text), 'hex'), now()
+    from numbers
+)
+insert into email_attempt (email_id, attempt_number, worker, provider, started_at, finished_at, outcome)
+select email_id, 1, 'preloaded', 'capture', now() - interval '1 day', now() - interval '1 day', 'accepted'
+from numbers
+"""
+
+
+def preload(database_url: str, emails: int) -> None:
+    """Fills the tables with so many emails that were sent in the last six days, and has them vacuumed and analysed."""
+    with connected(database_url) as connection:
+        connection.execute("set statement_timeout = 0")
+        connection.execute("select email_partitions_make(now() - interval '6 days', 1)")
+        for first in range(1, emails + 1, BATCH):
+            connection.execute(_INSERT, {"first": first, "last": min(emails, first + BATCH - 1)})
+        for table in ("email_log", "email_content", "email_idempotency", "email_attempt"):
+            connection.execute(f"vacuum (analyze) {table}".encode())
+        connection.execute("checkpoint")

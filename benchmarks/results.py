@@ -1,0 +1,88 @@
+"""A run's results in a folder: `run.jsonl`, a line per case and repetition; read again to be compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.capacity import Figures
+from benchmarks.figures import Spread
+
+NAME: Final = "run.jsonl"
+
+Record = Mapping[str, Any]
+"""One line: the fields of `Figures`, and of the machine."""
+Kind = tuple[tuple[str, Any], ...]
+"""What was asked for: equal for the repetitions of a case, here and in another run."""
+
+
+def record_of(figures: Figures, facts: Mapping[str, object]) -> Record:
+    """A result as it is kept."""
+    return {**asdict(figures), "machine": dict(facts)}
+
+
+def lines_of(records: Iterable[Record]) -> str:
+    """The file's text."""
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def read_records(folder: Path) -> list[Record]:
+    """What an earlier run left in a folder.
+
+    Raises:
+        ValueError: there is nothing of the kind; in words for whoever named the folder.
+    """
+    path = folder / NAME
+    try:
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    except OSError:
+        raise ValueError(f"{path} cannot be read: name a folder that --out has filled") from None
+    except ValueError:
+        raise ValueError(f"{path} holds something else than results of benchmarks/run.py") from None
+
+
+def kind_of(record: Record) -> Kind:
+    """The case, without what does not tell one case from another."""
+    case = record["case"]
+    rate = case["rate"] and "open loop"
+    settings = tuple(map(tuple, case["settings"]))
+    return tuple(sorted({**case, "emails": None, "rate": rate, "settings": settings}.items()))
+
+
+def by_kind(records: Iterable[Record]) -> dict[Kind, list[Record]]:
+    """The repetitions of each case, in the order in which they came."""
+    grouped: dict[Kind, list[Record]] = {}
+    for record in records:
+        grouped.setdefault(kind_of(record), []).append(record)
+    return grouped
+
+
+def spread(records: Sequence[Record], figure: Callable[[Record], float | None]) -> Spread | None:
+    """One figure over repetitions; None where it was not measured."""
+    known = [value for record in records if (value := figure(record)) is not None]
+    return Spread.of(known) if known else None
+
+
+def name_of(record: Record) -> str:
+    """A case in few words."""
+    case = record["case"]
+    words = [case["provider"], f"{case['workers']} worker{'s' if case['workers'] > 1 else ''}"]
+    if case["rate"]:
+        words.append("open loop")
+    if case["latency_ms"]:
+        words.append(f"{case['latency_ms']:g} ms")
+    if case["prefetch"]:
+        words.append(f"prefetch {case['prefetch']}")
+    if case["preload"]:
+        words.append(f"{case['preload']:,} in the tables")
+    if case["has_faults"]:
+        words.append("under kills")
+    if case["sink"] != "python":
+        words.append("C sink")
+    if case["is_templated"]:
+        words.append("templated")
+    words += [f"{name}={value}" for name, value in case["settings"]]
+    return ", ".join(words)

@@ -1,0 +1,108 @@
+"""What PostgreSQL did for an email: statements and WAL.
+
+Statements are counted by pg_stat_statements, which servers of our own load; given servers may have it, or there is no
+figure. WAL is what the whole server wrote meanwhile, checkpoints' full pages included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+
+from dispatcher.dev import postgres
+
+PRELOAD: Final = {"shared_preload_libraries": "pg_stat_statements", "pg_stat_statements.track": "top"}
+TOP: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One of the costliest statements.
+
+    Attributes:
+        text: Its beginning.
+        calls: Per email, like what follows.
+    """
+
+    text: str
+    calls: float
+    rows: float
+    execution_us: float
+    wal_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """PostgreSQL's work per email.
+
+    Attributes:
+        statements: None where pg_stat_statements is not there; BEGIN and COMMIT count.
+        top: The costliest first.
+    """
+
+    wal_bytes: float
+    statements: float | None
+    execution_us: float | None
+    top: tuple[Statement, ...]
+
+
+class WorkMeter:
+    """Counts from its making on."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        """
+        Args:
+            connection: To the case's database, in autocommit.
+        """
+        self._connection = connection
+        self._counts_statements = _can_count(connection)
+        if self._counts_statements:
+            connection.execute(
+                "select pg_stat_statements_reset(0, (select oid from pg_database where datname = current_database()))"
+            )
+        self._began_at = _wal_position(connection)
+
+    def read(self, emails: int) -> Work:
+        """What was done since, per email."""
+        wal_bytes = (_wal_position(self._connection) - self._began_at) / emails
+        if not self._counts_statements:
+            return Work(wal_bytes, None, None, ())
+        rows = self._connection.execute(
+            "select regexp_replace(query, '\\s+', ' ', 'g'), calls, rows, total_exec_time * 1000, wal_bytes::float8"
+            " from pg_stat_statements where dbid = (select oid from pg_database where datname = current_database())"
+            " order by total_exec_time desc"
+        ).fetchall()
+        top = [
+            Statement(text[:80], calls / emails, count / emails, microseconds / emails, octets / emails)
+            for text, calls, count, microseconds, octets in rows
+        ]
+        return Work(
+            wal_bytes, sum(each.calls for each in top), sum(each.execution_us for each in top), tuple(top[:TOP])
+        )
+
+
+def preload_settings() -> dict[str, str]:
+    """What a private PostgreSQL is started with so that it counts statements; nothing where it cannot."""
+    binaries = postgres.find(lambda _: None)
+    parent = binaries.folder.parent
+    places = [parent / "share/extension", parent / "share/postgresql/extension"]
+    places.append(Path("/usr/share/postgresql") / str(binaries.version) / "extension")
+    has_it = any((place / "pg_stat_statements.control").exists() for place in places)
+    return dict(PRELOAD) if has_it else {}
+
+
+def _can_count(connection: psycopg.Connection[Any]) -> bool:
+    loaded = connection.execute("select current_setting('shared_preload_libraries')").fetchone()
+    if loaded is None or "pg_stat_statements" not in loaded[0]:
+        return False
+    connection.execute("create extension if not exists pg_stat_statements")
+    return True
+
+
+def _wal_position(connection: psycopg.Connection[Any]) -> int:
+    row = connection.execute("select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint").fetchone()
+    assert row is not None
+    return int(row[0])

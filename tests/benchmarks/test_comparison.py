@@ -1,0 +1,134 @@
+"""Two runs side by side, and what the tables say of a run."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console, RenderableType
+
+from benchmarks import report
+from benchmarks.results import by_kind, kind_of, lines_of, read_records
+
+
+def test_runs_are_compared_by_case_with_ratio_and_ranges() -> None:
+    before = [_record(workers=2, rate=rate) for rate in (950, 1000, 1050)]
+    after = [_record(workers=2, rate=rate) for rate in (1450, 1500, 1550)]
+
+    text = _text(report.comparison(before, after))
+
+    assert "1,000 (950 \u2013 1,050)" in text
+    assert "1,500 (1,450 \u2013 1,550)" in text
+    assert "1.50" in text
+    assert "apart" in text
+
+
+def test_ranges_that_meet_are_said_to_meet() -> None:
+    text = _text(report.comparison([_record(rate=900), _record(rate=1000)], [_record(rate=990)]))
+
+    row = next(line for line in text.splitlines() if "emails/s" in line)
+    assert "meet" in row
+
+
+def test_a_case_of_one_run_alone_is_named_and_not_compared() -> None:
+    text = _text(report.comparison([_record(workers=1)], [_record(workers=1), _record(workers=4)]))
+
+    assert "in one run alone: sendgrid, 4 workers" in text
+
+
+def test_open_loops_of_different_rates_are_the_same_case_and_backlogs_are_another() -> None:
+    loops = [_record(arrivals=300.0), _record(arrivals=310.0)]
+
+    assert kind_of(loops[0]) == kind_of(loops[1])
+    assert kind_of(loops[0]) != kind_of(_record())
+    assert [len(records) for records in by_kind([*loops, _record()]).values()] == [2, 1]
+
+
+def test_a_double_that_may_be_the_limit_is_said_to_be() -> None:
+    assert "it may be what limits" in _text(report.tables([_record(double_busy=0.95)]))
+    assert "is not what limits" in _text(report.tables([_record(double_busy=0.4)]))
+
+
+def test_books_that_nobody_keeps_are_unknown_and_not_zero() -> None:
+    text = _text(report.tables([_record(lost=None)]))
+
+    assert "unknown" in text
+    assert "cannot be counted" in text
+
+
+def test_throughput_is_shown_beside_the_ideal() -> None:
+    text = _text(report.tables([_record(workers=1, rate=1000), _record(workers=2, rate=1800)]))
+
+    assert "90%" in text
+
+
+def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
+    records = [_record(), _record(workers=4)]
+    (tmp_path / "run.jsonl").write_text(lines_of(records))
+
+    assert read_records(tmp_path) == records
+
+
+def test_a_folder_without_results_is_named_in_words(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="name a folder that --out has filled"):
+        read_records(tmp_path)
+    (tmp_path / "run.jsonl").write_text("no JSON")
+    with pytest.raises(ValueError, match="holds something else"):
+        read_records(tmp_path)
+
+
+def _record(
+    *,
+    workers: int = 1,
+    rate: float = 1000.0,
+    arrivals: float | None = None,
+    double_busy: float | None = 0.3,
+    lost: int | None = 0,
+) -> dict[str, Any]:
+    case = {
+        "provider": "sendgrid",
+        "workers": workers,
+        "emails": 100,
+        "prefetch": None,
+        "latency_ms": 0.0,
+        "rate": arrivals,
+        "has_faults": False,
+        "preload": 0,
+        "sink": "python",
+        "is_templated": False,
+        "settings": [],
+    }
+    record = {
+        "case": case,
+        "emails_per_second": rate,
+        "seconds": 1.0,
+        "latency_ms": {"p50": 5.0, "p95": 8.0, "p99": 9.0},
+        "from_commit_ms": {"p50": 4.0, "p95": 7.0, "p99": 8.0},
+        "cpu_us": {"worker": 200.0, "relay": 50.0, "postgresql": 100.0, "machine": 500.0},
+        "pss_mb": 40.0,
+        "lease_batch": 100.0,
+        "record_batch": 100.0,
+        "in_flight_share": 0.95,
+        "work": {"wal_bytes": 900.0, "statements": 0.1, "execution_us": 50.0, "top": []},
+        "double_busy": double_busy,
+        "kills": 0,
+        "books": {"sent": 100, "failed": 0, "held": 0, "lost": lost, "duplicates": lost, "last_sent_at": 1.0},
+        "machine": {
+            "commit": "abc",
+            "cpu": "a CPU",
+            "cores": 2,
+            "memory_gib": 4.0,
+            "kernel": "6.1",
+            "python": "3.11",
+        },
+    }
+    return dict(json.loads(json.dumps(record)))
+
+
+def _text(shown: RenderableType) -> str:
+    out = StringIO()
+    Console(file=out, width=200).print(shown)
+    return out.getvalue()

@@ -1,0 +1,69 @@
+"""The capacity benchmark itself, small: what it writes, and that its books balance."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from dispatcher.dev.servers import Servers
+
+CHECKOUT: Final = Path(__file__).resolve().parents[2]
+SECONDS: Final = 60
+
+
+def test_a_small_run_writes_tables_figures_and_plots_and_its_books_balance(servers: Servers, tmp_path: Path) -> None:
+    out = tmp_path / "results"
+    arguments = ["--provider", "capture", "--workers", "1", "--emails", "200", "--repeat", "1", "--out", str(out)]
+
+    done = _run([*arguments], servers.environment())
+
+    assert done.returncode == 0, done.stderr
+    (record,) = [json.loads(line) for line in (out / "run.jsonl").read_text().splitlines()]
+    assert record["books"]["sent"] == 200
+    assert (record["books"]["lost"], record["books"]["duplicates"], record["books"]["held"]) == (0, 0, 0)
+    assert record["emails_per_second"] > 0
+    assert record["latency_ms"]["p50"] <= record["latency_ms"]["p99"]
+    assert record["cpu_us"]["worker"] > 0
+    assert record["lease_batch"] >= 1
+    assert {"cpu", "cores", "kernel", "python", "postgresql", "rabbitmq", "commit"} <= record["machine"].keys()
+    assert "capture, 1 worker" in done.stdout
+    assert (out / "tables.txt").read_text().startswith(" ")
+    for plot in ("throughput", "cpu"):
+        assert (out / f"{plot}.png").read_bytes().startswith(b"\x89PNG")
+        assert b"<svg" in (out / f"{plot}.svg").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--provider", "postcard"], "known are sendgrid, ses, smtp, capture"),
+        (["--workers", "0"], "whole number from 1"),
+        (["--rate", "0%"], "not a number above 0"),
+        (["--sink", "c"], "add --provider smtp"),
+        (["--compare", "/nowhere"], "name a folder that --out has filled"),
+    ],
+)
+def test_a_mistake_is_answered_in_words_before_anything_is_started(arguments: list[str], words: str) -> None:
+    done = _run(arguments, {})
+
+    assert done.returncode == 2
+    assert words in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def _run(arguments: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(CHECKOUT / "benchmarks" / "run.py"), *arguments]
+    return subprocess.run(
+        command,
+        env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **environment},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
