@@ -36,7 +36,7 @@ from dispatcher.dev.servers import Servers, status
 from dispatcher.store.connections import connected
 
 WARM_UP_EMAILS: Final = 1000
-"""Per worker."""
+"""Per worker, and never more than are measured."""
 LOOK_SECONDS: Final = 0.5
 BUSY_DOUBLE: Final = 0.85
 """From this share of a core on a double of one process may be what limits."""
@@ -147,7 +147,7 @@ def measure(servers: Servers, case: Case, folder: Path, database_url: str) -> Fi
     page = Page(ports.choose(1)[0])
     with bare_stage(servers, case, folder, database_url) as scene, connected(database_url) as connection:
         with scene.running("run", page.settings) as run_pid:
-            page.await_ready()
+            page.await_ready(run_pid)
             _warm_up(connection, case)
             watch = Watch(servers, scene, run_pid, page, connection)
             measured = _measured(watch)
@@ -236,7 +236,9 @@ def _arriving(watch: Watch) -> Iterator[tuple[Any, Reading, WorkMeter]]:
 def _warm_up(connection: _Connection, case: Case) -> None:
     """Every worker has connected, and sent; code and plans are in their caches."""
     prefix = f"warm-up-{secrets.token_hex(4)}"
-    enqueue_many(connection, drafts(WARM_UP_EMAILS * case.workers, prefix, is_templated=case.is_templated))
+    enqueue_many(
+        connection, drafts(min(WARM_UP_EMAILS * case.workers, case.emails), prefix, is_templated=case.is_templated)
+    )
     deadline = time.monotonic() + 2 * STALL_SECONDS
     while _unfinished(connection):
         if time.monotonic() > deadline:

@@ -82,6 +82,14 @@ def role_of(pid: int) -> str:
     return title.removeprefix("dispatcher: ").split(" ")[0] if title.startswith("dispatcher: ") else "parent"
 
 
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not waited for does not."""
+    try:
+        return bool((PROC / str(pid) / "cmdline").read_bytes())
+    except OSError:
+        return False
+
+
 def pids_of_role(run_pid: int, role: str) -> list[int]:
     """The children of `dispatcher run` that have a role."""
     return [seen.pid for seen in _all_seen().values() if seen.parent == run_pid and role_of(seen.pid) == role]

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import psycopg
 import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -83,7 +84,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, terminated)
     try:
         turns, facts = _turns(options, console)
-    except (DispatcherError, RuntimeError) as error:
+    except (DispatcherError, RuntimeError, psycopg.Error) as error:
         console.print(f"Not measured: {error}", style="red", markup=False)
         return FAILED
     except KeyboardInterrupt:

@@ -10,6 +10,8 @@ from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.cpu import is_alive
+
 READY_SECONDS: Final = 30.0
 
 
@@ -33,14 +35,14 @@ class Page:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as reply:
             return totals(reply.read().decode())
 
-    def await_ready(self) -> None:
+    def await_ready(self, run_pid: int) -> None:
         """Returns once it answers.
 
         Raises:
-            RuntimeError: it did not in time.
+            RuntimeError: it did not in time, or has ended.
         """
         deadline = time.monotonic() + READY_SECONDS
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and is_alive(run_pid):
             try:
                 self.read()
             except OSError:

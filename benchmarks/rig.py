@@ -259,6 +259,10 @@ def _running(environment: Mapping[str, str], log_path: Path) -> Iterator[int]:
         )
     try:
         yield process.pid
+    except RuntimeError as error:
+        if process.poll() is None:
+            raise
+        raise RuntimeError(f"`dispatcher run` ended: {error}; the end of its log:\n{_end_of(log_path)}") from error
     finally:
         code = _end(process)
     if code != 0:

@@ -35,6 +35,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
+import psycopg
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -75,7 +76,7 @@ def main() -> int:
     except ValueError as error:
         console.print(f"--compare: {error}", style="red")
         return MISUSED
-    except (DispatcherError, RuntimeError) as error:
+    except (DispatcherError, RuntimeError, psycopg.Error) as error:
         console.print(f"Not measured: {error}", style="red", markup=False)
         return FAILED
     except KeyboardInterrupt:

@@ -98,7 +98,10 @@ def _can_count(connection: psycopg.Connection[Any]) -> bool:
     loaded = connection.execute("select current_setting('shared_preload_libraries')").fetchone()
     if loaded is None or "pg_stat_statements" not in loaded[0]:
         return False
-    connection.execute("create extension if not exists pg_stat_statements")
+    try:
+        connection.execute("create extension if not exists pg_stat_statements")
+    except psycopg.errors.InsufficientPrivilege:
+        return False  # a server that was given, and a role that may not
     return True
 
 
