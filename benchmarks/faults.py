@@ -12,14 +12,14 @@ from typing import Final
 
 from benchmarks.cpu import pids_of_role
 
-EVERY_SECONDS: Final = 1.0
+EVERY_SECONDS: Final = 2.0
 MOST_KILLS: Final = 20
 """The parent replaces those that die, later each time; beyond this it would be what is measured."""
 
 
 @contextmanager
 def killing(run_pid: int, *, is_on: bool = True) -> Iterator[list[int]]:
-    """Kills a worker every second for the length of the block; yields the list that their process ids go to."""
+    """Kills a worker every other second for the length of the block; yields the list that their process ids go to."""
     killed: list[int] = []
     stop = threading.Event()
 

@@ -41,7 +41,7 @@ from benchmarks.machine import in_words, machine, versions
 from benchmarks.rig import Case, database, drafts, passing_topology
 from benchmarks.run import FAILED, INTERRUPTED, WIDTH, memory_folder, terminated
 from dispatcher import enqueue_many
-from dispatcher.config import Settings
+from dispatcher.config import load
 from dispatcher.dev.servers import Servers, private_servers
 from dispatcher.errors import DispatcherError
 from dispatcher.store.connections import connected
@@ -124,7 +124,7 @@ def _turn(servers: Servers, case: Case, folder: Path) -> Turn:
     with database(servers) as url:
         chain = measure(servers, case, folder / "chain", url)
     sizes = Sizes(
-        prefetch=case.prefetch or Settings().prefetch,
+        prefetch=case.prefetch or load({}).prefetch,
         lease_batch=max(1, round(chain.lease_batch or 1)),
         record_batch=max(1, round(chain.record_batch or 1)),
         in_flight=IN_FLIGHT,

@@ -259,7 +259,7 @@ def _options() -> argparse.Namespace:
         "--preload", type=_counts, default=[0], metavar="N,…", help="finished emails in the tables before"
     )
     load.add_argument("--templated", action="store_true", help="emails that name a template of the provider's")
-    load.add_argument("--faults", action="store_true", help="kill a worker every second, 20 times at most")
+    load.add_argument("--faults", action="store_true", help="kill a worker every other second, 20 times at most")
     setting = parser.add_argument_group("the dispatcher and its provider")
     setting.add_argument("--provider", type=_providers, default=["sendgrid"], metavar="NAME,…", help=_PROVIDER_HELP)
     setting.add_argument("--latency-ms", type=float, default=0.0, metavar="L", help="before the provider's yes")
