@@ -1,8 +1,6 @@
 """Postfix's smtp-sink: an SMTP server in C that accepts and forgets. Installed, or fetched from Debian without root.
 
-It keeps no ledger, so that lost and duplicate emails cannot be counted at the provider's end. Pipelining is switched off
-(-p): smtp-sink writes the answers to commands that came together one by one, and the kernel keeps the second back until
-the first is acknowledged, 40 ms later. Postfix's own server writes them together.
+It keeps no ledger, so that lost and duplicate emails cannot be counted at the provider's end.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ def running_c_sink(latency_ms: float = 0.0) -> Iterator[tuple[int, int]]:
     # It will not run as root.
     user = ["-u", "nobody"] if os.geteuid() == 0 else []
     wait = ["-w", str(int(latency_ms / 1000))] if latency_ms else []
-    with subprocess.Popen([program, "-p", *user, *wait, f"127.0.0.1:{port}", BACKLOG], env=environment) as process:
+    with subprocess.Popen([program, *user, *wait, f"127.0.0.1:{port}", BACKLOG], env=environment) as process:
         try:
             _await(process, port)
             yield process.pid, port
