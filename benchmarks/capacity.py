@@ -248,7 +248,7 @@ def _warm_up(connection: _Connection, case: Case) -> None:
 
 def _with_books(run: _Run, scene: Stage, connection: _Connection) -> Figures:
     case = scene.case
-    accepted = scene.double.accepted() if scene.double.acceptances else None
+    accepted = scene.double.acceptances() if scene.double.keeps_books else None
     books = read_books(connection, frozenset(run.batch.began_at), accepted)
     first = min(run.batch.began_at.values())
     seconds = books.last_sent_at - run.clock_ahead - first

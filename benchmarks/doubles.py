@@ -28,24 +28,16 @@ class Double:
     Attributes:
         pid: Its process; None where the provider is a folder.
         environment: What points the product to it.
-        acceptances: Reads its books; None where it keeps none.
+        acceptances: Reads its books.
         ca_file: Whom to trust; None where there is no TLS.
+        keeps_books: Whether it counts; one that does not has accepted nothing, by its books.
     """
 
     pid: int | None
     environment: Mapping[str, str]
-    acceptances: Callable[[], Acceptances] | None
+    acceptances: Callable[[], Acceptances]
     ca_file: Path | None = None
-
-    def accepted(self) -> Acceptances:
-        """Its books.
-
-        Raises:
-            RuntimeError: it keeps none.
-        """
-        if self.acceptances is None:
-            raise RuntimeError("this double keeps no books")
-        return self.acceptances()
+    keeps_books: bool = True
 
 
 @contextmanager
@@ -60,7 +52,7 @@ def running_double(provider: str, folder: Path, latency_ms: float = 0.0, *, sink
         yield Double(None, {"DISPATCHER_CAPTURE_DIR": str(maildir)}, lambda: _captured(maildir / "new"))
     elif provider == "smtp" and sink == "c":
         with running_c_sink(latency_ms) as (pid, port):
-            yield Double(pid, {"DISPATCHER_SMTP_URL": f"smtp://127.0.0.1:{port}?tls=none"}, None)
+            yield Double(pid, {"DISPATCHER_SMTP_URL": f"smtp://127.0.0.1:{port}?tls=none"}, dict, keeps_books=False)
     elif provider == "smtp":
         arguments = ["--folder", str(folder / "sink"), "--no-eml", "--latency-ms", str(latency_ms)]
         with _process("dispatcher.dev.smtp_sink", arguments) as (pid, told):

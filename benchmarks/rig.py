@@ -158,7 +158,7 @@ def measure(servers: Servers, case: Case, folder: Path, settings: Mapping[str, s
     with stage(servers, case, folder) as scene:
         with scene.running("run", settings):
             counts = _until_done(scene.database_url, case.emails)
-        accepted = Counter({name: len(instants) for name, instants in scene.double.accepted().items()})
+        accepted = Counter({name: len(instants) for name, instants in scene.double.acceptances().items()})
         return _measured(scene, accepted, counts)
 
 

@@ -38,7 +38,7 @@ def test_every_part_is_done_for_every_email_and_costs_something(servers: Servers
     assert tuple(costs.by_part) == PARTS
     assert all(used["client"] > 0 for used in costs.by_part.values())
     assert recorded == (EMAILS,)
-    assert double.accepted().keys() == enqueued
+    assert double.acceptances().keys() == enqueued
 
 
 def test_the_overhead_is_what_the_chain_costs_beyond_its_parts() -> None:
