@@ -1,17 +1,20 @@
-"""What one API process accepts: `python benchmarks/enqueue.py --seconds 8 --repeat 3`.
+"""What one API process accepts, and what the library does: `python benchmarks/enqueue.py --seconds 8 --repeat 3`.
 
-Three cases, interleaved over the repetitions, on the same private servers with all durability on: 64 clients that post
-single emails, with gathering and without it (one statement per request, the same handler), and 8 clients that post
-batches of 100. PostgreSQL, RabbitMQ, the API and the clients share the machine; no worker runs. The books are closed
-after each case: every answer's email is in the database.
+Five cases, interleaved over the repetitions, on the same private servers with all durability on: 64 clients that post
+single emails, with gathering and without it (one statement per request, the same handler); 8 clients that post batches
+of 100; and one application that enqueues by the library, one email per transaction and 500. PostgreSQL, RabbitMQ, the
+API and the clients share the machine; no worker runs. The books are closed after each case: every answer's email is in
+the database.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import dataclasses
 import json
 import os
+import secrets
 import statistics
 import subprocess
 import sys
@@ -21,126 +24,157 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
+from psycopg import sql
 from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python benchmarks/enqueue.py`
 
 from benchmarks.machine import machine
-from benchmarks.rig import Case, Stage, stage
-from dispatcher.dev.servers import private_servers
+from benchmarks.processes import cpu_seconds
+from dispatcher.broker.topology import Topology, declare
+from dispatcher.dev.servers import Servers, private_servers
+from dispatcher.store.connections import connected
+from dispatcher.store.migrations import migrate
 
-LOAD: Final = str(Path(__file__).resolve().parent / "http_load.py")
+HERE: Final = Path(__file__).resolve().parent
+WARM_UP_SECONDS: Final = 1.0
+PROCESSES: Final = ("API", "PostgreSQL", "RabbitMQ")
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How clients post.
+    """How emails come.
 
     Attributes:
-        gathered: Emails per statement, at most.
+        clients: Of the API; 0 for the library.
+        batch: Emails per request, or per transaction.
+        gathered: Emails per statement of the API, at most.
     """
 
     name: str
     clients: int
     batch: int
-    gathered: int
+    gathered: int = 256
 
 
 SHAPES: Final = (
-    Shape("single, gathered", 64, 1, 256),
-    Shape("single, not gathered", 64, 1, 1),
-    Shape("batches of 100", 8, 100, 256),
+    Shape("64 clients, single, gathered", 64, 1),
+    Shape("64 clients, single, not gathered", 64, 1, gathered=1),
+    Shape("8 clients, batches of 100", 8, 100),
+    Shape("library, enqueue", 0, 1),
+    Shape("library, enqueue_many of 500", 0, 500),
 )
 
 
 def main() -> None:
     """The command line."""
     options = _options()
+    shapes = [SHAPES[number - 1] for number in options.cases]
     results: list[tuple[Shape, dict[str, Any]]] = []
     console = Console(stderr=True)
     with (
         tempfile.TemporaryDirectory(prefix="dispatcher-bench-") as folder,
         private_servers(Path(folder) / "servers", progress=console.log) as servers,
     ):
-        for repetition in range(options.repeat):
-            for number, shape in enumerate(SHAPES):
-                place = Path(folder) / f"case-{repetition}-{number}"
-                with stage(servers, Case("capture", 1, 1), place) as scene:
-                    results.append((shape, _measure(scene, shape, options.seconds)))
-                    console.log(f"{shape.name}: {results[-1][1]['emails_per_second']:,.0f} emails/s")
+        for _ in range(options.repeat):
+            for shape in shapes:
+                results.append((shape, _measure(servers, shape, options.seconds)))
+                console.log(f"{shape.name}: {results[-1][1]['emails_per_second']:,.0f} emails/s")
     if options.json:
         for shape, told in results:
             sys.stdout.write(json.dumps({**dataclasses.asdict(shape), **told, **machine()}) + "\n")
     else:
-        Console(width=None if sys.stdout.isatty() else 110).print(_table(results))
+        Console(width=None if sys.stdout.isatty() else 130).print(_table(shapes, results))
     if any(told["refused"] or told["missing"] for _, told in results):
         sys.exit("The books do not balance: see refused and missing.")
 
 
-def _measure(scene: Stage, shape: Shape, seconds: float) -> dict[str, Any]:
-    with _api(scene.environment, shape) as (port, pid):
-        _load(port, shape, 1.0, "warm-up")
-        before = _cpu_seconds(pid)
-        told = _load(port, shape, seconds, "load")
-        told["api_cpu_us"] = 1e6 * (_cpu_seconds(pid) - before) / (told["requests"] * shape.batch)
-    with psycopg.connect(scene.database_url) as connection:
-        row = connection.execute("select count(*) from email_log where message_key like 'load-%'").fetchone()
-    assert row is not None
-    return {**told, "missing": told["requests"] * shape.batch - row[0]}
+def _measure(servers: Servers, shape: Shape, seconds: float) -> dict[str, Any]:
+    with _place(servers) as environment, _api(environment, shape) as (port, processes):
+        _load(environment, shape, port, WARM_UP_SECONDS, "warm-up")
+        before = cpu_seconds(processes)
+        told = _load(environment, shape, port, seconds, "load")
+        after = cpu_seconds(processes)
+        emails = told["requests"] * shape.batch
+        told["cpu_us"] = {name: 1e6 * (after[name] - before[name]) / emails for name in PROCESSES}
+        with psycopg.connect(environment["DISPATCHER_DATABASE_URL"]) as connection:
+            row = connection.execute("select count(*) from email_log where message_key like 'load-%'").fetchone()
+        assert row is not None
+        return {**told, "missing": emails - row[0]}
 
 
 @contextmanager
-def _api(environment: Mapping[str, str], shape: Shape) -> Iterator[tuple[int, int]]:
+def _place(servers: Servers) -> Iterator[Mapping[str, str]]:
+    """A database and queues of a case's own; yields the settings that name them."""
+    name = f"bench_{secrets.token_hex(4)}"
+    topology = Topology(exchange=name, queue=f"{name}.send", dlq=f"{name}.dlq")
+    asyncio.run(declare(servers.amqp_url, topology))
+    database_url = urlunsplit(urlsplit(servers.database_url)._replace(path=f"/{name}"))
+    with psycopg.connect(servers.database_url, autocommit=True) as administration:
+        administration.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+        with connected(database_url) as connection:
+            migrate(connection)
+        # What was written to make it is not to be written out while it is measured.
+        administration.execute("checkpoint")
+        yield {
+            **os.environ,
+            "DISPATCHER_DATABASE_URL": database_url,
+            "DISPATCHER_AMQP_URL": servers.amqp_url,
+            "DISPATCHER_EXCHANGE": topology.exchange,
+            "DISPATCHER_QUEUE": topology.queue,
+            "DISPATCHER_DLQ": topology.dlq,
+            "DISPATCHER_LOG_FORMAT": "json",
+        }
+        administration.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+
+
+@contextmanager
+def _api(environment: Mapping[str, str], shape: Shape) -> Iterator[tuple[int, Mapping[int, str]]]:
+    """The API's port and process; neither for the library."""
+    if not shape.clients:
+        yield 0, {}
+        return
     more = {"DISPATCHER_API_ADDRESS": "127.0.0.1:0", "DISPATCHER_API_GATHERED_EMAILS": str(shape.gathered)}
     command = [sys.executable, "-m", "dispatcher.cli.main", "api"]
     with subprocess.Popen(command, env={**environment, **more}, stdout=subprocess.PIPE) as api:
         assert api.stdout is not None
         try:
-            yield int(json.loads(api.stdout.readline())["listener"].rpartition(":")[2]), api.pid
+            yield int(json.loads(api.stdout.readline())["listener"].rpartition(":")[2]), {api.pid: "API"}
         finally:
             api.terminate()
 
 
-def _cpu_seconds(pid: int) -> float:
-    """What a process has used: a figure that a busy machine changes little."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _load(port: int, shape: Shape, seconds: float, name: str) -> dict[str, Any]:
-    words = ["--port", str(port), "--clients", str(shape.clients), "--batch", str(shape.batch)]
-    words += ["--seconds", str(seconds), "--name", name]
-    done = subprocess.run([sys.executable, LOAD, *words], stdout=subprocess.PIPE, check=True)
+def _load(environment: Mapping[str, str], shape: Shape, port: int, seconds: float, name: str) -> dict[str, Any]:
+    words = ["--batch", str(shape.batch), "--seconds", str(seconds), "--name", name]
+    if shape.clients:
+        words = ["http_load.py", "--port", str(port), "--clients", str(shape.clients), *words]
+    else:
+        words = ["library_load.py", *words]
+    command = [sys.executable, str(HERE / words[0]), *words[1:]]
+    done = subprocess.run(command, env=dict(environment), stdout=subprocess.PIPE, check=True)
     told: dict[str, Any] = json.loads(done.stdout)
     return told
 
 
-def _table(results: list[tuple[Shape, dict[str, Any]]]) -> Table:
-    table = Table(title="Emails accepted per second by one API process, median of the repetitions (lowest – highest)")
-    for heading in (
-        "clients",
-        "emails/s",
-        "range",
-        "p50 ms",
-        "p99 ms",
-        "API's CPU µs",
-        "clients' CPU",
-        "refused",
-        "missing",
-    ):
-        table.add_column(heading, justify="left" if heading == "clients" else "right")
-    for shape in SHAPES:
+def _table(shapes: list[Shape], results: list[tuple[Shape, dict[str, Any]]]) -> Table:
+    table = Table(title="Emails accepted per second, median of the repetitions (lowest – highest); CPU in µs per email")
+    columns = ("who", "emails/s", "range", "p50 ms", "p99 ms", *PROCESSES, "clients", "refused", "missing")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "who" else "right")
+    for shape in shapes:
         told = [each for asked, each in results if asked == shape]
         rates = [each["emails_per_second"] for each in told]
         table.add_row(
-            f"{shape.clients} × {shape.name}",
+            shape.name,
             f"{statistics.median(rates):,.0f}",
             f"{min(rates):,.0f} – {max(rates):,.0f}",
-            *(f"{statistics.median(each[name] for each in told):.1f}" for name in ("p50_ms", "p99_ms", "api_cpu_us")),
-            f"{statistics.median(each['cpu_share'] for each in told):.0%}",
+            *(f"{statistics.median(each[name] for each in told):.1f}" for name in ("p50_ms", "p99_ms")),
+            *(f"{statistics.median(each['cpu_us'][name] for each in told):.0f}" for name in PROCESSES),
+            f"{statistics.median(1e6 * each['cpu_share'] / each['emails_per_second'] for each in told):.0f}",
             *(str(sum(each[name] for each in told)) for name in ("refused", "missing")),
         )
     return table
@@ -151,6 +185,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks/enqueue.py", description=summary, epilog=details)
     parser.add_argument("--seconds", type=float, default=8.0, metavar="N", help="per case; default: 8")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="default: 3")
+    numbers = range(1, len(SHAPES) + 1)
+    about = "; ".join(f"{number}: {shape.name}" for number, shape in zip(numbers, SHAPES, strict=True))
+    parser.add_argument("--cases", type=int, nargs="+", choices=numbers, default=list(numbers), help=about)
     parser.add_argument("--json", action="store_true", help="one line per case and repetition")
     return parser.parse_args()
 

@@ -19,13 +19,13 @@ from typing import Final, cast
 import uvloop
 
 GRACE_SECONDS: Final = 30.0
-_EMAIL: Final = {
+EMAIL: Final = {
     "from": "Shop <shop@example.com>",
     "to": ["customer@example.org"],
     "subject": "Your receipt",
     "text": "Thank you for your order. It leaves our house tomorrow.\n" * 8,
 }
-_WITHOUT_KEY: Final = json.dumps(_EMAIL)
+_WITHOUT_KEY: Final = json.dumps(EMAIL)
 _AFTER_KEY: Final = _WITHOUT_KEY[1:]
 
 
@@ -112,15 +112,20 @@ async def _run(options: argparse.Namespace) -> dict[str, float]:
         clients.append(client)
     async with asyncio.timeout(options.seconds + GRACE_SECONDS):
         await asyncio.gather(*(client.done for client in clients))
-    seconds = time.perf_counter() - began_at
+    return told(load.seconds, time.perf_counter() - began_at, options.batch, refused=load.refused)
+
+
+def told(answers: list[float], seconds: float, batch: int, *, refused: int) -> dict[str, float]:
+    """What a load has measured, from how long each answer took; `cpu_share` is this process's own."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    ordered = sorted(load.seconds)
+    ordered = sorted(answers)
     return {
         "requests": len(ordered),
-        "refused": load.refused,
-        "emails_per_second": len(ordered) * options.batch / seconds,
+        "refused": refused,
+        "emails_per_second": len(ordered) * batch / seconds,
         "p50_ms": 1000 * ordered[len(ordered) // 2],
         "p99_ms": 1000 * ordered[len(ordered) * 99 // 100],
+        "highest_ms": 1000 * ordered[-1],
         "cpu_share": (usage.ru_utime + usage.ru_stime) / seconds,
     }
 

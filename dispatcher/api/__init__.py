@@ -4,7 +4,8 @@ A request passes, in this order:
 
     protocol.py     HTTP/1.1 itself: how long a client may take, how large a head may be
     guard.py        how many requests at once; what may not happen is told as a problem all the same
-    app.py          which path and method it is
+    direct.py       straight to where emails are taken
+    app.py          else which path and method it is
     access.py       who asks, and whether that key may
     bodies.py       the body: its type, its size, its JSON
     intake.py       the email: the domain's rules, then what this API allows (policy.py) and this key (access.py)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ from starlette.routing import Match
 
 from dispatcher.api import description as describe
 from dispatcher.api.access import Access
+from dispatcher.api.direct import Direct, Endpoint
 from dispatcher.api.docs_page import CONTENT_SECURITY_POLICY, page
 from dispatcher.api.emails import Emails
 from dispatcher.api.operating import Operating
@@ -23,11 +23,10 @@ from dispatcher.api.reading import Reading
 from dispatcher.api.refusals import Refusals
 from dispatcher.version import VERSION
 
-Endpoint = Callable[[Request], Awaitable[Response]]
 _CODES: Final = {404: "not-found", 405: "method-not-allowed"}
 
 
-def make_app(access: Access, emails: Emails, reading: Reading, operating: Operating, refusals: Refusals) -> FastAPI:
+def make_app(access: Access, emails: Emails, reading: Reading, operating: Operating, refusals: Refusals) -> Direct:
     """The application; what it needs is open already."""
     app = FastAPI(
         title="Email Dispatcher",
@@ -51,7 +50,7 @@ def make_app(access: Access, emails: Emails, reading: Reading, operating: Operat
     _add(app, "GET", "/v1/replays/{replay_id}", operating.get_replay, describe.GET_REPLAY)
     _add(app, "DELETE", "/v1/replays/{replay_id}", operating.stop_replay, describe.STOP_REPLAY)
     _add_pages(app, access)
-    return app
+    return Direct(app, {("POST", "/v1/emails"): emails.create, ("POST", "/v1/emails/batch"): emails.create_many})
 
 
 def _add(app: FastAPI, method: str, path: str, endpoint: Endpoint, operation: describe.Operation) -> None:

@@ -71,14 +71,14 @@ class Emails:
         return Response(orjson.dumps({"results": results}), 200, media_type="application/json")
 
     def _drafts(self, documents: Sequence[object], caller: Caller, traceparent: str | None) -> list[Draft | Problem]:
-        made: list[Draft | Problem] = []
+        made: list[Email | Problem] = []
         for index, document in enumerate(documents):
             try:
-                email = self.intake.email(document, caller, below=f"/emails/{index}")
-                made.append(draft([email], traceparent)[0])
+                made.append(self.intake.email(document, caller, below=f"/emails/{index}"))
             except Problem as problem:
                 made.append(problem)
-        return made
+        drafts = iter(draft([item for item in made if isinstance(item, Email)], traceparent))
+        return [next(drafts) if isinstance(item, Email) else item for item in made]
 
     def _result(self, answer: Answer | Problem) -> dict[str, Any]:
         try:

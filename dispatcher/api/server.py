@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -134,6 +135,7 @@ async def serve(settings: Settings, listener: socket.socket, stop: asyncio.Event
         )
         helpers = [asyncio.create_task(work.run()) for work in (access, announcing, refusals)]
         server = _server(settings, app, refusals)
+        gc.freeze()  # what is there now stays: the collector need not look at it while a request waits
         await _until_stopped(server, listener, [asyncio.create_task(stop.wait()), *helpers])
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_SECONDS):

@@ -247,6 +247,10 @@ def resolve(future: asyncio.Future[T], value: T) -> None:
 class _Pika(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has no py.typed
     """Pika's connection, with three things that it lacks. They reach into it, hence the tests of each."""
 
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self._frames: list[bytes] = []
+        super().__init__(*arguments, **named)
+
     def abort(self) -> None:
         """Ends the connection at once. Pika's own `close` waits for an answer, which a blocked broker does not give."""
         if self.is_closed:
@@ -257,11 +261,21 @@ class _Pika(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has no py.type
             self.close()
 
     def _output_marshaled_frames(self, marshaled_frames: Sequence[bytes]) -> None:
-        """Writes a message's frames in one piece: pika would make three system calls, 40% of what publishing costs."""
-        data = b"".join(marshaled_frames)
+        """Writes the frames of many messages in one piece: pika would make three system calls for each of them.
+
+        Whatever the loop's present round has to say goes out together, in order, at the end of it.
+        """
+        if not self._frames:
+            self.ioloop.call_soon(self._write_frames)
+        self._frames.extend(marshaled_frames)
+
+    def _write_frames(self) -> None:
+        data = b"".join(self._frames)
         self.bytes_sent += len(data)
-        self.frames_sent += len(marshaled_frames)
-        self._adapter_emit_data(data)
+        self.frames_sent += len(self._frames)
+        self._frames.clear()
+        if self._transport is not None:  # lost meanwhile
+            self._adapter_emit_data(data)
 
     def _read_frame(self) -> Any:
         """The next frame, with empty properties where pika cannot read them.

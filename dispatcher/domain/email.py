@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from types import MappingProxyType
 from typing import Literal
@@ -79,13 +80,10 @@ class Email:
         Raises:
             InvalidEmail: with the first field that breaks a rule, named as in its JSON.
         """
-
-        def keep(name: str, value: object) -> None:
-            object.__setattr__(self, name, value)
-
+        keep = partial(object.__setattr__, self)
         keep("message_key", rules.key("message_key", message_key))
         keep("tenant_id", rules.tenant(tenant_id))
-        keep("sender", rules.address("from", sender))
+        keep("sender", rules.sender(sender))
         keep("to", rules.addresses("to", to))
         keep("cc", rules.addresses("cc", cc))
         keep("bcc", rules.addresses("bcc", bcc))

@@ -1,7 +1,7 @@
 """Email ids: UUIDv7 (RFC 9562), so that an id carries its email's time and a time range is an id range.
 
 The 12 bits after the millisecond hold its fraction (RFC 9562, section 6.2, method 3), raised where needed so that ids
-of one process ascend; 62 random bits follow, asked of the kernel for each id, so that forked processes never agree.
+of one process ascend; 62 random bits follow, asked of the kernel for each call, so that forked processes never agree.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 _LATEST_MILLISECOND: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
 _VERSION_AND_VARIANT: Final = 7 << 76 | 2 << 62
 _TICKS_PER_MILLISECOND: Final = 4096
+_NOISE_BITS: Final = 62
+_NOISE: Final = (1 << _NOISE_BITS) - 1
 _FORGIVEN_TICKS: Final = 1000 * _TICKS_PER_MILLISECOND
 """A clock set back by less than a second does not show in the ids; set back by more, it is believed."""
 
@@ -43,8 +45,19 @@ _ticks: Final = Ticks()
 
 def new_email_id() -> UUID:
     """An id that nobody else has; later calls in this process give greater ones."""
-    millisecond, fraction = divmod(_ticks.next(time.time_ns()), _TICKS_PER_MILLISECOND)
-    return UUID(int=millisecond << 80 | fraction << 64 | _VERSION_AND_VARIANT | randbits(62))
+    return new_email_ids(1)[0]
+
+
+def new_email_ids(count: int) -> list[UUID]:
+    """Ids that nobody else has, ascending; the kernel is asked once for all of them."""
+    noise = randbits(_NOISE_BITS * count)
+    now = time.time_ns()
+    ids = []
+    for _ in range(count):
+        millisecond, fraction = divmod(_ticks.next(now), _TICKS_PER_MILLISECOND)
+        ids.append(UUID(int=millisecond << 80 | fraction << 64 | _VERSION_AND_VARIANT | noise & _NOISE))
+        noise >>= _NOISE_BITS
+    return ids
 
 
 def time_of(email_id: UUID) -> datetime:

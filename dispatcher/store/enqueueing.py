@@ -14,7 +14,7 @@ from uuid import UUID
 import orjson
 
 from dispatcher.domain.email import Email
-from dispatcher.domain.email_id import new_email_id
+from dispatcher.domain.email_id import new_email_ids
 
 # W3C Trace Context, section 3.2: version, trace id, parent id, flags.
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
@@ -42,14 +42,15 @@ class Draft:
         return (self.email.tenant_id, self.email.message_key)
 
 
-def draft(emails: Iterable[Email], traceparent: str | None = None) -> list[Draft]:
+def draft(emails: Sequence[Email], traceparent: str | None = None) -> list[Draft]:
     """Drafts in the order given. A traceparent that is none is left out, as W3C Trace Context, section 2.3, wants it.
 
     It becomes a header of the message, and a header that is too long would keep RabbitMQ from taking any message.
     """
     if traceparent is not None and not _TRACEPARENT.fullmatch(traceparent):
         traceparent = None
-    return [Draft(new_email_id(), email, email.payload_hash(), traceparent) for email in emails]
+    ids = new_email_ids(len(emails))
+    return [Draft(new_id, email, email.payload_hash(), traceparent) for new_id, email in zip(ids, emails, strict=True)]
 
 
 def insert_parameters(drafts: Sequence[Draft], *, publish_in_seconds: float = 0.0) -> Parameters:
