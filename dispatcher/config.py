@@ -479,6 +479,11 @@ class Settings:
     api_address: Listener = setting(
         api_listener, "127.0.0.1:8025", "Where `dispatcher api` listens; anything but the loopback needs API keys."
     )
+    api_metrics_address: Listener = setting(
+        _listener,
+        "off",
+        "Where `dispatcher api` serves /metrics: for hosts without `dispatcher run`, whose monitor has them, too.",
+    )
     api_gathered_emails: int = setting(_whole(1, 500), "256", "Emails that one statement inserts; 1 gathers nothing.")
     api_requests: int = setting(_whole(1, 100_000), "1000", "Requests at once in a process; more get 503.")
     api_head_seconds: float = setting(_seconds(0.1, 600), "10", "How long a client may take for a request's head.")

@@ -24,6 +24,7 @@ from dispatcher.domain.backoff import Backoff
 from dispatcher.errors import BrokerUnavailable, DispatcherError
 from dispatcher.store.drafts import DraftStore
 from dispatcher.store.enqueueing import Draft
+from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 from dispatcher.worker.batches import Batches
 
@@ -86,7 +87,9 @@ class Announcing:
         elif self._outage.worked():
             self._log.info("broker.connected")
         due = {item.email_id: due_at for (item, due_at), is_out in zip(batch, published, strict=True) if is_out}
+        metrics.UNROUTABLE.add(len(batch) - len(due), "send")
         if due:
+            metrics.PUBLISHED.add(len(due), "send")
             self._confirmed.append((time.monotonic(), due))
 
     def _pause(self, reason: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from dispatcher.errors import DispatcherError, StoreBusy, StoreUnavailable
 from dispatcher.producers import BATCH_OCTETS, Acceptance, Enqueued
 from dispatcher.store.drafts import DraftStore, Insertion
 from dispatcher.store.enqueueing import Draft
+from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 LANES: Final = 2
@@ -117,6 +119,7 @@ class Gathering:
     async def _insert(self, batch: list[_Place]) -> DispatcherError | None:
         """Inserts and answers; returns why nothing was answered, if so."""
         drafts = [place.draft for place in batch]
+        began_at = time.perf_counter()
         try:
             insertion = await self.store.insert(drafts)
         except DispatcherError as error:
@@ -124,11 +127,16 @@ class Gathering:
         except Exception as error:  # noqa: BLE001 - whatever it is, the requests that wait need an answer
             get_log().error("fault.unexpected", where="gathering", error=type(error).__name__)
             return DispatcherError("The email could not be stored.")
+        metrics.API_INSERT_SECONDS.observe(time.perf_counter() - began_at)
+        metrics.API_INSERT_EMAILS.observe(len(batch))
+        metrics.API_EMAILS.add(len(insertion.email_ids), "accepted")
         if insertion.due_at is not None:
             accepted = [draft for draft in drafts if draft.email_id in insertion.email_ids]
             self.on_inserted(accepted, insertion.due_at)
-        for place in batch:
-            place.answer(_answer(place.draft, insertion))
+        answers = [_answer(place.draft, insertion) for place in batch]
+        metrics.API_EMAILS.add(sum(_is_known(answer) for answer in answers), "replayed")
+        for place, answer in zip(batch, answers, strict=True):
+            place.answer(answer)
         return None
 
     async def _settle(self, batch: list[_Place], refusal: DispatcherError) -> None:
@@ -155,6 +163,10 @@ def _answer(draft: Draft, insertion: Insertion) -> Answer:
     email_id, payload_hash = holder
     is_same = payload_hash == draft.payload_hash
     return Enqueued(email_id, key, Acceptance.KNOWN if is_same else Acceptance.CONFLICT)
+
+
+def _is_known(answer: Answer) -> bool:
+    return isinstance(answer, Enqueued) and answer.acceptance is Acceptance.KNOWN
 
 
 def _parts(batch: list[_Place]) -> list[list[_Place]]:

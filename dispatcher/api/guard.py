@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dispatcher.api.problems import Problem
 from dispatcher.api.refusals import Refusals
-from dispatcher.errors import DispatcherError, StoreUnavailable
+from dispatcher.errors import DispatcherError, StoreBusy, StoreUnavailable
 from dispatcher.telemetry.log import get_log
 
 
@@ -59,6 +59,8 @@ def problem_of(error: Exception) -> Problem:
     match error:
         case Problem():
             return error
+        case StoreBusy():
+            return Problem("overloaded", "Another transaction holds what this one needs.", retry_after=1)
         case StoreUnavailable():
             return Problem("store-unavailable", retry_after=1)
         case DispatcherError():

@@ -8,11 +8,13 @@ with it, and what others hold at the end of a day's quota is refused a little ea
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import Final
 
-from dispatcher.errors import StoreUnavailable
+from dispatcher.errors import StoreBusy, StoreUnavailable
 from dispatcher.store.api_keys import ApiKey, KeyStore
 
 MOST_AT_ONCE: Final = 500
@@ -20,11 +22,16 @@ MOST_AT_ONCE: Final = 500
 
 @dataclass(slots=True)
 class _Purse:
-    """What this process holds of a key's quota."""
+    """What this process holds of a key's quota.
+
+    Attributes:
+        failed_at: When the database was asked in vain the last time.
+    """
 
     day: date = date.min
     left: int = 0
     filling: asyncio.Lock = field(default_factory=asyncio.Lock)
+    failed_at: float = -math.inf
 
 
 class Quotas:
@@ -35,17 +42,29 @@ class Quotas:
         self._purses: dict[str, _Purse] = {}
 
     async def take(self, key: ApiKey | None, recipients: int) -> bool:
-        """Takes so many recipients of a key's quota, all or none; whether there were so many."""
+        """Takes so many recipients of a key's quota, all or none; whether there were so many.
+
+        Raises:
+            StoreUnavailable: the database does not say, such as StoreBusy while somebody has locked the key's count.
+        """
         if key is None or key.recipients_per_day is None:
             return True
         purse = self._purses.setdefault(key.key_id, _Purse())
         if self._spend(purse, recipients):
             return True
+        called_at = time.monotonic()
         async with purse.filling:
-            if not self._spend(purse, recipients):
+            if self._spend(purse, recipients):
+                return True
+            if purse.failed_at >= called_at:
+                # Who waited together fails together: one after the other, each would wait as long again.
+                raise StoreBusy("The key's quota could not be asked for.")
+            try:
                 await self._fill(purse, key, recipients)
-                return self._spend(purse, recipients)
-        return True
+            except StoreUnavailable:
+                purse.failed_at = time.monotonic()
+                raise
+            return self._spend(purse, recipients)
 
     def give_back(self, key: ApiKey | None, recipients: int) -> None:
         """What was taken was not used."""

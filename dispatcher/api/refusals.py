@@ -1,4 +1,4 @@
-"""Refusals, counted by reason; what was refused is never told, for it is private."""
+"""Refusals, counted by reason, in the metrics and for the log; what was refused is never told, for it is private."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from typing import Final
 
+from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 TELL_EVERY_SECONDS: Final = 60.0
@@ -21,6 +22,7 @@ class Refusals:
     def count(self, code: str) -> None:
         """One more request or email was refused."""
         self.counts[code] += 1
+        metrics.API_REFUSALS.add(1, code)
 
     async def run(self) -> None:
         """Tells the log once a minute what came since, until cancelled."""

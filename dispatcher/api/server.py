@@ -31,16 +31,23 @@ from dispatcher.api.refusals import Refusals
 from dispatcher.broker.publisher import Publisher
 from dispatcher.config import LOOPBACKS, Settings
 from dispatcher.errors import ConfigurationError, DispatcherError
+from dispatcher.monitor.http import Answer, WebServer
 from dispatcher.store.api_keys import KeyStore
 from dispatcher.store.connections import make_pool
 from dispatcher.store.drafts import DraftStore
 from dispatcher.store.emails import EmailStore
-from dispatcher.telemetry import log
+from dispatcher.telemetry import log, metric_files, scrape
 from dispatcher.telemetry.tracing import TRACER
 
 LOCK_SECONDS: Final = 0.25
-"""How long an insert waits for an application's open transaction that holds the same key; others wait with it."""
+"""How long an insert waits for an application's open transaction that holds the same key; others wait with it. So does
+a request for its API key's quota."""
 READERS: Final = 3
+KEEPERS: Final = 2
+"""Sessions for keys and quotas, so that neither waits for who reads."""
+DECIDERS: Final = 2
+"""Sessions for what operators decide: an email whose row somebody has locked makes nobody else wait."""
+DECISION_LOCK_SECONDS: Final = 2.0
 KEEP_ALIVE_SECONDS: Final = 75
 """Longer than the 60 seconds for which proxies keep connections: closing first makes them fail a request."""
 LAST_SECONDS: Final = 3.0
@@ -56,9 +63,12 @@ def run_api(settings: Settings, listener: socket.socket) -> int:
         ConfigurationError: it would listen where others can reach it, and there is no key.
     """
     TRACER.begin("api")
+    if settings.metrics:
+        metric_files.begin(settings.metrics_folder, metric_files.API)
     try:
         uvloop.run(_serve_until_signalled(settings, listener))
     finally:
+        metric_files.end()
         TRACER.end()
     return 0
 
@@ -104,19 +114,17 @@ async def serve(settings: Settings, listener: socket.socket, stop: asyncio.Event
         ConfigurationError: it would listen where others can reach it, and there is no key.
     """
     async with AsyncExitStack() as opened:
-        writers = make_pool(
-            settings.database_url,
-            name="dispatcher api",
-            size=LANES + SPLITTING_LANES,
-            lock_seconds=LOCK_SECONDS,
-        )
-        readers = make_pool(settings.database_url, name="dispatcher api reader", size=READERS)
-        for pool in (writers, readers):
+        url = settings.database_url
+        writers = make_pool(url, name="dispatcher api", size=LANES + SPLITTING_LANES, lock_seconds=LOCK_SECONDS)
+        readers = make_pool(url, name="dispatcher api reader", size=READERS)
+        keepers = make_pool(url, name="dispatcher api keys", size=KEEPERS, lock_seconds=LOCK_SECONDS)
+        deciders = make_pool(url, name="dispatcher api operator", size=DECIDERS, lock_seconds=DECISION_LOCK_SECONDS)
+        for pool in (writers, readers, keepers, deciders):
             await pool.open()
             opened.push_async_callback(pool.close)
         publisher = Publisher(settings.amqp_url, settings.exchange, name="dispatcher api", ca_file=settings.ca_file)
         opened.push_async_callback(_close, publisher)
-        access = Access(KeyStore(readers), is_loopback=is_loopback(settings))
+        access = Access(KeyStore(keepers), is_loopback=is_loopback(settings))
         await access.refresh()
         if not access.is_loopback and not access.has_keys:
             raise ConfigurationError([NEEDS_KEYS])
@@ -126,7 +134,7 @@ async def serve(settings: Settings, listener: socket.socket, stop: asyncio.Event
         refusals = Refusals()
         emails = Emails(access, _bodies(settings), Intake(Policy.of(settings)), gathering, drafts, refusals)
         reading = Reading(access, EmailStore(readers), asyncio.Semaphore(LISTS_AT_ONCE))
-        operating = Operating(access, _bodies(settings), EmailStore(readers), readers, settings)
+        operating = Operating(access, _bodies(settings), EmailStore(readers), deciders, settings)
         opened.push_async_callback(operating.stop)
         app = Guard(
             make_app(access, emails, reading, operating, refusals),
@@ -134,6 +142,7 @@ async def serve(settings: Settings, listener: socket.socket, stop: asyncio.Event
             most_requests=settings.api_requests,
         )
         helpers = [asyncio.create_task(work.run()) for work in (access, announcing, refusals)]
+        helpers += [asyncio.create_task(pages.run()) for pages in _pages(settings)]
         server = _server(settings, app, refusals)
         gc.freeze()  # what is there now stays: the collector need not look at it while a request waits
         await _until_stopped(server, listener, [asyncio.create_task(stop.wait()), *helpers])
@@ -162,6 +171,19 @@ def is_loopback(settings: Settings) -> bool:
 
 def _bodies(settings: Settings) -> Bodies:
     return Bodies(most_bytes=settings.api_body_bytes, most_bytes_together=settings.api_memory_bytes)
+
+
+def _pages(settings: Settings) -> list[WebServer]:
+    """Where this host's metrics are told; nothing where that is switched off."""
+    if not settings.api_metrics_address.host:
+        return []
+
+    async def metrics() -> Answer:
+        return Answer(scrape.page(settings.metrics_folder), scrape.CONTENT_TYPE)
+
+    # Every API process of the host reads all files, so it does not matter which one answers.
+    setting = "DISPATCHER_API_METRICS_ADDRESS"
+    return [WebServer(settings.api_metrics_address, {"/metrics": metrics}, setting=setting, shares_port=True)]
 
 
 async def _close(publisher: Publisher) -> None:

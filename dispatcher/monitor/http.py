@@ -54,17 +54,23 @@ class WebServer:
         listener: Listener,
         pages: Mapping[str, Page],
         *,
+        setting: str = "DISPATCHER_METRICS_ADDRESS",
+        shares_port: bool = False,
         request_seconds: float = REQUEST_SECONDS,
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
         """
         Args:
             pages: By path.
+            setting: What names the address, for who has to change it.
+            shares_port: Other processes of the same user may serve the same pages there.
             request_seconds: For a request to arrive whole.
             retry_seconds: Before the address is tried again; grows.
         """
         self.address: Listener | None = None
         self._listener = listener
+        self._setting = setting
+        self._shares_port = shares_port
         self._pages = pages
         self._request_seconds = request_seconds
         self._retry_seconds = retry_seconds
@@ -77,7 +83,11 @@ class WebServer:
         while True:
             try:
                 server = await asyncio.start_server(
-                    self._serve, self._listener.host, self._listener.port, limit=HEAD_OCTETS
+                    self._serve,
+                    self._listener.host,
+                    self._listener.port,
+                    limit=HEAD_OCTETS,
+                    reuse_port=self._shares_port or None,
                 )
             except (OSError, UnicodeError) as error:
                 await self._wait(backoff, error)
@@ -92,7 +102,7 @@ class WebServer:
             "web.unheard",
             listener=str(self._listener),
             reason=words.rpartition(": ")[2],
-            remedy="Set DISPATCHER_METRICS_ADDRESS to a free address, or to off.",
+            remedy=f"Set {self._setting} to a free address, or to off.",
             retry_in_seconds=seconds,
         )
         await asyncio.sleep(seconds)

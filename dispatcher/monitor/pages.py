@@ -21,9 +21,7 @@ from dispatcher.monitor.readings import Readings
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.migrations import verify_schema_async
 from dispatcher.store.stock import Stock, take_stock
-from dispatcher.telemetry.scrape import ProcessCollector
-
-_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+from dispatcher.telemetry.scrape import CONTENT_TYPE, ProcessCollector
 
 
 class Pages:
@@ -40,7 +38,7 @@ class Pages:
 
     async def metrics(self) -> Answer:
         """Everything that this host's processes counted, and what the monitor has read."""
-        return Answer(generate_latest(self._registry), _TEXT)
+        return Answer(generate_latest(self._registry), CONTENT_TYPE)
 
     async def healthz(self) -> Answer:
         """200 while the parent lives; that somebody answers says that the monitor does."""

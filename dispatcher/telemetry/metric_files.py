@@ -31,8 +31,11 @@ FILE_OCTETS: Final = 128 * 1024
 PREFIXES: Final = ("counter", "histogram", "gauge_livesum")
 GENERATIONS: Final = 4
 """Processes of one slot that may live at once; more do not count."""
+API: Final = "api"
+"""The slot of all the host's API processes, which are nobody's children and may be many."""
+API_GENERATIONS: Final = 64
 _OURS: Final = re.compile(
-    rf"(?:(?P<prefix>{'|'.join(PREFIXES)})_)?(?P<name>(?:w\d+|relay|monitor|parent)-\d)\.(?:db|lock|new)"
+    rf"(?:(?P<prefix>{'|'.join(PREFIXES)})_)?(?P<name>(?:w\d+|relay|monitor|parent|api)-\d+)\.(?:db|lock|new)"
 )
 _FOLDER_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 # struct flock on 64-bit Linux: type, whence, start, length, pid. A lock of the open file, not of the process.
@@ -61,11 +64,15 @@ class MetricFile:
 
 
 def wipe(folder: Path) -> None:
-    """Makes the folder, and removes what an earlier run counted; other people's files stay. For the parent alone."""
+    """Makes the folder, and removes what an earlier run counted; other people's files stay. For the parent alone.
+
+    So do the files of API processes, which live and count without it.
+    """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in folder.iterdir():
-            if _OURS.fullmatch(path.name):
+            found = _OURS.fullmatch(path.name)
+            if found and not found["name"].startswith(API):
                 path.unlink(missing_ok=True)
     except OSError as error:
         get_log().warning("metrics.unwritable", folder=str(folder), reason=error.strerror)
@@ -75,7 +82,7 @@ def begin(folder: Path, slot: str) -> None:
     """Counts in this slot's files from now on; call it in the process that counts, after the fork.
 
     Args:
-        slot: `w0`, `w1`, …, `relay`, `monitor` or `parent`.
+        slot: `w0`, `w1`, …, `relay`, `monitor`, `parent` or `api`.
     """
     end()
     try:
@@ -140,7 +147,7 @@ def _open(folder: Path, slot: str) -> None:
 
 def _take_name(folder: Path, slot: str) -> tuple[str, int]:
     """A name of the slot that no living process has, and the descriptor that locks it."""
-    for generation in range(GENERATIONS):
+    for generation in range(API_GENERATIONS if slot == API else GENERATIONS):
         name = f"{slot}-{generation}"
         descriptor = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:

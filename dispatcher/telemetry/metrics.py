@@ -73,6 +73,21 @@ BREAKERS: Final = Gauge(
     "dispatcher_breaker_workers", "Workers of this host that see the provider so.", ("provider", "state")
 )
 
+# The HTTP API.
+API_EMAILS: Final = Counter(
+    "dispatcher_api_emails_total",
+    "Emails that the HTTP API answered for: accepted, or replayed because the key was known.",
+    ("outcome",),
+    (("accepted",), ("replayed",)),
+)
+API_REFUSALS: Final = Counter(
+    "dispatcher_api_refusals_total", "Requests, and emails of a batch, that the HTTP API refused.", ("reason",)
+)
+API_INSERT_SECONDS: Final = Histogram(
+    "dispatcher_api_insert_seconds", "One statement that inserts what requests brought.", _STATEMENT_SECONDS
+)
+API_INSERT_EMAILS: Final = Histogram("dispatcher_api_insert_batch_emails", "Emails per such statement.", _BATCH_EMAILS)
+
 # Processes.
 IN_FLIGHT: Final = Gauge("dispatcher_in_flight_emails", "Emails that workers have under lease.")
 CONSUMING: Final = Gauge("dispatcher_consuming_workers", "Workers to which RabbitMQ gives messages.")

@@ -12,6 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -25,6 +26,16 @@ SKIPPED: Final = (
     "Files in the metrics folder that are left out: empty, corrupt, foreign or unreadable.",
 )
 SKIP_REASONS: Final = ("empty", "corrupt", "foreign", "unreadable")
+
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def page(folder: Path) -> bytes:
+    """What this host's processes have counted, as Prometheus reads it."""
+    registry = CollectorRegistry()
+    registry.register(ProcessCollector(folder))
+    return generate_latest(registry)
 
 
 class ProcessCollector(Collector):

@@ -181,3 +181,26 @@ async def test_without_keys_a_web_page_gets_nowhere_by_a_name_of_its_own(api: Ap
     for host in ("evil.example", "evil.example:8025", "127.0.0.1.evil.example", ""):
         answer = await api.post(headers={"Host": host})
         assert (answer.status, answer.code) == (403, "host-forbidden")
+
+
+async def test_a_locked_count_of_one_key_delays_no_other_request(
+    api: Api, connection: psycopg.Connection, database_url: str
+) -> None:
+    locked, free = (make_key(connection, recipients_per_day=50) for _ in range(2))
+    for number, token in enumerate((locked, free)):
+        assert (await api.post(f"first-{number}", token=token)).status == 202
+
+    with psycopg.connect(database_url) as holder:
+        holder.execute("select from api_key_day where key_id = %s for update", [locked.split("_")[1]])
+        waiting = [asyncio.create_task(api.post(f"locked-{number}", token=locked)) for number in range(40)]
+        async with asyncio.timeout(5):
+            others = [
+                await api.post("free", token=free),
+                await api.get("/v1/emails", token=free),
+                await api.get("/v1/emails", token=make_key(connection)),
+            ]
+            refused = await asyncio.gather(*waiting)
+
+    assert [answer.status for answer in others] == [202, 200, 200]
+    assert {(answer.status, answer.code) for answer in refused} == {(503, "overloaded")}
+    assert (await api.post("locked-0", token=locked)).status == 202

@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.samples import Sample
 
+from dispatcher.api.problems import KINDS
 from dispatcher.config import KNOWN_PROVIDERS
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
@@ -27,7 +29,7 @@ from tests.telemetry.pictures import IN_FLIGHT, SENT, samples
 OUTCOMES = ("accepted", "deferred", "rejected", "uncertain")
 VOCABULARY = {
     "provider": KNOWN_PROVIDERS,
-    "outcome": OUTCOMES,
+    "outcome": (*OUTCOMES, "replayed"),
     "error_type": ("none", *Reason),
     "status": tuple(Status),
     "state": tuple(State),
@@ -42,6 +44,7 @@ VOCABULARY = {
         "not_forked",
         "exit",
         "signal",
+        *KINDS,
     ),
 }
 
@@ -150,6 +153,23 @@ def test_the_parent_wipes_what_is_ours_alone(tmp_path: Path) -> None:
     metric_files.wipe(tmp_path)
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["counter_4711.db", "notes.txt"]
+
+
+def test_the_parent_leaves_the_api_its_counts(tmp_path: Path) -> None:
+    with counting(tmp_path, metric_files.API) as living:
+        living.tell("add 5")
+        metric_files.wipe(tmp_path)
+        living.tell("add 1")
+
+        assert samples(tmp_path)[SENT] == 6
+
+
+def test_many_api_processes_of_a_host_all_count(tmp_path: Path) -> None:
+    with ExitStack() as running:
+        for _ in range(metric_files.GENERATIONS + 1):
+            running.enter_context(counting(tmp_path, metric_files.API)).tell("add 1")
+
+    assert samples(tmp_path)[SENT] == metric_files.GENERATIONS + 1
 
 
 def test_wiping_a_folder_that_cannot_be_made_raises_nothing(tmp_path: Path) -> None:
