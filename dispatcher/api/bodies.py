@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 import orjson
 from starlette.requests import Request
 
+from dispatcher.api.json_names import has_name_twice
 from dispatcher.api.problems import Flaw, Problem
 
 LARGE_BYTES: Final = 256 * 1024
@@ -98,15 +99,19 @@ def decoded(body: bytes) -> Any:
     """The JSON value that a body is.
 
     Raises:
-        Problem: it is none, or nested deeper than any email is.
+        Problem: it is none, nested deeper than any email is, or has a name twice in one object.
     """
     try:
-        return orjson.loads(body)
+        value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         # Its message quotes nothing of the text.
         raise Problem(
             "malformed-json", f"{error.msg.capitalize()} (line {error.lineno}, column {error.colno})."
         ) from None
+    if has_name_twice(body, value):
+        # Whoever looked at it before us may have taken the other one.
+        raise Problem("malformed-json", "An object has the same name twice.")
+    return value
 
 
 async def off_loop(size: int, work: Callable[[], T]) -> T:

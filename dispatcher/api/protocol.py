@@ -1,7 +1,8 @@
 """HTTP/1.1 with a deadline: uvicorn waits for a slow client as long as it likes, and reads a head of any size.
 
 A client that drips its request keeps a connection, not a place: after some seconds for the head, or some more for the
-whole request, it gets 408 and the connection ends. So does one that does not fetch its answer.
+whole request, it gets 408 and the connection ends. So does one that does not fetch its answer, or sends many requests
+ahead of the answers.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from dispatcher.api.problems import MEDIA_TYPE, Problem
 
 MOST_HEAD_BYTES: Final = 32 * 1024
 """Method, path and headers. The longest key, list of parameters and trace have some kilobytes."""
+MOST_PIPELINED: Final = 16
+"""Requests that wait for the answer to the one before, on one connection. Clients send none ahead; one that sends
+thousands, and does not even read, would keep the process at parsing them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,10 @@ class PatientProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request begins."""
+        if len(self.pipeline) >= MOST_PIPELINED:
+            self._on_refusal("overloaded")
+            self.transport.abort()  # an answer now would be taken for that of an earlier request
+            raise ConnectionAbortedError  # for the parser, which would go on with what it has
         super().on_message_begin()
         self._is_in_head = True
         self._expect(self._patience.head_seconds)

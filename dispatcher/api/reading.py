@@ -158,13 +158,18 @@ class Reading:
 
 def document(email: EmailRow) -> dict[str, Any]:
     """An email as it is told."""
-    told = asdict(email)
+    told = _without_praise(asdict(email))
     return {"id": told.pop("email_id"), **told}
 
 
 def _attempt(attempt: AttemptRow) -> dict[str, Any]:
-    told = asdict(attempt)
+    told = _without_praise(asdict(attempt))
     return {"attempt": told.pop("attempt_number"), **told}
+
+
+def _without_praise(told: dict[str, Any]) -> dict[str, Any]:
+    """What a provider said as it accepted, such as `250 OK`, is on record, too, and no error."""
+    return told if told["error_type"] else {**told, "error": None}
 
 
 def _tenant_of(caller: Caller, given: Mapping[str, Any]) -> str:

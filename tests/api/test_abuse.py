@@ -70,8 +70,17 @@ async def test_an_email_that_abuses_is_refused_by_its_field(api: Api, connection
     assert connection.execute("select count(*) from email_idempotency").fetchone() == (0,)
 
 
+NAMED_TWICE: Final = (
+    b'{"from": "shop@example.com", "from": "eve@example.net"}',
+    b'{"from": "shop@example.com", "fr\\u006fm": "eve@example.net"}',
+    b'{"template_data": {"a": [{"b": 1, "b" : 2}]}}',
+    b'{"a\\\\": 1, "text": "x\\": y", "text": ""}',
+    b'{"headers": {"": "", "": ""}}',
+)
+
+
 async def test_a_body_that_is_no_json_is_refused(api: Api) -> None:
-    for raw in (b"", b"{", b"nul", b"\xff", b'{"a":1}{', b"[" * 100_000, b'{"a":' * 5000, b'{"from": NaN}'):
+    for raw in (b"", b"{", b"nul", b"\xff", b'{"a":1}{', b"[" * 100_000, b'{"a":' * 5000, b'{"from": NaN}', *NAMED_TWICE):
         answer = await api.post(raw=raw)
         assert (answer.status, answer.code) == (400, "malformed-json"), raw[:10]
     for value in (b"[]", b"17", b'"text"', b"null"):
@@ -173,6 +182,30 @@ async def test_five_hundred_dripping_clients_keep_nobody_out(api: Api) -> None:
     finally:
         for _, writer in dripping:
             writer.close()
+
+
+async def test_a_client_that_sends_requests_far_ahead_is_cut_off(api: Api) -> None:
+    flood = request("/healthz", method="GET") * 1000
+    flooding = [await asyncio.open_connection("127.0.0.1", api.port) for _ in range(20)]
+    for _, writer in flooding:
+        writer.write(flood)
+
+    ended = await asyncio.gather(*(reader.read() for reader, _ in flooding), return_exceptions=True)
+
+    for _, writer in flooding:
+        writer.close()
+    assert all(isinstance(end, ConnectionError) or end.count(b"HTTP/1.1") < 1000 for end in ended), ended
+    assert (await api.get("/healthz")).status == 200
+
+
+async def test_a_few_requests_ahead_are_answered_in_order(api: Api) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+    writer.write(request("/healthz", method="GET") * 9 + request("/nowhere", "Connection: close", method="GET"))
+
+    answers = (await reader.read()).split(b"HTTP/1.1 ")[1:]
+
+    writer.close()
+    assert [answer[:3] for answer in answers] == [b"200"] * 9 + [b"404"]
 
 
 async def test_a_head_without_end_is_refused(api: Api) -> None:

@@ -21,6 +21,28 @@ async def test_an_email_is_told_by_id_and_by_key_without_content(api: Api) -> No
         assert private not in by_id.body.decode()
 
 
+async def test_what_a_provider_said_as_it_accepted_is_no_error(api: Api, connection: psycopg.Connection) -> None:
+    accepted, refused = [(await api.post(f"k-{number}")).json["id"] for number in range(2)]
+    words = {accepted: ("sent", "accepted", None, "250 2.0.0 Ok"), refused: ("failed", "rejected", "refused", "550 No")}
+    for email_id, (status, outcome, error_type, text) in words.items():
+        connection.execute(
+            "update email_log set status = %s, error_type = %s, last_error = %s where email_id = %s",
+            (status, error_type, text, email_id),
+        )
+        connection.execute(
+            "insert into email_attempt (email_id, attempt_number, worker, provider, started_at, finished_at, outcome,"
+            " error_type, error, provider_code) values (%s, 1, 'w', 'smtp', now(), now(), %s, %s, %s, %s)",
+            (email_id, outcome, error_type, text, text[:3]),
+        )
+
+    told = {email_id: (await api.get(f"/v1/emails/{email_id}")).json for email_id in words}
+
+    assert (told[accepted]["error"], told[refused]["error"]) == (None, "550 No")
+    attempts = {email_id: document["attempts"][0] for email_id, document in told.items()}
+    assert (attempts[accepted]["error"], attempts[accepted]["provider_code"]) == (None, "250")
+    assert (attempts[refused]["error"], attempts[refused]["provider_code"]) == ("550 No", "550")
+
+
 async def test_what_there_is_not_is_not_found(api: Api) -> None:
     emails = ("01a1fdbb-be69-7a25-b06b-c86d7b44862b", "nonsense", "by-key/nothing", "by-key/%00")
 
