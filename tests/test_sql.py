@@ -137,9 +137,9 @@ def test_every_statement_is_one_that_postgresql_can_parse(tables_url: str) -> No
         for name, text in all_queries().items():
             # As server-side parameters, numbered in the order in which their names come.
             numbers: dict[str, str] = {}
-            for parameter in re.findall(r"%\((\w+)\)s", text.decode()):
+            for parameter in re.findall(r"%\((\w+)\)[sb]", text.decode()):
                 numbers.setdefault(parameter, f"${len(numbers) + 1}")
-            numbered = re.sub(r"%\((\w+)\)s", r"{\1}", text.decode()).format_map(numbers).replace("%%", "%")
+            numbered = re.sub(r"%\((\w+)\)[sb]", r"{\1}", text.decode()).format_map(numbers).replace("%%", "%")
             if re.match(r"(listen|create|drop)\b", numbered):
                 continue
             try:

@@ -48,6 +48,7 @@ def make_app(access: Access, emails: Emails, reading: Reading, operating: Operat
     _add(app, "POST", "/v1/held/{email_id}/release", operating.release, describe.RELEASE)
     _add(app, "POST", "/v1/replays", operating.create_replay, describe.CREATE_REPLAY)
     _add(app, "GET", "/v1/replays/{replay_id}", operating.get_replay, describe.GET_REPLAY)
+    _add(app, "POST", "/v1/replays/{replay_id}/resume", operating.resume_replay, describe.RESUME_REPLAY)
     _add(app, "DELETE", "/v1/replays/{replay_id}", operating.stop_replay, describe.STOP_REPLAY)
     _add_pages(app, access)
     return Direct(app, {("POST", "/v1/emails"): emails.create, ("POST", "/v1/emails/batch"): emails.create_many})

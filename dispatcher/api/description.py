@@ -229,6 +229,17 @@ STOP_REPLAY: Final = Operation(
     parameters=(_REPLAY_ID, _TENANT),
     problems=("not-found", "invalid-parameter"),
 )
+RESUME_REPLAY: Final = Operation(
+    name="resume_replay",
+    summary="Have a replay go on",
+    about="One that was stopped, or whose process ended, goes on exactly there. Harmless if it runs or is done.",
+    status=202,
+    answer="Replay",
+    body="Decision",
+    example={"reason": "The process was restarted."},
+    parameters=(_REPLAY_ID,),
+    problems=_WITH_REASON,
+)
 
 
 def _nullable(kind: str, form: str | None = None) -> dict[str, Any]:

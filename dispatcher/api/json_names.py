@@ -1,8 +1,8 @@
 """Whether an object in a JSON text has a name twice: RFC 8259 leaves open which one counts, and parsers differ.
 
-orjson keeps the last one and says nothing, and the parser that can tell is ten times slower. So names are counted first:
-in the value, and in the text as quotes that a colon follows, of which there are never fewer. Only where the text has
-more is it parsed again; a text within the value that looks like a name costs that, too, and nothing else.
+orjson keeps the last one and says nothing, and the parser that can tell is ten times slower. So names are counted
+first: in the value, and in the text as quotes that a colon follows, of which there are never fewer. Only where the text
+has more is it parsed again; a text within the value that looks like a name costs that, too, and nothing else.
 """
 
 from __future__ import annotations

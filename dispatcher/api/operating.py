@@ -29,7 +29,7 @@ from dispatcher.ops.held import Verdict
 from dispatcher.store.connections import AsyncSession, Pool, connect_async, session
 from dispatcher.store.emails import EmailStore
 from dispatcher.store.failures import Selection
-from dispatcher.store.replays import Replay
+from dispatcher.store.replays import Replay, State
 from dispatcher.telemetry.log import get_log
 
 MOST_REASON_CHARACTERS: Final = 500
@@ -80,18 +80,19 @@ _REPLAY: Final[Mapping[str, tuple[Check, str]]] = {
     "include_held": (lambda value: isinstance(value, bool), "must be true or false"),
     "per_second": (lambda value: _is_number(value, MOST_PER_SECOND), f"must be above 0 and at most {MOST_PER_SECOND}"),
 }
+_DECISION: Final = {**_REASON, "tenant_id": _REPLAY["tenant_id"]}
 
 
 @dataclass(frozen=True, slots=True)
 class Operating:
-    """Lets a person decide. Replays run in this process; what it does not finish, `dispatcher dlq` can resume."""
+    """Lets a person decide. A replay runs in the process that took it; what it leaves, any other can resume."""
 
     access: Access
     bodies: Bodies
     emails: EmailStore
     pool: Pool
     settings: Settings
-    _running: set[asyncio.Task[None]] = field(default_factory=set)
+    _running: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(REPLAYS_AT_ONCE))
 
     async def confirm(self, request: Request) -> Response:
@@ -115,9 +116,7 @@ class Operating:
                 include_held=given.get("include_held", False),
                 per_second=given.get("per_second", replays.DEFAULT_PER_SECOND),
             )
-        task = asyncio.create_task(self._run(replay.replay_id))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._start(replay.replay_id)
         return _answer(document(replay), 202, {"Location": f"/v1/replays/{replay.replay_id}"})
 
     async def get_replay(self, request: Request) -> Response:
@@ -136,16 +135,34 @@ class Operating:
             stopped = await replays.stop(connection, replay.replay_id, _act(caller, "stopped over HTTP"))
         return _answer(document(stopped or replay))
 
+    async def resume_replay(self, request: Request) -> Response:
+        """Lets a replay that was stopped or interrupted go on, in this process."""
+        caller, given = await self._asked(request, _DECISION)
+        async with session(self.pool) as connection:
+            replay = await _found(connection, request, caller.tenant(given.get("tenant_id")))
+            act = _act(caller, given["reason"])
+            resumed = await replays.resume(connection, replay.replay_id, actor=act.actor, reason=act.reason)
+        if resumed is not None and resumed.state is State.RUNNING:
+            self._start(replay.replay_id)
+        return _answer(document(resumed or replay), 202)
+
     async def stop(self) -> None:
         """Ends what runs here; it loses nothing by it."""
-        for task in self._running:
+        running = list(self._running.values())
+        for task in running:
             task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def _start(self, replay_id: int) -> None:
+        """Runs a replay, unless it does so already."""
+        if replay_id not in self._running:
+            task = self._running[replay_id] = asyncio.create_task(self._run(replay_id))
+            task.add_done_callback(lambda _: self._running.pop(replay_id))
 
     async def _judge(
         self, request: Request, decide: Callable[[AsyncSession, UUID, Act], Awaitable[Verdict]]
     ) -> Response:
-        caller, given = await self._asked(request, {**_REASON, "tenant_id": _REPLAY["tenant_id"]})
+        caller, given = await self._asked(request, _DECISION)
         email_id = _id(request.path_params["email_id"])
         tenant = caller.tenant(given.get("tenant_id"))
         if email_id is None or await self.emails.find(tenant, email_id) is None:
@@ -183,6 +200,8 @@ class Operating:
                 await opened.enter_async_context(connection)
                 dlq = await self._dead_letters(opened)
                 await replays.run(connection, dlq, replay_id)
+        except replays.ReplayBusy:
+            return  # another process is at it
         except DispatcherError as error:
             get_log().error("fault.unexpected", where="replay", error=error.message)
 

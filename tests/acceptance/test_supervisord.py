@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Final
+from uuid import UUID
 
 import pytest
 
@@ -31,19 +36,45 @@ class Supervised:
         argv = [str(BIN / "supervisorctl"), "--configuration", str(CONFIGURATION), *words]
         return subprocess.run(argv, env=self._env, capture_output=True, text=True, timeout=60, check=False).stdout
 
-    def await_state(self, state: str) -> None:
-        """Waits until the program is in this state of supervisord's."""
-        eventually(lambda: state in self.control("status", "dispatcher"), lambda: self.control("status"))
+    def await_state(self, state: str, program: str = "dispatcher") -> None:
+        """Waits until a program is in this state of supervisord's."""
+        eventually(lambda: state in self.control("status", program), lambda: self.control("status"))
 
     @property
     def parent(self) -> int:
         """The process of `dispatcher run`; waits until there is one."""
+        return self.pid_of("dispatcher")
+
+    def pid_of(self, program: str) -> int:
+        """A program's process; waits until there is one."""
 
         def told() -> int:
-            answer = self.control("pid", "dispatcher").strip()
+            answer = self.control("pid", program).strip()
             return int(answer) if answer.isdigit() else 0
 
         return eventually(told, lambda: self.control("status"))
+
+
+def api_port(host: Host, life: int) -> int:
+    """Where the API listens in its so-manieth life, counted from 1; waits for it."""
+    log = host.folder / "dispatcher-api.log"
+
+    def ports() -> list[str]:
+        lines = log.read_text().splitlines() if log.exists() else []
+        return [re.findall(r"127\.0\.0\.1:(\d+)", line)[0] for line in lines if "api.started" in line]
+
+    return int(eventually(lambda: ports()[life - 1 : life], "the API's start")[0])
+
+
+def posted(port: int) -> tuple[int, str, bool]:
+    """What the API answers to an email: status, id, whether it was replayed."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    headers = {"Content-Type": "application/json", "Idempotency-Key": "order-17-receipt"}
+    email = {"from": "shop@example.com", "to": "ann@example.org", "subject": "Your receipt", "text": "Thank you."}
+    with closing(connection):
+        connection.request("POST", "/v1/emails", json.dumps(email), headers)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())["id"], answer.headers["Idempotent-Replayed"] == "true"
 
 
 def test_restarted_killed_and_stopped_it_sends_each_email_once(host: Host) -> None:
@@ -78,6 +109,27 @@ def test_settings_that_cannot_work_are_not_tried_again_and_again(host: Host, set
     supervised.program.await_exit()
     assert "exit status 78; expected" in supervised.program.log
     assert supervised.program.log.count("spawned: 'dispatcher'") == 1
+
+
+def test_the_api_beside_it_is_started_again_when_it_is_killed_and_not_when_it_is_stopped(host: Host) -> None:
+    host.sink()
+    supervised = Supervised(host, API_ADDRESS="127.0.0.1:0")
+    supervised.control("start", "dispatcher-api")
+
+    first = posted(api_port(host, 1))
+    os.kill(supervised.pid_of("dispatcher-api"), signal.SIGKILL)
+    second = posted(api_port(host, 2))
+    supervised.control("stop", "dispatcher-api")
+
+    supervised.await_state("STOPPED", "dispatcher-api")
+    assert (first[0], first[2]) == (202, False)
+    assert second == (202, first[1], True)
+    books = host.await_finished({UUID(first[1])})
+    supervised.program.send(signal.SIGTERM)
+    supervised.program.await_exit()
+    books.assert_balanced()
+    assert books.counts == {"sent": 1}
+    assert "stopped: dispatcher-api (exit status 0)" in supervised.program.log
 
 
 def test_a_stop_is_a_drain_and_not_undone(host: Host) -> None:

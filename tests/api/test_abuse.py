@@ -80,7 +80,17 @@ NAMED_TWICE: Final = (
 
 
 async def test_a_body_that_is_no_json_is_refused(api: Api) -> None:
-    for raw in (b"", b"{", b"nul", b"\xff", b'{"a":1}{', b"[" * 100_000, b'{"a":' * 5000, b'{"from": NaN}', *NAMED_TWICE):
+    for raw in (
+        b"",
+        b"{",
+        b"nul",
+        b"\xff",
+        b'{"a":1}{',
+        b"[" * 100_000,
+        b'{"a":' * 5000,
+        b'{"from": NaN}',
+        *NAMED_TWICE,
+    ):
         answer = await api.post(raw=raw)
         assert (answer.status, answer.code) == (400, "malformed-json"), raw[:10]
     for value in (b"[]", b"17", b'"text"', b"null"):
@@ -194,7 +204,7 @@ async def test_a_client_that_sends_requests_far_ahead_is_cut_off(api: Api) -> No
 
     for _, writer in flooding:
         writer.close()
-    assert all(isinstance(end, ConnectionError) or end.count(b"HTTP/1.1") < 1000 for end in ended), ended
+    assert all(not isinstance(end, bytes) or end.count(b"HTTP/1.1") < 1000 for end in ended), ended
     assert (await api.get("/healthz")).status == 200
 
 

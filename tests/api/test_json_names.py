@@ -32,5 +32,5 @@ def test_a_name_that_stands_twice_is_found(value: dict[str, Any], more: Any, spa
     name = json.dumps(next(iter(value)))
     escaped = '"' + "".join(f"\\u{ord(character):04x}" for character in json.loads(name)) + '"'
     for again in (name, escaped):
-        text = f'[{json.dumps(value)[:-1]}, {again}{spaces}: {json.dumps(more)}}}]'.encode()
+        text = f"[{json.dumps(value)[:-1]}, {again}{spaces}: {json.dumps(more)}}}]".encode()
         assert has_name_twice(text, orjson.loads(text)), text

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import psycopg
 
-from tests.api.place import EMAIL, Api, make_key
+from dispatcher.config import Settings
+from tests.api.place import EMAIL, Api, make_key, running
 from tests.waiting import until_answer
 
 REASON = {"reason": "The provider shows it."}
@@ -72,6 +73,36 @@ async def test_a_replay_is_stopped_and_is_its_tenants_alone(api: Api, connection
     assert [answer.status for answer in foreign] == [404, 404]
     assert (stopped.status, stopped.json["state"]) == (200, "stopped")
     assert list(statuses(connection).values()).count("failed") >= 2
+
+
+async def test_a_replay_whose_process_ended_goes_on_in_another(
+    settings: Settings, connection: psycopg.Connection
+) -> None:
+    async with running(settings) as first:
+        for key in ("a", "b", "c"):
+            await first.post(key)
+            stand(connection, key, "failed")
+        made = await first.call("POST", "/v1/replays", body={"per_second": 0.001, **REASON})
+        path = made.headers["location"]
+        await until_answer(lambda: has(first, path, {"replayed": 1}))
+
+    async with running(settings) as second:
+        interrupted = (await second.get(path)).json
+        connection.execute("update email_replay set per_second = null")
+        resumed = await second.call("POST", f"{path}/resume", body=REASON)
+        again = await second.call("POST", f"{path}/resume", body=REASON)
+        await until_answer(lambda: has(second, path, {"replayed": 3}))
+        done = await second.call("POST", f"{path}/resume", body=REASON)
+        unknown = await second.call("POST", "/v1/replays/4711/resume", body=REASON)
+
+    assert (interrupted["state"], interrupted["is_attended"], interrupted["waiting"]) == ("running", False, 2)
+    assert [answer.status for answer in (resumed, again, done, unknown)] == [202, 202, 202, 404]
+    assert set(statuses(connection).values()) == {"pending"}
+
+
+async def has(api: Api, path: str, outcomes: dict[str, int]) -> bool:
+    """Whether a replay has come so far."""
+    return bool((await api.get(path)).json["outcomes"] == outcomes)
 
 
 async def test_who_may_send_may_not_decide(api: Api, connection: psycopg.Connection) -> None:
