@@ -3,19 +3,26 @@
 An application needs no more than what stands here; everything else is the service.
 """
 
-from dispatcher.domain.email import Email
-from dispatcher.domain.outgoing import Attachment
-from dispatcher.domain.status import OnUncertain
-from dispatcher.errors import DispatcherError, InvalidEmail, MessageKeyConflict
-from dispatcher.producers import (
-    Acceptance,
-    Enqueued,
-    enqueue,
-    enqueue_async,
-    enqueue_many,
-    enqueue_many_async,
-)
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
 from dispatcher.version import VERSION
+
+if TYPE_CHECKING:
+    from dispatcher.domain.email import Email
+    from dispatcher.domain.outgoing import Attachment
+    from dispatcher.domain.status import OnUncertain
+    from dispatcher.errors import DispatcherError, InvalidEmail, MessageKeyConflict
+    from dispatcher.producers import (
+        Acceptance,
+        Enqueued,
+        enqueue,
+        enqueue_async,
+        enqueue_many,
+        enqueue_many_async,
+    )
 
 __version__ = VERSION
 
@@ -34,3 +41,23 @@ __all__ = [
     "enqueue_many",
     "enqueue_many_async",
 ]
+
+_HOMES: Final = {
+    "domain.email": ("Email",),
+    "domain.outgoing": ("Attachment",),
+    "domain.status": ("OnUncertain",),
+    "errors": ("DispatcherError", "InvalidEmail", "MessageKeyConflict"),
+    "producers": ("Acceptance", "Enqueued", "enqueue", "enqueue_async", "enqueue_many", "enqueue_many_async"),
+}
+
+if not TYPE_CHECKING:  # or a type checker takes any name for one of ours
+
+    def __getattr__(name: str) -> object:
+        """What an application asks for, loaded now: every process begins here, and most of them do without."""
+        for home, names in _HOMES.items():
+            if name in names:
+                return globals().setdefault(name, getattr(import_module(f"{__name__}.{home}"), name))
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -51,7 +51,7 @@ def command() -> None:
     """
 
 
-@command.command("test")
+@command.command("test", short_help="Send a test alert through every channel.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON: every channel, and how it ended.")
 def test(as_json: bool) -> int:
     """Send a test alert through every configured channel, and say what happened.

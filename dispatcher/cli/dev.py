@@ -44,7 +44,7 @@ def command() -> None:
     """
 
 
-@command.command("up")
+@command.command("up", short_help="Start them, and print the settings that point to them.")
 @_folder_option
 @click.option("--json", "as_json", is_flag=True, help="The settings as one line of JSON instead of `export` lines.")
 def up(folder: Path, as_json: bool) -> int:

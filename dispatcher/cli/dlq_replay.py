@@ -19,6 +19,7 @@ from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import console_for, print_json, say
 from dispatcher.cli.selecting import all_of, selecting
+from dispatcher.domain.poison_id import is_poison_id
 from dispatcher.errors import DispatcherError, ServerUnavailable
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ _WORDS: Final = {
     help="The repaired message to publish instead of a poison message p-….",
 )
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON: what was done, and what was skipped and why.")
-def replay(
+def command(
     names: tuple[str, ...],
     selection: Selection,
     everything: bool,
@@ -96,7 +97,7 @@ def replay(
     """
     from dispatcher.ops.acts import Act
 
-    if body or any(name.startswith("p-") for name in names):
+    if body or any(map(is_poison_id, names)):
         return _repair(names, body, reason, actor)
     if resume is not None:
         _refuse(names or selection.filters or from_queue or everything, "--resume takes no ids and no filter.")
@@ -268,7 +269,7 @@ def _tell(ended: Ended) -> int:
 def _repair(names: tuple[str, ...], body: Path | None, reason: str | None, actor: str | None) -> int:
     from dispatcher.ops.acts import Act
 
-    _refuse(len(names) != 1 or not names[0].startswith("p-"), "--body repairs one poison message: name it, p-….")
+    _refuse(len(names) != 1 or not is_poison_id(names[0]), "--body repairs one poison message: name it, p-….")
     _refuse(body is None, "A poison message points to no email: repair it in a file and give that by --body.")
     _refuse(not reason, "A --reason is needed: a few words for the audit.")
     act = Act.of(actor, reason or "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -14,16 +13,17 @@ import click
 from dispatcher.cli.acting import opened_dlq, opened_session
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.output import plain_table, print_data, print_json, print_table, say
+from dispatcher.cli.output import print_data, print_json, say
+from dispatcher.cli.story_page import fields_table, show_story
+from dispatcher.domain.poison_id import is_poison_id
 from dispatcher.errors import DispatcherError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from dispatcher.config import Settings
     from dispatcher.ops.acts import Act
+    from dispatcher.ops.messages import Message
     from dispatcher.ops.poison import Poison
-    from dispatcher.ops.stories import Message, Story
+    from dispatcher.ops.stories import Story
 
 _SHOWN_OCTETS: Final = 4096
 _HEX_WIDTH: Final = 16
@@ -44,7 +44,7 @@ _HEX_WIDTH: Final = 16
     help="Write a poison message's bytes to a new file.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON.")
-def show(
+def command(
     name: str,
     tenant_id: str,
     no_queue: bool,
@@ -67,9 +67,7 @@ def show(
 
     Exit codes: 0 it is there, 1 it is not, 3 the DLQ could not be looked into.
     """
-    from dispatcher.ops.poison import PREFIX
-
-    if name.startswith(PREFIX) and not _id_of(name):
+    if is_poison_id(name):
         poison = asyncio.run(_find_poison(load_settings("database_url", "amqp_url"), name))
         return _show_poison(poison, as_hex=as_hex, export=export, as_json=as_json)
     if reveal and not reason:
@@ -79,7 +77,7 @@ def show(
     if as_json:
         print_json(_json(story, messages))
     else:
-        _show(story, messages)
+        show_story(story, messages)
     if fault:
         say(f"The DLQ could not be looked into: {fault}")
         return Exit.PARTLY
@@ -95,7 +93,7 @@ def _act(actor: str | None, reason: str | None, reveal: bool) -> Act | None:
 async def _find(
     settings: Settings, name: str, tenant_id: str, reveal: Act | None, with_queue: bool
 ) -> tuple[Story, list[Message] | None, str | None]:
-    from dispatcher.ops.stories import find_messages, tell
+    from dispatcher.ops.stories import tell
     from dispatcher.store.stories import find_id_by_key
 
     async with opened_session(settings, "dlq") as session:
@@ -108,6 +106,8 @@ async def _find(
         if not with_queue:
             return story, None, None
         try:
+            from dispatcher.ops.messages import find_messages
+
             async with opened_dlq(settings, "dlq") as dlq:
                 return story, await find_messages(session, dlq, email_id), None
         except DispatcherError as error:
@@ -142,51 +142,6 @@ def _json(story: Story, messages: list[Message] | None) -> dict[str, Any]:
     return told if story.content is None else {**told, "content": story.content}
 
 
-def _show(story: Story, messages: list[Message] | None) -> None:
-    print_table(_fields(story.email))
-    _list("attempts", story.attempts)
-    _list("acts", story.acts)
-    _list("replays", story.replays)
-    if messages is not None:
-        _list("on the DLQ", [asdict(message) for message in messages])
-    if story.content:
-        print_data("\ncontent")
-        print_table(_fields(story.content))
-
-
-def _fields(record: dict[str, Any]) -> Table:
-    from rich.text import Text
-
-    table = plain_table("", "", show_header=False)
-    for name, value in record.items():
-        if value is not None:
-            table.add_row(name.replace("_", " "), Text(_words(value)))
-    return table
-
-
-def _list(heading: str, records: list[dict[str, Any]]) -> None:
-    from rich.text import Text
-
-    print_data(f"\n{heading}" if records else f"\n{heading}: none")
-    if records:
-        table = plain_table(*(name.replace("_", " ") for name in records[0]))
-        for record in records:
-            table.add_row(*(Text(_words(value)) for value in record.values()))
-        print_table(table)
-
-
-def _words(value: Any) -> str:
-    if value is None or value in ({}, []):
-        return "-"
-    if isinstance(value, datetime):
-        return value.astimezone().isoformat(sep=" ", timespec="milliseconds")
-    if isinstance(value, dict):
-        return ", ".join(f"{name}={_words(inner)}" for name, inner in value.items())
-    if isinstance(value, list):
-        return "; ".join(_words(inner) for inner in value)
-    return str(value)
-
-
 def _show_poison(poison: Poison, *, as_hex: bool, export: Path | None, as_json: bool) -> int:
     from dispatcher.ops.poison import safe_text
 
@@ -199,7 +154,7 @@ def _show_poison(poison: Poison, *, as_hex: bool, export: Path | None, as_json: 
         print_json(told)
         return Exit.DONE
     body = told.pop("body")
-    print_table(_fields(told))
+    fields_table(told).show()
     print_data(f"\n{body}")
     return Exit.DONE
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import fields
-from difflib import get_close_matches
 from typing import Final
 
 from dispatcher.cli.output import say
@@ -53,6 +52,8 @@ def known_variables() -> frozenset[str]:
 
 
 def _closest(name: str, known: Collection[str]) -> str | None:
+    from difflib import get_close_matches
+
     # Without the prefix, which all of them share and which would make everything look close.
     bare = [variable.removeprefix(PREFIX) for variable in sorted(known) if variable.startswith(PREFIX)]
     found = get_close_matches(name.removeprefix(PREFIX), bare, n=1, cutoff=0.6)

@@ -13,7 +13,8 @@ import click
 from dispatcher.cli.acting import Duration, acting, opened_dlq, opened_session
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.output import plain_table, print_json, print_table, say
+from dispatcher.cli.output import print_json, say
+from dispatcher.cli.text_table import TextTable
 from dispatcher.errors import DispatcherError
 
 if TYPE_CHECKING:
@@ -173,11 +174,9 @@ async def _run(
 
 
 def _show(emails: list[HeldEmail]) -> None:
-    from rich.text import Text
-
-    table = plain_table("email", "enqueued", "tenant", "key", "provider", "attempts", "what was seen")
+    table = TextTable("email", "enqueued", "tenant", "key", "provider", "attempts", "what was seen")
     for email in emails:
         when = email.created_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        words = (email.tenant_id, email.message_key, email.provider or "-", str(email.attempt_count))
-        table.add_row(str(email.email_id), when, *map(Text, words), Text(email.last_error or "-"))
-    print_table(table)
+        words = (email.tenant_id, email.message_key, email.provider or "-", email.attempt_count)
+        table.add(email.email_id, when, *words, email.last_error or "-")
+    table.show()

@@ -26,7 +26,7 @@ def command() -> None:
     """
 
 
-@command.command("users")
+@command.command("users", short_help="Print the users with the fewest permissions that work.")
 @click.option("--prefix", default="dispatcher_", show_default=True, help="What the users' names begin with.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON: every user with its permissions.")
 def users(prefix: str, as_json: bool) -> int:

@@ -19,7 +19,8 @@ harmless to repeat.
                discard(session, email_ids, act) -> set          makes letters stale, and leaves the emails as they are
     poison     list_poison, discard_poison, repair_poison       messages behind which no email stands
     reconcile  reconcile(session, dlq, act=None)                the DLQ against the database; mends if it is an act
-    stories    tell(session, email_id, …) -> Story | None       all that is known of one email
+    stories    tell(session, email_id, …) -> Story | None       all that the database knows of one email
+    messages   find_messages(session, dlq, email_id) -> list     what the DLQ holds of it
 
 A `store.failures.Selection` names emails by ids or by a filter. A replay is run by whoever calls `run`, one at a time,
 on a session that is his alone meanwhile; one whose runner died is `running` with nobody at it (`is_attended`), loses

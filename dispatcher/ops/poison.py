@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from hashlib import sha256
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from dispatcher.broker import pointer
 from dispatcher.broker.dlq import DeadLetterQueue, Found
 from dispatcher.broker.outgoing import Outgoing
-from dispatcher.broker.publisher import Publisher
+from dispatcher.domain.poison_id import poison_id
 from dispatcher.errors import BrokerUnavailable, DispatcherError, InvalidPointer
 from dispatcher.ops.acts import Act
 from dispatcher.ops.letters import look, read, remove
@@ -22,9 +21,10 @@ from dispatcher.providers.scrub import scrub
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.failures import audit, find_failures
 
-PREFIX: Final = "p-"
+if TYPE_CHECKING:
+    from dispatcher.broker.publisher import Publisher
+
 GLIMPSE_CHARACTERS: Final = 60
-_FINGERPRINT_CHARACTERS: Final = 12
 _SCRUBBED_OCTETS: Final = 2000
 """Far more than is shown: an address must not be cut before it is known as one."""
 
@@ -34,7 +34,7 @@ class Poison:
     """A message without an email.
 
     Attributes:
-        poison_id: `p-` and the beginning of its bytes' SHA-256: the same bytes have the same one.
+        poison_id: See `domain.poison_id`.
         position: From 0, at the head of the DLQ.
         problem: Why no email stands behind it.
         x_death: What RabbitMQ noted when it dead-lettered it; empty if somebody published it there.
@@ -46,11 +46,6 @@ class Poison:
     body: bytes
     headers: Mapping[str, Any]
     x_death: list[Any]
-
-
-def poison_id(body: bytes) -> str:
-    """What a message without an email is called."""
-    return PREFIX + sha256(body).hexdigest()[:_FINGERPRINT_CHARACTERS]
 
 
 async def list_poison(session: AsyncSession, dlq: DeadLetterQueue, at_most: int | None = None) -> list[Poison]:

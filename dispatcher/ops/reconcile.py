@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from dispatcher.broker.dlq import DeadLetterQueue
+from dispatcher.domain.poison_id import poison_id
 from dispatcher.ops.acts import Act
 from dispatcher.ops.letters import MOST_LOOKS, Read, look, read
-from dispatcher.ops.poison import poison_id
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.failures import announce_again, audit, find_announced
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import orjson
 import psycopg
@@ -13,7 +13,6 @@ from psycopg import errors as pg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import TupleRow
 from psycopg.types.json import set_json_loads
-from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from dispatcher.errors import (
     ConfigurationError,
@@ -25,9 +24,12 @@ from dispatcher.errors import (
 )
 from dispatcher.store.queries import query
 
+if TYPE_CHECKING:
+    from psycopg_pool import AsyncConnectionPool
+
 Session = psycopg.Connection[TupleRow]
 AsyncSession = psycopg.AsyncConnection[TupleRow]
-Pool = AsyncConnectionPool[AsyncSession]
+Pool: TypeAlias = "AsyncConnectionPool[AsyncSession]"
 
 CONNECT_SECONDS: Final = 5
 STATEMENT_SECONDS: Final = 30
@@ -65,7 +67,7 @@ def translated() -> Iterator[None]:
         raise StoreBusy(f"PostgreSQL is not available: {_first_line(error)}.") from error
     except (pg.InsufficientPrivilege, pg.InvalidPassword, pg.InvalidCatalogName, pg.ReadOnlySqlTransaction) as error:
         raise StoreUnavailable(f"PostgreSQL refuses us: {_first_line(error)}.") from error
-    except (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout, PoolClosed) as error:
+    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
         raise StoreUnavailable(f"PostgreSQL is not available: {_first_line(error)}.") from error
     except psycopg.DataError as error:
         raise ValueRefused(f"PostgreSQL refused a value ({error.sqlstate or type(error).__name__}).") from error
@@ -132,6 +134,8 @@ def make_pool(database_url: str, *, name: str, size: int, lock_seconds: float = 
         size: Connections, all of them opened and kept.
         lock_seconds: How long a statement may wait for another transaction's lock.
     """
+
+    from psycopg_pool import AsyncConnectionPool
 
     async def configure(connection: AsyncSession) -> None:
         await _configure(connection, lock_seconds)

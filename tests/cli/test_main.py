@@ -45,6 +45,28 @@ def test_help_loads_no_command_and_no_rich(bare: CommandLine) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_sentence_of_a_list_of_commands_is_cut(name: str) -> None:
+    shown = CliRunner().invoke(dispatcher, [name, "--help"])
+
+    assert "..." not in shown.output.partition("Commands:")[2]
+
+
+def test_listing_dead_letters_loads_nothing_that_it_does_not_need(prepared: CommandLine) -> None:
+    script = (
+        "import sys; from dispatcher.cli.main import main; assert main(['dlq', 'list', '--by', 'error_type']) == 0\n"
+        "needless = {'rich', 'pika', 'uvloop', 'structlog', 'psycopg_pool', 'boto3', 'difflib'}\n"
+        "loaded = needless & {name.split('.')[0] for name in sys.modules}\n"
+        "assert not loaded, loaded"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=prepared.whole_environment, capture_output=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
 def test_version_is_told(bare: CommandLine) -> None:
     ended = bare("--version")
 

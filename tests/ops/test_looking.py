@@ -10,12 +10,13 @@ from dispatcher.broker.connection import open_connection
 from dispatcher.broker.dlq import DeadLetterQueue
 from dispatcher.broker.topology import Topology, declare
 from dispatcher.dev.servers import Servers
+from dispatcher.domain.poison_id import poison_id
 from dispatcher.errors import DispatcherError
 from dispatcher.ops.acts import Act
 from dispatcher.ops.letters import discard, sweep
-from dispatcher.ops.poison import discard_poison, list_poison, poison_id, safe_text
+from dispatcher.ops.messages import find_messages
+from dispatcher.ops.poison import discard_poison, list_poison, safe_text
 from dispatcher.ops.reconcile import reconcile
-from dispatcher.ops.stories import find_messages
 from dispatcher.store.connections import AsyncSession, connect_async
 from tests.ops.morgue import Morgue
 from tests.waiting import until_answer

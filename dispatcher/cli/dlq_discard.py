@@ -1,10 +1,9 @@
-"""`dispatcher dlq discard` and `reconcile`: what leaves the DLQ without being sent, and whether it tells the truth."""
+"""`dispatcher dlq discard`: what leaves the DLQ without being sent."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
@@ -13,13 +12,13 @@ import click
 from dispatcher.cli.acting import acting, opened_dlq, opened_session
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.output import print_json, say
+from dispatcher.cli.output import say
 from dispatcher.cli.selecting import all_of, selecting
+from dispatcher.domain.poison_id import is_poison_id
 
 if TYPE_CHECKING:
     from dispatcher.config import Settings
     from dispatcher.ops.acts import Act
-    from dispatcher.ops.reconcile import Differences
     from dispatcher.store.failures import Selection
 
 _NAMED: Final = 5
@@ -30,7 +29,7 @@ _NAMED: Final = 5
 @selecting
 @acting
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def discard(names: tuple[str, ...], selection: Selection, reason: str, actor: str | None, yes: bool) -> int:
+def command(names: tuple[str, ...], selection: Selection, reason: str, actor: str | None, yes: bool) -> int:
     """Take dead letters off the DLQ for good, without sending anything.
 
     Of an email, by id or filter: it stays failed or held, its row, content and history stay, and `dlq show` still tells
@@ -48,7 +47,7 @@ def discard(names: tuple[str, ...], selection: Selection, reason: str, actor: st
 
     act = Act.of(actor, reason)
     settings = load_settings("database_url", "amqp_url")
-    poison = [name for name in names if name.startswith("p-")]
+    poison = [name for name in names if is_poison_id(name)]
     try:
         email_ids = tuple(UUID(name) for name in names if name not in poison)
     except ValueError:
@@ -66,40 +65,6 @@ def discard(names: tuple[str, ...], selection: Selection, reason: str, actor: st
     emails, letters, messages = asyncio.run(_discard(settings, ids, poison, act))
     say(f"Discarded: {emails:,} emails' dead letters ({letters:,} left the DLQ), {messages:,} poison messages.")
     return Exit.DONE
-
-
-@click.command("reconcile")
-@click.option("--mend", is_flag=True, help="Mend what can be mended; needs a --reason.")
-@click.option("--reason", metavar="TEXT", help="Why, for the audit: a few words, no addresses.")
-@click.option("--actor", metavar="NAME", help="Who decides; the system's user@host if not said.")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON, every difference with its ids.")
-def reconcile(mend: bool, reason: str | None, actor: str | None, as_json: bool) -> int:
-    """Compare the DLQ with the failed and held emails, and mend the differences by --mend.
-
-    The database is the truth: a dead letter that is missing is published again by the relay; one whose email was sent,
-    replayed or discarded is removed, and so is a second one for the same failure. Messages without an email are told
-    and left alone: see `dlq list --poison`.
-
-    \b
-    Examples:
-      dispatcher dlq reconcile
-      dispatcher dlq reconcile --mend --reason "RabbitMQ was rebuilt"
-
-    Exit codes: 0 they agree, or do now; 3 they differ.
-    """
-    from dispatcher.ops.acts import Act
-
-    if mend and not reason:
-        raise click.UsageError("--mend needs a --reason: a few words for the audit.")
-    act = Act.of(actor, reason or "") if mend else None
-    found = asyncio.run(_reconcile(load_settings("database_url", "amqp_url"), act))
-    if as_json:
-        print_json(asdict(found))
-    _tell(found)
-    return Exit.DONE if found.mended or not found.count else Exit.PARTLY
-
-
-COMMANDS: Final = (discard, reconcile)
 
 
 def _agreed(ids: list[UUID], poison: list[str]) -> bool:
@@ -128,23 +93,3 @@ async def _discard(settings: Settings, ids: list[UUID], poison: list[str], act: 
         letters = await sweep(session, dlq, frozenset(ids)) if ids else 0
         messages = [await discard_poison(session, dlq, name, act) for name in poison]
         return len(discarded), letters, sum(messages)
-
-
-async def _reconcile(settings: Settings, act: Act | None) -> Differences:
-    from dispatcher.ops.reconcile import reconcile as compare
-
-    async with opened_session(settings, "dlq") as session, opened_dlq(settings, "dlq") as dlq:
-        return await compare(session, dlq, act)
-
-
-def _tell(found: Differences) -> None:
-    done = {"missing": "published again", "stale": "removed", "doubles": "removed"}
-    say(f"{found.depth:,} messages on the DLQ: {found.letters:,} tell of how their email stands.")
-    for name, ids in (("missing", found.missing), ("stale", found.stale), ("doubles", found.doubles)):
-        if ids:
-            some = ", ".join(map(str, ids[:_NAMED]))
-            say(f"{len(ids):,} {name}{f', {done[name]}' if found.mended else ''}: {some}{'…' if ids[_NAMED:] else ''}")
-    if found.poison:
-        say(f"{len(found.poison):,} without an email: `dispatcher dlq list --poison` lists them.")
-    if found.count and not found.mended:
-        say('`dispatcher dlq reconcile --mend --reason "…"` mends what differs.')

@@ -1,0 +1,48 @@
+"""A group of commands of which only the one that is called gets loaded: half of what a command takes is its imports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import click
+
+
+class LazyGroup(click.Group):
+    """A group whose commands load when they are called.
+
+    Args:
+        parts: What each does, in a line for `--help`, by name and in the order of `--help`.
+        modules: Where they are: `command` in the module of this name, with their own for `{}`.
+    """
+
+    def __init__(self, *arguments: Any, parts: Mapping[str, str], modules: str, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.parts = parts
+        self._modules = modules
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Names for `--help`."""
+        return list(self.parts)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        """The command of that name, loaded now."""
+        if cmd_name not in self.parts:
+            return None
+        command: click.Command = import_module(self._modules.format(cmd_name)).command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does it, and names what is close to a name that there is not."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.exceptions.NoSuchCommand as error:
+            raise click.exceptions.NoSuchCommand(error.command_name, possibilities=self.parts, ctx=ctx) from error
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """The list in `--help`, without loading what it lists."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self.parts.items()))

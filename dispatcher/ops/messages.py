@@ -1,0 +1,55 @@
+"""The messages on the DLQ that tell of one email."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+from dispatcher.broker.dlq import DeadLetterQueue
+from dispatcher.ops.letters import look, read
+from dispatcher.ops.poison import plain
+from dispatcher.store.connections import AsyncSession
+
+LOOK_AT_MOST: Final = 10_000
+"""Messages from the head of the DLQ among which an email's are looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message on the DLQ that tells of an email.
+
+    Attributes:
+        position: From 0, at the head.
+        is_stale: It tells of a failure that is over.
+        x_death: What RabbitMQ noted if it dead-lettered the message itself.
+    """
+
+    position: int
+    is_stale: bool
+    failed_at: Any
+    attempts: int
+    headers: dict[str, Any]
+    x_death: list[Any]
+
+
+async def find_messages(
+    session: AsyncSession, dlq: DeadLetterQueue, email_id: UUID, at_most: int = LOOK_AT_MOST
+) -> list[Message]:
+    """The messages that tell of an email, among the first of the DLQ; nothing is removed."""
+    named = str(email_id).encode()
+    async with look(session, dlq, at_most) as looking:
+        found = [each async for batch in looking.batches() for each in batch if named in each.body.lower()]
+    return [
+        Message(
+            each.found.position,
+            each.is_stale,
+            each.letter.failed_at,
+            each.letter.attempts,
+            {name: value for name, value in headers.items() if name != "x-death"},
+            headers.get("x-death", []),
+        )
+        for each in await read(session, found)
+        if each.letter and each.letter.email_id == email_id
+        for headers in [plain(each.found.properties.headers or {})]
+    ]
