@@ -512,6 +512,9 @@ class Settings:
     retain_keys_days: int = setting(
         _whole(0, 36500), "0", "Days after which the key of an email that is gone may be used again; 0: never."
     )
+    retain_audit_days: int = setting(
+        _whole(0, 36500), "0", "Days that the record of operators' acts, with their reasons, is kept; 0: for ever."
+    )
     log_level: str = setting(_choice(*LOG_LEVELS), "info", "debug, info, warning or error.")
     log_format: str = setting(_choice("auto", "json", "text"), "auto", "auto is text on a terminal, JSON elsewhere.")
 
@@ -618,6 +621,18 @@ _REMEDIES: Final = {
 }
 
 
+def doubts(settings: Settings) -> tuple[str, ...]:
+    """What works, and is hardly meant so; a sentence each."""
+    if 0 < settings.hang_seconds < settings.lease_seconds or not settings.hang_seconds:
+        return ()
+    words = (
+        f"DISPATCHER_LEASE_SECONDS ({settings.lease_seconds:g}) is not above DISPATCHER_HANG_SECONDS "
+        f"({settings.hang_seconds:g}): a worker that hangs loses its leases before it is replaced, and what it has on "
+        "the wire counts as unknown. Raise the one, or lower the other."
+    )
+    return (words,)
+
+
 def _absences(needs: Collection[str], origins: Mapping[str, Origin], settings: Settings) -> list[str]:
     return [
         f"{origins[name].variable} is not set: {_REMEDIES[name]}."
@@ -641,6 +656,11 @@ def _contradictions(settings: Settings, needs: Collection[str], origins: Mapping
     if settings.retain_keys_days and not 0 < settings.retain_emails_days <= settings.retain_keys_days:
         mistakes.append(
             "DISPATCHER_RETAIN_KEYS_DAYS is shorter than DISPATCHER_RETAIN_EMAILS_DAYS: keys go last; raise it."
+        )
+    if settings.retain_audit_days and not 0 < settings.retain_emails_days <= settings.retain_audit_days:
+        mistakes.append(
+            "DISPATCHER_RETAIN_AUDIT_DAYS is shorter than DISPATCHER_RETAIN_EMAILS_DAYS: what was done to an email is "
+            "kept as long as the email; raise it."
         )
     if settings.retry_base_seconds > settings.retry_cap_seconds:
         mistakes.append("DISPATCHER_RETRY_BASE_SECONDS is above DISPATCHER_RETRY_CAP_SECONDS: lower it.")

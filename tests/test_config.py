@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dispatcher.config import KNOWN_PROVIDERS, Settings, SmtpServer, examine, load, variable_of
+from dispatcher.config import KNOWN_PROVIDERS, Settings, SmtpServer, doubts, examine, load, variable_of
 from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import ConfigurationError
 
@@ -178,6 +178,7 @@ def test_who_sends_needs_what_the_provider_needs_and_nobody_else_does(provider: 
     ("environ", "sentence"),
     [
         ({"DISPATCHER_QUEUE": "one", "DISPATCHER_DLQ": "one"}, "give the dead letters their own"),
+        ({"DISPATCHER_RETAIN_AUDIT_DAYS": "90"}, "DISPATCHER_RETAIN_AUDIT_DAYS is shorter"),
         ({"DISPATCHER_RETRY_BASE_SECONDS": "61"}, "is above DISPATCHER_RETRY_CAP_SECONDS"),
     ],
 )
@@ -185,6 +186,13 @@ def test_settings_that_contradict_each_other_are_told(environ: dict[str, str], s
     (mistake,) = mistakes_of(environ)
 
     assert sentence in mistake
+
+
+@pytest.mark.parametrize(("hang", "is_doubted"), [("60", True), ("70", True), ("59", False), ("0", False)])
+def test_a_lease_that_ends_before_a_hanging_worker_does_is_doubted(hang: str, is_doubted: bool) -> None:
+    words = " ".join(doubts(load({"DISPATCHER_LEASE_SECONDS": "60", "DISPATCHER_HANG_SECONDS": hang})))
+
+    assert ("DISPATCHER_LEASE_SECONDS" in words and "DISPATCHER_HANG_SECONDS" in words) is is_doubted
 
 
 def test_an_empty_variable_is_as_good_as_none() -> None:

@@ -23,7 +23,7 @@ import pika
 from pika import exceptions, frame, spec
 from pika.adapters.asyncio_connection import AsyncioConnection
 
-from dispatcher.broker.faults import channel_fault, reason
+from dispatcher.broker.faults import REMEDIES, channel_fault, reason
 from dispatcher.errors import BrokerUnavailable, ConfigurationError
 from dispatcher.version import VERSION
 
@@ -132,7 +132,8 @@ class Connection:
                 raise BrokerUnavailable(f"{self._place} cannot be reached: it did not answer in time.") from None
             raise
         if self.lost.done():
-            raise BrokerUnavailable(f"{self._place} cannot be reached: {self.lost.result()}.")
+            words = self.lost.result()
+            raise BrokerUnavailable(f"{self._place} cannot be reached: {words}.", remedy=REMEDIES.get(words))
 
     @property
     def is_blocked(self) -> bool:

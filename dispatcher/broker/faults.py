@@ -59,12 +59,22 @@ def reason(error: BaseException) -> str:
     return f"the connection failed ({type(cause).__name__})"
 
 
+_REFUSED_LOGIN: Final = "it refused the user name or the password"
+_REFUSED_VHOST: Final = "it refused the user access to the virtual host, or there is no such host"
+REMEDIES: Final = {
+    _REFUSED_LOGIN: "Correct user and password in DISPATCHER_AMQP_URL (@ is %40 there, and / is %2F), or set that "
+    "user's password: rabbitmqctl change_password USER.",
+    _REFUSED_VHOST: "Correct the virtual host at the end of DISPATCHER_AMQP_URL (%2F is /), or let the user in: "
+    "`dispatcher topology users` has the commands.",
+}
+"""What mends a refusal, by its words: starting the server, which mends most others, does not."""
+
 _REASONS: Final[tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str], ...]] = (
     (
         (exceptions.ProbableAuthenticationError, exceptions.AuthenticationError),
-        "it refused the user name or the password",
+        _REFUSED_LOGIN,
     ),
-    (exceptions.ProbableAccessDeniedError, "it refused the user access to the virtual host, or there is no such host"),
+    (exceptions.ProbableAccessDeniedError, _REFUSED_VHOST),
     (exceptions.IncompatibleProtocolError, "what answers there does not speak AMQP 0-9-1"),
     (exceptions.AMQPHeartbeatTimeout, "its heartbeats stopped"),
     (exceptions.ConnectionBlockedTimeout, "it blocked publishers for too long (memory or disk alarm)"),

@@ -178,9 +178,16 @@ class Management:
             HTTPStatus.UNAUTHORIZED: "refuses the user name or the password, or the user has no monitoring tag",
             HTTPStatus.FORBIDDEN: "refuses this user",
         }
-        return BrokerUnavailable(f"{self._place} {words.get(status, f'answers {status}')}.")
+        is_refused = status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+        return BrokerUnavailable(
+            f"{self._place} {words.get(status, f'answers {status}')}.", remedy=_REFUSED if is_refused else None
+        )
 
 
+_REFUSED: Final = (
+    "Correct user and password in DISPATCHER_RABBITMQ_MANAGEMENT_URL, or give that user the tag: "
+    "rabbitmqctl set_user_tags USER monitoring."
+)
 _MISTAKE: Final = (
     "DISPATCHER_RABBITMQ_MANAGEMENT_URL is not a usable URL: it looks like http://user:password@host:15672."
 )

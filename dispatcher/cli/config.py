@@ -14,7 +14,7 @@ from dispatcher.cli.environment import unknown_variables, unknown_warnings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.masking import MASK, masked
 from dispatcher.cli.output import console_for, plain_table, print_data, print_json, print_table, say
-from dispatcher.config import Origin, Settings, examine, variable_of
+from dispatcher.config import Origin, Settings, doubts, examine, variable_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -76,7 +76,7 @@ def command(as_json: bool, example: bool) -> int:
     else:
         is_wide = console_for(sys.stdout).width >= WIDE_COLUMNS
         print_table(_wide_table(lines) if is_wide else _narrow_table(lines))
-    for words in (*unknown_warnings(os.environ), *mistakes):
+    for words in (*unknown_warnings(os.environ), *doubts(settings), *mistakes):
         say(words)
     return Exit.BAD_CONFIGURATION if mistakes else Exit.DONE
 

@@ -28,7 +28,7 @@ _NAMED: Final = 5
 @click.argument("names", metavar="[ID...|p-…]", nargs=-1)
 @selecting
 @acting
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Go on without asking; needed where there is no terminal.")
 def command(names: tuple[str, ...], selection: Selection, reason: str, actor: str | None, yes: bool) -> int:
     """Take dead letters off the DLQ for good, without sending anything.
 
@@ -41,7 +41,7 @@ def command(names: tuple[str, ...], selection: Selection, reason: str, actor: st
       dispatcher dlq discard --error-type rejected_recipient --older-than 1w --reason "typos, customers told"
       dispatcher dlq discard p-3fa9c1d2e0b4 --reason "a test message"
 
-    Exit codes: 0 done, 1 nothing to discard.
+    Exit codes: 0 done, 1 nothing to discard, 2 nobody could be asked.
     """
     from dispatcher.ops.acts import Act
 

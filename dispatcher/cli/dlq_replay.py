@@ -54,7 +54,7 @@ _WORDS: Final = {
 @click.option("--reason", metavar="TEXT", help="Why, for the audit: a few words, no addresses. Needed to go on.")
 @click.option("--actor", metavar="NAME", help="Who decides; the system's user@host if not said.")
 @click.option("--dry-run", is_flag=True, help="Count and name some, and change nothing.")
-@click.option("--yes", is_flag=True, help="Do not ask after the dry run.")
+@click.option("--yes", is_flag=True, help="Go on without asking; needed where there is no terminal.")
 @click.option("--resume", type=int, metavar="REPLAY", help="Go on with a replay that was stopped or interrupted.")
 @click.option(
     "--body",
@@ -80,7 +80,8 @@ def command(
 ) -> int:
     """Send failed emails again, by ids, by a filter, or as the DLQ names them. What was sent is never sent again.
 
-    First tells how many it is about and names some, then asks (or goes on at once with --yes). Each email becomes
+    First tells how many it is about and names some, then asks, or goes on at once with --yes; without a terminal to ask
+    on (a script, a pipe) it changes nothing unless there is --yes. Each email becomes
     pending and due in a commit of its own, at the pace of --rate, its attempts counted anew; its dead letter leaves the
     DLQ. Ctrl-C, a crash or `dispatcher dlq stop` lose nothing: --resume goes on where it ended. Two replays of the same
     email send it once.
@@ -93,7 +94,8 @@ def command(
       dispatcher dlq replay --resume 7
       dispatcher dlq replay p-3fa9c1d2e0b4 --body repaired.json --reason "key was misspelt"
 
-    Exit codes: 0 all were replayed, 1 none, 3 some: the others are named with why they were skipped.
+    Exit codes: 0 all were replayed, or nothing matches; 1 none was; 2 nobody could be asked; 3 some were: the others
+    are named with why they were skipped.
     """
     from dispatcher.ops.acts import Act
 

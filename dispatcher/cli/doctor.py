@@ -15,7 +15,7 @@ from dispatcher.cli.config import RUN_NEEDS
 from dispatcher.cli.environment import unknown_warnings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import plain_table, print_json, print_table
-from dispatcher.config import examine
+from dispatcher.config import Settings, doubts, examine
 
 _MARKS: Final = {State.OK: ("✓", "green"), State.WARNING: ("!", "yellow"), State.FAILED: ("✗", "red")}
 
@@ -46,7 +46,7 @@ def command(as_json: bool) -> int:
 
 def _findings() -> Iterator[Finding]:
     settings, _, mistakes = examine(os.environ, needs=RUN_NEEDS)
-    yield from _settings_findings(mistakes)
+    yield from _settings_findings(settings, mistakes)
     yield from checks.check_process(settings)
     yield from checks.check_run_dir(settings)
     if settings.database_url:
@@ -56,11 +56,13 @@ def _findings() -> Iterator[Finding]:
     yield from checks.check_providers(settings)
 
 
-def _settings_findings(mistakes: tuple[str, ...]) -> Iterator[Finding]:
+def _settings_findings(settings: Settings, mistakes: tuple[str, ...]) -> Iterator[Finding]:
     for mistake in mistakes:
         yield Finding("settings", State.FAILED, mistake)
     for warning in unknown_warnings(os.environ):
         yield Finding("settings", State.WARNING, warning.removeprefix("warning: "), "Correct or remove it.")
+    for words in doubts(settings):
+        yield Finding("settings", State.WARNING, words)
     if not mistakes:
         yield checks.well("settings", "complete; `dispatcher config` shows them")
 

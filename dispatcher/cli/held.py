@@ -14,6 +14,7 @@ from dispatcher.cli.acting import Duration, acting, opened_dlq, opened_session
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import print_json, say
+from dispatcher.cli.selecting import PROVIDER
 from dispatcher.cli.text_table import TextTable
 from dispatcher.errors import DispatcherError
 
@@ -59,7 +60,7 @@ def command() -> None:
 
 @command.command("list")
 @click.option("--tenant", "tenant_id", metavar="ID", help="Only this tenant's.")
-@click.option("--provider", metavar="NAME", help="Only those that went to this provider.")
+@click.option("--provider", type=PROVIDER, metavar="NAME", help="Only those that went to this provider.")
 @click.option("--older-than", type=Duration(), metavar="AGE", help="Enqueued longer ago: 90s, 15m, 2h, 3d, 1w.")
 @click.option("--newer-than", type=Duration(), metavar="AGE", help="Enqueued since then.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Emails per page.")
@@ -102,7 +103,7 @@ def confirm(email_ids: tuple[UUID, ...], reason: str, actor: str | None, as_json
     Example:
       dispatcher held confirm 0198c2f4-… --reason "SendGrid's activity shows it as delivered"
 
-    Exit codes: 0 they are sent, 1 none is, 3 some are.
+    Exit codes: 0 they are sent, now or before; 1 none is, 3 some are.
     """
     from dispatcher.ops.held import confirm as decide
 
@@ -116,13 +117,13 @@ def confirm(email_ids: tuple[UUID, ...], reason: str, actor: str | None, as_json
 def release(email_ids: tuple[UUID, ...], reason: str, actor: str | None, as_json: bool) -> int:
     """Send held emails again, although they may have arrived. Their dead letters leave the DLQ.
 
-    Harmless to repeat: what is on its way or sent already is not released again.
+    Harmless to repeat: what is on its way or sent already is left alone, and said to be so.
 
     \b
     Example:
       dispatcher held release 0198c2f4-… --reason "the provider never saw it"
 
-    Exit codes: 0 they are on their way, 1 none is, 3 some are.
+    Exit codes: 0 they are on their way, or sent already; 1 none is, 3 some are.
     """
     from dispatcher.ops.held import release as decide
 

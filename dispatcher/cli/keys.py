@@ -14,6 +14,14 @@ from dispatcher.domain.email_rules import tenant
 from dispatcher.errors import DispatcherError, InvalidEmail
 
 MAX_NAME_CHARACTERS: Final = 100
+_NEVER_ANY: Final = (
+    "There has never been a key: `dispatcher api` listens on the loopback alone, and lets everybody there do "
+    "everything. `dispatcher keys create --help` tells how to make one."
+)
+_NONE_LEFT: Final = (
+    "Every key is revoked: `dispatcher api` refuses every request. `--all` lists them; `dispatcher keys create --help` "
+    "tells how to make one."
+)
 
 
 @click.group("keys")
@@ -152,7 +160,8 @@ def list_(*, with_revoked: bool, as_json: bool) -> int:
 
     settings = load_settings("database_url")
     with connected(settings.database_url, name="dispatcher keys") as connection:
-        keys = [key for key in list_keys(connection) if with_revoked or key.revoked_at is None]
+        all_keys = list_keys(connection)
+    keys = [key for key in all_keys if with_revoked or key.revoked_at is None]
     if as_json:
         print_json([_document(key) for key in keys])
     elif keys:
@@ -161,7 +170,7 @@ def list_(*, with_revoked: bool, as_json: bool) -> int:
             table.add_row(*_row(key))
         print_table(table)
     else:
-        say("There is no key. `dispatcher keys create --help` tells how to make one.")
+        say(_NONE_LEFT if all_keys else _NEVER_ANY)
     return Exit.DONE
 
 

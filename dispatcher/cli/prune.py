@@ -24,7 +24,7 @@ WAIT_SECONDS: Final = 10.0
 @click.option("--dry-run", is_flag=True, help="Only name the partitions that would be dropped.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON: partitions, and counts by kind.")
 def command(dry_run: bool, as_json: bool) -> int:
-    """Forget old emails: their content, then the emails themselves, and their message keys last.
+    """Forget old emails: their content, then the emails themselves, and their message keys and the record of acts last.
 
     The monitor of every host does so each hour; this is for a host without one, or for a user of PostgreSQL who owns
     the tables where the dispatcher's own does not. Emails leave by whole weeks, up to seven days after their time.
@@ -34,8 +34,9 @@ def command(dry_run: bool, as_json: bool) -> int:
     \b
     Settings, in days; 0 keeps for ever:
       DISPATCHER_RETAIN_CONTENT_DAYS   subject, bodies, addresses, attachments
-      DISPATCHER_RETAIN_EMAILS_DAYS    everything else about an email
+      DISPATCHER_RETAIN_EMAILS_DAYS    everything else about an email; replays
       DISPATCHER_RETAIN_KEYS_DAYS      message keys: a forgotten key may be used again
+      DISPATCHER_RETAIN_AUDIT_DAYS     operators' acts: who, when, why
 
     \b
     Examples:
@@ -61,11 +62,11 @@ async def _look(settings: Settings) -> dict[str, Any]:
 
 async def _prune(settings: Settings) -> dict[str, Any]:
     from dispatcher.store.connections import connect_async
-    from dispatcher.store.retention import TURN, Pruning, Retention
+    from dispatcher.store.retention import KINDS, TURN, Pruning, Retention
     from dispatcher.store.turns import turn
 
     names: list[str] = []
-    counts: Counter[str] = Counter({"content": 0, "one_time_code": 0, "key": 0})
+    counts: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
     async with (
         await connect_async(settings.database_url, name="dispatcher prune") as session,
         turn(session, TURN, within_seconds=WAIT_SECONDS) as is_ours,
@@ -89,4 +90,6 @@ def _lines(told: dict[str, Any], *, dry_run: bool) -> list[str]:
         f"contents forgotten: {told['content']}",
         f"one-time codes forgotten: {told['one_time_code']}",
         f"message keys forgotten: {told['key']}",
+        f"replays forgotten: {told['replay']}, with what they noted of {told['replayed']} emails",
+        f"operators' acts forgotten: {told['act']}",
     ]

@@ -14,7 +14,7 @@ import click
 
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.config import Settings, load
+from dispatcher.config import Settings, doubts, load
 
 if TYPE_CHECKING:
     from dispatcher.supervisor.process import Role
@@ -85,6 +85,8 @@ def _run(settings: Settings) -> int:
 
     log.configure(settings.log_level, settings.log_format)
     setproctitle("dispatcher: run")
+    for words in doubts(settings):
+        log.get_log().warning("settings.doubted", reason=words)
     prepare(settings)
     tracing.prepare()
     parent = Parent(

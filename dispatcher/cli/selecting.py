@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from dispatcher.cli.acting import Duration
+from dispatcher.config import KNOWN_PROVIDERS
+from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
 
 if TYPE_CHECKING:
     from dispatcher.store.failures import Selection
 
 Result = TypeVar("Result")
+
+
+class Known(click.ParamType[str]):
+    """One of the words that there are: a typo would select nothing, and look as if all were well."""
+
+    def __init__(self, name: str, words: Iterable[str]) -> None:
+        self.name = name
+        self._words = tuple(words)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The word."""
+        if value not in self._words:
+            self.fail(f"there is no {self.name} {value!r}; there are: {', '.join(self._words)}.", param, ctx)
+        return str(value)
 
 
 def selecting(command: Callable[..., Result]) -> Callable[..., Result]:
@@ -51,10 +67,16 @@ def selecting(command: Callable[..., Result]) -> Callable[..., Result]:
     return handed_on
 
 
-_OPTIONS = (
+PROVIDER: Final = Known("provider", KNOWN_PROVIDERS)
+_OPTIONS: Final = (
     click.option("--status", type=click.Choice(["failed", "held"]), help="Only these; both if not said."),
-    click.option("--error-type", metavar="WORD", help="Such as rejected_recipient; `dlq list --by error_type` counts."),
-    click.option("--provider", metavar="NAME", help="Whom the last attempt went to."),
+    click.option(
+        "--error-type",
+        type=Known("error type", Reason),
+        metavar="WORD",
+        help="Such as rejected_recipient; `dlq list --by error_type` counts.",
+    ),
+    click.option("--provider", type=PROVIDER, metavar="NAME", help="Whom the last attempt went to."),
     click.option("--tenant", "tenant_id", metavar="ID", help="Only this tenant's."),
     click.option("--text", metavar="WORDS", help="Part of the error's words, in any case."),
     click.option("--older-than", type=Duration(), metavar="AGE", help="Enqueued longer ago: 90s, 15m, 2h, 3d, 1w."),

@@ -39,6 +39,7 @@ SETTINGS: Final = {
     "DISPATCHER_PREFETCH": "64",
     # Not needed for the recovery from a kill, which the in-flight ledger does at once: only if that failed.
     "DISPATCHER_LEASE_SECONDS": "20",
+    "DISPATCHER_HANG_SECONDS": "10",
     "DISPATCHER_RETRY_BASE_SECONDS": "0.5",
     "DISPATCHER_DRAIN_SECONDS": "20",
     "DISPATCHER_LOG_FORMAT": "json",

@@ -21,6 +21,8 @@ CONTENT_TABLES: Final = ("email_attachment", "email_content")
 EMAIL_TABLES: Final = (*CONTENT_TABLES, "email_attempt", "email_log")
 """The log last: what it has no row of any more has nothing left anywhere."""
 BATCH: Final = 1000
+KINDS: Final = ("content", "one_time_code", "key", "replayed", "replay", "act")
+"""What is forgotten by rows: emails' content, keys, what replays noted of their emails, replays, operators' acts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +32,17 @@ class Retention:
     content_days: int
     emails_days: int
     keys_days: int
+    audit_days: int = 0
 
     @classmethod
     def of(cls, settings: Settings) -> Retention:
         """What an operator has set."""
-        return cls(settings.retain_content_days, settings.retain_emails_days, settings.retain_keys_days)
+        return cls(
+            settings.retain_content_days,
+            settings.retain_emails_days,
+            settings.retain_keys_days,
+            settings.retain_audit_days,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +50,8 @@ class Pruned:
     """One step of pruning that was done.
 
     Attributes:
-        what: `partition`, `content`, `one_time_code` or `key`.
-        count: Partitions, emails or keys.
+        what: `partition`, or one of `KINDS`.
+        count: How many.
         name: The partition's.
     """
 
@@ -75,12 +83,9 @@ class Pruning:
         for parent, days in self._due_tables():
             while rows := await self._fetch("prune_partition", {"parent": parent, "days": days}):
                 yield Pruned("partition", 1, rows[0][0])
-        if self._retention.content_days:
-            async for count in self._repeat("forget_content", days=self._retention.content_days):
-                yield Pruned("content", count)
-        if self._retention.keys_days:
-            async for count in self._repeat("forget_keys", days=self._retention.keys_days):
-                yield Pruned("key", count)
+        for name, what, days in self._due_rows():
+            async for count in self._repeat(name, days=days):
+                yield Pruned(what, count)
 
     async def find_prunable_partitions(self) -> list[str]:
         """What `prune` would drop now."""
@@ -94,6 +99,17 @@ class Pruning:
         due = [(parent, self._retention.content_days) for parent in CONTENT_TABLES]
         due += [(parent, self._retention.emails_days) for parent in EMAIL_TABLES]
         return [(parent, days) for parent, days in due if days]
+
+    def _due_rows(self) -> list[tuple[str, str, int]]:
+        kept = self._retention
+        due = [
+            ("forget_content", "content", kept.content_days),
+            ("forget_keys", "key", kept.keys_days),
+            ("forget_replayed", "replayed", kept.emails_days),
+            ("forget_replays", "replay", kept.emails_days),
+            ("forget_acts", "act", kept.audit_days),
+        ]
+        return [(name, what, days) for name, what, days in due if days]
 
     async def _repeat(self, name: str, **parameters: Any) -> AsyncIterator[int]:
         while rows := await self._fetch(name, {**parameters, "limit": BATCH}):

@@ -66,6 +66,7 @@ EVENTS: Final = MappingProxyType(
         "api.started": "The HTTP API listens: listener.",
         "api.refused": "What the HTTP API refused since it last told, by reason: counts.",
         "api.stopped": "The HTTP API ended.",
+        "settings.doubted": "Settings go together, and are hardly meant so: reason.",
         "emails.pruned": "What was older than the settings keep it was forgotten: partitions, and counts by kind.",
         "emails.pruning_postponed": "Another transaction holds what is to be forgotten: reason, retry_in_seconds.",
         "partition.made": "Partitions were made ahead: names.",

@@ -72,3 +72,33 @@ with old as (
 delete from email_idempotency
 where ctid = any(array(select ctid from old))
 returning email_id;
+
+-- name: forget_replayed
+-- Deletes some of what replays of before an instant noted of their emails. Returns a row per email of a replay.
+with old as (
+    select i.ctid
+    from email_replay_item as i
+    join email_replay as r using (replay_id)
+    where r.created_at < clock_timestamp() - %(days)s * interval '1 day'
+    limit %(limit)s
+)
+delete from email_replay_item
+where ctid = any(array(select ctid from old))
+returning email_id;
+
+-- name: forget_replays
+-- Deletes some replays of before an instant of which nothing is left but themselves. Returns a row per replay.
+with old as (
+    select r.ctid
+    from email_replay as r
+    where r.created_at < clock_timestamp() - %(days)s * interval '1 day'
+        and not exists (select from email_replay_item as i where i.replay_id = r.replay_id)
+    limit %(limit)s
+)
+delete from email_replay
+where ctid = any(array(select ctid from old))
+returning replay_id;
+
+-- name: forget_acts
+-- Deletes some acts of operators of before an instant. Returns a row per act.
+select operator_audit_prune(clock_timestamp() - %(days)s * interval '1 day', %(limit)s);

@@ -118,6 +118,8 @@ def test_the_whole_story_is_told_by_id_and_by_key_and_content_only_on_record(
     assert told["attempts"][0]["provider_code"] == "550"
     assert (told["dlq"][0]["position"], told["dlq"][0]["is_stale"]) == (0, False)
     assert "host:w0" in shown.stdout
+    for what_says_nothing in ("1970", "crash", "base", "x-death", "None", "False"):
+        assert what_says_nothing not in shown.stdout
     assert "ann@example.org" not in shown.stdout + orjson.dumps(told).decode()
     assert refused.code == 2
     assert revealed["content"]["recipients"] == {"to": ["ann@example.org"]}
@@ -145,6 +147,17 @@ def test_what_makes_no_sense_is_refused(bare: CommandLine, arguments: tuple[str,
     ended = bare("dlq", "replay", *arguments)
 
     assert (ended.code, ended.stdout) == (2, "")
+
+
+@pytest.mark.parametrize("command", ["list", "replay", "discard"])
+@pytest.mark.parametrize(("option", "known"), [("--error-type", "rejected_recipient"), ("--provider", "sendgrid")])
+def test_a_word_that_there_is_not_is_no_filter_that_finds_nothing(
+    bare: CommandLine, command: str, option: str, known: str
+) -> None:
+    ended = bare("dlq", command, option, "tpyo", *(() if command == "list" else WHY))
+
+    assert (ended.code, ended.stdout) == (2, "")
+    assert known in ended.stderr
 
 
 def test_without_yes_or_a_terminal_it_is_a_dry_run(quick: Callable[..., Ended], morgue: Morgue) -> None:

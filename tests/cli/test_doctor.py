@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import psycopg
@@ -127,6 +128,34 @@ def test_rows_in_a_default_partition_are_a_warning(prepared: CommandLine, connec
 
     assert found["partitions"]["state"] == "warning"
     assert "email_log_default" in found["partitions"]["words"]
+
+
+def test_a_refused_login_names_its_setting_and_does_not_ask_to_start_the_server(
+    settled: CommandLine, servers: Servers
+) -> None:
+    wrong = re.sub(r"//[^@]*@", "//nobody:secret@", servers.amqp_url)
+    found = _findings(
+        settled.having(
+            DISPATCHER_AMQP_URL=wrong,
+            DISPATCHER_RABBITMQ_MANAGEMENT_URL=re.sub(r"//[^@]*@", "//nobody:secret@", servers.management_url),
+        ),
+        code=1,
+    )
+
+    for subject, setting in (
+        ("RabbitMQ", "DISPATCHER_AMQP_URL"),
+        ("RabbitMQ management", "DISPATCHER_RABBITMQ_MANAGEMENT_URL"),
+    ):
+        assert "the user name or the password" in found[subject]["words"]
+        assert setting in found[subject]["remedy"]
+        assert "Start it" not in found[subject]["remedy"]
+
+
+def test_settings_that_are_hardly_meant_so_are_a_warning(settled: CommandLine) -> None:
+    ended = settled.having(DISPATCHER_LEASE_SECONDS="10")("doctor")
+
+    assert ended.code == 0
+    assert "DISPATCHER_HANG_SECONDS" in ended.stdout
 
 
 def test_unknown_variable_is_a_warning(settled: CommandLine) -> None:

@@ -12,6 +12,7 @@ from tests.cli.commandline import CommandLine, in_process
 def test_a_key_is_shown_once_stored_as_a_hash_and_revoked_by_what_the_list_shows(
     storing: CommandLine, connection: psycopg.Connection
 ) -> None:
+    assert "loopback alone" in storing("keys", "list").stderr
     made = storing("keys", "create", "--name", "shop", "--from-domain", "Bücher.example", "--json").json
     secret = Secret.parse(made["key"])
     assert secret is not None
@@ -26,6 +27,7 @@ def test_a_key_is_shown_once_stored_as_a_hash_and_revoked_by_what_the_list_shows
     assert storing("keys", "revoke", made["key_id"]).code == 0
     assert storing("keys", "revoke", made["key_id"]).code == 1
     assert storing("keys", "list", "--json").json == []
+    assert "Every key is revoked: `dispatcher api` refuses every request." in storing("keys", "list").stderr
 
 
 def test_a_key_that_may_send_must_say_from_where() -> None:

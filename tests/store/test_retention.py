@@ -160,3 +160,41 @@ async def test_an_email_of_a_producer_whose_clock_is_behind_is_not_old(books: Bo
     assert await prune(Retention(30, 60, 90)) == []
 
     assert has(books, "email_content", email_id)
+
+
+def replay_long_ago(books: Books) -> int:
+    """A replay of a hundred days ago, with one email, and the act that is on record for it."""
+    made = "insert into email_replay (source, selection, include_held, actor, reason, created_at) "
+    (row,) = books.select(f"{made} values ('filter', '{{}}', false, 'ann', 'why', %s) returning replay_id", OLD)
+    replay_id = int(row["replay_id"])
+    books.connection.execute(
+        "insert into email_replay_item values (%s, gen_random_uuid(), 'replayed', %s)", [replay_id, OLD]
+    )
+    act = "insert into operator_audit (acted_at, actor, action, replay_id) values (%s, 'ann', 'replay', %s)"
+    books.connection.execute(act, [OLD, replay_id])
+    return replay_id
+
+
+def count(books: Books, table: str) -> int:
+    (row,) = books.select(f"select count(*) as n from {table}")  # noqa: S608 - a name of this test's
+    return int(row["n"])
+
+
+async def test_a_replay_leaves_with_the_emails_of_its_time_and_the_act_stays(books: Books, prune: Prune) -> None:
+    replay_long_ago(books)
+
+    assert await prune(Retention(30, 60, 0)) == [Pruned("replayed", 1), Pruned("replay", 1)]
+
+    assert (count(books, "email_replay"), count(books, "email_replay_item")) == (0, 0)
+    assert count(books, "operator_audit") == 1
+
+
+async def test_acts_leave_when_a_setting_says_so_and_by_no_other_way(books: Books, prune: Prune) -> None:
+    replay_long_ago(books)
+    books.connection.execute("insert into operator_audit (actor, action) values ('ann', 'stop')")
+
+    assert await prune(Retention(0, 0, 0, 90)) == [Pruned("act", 1)]
+
+    assert [row["action"] for row in books.select("select action from operator_audit")] == ["stop"]
+    with pytest.raises(psycopg.errors.RaiseException, match="append-only"):
+        books.connection.execute("delete from operator_audit")
