@@ -61,8 +61,14 @@ def command(selection: Selection, by: str | None, poison: bool, limit: int, befo
     if as_json:
         print_json({"emails": [asdict(email) for email in emails], "total": total, "next_before": next_before})
         return Exit.DONE
-    if emails:
-        _show(emails)
+    if not emails:
+        say(
+            "No failed or held email matches."
+            if selection.filters or before
+            else "Nothing failed, and nothing is held."
+        )
+        return Exit.DONE
+    _show(emails)
     say(f"{len(emails)} of {total:,}." + (f" Next page: --before {next_before}" if next_before else ""))
     return Exit.DONE
 
@@ -122,9 +128,12 @@ def _show_poison(found: list[Poison], limit: int, as_json: bool) -> int:
     for each in found[:limit]:
         died = each.x_death[0].get("time", "-") if each.x_death else "published there"
         table.add(each.poison_id, each.position + 1, f"{len(each.body):,}", died, each.problem, glimpse(each.body))
-    if found:
-        table.show()
-    say(f"{min(limit, len(found))} of {len(found)} without an email. `dispatcher dlq show {'p-…'}` shows one.")
+    if not found:
+        say("Every message on the DLQ tells of an email.")
+        return Exit.DONE
+    table.show()
+    shown = min(limit, len(found))
+    say(f"{shown} of {len(found)} without an email. `dispatcher dlq show {found[0].poison_id}` shows the first.")
     return Exit.DONE
 
 

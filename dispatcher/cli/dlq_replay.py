@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     OnEmail = Callable[[UUID, ItemOutcome], None]
 
 _SKIPPED_SHOWN: Final = 1000
+_SKIPPED_NAMED: Final = 20
+"""To a person; the counts by reason follow."""
 _WORDS: Final = {
     "replayed": "to be sent again",
     "already_sent": "already sent",
@@ -215,8 +217,10 @@ def _run(
         told = {**replay_json(ended.replay), "dead_letters_removed": ended.letters_removed}
         print_json({**told, "skipped_emails": {str(email_id): why for email_id, why in skipped}})
     else:
-        for email_id, why in skipped:
+        for email_id, why in skipped[:_SKIPPED_NAMED]:
             say(f"skipped {email_id}: {_WORDS[why.value]}")
+        if len(skipped) > _SKIPPED_NAMED:
+            say("… and more; `--json` names them.")
     return _tell(ended)
 
 

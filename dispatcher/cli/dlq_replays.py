@@ -45,7 +45,8 @@ def command(limit: int, as_json: bool) -> int:
         table.add(each.replay_id, _state(each), *(f"{count:,}" for count in counts), *words)
     if found:
         table.show()
-    say(f"{len(found)} replays.")
+    else:
+        say("There was no replay yet.")
     return Exit.DONE
 
 

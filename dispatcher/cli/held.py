@@ -83,9 +83,10 @@ def list_(limit: int, after: UUID | None, as_json: bool, **filters: Any) -> int:
     next_after = emails[-1].email_id if total > len(emails) else None
     if as_json:
         print_json({"emails": [asdict(email) for email in emails], "total": total, "next_after": next_after})
-    elif emails:
+    elif not emails:
+        say("No held email matches." if after or any(filters.values()) else "No email is held.")
+    else:
         _show(emails)
-    if not as_json:
         say(f"{len(emails)} of {total} held." + (f" Next page: --after {next_after}" if next_after else ""))
     return Exit.DONE
 

@@ -42,7 +42,7 @@ def test_pages_name_the_next_one(prepared: CommandLine, tables: Books) -> None:
     assert (page["total"], page["next_after"]) == (3, second)
     assert [email["email_id"] for email in rest["emails"]] == [third]
     assert rest["next_after"] is None
-    assert (shown.code, shown.stdout, shown.stderr) == (0, "", "0 of 0 held.\n")
+    assert (shown.code, shown.stdout, shown.stderr) == (0, "", "No held email matches.\n")
 
 
 def test_a_decision_is_done_once_and_a_second_one_says_so(prepared: CommandLine, tables: Books) -> None:
