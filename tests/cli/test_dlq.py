@@ -164,7 +164,7 @@ def test_without_yes_or_a_terminal_it_is_a_dry_run(quick: Callable[..., Ended], 
     (email_id,) = morgue.bury()
 
     asked = quick("dlq", "replay", "--all", *WHY)
-    none = quick("dlq", "replay", "--provider", "nobody", *WHY, "--yes")
+    none = quick("dlq", "replay", "--provider", "ses", *WHY, "--yes")
     dry = quick("dlq", "replay", "--all", "--dry-run", "--json")
 
     assert (none.code, none.stderr) == (0, "No failed or held email matches.\n")
