@@ -104,7 +104,8 @@ def confirm(email_ids: tuple[UUID, ...], reason: str, actor: str | None, as_json
     Example:
       dispatcher held confirm 0198c2f4-… --reason "SendGrid's activity shows it as delivered"
 
-    Exit codes: 0 they are sent, now or before; 1 none is, 3 some are.
+    Exit codes: 0 they are sent, now or before; 1 none is; 3 some are, or RabbitMQ was away, and their dead letters are
+    still on the DLQ.
     """
     from dispatcher.ops.held import confirm as decide
 
@@ -124,7 +125,8 @@ def release(email_ids: tuple[UUID, ...], reason: str, actor: str | None, as_json
     Example:
       dispatcher held release 0198c2f4-… --reason "the provider never saw it"
 
-    Exit codes: 0 they are on their way, or sent already; 1 none is, 3 some are.
+    Exit codes: 0 they are on their way, or sent already; 1 none is; 3 some are, or RabbitMQ was away, and their dead
+    letters are still on the DLQ.
     """
     from dispatcher.ops.held import release as decide
 
