@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from dispatcher.domain import email_rules as rules
+from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.status import OnUncertain
 
 _ADDRESS: Final = {
@@ -42,7 +43,7 @@ def _text(longest: int, about: str, *, shortest: int = 0, pattern: str | None = 
 _FIELDS: Final[dict[str, Any]] = {
     "message_key": _optional(
         _text(
-            rules.MAX_KEY_CHARACTERS,
+            MAX_KEY_CHARACTERS,
             "Your own name for the email; the same key never makes a second one.",
             shortest=1,
         )
@@ -102,7 +103,7 @@ _FIELDS: Final[dict[str, Any]] = {
         }
     ),
     "correlation_id": _optional(
-        _text(rules.MAX_KEY_CHARACTERS, "Your name for what caused the email; stands in logs.", shortest=1)
+        _text(MAX_KEY_CHARACTERS, "Your name for what caused the email; stands in logs.", shortest=1)
     ),
     "on_uncertain": _optional(
         {

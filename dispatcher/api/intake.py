@@ -14,7 +14,7 @@ from dispatcher.api.gathering import Answer
 from dispatcher.api.policy import Policy
 from dispatcher.api.problems import Flaw, Problem, pointer_of
 from dispatcher.domain.email import Email
-from dispatcher.domain.email_rules import MAX_KEY_CHARACTERS
+from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.errors import DispatcherError, InvalidEmail, StoreBusy, StoreUnavailable
 from dispatcher.producers import Acceptance, Enqueued
 

@@ -15,7 +15,7 @@ from uuid import UUID
 
 import orjson
 
-from dispatcher.domain.email_rules import MAX_KEY_CHARACTERS
+from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.errors import InvalidPointer
 
 VERSION: Final = 1

@@ -12,13 +12,12 @@ from types import MappingProxyType
 from typing import Final, TypeGuard
 
 from dispatcher.domain.address import parse_address
+from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.outgoing import Attachment
 from dispatcher.domain.status import OnUncertain
 from dispatcher.domain.text import body_fault, header_fault, name_fault
 from dispatcher.errors import InvalidEmail
 
-MAX_KEY_CHARACTERS: Final = 255
-"""Message key and correlation id: room for any key scheme, small enough for an index entry (2,704 octets) in UTF-8."""
 MAX_TENANT_CHARACTERS: Final = 100
 """A name in every log line and index entry."""
 MAX_RECIPIENTS: Final = 1000

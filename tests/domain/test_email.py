@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from dispatcher.domain import email_rules as rules
 from dispatcher.domain.email import Email
+from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.outgoing import Attachment
 from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import InvalidEmail
@@ -247,7 +248,7 @@ def test_the_headers_that_applications_need_can_be_set() -> None:
 
 def test_everything_at_its_limit_is_taken() -> None:
     email = an_email(
-        message_key="ü" * rules.MAX_KEY_CHARACTERS,
+        message_key="ü" * MAX_KEY_CHARACTERS,
         tenant_id="t" * rules.MAX_TENANT_CHARACTERS,
         to=["ann@example.org"] * rules.MAX_RECIPIENTS,
         subject="s" * rules.MAX_LINE_CHARACTERS,
