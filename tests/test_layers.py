@@ -31,7 +31,8 @@ FLOORS: Final = (
     {"supervisor", "client", "ops"},
     {"api"},
     {"dev"},
-    {"cli", "__main__"},
+    {"cli"},
+    {"__main__"},  # `python -m dispatcher`
 )
 
 CLIENTS: Final[tuple[tuple[set[str], set[str]], ...]] = (
