@@ -83,9 +83,16 @@ class Pruning:
         for parent, days in self._due_tables():
             while rows := await self._fetch("prune_partition", {"parent": parent, "days": days}):
                 yield Pruned("partition", 1, rows[0][0])
-        for name, what, days in self._due_rows():
-            async for count in self._repeat(name, days=days):
-                yield Pruned(what, count)
+        kept = self._retention
+        for steps in (
+            self._forget("forget_content", "content", kept.content_days),
+            self._forget("forget_keys", "key", kept.keys_days),
+            self._forget("forget_replayed", "replayed", kept.emails_days),
+            self._forget("forget_replays", "replay", kept.emails_days),
+            self._forget("forget_acts", "act", kept.audit_days),
+        ):
+            async for pruned in steps:
+                yield pruned
 
     async def find_prunable_partitions(self) -> list[str]:
         """What `prune` would drop now."""
@@ -100,16 +107,10 @@ class Pruning:
         due += [(parent, self._retention.emails_days) for parent in EMAIL_TABLES]
         return [(parent, days) for parent, days in due if days]
 
-    def _due_rows(self) -> list[tuple[str, str, int]]:
-        kept = self._retention
-        due = [
-            ("forget_content", "content", kept.content_days),
-            ("forget_keys", "key", kept.keys_days),
-            ("forget_replayed", "replayed", kept.emails_days),
-            ("forget_replays", "replay", kept.emails_days),
-            ("forget_acts", "act", kept.audit_days),
-        ]
-        return [(name, what, days) for name, what, days in due if days]
+    async def _forget(self, name: str, what: str, days: int) -> AsyncIterator[Pruned]:
+        if days:
+            async for count in self._repeat(name, days=days):
+                yield Pruned(what, count)
 
     async def _repeat(self, name: str, **parameters: Any) -> AsyncIterator[int]:
         while rows := await self._fetch(name, {**parameters, "limit": BATCH}):
