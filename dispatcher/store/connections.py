@@ -36,6 +36,10 @@ STATEMENT_SECONDS: Final = 30
 LOCK_SECONDS: Final = 10
 BATCH_LOCK_SECONDS: Final = 2
 """For who writes many emails at once: one row that somebody holds must not keep the others for long."""
+_LOGIN_REMEDY: Final = (
+    "Correct user and password in DISPATCHER_DATABASE_URL (@ is %40 there, and / is %2F), or set that user's password "
+    "in PostgreSQL."
+)
 # How soon we notice that the server vanished without a word. The other way round, so that a dead host's locks are set
 # free, `configure_session` says the same to the server.
 _KEEPALIVES: Final[dict[str, Any]] = {
@@ -68,7 +72,9 @@ def translated() -> Iterator[None]:
     except (pg.InsufficientPrivilege, pg.InvalidPassword, pg.InvalidCatalogName, pg.ReadOnlySqlTransaction) as error:
         raise StoreUnavailable(f"PostgreSQL refuses us: {_first_line(error)}.") from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-        raise StoreUnavailable(f"PostgreSQL is not available: {_first_line(error)}.") from error
+        words = _first_line(error)
+        remedy = _LOGIN_REMEDY if "authentication failed" in words else None
+        raise StoreUnavailable(f"PostgreSQL is not available: {words}.", remedy=remedy) from error
     except psycopg.DataError as error:
         raise ValueRefused(f"PostgreSQL refused a value ({error.sqlstate or type(error).__name__}).") from error
     except psycopg.Error as error:

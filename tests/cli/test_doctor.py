@@ -13,6 +13,7 @@ from tests.broker.rabbit import Operator
 from tests.cli.commandline import CommandLine
 
 AWAY = "127.0.0.1:1"
+WRONG_LOGIN = re.compile(r"//[^@]*@")
 
 
 def _findings(commandline: CommandLine, *, code: int) -> dict[str, dict[str, Any]]:
@@ -133,20 +134,21 @@ def test_rows_in_a_default_partition_are_a_warning(prepared: CommandLine, connec
 def test_a_refused_login_names_its_setting_and_does_not_ask_to_start_the_server(
     settled: CommandLine, servers: Servers
 ) -> None:
-    wrong = re.sub(r"//[^@]*@", "//nobody:secret@", servers.amqp_url)
     found = _findings(
         settled.having(
-            DISPATCHER_AMQP_URL=wrong,
-            DISPATCHER_RABBITMQ_MANAGEMENT_URL=re.sub(r"//[^@]*@", "//nobody:secret@", servers.management_url),
+            DISPATCHER_DATABASE_URL=WRONG_LOGIN.sub("//nobody:secret@", settled.environment["DISPATCHER_DATABASE_URL"]),
+            DISPATCHER_AMQP_URL=WRONG_LOGIN.sub("//nobody:secret@", servers.amqp_url),
+            DISPATCHER_RABBITMQ_MANAGEMENT_URL=WRONG_LOGIN.sub("//nobody:secret@", servers.management_url),
         ),
         code=1,
     )
 
     for subject, setting in (
+        ("PostgreSQL", "DISPATCHER_DATABASE_URL"),
         ("RabbitMQ", "DISPATCHER_AMQP_URL"),
         ("RabbitMQ management", "DISPATCHER_RABBITMQ_MANAGEMENT_URL"),
     ):
-        assert "the user name or the password" in found[subject]["words"]
+        assert re.search("the user name or the password|authentication failed", found[subject]["words"])
         assert setting in found[subject]["remedy"]
         assert "Start it" not in found[subject]["remedy"]
 
