@@ -81,6 +81,15 @@ def parse_address(text: str) -> Address:
     return Address(name, local, domain)
 
 
+def is_plain(text: str) -> bool:
+    """Whether it is an ASCII `local@domain` and no more, which `parse_address` takes as it stands."""
+    plain = _PLAIN.fullmatch(text)
+    if plain is None or len(text) > MAX_ADDRESS_OCTETS:
+        return False
+    local, domain = plain.groups()
+    return len(local) <= MAX_LOCAL_OCTETS and not domain.rpartition(".")[2].isdigit()
+
+
 def _split(text: str) -> tuple[str, str]:
     """The name, unquoted, and what should be `local@domain`."""
     if not text:

@@ -65,7 +65,7 @@ class Provider(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Part:
     """An email, rendered as a part of a call that it may share.
 

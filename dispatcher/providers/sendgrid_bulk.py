@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 import orjson
@@ -35,8 +34,7 @@ _NAMED: Final = re.compile(r"personalizations(?:\.|\[)(\d+)")
 _COMMON: Final = re.compile(r"(?:template_id|reply_to|reply_to_list|categories)\b")
 
 
-@dataclass(frozen=True, slots=True)
-class Personalized:
+class Personalized(NamedTuple):
     """What an email adds to a call.
 
     Attributes:

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import orjson
 
-from dispatcher.domain.address import Address, parse_address
+from dispatcher.domain.address import Address, is_plain, parse_address
 from dispatcher.domain.email_rules import RESERVED_HEADER_PREFIXES, RESERVED_HEADERS
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import Attachment, OutgoingEmail
@@ -128,6 +128,8 @@ def _envelopes(email: OutgoingEmail, seen: set[str]) -> list[Document]:
 def _recipients(field: str, texts: Sequence[str], seen: set[str]) -> list[Document]:
     if not texts:
         return []
+    if all(map(is_plain, texts)):  # as most are
+        return [{"email": text} for text in texts if _is_new(text.lower(), seen)]
     addresses = _addresses(field, texts, Reason.REJECTED_RECIPIENT)
     return [_mailbox(one, is_recipient=True) for one in addresses if _is_new(ascii_spec(one).lower(), seen)]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dispatcher.domain.address import MAX_ADDRESS_OCTETS, Address, parse_address
+from dispatcher.domain.address import MAX_ADDRESS_OCTETS, Address, is_plain, parse_address
 
 ATEXT = "abcXYZ019!#$%&'*+/=?^_`{|}~-"
 NASTY = st.text('ab.@<>"\\ ,;:()[]-=?\r\n\t\0\x85\u2028\u202e\ud800\uff20ü日\u0301', max_size=30)
@@ -208,3 +208,12 @@ def test_domains_of_all_scripts_have_a_form_in_dns(domain: str) -> None:
 @settings(deadline=None)
 def test_a_reason_never_gives_the_address_away(text: str) -> None:
     assert "xqzj" not in (refusal(f"xqzj{text}xqzj") or "")
+
+
+@given(st.one_of(NASTY, st.from_regex(r"[a-z=?.]{1,70}@[a-z0-9.-]{1,200}", fullmatch=True)))
+@settings(max_examples=250, deadline=None)
+def test_what_is_plain_is_taken_as_it_stands(text: str) -> None:
+    expected = refusal(text) is None and text.isascii() and parse_address(text).display_name == "" and "<" not in text
+
+    assert is_plain(text) == expected
+    assert not is_plain(text) or parse_address(text).spec == text
