@@ -7,6 +7,7 @@ from typing import Final
 
 from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from benchmarks.capacity import BUSY_DOUBLE
 from benchmarks.figures import Spread, ideal_rate, machine_rate
@@ -23,6 +24,8 @@ def tables(records: Sequence[Record]) -> RenderableType:
     """A run: throughput with its books, latency, CPU, and work per email."""
     cases = by_kind(records)
     parts: list[RenderableType] = [_throughput(cases), _latency(cases), _cpu(cases), _work(cases)]
+    if records[-1]["work"]["top"]:
+        parts.append(_statements(records[-1]))
     return Group(*parts, *_remarks(cases), in_words(records[0]["machine"]))
 
 
@@ -165,6 +168,17 @@ def _work(cases: dict[Kind, list[Record]]) -> Table:
             f"{share.median:.0%}" if share else "–",
             _shown(spread(records, lambda record: record["pss_mb"]), 1),
         )
+    return table
+
+
+def _statements(record: Record) -> Table:
+    table = Table(title=f"The costliest statements of the last run ({name_of(record)}), per email")
+    table.add_column("statement", no_wrap=True, overflow="ellipsis", max_width=70)
+    for heading in ("calls", "rows", "execution µs", "WAL bytes"):
+        table.add_column(heading, justify="right")
+    for one in record["work"]["top"]:
+        calls, rows = f"{one['calls']:.4f}", f"{one['rows']:.2f}"
+        table.add_row(Text(one["text"]), calls, rows, f"{one['execution_us']:.1f}", f"{one['wal_bytes']:,.0f}")
     return table
 
 

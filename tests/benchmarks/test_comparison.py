@@ -59,6 +59,10 @@ def test_books_that_nobody_keeps_are_unknown_and_not_zero() -> None:
     assert "cannot be counted" in text
 
 
+def test_the_costliest_statements_are_shown_as_they_are_written() -> None:
+    assert "update [x]" in _text(report.tables([_record()]))
+
+
 def test_throughput_is_shown_beside_the_ideal() -> None:
     text = _text(report.tables([_record(workers=1, rate=1000), _record(workers=2, rate=1800)]))
 
@@ -101,6 +105,7 @@ def _record(
         "is_templated": False,
         "settings": [],
     }
+    statement = {"text": "update [x]", "calls": 0.01, "rows": 1.0, "execution_us": 30.0, "wal_bytes": 500.0}
     record = {
         "case": case,
         "emails_per_second": rate,
@@ -112,7 +117,7 @@ def _record(
         "lease_batch": 100.0,
         "record_batch": 100.0,
         "in_flight_share": 0.95,
-        "work": {"wal_bytes": 900.0, "statements": 0.1, "execution_us": 50.0, "top": []},
+        "work": {"wal_bytes": 900.0, "statements": 0.1, "execution_us": 50.0, "top": [statement]},
         "double_busy": double_busy,
         "kills": 0,
         "books": {"sent": 100, "failed": 0, "held": 0, "lost": lost, "duplicates": lost, "last_sent_at": 1.0},
