@@ -18,7 +18,7 @@ from psycopg import sql
 from benchmarks.double import read_acceptances
 from benchmarks.doubles import Double, running_double
 from benchmarks.peers import application
-from benchmarks.peers.measuring import Load, Measured, counted, ledger_of, told, watch
+from benchmarks.peers.measuring import Load, Measured, counted, ledger_of, server_pids, told, watch
 from benchmarks.peers.processes import running
 from benchmarks.peers.roster import Knobs, Peer
 from dispatcher.dev.servers import Servers
@@ -54,7 +54,14 @@ def measure(
         commands = [[str(python), *command] for command in peer.commands(knobs)]
         with running(commands, environment, log) as programs:
             try:
-                watched = watch(programs, ledger_of(folder), counted(connection, peer.sent), load, peer.dies_whole)
+                watched = watch(
+                    programs,
+                    server_pids(servers, double.pid),
+                    ledger_of(folder),
+                    counted(connection, peer.sent),
+                    load,
+                    peer.dies_whole,
+                )
             except TimeoutError as error:
                 raise RuntimeError(f"{peer.name} {error}; its log ends with\n{_tail(log)}") from error
     acceptances = read_acceptances(ledger_of(folder))

@@ -13,7 +13,8 @@ import psycopg
 
 from benchmarks.double import read_acceptances
 from benchmarks.doubles import Acceptances
-from benchmarks.peers.processes import Programs
+from benchmarks.peers.processes import Programs, cpu_seconds_of
+from dispatcher.dev.servers import Servers, status
 
 START_SECONDS: Final = 30.0
 LOOK_SECONDS: Final = 0.1
@@ -47,6 +48,7 @@ class Measured:
         steady_per_second: By the double's ledger alone, without the first and the last tenth: start-up does not count.
         enqueue_per_second: By eight threads, an email at a time; ours: by the library, some hundreds per statement.
         cpu_microseconds: Per email, of all worker processes, from the first acceptance on.
+        servers_cpu_microseconds: The same of PostgreSQL, RabbitMQ and the double, as far as they are our own.
         processes: How many worker processes there were.
         missing: Never accepted by the provider, by its ledger, and not held.
         duplicates: Acceptances beyond the first, by the same ledger.
@@ -62,6 +64,7 @@ class Measured:
     steady_per_second: float
     enqueue_per_second: float
     cpu_microseconds: float
+    servers_cpu_microseconds: float
     processes: int
     missing: int
     duplicates: int
@@ -76,13 +79,17 @@ class Watched:
     sent: int
     last_at: float
     cpu_seconds: float
+    servers_cpu_seconds: float
     processes: int
 
 
-def watch(programs: Programs, ledger: Path, books: Books, load: Load, dies_whole: bool = False) -> Watched:
+def watch(
+    programs: Programs, servers: Sequence[int], ledger: Path, books: Books, load: Load, dies_whole: bool = False
+) -> Watched:
     """Wait until everything is sent.
 
     Args:
+        servers: Processes whose CPU is told beside the programs'.
         ledger: The double's.
         dies_whole: Where somebody is killed, it is a command with its children.
 
@@ -91,7 +98,7 @@ def watch(programs: Programs, ledger: Path, books: Books, load: Load, dies_whole
     """
     if not _until(lambda: bool(read_acceptances(ledger)), programs, START_SECONDS):
         raise TimeoutError(f"sent nothing within {START_SECONDS:.0f} s")
-    before, processes = programs.cpu_seconds(), len(programs.pids())
+    before, servers_before, processes = programs.cpu_seconds(), cpu_seconds_of(servers), len(programs.pids())
     deadline = time.monotonic() + load.seconds
     if load.kill:
         _until(lambda: len(read_acceptances(ledger)) >= load.emails // 3, programs, load.seconds)
@@ -100,7 +107,19 @@ def watch(programs: Programs, ledger: Path, books: Books, load: Load, dies_whole
     sent, last_at = books()
     if not is_done and not load.kill:
         raise TimeoutError(f"sent {sent} of {load.emails} emails within {load.seconds:.0f} s")
-    return Watched(sent, last_at, programs.cpu_seconds() - before, max(processes, len(programs.pids())))
+    return Watched(
+        sent,
+        last_at,
+        cpu_seconds=programs.cpu_seconds() - before,
+        servers_cpu_seconds=cpu_seconds_of(servers) - servers_before,
+        processes=max(processes, len(programs.pids())),
+    )
+
+
+def server_pids(servers: Servers, double_pid: int | None) -> list[int]:
+    """The processes of private servers and of the double; of servers that were named we know none."""
+    pids = [pid for name, pid in status(servers.folder).pids.items() if name != "keeper"]
+    return [*pids, *([double_pid] if double_pid else [])]
 
 
 def ledger_of(folder: Path) -> Path:
@@ -133,6 +152,7 @@ def told(
         steady_per_second=steady_rate(instants),
         enqueue_per_second=enqueue_per_second,
         cpu_microseconds=1e6 * watched.cpu_seconds / load.emails,
+        servers_cpu_microseconds=1e6 * watched.servers_cpu_seconds / load.emails,
         processes=watched.processes,
         missing=len(ids - acceptances.keys() - held) + load.emails - len(ids),
         duplicates=len(instants) - len(acceptances),

@@ -9,7 +9,7 @@ from typing import Final
 import psycopg
 
 from benchmarks.double import read_acceptances
-from benchmarks.peers.measuring import Load, Measured, counted, ledger_of, told, watch
+from benchmarks.peers.measuring import Load, Measured, counted, ledger_of, server_pids, told, watch
 from benchmarks.peers.processes import running
 from benchmarks.rig import Case, stage
 from dispatcher.dev.servers import Servers
@@ -40,7 +40,8 @@ def measure_ours(servers: Servers, folder: Path, load: Load) -> Measured:
             running([command], environment, folder / "run.log") as programs,
         ):
             try:
-                watched = watch(programs, ledger_of(folder), counted(connection, SETTLED), load)
+                pids = server_pids(servers, scene.double.pid)
+                watched = watch(programs, pids, ledger_of(folder), counted(connection, SETTLED), load)
             except TimeoutError as error:
                 raise RuntimeError(f"ours {error}") from error
             rows = connection.execute("select email_id from email_log where status = 'held'").fetchall()

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -48,15 +48,11 @@ class Programs:
 
     def cpu_seconds(self) -> float:
         """Of all of them and their children, user and system, those that ended included."""
-        return self._ended_cpu_seconds + sum(_times(pid).cpu_seconds for pid in self.pids())
+        return self._ended_cpu_seconds + cpu_seconds_of(self._running)
 
     def pids(self) -> list[int]:
         """Every process that runs, the commands' own first."""
-        tree = _children()
-        found = list(self._running)
-        for pid in found:
-            found.extend(tree.get(pid, ()))
-        return found
+        return _with_children(self._running)
 
     def kill(self, *, whole: bool) -> None:
         """SIGKILL to the process that has used most CPU; of the children, where there are some, for they do the work.
@@ -121,6 +117,20 @@ def running(commands: Sequence[Sequence[str]], environment: Mapping[str, str], l
         yield programs
     finally:
         programs.stop()
+
+
+def cpu_seconds_of(pids: Iterable[int]) -> float:
+    """Of processes and all below them, user and system, those below that ended included."""
+    return sum(_times(pid).cpu_seconds for pid in set(_with_children(pids)))
+
+
+def _with_children(pids: Iterable[int]) -> list[int]:
+    """These processes, and after them all that are below them."""
+    tree = _children()
+    found = list(pids)
+    for pid in found:
+        found.extend(tree.get(pid, ()))
+    return found
 
 
 def _end_with_parent() -> None:
