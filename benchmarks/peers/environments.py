@@ -50,8 +50,9 @@ def lock(upgrade: bool) -> None:
 def _install(folder: Path, requirements: Path) -> None:
     python = folder / "bin" / "python"
     uv = _uv()
-    # --copies would make it heavier; a link to the interpreter survives the renaming that `obtain` ends with.
-    _call([sys.executable, "-m", "venv", "--without-pip" if uv else "--upgrade-deps", str(folder)])
+    # Its interpreter is a link that leads outside, so the folder may be renamed, which is how `obtain` ends. Scripts,
+    # which hold its path, would not stand that: programs are started as modules.
+    _call([sys.executable, "-m", "venv", *(["--without-pip"] if uv else []), str(folder)])
     if uv:
         _call([uv, "pip", "install", "--quiet", "--python", str(python), "--require-hashes", "-r", str(requirements)])
     else:

@@ -36,7 +36,13 @@ CASE_SECONDS: Final = 40.0
 
 def main() -> None:
     """The command line."""
-    options = _options()
+    try:
+        _main(_options())
+    except RuntimeError as error:
+        sys.exit(str(error))
+
+
+def _main(options: argparse.Namespace) -> None:
     console = Console(stderr=True)
     if options.lock:
         environments.lock(options.upgrade)
