@@ -6,7 +6,8 @@ from pathlib import Path
 
 import matplotlib as mpl
 
-mpl.use("Agg")
+mpl.use("Agg")  # no screen is needed
+mpl.rcParams["svg.hashsalt"] = "dispatcher"  # the same figures, the same file
 
 from matplotlib import pyplot
 

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from benchmarks.cpu import Seen, read_stat
+
 STOP_SECONDS: Final = 8.0
 PR_SET_PDEATHSIG: Final = 1
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 class Programs:
@@ -64,7 +65,7 @@ class Programs:
         if whole:
             os.killpg(pids[0], signal.SIGKILL)
         else:
-            os.kill(max(pids[len(self._running) :] or pids, key=lambda pid: _times(pid).cpu_seconds), signal.SIGKILL)
+            os.kill(max(pids[len(self._running) :] or pids, key=_cpu_seconds), signal.SIGKILL)
 
     def stop(self) -> None:
         """SIGTERM, then SIGKILL to whoever is left; waits for them."""
@@ -121,7 +122,7 @@ def running(commands: Sequence[Sequence[str]], environment: Mapping[str, str], l
 
 def cpu_seconds_of(pids: Iterable[int]) -> float:
     """Of processes and all below them, user and system, those below that ended included."""
-    return sum(_times(pid).cpu_seconds for pid in set(_with_children(pids)))
+    return sum(_cpu_seconds(pid) for pid in set(_with_children(pids)))
 
 
 def _with_children(pids: Iterable[int]) -> list[int]:
@@ -138,27 +139,22 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-class _Times:
-    """What /proc says of a process."""
-
-    def __init__(self, stat: str) -> None:
-        fields = stat.rpartition(")")[2].split()
-        self.parent = int(fields[1])
-        # utime, stime, and those of children that were waited for
-        self.cpu_seconds = sum(int(field) for field in fields[11:15]) / _TICKS
+def _cpu_seconds(pid: int) -> float:
+    seen = _seen(pid)
+    return seen.seconds if seen else 0.0
 
 
-def _times(pid: int) -> _Times:
+def _seen(pid: int) -> Seen | None:
     try:
-        return _Times(Path(f"/proc/{pid}/stat").read_text())
-    except (FileNotFoundError, ProcessLookupError):
-        return _Times(") Z 0 " + "0 " * 13)
+        return read_stat(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
+    except OSError:
+        return None  # it ended
 
 
 def _children() -> dict[int, list[int]]:
     """Of every process of the machine."""
     tree: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            tree.setdefault(_times(int(entry.name)).parent, []).append(int(entry.name))
+        if entry.name.isdigit() and (seen := _seen(int(entry.name))):
+            tree.setdefault(seen.parent, []).append(seen.pid)
     return tree

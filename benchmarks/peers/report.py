@@ -39,7 +39,7 @@ def speeds(cases: Cases) -> Table:
     """How fast each is, what it costs, and its books."""
     table = Table(title="Emails per second, median of the repetitions (lowest – highest)")
     table.add_column("case", no_wrap=True)
-    for heading in ("emails/s", "range", "ours is", "CPU µs", "servers' CPU µs", "processes", *BOOKS):
+    for heading in ("emails/s", "range", "steady/s", "ours is", "CPU µs", "servers' CPU µs", "processes", *BOOKS):
         table.add_column(heading, justify="right")
     table.add_column("with")
     ours = next((median_rate(told) for (name, _), told in cases.items() if name == OURS), None)
@@ -49,6 +49,7 @@ def speeds(cases: Cases) -> Table:
             name,
             f"{median_rate(told):,.0f}",
             f"{min(rates):,.0f} – {max(rates):,.0f}",
+            f"{statistics.median(result.steady_per_second for result in told):,.0f}",
             f"{ours / median_rate(told):.1f} ×" if ours and name != OURS else "",
             f"{statistics.median(result.cpu_microseconds for result in told):,.0f}",
             f"{statistics.median(result.servers_cpu_microseconds for result in told):,.0f}",
@@ -72,7 +73,7 @@ def promises(cases: Cases) -> Table:
 
 def line(result: Measured, facts: Mapping[str, object]) -> str:
     """One line of JSON."""
-    return json.dumps({**dataclasses.asdict(result), **facts}) + "\n"
+    return json.dumps({**dataclasses.asdict(result), "machine": facts}) + "\n"
 
 
 def append(folder: Path, result: Measured, facts: Mapping[str, object]) -> None:

@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # for `python benchmarks/peers/run.py`
 
-from benchmarks.machine import machine
+from benchmarks.machine import in_words, machine, versions
 from benchmarks.peers import environments, report
 from benchmarks.peers.case import measure
 from benchmarks.peers.measuring import Load, Measured
@@ -55,8 +55,9 @@ def _main(options: argparse.Namespace) -> None:
         private_servers(Path(folder) / "servers", progress=console.log) as servers,
     ):
         cases = _sweep(options, pythons, servers) if options.sweep else _all(options, pythons, servers)
-        results = _run(cases, options, Path(folder), console)
-    _show(results, options)
+        facts = {**machine(), **versions(servers)}
+        results = _run(cases, options, facts, Path(folder), console)
+    _show(results, facts, options)
     if not options.kill and any(result.missing or result.duplicates for result in results):
         sys.exit("The books do not balance: see missing and duplicates.")
 
@@ -81,7 +82,9 @@ def _case(peer: Peer, pythons: Mapping[str, Path], servers: Servers, knobs: Knob
     return peer.name, lambda folder: measure(peer, python, servers, folder, load, knobs)
 
 
-def _run(cases: list[Case], options: argparse.Namespace, folder: Path, console: Console) -> list[Measured]:
+def _run(
+    cases: list[Case], options: argparse.Namespace, facts: Mapping[str, object], folder: Path, console: Console
+) -> list[Measured]:
     results: list[Measured] = []
     with _progress(console, len(cases) * options.repeat) as advance:
         for repetition in range(options.repeat):
@@ -89,7 +92,7 @@ def _run(cases: list[Case], options: argparse.Namespace, folder: Path, console: 
                 advance(name)
                 results.append(run(folder / f"case-{repetition}-{number}"))
                 if options.out:
-                    report.append(options.out, results[-1], machine())
+                    report.append(options.out, results[-1], facts)
                 console.log(
                     f"{name}: {results[-1].emails_per_second:,.0f} emails/s {report.in_words(results[-1].knobs)}"
                 )
@@ -112,12 +115,12 @@ def _progress(console: Console, total: int) -> Iterator[Callable[[str], None]]:
         yield advance
 
 
-def _show(results: list[Measured], options: argparse.Namespace) -> None:
-    cases, facts = report.by_case(results), machine()
+def _show(results: list[Measured], facts: dict[str, object], options: argparse.Namespace) -> None:
+    cases = report.by_case(results)
     if options.out:
         from benchmarks.peers.plot import plot
 
-        plot(options.out, cases, ", ".join(f"{name} {value}" for name, value in facts.items()))
+        plot(options.out, cases, in_words(facts))
     if options.json:
         sys.stdout.write("".join(report.line(result, facts) for result in results))
         return
