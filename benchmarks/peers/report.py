@@ -36,12 +36,14 @@ def in_words(knobs: Mapping[str, object]) -> str:
 
 
 def speeds(cases: Cases) -> Table:
-    """How fast each is, what it costs, and its books."""
+    """How fast each is, what it costs, and its books; where one has several knobs, which."""
+    are_swept = len({name for name, _ in cases}) < len(cases)
     table = Table(title="Emails per second, median of the repetitions (lowest – highest)")
     table.add_column("case", no_wrap=True)
-    for heading in ("emails/s", "range", "steady/s", "ours is", "CPU µs", "servers' CPU µs", "processes", *BOOKS):
+    for heading in ("emails/s", "range", "steady/s", "ours is", "CPU µs", "servers' µs", "processes", *BOOKS):
         table.add_column(heading, justify="right")
-    table.add_column("with")
+    if are_swept:
+        table.add_column("with")
     ours = next((median_rate(told) for (name, _), told in cases.items() if name == OURS), None)
     for (name, knobs), told in cases.items():
         rates = [result.emails_per_second for result in told]
@@ -55,7 +57,7 @@ def speeds(cases: Cases) -> Table:
             f"{statistics.median(result.servers_cpu_microseconds for result in told):,.0f}",
             str(max(result.processes for result in told)),
             *(str(sum(getattr(result, book) for result in told)) for book in BOOKS),
-            knobs,
+            *([knobs] if are_swept else []),
         )
     return table
 

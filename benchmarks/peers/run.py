@@ -124,7 +124,7 @@ def _show(results: list[Measured], facts: dict[str, object], options: argparse.N
     if options.json:
         sys.stdout.write("".join(report.line(result, facts) for result in results))
         return
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    console = Console(width=None if sys.stdout.isatty() else 150)
     console.print(report.speeds(cases))
     console.print(report.promises(cases))
 
