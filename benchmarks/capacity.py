@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,6 +88,19 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class Enqueueing:
+    """How the emails come.
+
+    Attributes:
+        is_over: Whether all of them have come.
+        batch: What came, once it is over.
+    """
+
+    is_over: Callable[[], bool]
+    batch: Callable[[], Batch]
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
     """Every meter at one instant."""
 
@@ -114,8 +127,11 @@ class Watch:
         """Every meter, now."""
         return Reading(time.time(), cpu.read_cpu(self._roots), self._page.read())
 
-    def await_finished(self, began: Reading, emails: int) -> None:
+    def await_finished(self, began: Reading, emails: int, enqueueing: Enqueueing) -> None:
         """Returns once so many emails are finished, one way or another.
+
+        Args:
+            enqueueing: Until it is over, none may be unfinished because none has come.
 
         Raises:
             RuntimeError: nothing moved for half a minute.
@@ -132,7 +148,8 @@ class Watch:
                 best, moved_at = done, time.monotonic()
                 rate = done / (time.time() - began.instant)
             idle_seconds = time.monotonic() - moved_at
-            if (done >= emails or idle_seconds > 1) and not _unfinished(self.connection):
+            may_be_over = (done >= emails or idle_seconds > 1) and enqueueing.is_over()
+            if may_be_over and not _unfinished(self.connection):
                 return
             if idle_seconds > STALL_SECONDS:
                 raise RuntimeError(f"nothing moved for {STALL_SECONDS:.0f} s: {done:.0f} of {emails} are finished")
@@ -172,11 +189,11 @@ class _Run:
 def _measured(watch: Watch) -> _Run:
     case = watch.scene.case
     enqueueing = _arriving(watch) if case.rate else _backlog(watch)
-    with enqueueing as (batch_of, began, work), killing(watch.run_pid, is_on=case.has_faults) as killed:
-        watch.await_finished(began, case.emails)
+    with enqueueing as (enqueued, began, work), killing(watch.run_pid, is_on=case.has_faults) as killed:
+        watch.await_finished(began, case.emails, enqueued)
         ended = watch.read()
         done = work.read(case.emails)
-        batch = batch_of()
+        batch = enqueued.batch()
     return _Run(
         batch,
         began,
@@ -190,7 +207,7 @@ def _measured(watch: Watch) -> _Run:
 
 
 @contextmanager
-def _backlog(watch: Watch) -> Iterator[tuple[Any, Reading, WorkMeter]]:
+def _backlog(watch: Watch) -> Iterator[tuple[Enqueueing, Reading, WorkMeter]]:
     """All emails at once: read before the commit that sets them free."""
     case = watch.scene.case
     waiting = drafts(case.emails, f"backlog-{secrets.token_hex(4)}", is_templated=case.is_templated)
@@ -200,11 +217,11 @@ def _backlog(watch: Watch) -> Iterator[tuple[Any, Reading, WorkMeter]]:
         began = watch.read()
     committed_at = time.time()
     at = dict.fromkeys((str(answer.email_id) for answer in answers), committed_at)
-    yield (lambda: Batch(at, at)), replace(began, instant=committed_at), work
+    yield Enqueueing(lambda: True, lambda: Batch(at, at)), replace(began, instant=committed_at), work
 
 
 @contextmanager
-def _arriving(watch: Watch) -> Iterator[tuple[Any, Reading, WorkMeter]]:
+def _arriving(watch: Watch) -> Iterator[tuple[Enqueueing, Reading, WorkMeter]]:
     """An open loop, by a process of its own."""
     case = watch.scene.case
     command = [sys.executable, "-m", "benchmarks.open_loop", "--rate", str(case.rate), "--emails", str(case.emails)]
@@ -228,7 +245,7 @@ def _arriving(watch: Watch) -> Iterator[tuple[Any, Reading, WorkMeter]]:
         subprocess.Popen(command, stdout=file, cwd=here, env=watch.scene.environment) as process,
     ):
         try:
-            yield batch, began, work
+            yield Enqueueing(lambda: process.poll() is not None, batch), began, work
         finally:
             process.terminate()
 
@@ -253,6 +270,9 @@ def _with_books(run: _Run, scene: Stage, connection: _Connection) -> Figures:
     first = min(run.batch.began_at.values())
     seconds = books.last_sent_at - run.clock_ahead - first
     used = per_email_us(run.began.cpu, run.ended.cpu, case.emails)
+    if run.kills:
+        # What a killed worker had used became its parent's when that waited for it.
+        used["worker"], used["parent"] = used.get("worker", 0.0) + used.get("parent", 0.0), 0.0
     busy = used["double"] * case.emails / 1e6 / (run.ended.instant - run.began.instant) if "double" in used else None
     return Figures(
         case=case,

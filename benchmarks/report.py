@@ -194,7 +194,7 @@ def _remarks(cases: dict[Kind, list[Record]]) -> list[str]:
         if records[0]["books"]["lost"] is None:
             remarks.append(f"{name}: this sink keeps no ledger, so lost and duplicate emails cannot be counted.")
         if records[0]["case"]["has_faults"]:
-            remarks.append(f"{name}: what killed workers used stands under parent.")
+            remarks.append(f"{name}: the parent's CPU stands under worker, because it inherits that of killed workers.")
     return remarks
 
 

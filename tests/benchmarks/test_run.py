@@ -39,6 +39,21 @@ def test_a_small_run_writes_tables_figures_and_plots_and_its_books_balance(serve
         assert b"<svg" in (out / f"{plot}.svg").read_bytes()
 
 
+@pytest.mark.slow
+def test_an_open_loop_measures_until_the_last_arrival_is_accepted(servers: Servers, tmp_path: Path) -> None:
+    arguments = ["--provider", "capture", "--workers", "1", "--rate", "100", "--duration", "4", "--repeat", "1"]
+
+    done = _run([*arguments, "--json"], servers.environment())
+
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert (record["books"]["sent"], record["books"]["lost"], record["books"]["duplicates"]) == (400, 0, 0)
+    assert record["seconds"] > 2
+    # More than a run that nothing passes through.
+    assert record["cpu_us"]["worker"] > 50
+    assert 0 < record["from_commit_ms"]["p50"] <= record["latency_ms"]["p99"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
