@@ -6,22 +6,24 @@ publish with confirms, consume and ack, lease, send, record. CPU is counted, not
 runs out of. The overhead is the chain's CPU per email (all of our processes, PostgreSQL, RabbitMQ) over the sum of the
 parts. Chain and parts take turns over the repetitions; medians are shown.
 
-A busy neighbour makes the same work cost more CPU where cores share caches or are hyperthreads: the chain runs beside
-its servers and the double, a part beside one of them alone, so a little of the overhead is the machine's.
+Work costs more CPU beside other work, which drives its data out of the caches: the chain runs beside its servers and
+the double, a part alone beside one of them. So all parts are also done at the same time, by one process; what that
+costs above the floor is the machine's share of the overhead.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
+import secrets
 import signal
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,9 +36,9 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python benchmarks/floor.py`
 
 from benchmarks.capacity import Figures, measure, server_pids
-from benchmarks.doubles import running_double
+from benchmarks.doubles import Double, running_double
 from benchmarks.figures import Spread
-from benchmarks.floor_parts import PARTS, Costs, Places, Sizes, measure_parts
+from benchmarks.floor_parts import PARTS, Places, Sizes, measure_alone, measure_together
 from benchmarks.machine import in_words, machine, versions
 from benchmarks.rig import Case, database, drafts, passing_topology
 from benchmarks.run import FAILED, INTERRUPTED, WIDTH, memory_folder, terminated
@@ -48,6 +50,7 @@ from dispatcher.store.connections import connected
 
 OURS: Final = ("worker", "relay", "monitor", "parent")
 SERVERS: Final = ("postgresql", "rabbitmq")
+DOUBLE: Final = "double"
 IN_FLIGHT: Final = 64
 NAME: Final = "floor.jsonl"
 TARGET: Final = 0.25
@@ -55,26 +58,31 @@ TARGET: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The chain once, and each part once at its sizes."""
+    """The chain once, and its parts at the chain's sizes.
+
+    Attributes:
+        alone: CPU microseconds per email of each part, by who used them.
+        together: Of all parts, done at the same time.
+    """
 
     chain: Figures
     sizes: Sizes
-    costs: Costs
+    alone: Mapping[str, Mapping[str, float]]
+    together: Mapping[str, float]
 
     @property
     def chain_us(self) -> dict[str, float]:
-        """The chain's CPU per email, as `Turn.floor_us` is cut."""
+        """The chain's CPU per email, by who used it."""
         used = self.chain.cpu_us
-        return {"ours": sum(used.get(part, 0.0) for part in OURS), **{name: used[name] for name in SERVERS}}
+        return {
+            "client": sum(used.get(part, 0.0) for part in OURS),
+            **{name: used[name] for name in (*SERVERS, DOUBLE)},
+        }
 
     @property
     def floor_us(self) -> dict[str, float]:
-        """The sum of the parts: of the process that does them, and of the servers."""
-        parts = self.costs.by_part.values()
-        return {
-            "ours": sum(part["client"] for part in parts),
-            **{name: sum(part[name] for part in parts) for name in SERVERS},
-        }
+        """The sum of the parts, cut alike."""
+        return {name: sum(part[name] for part in self.alone.values()) for name in ("client", *SERVERS, DOUBLE)}
 
 
 def main() -> int:
@@ -129,75 +137,88 @@ def _turn(servers: Servers, case: Case, folder: Path) -> Turn:
         record_batch=max(1, round(chain.record_batch or 1)),
         in_flight=IN_FLIGHT,
     )
-    with (
-        database(servers) as url,
-        passing_topology(servers) as topology,
-        running_double("sendgrid", folder / "parts") as double,
-        contextlib.closing(uvloop.new_event_loop()) as loop,
-    ):
-        with connected(url) as connection:
-            enqueue_many(connection, drafts(case.emails))
-        assert double.pid is not None
-        places = Places(
+    with running_double("sendgrid", folder / "parts") as double, contextlib.ExitStack() as stack:
+        places, other, third = (stack.enter_context(_places(servers, double)) for _ in range(3))
+        for one in (places, other):
+            _enqueue(one, case.emails)
+        alone = uvloop.run(measure_alone(places, sizes, case.emails))
+        enqueue = partial(_enqueue, third, case.emails)
+        together = uvloop.run(measure_together(other, third, sizes, case.emails, enqueue))
+    return Turn(chain, sizes, alone, together)
+
+
+@contextlib.contextmanager
+def _places(servers: Servers, double: Double) -> Iterator[Places]:
+    assert double.pid is not None
+    with database(servers) as url, passing_topology(servers) as topology:
+        yield Places(
             database_url=url,
             amqp_url=servers.amqp_url,
             exchange=topology.exchange,
             queue=topology.queue,
             sendgrid_url=double.environment["DISPATCHER_SENDGRID_HOST"],
             ca_file=double.ca_file,
-            roots={**server_pids(servers), "double": double.pid},
+            roots={**server_pids(servers), DOUBLE: double.pid},
         )
-        asyncio.set_event_loop(loop)
-        costs = loop.run_until_complete(measure_parts(places, sizes, case.emails))
-    return Turn(chain, sizes, costs)
+
+
+def _enqueue(places: Places, emails: int) -> None:
+    with connected(places.database_url) as connection:
+        enqueue_many(connection, drafts(emails, secrets.token_hex(4)))
 
 
 def overhead(chain_us: Mapping[str, float], floor_us: Mapping[str, float]) -> float:
-    """How far the chain is above its floor, as a share of the floor."""
-    return sum(chain_us.values()) / sum(floor_us.values()) - 1
+    """How far the chain is above its floor, as a share of the floor; the double is nobody's."""
+    return _sum(chain_us) / _sum(floor_us) - 1
+
+
+def _sum(used: Mapping[str, float]) -> float:
+    return used["client"] + sum(used[name] for name in SERVERS)
 
 
 def _print(turns: Sequence[Turn], facts: dict[str, Any], console: Console) -> None:
-    sizes = turns[-1].sizes
     table = Table(title="CPU microseconds per email, user and system: medians of the turns")
-    for heading in ("", "our process", *SERVERS, "sum", "double"):
-        table.add_column(heading, justify="left" if not heading else "right")
+    for heading in ("", "our processes", *SERVERS, "sum", DOUBLE):
+        table.add_column(heading, justify="right" if heading else "left")
     for part in PARTS:
-        costs = [turn.costs.by_part[part] for turn in turns]
-        row = {name: statistics.median(cost[name] for cost in costs) for name in ("client", *SERVERS, "double")}
-        _add(table, part, row.pop("client"), row)
+        _add(table, part, _median([turn.alone[part] for turn in turns]))
     table.add_section()
-    floor = _median([turn.floor_us for turn in turns])
-    chain = _median([turn.chain_us for turn in turns])
-    doubles = statistics.median(sum(part["double"] for part in turn.costs.by_part.values()) for turn in turns)
-    _add(table, "floor: their sum", floor["ours"], {**floor, "double": doubles})
-    used = statistics.median(turn.chain.cpu_us["double"] for turn in turns)
-    _add(table, "chain", chain["ours"], {**chain, "double": used})
-    over = {name: f"{chain[name] / floor[name] - 1:+.0%}" if floor[name] else "–" for name in floor}
-    spread = Spread.of(overhead(turn.chain_us, turn.floor_us) for turn in turns)
-    table.add_row("overhead", over["ours"], *(over[name] for name in SERVERS), f"{spread.median:+.0%}", "")
+    floor, chain = _median([turn.floor_us for turn in turns]), _median([turn.chain_us for turn in turns])
+    together = _median([turn.together for turn in turns])
+    _add(table, "floor: their sum", floor)
+    _add(table, "all of them at once", together)
+    _add(table, "chain", chain)
+    table.add_section()
+    for name, below in (("chain over floor", floor), ("chain over all at once", together)):
+        shares = [f"{chain[one] / below[one] - 1:+.0%}" for one in ("client", *SERVERS)]
+        table.add_row(name, *shares, f"{overhead(chain, below):+.0%}", "")
     console.print(table)
-    verdict = "within" if spread.median <= TARGET else "above"
-    console.print(
-        f"The chain costs {spread.median:+.0%} over its floor ({spread.lowest:+.0%} – {spread.highest:+.0%}), "
-        f"{verdict} the {TARGET:.0%} that we allow ourselves; {turns[0].chain.case.workers} workers, "
-        f"{statistics.median(turn.chain.emails_per_second for turn in turns):,.0f} emails/s."
+    for words in (*_verdict(turns), in_words(facts)):
+        console.print(words)
+
+
+def _verdict(turns: Sequence[Turn]) -> Iterator[str]:
+    over = Spread.of(overhead(turn.chain_us, turn.floor_us) for turn in turns)
+    word = "within" if over.median <= TARGET else "above"
+    rate = statistics.median(turn.chain.emails_per_second for turn in turns)
+    yield (
+        f"The chain costs {over.median:+.0%} over its floor ({over.lowest:+.0%} – {over.highest:+.0%}), {word} the "
+        f"{TARGET:.0%} that we allow ourselves; {turns[0].chain.case.workers} workers, {rate:,.0f} emails/s."
     )
-    console.print(
+    sizes = turns[-1].sizes
+    yield (
         f"Batches as in the chain: {sizes.lease_batch} leased, {sizes.record_batch} recorded and acked at once, "
         f"prefetch {sizes.prefetch}; {sizes.in_flight} requests at once."
     )
-    console.print(in_words(facts))
 
 
-def _add(table: Table, name: str, ours: float, servers: Mapping[str, float]) -> None:
-    total = ours + sum(servers[server] for server in SERVERS)
-    figures = [ours, *(servers[server] for server in SERVERS), total, servers["double"]]
+def _add(table: Table, name: str, used: Mapping[str, float]) -> None:
+    figures = [used["client"], *(used[server] for server in SERVERS), _sum(used), used[DOUBLE]]
     table.add_row(name, *(f"{figure:,.0f}" for figure in figures))
 
 
 def _median(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+    return {name: statistics.median(row[name] for row in rows) for name in ("client", *SERVERS, DOUBLE)}
 
 
 def _write(turns: Sequence[Turn], facts: dict[str, Any], lines: str, folder: Path) -> None:

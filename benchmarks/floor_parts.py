@@ -1,4 +1,4 @@
-"""Each unavoidable part of an email's way, alone: pika, psycopg and the HTTP client, and nothing of ours around them.
+"""Each unavoidable part of an email's way: pika, psycopg and the HTTP client, and nothing of ours around them.
 
 The statements are the product's, at the batch sizes that the chain was seen to use. What is missing on purpose is all
 that makes a program of the parts: tasks, the in-flight ledger, decisions, logs, metrics, checks.
@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from uuid import UUID
 
 import orjson
@@ -64,43 +64,130 @@ class Places:
     roots: Mapping[str, int]
 
 
-@dataclass(slots=True)
-class Costs:
-    """CPU microseconds per email: by part, and in each by who used it (`client` is the process that does the part)."""
+class Gate(Protocol):
+    """Where a part stops until it may begin, and what counts its work; connecting and preparing come before."""
 
-    by_part: dict[str, dict[str, float]] = field(default_factory=dict)
+    def open(self, part: str, emails: int) -> AbstractAsyncContextManager[None]:
+        """The block does a part for so many emails."""
+        ...
 
-    @contextmanager
-    def measuring(self, part: str, emails: int, roots: Mapping[str, int]) -> Iterator[None]:
-        """Measures a block that does a part for so many emails."""
-        servers, client = cpu.read_cpu(roots), time.process_time()
+
+class Alone:
+    """Parts one after the other, each measured.
+
+    Attributes:
+        by_part: CPU microseconds per email: by part, and in each by who used it (`client` does the part).
+    """
+
+    def __init__(self, roots: Mapping[str, int]) -> None:
+        self.by_part: dict[str, dict[str, float]] = {}
+        self._roots = roots
+
+    @asynccontextmanager
+    async def open(self, part: str, emails: int) -> AsyncIterator[None]:
+        """See `Gate.open`."""
+        servers, client = cpu.read_cpu(self._roots), time.process_time()
         yield
-        spent = time.process_time() - client
-        used = per_email_us(servers, cpu.read_cpu(roots), emails)
-        self.by_part[part] = {"client": spent / emails * 1e6, **{name: used[name] for name in roots}}
+        self.by_part[part] = _used(servers, client, self._roots, emails)
 
 
-async def measure_parts(places: Places, sizes: Sizes, emails: int) -> Costs:
+class Together:
+    """All parts at once, measured as one.
+
+    Attributes:
+        costs: CPU microseconds per email by who used them, each part having been done for as many emails.
+    """
+
+    def __init__(self, roots: Mapping[str, int]) -> None:
+        self.costs: dict[str, float] = {}
+        self._roots = roots
+        self._begin = asyncio.Barrier(len(PARTS))
+        self._end = asyncio.Barrier(len(PARTS))
+        self._began: tuple[dict[str, float], float] = ({}, 0.0)
+
+    @asynccontextmanager
+    async def open(self, part: str, emails: int) -> AsyncIterator[None]:  # noqa: ARG002
+        """See `Gate.open`."""
+        # One of them reads the meters, and the others stand still meanwhile: it does not give the loop away.
+        if await self._begin.wait() == 0:
+            self._began = cpu.read_cpu(self._roots), time.process_time()
+        yield
+        if await self._end.wait() == 0:
+            self.costs = _used(*self._began, self._roots, emails)
+
+
+class _Free:
+    """Nothing is waited for, nothing measured."""
+
+    @asynccontextmanager
+    async def open(self, part: str, emails: int) -> AsyncIterator[None]:  # noqa: ARG002
+        yield
+
+
+def _used(servers: Mapping[str, float], client: float, roots: Mapping[str, int], emails: int) -> dict[str, float]:
+    spent = time.process_time() - client
+    used = per_email_us(servers, cpu.read_cpu(roots), emails)
+    return {"client": spent / emails * 1e6, **{name: used[name] for name in roots}}
+
+
+async def measure_alone(places: Places, sizes: Sizes, emails: int) -> dict[str, dict[str, float]]:
     """The costs of each part for emails that are enqueued and due, and nobody has touched."""
-    costs = Costs()
+    gate = Alone(places.roots)
+    async with _connected(places) as database:
+        keys = await _publish(places, database, emails, gate)
+        await _consume(places, sizes, emails, gate)
+        leased = await _lease(sizes, database, keys, gate)
+        await _send(places, sizes, leased, gate)
+        await _record(sizes, database, leased, gate)
+    return gate.by_part
+
+
+async def measure_together(
+    places: Places, other: Places, sizes: Sizes, emails: int, enqueue: Callable[[], object]
+) -> dict[str, float]:
+    """The cost of all parts, done at the same time by one process, each for emails of its own.
+
+    Args:
+        places: Its emails are enqueued and due.
+        other: Another database and queue, empty.
+        enqueue: Enqueues as many emails in the other database.
+    """
+    gate = Together(places.roots)
+    async with (
+        _connected(places) as publishing,
+        _connected(other) as leasing,
+        _connected(other) as recording,
+    ):
+        enqueue()
+        rows = await (await leasing.execute("select email_id, message_key from email_log")).fetchall()
+        leased = await _lease(sizes, leasing, dict(rows), _Free())
+        enqueue()
+        keys = await _publish(other, leasing, emails, _Free())
+        await asyncio.gather(
+            _publish(places, publishing, emails, gate),
+            _consume(other, sizes, emails, gate),
+            _lease(sizes, leasing, keys, gate),
+            _send(places, sizes, leased, gate),
+            _record(sizes, recording, leased, gate),
+        )
+    return gate.costs
+
+
+@asynccontextmanager
+async def _connected(places: Places) -> AsyncIterator[Any]:
     async with await psycopg.AsyncConnection.connect(places.database_url, autocommit=True) as database:
         set_json_loads(orjson.loads, database)
-        keys = await _publish(places, database, emails, costs)
-        await _consume(places, sizes, emails, costs)
-        leased = await _lease(places, sizes, database, keys, costs)
-        await _send(places, sizes, leased, costs)
-        await _record(places, sizes, database, leased, costs)
-    return costs
+        yield database
 
 
-async def _publish(places: Places, database: Any, emails: int, costs: Costs) -> dict[UUID, str]:
+async def _publish(places: Places, database: Any, emails: int, gate: Gate) -> dict[UUID, str]:
     """Find what is due, publish it with confirms, take the marks off."""
     async with await open_connection(places.amqp_url, name="floor") as connection:
         channel = await connection.open_channel()
         confirms = _Confirms()
         await channel.call(channel.raw.confirm_delivery, ack_nack_callback=confirms.on_answer)
         keys: dict[UUID, str] = {}
-        with costs.measuring("publish", emails, places.roots):
+        async with gate.open("publish", emails):
             while rows := await _fetch(database, "find_publish_due", {"limit": PUBLISH_BATCH}):
                 for email_id, key, *_ in rows:
                     body = orjson.dumps({"v": 1, "email_id": email_id, "message_key": key})
@@ -143,7 +230,7 @@ class _Confirms:
             await self._done.wait()
 
 
-async def _consume(places: Places, sizes: Sizes, emails: int, costs: Costs) -> None:
+async def _consume(places: Places, sizes: Sizes, emails: int, gate: Gate) -> None:
     """Take every message, ack as many at once as the chain records at once."""
     async with await open_connection(places.amqp_url, name="floor") as connection:
         channel = await connection.open_channel()
@@ -159,14 +246,14 @@ async def _consume(places: Places, sizes: Sizes, emails: int, costs: Costs) -> N
             if tag == emails:
                 done.set()
 
-        with costs.measuring("consume", emails, places.roots):
+        async with gate.open("consume", emails):
             await channel.call(channel.raw.basic_consume, queue=places.queue, on_message_callback=receive)
             await done.wait()
 
 
-async def _lease(places: Places, sizes: Sizes, database: Any, keys: dict[UUID, str], costs: Costs) -> list[Any]:
+async def _lease(sizes: Sizes, database: Any, keys: dict[UUID, str], gate: Gate) -> list[Any]:
     leased: list[Any] = []
-    with costs.measuring("lease", len(keys), places.roots):
+    async with gate.open("lease", len(keys)):
         for batch in _batches(sorted(keys), sizes.lease_batch):
             parameters = {
                 **ids_within(batch),
@@ -179,7 +266,7 @@ async def _lease(places: Places, sizes: Sizes, database: Any, keys: dict[UUID, s
     return leased
 
 
-async def _send(places: Places, sizes: Sizes, leased: Sequence[Any], costs: Costs) -> None:
+async def _send(places: Places, sizes: Sizes, leased: Sequence[Any], gate: Gate) -> None:
     """The smallest document that says the same, over the product's own HTTP connections."""
     transport = HttpTransport(connections=sizes.in_flight, ca_file=places.ca_file)
     loop = asyncio.get_running_loop()
@@ -197,7 +284,7 @@ async def _send(places: Places, sizes: Sizes, leased: Sequence[Any], costs: Cost
 
     warm_up = leased[: 2 * sizes.in_flight]
     await post(warm_up)  # connects
-    with costs.measuring("send", len(leased), places.roots):
+    async with gate.open("send", len(leased)):
         await post(leased)
     await transport.close()
 
@@ -210,9 +297,9 @@ def _document(row: Any) -> bytes:
     return orjson.dumps({"personalizations": [person], "from": sender, "subject": row[10], "content": content})
 
 
-async def _record(places: Places, sizes: Sizes, database: Any, leased: Sequence[Any], costs: Costs) -> None:
+async def _record(sizes: Sizes, database: Any, leased: Sequence[Any], gate: Gate) -> None:
     now = datetime.now(UTC)
-    with costs.measuring("record", len(leased), places.roots):
+    async with gate.open("record", len(leased)):
         for batch in _batches(leased, sizes.record_batch):
             count = len(batch)
             email_ids = [row[0] for row in batch]

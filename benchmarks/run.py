@@ -30,7 +30,7 @@ import signal
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
@@ -62,11 +62,10 @@ OPEN_LOOP_SECONDS: Final = 15.0
 WIDTH: Final = 150
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    options = _options()
+    options = _options(arguments)
     console = Console(stderr=True)
-    signal.signal(signal.SIGTERM, terminated)
     try:
         earlier = [read_records(folder) for folder in options.compare]
         if len(earlier) == 2:
@@ -242,7 +241,7 @@ def terminated(_number: int, _frame: FrameType | None) -> NoReturn:
     raise SystemExit(TERMINATED)
 
 
-def _options() -> argparse.Namespace:
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     summary, _, details = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(
         prog="benchmarks/run.py",
@@ -271,7 +270,7 @@ def _options() -> argparse.Namespace:
     output.add_argument("--out", type=Path, metavar="DIR", help="write run.jsonl, tables.txt and plots there")
     output.add_argument("--compare", type=Path, nargs="+", default=[], metavar="DIR", help=_COMPARE_HELP)
     output.add_argument("--json", action="store_true", help="a line of JSON per case and repetition, and no tables")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if len(options.compare) > 2:
         parser.error("argument --compare: takes one folder or two")
     if options.sink == "c" and "smtp" not in options.provider:
@@ -330,4 +329,5 @@ def _providers(text: str) -> list[str]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, terminated)
     sys.exit(main())

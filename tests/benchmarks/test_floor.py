@@ -2,44 +2,79 @@
 
 from __future__ import annotations
 
-import asyncio
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import psycopg
+import pytest
+import uvloop
 
-from benchmarks.doubles import running_double
+from benchmarks.doubles import Double, running_double
 from benchmarks.floor import overhead
-from benchmarks.floor_parts import PARTS, Places, Sizes, measure_parts
+from benchmarks.floor_parts import PARTS, Places, Sizes, measure_alone, measure_together
 from benchmarks.rig import database, drafts, passing_topology
 from dispatcher import enqueue_many
 from dispatcher.dev.servers import Servers
 
-EMAILS = 300
+EMAILS: Final = 300
+SIZES: Final = Sizes(prefetch=64, lease_batch=50, record_batch=40, in_flight=8)
 
 
 def test_every_part_is_done_for_every_email_and_costs_something(servers: Servers, tmp_path: Path) -> None:
-    with (
-        database(servers) as url,
-        passing_topology(servers) as topology,
-        running_double("sendgrid", tmp_path) as double,
-        psycopg.connect(url, autocommit=True) as connection,
-    ):
-        enqueued = {str(answer.email_id) for answer in enqueue_many(connection, drafts(EMAILS))}
-        host = double.environment["DISPATCHER_SENDGRID_HOST"]
-        assert double.pid is not None
-        roots = {"double": double.pid}
-        places = Places(url, servers.amqp_url, topology.exchange, topology.queue, host, double.ca_file, roots)
+    with _places(servers, tmp_path) as (places, double):
+        enqueued = _enqueue(places)
 
-        costs = asyncio.run(measure_parts(places, Sizes(64, 50, 40, 8), EMAILS))
-        recorded = connection.execute(
-            "select count(*) from email_log join email_attempt using (email_id) where status = 'sent'"
-        ).fetchone()
+        costs = uvloop.run(measure_alone(places, SIZES, EMAILS))
 
-    assert tuple(costs.by_part) == PARTS
-    assert all(used["client"] > 0 for used in costs.by_part.values())
-    assert recorded == (EMAILS,)
-    assert double.acceptances().keys() == enqueued
+        assert tuple(costs) == PARTS
+        assert all(used["client"] > 0 for used in costs.values())
+        assert _recorded(places) == EMAILS
+        assert double.acceptances().keys() == enqueued
+
+
+@pytest.mark.slow
+def test_all_parts_at_once_are_done_for_as_many_emails_each(servers: Servers, tmp_path: Path) -> None:
+    with _places(servers, tmp_path / "one") as (places, double), _places(servers, tmp_path / "other") as (other, _):
+        _enqueue(places)
+
+        costs = uvloop.run(measure_together(places, other, SIZES, EMAILS, lambda: _enqueue(other)))
+
+        assert costs["client"] > 0
+        assert _recorded(other) == EMAILS
+        assert len(double.acceptances()) == EMAILS
 
 
 def test_the_overhead_is_what_the_chain_costs_beyond_its_parts() -> None:
-    assert overhead({"ours": 300.0, "postgresql": 200.0}, {"ours": 250.0, "postgresql": 150.0}) == 0.25
+    chain = {"client": 300.0, "postgresql": 150.0, "rabbitmq": 50.0, "double": 1.0}
+    floor = {"client": 250.0, "postgresql": 100.0, "rabbitmq": 50.0, "double": 99.0}
+
+    assert overhead(chain, floor) == 0.25
+
+
+@contextmanager
+def _places(servers: Servers, folder: Path) -> Iterator[tuple[Places, Double]]:
+    with (
+        database(servers) as url,
+        passing_topology(servers) as topology,
+        running_double("sendgrid", folder) as double,
+    ):
+        assert double.pid is not None
+        host, roots = double.environment["DISPATCHER_SENDGRID_HOST"], {"double": double.pid}
+        yield Places(url, servers.amqp_url, topology.exchange, topology.queue, host, double.ca_file, roots), double
+
+
+def _enqueue(places: Places) -> set[str]:
+    with psycopg.connect(places.database_url, autocommit=True) as connection:
+        return {str(one.email_id) for one in enqueue_many(connection, drafts(EMAILS, secrets.token_hex(4)))}
+
+
+def _recorded(places: Places) -> int:
+    with psycopg.connect(places.database_url) as connection:
+        row = connection.execute(
+            "select count(*) from email_log join email_attempt using (email_id) where status = 'sent'"
+        ).fetchone()
+    assert row is not None
+    return int(row[0])
