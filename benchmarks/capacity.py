@@ -23,6 +23,7 @@ import psycopg
 
 from benchmarks import cpu
 from benchmarks.books import Books, read_books
+from benchmarks.double import WRITE_SECONDS
 from benchmarks.faults import killing
 from benchmarks.figures import PERCENTILES, latencies_ms, per_email_us, percentile
 from benchmarks.open_loop import read_arrivals
@@ -168,7 +169,8 @@ def measure(servers: Servers, case: Case, folder: Path, database_url: str) -> Fi
             _warm_up(connection, case)
             watch = Watch(servers, scene, run_pid, page, connection)
             measured = _measured(watch)
-        # Everybody has written what they know.
+        # Everybody has written what they know; the double does so now and then.
+        time.sleep(2 * WRITE_SECONDS)
         return _with_books(measured, scene, connection)
 
 

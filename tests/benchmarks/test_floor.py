@@ -18,6 +18,7 @@ from benchmarks.floor_parts import PARTS, Places, Sizes, measure_alone, measure_
 from benchmarks.rig import database, drafts, passing_topology
 from dispatcher import enqueue_many
 from dispatcher.dev.servers import Servers
+from tests.waiting import wait_until
 
 EMAILS: Final = 300
 SIZES: Final = Sizes(prefetch=64, lease_batch=50, record_batch=40, in_flight=8)
@@ -32,7 +33,7 @@ def test_every_part_is_done_for_every_email_and_costs_something(servers: Servers
         assert tuple(costs) == PARTS
         assert all(used["client"] > 0 for used in costs.values())
         assert _recorded(places) == EMAILS
-        assert double.acceptances().keys() == enqueued
+        wait_until(lambda: double.acceptances().keys() == enqueued)
 
 
 @pytest.mark.slow
@@ -44,7 +45,7 @@ def test_all_parts_at_once_are_done_for_as_many_emails_each(servers: Servers, tm
 
         assert costs["client"] > 0
         assert _recorded(other) == EMAILS
-        assert len(double.acceptances()) == EMAILS
+        wait_until(lambda: len(double.acceptances()) == EMAILS)
 
 
 def test_the_overhead_is_what_the_chain_costs_beyond_its_parts() -> None:
