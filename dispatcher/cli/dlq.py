@@ -19,7 +19,7 @@ PARTS: Final = {
 }
 
 
-@click.group("dlq", cls=LazyGroup, parts=PARTS, modules="dispatcher.cli.dlq_{}")
+@click.group("dlq", cls=LazyGroup, parts=PARTS, modules="dispatcher.cli.dlq_{}", brief=("list", "show"))
 def command() -> None:
     """Dead letters: emails that failed or are held, and messages behind which there is no email.
 

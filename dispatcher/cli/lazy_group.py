@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Collection, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -15,12 +16,16 @@ class LazyGroup(click.Group):
     Args:
         parts: What each does, in a line for `--help`, by name and in the order of `--help`.
         modules: Where they are: `command` in the module of this name, with their own for `{}`.
+        brief: Those that end at once: they leave their garbage to the end of the process, which saves a tenth.
     """
 
-    def __init__(self, *arguments: Any, parts: Mapping[str, str], modules: str, **options: Any) -> None:
+    def __init__(
+        self, *arguments: Any, parts: Mapping[str, str], modules: str, brief: Collection[str] = (), **options: Any
+    ) -> None:
         super().__init__(*arguments, **options)
         self.parts = parts
         self._modules = modules
+        self._brief = brief
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Names for `--help`."""
@@ -30,6 +35,8 @@ class LazyGroup(click.Group):
         """The command of that name, loaded now."""
         if cmd_name not in self.parts:
             return None
+        if cmd_name in self._brief:
+            gc.disable()
         command: click.Command = import_module(self._modules.format(cmd_name)).command
         return command
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import pty
 import subprocess
@@ -44,6 +45,7 @@ def in_process(*arguments: str) -> Ended:
     """Runs a command that needs no server and no setting, without the cost of a process."""
     with redirect_stdout(StringIO()) as stdout, redirect_stderr(StringIO()) as stderr:
         code = main(arguments)
+    gc.enable()  # a brief command leaves its garbage to the end of a process; this one goes on
     return Ended(code, stdout.getvalue(), stderr.getvalue())
 
 
