@@ -63,7 +63,10 @@ def command(names: tuple[str, ...], selection: Selection, reason: str, actor: st
     if not yes and not _agreed(ids, poison):
         return Exit.DONE if sys.stdin.isatty() else Exit.USAGE
     emails, letters, messages = asyncio.run(_discard(settings, ids, poison, act))
-    say(f"Discarded: {emails:,} emails' dead letters ({letters:,} left the DLQ), {messages:,} poison messages.")
+    if emails or not messages:
+        say(f"Discarded: the dead letters of {emails:,} emails; {letters:,} left the DLQ.")
+    if messages:
+        say(f"Discarded: {messages:,} poison messages.")
     return Exit.DONE
 
 

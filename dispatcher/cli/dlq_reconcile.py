@@ -68,5 +68,7 @@ def _tell(found: Differences) -> None:
             say(f"{len(ids):,} {name}{f', {done[name]}' if found.mended else ''}: {some}{'…' if ids[_NAMED:] else ''}")
     if found.poison:
         say(f"{len(found.poison):,} without an email: `dispatcher dlq list --poison` lists them.")
-    if found.count and not found.mended:
+    if not found.count:
+        say("The DLQ and the database agree.")
+    elif not found.mended:
         say('`dispatcher dlq reconcile --mend --reason "…"` mends what differs.')

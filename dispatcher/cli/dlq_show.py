@@ -149,13 +149,13 @@ def _show_poison(poison: Poison, *, as_hex: bool, export: Path | None, as_json: 
         _write(export, poison.body)
         say(f"{len(poison.body):,} octets are in {export}.")
     shown = _hexadecimal(poison.body[:_SHOWN_OCTETS]) if as_hex else safe_text(poison.body, _SHOWN_OCTETS)
-    told = {**asdict(poison), "octets": len(poison.body), "body": shown}
     if as_json:
-        print_json(told)
+        print_json({**asdict(poison), "octets": len(poison.body), "body": shown})
         return Exit.DONE
-    body = told.pop("body")
-    fields_table(told).show()
-    print_data(f"\n{body}")
+    headers = {name: value for name, value in poison.headers.items() if name != "x-delivery-count"}
+    words = {"message": poison.poison_id, "place": poison.position + 1, "problem": poison.problem}
+    fields_table({**words, "headers": headers, "x-death": poison.x_death, "octets": len(poison.body)}).show()
+    print_data(f"\n{shown}")
     return Exit.DONE
 
 
