@@ -11,6 +11,7 @@ import orjson
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
+from dispatcher.telemetry import quick_log
 from dispatcher.telemetry.lines import Lines
 from dispatcher.telemetry.storms import StormLimit
 
@@ -53,6 +54,7 @@ def configure(level: str, form: str, stream: TextIO = sys.stdout, **always: Any)
     )
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(**always)
+    quick_log.log.write_to(lines if as_json and _LEVELS[level] <= logging.INFO else None, always)
     _quieten_libraries()
 
 

@@ -29,7 +29,7 @@ from dispatcher.inflight import Flight, Ledger, steady_clock
 from dispatcher.results import result_of
 from dispatcher.routing.routes import Routes
 from dispatcher.store.leases import Lease, LeaseStore
-from dispatcher.telemetry import metrics
+from dispatcher.telemetry import metrics, quick_log
 from dispatcher.telemetry.log import get_log
 from dispatcher.telemetry.tracing import TRACER, Attempted
 from dispatcher.worker.attempts import Attempts, NoRoute
@@ -237,7 +237,7 @@ class Pipeline:
         result = result_of(flight, outcome, decision, lease_seconds=lease_seconds)
         sending.phase = Phase.RECORDING
         self._recorder.add(Closing(sending, result))
-        self._log_attempt(sending, outcome, result.status, finished_at)
+        _log_attempt(sending, outcome, result.status, finished_at)
         if TRACER.is_on:
             _trace_attempt(sending, outcome, finished_at)
         return wait_seconds
@@ -328,20 +328,22 @@ class Pipeline:
             sending.lease_lost = True
             sending.task.cancel()
 
-    def _log_attempt(self, sending: Sending, outcome: Outcome, status: Status, finished_at: float) -> None:
-        self._log.info(
-            "email.attempted",
-            email_id=str(sending.email_id),
-            attempt=sending.attempt_number,
-            provider=sending.provider,
-            outcome=outcome_name(outcome),
-            status=status.value,
-            error_type=None if isinstance(outcome, Accepted) else outcome.reason.value,
-            provider_code=None if isinstance(outcome, Accepted) else outcome.code,
-            duration_ms=round((finished_at - sending.started_at) * 1000, 1),
-            correlation_id=sending.lease.correlation_id,
-            trace_id=sending.lease.trace_id,
-        )
+
+def _log_attempt(sending: Sending, outcome: Outcome, status: Status, finished_at: float) -> None:
+    refusal = None if isinstance(outcome, Accepted) else outcome
+    quick_log.log.info(
+        "email.attempted",
+        email_id=sending.email_id,
+        attempt=sending.attempt_number,
+        provider=sending.provider,
+        outcome=outcome_name(outcome),
+        status=status.value,
+        error_type=refusal and refusal.reason.value,
+        provider_code=refusal and refusal.code,
+        duration_ms=round((finished_at - sending.started_at) * 1000, 1),
+        correlation_id=sending.lease.correlation_id,
+        trace_id=sending.lease.trace_id,
+    )
 
 
 def _trace_attempt(sending: Sending, outcome: Outcome, finished_at: float) -> None:

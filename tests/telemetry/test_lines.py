@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
+from uuid import UUID
 
 import orjson
 import pytest
 
-from dispatcher.telemetry import log
+from dispatcher.telemetry import log, quick_log
 from dispatcher.telemetry.lines import PATIENCE_MS, Lines
 
 LINE = b"x" * 1023 + b"\n"
@@ -127,6 +129,39 @@ def test_a_log_goes_on_after_its_reader_was_stuck(pipe: tuple[int, TextIO], form
     last = drain(reading).splitlines()[-1]
     assert b"relay.leading" in last
     assert b"lines_lost" in last
+
+
+@pytest.mark.parametrize("level", ["debug", "info", "warning"])
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_the_quick_log_writes_what_the_other_does(pipe: tuple[int, TextIO], form: str, level: str) -> None:
+    reading, stream = pipe
+    log.configure(level, form, stream, worker="w0")
+    email_id = UUID(int=7)
+
+    log.get_log().info("email.attempted", email_id=str(email_id), error_type=None, duration_ms=1.5)
+    slowly = drain(reading).decode()
+    quick_log.log.info("email.attempted", email_id=email_id, error_type=None, duration_ms=1.5)
+    quickly = drain(reading).decode()
+
+    assert bool(quickly) is (level != "warning")
+    assert without_time(quickly) == without_time(slowly)
+
+
+def without_time(line: str) -> str:
+    """A line, its instant left out."""
+    return re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z", "<time>", line)
+
+
+def test_the_quick_log_tells_what_got_lost(pipe: tuple[int, TextIO]) -> None:
+    reading, stream = pipe
+    log.configure("info", "json", stream)
+    for _ in range(3 * fcntl.fcntl(stream.fileno(), fcntl.F_GETPIPE_SZ) // 1000):
+        quick_log.log.info("email.attempted", detail="z" * 1000)
+    drain(reading)
+
+    quick_log.log.info("email.attempted")
+
+    assert events(reading)[-1]["lines_lost"] > 0
 
 
 def events(reading: int) -> list[dict[str, Any]]:
