@@ -18,9 +18,13 @@ def storable(outcome: Outcome) -> Outcome:
 
     Adapters pass on what a server said, and a server may say anything.
     """
+    detail = _clean(outcome.detail)
     if isinstance(outcome, Accepted):
-        return replace(outcome, provider_message_id=_clean(outcome.provider_message_id), detail=_clean(outcome.detail))
-    return replace(outcome, detail=_clean(outcome.detail), code=_clean(outcome.code))
+        message_id = _clean(outcome.provider_message_id)
+        if message_id is outcome.provider_message_id and detail is outcome.detail:
+            return outcome  # as nearly all are
+        return replace(outcome, provider_message_id=message_id, detail=detail)
+    return replace(outcome, detail=detail, code=_clean(outcome.code))
 
 
 def _clean(text: str | None) -> str | None:

@@ -22,6 +22,7 @@ from dispatcher.errors import (
     StoreUnavailable,
     ValueRefused,
 )
+from dispatcher.store.arrays import BatchDumper
 from dispatcher.store.queries import query
 
 if TYPE_CHECKING:
@@ -195,6 +196,7 @@ def _heed_cancellation() -> None:
 async def _configure(connection: AsyncSession, lock_seconds: float) -> None:
     """Makes a session fit for the protocol: a commit waits for the disk, because an outside action follows it."""
     set_json_loads(orjson.loads, connection)
+    connection.adapters.register_dumper(list, BatchDumper)
     await connection.execute(
         query("configure_session"), {"statement_seconds": STATEMENT_SECONDS, "lock_seconds": lock_seconds}
     )

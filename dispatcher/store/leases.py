@@ -128,9 +128,10 @@ class LeaseStore:
 
     async def lease(self, keys_by_id: dict[UUID, str], lease_seconds: float) -> list[Lease]:
         """Leases of those emails that may be leased, of the ids and message keys given; the rest is left out."""
+        ids = ids_within(keys_by_id)
         parameters = {
-            **ids_within(keys_by_id),
-            "message_keys": [keys_by_id[email_id] for email_id in sorted(keys_by_id)],
+            **ids,
+            "message_keys": [keys_by_id[email_id] for email_id in ids["email_ids"]],
             "worker": self._worker,
             "lease_seconds": lease_seconds,
         }
@@ -185,7 +186,7 @@ class LeaseStore:
 
     async def record(self, results: Sequence[Result]) -> set[UUID]:
         """Records a batch; returns the ids whose lease was still ours (see the statement for the others)."""
-        ordered = sorted(results, key=lambda result: result.email_id)
+        ordered = sorted(results, key=lambda result: result.email_id.int)
         return await self._ids("record", {**_columns(ordered), "worker": self._worker, "slot": self._slot})
 
     async def is_recorded(self, result: Result) -> bool:

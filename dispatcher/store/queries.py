@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final
 from uuid import UUID
 
+_NUMBER: Final = attrgetter("int")
 _HEADING: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
@@ -40,7 +42,7 @@ def query(name: str) -> bytes:
 def ids_within(email_ids: Iterable[UUID]) -> dict[str, Any]:
     """The parameters by which a statement names its emails, of which there must be one: their ids in order, and the
     bounds that keep it out of other weeks' partitions."""
-    ordered = sorted(email_ids)
+    ordered = sorted(email_ids, key=_NUMBER)  # comparing UUIDs themselves is ten times the work
     return {"email_ids": ordered, "lowest_id": ordered[0], "highest_id": ordered[-1]}
 
 

@@ -1,0 +1,74 @@
+"""Lists on their way to PostgreSQL: psycopg dumps one item at a time, and batches are lists of hundreds of items.
+
+A list of ids, numbers, instants or texts becomes an array literal in one go; PostgreSQL reads its type from the
+statement. Whatever else a list holds is left to psycopg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+import psycopg
+from psycopg.abc import AdaptContext, Buffer, PyFormat
+from psycopg.adapt import Dumper
+from psycopg.types.array import ListDumper
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+_WRITERS: Final[dict[type, Callable[[Any], str]]] = {
+    UUID: lambda email_id: f"{email_id.int:032x}",
+    int: str,
+    float: repr,
+    datetime: lambda instant: f'"{instant.isoformat()}"',
+    str: _quoted,
+}
+
+
+class BatchDumper(Dumper):
+    """psycopg's side of it: one dumper per kind of item."""
+
+    def __init__(self, cls: type, context: AdaptContext | None = None) -> None:
+        super().__init__(cls, context)
+        self._write: Callable[[Any], str] = _quoted
+        self._context = context
+
+    def get_key(self, obj: list[Any], format: PyFormat) -> Any:  # noqa: A002 - psycopg's name
+        """What tells lists of one kind from those of another."""
+        kind = _kind(obj)
+        return (list, kind) if kind in _WRITERS else ListDumper(list, self._context).get_key(obj, format)
+
+    def upgrade(self, obj: list[Any], format: PyFormat) -> Dumper:  # noqa: A002
+        """The dumper for lists like this one."""
+        write = _WRITERS.get(_kind(obj))
+        if write is None:
+            return ListDumper(list, self._context).upgrade(obj, format)
+        dumper = BatchDumper(list, self._context)
+        dumper._write = write
+        return dumper
+
+    def dump(self, obj: Sequence[Any]) -> Buffer:
+        """The literal."""
+        literal = _literal(self._write, obj)
+        if "\0" in literal:
+            raise psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
+        return literal.encode()
+
+
+def _literal(write: Callable[[Any], str], items: Iterable[Any]) -> str:
+    return "{" + ",".join(["NULL" if item is None else write(item) for item in items]) + "}"
+
+
+def _kind(items: Sequence[Any]) -> type:
+    """What a list holds; text where it holds nothing but nulls; `object` for a mixture."""
+    kinds = set(map(type, items))
+    kinds.discard(type(None))
+    if not kinds:
+        return str
+    return kinds.pop() if len(kinds) == 1 else object
