@@ -23,6 +23,7 @@ import pika
 from pika import exceptions, frame, spec
 from pika.adapters.asyncio_connection import AsyncioConnection
 
+from dispatcher.broker.deliveries import acks, delivery_at
 from dispatcher.broker.faults import REMEDIES, channel_fault, reason
 from dispatcher.errors import BrokerUnavailable, ConfigurationError
 from dispatcher.version import VERSION
@@ -214,6 +215,16 @@ class Channel:
             raise self.fault(error) from error
         return await self.wait(answer, ask.__name__)
 
+    def ack(self, tags: Sequence[tuple[int, bool]]) -> None:
+        """Acks deliveries, in one write: by tag, and True for those of all deliveries before it as well.
+
+        Raises:
+            AMQPError: it is closing, or closed.
+        """
+        if not self.raw.is_open:
+            raise exceptions.ChannelWrongStateError
+        self.raw.connection.emit(acks(self.raw.channel_number, tags))
+
     async def close(self) -> None:
         """Closes it; harmless if it is closed."""
         if self.raw.is_open:
@@ -246,7 +257,7 @@ def resolve(future: asyncio.Future[T], value: T) -> None:
 
 
 class _Pika(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has no py.typed
-    """Pika's connection, with three things that it lacks. They reach into it, hence the tests of each."""
+    """Pika's connection, with a few things that it lacks. They reach into it, hence the tests of each."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self._frames: list[bytes] = []
@@ -266,9 +277,13 @@ class _Pika(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has no py.type
 
         Whatever the loop's present round has to say goes out together, in order, at the end of it.
         """
+        self.emit(marshaled_frames)
+
+    def emit(self, frames: Sequence[bytes]) -> None:
+        """Writes frames at the end of the loop's round."""
         if not self._frames:
             self.ioloop.call_soon(self._write_frames)
-        self._frames.extend(marshaled_frames)
+        self._frames.extend(frames)
 
     def _write_frames(self) -> None:
         data = b"".join(self._frames)
@@ -277,6 +292,32 @@ class _Pika(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has no py.type
         self._frames.clear()
         if self._transport is not None:  # lost meanwhile
             self._adapter_emit_data(data)
+
+    def _on_data_available(self, data_in: bytes) -> None:
+        """Pika's own, with our way for deliveries before it; pika would also copy the rest of the buffer per frame."""
+        self._frame_buffer += data_in
+        while self._frame_buffer:
+            self._take_deliveries()
+            consumed, value = self._read_frame()
+            if not value:
+                return
+            self._trim_frame_buffer(consumed)
+            self._process_frame(value)
+
+    def _take_deliveries(self) -> None:
+        """Hands over the deliveries with which the buffer begins, as far as we read them."""
+        buffer, at = self._frame_buffer, 0
+        while brought := delivery_at(buffer, at):
+            channel = self._channels.get(brought.channel_number)
+            consume = None if channel is None else channel._consumers.get(brought.consumer_tag)
+            if consume is None or brought.consumer_tag in channel._cancelled:
+                break
+            at = brought.end
+            self.frames_received += 3
+            consume(channel, brought, brought, brought.body)
+            if self._frame_buffer is not buffer:  # it was lost meanwhile
+                return
+        self._trim_frame_buffer(at)
 
     def _read_frame(self) -> Any:
         """The next frame, with empty properties where pika cannot read them.

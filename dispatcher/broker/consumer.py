@@ -133,10 +133,12 @@ class Consumer:
         prefix = list(takewhile(done.__contains__, self._outstanding))
         for tag in done:
             del self._outstanding[tag]
-        if prefix:
-            self._send("basic_ack", delivery_tag=prefix[-1], multiple=True)
-        for tag in sorted(done.difference(prefix)):
-            self._send("basic_ack", delivery_tag=tag)
+        acks = [(prefix[-1], True)] if prefix else []
+        acks += [(tag, False) for tag in sorted(done.difference(prefix))]
+        # Where the channel is closing, RabbitMQ gives the messages to somebody else, and `run` is about to notice.
+        if acks and self._session is not None:
+            with suppress(exceptions.AMQPError):
+                self._session.channel.ack(acks)
 
     def reject(self, delivery: Delivery) -> None:
         """Sends it to the DLQ: it can never be worked on."""
@@ -236,13 +238,9 @@ class Consumer:
     def _refuse(self, delivery: Delivery, *, requeue: bool) -> None:
         if self._is_open(delivery):
             del self._outstanding[delivery.tag]
-            self._send("basic_nack", delivery_tag=delivery.tag, requeue=requeue)
-
-    def _send(self, method: str, **arguments: Any) -> None:
-        # Where the channel is closing, RabbitMQ gives the message to somebody else, and `run` is about to notice.
-        if self._session is not None:
-            with suppress(exceptions.AMQPError):
-                getattr(self._session.channel.raw, method)(**arguments)
+            if self._session is not None:
+                with suppress(exceptions.AMQPError):  # see `ack`
+                    self._session.channel.raw.basic_nack(delivery_tag=delivery.tag, requeue=requeue)
 
     def _void(self) -> None:
         """Whatever was delivered until now is nobody's business any more."""

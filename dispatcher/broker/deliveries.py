@@ -1,0 +1,106 @@
+"""Deliveries and acks as octets: what pika does with a dozen calls and objects per frame, in one step.
+
+A delivery is three frames (AMQP 0-9-1, section 4.2.3): its method, its header with the properties, its body. Read here
+is one whose frames are all there, and which has no properties but those that our publisher gives to every message. All
+others, and whatever else RabbitMQ says, are left to pika.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from pika import spec
+
+_DELIVER: Final = struct.pack(">L", spec.Basic.Deliver.INDEX)
+_FRAME: Final = struct.Struct(">BHL")
+_TAG: Final = struct.Struct(">QB")
+_HEADER: Final = struct.Struct(">BHLHHQH")
+_ACK: Final = struct.Struct(">BHLLQBB")
+_ACK_OCTETS: Final = 13
+_BASIC: Final = spec.BasicProperties.INDEX
+_END: Final = spec.FRAME_END
+_READ: Final = (
+    spec.BasicProperties.FLAG_CONTENT_TYPE
+    | spec.BasicProperties.FLAG_DELIVERY_MODE
+    | spec.BasicProperties.FLAG_CORRELATION_ID
+    | spec.BasicProperties.FLAG_MESSAGE_ID
+)
+
+
+class Brought(NamedTuple):
+    """A delivery: of its method, its properties and its body what `consumer` reads.
+
+    Attributes:
+        end: Where the next frame begins.
+        headers: There are none.
+    """
+
+    end: int
+    channel_number: int
+    consumer_tag: str
+    delivery_tag: int
+    redelivered: bool
+    correlation_id: str | None
+    body: bytes
+    headers: None = None
+
+
+def delivery_at(buffer: bytes, at: int) -> Brought | None:
+    """The delivery that begins there; None where pika has to look."""
+    try:
+        return _delivery_at(buffer, at)
+    except (struct.error, IndexError, UnicodeDecodeError):
+        return None
+
+
+def _delivery_at(buffer: bytes, at: int) -> Brought | None:
+    kind, channel_number, octets = _FRAME.unpack_from(buffer, at)
+    if kind != spec.FRAME_METHOD or buffer[at + 7 : at + 11] != _DELIVER:
+        return None
+    method_end = at + 7 + octets
+    tag_at = at + 12 + buffer[at + 11]
+    delivery_tag, bits = _TAG.unpack_from(buffer, tag_at)
+    header_at = method_end + 1
+    kind, _, octets, of_class, _, body_octets, flags = _HEADER.unpack_from(buffer, header_at)
+    if kind != spec.FRAME_HEADER or of_class != _BASIC or flags & ~_READ:
+        return None
+    header_end = header_at + 7 + octets
+    body_at = header_end + 8
+    kind, _, octets = _FRAME.unpack_from(buffer, header_end + 1)
+    # A body in several frames is none of ours.
+    if kind != spec.FRAME_BODY or octets != body_octets:
+        return None
+    body_end = body_at + octets
+    if not buffer[method_end] == buffer[header_end] == buffer[body_end] == _END:
+        return None
+    return Brought(
+        body_end + 1,
+        channel_number,
+        buffer[at + 12 : tag_at].decode(),
+        delivery_tag,
+        bool(bits & 1),
+        _correlation_id(buffer, header_at + _HEADER.size, flags),
+        buffer[body_at:body_end],
+    )
+
+
+def _correlation_id(buffer: bytes, at: int, flags: int) -> str | None:
+    """The property, of those that stand one after the other from there."""
+    if not flags & spec.BasicProperties.FLAG_CORRELATION_ID:
+        return None
+    if flags & spec.BasicProperties.FLAG_CONTENT_TYPE:
+        at += 1 + buffer[at]
+    if flags & spec.BasicProperties.FLAG_DELIVERY_MODE:
+        at += 1
+    return buffer[at + 1 : at + 1 + buffer[at]].decode()
+
+
+def acks(channel_number: int, tags: Iterable[tuple[int, bool]]) -> list[bytes]:
+    """Frames that ack deliveries, by tag; True for those of all deliveries before it as well."""
+    kind, method = spec.FRAME_METHOD, spec.Basic.Ack.INDEX
+    return [
+        _ACK.pack(kind, channel_number, _ACK_OCTETS, method, tag, is_for_all_before, _END)
+        for tag, is_for_all_before in tags
+    ]

@@ -1,0 +1,118 @@
+"""Deliveries read in one step are what pika reads; what we do not read is left to it."""
+
+from __future__ import annotations
+
+import struct
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pika import frame, spec
+
+from dispatcher.broker.deliveries import Brought, acks, delivery_at
+
+BODY = b'{"v":1}'
+OURS: dict[str, Any] = {
+    "content_type": "application/json",
+    "delivery_mode": 2,
+    "message_id": "0198",
+    "correlation_id": "c",
+}
+
+
+def delivered(properties: dict[str, Any], *, body: bytes = BODY, tag: int = 7, consumer_tag: str = "worker") -> bytes:
+    """The octets that RabbitMQ sends."""
+    method = spec.Basic.Deliver(consumer_tag, tag, redelivered=True, exchange="x", routing_key="x.send")
+    header = frame.Header(3, len(body), spec.BasicProperties(**properties))
+    return bytes(frame.Method(3, method).marshal() + header.marshal() + frame.Body(3, body).marshal())
+
+
+@given(
+    before=st.binary(max_size=20),
+    body=st.binary(min_size=1, max_size=300),
+    tag=st.integers(1, 2**63),
+    correlation_id=st.none() | st.text(max_size=60),
+    content_type=st.none() | st.just("application/json"),
+    delivery_mode=st.none() | st.just(2),
+)
+def test_a_delivery_of_ours_is_read(
+    before: bytes,
+    body: bytes,
+    tag: int,
+    correlation_id: str | None,
+    content_type: str | None,
+    delivery_mode: int | None,
+) -> None:
+    properties = {
+        "content_type": content_type, "delivery_mode": delivery_mode, "correlation_id": correlation_id,
+        "message_id": "0198",
+    }  # fmt: skip
+    buffer = before + delivered(properties, body=body, tag=tag) + b"more"
+
+    read = delivery_at(buffer, len(before))
+
+    assert read == Brought(len(buffer) - 4, 3, "worker", tag, True, correlation_id, body)
+
+
+def test_what_is_not_all_there_is_left_to_pika() -> None:
+    whole = delivered(OURS)
+
+    assert all(delivery_at(whole[:octets], 0) is None for octets in range(len(whole)))
+    assert delivery_at(whole, 0) is not None
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"headers": {"traceparent": "00-1"}}, {"headers": {"x-delivery-count": 1}}, {"timestamp": 1}, {"priority": 1},
+        {"reply_to": "x"}, {"expiration": "1"}, {"type": "x"}, {"user_id": "x"}, {"app_id": "x"},
+        {"content_encoding": "gzip"}, {"cluster_id": "x"},
+    ],
+)  # fmt: skip
+def test_properties_that_ours_have_not_are_left_to_pika(properties: dict[str, Any]) -> None:
+    assert delivery_at(delivered({**OURS, **properties}), 0) is None
+
+
+def test_an_empty_body_and_one_in_pieces_are_left_to_pika() -> None:
+    method = frame.Method(3, spec.Basic.Deliver("worker", 7, False, "x", "x")).marshal()
+    header = frame.Header(3, 10, spec.BasicProperties()).marshal()
+
+    assert delivery_at(method + frame.Header(3, 0, spec.BasicProperties()).marshal() + method, 0) is None
+    assert delivery_at(method + header + frame.Body(3, b"12345").marshal() * 2, 0) is None
+
+
+@given(st.binary(max_size=200))
+def test_anything_else_is_left_to_pika(octets: bytes) -> None:
+    assert delivery_at(octets, 0) is None
+
+
+@pytest.mark.parametrize("at", range(len(delivered(OURS))))
+def test_an_octet_that_differs_is_read_as_pika_reads_it_or_left_to_it(at: int) -> None:
+    octets = bytearray(delivered(OURS))
+    octets[at] ^= 0xFF
+
+    read = delivery_at(bytes(octets), 0)
+
+    if read is not None:
+        values, rest = [], bytes(octets)
+        with suppress(struct.error):  # an exchange's name that does not end: pika gives up
+            while rest:
+                consumed, value = frame.decode_frame(rest)
+                values.append(value)
+                rest = rest[consumed:]
+        if not values:
+            return
+        method, header, body = values
+        assert isinstance(method, frame.Method)
+        assert (read.delivery_tag, read.consumer_tag) == (method.method.delivery_tag, method.method.consumer_tag)
+        assert isinstance(header, frame.Header)
+        assert isinstance(body, frame.Body)
+        assert (read.correlation_id, read.body) == (header.properties.correlation_id, body.fragment)
+
+
+def test_acks_are_those_that_pika_writes() -> None:
+    tags = [(5, True), (2**40, False)]
+
+    assert acks(3, tags) == [frame.Method(3, spec.Basic.Ack(*each)).marshal() for each in tags]
