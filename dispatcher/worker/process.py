@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import secrets
@@ -38,6 +39,9 @@ CANCEL_SECONDS = 2.0
 RECYCLE_SPREAD = 0.2
 """Each worker picks its own number, so far around the one that is set: else they all ask at once."""
 _COUNT_SECONDS = 1.0
+GC_THRESHOLDS = (20_000, 20, 50)
+"""An email is some dozens of objects, which die with it and without the collector: what it looks for, cycles of faults
+and closed connections, is rare. By default it would look after every ten emails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ def run_worker(settings: Settings, post: Post) -> int:
     """Works until told to stop; returns the exit code."""
     identity = Identity.new(settings.host_name, post.number)
     log.configure(settings.log_level, settings.log_format, worker=identity.slot)
+    gc.set_threshold(*GC_THRESHOLDS)
     if settings.metrics:
         metric_files.begin(settings.metrics_folder, f"w{post.number}")
     TRACER.begin(identity.slot)
