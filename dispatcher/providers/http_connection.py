@@ -118,7 +118,7 @@ class HttpConnection(asyncio.Protocol):
             self._head_octets += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._fail("what came is no HTTP")
         if self.status is None and self._head_octets > MAX_HEAD_OCTETS:
             self._fail("its headers have no end")
@@ -146,13 +146,22 @@ class HttpConnection(asyncio.Protocol):
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 
+    def on_message_begin(self) -> None:
+        """An answer; one that comes after the answer is nobody's, and so would be whatever comes after it."""
+        if not self.is_busy:
+            self.end()
+
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header."""
+        if not self.is_busy:
+            return
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         """All headers, perhaps of an interim answer (RFC 9110, section 15.2), which says nothing."""
         status = self._parser.get_status_code()
+        if not self.is_busy:
+            return
         if status >= 200:
             self.status = status
         else:
@@ -160,6 +169,8 @@ class HttpConnection(asyncio.Protocol):
 
     def on_body(self, part: bytes) -> None:
         """Part of the body."""
+        if not self.is_busy:
+            return
         self.body += part[: MAX_ANSWER_OCTETS - len(self.body)]
         if len(self.body) == MAX_ANSWER_OCTETS:
             self._complete()
@@ -167,7 +178,7 @@ class HttpConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """The whole answer."""
-        if self.status is None:
+        if self.status is None or not self.is_busy:
             return
         if not self._parser.should_keep_alive():
             self.end()

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -302,6 +302,69 @@ async def test_connections_are_kept(double: HttpDouble, transport: HttpTransport
         await Call(transport, double.url, str(number)).run()
 
     assert double.connections == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "body"),
+    [
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n", 202, b""),
+        (b"HTTP/1.1 202 Accepted\r\n\r\nup to the end", 202, b"up to the end"),
+        (b"HTTP/1.1 400 No\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", 400, b"abc"),
+        (b"HTTP/1.1 204 None\r\n\r\n", 204, b""),
+    ],
+    ids=["interim", "until the end", "chunks", "without a body"],
+)
+async def test_an_answer_ends_as_http_says(answer: bytes, status: int, body: bytes, transport: HttpTransport) -> None:
+    async with _saying(answer) as url:
+        call = await Call(transport, url).run()
+
+    assert isinstance(call.end, Answer)
+    assert (call.end.status, call.end.body) == (status, body)
+
+
+async def test_an_answer_that_nobody_asked_for_is_nobodys(transport: HttpTransport) -> None:
+    first, second = (
+        b"HTTP/1.1 202 Yes\r\nX: 1\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 500 No\r\nX: 2\r\nContent-Length: 0\r\n\r\n",
+    )
+    async with _saying(first + second, closes=False) as url:
+        calls = [await Call(transport, url).run() for _ in range(3)]
+
+    assert [call.end.status for call in calls if isinstance(call.end, Answer)] == [202, 202, 202]
+    assert [call.end.headers["x"] for call in calls if isinstance(call.end, Answer)] == ["1", "1", "1"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 202 Accepted\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nab",
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n",
+        b"HTTP/1.1 202 Accepted\r\n" + b"X-Filler: y\r\n" * 10_000,
+    ],
+    ids=["broken chunks", "another protocol", "endless headers"],
+)
+async def test_what_is_no_whole_answer_is_none(answer: bytes, transport: HttpTransport) -> None:
+    async with _saying(answer) as url:
+        call = await Call(transport, url).run()
+
+    assert isinstance(call.end, NoAnswer)
+    assert call.left == 1
+
+
+@asynccontextmanager
+async def _saying(octets: bytes, *, closes: bool = True) -> AsyncIterator[str]:
+    """A server that says the same to each request."""
+
+    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while await reader.read(4096):
+                writer.write(octets)
+                if closes:
+                    break
+        writer.close()
+
+    async with await asyncio.start_server(say, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
 async def test_no_more_calls_than_connections_are_under_way(double: HttpDouble, authority: Authority) -> None:
