@@ -368,7 +368,9 @@ class Settings:
         _providers, None, f"Who sends: {' or '.join(KNOWN_PROVIDERS)}. No default.", empty=()
     )
     workers: int = setting(_worker_count, "auto", "Worker processes on this host; auto is one per core.")
-    prefetch: int = setting(_whole(1, 5000), "256", "Messages that a worker holds at once, and its concurrent sends.")
+    prefetch: int = setting(
+        _whole(1, 5000), "256", "Emails that a worker sends at once; a quarter more messages wait at hand."
+    )
     coalesce: int = setting(
         _whole(1, 1000),
         "1",

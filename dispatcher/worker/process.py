@@ -39,6 +39,9 @@ CANCEL_SECONDS = 2.0
 RECYCLE_SPREAD = 0.2
 """Each worker picks its own number, so far around the one that is set: else they all ask at once."""
 _COUNT_SECONDS = 1.0
+AT_HAND = 4
+"""One of so many messages more than emails may be sent at once: the next are here when a place is free, and the window
+stays full over the way to RabbitMQ and back."""
 GC_THRESHOLDS = (20_000, 20, 50)
 """An email is some dozens of objects, which die with it and without the collector: what it looks for, cycles of faults
 and closed connections, is rare. By default it would look after every ten emails."""
@@ -122,7 +125,7 @@ async def _dispatch(
     consumer = Consumer(
         settings.amqp_url,
         settings.queue,
-        prefetch=settings.prefetch,
+        prefetch=settings.prefetch + settings.prefetch // AT_HAND,
         on_delivery=lambda delivery: pipeline.take(delivery),  # noqa: PLW0108
         on_lost=lambda: pipeline.forget_arrivals(),  # noqa: PLW0108
         on_tried=seat.up,
