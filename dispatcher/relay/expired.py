@@ -15,7 +15,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
@@ -143,7 +143,7 @@ class ExpiredLeases:
         outcome = flight.outcome or Uncertain("The worker was frozen while the email was on the wire.")
         number = flight.attempt_number - lease.attempt_base
         decision = decide(outcome, number, flight.policy, self._policy, random.random)
-        return replace(result_of(flight, outcome, decision), expired_at=lease.expired_at)
+        return result_of(flight, outcome, decision)._replace(expired_at=lease.expired_at)
 
 
 async def record_free(
@@ -165,7 +165,7 @@ async def record_each(store: LeaseStore, results: Sequence[Result]) -> set[UUID]
         raise
     except DispatcherError:
         if len(results) == 1:
-            bare = replace(results[0], error=None, provider_code=None, provider_message_id=None)
+            bare = results[0]._replace(error=None, provider_code=None, provider_message_id=None)
             return await store.record([bare])
     middle = len(results) // 2
     return await record_each(store, results[:middle]) | await record_each(store, results[middle:])

@@ -114,7 +114,7 @@ class Recorder:
             return
         closing = batch[0]
         self._log.error("fault.unexpected", where="record", error=error.message, email_id=str(closing.sending.email_id))
-        bare = replace(closing.result, error=None, provider_code=None, provider_message_id=None)
+        bare = closing.result._replace(error=None, provider_code=None, provider_message_id=None)
         if bare != closing.result:
             await self._record([Closing(closing.sending, bare)])
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -32,4 +31,4 @@ def result(lease: Lease, status: Status, **fields: Any) -> Result:
         provider="smtp",
         lease_seconds=60.0 if status is Status.SENDING else None,
     )
-    return replace(plain, **fields)
+    return plain._replace(**fields)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import psycopg
@@ -270,7 +269,7 @@ async def test_a_batch_whose_answer_was_lost_is_recognised(
     assert await store.is_recorded(sent)
     assert await store.is_recorded(failed)
     assert not await store.is_recorded(result(unrecorded, Status.SENT))
-    assert not await store.is_recorded(replace(sent, attempt_number=2))
+    assert not await store.is_recorded(sent._replace(attempt_number=2))
     # A first attempt again, after a replay.
     assert not await store.is_recorded(result(recorded, Status.SENT))
     assert not await other_store.is_recorded(sent)
