@@ -45,6 +45,8 @@ RENEWALS_PER_LEASE: Final = 3
 
 
 SHOW_SECONDS: Final = 1.0
+FULL_SHARE: Final = 2
+"""One part of so many of the window is worth a statement: while it is recorded, the others are on their way."""
 
 
 class Pipeline:
@@ -86,7 +88,7 @@ class Pipeline:
             begin=self._begin,
         )
         self._waiting_count = 0
-        self._recorder = Recorder(store, self._outage, self._close)
+        self._recorder = Recorder(store, self._outage, self._close, full=settings.prefetch // FULL_SHARE)
         self._returns: Batches[Sending] = Batches(self._release)
         self.sent_count = 0
         self.finished_count = 0

@@ -38,16 +38,19 @@ class Closing:
 class Recorder:
     """Keeps every result until a commit holds it; nothing is acked before."""
 
-    def __init__(self, store: LeaseStore, outage: StoreOutage, on_recorded: Callable[[list[Closing]], None]) -> None:
+    def __init__(
+        self, store: LeaseStore, outage: StoreOutage, on_recorded: Callable[[list[Closing]], None], *, full: int
+    ) -> None:
         """
         Args:
+            full: How many results make a full batch.
             on_recorded: Is told of each batch that was committed.
         """
         self._store = store
         self._outage = outage
         self._on_recorded = on_recorded
         self._log = get_log()
-        self._batches = Batches(self._record)
+        self._batches = Batches(self._record, full=full)
 
     def add(self, closing: Closing) -> None:
         """Queues a result."""
