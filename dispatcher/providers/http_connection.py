@@ -60,7 +60,9 @@ class HttpConnection(asyncio.Protocol):
     @property
     def is_fit(self) -> bool:
         """Whether a request may be written: it stands, and nothing waits to be read, which could only be its end."""
-        return self.is_open and not self._unread.poll(0)
+        if not self.is_open or self._transport is None or self._transport.is_closing():
+            return False
+        return not self._unread.poll(0)
 
     def ask(self, octets: bytes) -> None:
         """Writes a request, or its beginning."""
