@@ -199,10 +199,11 @@ def _print(turns: Sequence[Turn], facts: dict[str, Any], console: Console) -> No
 
 def _verdict(turns: Sequence[Turn]) -> Iterator[str]:
     over = Spread.of(overhead(turn.chain_us, turn.floor_us) for turn in turns)
-    word = "within" if over.median <= TARGET else "above"
+    median = overhead(_median([turn.chain_us for turn in turns]), _median([turn.floor_us for turn in turns]))
+    word = "within" if median <= TARGET else "above"
     rate = statistics.median(turn.chain.emails_per_second for turn in turns)
     yield (
-        f"The chain costs {over.median:+.0%} over its floor ({over.lowest:+.0%} – {over.highest:+.0%}), {word} the "
+        f"The chain costs {median:+.0%} over its floor ({over.lowest:+.0%} – {over.highest:+.0%}), {word} the "
         f"{TARGET:.0%} that we allow ourselves; {turns[0].chain.case.workers} workers, {rate:,.0f} emails/s."
     )
     sizes = turns[-1].sizes
