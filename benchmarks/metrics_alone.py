@@ -1,0 +1,88 @@
+"""What counting costs by itself: `python benchmarks/metrics_alone.py`; CPU time, the least of many, on any machine.
+
+What a worker counts for a batch of emails is counted into real files, and the page that a scrape gets is made of them.
+The paired runs of `benchmarks/metrics.py` see the same in the whole chain, on a machine that has nothing else to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python benchmarks/metrics_alone.py`
+
+from dispatcher.domain.status import Status
+from dispatcher.telemetry import metric_files, scrape
+from dispatcher.worker.measuring import measure_lease, measure_record
+
+BATCHES: Final = (1, 8, 64, 256)
+ROUNDS: Final = 30
+EMAILS_PER_ROUND: Final = 4096
+SLOTS: Final = 4
+
+
+def main() -> None:
+    """The command line; it takes nothing but --help."""
+    argparse.ArgumentParser(prog="benchmarks/metrics_alone.py", description=__doc__).parse_args()
+    with tempfile.TemporaryDirectory(prefix="dispatcher-benchmark-") as name:
+        folder = Path(name)
+        metric_files.begin(folder, "w0")
+        for size in BATCHES:
+            batch = _batch(size)
+            times = EMAILS_PER_ROUND // size
+            seconds = _least_seconds(lambda batch=batch, times=times: _count(batch, times))  # type: ignore[misc]
+            print(f"counting, {size:3} emails at once: {seconds * 1e6 / EMAILS_PER_ROUND:5.2f} us of CPU per email")
+        for path in folder.glob("*_w0.*"):
+            for slot in range(1, SLOTS):
+                shutil.copy(path, path.with_name(path.name.replace("_w0.", f"_w{slot}.")))
+        seconds = _least_seconds(lambda: scrape.page(folder))
+        print(f"a scrape, {SLOTS} workers: {seconds * 1e3:.1f} ms of CPU")
+        metric_files.end()
+
+
+def _count(batch: Any, times: int) -> None:
+    for _ in range(times):
+        measure_lease(len(batch), 0.003)
+        measure_record(batch, 0.003)
+
+
+def _batch(size: int) -> list[Any]:
+    """What a worker has just recorded: as much of it as is counted."""
+    now = datetime.now(UTC)
+    return [
+        SimpleNamespace(
+            result=SimpleNamespace(
+                provider="sendgrid",
+                outcome="accepted",
+                error_type=None,
+                status=Status.SENT,
+                started_at=now,
+                finished_at=now + timedelta(milliseconds=5 + number % 40),
+            ),
+            sending=SimpleNamespace(
+                lease=SimpleNamespace(email=SimpleNamespace(created_at=now - timedelta(seconds=1)))
+            ),
+        )
+        for number in range(size)
+    ]
+
+
+def _least_seconds(work: Callable[[], object]) -> float:
+    def once() -> float:
+        began = time.thread_time()
+        work()
+        return time.thread_time() - began
+
+    return min(once() for _ in range(ROUNDS))
+
+
+if __name__ == "__main__":
+    main()
