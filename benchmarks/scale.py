@@ -116,7 +116,8 @@ def _scale(servers: Servers, options: argparse.Namespace, folder: Path, console:
         for hosts, workers in shapes:
             place = folder / f"case-{repetition}-{hosts}-{workers}"
             found.append(_share(servers, options, place, hosts, workers))
-            console.log(f"{hosts} hosts of {workers} workers: {found[-1].emails_per_second:,.0f}/s")
+            shares = ", ".join(f"{share:.0f} %" for share in found[-1].shares.values())
+            console.log(f"{hosts} hosts of {workers} workers: {found[-1].emails_per_second:,.0f}/s, shares {shares}")
     return found
 
 
