@@ -46,6 +46,7 @@ class Shared:
     """What some hosts did together.
 
     Attributes:
+        emails_per_second: While all of them worked; so are the shares.
         shares: Of the emails, by host, in percent.
         lost: In no state, or sent by our books and unknown to the provider's.
     """
@@ -128,8 +129,8 @@ def _share(servers: Servers, options: argparse.Namespace, folder: Path, hosts: i
             for number in range(hosts):
                 stack.enter_context(scene.running(_name(number), {"DISPATCHER_HOST_NAME": _name(number)}))
             wait_until(lambda: not _unfinished(scene), DONE_SECONDS)
-        books = _books(scene)
-        return Shared(hosts, workers, _rate(scene), _shares(scene), books["lost"], books["duplicates"], books["held"])
+        books, (rate, shares) = _books(scene), _together(scene)
+        return Shared(hosts, workers, rate, shares, books["lost"], books["duplicates"], books["held"])
 
 
 def _die(servers: Servers, options: argparse.Namespace, folder: Path, *, returns: bool, console: Console) -> Death:
@@ -199,23 +200,28 @@ def _leased_by(scene: Stage, host: str) -> set[str]:
     return {str(email_id) for (email_id,) in rows}
 
 
-def _rate(scene: Stage) -> float:
-    with connected(scene.database_url) as connection:
-        row = connection.execute(
-            "select count(*) / extract(epoch from max(finished_at) - min(started_at))::float8 from email_attempt"
-        ).fetchone()
-    assert row is not None
-    rate: float = row[0]
-    return rate
+# From the first attempt of whoever came last: before, the others had the backlog for themselves.
+_TOGETHER = """
+with attempts as (
+    select split_part(worker, ':', 1) as host, started_at, finished_at from email_attempt
+),
+together as (
+    select max(first_at) as since from (select min(started_at) as first_at from attempts group by host) as beginnings
+)
+select host, count(*), extract(epoch from max(finished_at) - min(since))::float8
+from attempts, together
+where started_at >= since
+group by host
+order by host
+"""
 
 
-def _shares(scene: Stage) -> dict[str, float]:
+def _together(scene: Stage) -> tuple[float, dict[str, float]]:
+    """Emails per second while all hosts worked, and each host's part of them in percent."""
     with connected(scene.database_url) as connection:
-        rows = connection.execute(
-            "select split_part(worker, ':', 1), count(*) from email_attempt group by 1 order by 1"
-        ).fetchall()
-    emails = sum(count for _, count in rows)
-    return {host: 100 * count / emails for host, count in rows}
+        rows = connection.execute(_TOGETHER).fetchall()
+    emails = sum(count for _, count, _ in rows)
+    return emails / max(seconds for *_, seconds in rows), {host: 100 * count / emails for host, count, _ in rows}
 
 
 def _books(scene: Stage) -> dict[str, int]:
