@@ -37,11 +37,12 @@ def comparison(before: Sequence[Record], after: Sequence[Record]) -> RenderableT
     old, new = by_kind(before), by_kind(after)
     for kind in (kind for kind in new if kind in old):
         name = name_of(new[kind][0])
-        for label, figure in _compared().items():
+        for label, figure in _compared(is_open_loop=bool(dict(kind)["rate"])).items():
             was, is_now = spread(old[kind], figure), spread(new[kind], figure)
             if was and is_now and was.median:
-                apart = "meet" if was.overlaps(is_now) else "apart"
-                table.add_row(name, label, _range(was), _range(is_now), f"{is_now.median / was.median:.2f}", apart)
+                ratio = f"{is_now.median / was.median:.2f}"
+                told_apart = _told_apart(was, is_now, min(len(old[kind]), len(new[kind])))
+                table.add_row(name, label, _range(was), _range(is_now), ratio, told_apart)
                 name = ""
         table.add_section()
     told = [f"before: {in_words(before[0]['machine'])}", f"after: {in_words(after[0]['machine'])}"]
@@ -56,10 +57,18 @@ def cpu_of(*parts: str) -> Figure:
     return lambda record: sum(record["cpu_us"].get(part, 0.0) for part in parts)
 
 
-def _compared() -> dict[str, Figure]:
+def _told_apart(was: Spread, is_now: Spread, repetitions: int) -> str:
+    if repetitions < 2:
+        return "unknown"  # one figure has no range
+    return "meet" if was.overlaps(is_now) else "apart"
+
+
+def _compared(*, is_open_loop: bool) -> dict[str, Figure]:
+    # A backlog's latency is the place in it, and so its size.
+    latencies: dict[str, Figure] = {f"{name} ms": _latency_of(name) for name in _LATENCIES} if is_open_loop else {}
     return {
         "emails/s": lambda record: record["emails_per_second"],
-        **{f"{name} ms": _latency_of(name) for name in _LATENCIES},
+        **latencies,
         "CPU µs, worker": cpu_of("worker"),
         "CPU µs, all": cpu_of(*PARTS),
         "PSS MB": lambda record: record["pss_mb"],

@@ -27,10 +27,21 @@ def test_runs_are_compared_by_case_with_ratio_and_ranges() -> None:
 
 
 def test_ranges_that_meet_are_said_to_meet() -> None:
-    text = _text(report.comparison([_record(rate=900), _record(rate=1000)], [_record(rate=990)]))
+    text = _text(report.comparison([_record(rate=900), _record(rate=1000)], [_record(rate=990), _record(rate=1100)]))
 
     row = next(line for line in text.splitlines() if "emails/s" in line)
     assert "meet" in row
+
+
+def test_one_repetition_has_no_range_and_tells_nothing_apart() -> None:
+    text = _text(report.comparison([_record(rate=900)], [_record(rate=1000)]))
+
+    assert "unknown" in next(line for line in text.splitlines() if "emails/s" in line)
+    assert "p50" not in text
+
+
+def test_latency_is_compared_in_open_loops() -> None:
+    assert "p50 ms" in _text(report.comparison([_record(arrivals=300.0)], [_record(arrivals=310.0)]))
 
 
 def test_a_case_of_one_run_alone_is_named_and_not_compared() -> None:
