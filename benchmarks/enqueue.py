@@ -33,8 +33,9 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python benchmarks/enqueue.py`
 
+from benchmarks.capacity import server_pids
+from benchmarks.cpu import read_cpu
 from benchmarks.machine import machine
-from benchmarks.processes import cpu_seconds
 from dispatcher.broker.topology import Topology, declare
 from dispatcher.dev.servers import Servers, private_servers
 from dispatcher.store.connections import connected
@@ -42,7 +43,7 @@ from dispatcher.store.migrations import migrate
 
 HERE: Final = Path(__file__).resolve().parent
 WARM_UP_SECONDS: Final = 1.0
-PROCESSES: Final = ("API", "PostgreSQL", "RabbitMQ")
+PROCESSES: Final = ("api", "postgresql", "rabbitmq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +95,14 @@ def main() -> None:
 
 
 def _measure(servers: Servers, shape: Shape, seconds: float) -> dict[str, Any]:
-    with _place(servers) as environment, _api(environment, shape) as (port, processes):
+    with _place(servers) as environment, _api(environment, shape) as (port, api):
+        roots = {**server_pids(servers), **api}
         _load(environment, shape, port, WARM_UP_SECONDS, "warm-up")
-        before = cpu_seconds(processes)
+        before = read_cpu(roots)
         told = _load(environment, shape, port, seconds, "load")
-        after = cpu_seconds(processes)
+        after = read_cpu(roots)
         emails = told["requests"] * shape.batch
-        told["cpu_us"] = {name: 1e6 * (after[name] - before[name]) / emails for name in PROCESSES}
+        told["cpu_us"] = {name: 1e6 * (after.get(name, 0) - before.get(name, 0)) / emails for name in PROCESSES}
         with psycopg.connect(environment["DISPATCHER_DATABASE_URL"]) as connection:
             row = connection.execute("select count(*) from email_log where message_key like 'load-%'").fetchone()
         assert row is not None
@@ -133,8 +135,8 @@ def _place(servers: Servers) -> Iterator[Mapping[str, str]]:
 
 
 @contextmanager
-def _api(environment: Mapping[str, str], shape: Shape) -> Iterator[tuple[int, Mapping[int, str]]]:
-    """The API's port and process; neither for the library."""
+def _api(environment: Mapping[str, str], shape: Shape) -> Iterator[tuple[int, Mapping[str, int]]]:
+    """The API's port and process, by its name; neither for the library."""
     if not shape.clients:
         yield 0, {}
         return
@@ -143,7 +145,7 @@ def _api(environment: Mapping[str, str], shape: Shape) -> Iterator[tuple[int, Ma
     with subprocess.Popen(command, env={**environment, **more}, stdout=subprocess.PIPE) as api:
         assert api.stdout is not None
         try:
-            yield int(json.loads(api.stdout.readline())["listener"].rpartition(":")[2]), {api.pid: "API"}
+            yield int(json.loads(api.stdout.readline())["listener"].rpartition(":")[2]), {"api": api.pid}
         finally:
             api.terminate()
 
