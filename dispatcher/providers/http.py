@@ -191,7 +191,7 @@ class HttpTransport:
         gives_up_at = loop.time() + self._connect_seconds
         try:
             async with asyncio.timeout_at(min(until, gives_up_at)):
-                return await self._connected(target)
+                connection = await self._connected(target)
         except TimeoutError:
             if until <= gives_up_at:
                 raise _late("no connection") from None
@@ -200,6 +200,10 @@ class HttpTransport:
             is_untrusted = isinstance(error, ssl.SSLCertVerificationError)
             words = scrub(_words(error))
             raise NothingLeft(Reason.CONNECTION_FAILED, f"no connection: {words}", is_untrusted=is_untrusted) from error
+        if not connection.is_fit_at_first:
+            connection.end()
+            raise NothingLeft(Reason.CONNECTION_FAILED, "no connection: it was closed at once")
+        return connection
 
     async def _connected(self, target: _Target) -> HttpConnection:
         loop = asyncio.get_running_loop()

@@ -18,6 +18,8 @@ MAX_ANSWER_OCTETS: Final = 64 * 1024
 """Of an answer's body; SendGrid's longest list of errors is far below, and a hostile server fills no memory."""
 MAX_HEAD_OCTETS: Final = 64 * 1024
 """Of an answer's headers."""
+MAX_OCTETS: Final = 1024 * 1024
+"""Of everything before an answer is whole: the frames of small chunks, trailers."""
 _PIECE_OCTETS: Final = 64 * 1024
 """Given more at once, asyncio's TLS takes all of it into memory."""
 
@@ -47,8 +49,8 @@ class HttpConnection(asyncio.Protocol):
         self._answered: asyncio.Future[None] | None = None
         self._drained: asyncio.Future[None] | None = None
         self._is_paused = False
-        self._head_octets = 0
-        self._unread = select.poll()
+        self._octets = 0
+        self._socket = select.poll()
         self.is_open = False
         self.is_busy = False
         self.idle_since = 0.0
@@ -60,16 +62,24 @@ class HttpConnection(asyncio.Protocol):
     @property
     def is_fit(self) -> bool:
         """Whether a request may be written: it stands, and nothing waits to be read, which could only be its end."""
-        if not self.is_open or self._transport is None or self._transport.is_closing():
-            return False
-        return not self._unread.poll(0)
+        return self._stands and not self._socket.poll(0)
+
+    @property
+    def is_fit_at_first(self) -> bool:
+        """The same of a new connection, where TLS may have something to read that is not its end."""
+        return self._stands and not any(events & ~select.POLLIN for _, events in self._socket.poll(0))
+
+    @property
+    def _stands(self) -> bool:
+        # Of a connection that broke asyncio's TLS tells us a turn of the loop after its transport knows.
+        return self.is_open and self._transport is not None and not self._transport.is_closing()
 
     def ask(self, octets: bytes) -> None:
         """Writes a request, or its beginning."""
         assert self._transport is not None
         self.is_busy = True
         self.status, self.headers, self.body = None, {}, b""
-        self._head_octets = 0
+        self._octets = 0
         self._answered = self.loop.create_future()
         self._transport.write(octets)
 
@@ -79,11 +89,11 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write(octets)
 
     async def go_on_slowly(self, octets: bytes) -> None:
-        """Writes more of a request, as the system takes it; returns once it has, or the connection has ended."""
+        """Writes more of a request, as the system takes it; returns once it has, or there is an answer or an end."""
         assert self._transport is not None
         self._transport.set_write_buffer_limits(high=1, low=0)
         for start in range(0, len(octets), _PIECE_OCTETS):
-            if not self.is_open:
+            if not (self.is_open and self.is_busy):
                 return
             self._transport.write(octets[start : start + _PIECE_OCTETS])
             if self._is_paused:
@@ -108,7 +118,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """It stands, TLS included."""
         self._transport = cast(asyncio.Transport, transport)
-        self._unread.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+        self._socket.register(transport.get_extra_info("socket").fileno(), select.POLLIN | select.POLLRDHUP)
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
@@ -116,14 +126,13 @@ class HttpConnection(asyncio.Protocol):
         if not self.is_busy:
             self.end()
             return
-        if self.status is None:
-            self._head_octets += len(data)
+        self._octets += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._fail("what came is no HTTP")
-        if self.status is None and self._head_octets > MAX_HEAD_OCTETS:
-            self._fail("its headers have no end")
+        if self._octets > (MAX_HEAD_OCTETS if self.status is None else MAX_OCTETS):
+            self._fail("it has no end")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It ended, by whomever."""
@@ -145,8 +154,7 @@ class HttpConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The system has taken everything."""
         self._is_paused = False
-        if self._drained is not None and not self._drained.done():
-            self._drained.set_result(None)
+        self._go_on_writing()
 
     def on_message_begin(self) -> None:
         """An answer; one that comes after the answer is nobody's, and so would be whatever comes after it."""
@@ -182,7 +190,9 @@ class HttpConnection(asyncio.Protocol):
         """The whole answer."""
         if self.status is None or not self.is_busy:
             return
-        if not self._parser.should_keep_alive():
+        assert self._transport is not None
+        # Nor is it kept where the answer came before all had left: who knows what the server takes the rest for.
+        if not self._parser.should_keep_alive() or self._transport.get_write_buffer_size():
             self.end()
         self._complete()
 
@@ -194,6 +204,7 @@ class HttpConnection(asyncio.Protocol):
     def _complete(self) -> None:
         self.is_busy = False
         self._settle()
+        self._go_on_writing()
 
     def _fail(self, words: str) -> None:
         self.fault = self.fault or words
@@ -203,6 +214,10 @@ class HttpConnection(asyncio.Protocol):
     def _settle(self) -> None:
         if self._answered is not None and not self._answered.done():
             self._answered.set_result(None)
+
+    def _go_on_writing(self) -> None:
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
 
     def _note_end(self) -> None:
         if self.is_open:

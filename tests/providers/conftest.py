@@ -26,11 +26,13 @@ class Authority:
         ca_file: What a client must trust.
         server: The server's side of TLS for `127.0.0.1` and `localhost`.
         elsewhere: The same for another host's name.
+        server_of_tls_1_2: The server's side, as far as TLS 1.2.
     """
 
     ca_file: Path
     server: ssl.SSLContext
     elsewhere: ssl.SSLContext
+    server_of_tls_1_2: ssl.SSLContext
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +41,10 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     ca = trustme.CA()
     ca_file = tmp_path_factory.mktemp("authority") / "ca.pem"
     ca.cert_pem.write_to_path(ca_file)
-    return Authority(ca_file, _server_context(ca, "127.0.0.1", "localhost"), _server_context(ca, "elsewhere.example"))
+    old = _server_context(ca, "127.0.0.1", "localhost")
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    here, elsewhere = _server_context(ca, "127.0.0.1", "localhost"), _server_context(ca, "elsewhere.example")
+    return Authority(ca_file, here, elsewhere, old)
 
 
 def _server_context(ca: trustme.CA, *names: str) -> ssl.SSLContext:

@@ -1,0 +1,167 @@
+"""What a server says before, beside and after its one answer: no call hears another's, and none is missed."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import pytest
+
+from dispatcher.domain.outcome import Reason
+from dispatcher.providers.http import Answer, HttpTransport, NoAnswer, NothingLeft
+from tests.providers.conftest import Authority
+
+PATIENCE: Final = 20.0
+ACCEPTED: Final = b"HTTP/1.1 202 Accepted\r\nX-Message-Id: %s\r\nContent-Length: 0\r\n\r\n"
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@pytest.fixture
+async def transport(authority: Authority) -> AsyncIterator[HttpTransport]:
+    """A transport that trusts the tests' authority."""
+    opened = HttpTransport(connections=8, ca_file=authority.ca_file)
+    yield opened
+    await opened.close()
+
+
+@pytest.mark.parametrize("octets", [1, 8, 20, 60])
+async def test_an_answer_that_nobody_asked_for_is_not_the_next_calls(octets: int, transport: HttpTransport) -> None:
+    """Its beginning comes together with the first answer, its rest when the next request has been read."""
+    unasked = ACCEPTED % b"unasked"
+    connections: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        name = b"connection-%d" % len(connections)
+        await _request(reader)
+        writer.write(ACCEPTED % name + unasked[:octets])
+        await _request(reader)
+        writer.write(unasked[octets:])
+
+    async with _server(serve) as url:
+        ends = [await _post(transport, url) for _ in range(3)]
+
+    assert [end.headers["x-message-id"] for end in ends if isinstance(end, Answer)] == [
+        "connection-1",
+        "connection-2",
+        "connection-3",
+    ]
+
+
+async def test_interim_answers_say_nothing(transport: HttpTransport) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for number in range(3):
+            await _request(reader)
+            hints = b"HTTP/1.1 103 Early Hints\r\nX-Message-Id: hint\r\nLink: </a>\r\n\r\n"
+            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n" + hints + ACCEPTED % b"%d" % number)
+
+    async with _server(serve) as url:
+        ends = [await _post(transport, url) for _ in range(3)]
+
+    assert [(end.status, end.headers) for end in ends if isinstance(end, Answer)] == [
+        (202, {"x-message-id": str(number), "content-length": "0"}) for number in range(3)
+    ]
+
+
+async def test_an_answer_whose_trailers_have_no_end_is_not_waited_for(transport: HttpTransport) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await _request(reader)
+        writer.write(b"HTTP/1.1 202 Accepted\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n")
+        while True:
+            writer.write(b"Trailer: " + b"x" * 10_000 + b"\r\n")
+            await writer.drain()
+
+    async with _server(serve) as url:
+        end = await _post(transport, url)
+
+    assert isinstance(end, NoAnswer)
+    assert end.status == 202
+
+
+async def test_an_answer_to_half_a_large_body_is_heard_though_nobody_reads_the_rest(transport: HttpTransport) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\n{}")
+
+    async with _server(serve) as url:
+        end = await _post(transport, url, b"x" * 20_000_000)
+
+    assert isinstance(end, Answer)
+    assert (end.status, end.body) == (413, b"{}")
+
+
+async def test_a_new_connection_that_was_closed_before_the_request_left_is_a_definite_no(
+    transport: HttpTransport, authority: Authority
+) -> None:
+    left: list[bool] = []
+    async with _server(_goodbye(authority.server_of_tls_1_2)) as url:
+        end = await _post(transport, url.replace("http:", "https:"), leaving=lambda: left.append(True))
+
+    assert isinstance(end, NothingLeft)
+    assert end.reason is Reason.CONNECTION_FAILED
+    assert not left
+
+
+async def _post(
+    transport: HttpTransport, url: str, body: bytes = b"{}", leaving: Callable[[], None] = lambda: None
+) -> Answer | NothingLeft | NoAnswer:
+    loop = asyncio.get_running_loop()
+    began_at = loop.time()
+    try:
+        return await transport.post(url, {}, body, began_at + PATIENCE, leaving)
+    except (NothingLeft, NoAnswer) as error:
+        return error
+    finally:
+        assert loop.time() < began_at + PATIENCE / 2, "it waited for what could not come"
+
+
+async def _request(reader: asyncio.StreamReader) -> None:
+    head = await reader.readuntil(b"\r\n\r\n")
+    await reader.readexactly(int(head.rpartition(b":")[2]))
+
+
+def _goodbye(context: ssl.SSLContext) -> Serve:
+    """Closes in the very segment that ends the handshake, which in TLS 1.2 the server does."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = context.wrap_bio(incoming, outgoing, server_side=True)
+        while not _is_over(tls.do_handshake):
+            writer.write(outgoing.read())
+            incoming.write(await reader.read(65_536))
+        _is_over(tls.unwrap)
+        writer.write(outgoing.read())
+        writer.write_eof()
+
+    return serve
+
+
+def _is_over(step: Callable[[], object]) -> bool:
+    try:
+        step()
+    except ssl.SSLWantReadError:
+        return False
+    return True
+
+
+@asynccontextmanager
+async def _server(serve: Serve) -> AsyncIterator[str]:
+    """A server whose connections stay open until the end, whatever it has said."""
+    over = asyncio.Event()
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await serve(reader, writer)
+            await over.wait()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async with await asyncio.start_server(listen, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v3/mail/send"
+        over.set()
