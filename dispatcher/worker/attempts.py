@@ -52,6 +52,8 @@ class Attempts:
             outcome = await self._try(sending, route)
             if outcome is not None and not _burns_nothing(outcome, route):
                 return outcome
+            if sending.is_over:  # the drain ran out of time meanwhile
+                raise NoRoute
             self.forget(sending)
 
     def may_fail_over(self, sending: Sending, outcome: Outcome) -> bool:

@@ -200,7 +200,7 @@ class Pipeline:
     def _give_back(self, sending: Sending) -> None:
         """Ends what nothing left of, or of which the provider says that it took nothing. A second call is harmless."""
         # Concluded already, where the drain ran out of time.
-        if sending.phase in (Phase.RECORDING, Phase.RETURNING):
+        if sending.is_over:
             return
         self._attempts.forget(sending)
         sending.phase = Phase.RETURNING
@@ -208,7 +208,7 @@ class Pipeline:
 
     def _conclude(self, sending: Sending, outcome: Outcome) -> float | None:
         """Decides what an outcome means and queues it for the record; returns the wait before a retry, or None."""
-        if sending.phase in (Phase.RECORDING, Phase.RETURNING):
+        if sending.is_over:
             # The drain ran out of time, and has concluded or given it back before the answer came.
             return None
         finished_at = sending.attempted_until

@@ -94,6 +94,11 @@ class Sending:
         self.leased_until = max(self.leased_until, at + seconds)
 
     @property
+    def is_over(self) -> bool:
+        """Whether it has been concluded, or is being given back: no later answer changes that."""
+        return self.phase in (Phase.RECORDING, Phase.RETURNING)
+
+    @property
     def may_be_stopped(self) -> bool:
         """Whether giving it back now repeats nothing."""
         return self.phase in (Phase.PREPARING, Phase.WAITING)

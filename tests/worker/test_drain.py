@@ -177,6 +177,28 @@ async def test_what_a_provider_refuses_for_reasons_of_its_own_during_the_drain_i
     assert not worker.ledger.exists()
 
 
+async def test_what_the_drain_concluded_goes_to_no_other_provider_when_the_first_refuses_at_last(
+    bench: Bench, tables_url: str
+) -> None:
+    (email_id,) = bench.books.enqueue(1)
+    first, second = bench.provider, ScriptedProvider("second")
+    first.always = throttle_when_let_go
+    worker = await bench.start([first, second], DRAIN_SECONDS="0.1")
+    await bench.deliver([email_id])
+    await until(lambda: first.waiting)
+    with psycopg.connect(tables_url) as person:
+        Books(person).lock(email_id)  # so that the drain lasts longer than the provider
+        worker.begin_to_stop()
+        await asyncio.wait({worker.task}, timeout=0.4)
+        first.let_go()
+        await asyncio.wait({worker.task}, timeout=0.2)
+        assert worker.in_flight == 1
+    await asyncio.wait_for(worker.task, 20)
+
+    assert second.calls == []
+    assert bench.books.statuses() == {"held": 1}
+
+
 async def test_results_that_cannot_be_recorded_yet_hold_up_the_drain_and_are_not_forgotten(
     bench: Bench, tables_url: str
 ) -> None:
