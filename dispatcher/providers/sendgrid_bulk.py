@@ -47,8 +47,8 @@ class Personalized(NamedTuple):
 
 
 def part_of(email: OutgoingEmail, *, sandbox: bool) -> Part | None:
-    """The email as part of a call; None where it has no template, has files, or cannot be rendered."""
-    if email.template_id is None or email.attachments:
+    """The email as part of a call; None where it has no template, has more than it, or cannot be rendered."""
+    if email.template_id is None or email.attachments or email.text or email.html:
         return None
     try:
         common = _common(email.sender, email.reply_to, email.template_id, email.tags, sandbox)

@@ -38,7 +38,8 @@ def part_of(email: OutgoingEmail) -> Part | None:
     try:
         data = canonical_data(email.template_data)
         entry = bulk_entry(email, data)
-        mailbox_of(email.sender)
+        for address in (email.sender, *email.reply_to):
+            mailbox_of(address)
     except (UnrenderableEmail, ValueError):
         return None
     if len(data) > MAX_DATA_CHARACTERS:
