@@ -41,6 +41,8 @@ _LOGIN_REMEDY: Final = (
     "Correct user and password in DISPATCHER_DATABASE_URL (@ is %40 there, and / is %2F), or set that user's password "
     "in PostgreSQL."
 )
+# Whatever the URL, environment or role says: our lists are written so (see `arrays`), and emails hold any letter.
+_ENCODING: Final = "utf8"
 # How soon we notice that the server vanished without a word. The other way round, so that a dead host's locks are set
 # free, `configure_session` says the same to the server.
 _KEEPALIVES: Final[dict[str, Any]] = {
@@ -96,7 +98,11 @@ def connected(database_url: str, *, name: str = "dispatcher") -> Iterator[psycop
     check_url(database_url)
     with translated():
         connection = psycopg.connect(
-            database_url, autocommit=True, application_name=name, connect_timeout=CONNECT_SECONDS
+            database_url,
+            autocommit=True,
+            application_name=name,
+            client_encoding=_ENCODING,
+            connect_timeout=CONNECT_SECONDS,
         )
     with translated(), connection:
         yield connection
@@ -123,7 +129,12 @@ async def connect_async(database_url: str, *, name: str, lock_seconds: float = L
     """
     with translated():
         connection = await psycopg.AsyncConnection.connect(
-            database_url, autocommit=True, application_name=name, connect_timeout=CONNECT_SECONDS, **_KEEPALIVES
+            database_url,
+            autocommit=True,
+            application_name=name,
+            client_encoding=_ENCODING,
+            connect_timeout=CONNECT_SECONDS,
+            **_KEEPALIVES,
         )
         try:
             await _configure(connection, lock_seconds)
@@ -150,6 +161,7 @@ def make_pool(database_url: str, *, name: str, size: int, lock_seconds: float = 
     keywords: dict[str, Any] = {
         "autocommit": True,
         "application_name": name,
+        "client_encoding": _ENCODING,
         "connect_timeout": CONNECT_SECONDS,
         **_KEEPALIVES,
     }

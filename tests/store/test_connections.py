@@ -30,6 +30,20 @@ async def test_a_session_waits_for_the_disk_and_for_nothing_else_for_ever(tables
     await opened.close()
 
 
+async def test_letters_arrive_as_they_are_whatever_encoding_the_environment_names(
+    tables_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    opened = await connect_async(tables_url, name="some name")
+    (row,) = await (await opened.execute("select %s::text[], %s::text", [["é", "日本"], "日本"])).fetchall()
+    await opened.close()
+    with connected(tables_url) as simple:
+        (plain,) = simple.execute("select %s::text", ["日本"]).fetchall()
+
+    assert row == (["é", "日本"], "日本")
+    assert plain == ("日本",)
+
+
 async def test_the_server_is_told_to_notice_a_client_that_vanished(tables_url: str, pool: Pool) -> None:
     async with session(pool) as opened:
         rows = await (
