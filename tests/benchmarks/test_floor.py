@@ -24,6 +24,7 @@ EMAILS: Final = 300
 SIZES: Final = Sizes(prefetch=64, lease_batch=50, record_batch=40, in_flight=8)
 
 
+@pytest.mark.slow
 def test_every_part_is_done_for_every_email_and_costs_something(servers: Servers, tmp_path: Path) -> None:
     with _places(servers, tmp_path) as (places, double):
         enqueued = _enqueue(places)
