@@ -10,8 +10,8 @@ from typing import Any, Final, TypeVar
 import orjson
 from starlette.requests import Request
 
-from dispatcher.api.json_names import has_name_twice
 from dispatcher.api.problems import Flaw, Problem
+from dispatcher.domain.json_names import has_name_twice
 
 LARGE_BYTES: Final = 256 * 1024
 """From here on a body is parsed in a thread, so that others are answered meanwhile."""

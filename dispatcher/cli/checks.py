@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from dispatcher.config import Settings
 from dispatcher.errors import ConfigurationError, DispatcherError, ServerUnavailable
+from dispatcher.supervisor.parent import run_dir_fault
 
 if TYPE_CHECKING:
     from dispatcher.broker.topology import Topology
@@ -86,6 +87,10 @@ def check_run_dir(settings: Settings) -> Iterator[Finding]:
     subject = "run directory"
     try:
         settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if fault := run_dir_fault(settings.run_dir):
+            remedy = "Set DISPATCHER_RUN_DIR to a folder of this user's own."
+            yield Finding(subject, State.FAILED, f"{settings.run_dir} {fault}", remedy)
+            return
         with tempfile.TemporaryFile(dir=settings.run_dir):
             yield well(subject, f"{settings.run_dir} is writable")
     except OSError as error:

@@ -27,7 +27,7 @@ _HEAD: Final = """\
 # For systemd's EnvironmentFile=, and for a shell: set -a; . ./dispatcher.env; set +a
 
 # Where deploy/supervisord.conf puts its logs, socket and pid file; a folder that exists.
-#DISPATCHER_LOG_DIR=/var/log/email-dispatcher
+DISPATCHER_LOG_DIR=/var/log/email-dispatcher
 """
 
 

@@ -9,6 +9,7 @@ from typing import BinaryIO, Final
 import orjson
 
 from dispatcher.domain.email import Email
+from dispatcher.domain.json_names import has_name_twice
 from dispatcher.errors import InvalidEmail
 
 MAX_LINE_OCTETS: Final = 128 * 1024 * 1024
@@ -86,7 +87,10 @@ def _skip_line(file: BinaryIO) -> int:
 
 def _email(number: int, text: bytes) -> Email | Refusal:
     try:
-        return Email.from_json(orjson.loads(text))
+        value = orjson.loads(text)
+        if has_name_twice(text, value):
+            return Refusal(number, "line", "has a name twice in one object")
+        return Email.from_json(value)
     except orjson.JSONDecodeError as error:
         return Refusal(number, "line", f"is not JSON ({error.msg}, character {error.pos + 1})")
     except InvalidEmail as error:

@@ -21,6 +21,7 @@ import fcntl
 import os
 import select
 import signal
+import stat
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -181,14 +182,26 @@ class Parent:
         self._log.info("dispatcher.scaled", workers=self._worker_count)
 
 
+def run_dir_fault(run_dir: Path) -> str | None:
+    """Why its ledgers, which decide whether an email was sent, could be somebody else's; None where they are ours."""
+    found = run_dir.stat()
+    if found.st_mode & stat.S_IWOTH:
+        return "may be written by every user of this machine"
+    if os.geteuid() and found.st_uid not in (os.geteuid(), 0):
+        return "belongs to another user"
+    return None
+
+
 def lock_run_dir(run_dir: Path) -> int:
     """Makes the run directory and locks it for this process's life; returns the lock's descriptor.
 
     Raises:
-        DispatcherError: another `dispatcher run` holds it, or it cannot be made.
+        DispatcherError: another `dispatcher run` holds it, it cannot be made, or strangers may write into it.
     """
     try:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if fault := run_dir_fault(run_dir):
+            raise ConfigurationError([f"DISPATCHER_RUN_DIR: {run_dir} {fault}: name a folder of this user's own."])
         descriptor = os.open(run_dir / "run.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise DispatcherError(

@@ -173,3 +173,14 @@ def test_run_directory_that_cannot_be_made_fails(settled: CommandLine) -> None:
     found = _findings(settled.having(DISPATCHER_RUN_DIR=str(settled.folder / "file" / "run")), code=1)
 
     assert found["run directory"]["state"] == "failed"
+
+
+def test_run_directory_that_strangers_may_write_fails(settled: CommandLine) -> None:
+    folder = settled.folder / "open to all"
+    folder.mkdir()
+    folder.chmod(0o777)
+
+    found = _findings(settled.having(DISPATCHER_RUN_DIR=str(folder)), code=1)
+
+    assert found["run directory"]["state"] == "failed"
+    assert "every user" in found["run directory"]["words"]

@@ -40,6 +40,7 @@ def test_blank_lines_are_passed_over_and_counted() -> None:
         (b"\xff\xfe{}", "line", "is not JSON"),
         (b"[" * 5000, "line", "is not JSON"),
         (b"[]", "email", "must be an object"),
+        (LINE.replace(b"{", b'{"message_key": "j", ', 1), "line", "has a name twice"),
         (orjson.dumps(EMAIL | {"to": ["b@example.org", "nobody"]}), "to[1]", "@"),
         (orjson.dumps(EMAIL | {"colour": "red"}), "colour", "is not a field of an email"),
         (orjson.dumps({**EMAIL, "subject": None}), "subject", "is missing"),

@@ -211,6 +211,17 @@ def test_children_that_are_just_being_born_do_not_outlive_their_parent(nursery: 
         parent.await_all_gone()
 
 
+def test_a_run_directory_that_strangers_may_write_is_refused(nursery: Nursery, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir(exist_ok=True)
+    (tmp_path / "run").chmod(0o777)
+
+    parent = nursery.start("a=serve", "relay=serve")
+
+    assert parent.await_exit() != 0
+    assert "DISPATCHER_RUN_DIR" in parent.words
+    assert not nursery.diary("serving")
+
+
 def test_a_second_parent_in_the_same_run_directory_is_refused_in_clear_words(nursery: Nursery, tmp_path: Path) -> None:
     first = nursery.start("a=serve", "relay=serve")
     eventually(lambda: len(nursery.diary("serving")) == 2)

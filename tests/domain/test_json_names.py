@@ -9,7 +9,7 @@ import orjson
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dispatcher.api.json_names import has_name_twice
+from dispatcher.domain.json_names import has_name_twice
 
 TEXTS = st.text('a":\\ \n', max_size=6)
 VALUES = st.recursive(
