@@ -76,6 +76,7 @@ def test_a_worker_that_is_killed_while_idle_holds_nothing(host: Host) -> None:
     assert books.counts == {"sent": 100}
 
 
+@pytest.mark.slow
 def test_workers_killed_again_and_again_lose_and_repeat_nothing(host: Host) -> None:
     host.sink("--latency-ms", "10")
     ids = host.enqueue(emails(800))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import psycopg
+import pytest
 
 from tests.acceptance.harness import Host, emails, stop
 
@@ -17,6 +18,7 @@ def terminate_backends(host: Host) -> int:
         return len(connection.execute(statement).fetchall())
 
 
+@pytest.mark.slow
 def test_sessions_that_are_cut_again_and_again_lose_and_repeat_nothing(host: Host) -> None:
     host.sink("--latency-ms", "5")
     ids = host.enqueue(emails(400))

@@ -31,7 +31,6 @@ def double(tmp_path: Path, host: Host) -> Iterator[Double]:
 def test_a_storm_of_429_is_waited_out_and_then_everything_is_sent_once(
     host: Host, double: Double, seconds: int, count: int
 ) -> None:
-    # Must show 3.
     run = host.run()
     run.await_events("broker.connected", WORKERS)
     ids = host.enqueue(emails(count))
@@ -89,7 +88,7 @@ def test_what_the_first_cannot_take_the_second_sends_each_once(host: Host, doubl
 
 
 def test_answers_that_never_come_make_no_second_request_and_no_second_provider(host: Host, double: Double) -> None:
-    # Must show 2: it accepts, and closes the connection instead of saying so.
+    # It accepts, and closes the connection instead of saying so.
     sink = host.sink()
     host.recipient = InOrder(double, sink)
     double.behave(act="close")
@@ -125,7 +124,6 @@ def test_a_wrong_key_costs_no_email_and_the_next_provider_sends(host: Host, doub
 
 @pytest.mark.slow
 def test_a_ceiling_holds_over_workers_and_hosts(host: Host, double: Double, tmp_path: Path) -> None:
-    # Must show 6.
     ceiling, seconds = 200, 20
     runs = [
         host.run(WORKERS=3, RUN_DIR=tmp_path / f"host-{number}", SENDGRID_MAX_PER_SECOND=ceiling) for number in range(2)

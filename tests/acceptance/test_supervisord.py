@@ -111,6 +111,7 @@ def test_settings_that_cannot_work_are_not_tried_again_and_again(host: Host, set
     assert supervised.program.log.count("spawned: 'dispatcher'") == 1
 
 
+@pytest.mark.slow
 def test_the_api_beside_it_is_started_again_when_it_is_killed_and_not_when_it_is_stopped(host: Host) -> None:
     host.sink()
     supervised = Supervised(host, API_ADDRESS="127.0.0.1:0")

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import orjson
+import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.acceptance.canary_api import request
@@ -55,6 +56,7 @@ def test_caller_enqueue_and_attempts_are_one_trace(host: Host) -> None:
     assert began_at <= first.started_at <= first.ended_at <= second.started_at <= second.ended_at <= time.time()
 
 
+@pytest.mark.slow
 def test_a_collector_that_never_answers_delays_neither_emails_nor_the_end(host: Host) -> None:
     with collecting(answers=False) as collector:
         run = host.run(WORKERS=1, OTEL_EXPORTER_OTLP_ENDPOINT=collector.url)

@@ -19,7 +19,7 @@ from tests.acceptance.harness import Host, stop
 from tests.api.place import EMAIL
 from tests.supervisor.program import Program, eventually
 
-CLIENTS = 16
+CLIENTS = 64
 
 
 class Clients:

@@ -18,6 +18,7 @@ CHECKOUT: Final = Path(__file__).resolve().parents[2]
 SECONDS: Final = 60
 
 
+@pytest.mark.slow
 def test_a_small_run_writes_tables_figures_and_plots_and_its_books_balance(servers: Servers, tmp_path: Path) -> None:
     out = tmp_path / "results"
     arguments = ["--provider", "capture", "--workers", "1", "--emails", "200", "--repeat", "1", "--out", str(out)]

@@ -21,6 +21,7 @@ def test_deaths_at_every_step_of_a_worker_and_some_of_the_relay_lose_and_repeat_
     proof.assert_balanced()
 
 
+@pytest.mark.slow
 def test_workers_frozen_at_every_step_past_their_leases_lose_and_repeat_nothing_when_they_wake(host: Host) -> None:
     proof = freeze(host, freezes=14, seed=1)
 
