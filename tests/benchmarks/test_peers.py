@@ -157,7 +157,7 @@ def test_every_peer_can_be_installed_started_and_swept(peer: Peer) -> None:
 
 
 def test_the_cpu_of_children_counts_while_they_run_and_when_they_ended(tmp_path: Path) -> None:
-    parent = f"import subprocess, sys, time\nsubprocess.run([sys.executable, '-c', {BURN!r}])\ntime.sleep(60)"
+    parent = f"import signal, subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN!r}])\nsignal.pause()"
     with running([[sys.executable, "-c", parent]], os.environ, tmp_path / "log") as programs:
         eventually(lambda: programs.cpu_seconds() >= 0.3 and len(programs.pids()) == 1, "the child's end")
 
@@ -165,7 +165,7 @@ def test_the_cpu_of_children_counts_while_they_run_and_when_they_ended(tmp_path:
 
 
 def test_a_program_that_is_killed_is_started_again_and_one_that_ends_well_is_not(tmp_path: Path) -> None:
-    commands = [[sys.executable, "-c", "import time; time.sleep(60)"], [sys.executable, "-c", ""]]
+    commands = [[sys.executable, "-c", "import signal; signal.pause()"], [sys.executable, "-c", ""]]
     with running(commands, os.environ, tmp_path / "log") as programs:
         eventually(lambda: programs.look() and len(programs.pids()) == 1, "the end of the second")
         killed = programs.pids()

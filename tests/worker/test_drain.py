@@ -136,7 +136,7 @@ async def test_an_adapter_that_answers_after_it_was_given_up_does_not_stop_the_d
         try:
             await provider.wait(email.email_id)
         except asyncio.CancelledError:
-            await asyncio.sleep(0.4)
+            await until(lambda: bench.books.status(slow) == "pending")
             heard.append(True)
         return Deferred(reason, "given up")
 
@@ -150,7 +150,6 @@ async def test_an_adapter_that_answers_after_it_was_given_up_does_not_stop_the_d
         Books(person).lock(other)  # so that the drain lasts longer than the adapter
         worker.begin_to_stop()
         await until(lambda: heard)
-        await until(lambda: bench.books.status(slow) == "pending")
         await asyncio.wait({worker.task}, timeout=0.1)
     await asyncio.wait_for(worker.task, 20)
 
