@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from contextlib import suppress
 from typing import Final
 
 from dispatcher.roster import Post, Seat
@@ -20,7 +21,13 @@ def stop_event(post: Post) -> asyncio.Event:
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
+
+    def told(_number: int, _frame: object) -> None:
+        with suppress(RuntimeError):  # The loop is closed: we are about to end.
+            loop.call_soon_threadsafe(stop.set)
+
+    # Not the loop's own handler: that one goes with the loop, and the signal that comes then would kill us as we end.
+    signal.signal(signal.SIGTERM, told)
 
     def parent_gone() -> None:
         if not os.read(post.lifeline, 1):

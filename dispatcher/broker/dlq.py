@@ -93,7 +93,7 @@ class DeadLetterQueue:
             await self._give_back(look)
 
     async def _give_back(self, look: Look) -> None:
-        expected = 0
+        expected = max(0, look.depth - sum(window.received for window in look.windows))  # what was never read
         for window in look.windows:  # in order, each only when the one before is back: else their order is anybody's
             expected += await window.close()
             await self._until_back(expected)

@@ -33,14 +33,15 @@ def test_a_worker_that_freezes_past_its_lease_sends_nothing_twice_when_it_goes_o
     frozen = run.pid_of("worker 0")
 
     os.kill(frozen, signal.SIGSTOP)
-    settled = run.await_events("ledger.settled")
+    run.await_events("ledger.settled", reason="worker_frozen")
     eventually(lambda: not any(row.status == "sending" for row in host.rows().values()))
     os.kill(frozen, signal.SIGCONT)
 
     books = host.await_finished(ids)
     stop(run)
     books.assert_harmless()
-    assert (settled["reason"], settled["released"] > 0) == ("worker_frozen", True)
+    # Leases end one after another, so it may take several looks: the first may find nothing but answers.
+    assert sum(event["released"] for event in run.events("ledger.settled", reason="worker_frozen")) > 0
     assert not run.events("email.rescued")
     assert books.count("sent") + books.count("held") == 300
     # What was on the wire, and no more of all that it had leased; an acceptance that comes late still proves `sent`.

@@ -100,6 +100,8 @@ def serve(toy: Toy, post: Post) -> int:
         await asyncio.sleep(float(toy.argument or 0))
 
     asyncio.run(work())
+    # One that comes late, as the kernel's may where the lifeline was faster: it must not end us before we have ended.
+    signal.raise_signal(signal.SIGTERM)
     toy.note("stopped")
     return 0
 
