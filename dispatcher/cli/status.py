@@ -33,8 +33,16 @@ _WATCH_SECONDS: Final = 2.0
     help=f"Look again every so many seconds ({_WATCH_SECONDS:g} if not said) until Ctrl-C.",
 )
 def command(as_json: bool, watch_seconds: float | None) -> int:
-    """Count emails by status and messages by queue; tell how long the oldest pending email has been waiting, and which
-    providers cannot be used.
+    """Count emails by status and messages by queue; tell how long the oldest pending email has been waiting, how many
+    workers live (none: no `dispatcher run` is up), and which providers cannot be used.
+
+    \b
+    Statuses:
+      pending  accepted by us, waits for a worker, or for its next attempt
+      sending  a worker has it under its lease
+      sent     the provider accepted it
+      failed   it will not be sent: see `dispatcher dlq`
+      held     nobody knows whether the provider accepted it: see `dispatcher held`
 
     Needs DISPATCHER_DATABASE_URL and DISPATCHER_AMQP_URL. PostgreSQL is the truth: without it the command fails.
     Without RabbitMQ it tells the emails, `queues` is null, the reason stands on stderr, and it exits with 3. Messages

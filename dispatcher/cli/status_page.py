@@ -70,7 +70,7 @@ def page(standing: Standing, before: Standing | None, footer: str) -> Renderable
 
 
 def table(standing: Standing) -> Table:
-    """Emails, ages, queues, and the providers that cannot be used."""
+    """Emails, ages, workers, queues, and the providers that cannot be used."""
     shown = plain_table("", "", show_header=False)
     shown.columns[1].justify = "right"
     for status, count in standing.counts.emails.items():
@@ -78,6 +78,11 @@ def table(standing: Standing) -> Table:
     shown.add_section()
     shown.add_row("oldest pending", _duration(standing.counts.oldest_pending_seconds))
     shown.add_row("longest due", _duration(standing.counts.longest_due_seconds))
+    shown.add_section()
+    living = [worker for worker in standing.workers if worker.age_seconds is not None]
+    hosts = len({worker.name.partition(":")[0] for worker in living})
+    on_hosts = f" on {hosts:,} hosts" if hosts > 1 else ""
+    shown.add_row("workers", f"{len(living):,}{on_hosts}" if living else "none", style=None if living else "yellow")
     shown.add_section()
     if standing.queues is None:
         shown.add_row("queues", "unknown")

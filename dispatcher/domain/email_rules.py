@@ -82,6 +82,9 @@ def key(field: str, value: object, longest: int = MAX_KEY_CHARACTERS) -> str:
         raise InvalidEmail(field, f"must have 1 to {longest} characters")
     if not text.isprintable():
         raise InvalidEmail(field, "contains a character that does not print")
+    if text != text.strip():
+        # HTTP drops it on the way: the same key would be one email there and another here.
+        raise InvalidEmail(field, "begins or ends with a space")
     return text
 
 

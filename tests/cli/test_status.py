@@ -78,7 +78,10 @@ def test_workers_and_latency_are_those_of_the_moment(prepared: CommandLine, conn
 
     with psycopg.connect(prepared.environment["DISPATCHER_DATABASE_URL"], application_name=worker):
         told = prepared("status", "--json").json
+        table = prepared("status").stdout
 
+    assert ["workers", "1"] in [line.split() for line in table.splitlines()]
+    assert ["workers", "none"] in [line.split() for line in prepared("status").stdout.splitlines()]
     assert told["latency_seconds"] == {"p50": 0.25, "p95": 0.25, "p99": 0.25}
     gone, present = told["workers"]
     assert gone == {"name": "gone:w1:7:cafe", "age_seconds": None, "in_flight": 1}
@@ -97,7 +100,7 @@ def test_table_names_every_status_and_both_queues(prepared: CommandLine, topolog
 
     first_words = [line.split()[0] for line in ended.stdout.splitlines() if line.strip()]
     assert first_words == [
-        *("pending", "sending", "sent", "failed", "held", "oldest", "longest"),
+        *("pending", "sending", "sent", "failed", "held", "oldest", "longest", "workers"),
         *(topology.queue, topology.dlq),
     ]
 

@@ -122,6 +122,8 @@ def test_a_representation_shows_nothing_private() -> None:
         ({"message_key": ""}, "message_key"),
         ({"message_key": "k" * 256}, "message_key"),
         ({"message_key": "a\nb"}, "message_key"),
+        ({"message_key": "order-17 "}, "message_key"),
+        ({"correlation_id": " r"}, "correlation_id"),
         ({"message_key": "a\u200bb"}, "message_key"),
         ({"message_key": "a\ud800"}, "message_key"),
         ({"message_key": 17}, "message_key"),
