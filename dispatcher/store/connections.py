@@ -41,6 +41,10 @@ _LOGIN_REMEDY: Final = (
     "Correct user and password in DISPATCHER_DATABASE_URL (@ is %40 there, and / is %2F), or set that user's password "
     "in PostgreSQL."
 )
+_NAME_REMEDY: Final = (
+    "Correct the database's name at the end of DISPATCHER_DATABASE_URL, or make that database: "
+    "createdb --encoding UTF8 NAME."
+)
 # Whatever the URL, environment or role says: our lists are written so (see `arrays`), and emails hold any letter.
 _ENCODING: Final = "utf8"
 # How soon we notice that the server vanished without a word. The other way round, so that a dead host's locks are set
@@ -76,12 +80,18 @@ def translated() -> Iterator[None]:
         raise StoreUnavailable(f"PostgreSQL refuses us: {_first_line(error)}.") from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
         words = _first_line(error)
-        remedy = _LOGIN_REMEDY if "authentication failed" in words else None
-        raise StoreUnavailable(f"PostgreSQL is not available: {words}.", remedy=remedy) from error
+        raise StoreUnavailable(f"PostgreSQL is not available: {words}.", remedy=_remedy(words)) from error
     except psycopg.DataError as error:
         raise ValueRefused(f"PostgreSQL refused a value ({error.sqlstate or type(error).__name__}).") from error
     except psycopg.Error as error:
         raise DispatcherError(f"PostgreSQL refused a statement ({error.sqlstate or type(error).__name__}).") from error
+
+
+def _remedy(words: str) -> str | None:
+    """What an operator can do where the server answers a login, but with a no."""
+    if "authentication failed" in words:
+        return _LOGIN_REMEDY
+    return _NAME_REMEDY if 'FATAL:  database "' in words and "does not exist" in words else None
 
 
 def _first_line(error: Exception) -> str:

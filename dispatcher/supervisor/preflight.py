@@ -104,5 +104,6 @@ def _examine(server: str, look: Callable[[], None], *, is_patient: bool = True) 
 def _wait(server: str, error: ServerUnavailable, backoff: Backoff) -> None:
     # Half of the wait is certain: a jitter down to nothing would fill the log.
     seconds = backoff.next_wait(lambda: 0.5 + random.random() / 2)  # noqa: S311
-    get_log().warning(f"{server}.connection_lost", reason=error.message, retry_in_seconds=round(seconds, 1))
+    reason = f"{error.message} {error.remedy or ''}".rstrip()
+    get_log().warning(f"{server}.connection_lost", reason=reason, retry_in_seconds=round(seconds, 1))
     time.sleep(seconds)

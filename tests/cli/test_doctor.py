@@ -153,6 +153,14 @@ def test_a_refused_login_names_its_setting_and_does_not_ask_to_start_the_server(
         assert "Start it" not in found[subject]["remedy"]
 
 
+def test_a_database_that_nobody_made_is_told_from_a_server_that_is_away(settled: CommandLine) -> None:
+    nowhere = settled.environment["DISPATCHER_DATABASE_URL"].rpartition("/")[0] + "/nowhere"
+
+    found = _findings(settled.having(DISPATCHER_DATABASE_URL=nowhere), code=1)
+
+    assert "name at the end of DISPATCHER_DATABASE_URL" in found["PostgreSQL"]["remedy"]
+
+
 def test_settings_that_are_hardly_meant_so_are_a_warning(settled: CommandLine) -> None:
     ended = settled.having(DISPATCHER_LEASE_SECONDS="10")("doctor")
 
