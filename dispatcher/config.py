@@ -1,68 +1,27 @@
 """Settings from the environment: read once at the edge, validated together, handed down as frozen values.
 
 Every setting is one field of `Settings`: its variable (`DISPATCHER_` and the field's name in capitals, unless it says
-otherwise), default, parser and help stand in that one place, and `dispatcher config` prints them from there. A setting
-that holds a secret may also be given as a file, by its variable with `_FILE` appended. Nothing here runs at import.
+otherwise), default, parser (out of `setting_values`) and help stand in that one place, and `dispatcher config` prints
+them from there. A setting that holds a secret may also be given as a file, by its variable with `_FILE` appended.
+Nothing here runs at import.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-import os
-import re
-import socket
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
-from urllib.parse import parse_qsl, unquote, urlsplit
 
-from dispatcher.domain.address import parse_address
+import dispatcher.setting_values as values
 from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import ConfigurationError
 
 PREFIX: Final = "DISPATCHER_"
-KNOWN_PROVIDERS: Final = ("sendgrid", "ses", "smtp", "capture")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 QUEUE_TYPES: Final = ("quorum", "classic")
-LOOPBACKS: Final = ("127.0.0.1", "::1", "localhost")
-"""Where a secret may travel in the clear."""
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class SmtpServer:
-    """Where and how to reach an SMTP server, as `DISPATCHER_SMTP_URL` says.
-
-    Attributes:
-        security: `tls` (from the first byte), `starttls` (required, never downgraded) or `none`.
-        username: Empty where the server wants no AUTH.
-    """
-
-    host: str
-    port: int
-    security: str
-    username: str = ""
-    password: str = field(default="", repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Listener:
-    """Where to listen.
-
-    Attributes:
-        host: Empty for nowhere.
-        port: 0 for any that is free.
-    """
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}" if host else "off"
 
 
 def setting(
@@ -88,255 +47,6 @@ def setting(
     return field(default=empty, repr=not secret, metadata=metadata)  # type: ignore[return-value]
 
 
-def _text(text: str) -> str:
-    return text
-
-
-def _whole(lowest: int, highest: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        # Ten digits are beyond any setting; Python refuses to read some thousands.
-        if not text.isascii() or not text.isdigit() or len(text) > 10 or not lowest <= int(text) <= highest:
-            raise ValueError(f"must be a whole number from {lowest} to {highest}")
-        return int(text)
-
-    return parse
-
-
-def _seconds(lowest: float, highest: float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        try:
-            seconds = float(text)
-        except ValueError:
-            seconds = float("nan")
-        if not lowest <= seconds <= highest:
-            raise ValueError(f"must be a number of seconds from {lowest:g} to {highest:g}")
-        return seconds
-
-    return parse
-
-
-def _off_or_seconds(lowest: float, highest: float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        try:
-            return 0.0 if text in ("0", "off") else _seconds(lowest, highest)(text)
-        except ValueError as error:
-            raise ValueError(f"{error}, or 0 for never") from None
-
-    return parse
-
-
-def _choice(*allowed: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text.lower() not in allowed:
-            raise ValueError(f"must be one of: {', '.join(allowed)}")
-        return text.lower()
-
-    return parse
-
-
-def _switch(text: str) -> bool:
-    if text.lower() not in ("on", "off", "true", "false", "yes", "no", "1", "0"):
-        raise ValueError("must be on or off")
-    return text.lower() in ("on", "true", "yes", "1")
-
-
-def _worker_count(text: str) -> int:
-    if text.lower() == "auto":
-        return max(1, len(os.sched_getaffinity(0)))
-    try:
-        return _whole(1, 256)(text)
-    except ValueError as error:
-        raise ValueError(f"{error}, or auto") from None
-
-
-def _url(*schemes: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        example = f"{schemes[0]}://user:password@host:port/…"
-        try:
-            parts = urlsplit(text)
-            _ = parts.port
-        except ValueError:
-            raise ValueError(f"is not a URL; it looks like {example}") from None
-        if parts.scheme not in schemes or not (parts.hostname or parts.scheme.startswith("postgres")):
-            beginnings = " or ".join(f"{scheme}://" for scheme in schemes)
-            raise ValueError(f"must be a URL that begins with {beginnings}, like {example}")
-        return text
-
-    return parse
-
-
-def _database_url(text: str) -> str:
-    # libpq also takes "host=… dbname=…"; both forms reach psycopg unchanged.
-    return text if "://" not in text and "=" in text else _url("postgresql", "postgres")(text)
-
-
-def _smtp_url(text: str) -> SmtpServer:
-    parts = urlsplit(_url("smtp", "smtps")(text))
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    plain = options.pop("tls", None)
-    if options or parts.path not in ("", "/") or plain not in (None, "none"):
-        raise ValueError("takes no path and no option but `?tls=none`")
-    if parts.scheme == "smtps" and plain:
-        raise ValueError("`smtps://` is TLS from the first byte; `?tls=none` contradicts it")
-    host = parts.hostname or ""
-    if plain and parts.password and host not in LOOPBACKS:
-        raise ValueError("`?tls=none` would send its password in the clear; use STARTTLS (`smtp://`) or `smtps://`")
-    security = "tls" if parts.scheme == "smtps" else "none" if plain else "starttls"
-    port = parts.port or {"tls": 465, "starttls": 587, "none": 25}[security]
-    return SmtpServer(host, port, security, unquote(parts.username or ""), unquote(parts.password or ""))
-
-
-def _https_host(text: str) -> str:
-    parts = urlsplit(_url("https", "http")(text))
-    if parts.scheme == "http" and parts.hostname not in LOOPBACKS:
-        raise ValueError("would send the API key in the clear; use https://")
-    if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None:
-        raise ValueError("takes scheme, host and port alone, like https://api.sendgrid.com")
-    return f"{parts.scheme}://{parts.netloc}"
-
-
-def _endpoint(text: str) -> str:
-    parts = urlsplit(_url("https", "http")(text))
-    if parts.scheme == "http" and parts.hostname not in LOOPBACKS:
-        raise ValueError("would send emails in the clear; use https://")
-    return text
-
-
-def _webhook_url(text: str) -> str:
-    parts = urlsplit(text)
-    try:
-        _ = parts.port
-    except ValueError:
-        raise ValueError("is not a URL; it looks like https://host/path") from None
-    # A secret in the clear, or to whom it is not meant: neither is worth an option.
-    if parts.scheme != "https" or not parts.hostname or not text.isascii() or not text.isprintable() or " " in text:
-        raise ValueError("must be a URL that begins with https://, like https://host/path")
-    if parts.username is not None or parts.fragment:
-        raise ValueError("takes no user, password or #fragment; the signature proves who sent it")
-    return text
-
-
-def _webhook_secret(text: str) -> str:
-    remedy = "make one with: echo whsec_$(openssl rand -base64 32)"
-    try:
-        octets = len(base64.b64decode(text.removeprefix("whsec_"), validate=True))
-    except (binascii.Error, ValueError):
-        octets = 0
-    if not text.startswith("whsec_") or not 24 <= octets <= 64:
-        raise ValueError(f"must be whsec_ and the base64 of 24 to 64 octets; {remedy}")
-    return text
-
-
-def _mailbox(text: str) -> str:
-    try:
-        address = parse_address(text)
-    except ValueError as error:
-        raise ValueError(f"is not an address like alerts@example.com: {error}") from None
-    if address.display_name or not text.isascii():
-        raise ValueError("must be a bare address in ASCII, like alerts@example.com")
-    return address.spec
-
-
-def _mailboxes(text: str) -> tuple[str, ...]:
-    found = tuple(_mailbox(part.strip()) for part in text.split(",") if part.strip())
-    if not found:
-        raise ValueError("must name at least one address")
-    return found
-
-
-def _name(letters: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if not re.fullmatch(f"[{letters}]{{1,64}}", text):
-            raise ValueError(f"must be 1 to 64 characters out of {letters}")
-        return text
-
-    return parse
-
-
-def _api_key(text: str) -> str:
-    if not text.isascii() or not text.isprintable() or " " in text:
-        raise ValueError("holds a space, a line break or another character that no API key has")
-    return text
-
-
-def _listener(text: str) -> Listener:
-    if text.lower() == "off":
-        return Listener("", 0)
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isascii() or not port.isdigit() or len(port) > 5 or not 0 <= int(port) <= 65535:
-        raise ValueError("must be host:port, like 127.0.0.1:9464 or [::1]:9464, or off")
-    return Listener(host, int(port))
-
-
-def _providers(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip().lower() for name in text.split(",") if name.strip())
-    unknown = [name for name in names if name not in KNOWN_PROVIDERS]
-    if unknown:
-        raise ValueError(f"does not know {', '.join(unknown)}; known are: {', '.join(KNOWN_PROVIDERS)}")
-    if not names or len(set(names)) != len(names):
-        raise ValueError("must name each provider once")
-    return names
-
-
-def _rate(text: str) -> float:
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = float("nan")
-    if not 0.1 <= rate <= 1_000_000:
-        raise ValueError("must be a number of emails per second from 0.1 to 1000000")
-    return rate
-
-
-def _queue_name(text: str) -> str:
-    if not 1 <= len(text.encode()) <= 200 or not text.isprintable() or text.startswith("amq."):
-        raise ValueError("must be 1 to 200 printable characters and not begin with `amq.`")
-    return text
-
-
-def _host_name(text: str) -> str:
-    """A name for rows and logs; `auto` is the machine's, as far as it can be written there."""
-    if text.lower() == "auto":
-        return "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "-" for c in socket.gethostname())[:28]
-    if not re.fullmatch(r"[A-Za-z0-9.-]{1,28}", text):
-        raise ValueError("must be 1 to 28 letters, digits, dots or hyphens, or auto")
-    return text
-
-
-def _folder(text: str) -> Path:
-    return Path(text.replace("{uid}", str(os.getuid()))).expanduser().absolute()
-
-
-def _existing_file(text: str) -> Path:
-    path = Path(text).expanduser().absolute()
-    if not path.is_file():
-        raise ValueError("names a file that does not exist")
-    return path
-
-
-def api_listener(text: str) -> Listener:
-    """The host and port that a text names.
-
-    Raises:
-        ValueError: it names none.
-    """
-    listener = _listener(text)
-    if not listener.host:
-        raise ValueError("must be host:port; an API that listens nowhere need not be started")
-    return listener
-
-
-def _names(letters: str) -> Callable[[str], tuple[str, ...]]:
-    def parse(text: str) -> tuple[str, ...]:
-        names = tuple(name.strip() for name in text.split(",") if name.strip())
-        if wrong := [name for name in names if not re.fullmatch(f"[{letters}]+", name)]:
-            raise ValueError(f"holds {wrong[0]!r}, which is not made of {letters} alone")
-        return names
-
-    return parse
-
-
 _ALLOWED_HEADERS: Final = (
     "X-*,List-*,In-Reply-To,References,Auto-Submitted,Precedence,Importance,Priority,Feedback-ID,Organization,Comments,"
     "Keywords"
@@ -355,67 +65,81 @@ _CEILING: Final = "Emails per second over all workers and hosts; unset: no ceili
 class Settings:
     """Everything that an operator can set; one field, one setting."""
 
-    database_url: str = setting(_database_url, None, "PostgreSQL, as a libpq URL or keywords.", secret=True, empty="")
-    amqp_url: str = setting(_url("amqp", "amqps"), None, "RabbitMQ, as an AMQP URL.", secret=True, empty="")
+    database_url: str = setting(
+        values.database_url, None, "PostgreSQL, as a libpq URL or keywords.", secret=True, empty=""
+    )
+    amqp_url: str = setting(values.url("amqp", "amqps"), None, "RabbitMQ, as an AMQP URL.", secret=True, empty="")
     rabbitmq_management_url: str = setting(
-        _url("http", "https"), None, "RabbitMQ's management API, with its user.", secret=True, empty=""
+        values.url("http", "https"), None, "RabbitMQ's management API, with its user.", secret=True, empty=""
     )
-    exchange: str = setting(_queue_name, "email.dispatcher", "The exchange that we publish to.")
-    queue: str = setting(_queue_name, "email.dispatcher.send", "The queue of emails to send.")
-    dlq: str = setting(_queue_name, "email.dispatcher.dlq", "The queue of dead letters.")
-    queue_type: str = setting(_choice(*QUEUE_TYPES), "quorum", "What `init` declares the queues as.")
+    exchange: str = setting(values.queue_name, "email.dispatcher", "The exchange that we publish to.")
+    queue: str = setting(values.queue_name, "email.dispatcher.send", "The queue of emails to send.")
+    dlq: str = setting(values.queue_name, "email.dispatcher.dlq", "The queue of dead letters.")
+    queue_type: str = setting(values.choice(*QUEUE_TYPES), "quorum", "What `init` declares the queues as.")
     providers: tuple[str, ...] = setting(
-        _providers, None, f"Who sends: {' or '.join(KNOWN_PROVIDERS)}. No default.", empty=()
+        values.providers, None, f"Who sends: {' or '.join(values.KNOWN_PROVIDERS)}. No default.", empty=()
     )
-    workers: int = setting(_worker_count, "auto", "Worker processes on this host; auto is one per core.")
+    workers: int = setting(values.worker_count, "auto", "Worker processes on this host; auto is one per core.")
     prefetch: int = setting(
-        _whole(1, 5000), "256", "Emails that a worker sends at once; a quarter more messages wait at hand."
+        values.whole(1, 5000), "256", "Emails that a worker sends at once; a quarter more messages wait at hand."
     )
     coalesce: int = setting(
-        _whole(1, 1000),
+        values.whole(1, 1000),
         "1",
         "Most emails of one sender and template in a call to SendGrid (up to 1000) or SES (up to 50); 1: a call each. "
         "More are faster; where a call's answer is lost, all of its emails are held.",
     )
-    lease_seconds: float = setting(_seconds(1, 3600), "60", "How long a worker owns an email; slow sends renew it.")
-    send_timeout_seconds: float = setting(_seconds(0.1, 600), "30", "One attempt's total deadline, connecting too.")
-    max_attempts: int = setting(_whole(1, 100), "5", "Attempts before a deferred email is failed.")
-    retry_base_seconds: float = setting(_seconds(0.01, 600), "1", "The first retry's longest wait; doubles each time.")
-    retry_cap_seconds: float = setting(_seconds(0.01, 3600), "60", "The longest wait between two attempts.")
+    lease_seconds: float = setting(
+        values.seconds(1, 3600), "60", "How long a worker owns an email; slow sends renew it."
+    )
+    send_timeout_seconds: float = setting(
+        values.seconds(0.1, 600), "30", "One attempt's total deadline, connecting too."
+    )
+    max_attempts: int = setting(values.whole(1, 100), "5", "Attempts before a deferred email is failed.")
+    retry_base_seconds: float = setting(
+        values.seconds(0.01, 600), "1", "The first retry's longest wait; doubles each time."
+    )
+    retry_cap_seconds: float = setting(values.seconds(0.01, 3600), "60", "The longest wait between two attempts.")
     on_uncertain: OnUncertain = setting(
-        lambda text: OnUncertain(_choice(*OnUncertain)(text)),
+        lambda text: OnUncertain(values.choice(*OnUncertain)(text)),
         "hold",
         "Where nobody can know whether the provider accepted: hold the email, or resend it (may duplicate).",
     )
-    drain_seconds: float = setting(_seconds(0, 3600), "45", "How long a stopping worker may wait for the provider.")
+    drain_seconds: float = setting(
+        values.seconds(0, 3600), "45", "How long a stopping worker may wait for the provider."
+    )
     hang_seconds: float = setting(
-        _off_or_seconds(5, 3600),
+        values.off_or_seconds(5, 3600),
         "20",
         "A process whose loop stands still for so long is aborted and replaced; 0: never.",
     )
     recycle_emails: int = setting(
-        _whole(0, 1_000_000_000), "0", "After about so many emails a worker is replaced by a fresh one; 0: never."
+        values.whole(0, 1_000_000_000), "0", "After about so many emails a worker is replaced by a fresh one; 0: never."
     )
     host_name: str = setting(
-        _host_name, "auto", "This host's name in rows, logs and alerts, unlike every other host's; auto: the machine's."
+        values.host_name,
+        "auto",
+        "This host's name in rows, logs and alerts, unlike every other host's; auto: the machine's.",
     )
     run_dir: Path = setting(
-        _folder,
+        values.folder,
         "/tmp/email-dispatcher-{uid}",  # noqa: S108  # the user's own; made with mode 0700
         "Where a host's `run` keeps its process files; {uid} is the user's number.",
     )
-    smtp_url: SmtpServer | None = setting(
-        _smtp_url,
+    smtp_url: values.SmtpServer | None = setting(
+        values.smtp_url,
         None,
         "SMTP server: smtp:// requires STARTTLS, smtps:// is TLS, smtp://…?tls=none is plain.",
         secret=True,
     )
-    smtp_connections: int = setting(_whole(1, 1000), "8", "Connections that a worker keeps to the SMTP server.")
-    smtp_emails_per_connection: int = setting(_whole(1, 1_000_000), "100", "Emails before a connection is renewed.")
-    smtp_max_per_second: float | None = setting(_rate, None, _CEILING)
-    capture_max_per_second: float | None = setting(_rate, None, _CEILING)
+    smtp_connections: int = setting(values.whole(1, 1000), "8", "Connections that a worker keeps to the SMTP server.")
+    smtp_emails_per_connection: int = setting(
+        values.whole(1, 1_000_000), "100", "Emails before a connection is renewed."
+    )
+    smtp_max_per_second: float | None = setting(values.rate, None, _CEILING)
+    capture_max_per_second: float | None = setting(values.rate, None, _CEILING)
     sendgrid_api_key: str = setting(
-        _api_key,
+        values.api_key,
         None,
         "SendGrid's API key, with the scope mail.send.",
         variable="SENDGRID_API_KEY",
@@ -423,102 +147,125 @@ class Settings:
         empty="",
     )
     sendgrid_host: str = setting(
-        _https_host,
+        values.https_host,
         "https://api.sendgrid.com",
         "SendGrid's region: https://api.sendgrid.com, or https://api.eu.sendgrid.com for subusers in the EU.",
     )
-    sendgrid_sandbox: bool = setting(_switch, "off", "SendGrid's sandbox mode: it validates emails, and delivers none.")
-    sendgrid_max_per_second: float | None = setting(_rate, None, _CEILING)
+    sendgrid_sandbox: bool = setting(
+        values.switch, "off", "SendGrid's sandbox mode: it validates emails, and delivers none."
+    )
+    sendgrid_max_per_second: float | None = setting(values.rate, None, _CEILING)
     ses_region: str | None = setting(
-        _name("a-z0-9-"),
+        values.name("a-z0-9-"),
         None,
         "SES's region, like eu-west-1; else AWS_DEFAULT_REGION's or the AWS profile's.",
         variable="AWS_REGION",
     )
-    ses_configuration_set: str | None = setting(_name("A-Za-z0-9_-"), None, "SES's configuration set for every email.")
-    ses_endpoint_url: str | None = setting(_endpoint, None, "Instead of SES's own address: https://host.")
-    ses_threads: int = setting(_whole(1, 256), "16", "Emails that a worker has on the wire to SES at once.")
-    ses_max_per_second: float | None = setting(_rate, None, _CEILING)
-    http_connections: int = setting(_whole(1, 5000), "256", "Requests that a worker keeps on the wire over HTTP.")
-    capture_dir: Path | None = setting(_folder, None, "Maildir that the capture provider writes into.")
+    ses_configuration_set: str | None = setting(
+        values.name("A-Za-z0-9_-"), None, "SES's configuration set for every email."
+    )
+    ses_endpoint_url: str | None = setting(values.endpoint, None, "Instead of SES's own address: https://host.")
+    ses_threads: int = setting(values.whole(1, 256), "16", "Emails that a worker has on the wire to SES at once.")
+    ses_max_per_second: float | None = setting(values.rate, None, _CEILING)
+    http_connections: int = setting(values.whole(1, 5000), "256", "Requests that a worker keeps on the wire over HTTP.")
+    capture_dir: Path | None = setting(values.folder, None, "Maildir that the capture provider writes into.")
     ca_file: Path | None = setting(
-        _existing_file, None, "Certificates to trust, as PEM: instead of the system's; over HTTP besides them."
+        values.existing_file, None, "Certificates to trust, as PEM: instead of the system's; over HTTP besides them."
     )
-    metrics: bool = setting(_switch, "on", "Whether processes count what they do.")
+    metrics: bool = setting(values.switch, "on", "Whether processes count what they do.")
     metrics_dir: Path | None = setting(
-        _folder, None, "Where they count; unset: metrics in the run directory.", variable="PROMETHEUS_MULTIPROC_DIR"
+        values.folder,
+        None,
+        "Where they count; unset: metrics in the run directory.",
+        variable="PROMETHEUS_MULTIPROC_DIR",
     )
-    metrics_address: Listener = setting(
-        _listener,
+    metrics_address: values.Listener = setting(
+        values.listener,
         "127.0.0.1:9464",
         "Where the monitor serves /metrics, /healthz and /readyz, to anybody who can reach it; or off.",
     )
     ready_pending_seconds: float = setting(
-        _seconds(1, 604_800), "300", "Age of the oldest pending email from which /readyz says no."
+        values.seconds(1, 604_800), "300", "Age of the oldest pending email from which /readyz says no."
     )
     dlq_probe_seconds: float = setting(
-        _seconds(0.1, 3600), "60", "How often the monitor looks at the depth of the DLQ."
+        values.seconds(0.1, 3600), "60", "How often the monitor looks at the depth of the DLQ."
     )
     alert_webhook_url: str = setting(
-        _webhook_url, None, "Where alerts are posted, signed as Standard Webhooks says: https alone.", empty=""
+        values.webhook_url, None, "Where alerts are posted, signed as Standard Webhooks says: https alone.", empty=""
     )
     alert_webhook_secret: str = setting(
-        _webhook_secret, None, "What signs them: whsec_ and base64; the receiver knows it, too.", secret=True, empty=""
+        values.webhook_secret,
+        None,
+        "What signs them: whsec_ and base64; the receiver knows it, too.",
+        secret=True,
+        empty="",
     )
     alert_webhook_allow_private: bool = setting(
-        _switch, "off", "Whether the webhook's host may have an address that is not public."
+        values.switch, "off", "Whether the webhook's host may have an address that is not public."
     )
-    alert_smtp_url: SmtpServer | None = setting(
-        _smtp_url, None, "SMTP server for alerts alone, with the forms of DISPATCHER_SMTP_URL.", secret=True
+    alert_smtp_url: values.SmtpServer | None = setting(
+        values.smtp_url, None, "SMTP server for alerts alone, with the forms of DISPATCHER_SMTP_URL.", secret=True
     )
-    alert_email_from: str = setting(_mailbox, None, "Whom alerts by email come from.", empty="")
+    alert_email_from: str = setting(values.mailbox, None, "Whom alerts by email come from.", empty="")
     alert_email_to: tuple[str, ...] = setting(
-        _mailboxes, None, "Whom alerts by email go to, comma-separated.", empty=()
+        values.mailboxes, None, "Whom alerts by email go to, comma-separated.", empty=()
     )
     alert_reminder_seconds: float = setting(
-        _seconds(1, 604_800), "3600", "How often an alert is told again while it stands."
+        values.seconds(1, 604_800), "3600", "How often an alert is told again while it stands."
     )
-    api_address: Listener = setting(
-        api_listener, "127.0.0.1:8025", "Where `dispatcher api` listens; anything but the loopback needs API keys."
+    api_address: values.Listener = setting(
+        values.api_listener,
+        "127.0.0.1:8025",
+        "Where `dispatcher api` listens; anything but the loopback needs API keys.",
     )
-    api_metrics_address: Listener = setting(
-        _listener,
+    api_metrics_address: values.Listener = setting(
+        values.listener,
         "off",
         "Where `dispatcher api` serves /metrics: for hosts without `dispatcher run`, whose monitor has them, too.",
     )
-    api_gathered_emails: int = setting(_whole(1, 500), "256", "Emails that one statement inserts; 1 gathers nothing.")
-    api_requests: int = setting(_whole(1, 100_000), "1000", "Requests at once in a process; more get 503.")
-    api_head_seconds: float = setting(_seconds(0.1, 600), "10", "How long a client may take for a request's head.")
-    api_request_seconds: float = setting(_seconds(0.1, 3600), "30", "How long it may take for the whole request.")
-    api_body_bytes: int = setting(_whole(1024, 2**30), str(40 * _MIB), "The largest body that is read.")
-    api_memory_bytes: int = setting(
-        _whole(1024, 2**33), str(128 * _MIB), "All bodies together that a process holds; more get 503."
+    api_gathered_emails: int = setting(
+        values.whole(1, 500), "256", "Emails that one statement inserts; 1 gathers nothing."
     )
-    api_recipients: int = setting(_whole(1, 1000), "50", "Recipients of an email that the API takes.")
-    api_attachments: int = setting(_whole(0, 100), "20", "Attachments of an email that the API takes.")
+    api_requests: int = setting(values.whole(1, 100_000), "1000", "Requests at once in a process; more get 503.")
+    api_head_seconds: float = setting(
+        values.seconds(0.1, 600), "10", "How long a client may take for a request's head."
+    )
+    api_request_seconds: float = setting(values.seconds(0.1, 3600), "30", "How long it may take for the whole request.")
+    api_body_bytes: int = setting(values.whole(1024, 2**30), str(40 * _MIB), "The largest body that is read.")
+    api_memory_bytes: int = setting(
+        values.whole(1024, 2**33), str(128 * _MIB), "All bodies together that a process holds; more get 503."
+    )
+    api_recipients: int = setting(values.whole(1, 1000), "50", "Recipients of an email that the API takes.")
+    api_attachments: int = setting(values.whole(0, 100), "20", "Attachments of an email that the API takes.")
     api_attachment_bytes: int = setting(
-        _whole(0, 25 * _MIB), str(25 * _MIB), "An email's attachments together, decoded, that the API takes."
+        values.whole(0, 25 * _MIB), str(25 * _MIB), "An email's attachments together, decoded, that the API takes."
     )
     api_denied_attachments: tuple[str, ...] = setting(
-        _names("A-Za-z0-9_."), _PROGRAM_ENDINGS, "Endings of filenames that the API does not take.", empty=()
+        values.names("A-Za-z0-9_."), _PROGRAM_ENDINGS, "Endings of filenames that the API does not take.", empty=()
     )
     api_headers: tuple[str, ...] = setting(
-        _names("A-Za-z0-9*-"), _ALLOWED_HEADERS, "Headers that an email may set through the API.", empty=()
+        values.names("A-Za-z0-9*-"), _ALLOWED_HEADERS, "Headers that an email may set through the API.", empty=()
     )
     retain_content_days: int = setting(
-        _whole(0, 36500), "30", "Days that a finished email's content is kept, and up to a week more; 0: for ever."
+        values.whole(0, 36500),
+        "30",
+        "Days that a finished email's content is kept, and up to a week more; 0: for ever.",
     )
     retain_emails_days: int = setting(
-        _whole(0, 36500), "400", "Days that a finished email is kept at all, and up to a week more; 0: for ever."
+        values.whole(0, 36500), "400", "Days that a finished email is kept at all, and up to a week more; 0: for ever."
     )
     retain_keys_days: int = setting(
-        _whole(0, 36500), "0", "Days after which the key of an email that is gone may be used again; 0: never."
+        values.whole(0, 36500), "0", "Days after which the key of an email that is gone may be used again; 0: never."
     )
     retain_audit_days: int = setting(
-        _whole(0, 36500), "0", "Days that the record of operators' acts, with their reasons, is kept; 0: for ever."
+        values.whole(0, 36500),
+        "0",
+        "Days that the record of operators' acts, with their reasons, is kept; 0: for ever.",
     )
-    log_level: str = setting(_choice(*LOG_LEVELS), "info", "debug, info, warning or error.")
-    log_format: str = setting(_choice("auto", "json", "text"), "auto", "auto is text on a terminal, JSON elsewhere.")
+    log_level: str = setting(values.choice(*LOG_LEVELS), "info", "debug, info, warning or error.")
+    log_format: str = setting(
+        values.choice("auto", "json", "text"), "auto", "auto is text on a terminal, JSON elsewhere."
+    )
 
     @property
     def metrics_folder(self) -> Path:
@@ -619,7 +366,8 @@ def _read_secret(file_variable: str, path: str) -> str:
 _REMEDIES: Final = {
     "database_url": "set it to PostgreSQL's URL, like postgresql://user:password@host:5432/dispatcher",
     "amqp_url": "set it to RabbitMQ's URL, like amqp://user:password@host:5672/%2F",
-    "providers": f"name who sends: {' or '.join(KNOWN_PROVIDERS)}. No default, so that no email is sent into nothing",
+    "providers": f"name who sends: {' or '.join(values.KNOWN_PROVIDERS)}. "
+    "No default, so that no email is sent into nothing",
 }
 
 

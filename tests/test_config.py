@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from dispatcher.config import KNOWN_PROVIDERS, Settings, SmtpServer, doubts, examine, load, variable_of
+from dispatcher.config import Settings, doubts, examine, load, variable_of
 from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import ConfigurationError
+from dispatcher.setting_values import KNOWN_PROVIDERS, SmtpServer
 
 DATABASE = "postgresql://app:pg-secret@db.example:5432/dispatcher"
 WEBHOOK_SECRET = "whsec_" + "c2VjcmV0" * 4

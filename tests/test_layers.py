@@ -22,6 +22,7 @@ FLOORS: Final = (
     # Ground floor first.
     {"errors", "version", "sql"},
     {"domain"},
+    {"setting_values"},
     {"config"},
     {"telemetry"},
     {"store", "broker", "providers", "alerts", "inflight", "roster"},  # siblings that do not know each other

@@ -16,8 +16,8 @@ import aiosmtplib
 
 from dispatcher.alerts.contract import NotDelivered
 from dispatcher.alerts.wording import subject, text
-from dispatcher.config import SmtpServer
 from dispatcher.domain.alert import Notice
+from dispatcher.setting_values import SmtpServer
 
 TOTAL_SECONDS: Final = 15.0
 # Folding would part a subject from its name, and some readers show the fold.

@@ -19,9 +19,9 @@ from starlette.requests import Request
 from dispatcher.api.problems import Flaw, Problem, pointer_of
 from dispatcher.api.quotas import Quotas
 from dispatcher.api.senders import may_send_from
-from dispatcher.config import LOOPBACKS
 from dispatcher.domain.api_key import Scope, Secret
 from dispatcher.errors import StoreUnavailable
+from dispatcher.setting_values import LOOPBACKS
 from dispatcher.store.api_keys import ApiKey, KeyStore
 from dispatcher.telemetry.log import get_log
 

@@ -29,9 +29,10 @@ from dispatcher.api.protocol import Patience, PatientProtocol
 from dispatcher.api.reading import LISTS_AT_ONCE, Reading
 from dispatcher.api.refusals import Refusals
 from dispatcher.broker.publisher import Publisher
-from dispatcher.config import LOOPBACKS, Settings
+from dispatcher.config import Settings
 from dispatcher.errors import ConfigurationError, DispatcherError
 from dispatcher.monitor.http import Answer, WebServer
+from dispatcher.setting_values import LOOPBACKS
 from dispatcher.store.api_keys import KeyStore
 from dispatcher.store.connections import make_pool
 from dispatcher.store.drafts import DraftStore

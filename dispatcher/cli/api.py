@@ -7,8 +7,8 @@ from dataclasses import replace
 import click
 
 from dispatcher.cli.environment import load_settings
-from dispatcher.config import api_listener
 from dispatcher.errors import DispatcherError
+from dispatcher.setting_values import api_listener
 
 
 @click.command("api")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from dispatcher.cli.acting import Duration
-from dispatcher.config import KNOWN_PROVIDERS
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
+from dispatcher.setting_values import KNOWN_PROVIDERS
 
 if TYPE_CHECKING:
     from dispatcher.store.failures import Selection

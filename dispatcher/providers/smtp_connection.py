@@ -15,12 +15,13 @@ from typing import Final
 
 import aiosmtplib
 
-from dispatcher.config import Settings, SmtpServer
+from dispatcher.config import Settings
 from dispatcher.domain.outcome import Deferred, Reason
 from dispatcher.errors import ConfigurationError, ProviderFault
 from dispatcher.providers.scrub import scrub
 from dispatcher.providers.smtp_conversation import Conversation, conversation_over
 from dispatcher.providers.smtp_replies import Phase, refusal, reply_of
+from dispatcher.setting_values import SmtpServer
 
 NAME: Final = "smtp"
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from dispatcher.config import Listener, Settings
+from dispatcher.config import Settings
 from dispatcher.domain.api_key import Secret
 from dispatcher.errors import ConfigurationError
+from dispatcher.setting_values import Listener
 from tests.api.place import EMAIL, Api, make_key, running
 from tests.waiting import until_answer
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from dispatcher.config import Listener, Settings
+from dispatcher.config import Settings
+from dispatcher.setting_values import Listener
 from dispatcher.telemetry import metric_files
 from tests.api.place import EMAIL, Api, running
 from tests.api.raw import exchange

@@ -11,8 +11,8 @@ from http import HTTPStatus
 import pytest
 from structlog.testing import capture_logs
 
-from dispatcher.config import Listener
 from dispatcher.monitor.http import CONNECTIONS, HEAD_OCTETS, Answer, WebServer
+from dispatcher.setting_values import Listener
 from tests.waiting import until, until_answer
 
 LOOPBACK = Listener("127.0.0.1", 0)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from dispatcher.config import KNOWN_PROVIDERS
 from dispatcher.domain.email_id import new_email_id
 from dispatcher.domain.outcome import Accepted, Reason, Rejected
 from dispatcher.domain.outgoing import Attachment
+from dispatcher.setting_values import KNOWN_PROVIDERS
 from tests.providers.emails import an_email, parsed, send
 from tests.providers.places import PLACES, Place
 

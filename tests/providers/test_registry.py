@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher.config import KNOWN_PROVIDERS, load
+from dispatcher.config import load
 from dispatcher.errors import ConfigurationError, ProviderFault
 from dispatcher.providers.registry import ADAPTERS, check_provider, open_provider
+from dispatcher.setting_values import KNOWN_PROVIDERS
 
 
 def test_every_provider_that_settings_may_name_has_an_adapter() -> None:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import pytest
 from aiosmtpd.smtp import SMTP, Envelope, Session
 
-from dispatcher.config import SmtpServer
 from dispatcher.domain.outcome import Accepted, Rejected
 from dispatcher.domain.outgoing import Attachment
 from dispatcher.providers.mime import render
 from dispatcher.providers.smtp import SmtpProvider
 from dispatcher.providers.smtp_connection import SmtpOptions
+from dispatcher.setting_values import SmtpServer
 from tests.providers.emails import an_email, send
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher.config import SmtpServer
 from dispatcher.dev.ledger import read_ledger
 from dispatcher.dev.smtp_script import Act, Behaviour, Step
 from dispatcher.domain.outcome import Accepted, Deferred, Reason, Uncertain
 from dispatcher.providers.contract import Attempt
 from dispatcher.providers.smtp import SmtpProvider
 from dispatcher.providers.smtp_connection import SmtpOptions
+from dispatcher.setting_values import SmtpServer
 from tests.providers.emails import PATIENCE_SECONDS, SOON_SECONDS, an_email, send
 from tests.providers.places import SmtpPlace, sink_process, smtp_place
 

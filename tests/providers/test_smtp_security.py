@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher.config import SmtpServer
 from dispatcher.dev.smtp_script import Act, Behaviour, Step
 from dispatcher.dev.smtp_sink import SmtpSink, running_sink
 from dispatcher.domain.outcome import Accepted, Deferred, Reason
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.smtp import SmtpProvider
 from dispatcher.providers.smtp_connection import SmtpOptions
+from dispatcher.setting_values import SmtpServer
 from tests.providers.conftest import Authority
 from tests.providers.emails import SOON_SECONDS, an_email, send
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from dispatcher.config import SmtpServer
 from dispatcher.dev.ledger import Entry, LedgerWriter, read_ledger
 from dispatcher.domain.outcome import Accepted
 from dispatcher.providers.smtp import SmtpProvider
 from dispatcher.providers.smtp_connection import SmtpOptions
+from dispatcher.setting_values import SmtpServer
 from tests.providers.emails import an_email, send
 from tests.providers.places import sink_process, smtp_place
 

@@ -1,0 +1,302 @@
+"""What a setting's text may be, and the value that it stands for: a parser for each kind.
+
+A parser takes the variable's text and returns the value; it raises ValueError with the rest of a sentence for the
+operator that begins with the variable's name.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from dispatcher.domain.address import parse_address
+
+KNOWN_PROVIDERS: Final = ("sendgrid", "ses", "smtp", "capture")
+LOOPBACKS: Final = ("127.0.0.1", "::1", "localhost")
+"""Where a secret may travel in the clear."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmtpServer:
+    """Where and how to reach an SMTP server, as `DISPATCHER_SMTP_URL` says.
+
+    Attributes:
+        security: `tls` (from the first byte), `starttls` (required, never downgraded) or `none`.
+        username: Empty where the server wants no AUTH.
+    """
+
+    host: str
+    port: int
+    security: str
+    username: str = ""
+    password: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Where to listen.
+
+    Attributes:
+        host: Empty for nowhere.
+        port: 0 for any that is free.
+    """
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}" if host else "off"
+
+
+def whole(lowest: int, highest: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        # Ten digits are beyond any setting; Python refuses to read some thousands.
+        if not text.isascii() or not text.isdigit() or len(text) > 10 or not lowest <= int(text) <= highest:
+            raise ValueError(f"must be a whole number from {lowest} to {highest}")
+        return int(text)
+
+    return parse
+
+
+def seconds(lowest: float, highest: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = float("nan")
+        if not lowest <= seconds <= highest:
+            raise ValueError(f"must be a number of seconds from {lowest:g} to {highest:g}")
+        return seconds
+
+    return parse
+
+
+def off_or_seconds(lowest: float, highest: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            return 0.0 if text in ("0", "off") else seconds(lowest, highest)(text)
+        except ValueError as error:
+            raise ValueError(f"{error}, or 0 for never") from None
+
+    return parse
+
+
+def choice(*allowed: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in allowed:
+            raise ValueError(f"must be one of: {', '.join(allowed)}")
+        return text.lower()
+
+    return parse
+
+
+def switch(text: str) -> bool:
+    if text.lower() not in ("on", "off", "true", "false", "yes", "no", "1", "0"):
+        raise ValueError("must be on or off")
+    return text.lower() in ("on", "true", "yes", "1")
+
+
+def worker_count(text: str) -> int:
+    if text.lower() == "auto":
+        return max(1, len(os.sched_getaffinity(0)))
+    try:
+        return whole(1, 256)(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, or auto") from None
+
+
+def url(*schemes: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        example = f"{schemes[0]}://user:password@host:port/…"
+        try:
+            parts = urlsplit(text)
+            _ = parts.port
+        except ValueError:
+            raise ValueError(f"is not a URL; it looks like {example}") from None
+        if parts.scheme not in schemes or not (parts.hostname or parts.scheme.startswith("postgres")):
+            beginnings = " or ".join(f"{scheme}://" for scheme in schemes)
+            raise ValueError(f"must be a URL that begins with {beginnings}, like {example}")
+        return text
+
+    return parse
+
+
+def database_url(text: str) -> str:
+    # libpq also takes "host=… dbname=…"; both forms reach psycopg unchanged.
+    return text if "://" not in text and "=" in text else url("postgresql", "postgres")(text)
+
+
+def smtp_url(text: str) -> SmtpServer:
+    parts = urlsplit(url("smtp", "smtps")(text))
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    plain = options.pop("tls", None)
+    if options or parts.path not in ("", "/") or plain not in (None, "none"):
+        raise ValueError("takes no path and no option but `?tls=none`")
+    if parts.scheme == "smtps" and plain:
+        raise ValueError("`smtps://` is TLS from the first byte; `?tls=none` contradicts it")
+    host = parts.hostname or ""
+    if plain and parts.password and host not in LOOPBACKS:
+        raise ValueError("`?tls=none` would send its password in the clear; use STARTTLS (`smtp://`) or `smtps://`")
+    security = "tls" if parts.scheme == "smtps" else "none" if plain else "starttls"
+    port = parts.port or {"tls": 465, "starttls": 587, "none": 25}[security]
+    return SmtpServer(host, port, security, unquote(parts.username or ""), unquote(parts.password or ""))
+
+
+def https_host(text: str) -> str:
+    parts = urlsplit(url("https", "http")(text))
+    if parts.scheme == "http" and parts.hostname not in LOOPBACKS:
+        raise ValueError("would send the API key in the clear; use https://")
+    if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None:
+        raise ValueError("takes scheme, host and port alone, like https://api.sendgrid.com")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def endpoint(text: str) -> str:
+    parts = urlsplit(url("https", "http")(text))
+    if parts.scheme == "http" and parts.hostname not in LOOPBACKS:
+        raise ValueError("would send emails in the clear; use https://")
+    return text
+
+
+def webhook_url(text: str) -> str:
+    parts = urlsplit(text)
+    try:
+        _ = parts.port
+    except ValueError:
+        raise ValueError("is not a URL; it looks like https://host/path") from None
+    # A secret in the clear, or to whom it is not meant: neither is worth an option.
+    if parts.scheme != "https" or not parts.hostname or not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError("must be a URL that begins with https://, like https://host/path")
+    if parts.username is not None or parts.fragment:
+        raise ValueError("takes no user, password or #fragment; the signature proves who sent it")
+    return text
+
+
+def webhook_secret(text: str) -> str:
+    remedy = "make one with: echo whsec_$(openssl rand -base64 32)"
+    try:
+        octets = len(base64.b64decode(text.removeprefix("whsec_"), validate=True))
+    except (binascii.Error, ValueError):
+        octets = 0
+    if not text.startswith("whsec_") or not 24 <= octets <= 64:
+        raise ValueError(f"must be whsec_ and the base64 of 24 to 64 octets; {remedy}")
+    return text
+
+
+def mailbox(text: str) -> str:
+    try:
+        address = parse_address(text)
+    except ValueError as error:
+        raise ValueError(f"is not an address like alerts@example.com: {error}") from None
+    if address.display_name or not text.isascii():
+        raise ValueError("must be a bare address in ASCII, like alerts@example.com")
+    return address.spec
+
+
+def mailboxes(text: str) -> tuple[str, ...]:
+    found = tuple(mailbox(part.strip()) for part in text.split(",") if part.strip())
+    if not found:
+        raise ValueError("must name at least one address")
+    return found
+
+
+def name(letters: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if not re.fullmatch(f"[{letters}]{{1,64}}", text):
+            raise ValueError(f"must be 1 to 64 characters out of {letters}")
+        return text
+
+    return parse
+
+
+def api_key(text: str) -> str:
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError("holds a space, a line break or another character that no API key has")
+    return text
+
+
+def listener(text: str) -> Listener:
+    if text.lower() == "off":
+        return Listener("", 0)
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdigit() or len(port) > 5 or not 0 <= int(port) <= 65535:
+        raise ValueError("must be host:port, like 127.0.0.1:9464 or [::1]:9464, or off")
+    return Listener(host, int(port))
+
+
+def providers(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip().lower() for name in text.split(",") if name.strip())
+    unknown = [name for name in names if name not in KNOWN_PROVIDERS]
+    if unknown:
+        raise ValueError(f"does not know {', '.join(unknown)}; known are: {', '.join(KNOWN_PROVIDERS)}")
+    if not names or len(set(names)) != len(names):
+        raise ValueError("must name each provider once")
+    return names
+
+
+def rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = float("nan")
+    if not 0.1 <= rate <= 1_000_000:
+        raise ValueError("must be a number of emails per second from 0.1 to 1000000")
+    return rate
+
+
+def queue_name(text: str) -> str:
+    if not 1 <= len(text.encode()) <= 200 or not text.isprintable() or text.startswith("amq."):
+        raise ValueError("must be 1 to 200 printable characters and not begin with `amq.`")
+    return text
+
+
+def host_name(text: str) -> str:
+    """A name for rows and logs; `auto` is the machine's, as far as it can be written there."""
+    if text.lower() == "auto":
+        return "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "-" for c in socket.gethostname())[:28]
+    if not re.fullmatch(r"[A-Za-z0-9.-]{1,28}", text):
+        raise ValueError("must be 1 to 28 letters, digits, dots or hyphens, or auto")
+    return text
+
+
+def folder(text: str) -> Path:
+    return Path(text.replace("{uid}", str(os.getuid()))).expanduser().absolute()
+
+
+def existing_file(text: str) -> Path:
+    path = Path(text).expanduser().absolute()
+    if not path.is_file():
+        raise ValueError("names a file that does not exist")
+    return path
+
+
+def api_listener(text: str) -> Listener:
+    """The host and port that a text names.
+
+    Raises:
+        ValueError: it names none.
+    """
+    found = listener(text)
+    if not found.host:
+        raise ValueError("must be host:port; an API that listens nowhere need not be started")
+    return found
+
+
+def names(letters: str) -> Callable[[str], tuple[str, ...]]:
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(name.strip() for name in text.split(",") if name.strip())
+        if wrong := [name for name in names if not re.fullmatch(f"[{letters}]+", name)]:
+            raise ValueError(f"holds {wrong[0]!r}, which is not made of {letters} alone")
+        return names
+
+    return parse
