@@ -23,7 +23,7 @@ import pika
 from pika import exceptions, frame, spec
 from pika.adapters.asyncio_connection import AsyncioConnection
 
-from dispatcher.broker.deliveries import acks, delivery_at
+from dispatcher.broker.deliveries import UNREADABLE, acks, delivery_at
 from dispatcher.broker.faults import REMEDIES, channel_fault, reason
 from dispatcher.errors import BrokerUnavailable, ConfigurationError
 from dispatcher.version import VERSION
@@ -322,12 +322,11 @@ class _Pika(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has no py.type
     def _read_frame(self) -> Any:
         """The next frame, with empty properties where pika cannot read them.
 
-        Pika raises on header values that other clients may write, such as a timestamp in milliseconds. That would drop
-        the connection, RabbitMQ would deliver the message again, and the queue would stand still behind it.
+        Else such a message would drop the connection, RabbitMQ would deliver it again, and the queue would stand still.
         """
         try:
             return super()._read_frame()
-        except (exceptions.AMQPError, ValueError, ArithmeticError, LookupError, OSError, RecursionError, struct.error):
+        except UNREADABLE:
             # Type, channel and size of the frame; class, weight and body size of the message (AMQP 0-9-1, 4.2).
             kind, channel, size = struct.unpack_from(">BHL", self._frame_buffer)
             if kind != spec.FRAME_HEADER:

@@ -1,17 +1,22 @@
 """Deliveries and acks as octets: what pika does with a dozen calls and objects per frame, in one step.
 
 A delivery is three frames (AMQP 0-9-1, section 4.2.3): its method, its header with the properties, its body. Read here
-is one whose frames are all there, and which has no properties but those that our publisher gives to every message. All
-others, and whatever else RabbitMQ says, are left to pika.
+is one whose frames are all there, and which has no properties but those that our publisher gives to every message, and
+headers, which RabbitMQ adds to what it delivers again. All others, and whatever else RabbitMQ says, are left to pika.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from pika import spec
+from pika import data, exceptions, spec
+
+UNREADABLE: Final = (
+    exceptions.AMQPError, ValueError, ArithmeticError, LookupError, OSError, RecursionError, struct.error,
+)  # fmt: skip
+"""What pika raises on header values that other clients may write, such as a timestamp in milliseconds."""
 
 _DELIVER: Final = struct.pack(">L", spec.Basic.Deliver.INDEX)
 _FRAME: Final = struct.Struct(">BHL")
@@ -23,6 +28,7 @@ _BASIC: Final = spec.BasicProperties.INDEX
 _END: Final = spec.FRAME_END
 _READ: Final = (
     spec.BasicProperties.FLAG_CONTENT_TYPE
+    | spec.BasicProperties.FLAG_HEADERS
     | spec.BasicProperties.FLAG_DELIVERY_MODE
     | spec.BasicProperties.FLAG_CORRELATION_ID
     | spec.BasicProperties.FLAG_MESSAGE_ID
@@ -34,7 +40,7 @@ class Brought(NamedTuple):
 
     Attributes:
         end: Where the next frame begins.
-        headers: There are none.
+        table: The headers' octets; None if there are none.
     """
 
     end: int
@@ -44,7 +50,17 @@ class Brought(NamedTuple):
     redelivered: bool
     correlation_id: str | None
     body: bytes
-    headers: None = None
+    table: bytes | None = None
+
+    @property
+    def headers(self) -> Any:
+        """The headers, read when somebody asks; None where there are none, or none that pika can read."""
+        if self.table is None:
+            return None
+        try:
+            return data.decode_table(self.table, 0)[0]
+        except UNREADABLE:
+            return None
 
 
 def delivery_at(buffer: bytes, at: int) -> Brought | None:
@@ -75,26 +91,34 @@ def _delivery_at(buffer: bytes, at: int) -> Brought | None:
     body_end = body_at + octets
     if not buffer[method_end] == buffer[header_end] == buffer[body_end] == _END:
         return None
+    correlation_id, table = _properties(buffer, header_at + _HEADER.size, header_end, flags)
     return Brought(
         body_end + 1,
         channel_number,
         buffer[at + 12 : tag_at].decode(),
         delivery_tag,
         bool(bits & 1),
-        _correlation_id(buffer, header_at + _HEADER.size, flags),
+        correlation_id,
         buffer[body_at:body_end],
+        table,
     )
 
 
-def _correlation_id(buffer: bytes, at: int, flags: int) -> str | None:
-    """The property, of those that stand one after the other from there."""
-    if not flags & spec.BasicProperties.FLAG_CORRELATION_ID:
-        return None
+def _properties(buffer: bytes, at: int, end: int, flags: int) -> tuple[str | None, bytes | None]:
+    """Correlation id and headers, of the properties that stand one after the other from there."""
+    table = None
     if flags & spec.BasicProperties.FLAG_CONTENT_TYPE:
         at += 1 + buffer[at]
+    if flags & spec.BasicProperties.FLAG_HEADERS:
+        table_at, at = at, at + 4 + int.from_bytes(buffer[at : at + 4], "big")
+        if at > end:
+            raise IndexError
+        table = buffer[table_at:at]
     if flags & spec.BasicProperties.FLAG_DELIVERY_MODE:
         at += 1
-    return buffer[at + 1 : at + 1 + buffer[at]].decode()
+    if not flags & spec.BasicProperties.FLAG_CORRELATION_ID:
+        return None, table
+    return buffer[at + 1 : at + 1 + buffer[at]].decode(), table
 
 
 def acks(channel_number: int, tags: Iterable[tuple[int, bool]]) -> list[bytes]:

@@ -14,9 +14,10 @@ callers take turns (`ops.letters`). A process that dies while it looks loses not
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any, Final, NamedTuple
 
@@ -30,7 +31,8 @@ BATCH: Final = 500
 _SILENCE_SECONDS: Final = 2.0
 """A queue that says nothing for so long has no more for us: somebody else consumes it, too."""
 _RETURN_SECONDS: Final = 10.0
-_POLL_SECONDS: Final = 0.005
+_ASK_AGAIN_SECONDS: Final = 0.001
+_BREATH_SECONDS: Final = 0.005
 _ACKS_AT_ONCE: Final = 24
 
 
@@ -64,15 +66,8 @@ class DeadLetterQueue:
         Raises:
             TopologyError: there is no such queue.
         """
-        channel = await self._connection.open_channel()
-        try:
-            answer = await channel.call(channel.raw.queue_declare, queue=self.queue, passive=True)
-        except ChannelClosed as fault:
-            if fault.code != NOT_FOUND:
-                raise
-            raise TopologyError(f'RabbitMQ has no queue "{self.queue}".', remedy="Run `dispatcher init`.") from fault
-        await _close(channel)
-        return int(answer.message_count)
+        async with self._asking() as depth:
+            return await depth()
 
     @asynccontextmanager
     async def look(self, at_most: int | None = None) -> AsyncIterator[Look]:
@@ -82,29 +77,40 @@ class DeadLetterQueue:
             TopologyError: there is no such queue.
             BrokerUnavailable: the connection is lost. What was not acked is on the queue.
         """
-        depth = await self.depth()
-        look = Look(self._connection, self.queue, depth if at_most is None else min(depth, at_most), depth)
-        try:
-            yield look
-        except BaseException:
-            look.keep_all()
-            raise
-        finally:
-            await self._give_back(look)
+        async with self._asking() as depth_now:
+            depth = await depth_now()
+            look = Look(self._connection, self.queue, depth if at_most is None else min(depth, at_most), depth)
+            try:
+                yield look
+            except BaseException:
+                look.keep_all()
+                raise
+            finally:
+                await self._give_back(look, depth_now)
 
-    async def _give_back(self, look: Look) -> None:
+    @asynccontextmanager
+    async def _asking(self) -> AsyncIterator[Callable[[], Awaitable[int]]]:
+        """What `depth` asks, as often as one likes, over one channel."""
+        channel = await self._connection.open_channel()
+        try:
+            yield partial(self._depth, channel)
+        finally:
+            await channel.close()
+
+    async def _depth(self, channel: Channel) -> int:
+        try:
+            answer = await channel.call(channel.raw.queue_declare, queue=self.queue, passive=True)
+        except ChannelClosed as fault:
+            if fault.code != NOT_FOUND:
+                raise
+            raise TopologyError(f'RabbitMQ has no queue "{self.queue}".', remedy="Run `dispatcher init`.") from fault
+        return int(answer.message_count)
+
+    async def _give_back(self, look: Look, depth_now: Callable[[], Awaitable[int]]) -> None:
         expected = max(0, look.depth - sum(window.received for window in look.windows))  # what was never read
         for window in look.windows:  # in order, each only when the one before is back: else their order is anybody's
             expected += await window.close()
-            await self._until_back(expected)
-
-    async def _until_back(self, expected: int) -> None:
-        """Waits until so many messages are on the queue; a closed channel's come back a moment later."""
-        give_up_at = asyncio.get_running_loop().time() + _RETURN_SECONDS
-        while asyncio.get_running_loop().time() < give_up_at:
-            if await self.depth() >= expected:
-                return
-            await asyncio.sleep(_POLL_SECONDS)
+            await _until_back(expected, depth_now)
 
 
 class Look:
@@ -202,9 +208,10 @@ class _Window:
         """Acks what was removed and gives back the rest; returns how many that are."""
         if self.channel.closed.done():
             return 0
-        # First no more deliveries, for each ack makes room for one.
-        await self.channel.call(self.channel.raw.basic_cancel, consumer_tag=self._tag)
-        await self._ack()
+        if self.removed:
+            # First no more deliveries, for each ack makes room for one.
+            await self.channel.call(self.channel.raw.basic_cancel, consumer_tag=self._tag)
+            await self._ack()
         await _close(self.channel)
         return self.received - len(self.removed)
 
@@ -219,9 +226,17 @@ class _Window:
                 self.channel.raw.basic_ack(tag)
             # RabbitMQ's channel puts off what goes beyond 32 commands to a quorum queue, and drops that at its close.
             await self.channel.call(self.channel.raw.basic_qos, prefetch_count=self.size)
-            await asyncio.sleep(_POLL_SECONDS)
+            await asyncio.sleep(_BREATH_SECONDS)
 
 
 async def _close(channel: Channel) -> None:
     channel.raw.close()
     await channel.closed
+
+
+async def _until_back(expected: int, depth_now: Callable[[], Awaitable[int]]) -> None:
+    """Waits until so many messages are on the queue; a closed channel's come back a moment later."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_RETURN_SECONDS):
+            while await depth_now() < expected:  # noqa: ASYNC110 - nobody announces their return
+                await asyncio.sleep(_ASK_AGAIN_SECONDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pika import frame, spec
 
-from dispatcher.broker.deliveries import Brought, acks, delivery_at
+from dispatcher.broker.deliveries import UNREADABLE, Brought, acks, delivery_at
 
 BODY = b'{"v":1}'
 OURS: dict[str, Any] = {
@@ -56,8 +57,31 @@ def test_a_delivery_of_ours_is_read(
     assert read == Brought(len(buffer) - 4, 3, "worker", tag, True, correlation_id, body)
 
 
-def test_what_is_not_all_there_is_left_to_pika() -> None:
-    whole = delivered(OURS)
+@pytest.mark.parametrize("has_type", [False, True])
+@pytest.mark.parametrize("headers", [{}, {"x-delivery-count": 3}, {"traceparent": "00-1", "x-death": [{"count": 1}]}])
+def test_headers_are_read_when_somebody_asks(headers: dict[str, Any], has_type: bool) -> None:
+    properties = {**OURS, "headers": headers, "content_type": "application/json" if has_type else None}
+
+    read = delivery_at(delivered(properties) + b"more", 0)
+
+    assert read is not None
+    assert (read.headers, read.correlation_id, read.body) == (headers, "c", BODY)
+
+
+def test_headers_that_pika_cannot_read_are_none() -> None:
+    octets = delivered({**OURS, "headers": {"at": datetime(2026, 1, 1, tzinfo=UTC)}})
+    far_away = octets.replace(struct.pack(">cQ", b"T", 1767225600), struct.pack(">cQ", b"T", 1767225600000))
+
+    read = delivery_at(far_away, 0)
+
+    assert far_away != octets
+    assert read is not None
+    assert (read.headers, read.correlation_id) == (None, "c")
+
+
+@pytest.mark.parametrize("properties", [OURS, {**OURS, "headers": {"x-delivery-count": 3}}])
+def test_what_is_not_all_there_is_left_to_pika(properties: dict[str, Any]) -> None:
+    whole = delivered(properties)
 
     assert all(delivery_at(whole[:octets], 0) is None for octets in range(len(whole)))
     assert delivery_at(whole, 0) is not None
@@ -66,9 +90,8 @@ def test_what_is_not_all_there_is_left_to_pika() -> None:
 @pytest.mark.parametrize(
     "properties",
     [
-        {"headers": {"traceparent": "00-1"}}, {"headers": {"x-delivery-count": 1}}, {"timestamp": 1}, {"priority": 1},
-        {"reply_to": "x"}, {"expiration": "1"}, {"type": "x"}, {"user_id": "x"}, {"app_id": "x"},
-        {"content_encoding": "gzip"}, {"cluster_id": "x"},
+        {"timestamp": 1}, {"priority": 1}, {"reply_to": "x"}, {"expiration": "1"}, {"type": "x"}, {"user_id": "x"},
+        {"app_id": "x"}, {"content_encoding": "gzip"}, {"cluster_id": "x"}, {"headers": {"a": 1}, "priority": 1},
     ],
 )  # fmt: skip
 def test_properties_that_ours_have_not_are_left_to_pika(properties: dict[str, Any]) -> None:
@@ -88,21 +111,27 @@ def test_anything_else_is_left_to_pika(octets: bytes) -> None:
     assert delivery_at(octets, 0) is None
 
 
-@pytest.mark.parametrize("at", range(len(delivered(OURS))))
-def test_an_octet_that_differs_is_read_as_pika_reads_it_or_left_to_it(at: int) -> None:
-    octets = bytearray(delivered(OURS))
-    octets[at] ^= 0xFF
+@pytest.mark.parametrize("headers", [None, {"x-delivery-count": 3}])
+def test_an_octet_that_differs_is_read_as_pika_reads_it_or_left_to_it(headers: dict[str, Any] | None) -> None:
+    whole = delivered({**OURS, "headers": headers})
+    for at in range(len(whole)):
+        octets = bytearray(whole)
+        octets[at] ^= 0xFF
+        assert_read_as_pika_does(bytes(octets))
 
-    read = delivery_at(bytes(octets), 0)
+
+def assert_read_as_pika_does(octets: bytes) -> None:
+
+    read = delivery_at(octets, 0)
 
     if read is not None:
-        values, rest = [], bytes(octets)
-        with suppress(struct.error):  # an exchange's name that does not end: pika gives up
+        values, rest = [], octets
+        with suppress(*UNREADABLE):  # an exchange's name that does not end: pika gives up
             while rest:
                 consumed, value = frame.decode_frame(rest)
                 values.append(value)
                 rest = rest[consumed:]
-        if not values:
+        if len(values) < 3:
             return
         method, header, body = values
         assert isinstance(method, frame.Method)
@@ -110,6 +139,7 @@ def test_an_octet_that_differs_is_read_as_pika_reads_it_or_left_to_it(at: int) -
         assert isinstance(header, frame.Header)
         assert isinstance(body, frame.Body)
         assert (read.correlation_id, read.body) == (header.properties.correlation_id, body.fragment)
+        assert read.headers == header.properties.headers
 
 
 def test_acks_are_those_that_pika_writes() -> None:
