@@ -15,8 +15,7 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -122,7 +121,7 @@ class HttpTransport:
         self._tls = _tls(ca_file)
         self._idle: list[HttpConnection] = []
         self._open: set[HttpConnection] = set()
-        self._heads: dict[tuple[object, ...], bytes] = {}
+        self._heads: dict[tuple[str, str], tuple[dict[str, str], bytes]] = {}
         self._sweep: asyncio.TimerHandle | None = None
 
     async def post(
@@ -140,7 +139,7 @@ class HttpTransport:
         """
         latest = _latest_departure(deadline)
         head = self._head("POST", url, headers) + b"%d\r\n\r\n" % len(body)
-        await self._wait_for_place(latest)
+        await self._place(latest)
         try:
             connection = await self._connection(_target(url), latest)
             try:
@@ -156,7 +155,7 @@ class HttpTransport:
         Raises:
             NothingLeft, NoAnswer: there was none.
         """
-        await self._wait_for_place(deadline)
+        await self._place(deadline)
         try:
             connection = await self._connection(_target(url), deadline)
             try:
@@ -172,10 +171,14 @@ class HttpTransport:
         for connection in tuple(self._open):
             connection.end()
 
+    def _place(self, until: float) -> Awaitable[object]:
+        """Takes a place; to be awaited."""
+        # A timeout costs ten times what a free place does.
+        return self._wait_for_place(until) if self._places.locked() else self._places.acquire()
+
     async def _wait_for_place(self, until: float) -> None:
         try:
-            # A timeout costs ten times what a free place does.
-            async with asyncio.timeout_at(until) if self._places.locked() else nullcontext():
+            async with asyncio.timeout_at(until):
                 await self._places.acquire()
         except TimeoutError:
             raise NothingLeft(Reason.TIMEOUT_BEFORE_SEND, "the deadline passed before a connection was free") from None
@@ -245,12 +248,13 @@ class HttpTransport:
 
     def _head(self, method: str, url: str, headers: Mapping[str, str]) -> bytes:
         """A request's head up to the value of its last header, the length."""
-        key = (method, url, *headers.items())
-        head = self._heads.get(key)
-        if head is None:
-            if len(self._heads) >= _MOST_HEADS:
-                self._heads.clear()
-            head = self._heads[key] = _head(method, _target(url), headers)
+        kept = self._heads.get((method, url))
+        if kept is not None and kept[0] == headers:
+            return kept[1]
+        if len(self._heads) >= _MOST_HEADS:
+            self._heads.clear()
+        head = _head(method, _target(url), headers)
+        self._heads[method, url] = dict(headers), head
         return head
 
 
@@ -263,7 +267,7 @@ async def _exchange(
         write, rest = connection.go_on, body[-1:]
     else:
         write, rest = connection.ask, head + body
-    if asyncio.get_running_loop().time() >= latest:
+    if connection.loop.time() >= latest:
         raise _late("no connection")
     leaving()
     write(rest)

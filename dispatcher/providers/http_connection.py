@@ -47,6 +47,9 @@ class HttpConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._answered: asyncio.Future[None] | None = None
+        self._deadline = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._drained: asyncio.Future[None] | None = None
         self._is_paused = False
         self._octets = 0
@@ -100,14 +103,14 @@ class HttpConnection(asyncio.Protocol):
                 self._drained = self.loop.create_future()
                 await self._drained
 
-    async def answered(self, deadline: float) -> None:
-        """Returns once there is a whole answer, or a `fault`, or at the deadline, in the loop's `time()`."""
+    def answered(self, deadline: float) -> asyncio.Future[None]:
+        """Done once there is a whole answer, or a `fault`, or at the deadline, in the loop's `time()`."""
         assert self._answered is not None
-        timer = self.loop.call_at(deadline, self._settle)
-        try:
-            await self._answered
-        finally:
-            timer.cancel()
+        self._deadline = deadline
+        # One timer sees to many requests: it is set anew where it fires before the deadline of the present one.
+        if self._timer is None or deadline < self._timer_at:
+            self._set_timer()
+        return self._answered
 
     def end(self) -> None:
         """Drops it: what the system has not taken never leaves. A second call is harmless."""
@@ -215,6 +218,21 @@ class HttpConnection(asyncio.Protocol):
         if self._answered is not None and not self._answered.done():
             self._answered.set_result(None)
 
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = self._deadline
+        self._timer = self.loop.call_at(self._deadline, self._look_at_deadline)
+
+    def _look_at_deadline(self) -> None:
+        self._timer = None
+        if self._answered is None or self._answered.done():
+            return
+        if self.loop.time() < self._deadline:
+            self._set_timer()
+        else:
+            self._settle()
+
     def _go_on_writing(self) -> None:
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
@@ -223,6 +241,9 @@ class HttpConnection(asyncio.Protocol):
         if self.is_open:
             self.is_open = False
             self._on_end(self)
+        if self._timer is not None and (self._answered is None or self._answered.done()):
+            self._timer.cancel()
+            self._timer = None
 
 
 def _words(error: Exception | None) -> str:
