@@ -38,6 +38,7 @@ _MISREAD_IN_NAMES: Final = re.compile(r'[()<>\[\]:;@\\,"]')
 _WORD: Final = r"[A-Za-z0-9!#$%&'*+.^_`{|}~-]{1,127}"
 _CONTENT_TYPE: Final = re.compile(rf"{_WORD}/{_WORD}")
 _FOLD: Final = "\r\n "
+_API_KEY_BEGIN: Final = "SG."
 _API_KEY: Final = re.compile(r"SG\.[0-9a-zA-Z]+\.[0-9a-zA-Z]+")
 
 Document = dict[str, Any]
@@ -63,11 +64,12 @@ def document_of(email: OutgoingEmail, *, sandbox: bool = False) -> Document:
     """The body before it is encoded."""
     personalizations, _ = personalizations_of(email)
     document: Document = {
-        "from": _mailbox(_sender(email.sender)),
+        "from": _origin(email.sender)[0],
         "personalizations": personalizations,
         "headers": headers_of(email),
     }
-    _add_reply_to(document, email.reply_to)
+    if email.reply_to:
+        _add_reply_to(document, email.reply_to)
     _add_content(document, email)
     if email.tags and (categories := _categories(email.tags)):
         document["categories"] = categories
@@ -79,9 +81,10 @@ def document_of(email: OutgoingEmail, *, sandbox: bool = False) -> Document:
 
 
 @lru_cache(maxsize=256)
-def _sender(text: str) -> Address:
-    # Kept, because few send many emails.
-    return _addresses("from", (text,), Reason.REJECTED_SENDER)[0]
+def _origin(text: str) -> tuple[Document, str]:
+    """A sender as the document has it, and its domain as DNS has it. Kept, because few send many emails."""
+    sender = _addresses("from", (text,), Reason.REJECTED_SENDER)[0]
+    return _mailbox(sender), ascii_domain(sender.domain)
 
 
 def _addresses(field: str, texts: Iterable[str], reason: Reason) -> list[Address]:
@@ -108,6 +111,8 @@ def personalizations_of(email: OutgoingEmail) -> tuple[list[Document], set[str]]
     common: Document = {"custom_args": {"email_id": str(email.email_id)}}
     if email.template_id is not None and email.template_data:
         common["dynamic_template_data"] = dict(email.template_data)
+    if len(email.to) == 1 and not (email.cc or email.bcc) and is_plain(email.to[0]):  # as most are
+        return [{"to": [{"email": email.to[0]}], **common}], {email.to[0].lower()}
     seen: set[str] = set()
     return [{**envelope, **common} for envelope in _envelopes(email, seen)], seen
 
@@ -152,8 +157,6 @@ def _mailbox(address: Address, *, is_recipient: bool = False) -> Document:
 
 
 def _add_reply_to(document: Document, texts: Sequence[str]) -> None:
-    if not texts:
-        return
     seen: set[str] = set()
     addresses = _addresses("reply_to", texts, Reason.INVALID_CONTENT)
     mailboxes = [_mailbox(one) for one in addresses if _is_new(ascii_spec(one).lower(), seen)]
@@ -174,23 +177,27 @@ def _add_content(document: Document, email: OutgoingEmail) -> None:
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "text and html are empty")
     if email.subject:
         document["subject"] = checked("subject", email.subject)
-    bodies = (("text/plain", email.text), ("text/html", email.html))
-    if content := [{"type": kind, "value": _body(text)} for kind, text in bodies if text]:
+    content = []
+    if email.text:
+        content.append({"type": "text/plain", "value": _body(email.text)})
+    if email.html:
+        content.append({"type": "text/html", "value": _body(email.html)})
+    if content:
         document["content"] = content
 
 
 def _body(text: str) -> str:
     # Where python-sendgrid looks for one, which it sends nowhere.
-    if _API_KEY.match(text):
+    if text.startswith(_API_KEY_BEGIN) and _API_KEY.match(text):
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "text or html begins with what looks like a SendGrid API key")
     return text
 
 
 def headers_of(email: OutgoingEmail) -> dict[str, str]:
     """The email's headers, Message-ID included; raises UnrenderableEmail as `body_of` does."""
-    headers = {"Message-ID": f"<{email.email_id}@{ascii_domain(_sender(email.sender).domain)}>"}
-    for name, value in email.headers.items():
-        headers[name] = _header_value(name, value)
+    headers = {"Message-ID": f"<{email.email_id}@{_origin(email.sender)[1]}>"}
+    if email.headers:
+        headers |= {name: _header_value(name, value) for name, value in email.headers.items()}
     return headers
 
 
