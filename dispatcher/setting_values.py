@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from dispatcher.domain.address import parse_address
-
 KNOWN_PROVIDERS: Final = ("sendgrid", "ses", "smtp", "capture")
 LOOPBACKS: Final = ("127.0.0.1", "::1", "localhost")
 """Where a secret may travel in the clear."""
@@ -193,6 +191,8 @@ def webhook_secret(text: str) -> str:
 
 
 def mailbox(text: str) -> str:
+    from dispatcher.domain.address import parse_address  # every command reads settings, and few of them addresses
+
     try:
         address = parse_address(text)
     except ValueError as error:

@@ -85,9 +85,11 @@ def command(
 
 
 def _act(actor: str | None, reason: str | None, reveal: bool) -> Act | None:
+    if not reveal:
+        return None
     from dispatcher.ops.acts import Act
 
-    return Act.of(actor, reason or "") if reveal else None
+    return Act.of(actor, reason or "")
 
 
 async def _find(
@@ -143,7 +145,7 @@ def _json(story: Story, messages: list[Message] | None) -> dict[str, Any]:
 
 
 def _show_poison(poison: Poison, *, as_hex: bool, export: Path | None, as_json: bool) -> int:
-    from dispatcher.ops.poison import safe_text
+    from dispatcher.ops.plain import safe_text
 
     if export:
         _write(export, poison.body)

@@ -16,7 +16,7 @@ class LazyGroup(click.Group):
     Args:
         parts: What each does, in a line for `--help`, by name and in the order of `--help`.
         modules: Where they are: `command` in the module of this name, with their own for `{}`.
-        brief: Those that end at once: they leave their garbage to the end of the process, which saves a tenth.
+        brief: Those that end soon: their garbage ends with the process, and that without a tidying up.
     """
 
     def __init__(

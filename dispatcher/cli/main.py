@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -77,12 +78,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def program() -> int:
-    """`main` for a process of its own, which ends with it."""
+    """`main` for a process of its own, which ends with it; here and now after a brief command (see `LazyGroup`)."""
     try:
-        return main()
+        code = main()
     finally:
         # The interpreter looks through all that it ever made before it ends: a fifth of what a short command takes.
         gc.freeze()
+    if not gc.isenabled():
+        _end(code)
+    return code
+
+
+def _end(code: int) -> None:
+    """Ends the process without taking the interpreter apart, piece by piece: 10 ms of 200."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        return  # the interpreter's own end has words for it
+    os._exit(code)
 
 
 def report(error: DispatcherError) -> Exit:

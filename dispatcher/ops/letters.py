@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 from dispatcher.broker.dead_letter import DeadLetter, decode
 from dispatcher.broker.dlq import DeadLetterQueue, Found, Look
 from dispatcher.domain.status import Status
 from dispatcher.errors import BrokerUnavailable, DispatcherError, InvalidPointer
-from dispatcher.ops.acts import Act
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.failures import Standing, discard_dead, find_failures
 from dispatcher.store.turns import turn
+
+if TYPE_CHECKING:
+    from dispatcher.ops.acts import Act
 
 TURN_SECONDS: Final = 10.0
 MOST_LOOKS: Final = 100

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from dispatcher.broker.dlq import DeadLetterQueue
 from dispatcher.ops.letters import look, read
-from dispatcher.ops.poison import plain
+from dispatcher.ops.plain import plain
 from dispatcher.store.connections import AsyncSession
 
 LOOK_AT_MOST: Final = 10_000

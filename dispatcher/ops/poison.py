@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from dispatcher.broker import pointer
@@ -15,14 +14,15 @@ from dispatcher.broker.dlq import DeadLetterQueue, Found
 from dispatcher.broker.outgoing import Outgoing
 from dispatcher.domain.poison_id import poison_id
 from dispatcher.errors import BrokerUnavailable, DispatcherError, InvalidPointer
-from dispatcher.ops.acts import Act
 from dispatcher.ops.letters import look, read, remove
+from dispatcher.ops.plain import plain, safe_text
 from dispatcher.providers.scrub import scrub
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.failures import audit, find_failures
 
 if TYPE_CHECKING:
     from dispatcher.broker.publisher import Publisher
+    from dispatcher.ops.acts import Act
 
 GLIMPSE_CHARACTERS: Final = 60
 _SCRUBBED_OCTETS: Final = 2000
@@ -89,34 +89,10 @@ async def repair_poison(
     return removed
 
 
-def safe_text(body: bytes, at_most: int) -> str:
-    """Bytes as text that a terminal shows and nothing obeys: whatever does not print is escaped."""
-    text = body[:at_most].decode("utf-8", "backslashreplace")
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return shown if len(body) <= at_most else f"{shown}… ({len(body) - at_most:,} octets more)"
-
-
 def glimpse(body: bytes) -> str:
     """How a poison message begins, for a list: without addresses, since somebody may have published a whole email."""
     text = scrub(safe_text(body[:_SCRUBBED_OCTETS], _SCRUBBED_OCTETS))
     return text if len(text) <= GLIMPSE_CHARACTERS else f"{text[:GLIMPSE_CHARACTERS]}…"
-
-
-def plain(value: Any) -> Any:
-    """An AMQP header's value as JSON has it."""
-    if isinstance(value, Mapping):
-        return {str(name): plain(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [plain(inner) for inner in value]
-    if isinstance(value, bytes | bytearray):
-        return safe_text(bytes(value), 1000)
-    if isinstance(value, bool) or value is None or isinstance(value, float):
-        return value
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, datetime):  # pika's are UTC and do not say so
-        return value.replace(tzinfo=value.tzinfo or UTC).isoformat()
-    return value.isoformat() if isinstance(value, date) else safe_text(str(value).encode("utf-8", "replace"), 1000)
 
 
 async def _repaired(session: AsyncSession, queue: str, body: bytes) -> Outgoing:

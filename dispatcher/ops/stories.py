@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from dispatcher.ops.acts import Act
 from dispatcher.store import stories
 from dispatcher.store.connections import AsyncSession
-from dispatcher.store.failures import audit
+
+if TYPE_CHECKING:
+    from dispatcher.ops.acts import Act
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ async def tell(session: AsyncSession, email_id: UUID, *, reveal: Act | None = No
         return None
     content = None
     if reveal:
+        from dispatcher.store.failures import audit
+
         await audit(session, "reveal", actor=reveal.actor, reason=reveal.reason, email_id=email_id)
         content = await stories.reveal_content(session, email_id)
     return Story(

@@ -15,7 +15,8 @@ from dispatcher.errors import DispatcherError
 from dispatcher.ops.acts import Act
 from dispatcher.ops.letters import discard, sweep
 from dispatcher.ops.messages import find_messages
-from dispatcher.ops.poison import discard_poison, list_poison, safe_text
+from dispatcher.ops.plain import safe_text
+from dispatcher.ops.poison import discard_poison, list_poison
 from dispatcher.ops.reconcile import reconcile
 from dispatcher.store.connections import AsyncSession, connect_async
 from tests.ops.morgue import Morgue
