@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final
 
 from dispatcher.broker.dead_letter import DeadLetter
 from dispatcher.broker.outgoing import Outgoing
@@ -18,15 +18,16 @@ from dispatcher.config import Settings
 from dispatcher.domain.backoff import Backoff
 from dispatcher.domain.status import Status
 from dispatcher.errors import BrokerUnavailable, StoreUnavailable, TopologyError
+from dispatcher.relay.pointers import BATCH, Pointers
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, connect_async
 from dispatcher.store.outbox import DueDeadLetter, DuePointer, Outbox
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
-BATCH: Final = 500
-"""Messages per look: confirmed together and marked in one statement."""
 POLL_SECONDS: Final = 0.25
-"""The floor under LISTEN/NOTIFY: what nobody announced is found this late."""
+"""The floor under LISTEN/NOTIFY: what nobody announced is found this late, and dead letters, which nobody waits for."""
+PACE_SECONDS: Final = 0.005
+"""After a look that found something, until the next: what commits meanwhile shares a look, a write, and a lease."""
 STANDBY_SECONDS: Final = 1.0
 RESCUE_GRACE: Final = 3.0
 """The rescue waits for a lease's length divided by this when a relay begins to lead: time for two renewals."""
@@ -37,8 +38,8 @@ VANISHED_SECONDS: Final = 10.0
 MOST_OVERTAKEN: Final = 100
 """At a look: whoever is overtaken for another reason must not fill the queue with second messages."""
 PARTITION_SECONDS: Final = 3600.0
-
-Due = TypeVar("Due", DuePointer, DueDeadLetter)
+NOTICES_SECONDS: Final = 10.0
+"""While every look finds something, nobody waits for notices, and they would heap up."""
 
 
 class Publishing:
@@ -58,9 +59,12 @@ class Publishing:
         self._outage = Backoff(base_seconds=0.1, cap_seconds=5.0)
         self._broker_outage = Backoff(base_seconds=0.1, cap_seconds=5.0)
         self._gates = {queue: _Gate() for queue in (settings.queue, settings.dlq)}
+        self._pointers = Pointers(self._publish_pointers)
+        self._dead_letters_at = 0.0
         self._rescue_at = 0.0
         self._vanished_at = 0.0
         self._partitions_at = 0.0
+        self._notices_at = 0.0
         self._stopping = False
 
     def stop(self) -> None:
@@ -69,6 +73,12 @@ class Publishing:
 
     async def run(self) -> None:
         """Leads or stands by until stopped, however often PostgreSQL goes away."""
+        try:
+            await self._lead_surely()
+        finally:
+            await self._pointers.close()
+
+    async def _lead_surely(self) -> None:
         while not self._stopping:
             try:
                 async with await connect_async(
@@ -96,13 +106,14 @@ class Publishing:
         # What became due since that look: the workers' last results.
         while await self._publish_round(outbox):
             pass
+        await self._pointers.mark_all(outbox)
 
     async def _publish_round(self, outbox: Outbox) -> bool:
-        """One look at everything that is due, and a wait where nothing was; returns whether something was."""
+        """One look at everything that is due, and a wait where that was little; returns whether something was."""
         await self._look_after(outbox)
         try:
-            published = await self._publish_pointers(outbox)
-            dead_lettered = await self._publish_dead_letters(outbox)
+            found = await self._look_for_pointers(outbox)
+            dead_lettered = await self._look_for_dead_letters(outbox)
             if not self._stopping:
                 await self._find_vanished(outbox)
         except BrokerUnavailable as error:
@@ -110,12 +121,12 @@ class Publishing:
             self._log.warning("broker.connection_lost", reason=error.message, retry_in_seconds=round(seconds, 2))
             await asyncio.sleep(seconds)
             return False
-        if self._broker_outage.worked():
-            self._log.info("broker.connected")
-        if published or dead_lettered:
+        if self._stopping or dead_lettered or found >= BATCH:
+            return bool(found) or dead_lettered
+        if found:
+            await asyncio.sleep(PACE_SECONDS)
             return True
-        if not self._stopping:
-            await outbox.wait(POLL_SECONDS)
+        await outbox.wait(POLL_SECONDS)
         return False
 
     async def _look_after(self, outbox: Outbox) -> None:
@@ -123,6 +134,9 @@ class Publishing:
         if now >= self._rescue_at:
             self._rescue_at = now + min(5.0, self._settings.lease_seconds / 4)
             await self._rescue(outbox)
+        if now >= self._notices_at:
+            self._notices_at = now + NOTICES_SECONDS
+            await outbox.wait(0.0)
         if now >= self._partitions_at:
             self._partitions_at = now + PARTITION_SECONDS
             if names := await outbox.make_partitions():
@@ -184,24 +198,28 @@ class Publishing:
             return None
         return found[settings.queue]
 
-    async def _publish_pointers(self, outbox: Outbox) -> bool:
+    async def _look_for_pointers(self, outbox: Outbox) -> int:
+        """Begins to publish what is due, and where we stop, waits for the confirms; returns how much it was."""
         if not self._gates[self._settings.queue].is_open:
-            return False
-        due = await _without_locked(outbox, await outbox.find_publish_due(BATCH + len(outbox.locked)))
-        if not due:
-            return False
-        confirmed = await self._publish([self._pointer(row) for row in due])
-        published = [row.email_id for row, is_confirmed in zip(due, confirmed, strict=True) if is_confirmed]
-        if published:
-            await outbox.mark_published(published, due[0].looked_at)
-            metrics.PUBLISHED.add(len(published), "send")
-            self._log.debug("relay.published", count=len(published))
-        return len(published) == len(due)
+            return 0
+        found = await self._pointers.look(outbox)
+        if self._stopping:
+            await self._pointers.arrived()
+        return found
 
-    async def _publish_dead_letters(self, outbox: Outbox) -> bool:
-        if not self._gates[self._settings.dlq].is_open:
+    async def _publish_pointers(self, due: list[DuePointer]) -> list[bool]:
+        confirmed = await self._publish([self._pointer(row) for row in due])
+        metrics.PUBLISHED.add(confirmed.count(True), "send")
+        self._log.debug("relay.published", count=confirmed.count(True))
+        return confirmed
+
+    async def _look_for_dead_letters(self, outbox: Outbox) -> bool:
+        """Now and then; at once after some, or where we stop. Returns whether there were any, all of them published."""
+        now = time.monotonic()
+        if not self._gates[self._settings.dlq].is_open or (now < self._dead_letters_at and not self._stopping):
             return False
         due = await _without_locked(outbox, await outbox.find_dead_letter_due(BATCH + len(outbox.locked)))
+        self._dead_letters_at = 0.0 if due else now + POLL_SECONDS
         if not due:
             return False
         confirmed = await self._publish([self._dead_letter(row) for row in due])
@@ -223,6 +241,8 @@ class Publishing:
             )
         else:
             gate.open()
+        if self._broker_outage.worked():
+            self._log.info("broker.connected")
         return confirmed
 
     def _pointer(self, row: DuePointer) -> Outgoing:
@@ -246,7 +266,7 @@ class Publishing:
         return Outgoing.of_dead_letter(self._settings.dlq, letter, row.traceparent)
 
 
-async def _without_locked(outbox: Outbox, due: list[Due]) -> list[Due]:
+async def _without_locked(outbox: Outbox, due: list[DueDeadLetter]) -> list[DueDeadLetter]:
     """What can be marked once it is published: of the rest there would be a copy per look."""
     locked = await outbox.locked.among([row.email_id for row in due])
     return [row for row in due if row.email_id not in locked] if locked else due

@@ -22,7 +22,8 @@ from dispatcher.store.enqueueing import (
     insert_parameters,
     key_parameters,
 )
-from dispatcher.store.queries import ids_within, query
+from dispatcher.store.outbox import published
+from dispatcher.store.queries import query
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,5 @@ class DraftStore:
 
     async def mark_announced(self, due: Mapping[UUID, datetime]) -> None:
         """A broker confirmed the messages of these emails, one at least, which were inserted as due then."""
-        parameters = ids_within(due)
-        parameters["due_ats"] = [due[email_id] for email_id in parameters["email_ids"]]
         async with session(self._pool) as connection:
-            await connection.execute(query("mark_announced"), parameters)
+            await connection.execute(query("mark_published"), published(due))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,7 +24,7 @@ class DuePointer:
     message_key: str
     correlation_id: str | None
     traceparent: str | None
-    looked_at: datetime
+    due_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +90,10 @@ class Outbox:
         """Up to `limit` messages to publish, longest due first."""
         return [DuePointer(*row) for row in await self._fetch("find_publish_due", {"limit": limit})]
 
-    async def mark_published(self, email_ids: Sequence[UUID], looked_at: datetime) -> None:
-        """The broker confirmed these messages."""
-        await self._mark("mark_published", email_ids, looked_at)
+    async def mark_published(self, due: Mapping[UUID, datetime]) -> set[UUID]:
+        """The broker confirmed the messages of these emails, which were due since then; returns what somebody has
+        locked, and what is due as before."""
+        return {row[0] for row in await self._fetch("mark_published", published(due))}
 
     async def find_dead_letter_due(self, limit: int) -> list[DueDeadLetter]:
         """Up to `limit` dead letters to publish, longest due first."""
@@ -101,7 +102,12 @@ class Outbox:
 
     async def mark_dead_lettered(self, email_ids: Sequence[UUID], looked_at: datetime) -> None:
         """The broker confirmed these dead letters."""
-        await self._mark("mark_dead_lettered", email_ids, looked_at)
+
+        async def execute(free: set[UUID]) -> None:
+            with translated():
+                await self._session.execute(query("mark_dead_lettered"), {**ids_within(free), "looked_at": looked_at})
+
+        await self.locked.around(email_ids, execute)
 
     async def rescue_expired(
         self,
@@ -149,12 +155,11 @@ class Outbox:
             cursor = await self._session.execute(query(name), parameters)
             return await cursor.fetchall()
 
-    async def _mark(self, name: str, email_ids: Sequence[UUID], looked_at: datetime) -> None:
-        async def execute(free: set[UUID]) -> None:
-            with translated():
-                await self._session.execute(query(name), {**ids_within(free), "looked_at": looked_at})
 
-        await self.locked.around(email_ids, execute)
+def published(due: Mapping[UUID, datetime]) -> dict[str, Any]:
+    """The parameters of `mark_published`: emails, one at least, and since when each was due."""
+    ids = ids_within(due)
+    return {**ids, "due_ats": [due[email_id] for email_id in ids["email_ids"]]}
 
 
 def _dead_letter(row: tuple[Any, ...]) -> DueDeadLetter:

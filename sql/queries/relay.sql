@@ -7,30 +7,46 @@ select pg_try_advisory_lock(hashtext('email_dispatcher_relay'));
 listen email_dispatcher_due;
 
 -- name: find_publish_due
--- Emails whose message must go to the send queue, longest due first, with the instant of this look.
-select email_id, message_key, correlation_id, traceparent, now()
+-- Emails whose message must go to the send queue, longest due first.
+select email_id, message_key, correlation_id, traceparent, publish_due_at
 from email_log
 where publish_due_at <= now()
 order by publish_due_at
 limit %(limit)s;
 
 -- name: mark_published
--- A broker confirmed and routed these messages. What became due again after the look at looked_at stays due.
-update email_log
-set publish_due_at = null, published_at = clock_timestamp()
-where email_id = any(%(email_ids)s)
-    and email_id between %(lowest_id)s and %(highest_id)s
-    and publish_due_at <= %(looked_at)s;
-
--- name: mark_announced
--- A broker confirmed these messages, which the API published itself. Only what is still due as the API's own insert said:
--- a lease has taken the mark off meanwhile, and what became due again for another reason stays due.
-update email_log as e
-set publish_due_at = null, published_at = clock_timestamp()
-from unnest(%(email_ids)s::uuid[], %(due_ats)s::timestamptz[]) as t (email_id, due_at)
-where e.email_id = t.email_id
+-- A broker confirmed and routed these messages. Only what is due since the instant that their publisher knew: a lease has
+-- taken the mark off meanwhile, and what became due again stays due.
+-- It waits for nobody, and so stands in no lease's way. Returns the ids that are due as before, because somebody has locked
+-- them: mostly a lease that is about to take the mark off itself.
+with told as (
+    select *
+    from unnest(%(email_ids)s::uuid[], %(due_ats)s::timestamptz[]) as t (email_id, due_at)
+),
+free as (
+    select e.email_id
+    from told as t
+    join email_log as e
+        on e.email_id = t.email_id
+        and e.email_id between %(lowest_id)s and %(highest_id)s
+        and e.publish_due_at = t.due_at
+    for update of e skip locked
+),
+marked as (
+    update email_log as e
+    set publish_due_at = null, published_at = clock_timestamp()
+    from free as f
+    where e.email_id = f.email_id
+        and e.email_id between %(lowest_id)s and %(highest_id)s
+    returning e.email_id
+)
+select e.email_id
+from told as t
+join email_log as e
+    on e.email_id = t.email_id
     and e.email_id between %(lowest_id)s and %(highest_id)s
-    and e.publish_due_at = t.due_at;
+    and e.publish_due_at = t.due_at
+where e.email_id not in (select email_id from marked);
 
 -- name: find_dead_letter_due
 -- Emails whose dead letter must go to the DLQ, longest due first, with the instant of this look.

@@ -29,7 +29,8 @@ from tests.store.results import result
 from tests.waiting import until
 
 EXPIRED = datetime(2026, 1, 1, tzinfo=UTC)
-QUIET = timedelta(seconds=0.5)
+LOOKS = 4
+"""Of the relay: so many statements are two rounds."""
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 Start = Callable[..., Awaitable[Publishing]]
@@ -81,10 +82,20 @@ async def start() -> AsyncIterator[Start]:
         yield run
 
 
-def is_publishing(books: Books) -> bool:
-    """Whether the relay waits for RabbitMQ: it would look again every quarter of a second."""
-    statement = "select from pg_stat_activity where datname = current_database() and application_name = %s"
-    return bool(books.select(f"{statement} and clock_timestamp() - state_change > %s", "dispatcher relay", QUIET))
+async def next_look(books: Books) -> None:
+    """Returns once the relay has looked at what is committed by now, and so begun to publish what is due."""
+    statement = "select query_start from pg_stat_activity where datname = current_database() and application_name = %s"
+
+    (now,) = books.select("select clock_timestamp() as instant")
+    seen: set[datetime] = set()
+
+    def have_been_two_rounds() -> bool:
+        looks = {row["query_start"] for row in books.select(statement, "dispatcher relay")}
+        seen.update(at for at in looks if at is not None and at > now["instant"])
+        return len(seen) >= LOOKS
+
+    # A round without anything to do is a look for each queue, a quarter of a second after the one before.
+    await until(have_been_two_rounds)
 
 
 def pointed_to(message: Taken) -> pointer.Pointer:
@@ -129,8 +140,8 @@ async def test_a_commit_is_published_without_waiting_for_the_next_look(
     for _ in range(5):
         loop = asyncio.get_running_loop()
         began = loop.time()
-        email_id = books.enqueue_one()
-        await until(lambda email_id=email_id: books.row(email_id)["publish_due_at"] is None)  # type: ignore[misc]
+        books.enqueue_one()
+        await rabbit.take_all(settings.queue, 1)
         took.append(loop.time() - began)
 
     # The floor under the wake-up is a look every quarter of a second.
@@ -166,7 +177,7 @@ async def test_only_what_was_confirmed_is_marked_when_the_connection_breaks(
 
         proxy.freeze()  # RabbitMQ gets no more of what the relay writes, and so confirms nothing
         email_ids = books.enqueue(4)
-        await until(lambda: is_publishing(books))
+        await next_look(books)
         proxy.cut()
         assert all(books.row(email_id)["publish_due_at"] for email_id in email_ids)
         proxy.thaw()
@@ -187,7 +198,7 @@ async def test_what_is_leased_and_given_back_while_it_is_being_published_is_publ
         await rabbit.take_all(topology.queue, 1)
         proxy.freeze()
         email_id = books.enqueue_one()
-        await until(lambda: is_publishing(books))
+        await next_look(books)
 
         (lease,) = await store.lease(books.keys([email_id]), 60)
         await store.release({email_id: lease.token})
@@ -324,20 +335,90 @@ async def test_one_of_two_relays_leads_and_the_other_takes_over_when_its_session
     assert second in {row["pid"] for row in books.sessions("dispatcher relay")}
 
 
-async def test_the_end_of_the_session_between_publishing_and_marking_costs_a_second_message_and_no_more(
-    start: Start, settings: Settings, books: Books, rabbit: Rabbit, store: LeaseStore, tables_url: str
+async def test_the_end_of_the_session_between_publishing_and_marking_costs_no_second_message(
+    start: Start, settings: Settings, books: Books, rabbit: Rabbit, tables_url: str
 ) -> None:
     email_id = books.enqueue_one()
     with psycopg.connect(tables_url) as person:
         Books(person).lock(email_id)
         await start(settings)
-        await until(lambda: books.waiting_for_a_lock("dispatcher relay"))
+        (message,) = await rabbit.take_all(settings.queue, 1)
         books.terminate("dispatcher relay")
+        await until(lambda: not books.sessions("dispatcher relay"))
+        await next_look(books)
 
-    messages = await rabbit.take_all(settings.queue, 2)
+    await until(lambda: books.row(email_id)["publish_due_at"] is None)
 
+    assert pointed_to(message).email_id == email_id
+    assert await rabbit.take(settings.queue) is None
+
+
+async def test_the_end_of_the_relay_between_publishing_and_marking_costs_a_second_message_and_no_more(
+    start: Start, settings: Settings, books: Books, rabbit: Rabbit, tables_url: str
+) -> None:
+    email_id = books.enqueue_one()
+    publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay")
+    with psycopg.connect(tables_url) as person:
+        Books(person).lock(email_id)
+        task = asyncio.create_task(Publishing(settings, publisher, lambda: ()).run())
+        messages = await rabbit.take_all(settings.queue, 1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await publisher.close()
+
+    await start(settings)
+
+    messages += await rabbit.take_all(settings.queue, 1)
     assert {pointed_to(message).email_id for message in messages} == {email_id}
     await until(lambda: books.row(email_id)["publish_due_at"] is None)
+    assert await rabbit.take(settings.queue) is None
+
+
+async def test_an_email_that_somebody_has_locked_is_published_once_and_holds_up_no_other(
+    start: Start, settings: Settings, books: Books, rabbit: Rabbit, tables_url: str
+) -> None:
+    locked, other = books.enqueue(2)
+    with psycopg.connect(tables_url) as person:
+        Books(person).lock(locked)
+        await start(settings)
+        await rabbit.take_all(settings.queue, 2)
+        await until(lambda: books.row(other)["publish_due_at"] is None)
+        await next_look(books)
+        assert books.row(locked)["publish_due_at"] is not None
+
+    await until(lambda: books.row(locked)["publish_due_at"] is None)
+    assert await rabbit.take(settings.queue) is None
+
+
+async def test_what_is_published_is_not_published_again_before_it_is_marked(
+    start: Start, settings: Settings, books: Books, rabbit: Rabbit
+) -> None:
+    await start(settings)
+    first = books.enqueue_one()
+    await rabbit.take_all(settings.queue, 1)
+
+    others = [books.enqueue_one() for _ in range(4)]  # a look each, at the first one as well
+    messages = await rabbit.take_all(settings.queue, 4)
+
+    assert {pointed_to(message).email_id for message in messages} == set(others)
+    await until(lambda: not any(row["publish_due_at"] for row in books.rows()))
+    assert await rabbit.take(settings.queue) is None
+    assert books.row(first)["published_at"] is not None
+
+
+async def test_a_lease_spares_the_relay_the_mark(
+    start: Start, settings: Settings, books: Books, rabbit: Rabbit, store: LeaseStore
+) -> None:
+    await start(settings)
+    email_id = books.enqueue_one()
+    await rabbit.take_all(settings.queue, 1)
+
+    await store.lease(books.keys([email_id]), 60)
+    leased = books.row(email_id)
+    marked = books.enqueue_one()
+    await until(lambda: books.row(marked)["publish_due_at"] is None)
+
+    assert books.row(email_id) == leased
 
 
 async def test_a_relay_that_is_told_to_stop_publishes_what_is_due_and_ends(

@@ -376,7 +376,7 @@ class Machine(RuleBasedStateMachine):
             known = self._brought(number, Status.SENDING)
             self._release(known, *known.leases[-1], known.status)
         if due:
-            self.run(self.outbox.mark_published([known.email_id for known in wanted], due[0].looked_at))
+            self.run(self.outbox.mark_published({row.email_id: row.due_at for row in due}))
         for known in wanted:
             known.due_since = known.due_since if known.due_since and known.due_since > looked else None
 

@@ -63,9 +63,9 @@ async def test_what_will_be_due_is_not_yet(outbox: Outbox, books: Books) -> None
 
 async def test_only_what_was_published_is_marked(outbox: Outbox, books: Books) -> None:
     published, unroutable = books.enqueue(2)
-    looked_at = (await outbox.find_publish_due(10))[0].looked_at
+    due = {row.email_id: row.due_at for row in await outbox.find_publish_due(10)}
 
-    await outbox.mark_published([published], looked_at)
+    await outbox.mark_published({published: due[published]})
 
     assert [row.email_id for row in await outbox.find_publish_due(10)] == [unroutable]
     assert books.row(published)["published_at"] is not None
@@ -78,7 +78,7 @@ async def test_what_became_due_again_after_the_look_stays_due(outbox: Outbox, st
     (lease,) = await store.lease(books.keys([email_id]), 60)
     await store.release({email_id: lease.token})
 
-    await outbox.mark_published([email_id], looked.looked_at)
+    await outbox.mark_published({email_id: looked.due_at})
 
     assert [row.email_id for row in await outbox.find_publish_due(10)] == [email_id]
 
@@ -91,7 +91,7 @@ async def test_marking_what_a_worker_has_already_leased_changes_nothing(
     await store.lease(books.keys([email_id]), 60)
     before = books.row(email_id)
 
-    await outbox.mark_published([email_id], looked.looked_at)
+    await outbox.mark_published({email_id: looked.due_at})
 
     assert books.row(email_id) == before
 
@@ -101,7 +101,7 @@ async def test_an_enqueue_that_commits_after_the_look_stays_due(outbox: Outbox, 
     with psycopg.connect(tables_url) as application:
         late = Books(application).enqueue_one()
         due = await outbox.find_publish_due(10)
-    await outbox.mark_published([row.email_id for row in due], due[0].looked_at)
+    await outbox.mark_published({row.email_id: row.due_at for row in due})
 
     assert [row.email_id for row in due] == [early]
     assert [row.email_id for row in await outbox.find_publish_due(10)] == [late]
@@ -240,7 +240,7 @@ async def test_a_batch_of_five_hundred_is_marked_at_once(outbox: Outbox, books: 
     email_ids: list[UUID] = books.enqueue(500)
     due = await outbox.find_publish_due(500)
 
-    await outbox.mark_published([row.email_id for row in due], due[0].looked_at)
+    await outbox.mark_published({row.email_id: row.due_at for row in due})
 
     assert {row.email_id for row in due} == set(email_ids)
     assert await outbox.find_publish_due(1) == []
