@@ -13,7 +13,7 @@ from dispatcher.api.intake import KEY_HEADER, MOST_IN_BATCH
 from dispatcher.api.operating import MOST_IDS, MOST_PER_SECOND, MOST_REASON_CHARACTERS, MOST_SECONDS
 from dispatcher.api.problems import KINDS, MEDIA_TYPE
 from dispatcher.api.reading import PARAMETERS, TENANT, Parameter
-from dispatcher.domain.outcome import Outcome
+from dispatcher.domain.outcome import Outcome, Reason
 from dispatcher.domain.status import Status
 from dispatcher.store.replays import State
 
@@ -267,6 +267,7 @@ _TOLD: Final[dict[str, Any]] = {
     "provider_message_id": _nullable("string"),
     "created_at": _INSTANT,
     "sent_at": _nullable("string", "date-time"),
+    "refused_recipients": _nullable("string"),
 }
 _REASON: Final = {"type": "string", "minLength": 1, "maxLength": MOST_REASON_CHARACTERS}
 _SHORT: Final = {"type": "string", "minLength": 1, "maxLength": 255}
@@ -326,7 +327,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
         "properties": {
             "reason": _REASON,
             "tenant_id": _SHORT,
-            "error_type": _SHORT,
+            "error_type": {"type": "string", "enum": list(Reason)},
             "provider": _SHORT,
             "status": {"type": "string", "enum": ["failed", "held"]},
             "email_ids": {"type": "array", "minItems": 1, "maxItems": MOST_IDS, "items": _ID},

@@ -21,6 +21,7 @@ from dispatcher.broker.connection import open_connection
 from dispatcher.broker.dlq import DeadLetterQueue
 from dispatcher.config import Settings
 from dispatcher.domain.api_key import Scope
+from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
 from dispatcher.errors import BrokerUnavailable, DispatcherError
 from dispatcher.ops import held, replays
@@ -44,6 +45,10 @@ Check = Callable[[object], bool]
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str) and 1 <= len(value) <= 255 and value.isprintable()
+
+
+def _is_reason_word(value: object) -> bool:
+    return isinstance(value, str) and value in list(Reason)
 
 
 def _is_reason(value: object) -> bool:
@@ -71,7 +76,7 @@ _REASON: Final[Mapping[str, tuple[Check, str]]] = {"reason": (_is_reason, "must 
 _REPLAY: Final[Mapping[str, tuple[Check, str]]] = {
     **_REASON,
     "tenant_id": (_is_text, "must be a text"),
-    "error_type": (_is_text, "must be a text"),
+    "error_type": (_is_reason_word, f"must be one of: {', '.join(Reason)}"),
     "provider": (_is_text, "must be a text"),
     "status": (lambda value: value in ("failed", "held"), "must be failed or held"),
     "email_ids": (_is_ids, f"must be a list of 1 to {MOST_IDS} ids"),

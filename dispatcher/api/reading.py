@@ -18,6 +18,7 @@ from dispatcher.api.problems import Flaw, Problem
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.email_id import lowest_id_at
 from dispatcher.domain.email_rules import tenant
+from dispatcher.domain.outcome import Reason, left_out
 from dispatcher.domain.status import Status
 from dispatcher.errors import InvalidEmail
 from dispatcher.store.emails import AttemptRow, EmailFilter, EmailRow, EmailStore
@@ -47,6 +48,13 @@ def _status(text: str) -> Status:
         return Status(text)
     except ValueError:
         raise ValueError(f"must be one of: {', '.join(Status)}") from None
+
+
+def _reason(text: str) -> Reason:
+    try:
+        return Reason(text)
+    except ValueError:
+        raise ValueError(f"must be one of: {', '.join(Reason)}") from None
 
 
 def _text(text: str) -> str:
@@ -87,7 +95,7 @@ _SHORT: Final = {"type": "string", "minLength": 1, "maxLength": MOST_TEXT_CHARAC
 _INSTANT: Final = {"type": "string", "format": "date-time"}
 PARAMETERS: Final[Mapping[str, Parameter]] = {
     "status": Parameter(_status, {"type": "string", "enum": list(Status)}, "Emails of this status."),
-    "error_type": Parameter(_text, _SHORT, "Emails whose last attempt ended so."),
+    "error_type": Parameter(_reason, {"type": "string", "enum": list(Reason)}, "Emails whose last attempt ended so."),
     "provider": Parameter(_text, _SHORT, "Emails that this provider was tried with last."),
     "correlation_id": Parameter(_text, _SHORT, "Emails of this correlation id."),
     "created_from": Parameter(_instant, _INSTANT, "Emails from this instant on."),
@@ -159,7 +167,8 @@ class Reading:
 def document(email: EmailRow) -> dict[str, Any]:
     """An email as it is told."""
     told = _without_praise(asdict(email))
-    return {"id": told.pop("email_id"), **told}
+    refused = None if email.error_type else left_out(email.error)
+    return {"id": told.pop("email_id"), **told, "refused_recipients": refused}
 
 
 def _attempt(attempt: AttemptRow) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dispatcher.cli.output import print_data
 from dispatcher.cli.text_table import TextTable
+from dispatcher.domain.outcome import left_out
+from dispatcher.domain.status import Status
 
 if TYPE_CHECKING:
     from dispatcher.ops.messages import Message
@@ -21,6 +23,7 @@ _NAMES: Final = {
     "message_key": "message key",
     "error_type": "error",
     "last_error": "words",
+    "error": "words",
     "provider_message_id": "provider's id",
     "on_uncertain": "if unknown",
     "correlation_id": "correlation id",
@@ -46,6 +49,10 @@ _NAMES: Final = {
 _TOLD_OTHERWISE: Final = frozenset(
     {"attempt_count", "attempt_base", "was_uncertain", "crash_count", "locked_by", "locked_until"}
 )
+
+
+_MAKE_MIME: Final = frozenset({"smtp", "capture"})
+"""Providers to whom we give the Message-ID; the others make their own."""
 
 
 def show_story(story: Story, messages: list[Message] | None) -> None:
@@ -88,6 +95,10 @@ def _circumstances(row: Record) -> dict[str, Any]:
         told["may have arrived"] = "yes: an attempt went out and no answer came back"
     if row["crash_count"]:
         told["crashes"] = f"{row['crash_count']:,}: so many workers died while they rendered it"
+    if row["status"] == Status.SENT and (refused := left_out(row["last_error"])):
+        told["not sent to"] = f"the provider refused recipients {refused}, counted over To, Cc, Bcc; it took the others"
+    if row["provider"] in _MAKE_MIME:
+        told["Message-ID"] = f"<{row['email_id']}@…>, with the sender's domain"
     if row["locked_by"]:
         told["in the hands of"] = f"{row['locked_by']}, until {_words(row['locked_until'])}"
     return told

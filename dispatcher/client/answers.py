@@ -72,7 +72,12 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class EmailStatus:
-    """What became of an email."""
+    """What became of an email.
+
+    Attributes:
+        refused_recipients: Whom the provider left out as it accepted the email, by position and code, such as
+            `2 (550 5.1.1), 3 (451)`; None if nobody.
+    """
 
     id: UUID
     message_key: str
@@ -85,6 +90,7 @@ class EmailStatus:
     provider_message_id: str | None
     created_at: datetime
     sent_at: datetime | None
+    refused_recipients: str | None
     attempts: tuple[Attempt, ...]
 
 

@@ -45,6 +45,9 @@ class Reason(StrEnum):
     """The request left and no answer that can be believed came back."""
 
 
+SOME_REFUSED: Final = "refused recipients: "
+"""How the detail of an acceptance for some recipients alone begins; the refused ones follow, up to a `; `."""
+
 CONCERNS_PROVIDER: Final = frozenset(
     {Reason.THROTTLED, Reason.CONNECTION_FAILED, Reason.SERVER_ERROR, Reason.TIMEOUT_BEFORE_SEND}
 )
@@ -115,6 +118,17 @@ class Uncertain:
 
 
 Outcome = Accepted | Deferred | Rejected | Uncertain
+
+
+def left_out(detail: str | None) -> str | None:
+    """The recipients that an acceptance left out, by position and code: `2 (550 5.1.1), 3 (451)`; None if it took all.
+
+    Args:
+        detail: The acceptance's.
+    """
+    if detail is None or not detail.startswith(SOME_REFUSED):
+        return None
+    return detail.removeprefix(SOME_REFUSED).partition("; ")[0]
 
 
 def outcome_name(outcome: Outcome) -> str:

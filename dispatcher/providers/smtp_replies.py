@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.outcome import SOME_REFUSED, Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.providers.scrub import scrub
 
 
@@ -140,7 +140,7 @@ def refused_recipients(refused: Sequence[tuple[int, Reply]]) -> str:
     """Which recipients were refused, by position and code: `refused recipients: 2 (550 5.1.1), 3 (451)`."""
     shown = ", ".join(f"{position} ({reply.codes})" for position, reply in refused[:10])
     more = f" and {len(refused) - 10} more" if len(refused) > 10 else ""
-    return f"refused recipients: {shown}{more}"
+    return f"{SOME_REFUSED}{shown}{more}"
 
 
 def _transient_reason(reply: Reply, phase: Phase) -> Reason:

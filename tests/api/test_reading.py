@@ -38,9 +38,32 @@ async def test_what_a_provider_said_as_it_accepted_is_no_error(api: Api, connect
     told = {email_id: (await api.get(f"/v1/emails/{email_id}")).json for email_id in words}
 
     assert (told[accepted]["error"], told[refused]["error"]) == (None, "550 No")
+    assert told[accepted]["refused_recipients"] is told[refused]["refused_recipients"] is None
     attempts = {email_id: document["attempts"][0] for email_id, document in told.items()}
     assert (attempts[accepted]["error"], attempts[accepted]["provider_code"]) == (None, "250")
     assert (attempts[refused]["error"], attempts[refused]["provider_code"]) == ("550 No", "550")
+
+
+async def test_recipients_whom_the_provider_left_out_are_told(api: Api, connection: psycopg.Connection) -> None:
+    email_id = (await api.post("k-1")).json["id"]
+    connection.execute(
+        "update email_log set status = 'sent', last_error = 'refused recipients: 2 (550 5.1.1), 3 (451); 250 2.0.0 Ok'"
+        " where email_id = %s",
+        [email_id],
+    )
+
+    told = (await api.get(f"/v1/emails/{email_id}")).json
+    listed = (await api.get("/v1/emails?status=sent")).json["emails"]
+
+    assert (told["status"], told["error"], told["refused_recipients"]) == ("sent", None, "2 (550 5.1.1), 3 (451)")
+    assert listed[0]["refused_recipients"] == told["refused_recipients"]
+
+
+async def test_an_error_type_that_there_is_not_is_no_filter_that_finds_nothing(api: Api) -> None:
+    answer = await api.get("/v1/emails?error_type=rejectd")
+
+    assert (answer.status, answer.code) == (400, "invalid-parameter")
+    assert "rejected_recipient" in answer.json["errors"][0]["detail"]
 
 
 async def test_what_there_is_not_is_not_found(api: Api) -> None:
@@ -69,7 +92,7 @@ async def test_a_list_is_paged_newest_first_without_gap_or_repetition(api: Api) 
 async def test_a_list_is_filtered(api: Api, connection: psycopg.Connection) -> None:
     for number in range(4):
         await api.post(f"k-{number}", EMAIL | {"correlation_id": f"c-{number % 2}"})
-    connection.execute("update email_log set status = 'failed', error_type = 'rejected' where message_key = 'k-1'")
+    connection.execute("update email_log set status = 'failed', error_type = 'refused' where message_key = 'k-1'")
 
     async def keys(query: str) -> list[str]:
         return [email["message_key"] for email in (await api.get(f"/v1/emails?{query}")).json["emails"]]
@@ -77,7 +100,7 @@ async def test_a_list_is_filtered(api: Api, connection: psycopg.Connection) -> N
     assert await keys("status=failed") == ["k-1"]
     assert await keys("status=pending") == ["k-3", "k-2", "k-0"]
     assert await keys("correlation_id=c-1") == ["k-3", "k-1"]
-    assert await keys("error_type=rejected&correlation_id=c-1") == ["k-1"]
+    assert await keys("error_type=refused&correlation_id=c-1") == ["k-1"]
     assert await keys("created_before=2020-01-01T00:00:00Z") == []
     assert len(await keys("created_from=2020-01-01T00:00:00Z")) == 4
 

@@ -126,6 +126,29 @@ def test_the_whole_story_is_told_by_id_and_by_key_and_content_only_on_record(
     assert [(act["action"], act["reason"]) for act in revealed["acts"]] == [("reveal", "ticket 4711")]
 
 
+def test_a_sent_email_tells_how_to_find_it_and_whom_the_provider_left_out(
+    quick: Callable[..., Ended], morgue: Morgue
+) -> None:
+    words = "refused recipients: 2 (550 5.1.1); 250 Ok"
+    (email_id,) = morgue.bury(status="sent", error_type=None, last_error=words, provider_message_id="4fQ8")
+    morgue.books.connection.execute(
+        "insert into email_attempt values"
+        " (%s, 1, 'host:w0', 'smtp', now(), now(), 'deferred', 'throttled', 'slow', '451'),"
+        " (%s, 2, 'host:w0', 'smtp', now(), now(), 'accepted', null, %s, null)",
+        [email_id, email_id, words],
+    )
+
+    shown = quick("dlq", "show", str(email_id), "--no-queue").stdout
+
+    fields, _, attempts = shown.partition("\nattempts\n")
+    assert "the provider refused recipients 2 (550 5.1.1)," in fields
+    assert f"<{email_id}@…>" in fields
+    assert "4fQ8" in fields
+    assert attempts.splitlines()[0].split() == [
+        "attempt", "worker", "provider", "began", "ended", "outcome", "error", "code", "words",
+    ]  # fmt: skip
+
+
 def test_what_does_not_exist_is_said(settled: CommandLine) -> None:
     assert settled("dlq", "show", "nothing").code == 1
     assert settled("dlq", "show", "p-000000000000").code == 1
