@@ -14,6 +14,7 @@ from dispatcher.cli.environment import unknown_variables, unknown_warnings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.masking import MASK, masked
 from dispatcher.cli.output import console_for, plain_table, print_data, print_json, print_table, say
+from dispatcher.cli.text_table import TextTable
 from dispatcher.config import Origin, Settings, doubts, examine, variable_of
 
 if TYPE_CHECKING:
@@ -74,8 +75,7 @@ def command(as_json: bool, example: bool) -> int:
         unknown = [{"variable": name, "closest": close} for name, close in unknown_variables(os.environ).items()]
         print_json({"settings": [asdict(line) for line in lines], "mistakes": mistakes, "unknown": unknown})
     else:
-        is_wide = console_for(sys.stdout).width >= WIDE_COLUMNS
-        print_table(_wide_table(lines) if is_wide else _narrow_table(lines))
+        _show(lines)
     for words in (*unknown_warnings(os.environ), *doubts(settings), *mistakes):
         say(words)
     return Exit.BAD_CONFIGURATION if mistakes else Exit.DONE
@@ -116,11 +116,30 @@ def _written(value: object) -> str:
     """A value as one would write it in the environment."""
     if isinstance(value, bool):
         return "on" if value else "off"
+    if isinstance(value, tuple):
+        return ",".join(map(_written, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def _show(lines: list[Line]) -> None:
+    if not sys.stdout.isatty():
+        _plain_table(lines).show()
+        return
+    is_wide = console_for(sys.stdout).width >= WIDE_COLUMNS
+    print_table(_wide_table(lines) if is_wide else _narrow_table(lines))
+
+
+def _plain_table(lines: list[Line]) -> TextTable:
+    """One row per setting, for `grep` and reports, the values last, for some are long; `--json` has all."""
+    table = TextTable("variable", "source", "value")
+    for line in lines:
+        default = f"   (default: {line.default})" if line.default and line.source != "default" else ""
+        table.add(line.variable, line.source, f"{line.value or '-'}{default}")
+    return table
+
+
 def _wide_table(lines: list[Line]) -> Table:
-    """One row per setting, for wide terminals and for other programs."""
+    """One row per setting, for wide terminals."""
     table = plain_table("variable", "value", "source", "default", "about")
     for line in lines:
         table.add_row(
