@@ -27,6 +27,7 @@ from aiohappyeyeballs import start_connection
 from dispatcher.domain.outcome import Reason
 from dispatcher.providers.http_connection import HttpConnection
 from dispatcher.providers.scrub import scrub
+from dispatcher.providers.tls import Tls
 
 CONNECT_SECONDS: Final = 10.0
 """For the name, TCP and TLS; the call's own deadline may be sooner."""
@@ -213,18 +214,21 @@ class HttpTransport:
         addresses = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
         taken = await start_connection(addresses, happy_eyeballs_delay=FALLBACK_SECONDS, interleave=1)
         connection = HttpConnection(self._open.discard)
-        try:
-            await loop.create_connection(
-                lambda: connection,
-                sock=taken,
-                ssl=self._tls if target.is_secure else None,
-                server_hostname=target.host if target.is_secure else None,
-            )
-        except BaseException:
-            connection.end()
-            raise
+        if target.is_secure:
+            await self._secured(taken, connection, target.host)
+        else:
+            await loop.create_connection(lambda: connection, sock=taken)
         self._open.add(connection)
         return connection
+
+    async def _secured(self, taken: socket.socket, connection: HttpConnection, host: str) -> None:
+        tls = Tls(self._tls, connection, server_hostname=host)
+        transport, _ = await connection.loop.create_connection(lambda: tls, sock=taken)
+        try:
+            await tls.stands
+        except BaseException:
+            transport.abort()
+            raise
 
     def _give_back(self, connection: HttpConnection) -> None:
         """Keeps a connection for the next call, unless the last one's answer is not whole."""

@@ -21,7 +21,7 @@ MAX_HEAD_OCTETS: Final = 64 * 1024
 MAX_OCTETS: Final = 1024 * 1024
 """Of everything before an answer is whole: the frames of small chunks, trailers."""
 _PIECE_OCTETS: Final = 64 * 1024
-"""Given more at once, asyncio's TLS takes all of it into memory."""
+"""Given more at once, TLS takes all of it into memory."""
 
 
 class HttpConnection(asyncio.Protocol):
@@ -74,7 +74,7 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def _stands(self) -> bool:
-        # Of a connection that broke asyncio's TLS tells us a turn of the loop after its transport knows.
+        # Of a connection that broke we are told a turn of the loop after its transport knows.
         return self.is_open and self._transport is not None and not self._transport.is_closing()
 
     def ask(self, octets: bytes) -> None:
