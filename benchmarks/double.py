@@ -28,6 +28,7 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python benchmarks/double.py`
 
 from dispatcher.dev.http_double import throwaway_tls
+from dispatcher.providers.tls import Tls
 
 PR_SET_PDEATHSIG: Final = 1
 WRITE_SECONDS: Final = 0.1
@@ -137,7 +138,12 @@ async def serve(folder: Path, port: int, tls: ssl.SSLContext | None, latency_sec
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     books = Books(folder / "ledger.txt")
-    server = await loop.create_server(lambda: Session(books, latency_seconds), "127.0.0.1", port, ssl=tls, backlog=1024)
+
+    def session() -> asyncio.Protocol:
+        above = Session(books, latency_seconds)
+        return above if tls is None else Tls(tls, above)
+
+    server = await loop.create_server(session, "127.0.0.1", port, backlog=1024)
     port = server.sockets[0].getsockname()[1]
     told = {
         "url": f"{'https' if tls else 'http'}://127.0.0.1:{port}",
