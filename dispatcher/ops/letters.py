@@ -16,7 +16,7 @@ from dispatcher.broker.dlq import DeadLetterQueue, Found, Look
 from dispatcher.domain.status import Status
 from dispatcher.errors import BrokerUnavailable, DispatcherError, InvalidPointer
 from dispatcher.store.connections import AsyncSession
-from dispatcher.store.failures import Standing, discard_dead, find_failures
+from dispatcher.store.standings import Standing, discard_dead, find_failures
 from dispatcher.store.turns import turn
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from dispatcher.ops.letters import look, read, remove
 from dispatcher.ops.plain import plain, safe_text
 from dispatcher.providers.scrub import scrub
 from dispatcher.store.connections import AsyncSession
-from dispatcher.store.failures import audit, find_failures
+from dispatcher.store.failures import audit
+from dispatcher.store.standings import find_failures
 
 if TYPE_CHECKING:
     from dispatcher.broker.publisher import Publisher

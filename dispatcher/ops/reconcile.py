@@ -15,7 +15,8 @@ from dispatcher.domain.poison_id import poison_id
 from dispatcher.ops.acts import Act
 from dispatcher.ops.letters import MOST_LOOKS, Read, look, read
 from dispatcher.store.connections import AsyncSession
-from dispatcher.store.failures import announce_again, audit, find_announced
+from dispatcher.store.failures import audit
+from dispatcher.store.standings import announce_again, find_announced
 
 
 @dataclass(slots=True)

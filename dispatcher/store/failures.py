@@ -1,4 +1,4 @@
-"""Failed and held emails, as operators and the DLQ's letters ask for them."""
+"""Failed and held emails, as operators ask for them; `standings` has what the DLQ's letters ask."""
 
 from __future__ import annotations
 
@@ -88,21 +88,6 @@ class Group:
     newest_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a dead letter's email stands now.
-
-    Attributes:
-        attempt_count: Together with the id it names one failure: every later one has more attempts.
-        is_discarded: A person took its letter away for good.
-    """
-
-    message_key: str
-    status: Status
-    attempt_count: int
-    is_discarded: bool
-
-
 async def list_dead(
     session: AsyncSession, selection: Selection, *, before: UUID | None = None, limit: int = 50
 ) -> tuple[list[DeadEmail], int]:
@@ -134,35 +119,6 @@ async def find_known_ids(session: AsyncSession, email_ids: Collection[UUID]) -> 
     if not email_ids:
         return set()
     return {row[0] for row in await _fetch(session, "find_known_ids", ids_within(set(email_ids)))}
-
-
-async def find_failures(session: AsyncSession, email_ids: Collection[UUID]) -> dict[UUID, Standing]:
-    """Where emails stand, by id; an id without a row is left out."""
-    if not email_ids:
-        return {}
-    rows = await _fetch(session, "find_failures", ids_within(set(email_ids)))
-    return {row[0]: Standing(row[1], Status(row[2]), row[3], row[4]) for row in rows}
-
-
-async def discard_dead(session: AsyncSession, email_ids: Collection[UUID], *, actor: str, reason: str) -> set[UUID]:
-    """Notes that their dead letters are taken away for good, on record; returns those for which that is news."""
-    if not email_ids:
-        return set()
-    parameters = {**ids_within(set(email_ids)), "actor": actor, "reason": reason}
-    return {row[0] for row in await _fetch(session, "discard_dead", parameters)}
-
-
-async def find_announced(session: AsyncSession) -> dict[UUID, int]:
-    """The emails whose dead letter must be on the DLQ, with how many attempts it counts."""
-    return dict(await _fetch(session, "find_announced", {}))
-
-
-async def announce_again(session: AsyncSession, attempts: Mapping[UUID, int]) -> set[UUID]:
-    """Has dead letters published again, attempts by id; returns for which emails."""
-    if not attempts:
-        return set()
-    parameters = {**ids_within(attempts), "attempt_counts": [attempts[email_id] for email_id in sorted(attempts)]}
-    return {row[0] for row in await _fetch(session, "announce_again", parameters)}
 
 
 async def audit(

@@ -26,12 +26,12 @@ from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.errors import MessageKeyConflict
 from dispatcher.store.connections import AsyncSession, Pool
 from dispatcher.store.drafts import DraftStore
-from dispatcher.store.failures import announce_again, discard_dead, find_announced
 from dispatcher.store.held import confirm_held, release_held
 from dispatcher.store.leases import Lease, LeaseStore, LetterVerdict
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.replays import ItemOutcome, create_replay, replay_next
 from dispatcher.store.settlement import ExpiredLease, find_expired, note_crashes, release_dead, release_expired
+from dispatcher.store.standings import announce_again, discard_dead, find_announced
 from tests.store.altered import Mutant, connection_class
 from tests.store.books import Books, email
 from tests.store.known import Known
