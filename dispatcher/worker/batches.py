@@ -1,8 +1,8 @@
 """Batches that form by themselves: what gathers while a batch is being handled is the next one.
 
-Under light load an item is handled at once; under heavy load batches grow to what the statement before let gather.
-Where that is a good many already, a moment is waited for more: an email in a statement of a hundred costs PostgreSQL
-half of what it does in one of thirty, and where there are so many, nobody waits for the one.
+Where nobody waits for what a batch brings, a moment is waited for more after each: a statement costs PostgreSQL and us
+about the same for one email as for ten, and in one of a hundred an email costs half of what it does in one of thirty.
+What comes alone, a moment after everything else, is still handled at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_AT_ONCE: Final = 512
 
 LINGER_SECONDS: Final = 0.015
 BUSY_SHARE: Final = 4
-"""A batch of a full one divided by this was a good many."""
+"""After a batch of a full one divided by this, more is waited for even by who is awaited: it will not be long."""
 
 
 class Batches(Generic[T]):
@@ -33,18 +33,21 @@ class Batches(Generic[T]):
         *,
         full: int | None = None,
         linger_seconds: float = LINGER_SECONDS,
+        is_awaited: Callable[[], bool] = lambda: False,
     ) -> None:
         """
         Args:
             handle: Takes a batch; must not raise.
             room: How many items may be handed over now; call `wake` when it grows. None: no bound but `MOST_AT_ONCE`.
             full: So many are a full batch; None: none is waited for.
-            linger_seconds: How long a batch is waited for at most, after one that had a good many.
+            linger_seconds: How long a full batch is waited for at most, after the one before.
+            is_awaited: Whether somebody can only go on once a batch is handled: then nothing is waited for.
         """
         self._handle = handle
         self._room = room
         self._full = full
         self._linger_seconds = linger_seconds
+        self._is_awaited = is_awaited
         self._filled: asyncio.Event | None = None
         self._items: deque[T] = deque()
         self._later_count = 0
@@ -88,10 +91,13 @@ class Batches(Generic[T]):
             self._woken.clear()
             while batch := self._next():
                 await self._handle(batch)
-                if self._full is not None and len(batch) >= max(self._full // BUSY_SHARE, 2):
+                if self._full is not None and self._may_linger(len(batch), self._full):
                     await self._linger(self._full)
             if not (self._items or self._later_count):
                 self._idle.set()
+
+    def _may_linger(self, handled: int, full: int) -> bool:
+        return handled >= max(full // BUSY_SHARE, 2) or not self._is_awaited()
 
     async def _linger(self, full: int) -> None:
         """Returns once a batch is full, or after a moment."""

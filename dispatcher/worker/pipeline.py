@@ -88,7 +88,13 @@ class Pipeline:
             begin=self._begin,
         )
         self._waiting_count = 0
-        self._recorder = Recorder(store, self._outage, self._close, full=settings.prefetch // FULL_SHARE)
+        self._recorder = Recorder(
+            store,
+            self._outage,
+            self._close,
+            full=settings.prefetch // FULL_SHARE,
+            is_awaited=lambda: self._room() <= 0,
+        )
         self._returns: Batches[Sending] = Batches(self._release)
         self.sent_count = 0
         self.finished_count = 0

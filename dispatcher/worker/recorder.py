@@ -39,18 +39,25 @@ class Recorder:
     """Keeps every result until a commit holds it; nothing is acked before."""
 
     def __init__(
-        self, store: LeaseStore, outage: StoreOutage, on_recorded: Callable[[list[Closing]], None], *, full: int
+        self,
+        store: LeaseStore,
+        outage: StoreOutage,
+        on_recorded: Callable[[list[Closing]], None],
+        *,
+        full: int,
+        is_awaited: Callable[[], bool],
     ) -> None:
         """
         Args:
             full: How many results make a full batch.
             on_recorded: Is told of each batch that was committed.
+            is_awaited: Whether emails wait for the room that a commit makes.
         """
         self._store = store
         self._outage = outage
         self._on_recorded = on_recorded
         self._log = get_log()
-        self._batches = Batches(self._record, full=full)
+        self._batches = Batches(self._record, full=full, is_awaited=is_awaited)
 
     def add(self, closing: Closing) -> None:
         """Queues a result."""

@@ -1,4 +1,4 @@
-"""Batches form by themselves: at once where there is little to do, full ones where there is much."""
+"""Batches form by themselves: at once where it has been quiet or somebody waits, full ones where much comes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ class Handled:
 
     def __init__(self, linger_seconds: float) -> None:
         self.sizes: list[int] = []
-        self.batches: Batches[int] = Batches(self._handle, full=FULL, linger_seconds=linger_seconds)
+        self.is_awaited = False
+        self.batches: Batches[int] = Batches(
+            self._handle, full=FULL, linger_seconds=linger_seconds, is_awaited=lambda: self.is_awaited
+        )
         self.task = asyncio.create_task(self.batches.run())
 
     async def _handle(self, batch: list[int]) -> None:
@@ -40,14 +43,26 @@ async def handled() -> AsyncIterator[Handled]:
     made.task.cancel()
 
 
-async def test_few_are_handled_at_once(handled: Handled) -> None:
+async def test_what_comes_alone_is_handled_at_once_and_what_comes_after_it_together(handled: Handled) -> None:
+    await handled.add(1)
+    await handled.add(FULL - 1)
+    before = list(handled.sizes)
+    await handled.add(1)
+
+    assert before == [1]
+    assert handled.sizes == [1, FULL]
+
+
+async def test_few_are_handled_at_once_where_somebody_waits_for_them(handled: Handled) -> None:
+    handled.is_awaited = True
     for _ in range(3):
         await handled.add(1)
 
     assert handled.sizes == [1, 1, 1]
 
 
-async def test_after_a_good_many_a_full_batch_is_waited_for(handled: Handled) -> None:
+async def test_after_a_good_many_a_full_batch_is_waited_for_by_all(handled: Handled) -> None:
+    handled.is_awaited = True
     await handled.add(FULL // 2)
     await handled.add(FULL - 1)
     before = list(handled.sizes)
