@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -25,8 +24,8 @@ def test_everything_starts_and_a_drain_ends_the_relay_last(nursery: Nursery) -> 
     assert parent.await_exit() == 0
     stopped, asked = nursery.diary("stopped"), nursery.diary("stopping")
     assert {name for name, _ in asked[:2]} == {"a", "b"}
-    assert [name for name, _ in stopped] == ["a", "b", "relay"]
-    assert asked[2][0] == "relay"
+    assert {name for name, _ in stopped[:2]} == {"a", "b"}
+    assert [name for name, _ in stopped[2:]] == [name for name, _ in asked[2:]] == ["relay"]
     assert not parent.members()
 
 
@@ -87,13 +86,14 @@ def test_a_role_that_ends_at_once_waits_longer_and_longer(nursery: Nursery) -> N
     announced = [event["retry_in_seconds"] for event in ends]
     waited = [seconds_between(end, start) for end, start in zip(ends, starts, strict=True)]
     assert announced == [0.0, 0.1, 0.2, 0.4]
+    # How much longer is the machine's affair.
     assert all(real >= said for said, real in zip(announced, waited, strict=True)), waited
-    assert all(later > earlier for earlier, later in pairwise(waited[1:])), waited
 
 
 def test_a_wait_for_a_restart_does_not_delay_the_stop(nursery: Nursery) -> None:
-    parent = nursery.start("a=exit:1", "relay=serve")
-    waiting = parent.await_events("process.exited", 6, role="a")
+    # Waits that are long after a few ends.
+    parent = nursery.start("a=unfit:1", "relay=serve")
+    waiting = parent.await_events("process.exited", 4, role="a")
 
     parent.send(signal.SIGTERM)
 
@@ -141,7 +141,7 @@ def test_a_second_sigterm_kills_at_once(nursery: Nursery) -> None:
         return bool(parent.events("process.killed"))
 
     eventually(killed)
-    assert parent.await_exit(10) == 1
+    assert parent.await_exit() == 1
     # Those that follow at once are taken for the first one again.
     assert seconds_between(draining, parent.events("process.killed")[0]) > REPEATED_SECONDS
     assert len(parent.events("process.killed")) == 2
@@ -269,8 +269,8 @@ def test_a_log_that_cannot_be_written_ends_nobody(nursery: Nursery) -> None:
 
     eventually(lambda: len(nursery.diary("chatted")) >= 5)
 
+    eventually(lambda: len(nursery.diary("serving")) == 2)
     assert not nursery.diary("escaped")
-    assert len(nursery.diary("serving")) == 2
     parent.send(signal.SIGTERM)
     assert parent.await_exit() == 0
     assert not parent.members()

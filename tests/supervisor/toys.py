@@ -93,8 +93,9 @@ def serve(toy: Toy, post: Post) -> int:
 
     async def work() -> None:
         stop = stop_event(post)
-        post.seat.up()
+        # Before the parent knows: from then on it may stop a predecessor, and the diary tells who was there when.
         toy.note("serving")
+        post.seat.up()
         await stop.wait()
         toy.note("stopping")
         await asyncio.sleep(float(toy.argument or 0))
