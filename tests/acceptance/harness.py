@@ -190,6 +190,19 @@ class Host:
         with psycopg.connect(self.database_url, autocommit=True) as connection:
             return {row[0]: Row(*row[1:]) for row in connection.execute(statement)}
 
+    def leased_by(self, pid: int) -> set[UUID]:
+        """What a worker has under lease."""
+        rows = self.rows().items()
+        return {email_id for email_id, row in rows if row.status == "sending" and f":{pid}:" in (row.locked_by or "")}
+
+    def await_ledger(self, pid: int) -> None:
+        """Waits until a worker has its in-flight ledger: one may begin long after another."""
+        eventually(lambda: list(self.run_dir.glob(f"*:{pid}:*.ledger")), f"the ledger of {pid}")
+
+    def await_work(self, pid: int) -> None:
+        """Waits until a worker has leased more than can be on the wire."""
+        eventually(lambda: len(self.leased_by(pid)) > CONNECTIONS, f"leases of {pid}")
+
     def books(self, enqueued: Iterable[UUID]) -> Books:
         """What became of every email that was enqueued, and of nothing else."""
         letters = self.rabbit.read_all(self.topology.dlq)

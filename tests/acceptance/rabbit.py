@@ -14,6 +14,8 @@ from urllib.parse import quote, unquote, urlsplit
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
 
+from tests.waiting import wait_until
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -45,7 +47,7 @@ class Rabbit:
                 channel.basic_publish(exchange, queue, body, properties or pika.BasicProperties(), mandatory=True)
 
     def read_all(self, queue: str) -> list[Message]:
-        """Every message that waits there; they stay."""
+        """Every message that waits there; they stay, and are back when this returns, for whoever looks next."""
         found = []
         with self._channel() as channel:
             while True:
@@ -53,7 +55,8 @@ class Rabbit:
                 if method is None:
                     break
                 found.append(Message(body, properties))
-            # Closing gives back what was not acked.
+            # Closing gives back what was not acked, a moment later.
+        wait_until(lambda: self.waiting(queue) >= len(found))
         return found
 
     def waiting(self, queue: str) -> int:

@@ -29,37 +29,40 @@ def test_what_is_enqueued_while_it_runs_is_sent_at_once(host: Host) -> None:
     run = host.run()
     run.await_events("broker.connected", 2)
     run.await_events("relay.leading")
-    began = time.monotonic()
+    took: list[float] = []
 
-    ids = host.enqueue(emails(1))
-    host.await_finished(ids)
+    for number in range(5):
+        began = time.monotonic()
+        host.await_finished(host.enqueue(emails(1, name=f"email {number}")))
+        took.append(time.monotonic() - began)
 
-    assert time.monotonic() - began < 1.0
+    # Most of them: a machine that stands still for a moment tells nothing of us.
+    assert sorted(took)[2] < 1.0
     stop(run)
 
 
 def test_sigterm_in_the_middle_exits_in_time_and_the_next_run_finishes(host: Host) -> None:
-    host.sink("--latency-ms", "20")
-    ids = host.enqueue(emails(600))
+    host.sink("--latency-ms", "100")  # so that it takes seconds: the stop comes in the middle, however late
+    ids = host.enqueue(emails(400))
     run = host.run()
-    host.await_delivered(150)
+    host.await_delivered(100)
 
     began = time.monotonic()
     stop(run, seconds=20)
 
     drained_in = time.monotonic() - began
     interrupted = host.books(ids)
-    assert drained_in < 5, "what is on the wire takes milliseconds"
+    assert drained_in < 5, "what is on the wire takes a tenth of a second"
     assert interrupted.count("sending") == 0
     assert interrupted.count("held") == 0
-    assert 150 <= interrupted.count("sent") < 600
-    assert interrupted.count("sent") + interrupted.count("pending") == 600
+    assert 100 <= interrupted.count("sent") < 400
+    assert interrupted.count("sent") + interrupted.count("pending") == 400
     assert not list(host.run_dir.glob("*.ledger"))
     second = host.run()
     books = host.await_finished(ids)
     stop(second)
     books.assert_balanced()
-    assert books.counts == {"sent": 600}
+    assert books.counts == {"sent": 400}
 
 
 def test_sigterm_to_every_process_at_once_is_a_drain_too(host: Host) -> None:
@@ -82,15 +85,13 @@ def test_sigterm_to_every_process_at_once_is_a_drain_too(host: Host) -> None:
 
 
 def test_a_drain_does_not_wait_for_a_slow_provider_beyond_its_time(host: Host) -> None:
-    host.sink("--latency-ms", "6000")
+    host.sink("--latency-ms", "60000")
     ids = host.enqueue(emails(60))
     run = host.run(WORKERS=1, DRAIN_SECONDS=1)
     host.await_delivered(CONNECTIONS)  # accepted, and not yet answered
 
-    began = time.monotonic()
-    stop(run)
+    stop(run)  # by itself: one that drains on for seconds is killed, and its parent exits with 1
 
-    assert time.monotonic() - began < 5.0
     books = host.books(ids)
     books.assert_balanced()
     # Only what was on the wire is held; what had not begun is given back.

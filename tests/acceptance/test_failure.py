@@ -69,10 +69,11 @@ def test_emails_deferred_for_ever_fail_when_their_attempts_are_used_up(host: Hos
 
 
 def test_a_provider_that_is_down_for_a_while_costs_nothing_but_what_was_on_the_wire(host: Host) -> None:
-    sink = host.sink("--latency-ms", "20")
+    sink = host.sink("--latency-ms", "100")  # so that both workers have much to send still, however late it goes down
     ids = host.enqueue(emails(400))
     run = host.run()
-    host.await_delivered(100)
+    for number in range(WORKERS):
+        host.await_work(run.pid_of(f"worker {number}"))
 
     sink.kill()
     run.await_events("provider.paused", WORKERS)

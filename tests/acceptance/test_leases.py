@@ -10,27 +10,28 @@ import pytest
 from tests.acceptance.harness import CONNECTIONS, WORKERS, Host, emails, stop
 from tests.supervisor.program import eventually
 
+# Leases are seconds longer than a busy machine lets a process stand still: only what a test does ends one.
+
 
 def test_a_send_that_outlasts_its_lease_keeps_it(host: Host) -> None:
-    host.sink("--latency-ms", "2500")
-    ids = host.enqueue(emails(16))
-    run = host.run(LEASE_SECONDS=1)
+    host.sink("--latency-ms", "6500")
+    ids = host.enqueue(emails(CONNECTIONS))
+    run = host.run(LEASE_SECONDS=3)
 
     books = host.await_finished(ids)
 
     stop(run)
     books.assert_balanced()
-    assert books.counts == {"sent": 16}
+    assert books.counts == {"sent": CONNECTIONS}
     assert not run.events("email.rescued")
     assert not run.events("email.lease_lost")
 
 
 def test_a_worker_that_freezes_past_its_lease_sends_nothing_twice_when_it_goes_on(host: Host) -> None:
-    host.sink("--latency-ms", "20")
+    host.sink("--latency-ms", "100")  # so that it has much to do still, however late it freezes
     ids = host.enqueue(emails(300))
-    run = host.run(LEASE_SECONDS=2, PREFETCH=30)
-    host.await_delivered(60)
-    frozen = run.pid_of("worker 0")
+    run = host.run(LEASE_SECONDS=4, PREFETCH=30)
+    host.await_work(frozen := run.pid_of("worker 0"))
 
     os.kill(frozen, signal.SIGSTOP)
     run.await_events("ledger.settled", reason="worker_frozen")
@@ -51,12 +52,12 @@ def test_a_worker_that_freezes_past_its_lease_sends_nothing_twice_when_it_goes_o
 def test_leases_of_a_host_that_is_gone_are_judged_by_the_others(host: Host) -> None:
     host.sink("--latency-ms", "20")
     ids = host.enqueue(emails(300))
-    gone = host.run(LEASE_SECONDS=2, PREFETCH=20, RUN_DIR=host.folder / "gone")
+    gone = host.run(LEASE_SECONDS=3, PREFETCH=20, RUN_DIR=host.folder / "gone")
     host.await_delivered(60)
 
     gone.send_all(signal.SIGKILL)
     gone.await_exit()
-    other = host.run(LEASE_SECONDS=2, RUN_DIR=host.folder / "other")
+    other = host.run(LEASE_SECONDS=6, RUN_DIR=host.folder / "other")
 
     books = host.await_finished(ids)
     stop(other)
@@ -69,14 +70,14 @@ def test_leases_of_a_host_that_is_gone_are_judged_by_the_others(host: Host) -> N
 def test_a_host_that_comes_back_late_proves_what_it_sent(host: Host) -> None:
     host.sink("--latency-ms", "20")
     ids = host.enqueue(emails(300))
-    gone = host.run(LEASE_SECONDS=2, PREFETCH=20, RUN_DIR=host.folder / "gone")
+    gone = host.run(LEASE_SECONDS=3, PREFETCH=20, RUN_DIR=host.folder / "gone")
     host.await_delivered(60)
     gone.send_all(signal.SIGKILL)
     gone.await_exit()
-    other = host.run(LEASE_SECONDS=2, RUN_DIR=host.folder / "other")
+    other = host.run(LEASE_SECONDS=6, RUN_DIR=host.folder / "other")
     before = host.await_finished(ids)
 
-    back = host.run(LEASE_SECONDS=2, RUN_DIR=host.folder / "gone")
+    back = host.run(LEASE_SECONDS=3, RUN_DIR=host.folder / "gone")
 
     back.await_events("ledger.settled", WORKERS)
     after = host.books(ids)

@@ -136,7 +136,7 @@ def test_a_start_without_its_servers_waits_for_them_and_can_be_stopped(host: Hos
 
     run.await_events("store.connection_lost", 2)
 
-    stop(run, seconds=5)
+    stop(run)  # by itself: nobody had to be killed
 
 
 def test_a_stop_right_after_the_start_leaves_nothing_behind(host: Host) -> None:

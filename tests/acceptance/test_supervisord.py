@@ -94,7 +94,7 @@ def test_restarted_killed_and_stopped_it_sends_each_email_once(host: Host) -> No
     assert supervised.parent not in (restarted, killed)
     supervised.program.send(signal.SIGTERM)
     assert supervised.program.await_exit() == 0
-    supervised.program.await_all_gone(5)
+    supervised.program.await_all_gone()
     books.assert_balanced()
     assert books.counts == {"sent": 2000}
 
