@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import signal
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -109,6 +110,14 @@ def empty_database_url(servers: Servers) -> Iterator[str]:
     _administer(servers, sql.SQL("create database {}").format(sql.Identifier(name)))
     yield _named(servers.database_url, name)
     _administer(servers, sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port where nobody listens, and nobody else can while the test runs."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
 
 
 @pytest.fixture

@@ -46,13 +46,20 @@ class Publishing:
     """Publishes while it leads; else stands by to lead."""
 
     def __init__(
-        self, settings: Settings, publisher: Publisher, workers_here: Callable[[], Collection[str] | None]
+        self,
+        settings: Settings,
+        publisher: Publisher,
+        workers_here: Callable[[], Collection[str] | None],
+        *,
+        poll_seconds: float = POLL_SECONDS,
     ) -> None:
         """
         Args:
             workers_here: Whose leases the settlement of this host looks after; None while it does not know.
+            poll_seconds: How long it sleeps where nobody wakes it.
         """
         self._settings = settings
+        self._poll_seconds = poll_seconds
         self._publisher = publisher
         self._workers_here = workers_here
         self._log = get_log()
@@ -126,7 +133,7 @@ class Publishing:
         if found:
             await asyncio.sleep(PACE_SECONDS)
             return True
-        await outbox.wait(POLL_SECONDS)
+        await outbox.wait(self._poll_seconds)
         return False
 
     async def _look_after(self, outbox: Outbox) -> None:

@@ -126,8 +126,8 @@ async def test_a_server_that_is_slow_takes_no_longer_than_the_whole_deadline(
     assert time.monotonic() - began_at < 5
 
 
-async def test_nobody_listening_is_said(notice: Notice, unused_tcp_port: int) -> None:
-    server = SmtpServer("127.0.0.1", unused_tcp_port, "none")
+async def test_nobody_listening_is_said(notice: Notice, closed_port: int) -> None:
+    server = SmtpServer("127.0.0.1", closed_port, "none")
 
     with pytest.raises(NotDelivered, match="no connection to the SMTP server"):
         await MailChannel(server, "a@example.com", TO).send(notice)

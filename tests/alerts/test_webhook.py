@@ -141,9 +141,9 @@ async def test_a_receiver_that_is_silent_takes_no_longer_than_the_whole_deadline
     began_at = time.monotonic()
 
     with pytest.raises(NotDelivered, match="no answer"):
-        await channel_to(receiver.url, ca_file, seconds=0.5).send(notice)
+        await channel_to(receiver.url, ca_file, seconds=2).send(notice)
 
-    assert time.monotonic() - began_at < 5
+    assert time.monotonic() - began_at < 10
     await until(lambda: receiver.posted)
 
 
@@ -158,8 +158,8 @@ async def test_a_resolver_that_is_silent_takes_no_longer_either(ca_file: Path, n
         await channel.send(notice)
 
 
-async def test_nobody_listening_is_said_without_the_url(ca_file: Path, notice: Notice, unused_tcp_port: int) -> None:
-    channel = channel_to(f"https://127.0.0.1:{unused_tcp_port}/token-in-path", ca_file)
+async def test_nobody_listening_is_said_without_the_url(ca_file: Path, notice: Notice, closed_port: int) -> None:
+    channel = channel_to(f"https://127.0.0.1:{closed_port}/token-in-path", ca_file)
 
     with pytest.raises(NotDelivered) as fault:
         await channel.send(notice)

@@ -13,6 +13,7 @@ class Proxy:
     Attributes:
         url: The AMQP URL that leads through it.
         connections: How many were made through it so far.
+        holds: Whether it has something that RabbitMQ does not get, because it is frozen.
     """
 
     def __init__(self, amqp_url: str) -> None:
@@ -22,6 +23,8 @@ class Proxy:
         self._clients: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.connections = 0
+        self.holds = False
+        self._cuts_after: int | None = None
         self.url = ""
 
     async def __aenter__(self) -> Self:
@@ -47,8 +50,13 @@ class Proxy:
         for client in self._clients:
             client.transport.abort()
 
+    def cut_after(self, octets: int) -> None:
+        """Drops every connection as soon as RabbitMQ has said so much more."""
+        self._cuts_after = octets
+
     def freeze(self) -> None:
         """RabbitMQ gets nothing more of what clients write."""
+        self.holds = False
         self._flowing.clear()
 
     def thaw(self) -> None:
@@ -69,6 +77,7 @@ class Proxy:
         back = asyncio.create_task(self._pass(above, writer))
         try:
             while data := await reader.read(65536):
+                self.holds = not self._flowing.is_set()
                 await self._flowing.wait()
                 below.write(data)
                 await below.drain()
@@ -79,13 +88,20 @@ class Proxy:
             below.transport.abort()
             await asyncio.gather(back, return_exceptions=True)
 
-    @staticmethod
-    async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while data := await reader.read(65536):
                 writer.write(data)
                 await writer.drain()
+                self._count(len(data))
         except OSError:
             pass
         finally:
             writer.close()
+
+    def _count(self, octets: int) -> None:
+        if self._cuts_after is not None:
+            self._cuts_after -= octets
+            if self._cuts_after <= 0:
+                self._cuts_after = None
+                self.cut()

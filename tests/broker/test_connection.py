@@ -56,9 +56,9 @@ async def test_an_unknown_virtual_host_is_said(amqp_url: str) -> None:
         await open_connection(changed(amqp_url, path="/no-such-host"), name="test")
 
 
-async def test_nobody_listening_is_said_with_the_place(unused_tcp_port: int) -> None:
-    with pytest.raises(BrokerUnavailable, match=rf"RabbitMQ at 127\.0\.0\.1:{unused_tcp_port} .*: connection refused"):
-        await open_connection(f"amqp://u:{PASSWORD}@127.0.0.1:{unused_tcp_port}/", name="test")
+async def test_nobody_listening_is_said_with_the_place(closed_port: int) -> None:
+    with pytest.raises(BrokerUnavailable, match=rf"RabbitMQ at 127\.0\.0\.1:{closed_port} .*: connection refused"):
+        await open_connection(f"amqp://u:{PASSWORD}@127.0.0.1:{closed_port}/", name="test")
 
 
 async def test_a_host_name_that_does_not_exist_is_said() -> None:
@@ -68,7 +68,7 @@ async def test_a_host_name_that_does_not_exist_is_said() -> None:
 
 async def test_a_server_that_says_nothing_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"amqp://u:p@127.0.0.1:{silent.getsockname()[1]}/?stack_timeout=0.2&socket_timeout=0.1"
+        url = f"amqp://u:p@127.0.0.1:{silent.getsockname()[1]}/?stack_timeout=1&socket_timeout=0.5"
         with pytest.raises(BrokerUnavailable, match="it did not answer in time"):
             await open_connection(url, name="test")
 

@@ -326,10 +326,10 @@ async def test_a_loss_after_cancel_is_told_and_ends_the_run(
     assert await left_after(worker, rabbit, topology.queue, 1) == ["a"]
 
 
-async def test_cancel_and_close_before_anything_was_consumed_end_the_run(unused_tcp_port: int) -> None:
+async def test_cancel_and_close_before_anything_was_consumed_end_the_run(closed_port: int) -> None:
     for stop in (Consumer.cancel, Consumer.close):
         consumer = Consumer(
-            f"amqp://u:p@127.0.0.1:{unused_tcp_port}/",
+            f"amqp://u:p@127.0.0.1:{closed_port}/",
             "q",
             prefetch=1,
             on_delivery=lambda _: None,

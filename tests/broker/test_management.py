@@ -126,9 +126,9 @@ def test_every_other_status_is_a_failure_and_no_redirect_is_followed(impostor: I
     assert PASSWORD not in str(fault.value)
 
 
-def test_nobody_listening_is_said(unused_tcp_port: int) -> None:
+def test_nobody_listening_is_said(closed_port: int) -> None:
     with pytest.raises(BrokerUnavailable, match="cannot be reached: connection refused"):
-        Management(f"http://guest:{PASSWORD}@127.0.0.1:{unused_tcp_port}").version()
+        Management(f"http://guest:{PASSWORD}@127.0.0.1:{closed_port}").version()
 
 
 @pytest.mark.parametrize("url", ["", "ftp://h", "http://", "http://h:port", f"//u:{PASSWORD}@h"])

@@ -20,6 +20,10 @@ from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Operator, Rabbit, eventually
 
 MakePublisher = Callable[..., Publisher]
+DOZENS_OF_CONFIRMS = 2000
+"""In octets; with few messages on the way, they come one by one."""
+BATCH_SECONDS = 1.5
+"""Where RabbitMQ is not to answer in time; elsewhere it has to, on a busy machine, too."""
 
 
 @pytest.fixture
@@ -139,9 +143,9 @@ async def test_a_forced_close_is_recovered_from(
     assert await _published(publisher, pointers(topology.queue)) == [True]
 
 
-async def test_a_rabbitmq_that_is_away_is_an_exception(make_publisher: MakePublisher, unused_tcp_port: int) -> None:
+async def test_a_rabbitmq_that_is_away_is_an_exception(make_publisher: MakePublisher, closed_port: int) -> None:
     with pytest.raises(BrokerUnavailable, match="connection refused"):
-        await make_publisher(f"amqp://u:p@127.0.0.1:{unused_tcp_port}/").publish(pointers("q"))
+        await make_publisher(f"amqp://u:p@127.0.0.1:{closed_port}/").publish(pointers("q"))
 
 
 async def test_a_cut_before_any_answer_is_an_exception(
@@ -164,28 +168,25 @@ async def test_a_cut_in_the_middle_gives_what_is_known(
     make_publisher: MakePublisher, topology: Topology, proxy: Proxy, amqp_url: str
 ) -> None:
     publisher = make_publisher(proxy.url, window=4)
-    publishing = asyncio.create_task(publisher.publish(pointers(topology.queue, 5000)))
-    for _ in range(10_000):
-        if (await depths(amqp_url, topology))[topology.queue] >= 50:
-            break
-    proxy.cut()
+    assert await publisher.publish(pointers(topology.queue)) == [True]
+    proxy.cut_after(DOZENS_OF_CONFIRMS)
 
-    flags = await publishing
+    flags = await publisher.publish(pointers(topology.queue, 1000))
 
-    assert len(flags) == 5000
+    assert len(flags) == 1000
     assert any(flags)
     assert not all(flags)
-    assert sum(flags) <= (await depths(amqp_url, topology))[topology.queue] <= sum(flags) + 4
+    assert 1 + sum(flags) <= (await depths(amqp_url, topology))[topology.queue] <= 1 + sum(flags) + 4
 
 
 async def test_an_answer_that_does_not_come_is_given_up(
     make_publisher: MakePublisher, topology: Topology, proxy: Proxy
 ) -> None:
-    publisher = make_publisher(proxy.url, batch_seconds=0.3)
+    publisher = make_publisher(proxy.url, batch_seconds=BATCH_SECONDS)
     assert await publisher.publish(pointers(topology.queue)) == [True]
     proxy.freeze()
 
-    with pytest.raises(BrokerUnavailable, match=r"did not confirm 3 of 3 messages within 0\.3 s"):
+    with pytest.raises(BrokerUnavailable, match=r"did not confirm 3 of 3 messages within 1\.5 s"):
         await publisher.publish(pointers(topology.queue, 3))
 
     proxy.thaw()
@@ -196,7 +197,7 @@ async def test_an_answer_that_does_not_come_is_given_up(
 async def test_an_alarm_is_said_and_bounds_what_is_written(
     make_publisher: MakePublisher, topology: Topology, proxy: Proxy, amqp_url: str, count: int, written: int
 ) -> None:
-    publisher = make_publisher(proxy.url, batch_seconds=0.2, window=10)
+    publisher = make_publisher(proxy.url, batch_seconds=BATCH_SECONDS, window=10)
     assert await publisher.publish(pointers(topology.queue)) == [True]
     proxy.freeze()
     publishing = asyncio.create_task(publisher.publish(pointers(topology.queue, count)))
@@ -205,9 +206,9 @@ async def test_an_alarm_is_said_and_bounds_what_is_written(
 
     with pytest.raises(BrokerUnavailable, match="blocks publishers"):
         await publishing
-    for _ in range(3):
-        with pytest.raises(BrokerUnavailable, match="blocks publishers"):
-            await publisher.publish(pointers(topology.queue, 500))
+    others = [publisher.publish(pointers(topology.queue, 500)) for _ in range(3)]
+    told = await asyncio.gather(*others, return_exceptions=True)
+    assert ["blocks publishers" in str(each) for each in told] == [True] * 3
     assert proxy.connections == 1
 
     proxy.thaw()

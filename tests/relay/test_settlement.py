@@ -504,5 +504,5 @@ async def test_the_settlement_runs_by_itself_within_moments_of_a_death(
 
     die(run_dir, [(leases[0], unsent), (leases[1], answered(Accepted()))])
 
-    await until(lambda: books.statuses() == {"pending": 1, "sent": 1}, seconds=5)
+    await until(lambda: books.statuses() == {"pending": 1, "sent": 1})
     running.cancel()
