@@ -20,7 +20,7 @@ from dispatcher.providers.ses import SesProvider
 from dispatcher.providers.ses_client import SesOptions, new_client
 from dispatcher.providers.ses_wire import IDLE_SECONDS, WatchedHTTPConnection, watch
 from tests.providers.conftest import Authority
-from tests.providers.emails import SOON_SECONDS, an_email, send
+from tests.providers.emails import LATER_SECONDS, SOON_SECONDS, an_email, send
 from tests.providers.listeners import listening, say_nothing, unresolved
 from tests.providers.ses_place import REGION, aws_environment, ses_place
 from tests.providers.test_ses_outcomes import ELSEWHERE, LATE, words_for
@@ -179,7 +179,7 @@ async def test_an_answer_after_the_deadline_is_dropped_and_logged(tmp_path: Path
     email = an_email()
     async with ses_place(tmp_path) as place, slow_provider(place.double.url, threads=1) as (provider, slow):
         with capture_logs() as logs:
-            sending = await send(provider, email, seconds=2 * SOON_SECONDS)
+            sending = await send(provider, email, seconds=LATER_SECONDS)
             slow.go_on.set()
             after = await send(provider, an_email())
 
@@ -193,9 +193,9 @@ async def test_an_answer_after_the_deadline_is_dropped_and_logged(tmp_path: Path
 async def test_a_deadline_shuts_no_connection_under_another_email(tmp_path: Path) -> None:
     """The first one's answer is read and its connection carries the second one when the first one's deadline passes."""
     async with ses_place(tmp_path) as place, slow_provider(place.double.url, threads=2) as (provider, slow):
-        first = asyncio.create_task(send(provider, an_email(), seconds=3 * SOON_SECONDS))
+        first = asyncio.create_task(send(provider, an_email(), seconds=LATER_SECONDS))
         await until(slow.answered.is_set)
-        place.double.behaviour.latency_seconds = 5 * SOON_SECONDS
+        place.double.behaviour.latency_seconds = 1.5 * LATER_SECONDS
         second = await send(provider, an_email())
 
         assert isinstance((await first).outcome, Uncertain)
@@ -210,7 +210,7 @@ def test_a_botocore_that_cannot_be_watched_is_refused() -> None:
 
 async def test_one_thread_that_waits_for_an_answer_is_freed_at_the_deadline(tmp_path: Path) -> None:
     async with ses_place(tmp_path, Behaviour(Act.HANG), threads=1) as place:
-        first = await send(place.provider, an_email(), seconds=SOON_SECONDS)
+        first = await send(place.provider, an_email(), seconds=SOON_SECONDS, leaves=True)
         place.double.behaviour = Behaviour()
         second = await send(place.provider, an_email())
         queued = await asyncio.gather(*(send(place.provider, an_email()) for _ in range(10)))

@@ -16,7 +16,7 @@ from dispatcher.providers.contract import Attempt
 from dispatcher.providers.smtp import SmtpProvider
 from dispatcher.providers.smtp_connection import SmtpOptions
 from dispatcher.setting_values import SmtpServer
-from tests.providers.emails import PATIENCE_SECONDS, SOON_SECONDS, an_email, send
+from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, an_email, send
 from tests.providers.places import SmtpPlace, sink_process, smtp_place
 
 
@@ -104,7 +104,9 @@ async def test_a_kept_connection_is_replaced_once_and_not_for_ever(tmp_path: Pat
         await send(place.provider, an_email())
         place.sink.behaviour.script[step] = what
 
-        sending = await send(place.provider, an_email(), seconds=2 * SOON_SECONDS)
+        sending = await send(
+            place.provider, an_email(), seconds=LATER_SECONDS if what == Act.HANG else PATIENCE_SECONDS
+        )
 
         assert isinstance(sending.outcome, Deferred)
         assert sending.left == 0
@@ -118,7 +120,7 @@ async def test_a_kept_connection_that_hangs_leaves_time_for_a_new_one(tmp_path: 
         for session in place.sink.sessions:
             session.freeze()
 
-        sending = await send(place.provider, an_email(), seconds=2 * SOON_SECONDS)
+        sending = await send(place.provider, an_email(), seconds=2 * LATER_SECONDS)
 
         assert isinstance(sending.outcome, Accepted)
         assert place.sink.connections == 2
@@ -182,17 +184,14 @@ async def test_a_server_that_says_more_than_asked_is_not_trusted_with_the_next_e
 
 async def test_the_deadline_covers_the_wait_for_a_free_connection(tmp_path: Path) -> None:
     async with smtp_place(tmp_path, Behaviour(script={Step.MAIL: Act.HANG}), connections=1) as place:
-        loop = asyncio.get_running_loop()
         first = asyncio.create_task(send(place.provider, an_email()))
         await _until(lambda: place.sink.commands["MAIL"] == 1)
-        started_at = loop.time()
 
         sending = await send(place.provider, an_email(), seconds=SOON_SECONDS)
 
         assert isinstance(sending.outcome, Deferred)
         assert sending.outcome.reason is Reason.TIMEOUT_BEFORE_SEND
         assert sending.outcome.detail == "the deadline passed while waiting for a free connection"
-        assert loop.time() - started_at < SOON_SECONDS + 1
         first.cancel()
         await asyncio.wait([first])
 
@@ -232,12 +231,12 @@ async def test_an_answer_that_lies_in_the_socket_at_the_deadline_counts(tmp_path
     async with sink_process(tmp_path) as port:
         provider = SmtpProvider(SmtpOptions(SmtpServer("127.0.0.1", port, "none")))
         await send(provider, an_email())
-        deadline = loop.time() + SOON_SECONDS
+        deadline = loop.time() + LATER_SECONDS
         email = an_email()
 
         def stay_busy() -> None:
             _block_until(lambda: str(email.email_id) in read_ledger(tmp_path / "ledger.jsonl").ids)
-            _block_for(2 * SOON_SECONDS)
+            _block_until(lambda: time.monotonic() > deadline + 0.1)  # uvloop's clock is this one, as of its last turn
 
         outcome = await provider.send(email, Attempt(1, deadline, lambda: _soon(stay_busy)))
         await provider.close()
@@ -251,15 +250,10 @@ def _soon(act: Callable[[], None]) -> None:
 
 
 def _block_until(condition: Callable[[], bool]) -> None:
+    """Keep the loop busy, as a long computation does."""
     give_up_at = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < give_up_at
-
-
-def _block_for(seconds: float) -> None:
-    """Keep the loop busy, as a long computation does."""
-    end_at = time.monotonic() + seconds
-    _block_until(lambda: time.monotonic() >= end_at)
 
 
 def _has_come_to(place: SmtpPlace, step: Step) -> bool:
