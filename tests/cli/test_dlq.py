@@ -23,6 +23,7 @@ from tests.broker.rabbit import Rabbit
 from tests.cli.commandline import DEADLINE_SECONDS, CommandLine, Ended, in_process
 from tests.ops.morgue import Morgue
 from tests.store.books import Books
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -231,7 +232,12 @@ def test_a_killed_replay_loses_nothing_and_is_resumed(
         process.kill()
         process.wait(timeout=DEADLINE_SECONDS)
 
-    (found,) = quick("dlq", "replays", "--json").json["replays"]
+    def interrupted() -> Any:
+        """The replay, once PostgreSQL has noticed that its runner is gone."""
+        (replay,) = quick("dlq", "replays", "--json").json["replays"]
+        return replay if replay["state"] != "running" else None
+
+    found = wait_until(interrupted)
     resumed = quick("dlq", "replay", "--resume", str(found["replay_id"]), "--rate", "10000", "--json")
 
     assert found["state"] == "interrupted"

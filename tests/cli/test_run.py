@@ -161,7 +161,8 @@ def test_parent_has_one_thread_and_no_socket_and_its_workers_send(prepared: Comm
         title = Path(f"/proc/{process.pid}/cmdline").read_bytes()
         threads = list(Path(f"/proc/{process.pid}/task").iterdir())
         sockets = _sockets(process.pid)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        # The last of them may be born after the first has sent.
+        children = wait_until(lambda: found if len(found := _children(process.pid)) > 4 else None)
         code, stderr = _end(process, signal.SIGTERM)
 
     assert sent["outcome"] == "accepted"
@@ -181,6 +182,10 @@ def test_second_run_in_one_run_directory_is_refused(prepared: CommandLine) -> No
         assert _end(process, signal.SIGTERM)[0] == 0
     assert ended.code == 1
     assert "Another `dispatcher run` uses the run directory" in ended.stderr
+
+
+def _children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
 def _sockets(pid: int) -> list[str]:

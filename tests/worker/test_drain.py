@@ -7,6 +7,7 @@ import asyncio
 import psycopg
 import pytest
 
+from dispatcher.broker.connection import CONNECT_SECONDS
 from dispatcher.domain.outcome import Deferred, Outcome, Reason
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.providers.contract import Attempt
@@ -188,7 +189,7 @@ async def test_what_the_drain_concluded_goes_to_no_other_provider_when_the_first
     with psycopg.connect(tables_url) as person:
         Books(person).lock(email_id)  # so that the drain lasts longer than the provider
         worker.begin_to_stop()
-        await asyncio.wait({worker.task}, timeout=0.4)
+        await until(lambda: bench.books.waiting_for_a_lock(worker.name))  # the record of what the drain concluded
         first.let_go()
         await asyncio.wait({worker.task}, timeout=0.2)
         assert worker.in_flight == 1
@@ -235,5 +236,5 @@ async def test_a_rabbitmq_that_takes_connections_and_says_nothing_does_not_delay
 
         worker.begin_to_stop()
 
-        # Far less than connecting may take.
-        await asyncio.wait_for(worker.task, 2 * CANCEL_SECONDS)
+        # Long before it gives up to connect.
+        await asyncio.wait_for(worker.task, CONNECT_SECONDS - CANCEL_SECONDS)

@@ -15,7 +15,7 @@ from dispatcher.errors import ProviderFault
 from dispatcher.worker.coalescing import Coalescing
 from dispatcher.worker.sending import LeaseRanOut
 from tests.providers import sendgrid_schema
-from tests.providers.emails import SOON_SECONDS, an_email
+from tests.providers.emails import LATER_SECONDS, an_email
 from tests.providers.sendgrid_place import SendGridPlace, sendgrid_place
 from tests.worker.travellers import Traveller, set_out, templated, travel
 
@@ -195,7 +195,7 @@ async def test_a_lost_answer_leaves_every_email_of_the_call_uncertain_and_none_i
 ) -> None:
     place.double.behaviour.act, place.double.behaviour.times = act, 1
 
-    travellers = await travel(Coalescing(place.provider, 50), hundred(), seconds=SOON_SECONDS)
+    travellers = await travel(Coalescing(place.provider, 50), hundred(), seconds=LATER_SECONDS)
 
     lost = [each for each in travellers if isinstance(each.outcome, Uncertain)]
     assert len(lost) == 50
