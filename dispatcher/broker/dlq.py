@@ -28,7 +28,7 @@ from dispatcher.errors import TopologyError
 WINDOW: Final = 50_000
 """Messages that one channel holds; AMQP's prefetch has 16 bits. A deeper queue is held by several channels."""
 BATCH: Final = 500
-_SILENCE_SECONDS: Final = 2.0
+_SILENCE_SECONDS: Final = 5.0
 """A queue that says nothing for so long has no more for us: somebody else consumes it, too."""
 _RETURN_SECONDS: Final = 10.0
 _ASK_AGAIN_SECONDS: Final = 0.001
