@@ -162,7 +162,7 @@ def test_parent_has_one_thread_and_no_socket_and_its_workers_send(prepared: Comm
         threads = list(Path(f"/proc/{process.pid}/task").iterdir())
         sockets = _sockets(process.pid)
         # The last of them may be born after the first has sent.
-        children = wait_until(lambda: found if len(found := _children(process.pid)) > 4 else None)
+        children = wait_until(lambda: _children(process.pid)[4:] and _children(process.pid))
         code, stderr = _end(process, signal.SIGTERM)
 
     assert sent["outcome"] == "accepted"

@@ -151,7 +151,8 @@ def workers_of(parent: Program) -> list[Event]:
 
 def fewest_workers(nursery: Nursery, *, of: int) -> int:
     """How many workers served at least, since so many did for the first time: one may start late."""
-    serving, served = 0, []
+    serving = 0
+    served: list[int] = []
     for name, word in nursery.words_in_order():
         serving += {"serving": 1, "stopping": -1}.get(word, 0) if name == "worker" else 0
         if served or serving == of:
