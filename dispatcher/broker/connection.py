@@ -23,7 +23,7 @@ import pika
 from pika import exceptions, frame, spec
 from pika.adapters.asyncio_connection import AsyncioConnection
 
-from dispatcher.broker.deliveries import UNREADABLE, acks, delivery_at
+from dispatcher.broker.deliveries import UNREADABLE, acks, delivery_at, is_under_way
 from dispatcher.broker.faults import REMEDIES, channel_fault, reason
 from dispatcher.errors import BrokerUnavailable, ConfigurationError
 from dispatcher.version import VERSION
@@ -298,6 +298,8 @@ class _Pika(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has no py.type
         self._frame_buffer += data_in
         while self._frame_buffer:
             self._take_deliveries()
+            if is_under_way(self._frame_buffer):  # pika would take its first frame, and then has to take the others
+                return
             consumed, value = self._read_frame()
             if not value:
                 return

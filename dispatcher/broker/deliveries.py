@@ -104,6 +104,24 @@ def _delivery_at(buffer: bytes, at: int) -> Brought | None:
     )
 
 
+def is_under_way(buffer: bytes) -> bool:
+    """Whether the buffer is the beginning of a delivery that may be one of those read here: more of it will come."""
+    if buffer[7:11] != _DELIVER or buffer[0] != spec.FRAME_METHOD:
+        return False
+    header_at = 8 + _FRAME.unpack_from(buffer)[2]
+    if len(buffer) < header_at + _HEADER.size:
+        return True
+    kind, _, octets, _, _, body_octets, flags = _HEADER.unpack_from(buffer, header_at)
+    if kind != spec.FRAME_HEADER or flags & ~_READ or not body_octets:
+        return False
+    body_at = header_at + octets + 8
+    if len(buffer) < body_at + _FRAME.size:
+        return True
+    kind, _, octets = _FRAME.unpack_from(buffer, body_at)
+    is_whole = len(buffer) >= body_at + octets + 8
+    return kind == spec.FRAME_BODY and octets == body_octets and not is_whole
+
+
 def _properties(buffer: bytes, at: int, end: int, flags: int) -> tuple[str | None, bytes | None]:
     """Correlation id and headers, of the properties that stand one after the other from there."""
     table = None

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pika import frame, spec
 
-from dispatcher.broker.deliveries import UNREADABLE, Brought, acks, delivery_at
+from dispatcher.broker.deliveries import UNREADABLE, Brought, acks, delivery_at, is_under_way
 
 BODY = b'{"v":1}'
 OURS: dict[str, Any] = {
@@ -96,6 +96,37 @@ def test_what_is_not_all_there_is_left_to_pika(properties: dict[str, Any]) -> No
 )  # fmt: skip
 def test_properties_that_ours_have_not_are_left_to_pika(properties: dict[str, Any]) -> None:
     assert delivery_at(delivered({**OURS, **properties}), 0) is None
+
+
+@pytest.mark.parametrize("headers", [None, {"x-delivery-count": 3}])
+def test_a_delivery_of_which_a_part_is_there_is_waited_for(headers: dict[str, Any] | None) -> None:
+    whole = delivered({**OURS, "headers": headers})
+
+    told_by = 11  # octets: then it is known for a delivery
+    assert not any(is_under_way(whole[:octets]) for octets in range(told_by))
+    assert all(is_under_way(whole[:octets]) for octets in range(told_by, len(whole)))
+    assert not is_under_way(whole)
+    assert not is_under_way(whole + b"more")
+
+
+@pytest.mark.parametrize("properties", [{"timestamp": 1}, {"priority": 1}])
+def test_a_delivery_that_is_left_to_pika_is_waited_for_no_longer_than_until_that_shows(
+    properties: dict[str, Any],
+) -> None:
+    whole = delivered(properties)
+    method_octets = len(frame.Method(3, spec.Basic.Deliver("worker", 7, True, "x", "x.send")).marshal())
+
+    assert not any(is_under_way(whole[:octets]) for octets in range(method_octets + 21, len(whole)))
+
+
+def test_bodies_in_pieces_and_empty_ones_are_not_waited_for() -> None:
+    method = frame.Method(3, spec.Basic.Deliver("worker", 7, False, "x", "x")).marshal()
+    in_pieces = method + frame.Header(3, 10, spec.BasicProperties()).marshal() + frame.Body(3, b"12345").marshal()
+    empty = method + frame.Header(3, 0, spec.BasicProperties()).marshal()
+
+    assert not is_under_way(in_pieces[:-1])
+    assert not is_under_way(in_pieces)
+    assert not is_under_way(empty)
 
 
 def test_an_empty_body_and_one_in_pieces_are_left_to_pika() -> None:
