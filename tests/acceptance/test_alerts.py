@@ -83,7 +83,8 @@ def await_mails(mailbox: Sink, subject: str) -> list[EmailMessage]:
             email.message_from_bytes(path.read_bytes(), policy=email.policy.default)
             for path in mailbox.mail_folder.glob("*.eml")
         ]
-        return [one for one in parsed if one["Subject"].startswith(subject)]
+        # One that is just being written has none yet.
+        return [one for one in parsed if (one["Subject"] or "").startswith(subject)]
 
     return eventually(found, f"an email '{subject}'", seconds=SOON_SECONDS)
 

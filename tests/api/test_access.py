@@ -123,14 +123,15 @@ async def test_a_rate_is_kept_and_says_when_to_come_back(api: Api, connection: p
 
 
 async def test_a_batch_costs_the_rate_its_emails(api: Api, connection: psycopg.Connection) -> None:
-    token = make_key(connection, requests_per_second=50.0)
+    token = make_key(connection, requests_per_second=10.0)
     emails = [EMAIL | {"message_key": f"k-{number}"} for number in range(200)]
 
     first = await api.call("POST", "/v1/emails/batch", body={"emails": emails}, token=token)
     second = await api.get("/v1/emails", token=token)
 
     assert (first.status, second.code) == (200, "rate-limited")
-    assert int(second.headers["retry-after"]) >= 3
+    # Of nineteen, so that it may have taken some to answer.
+    assert int(second.headers["retry-after"]) >= 10
 
 
 async def test_a_quota_holds_over_several_processes_and_forgives_replays(
@@ -194,7 +195,7 @@ async def test_a_locked_count_of_one_key_delays_no_other_request(
     with psycopg.connect(database_url) as holder:
         holder.execute("select from api_key_day where key_id = %s for update", [locked.split("_")[1]])
         waiting = [asyncio.create_task(api.post(f"locked-{number}", token=locked)) for number in range(40)]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):  # the lock stays for good
             others = [
                 await api.post("free", token=free),
                 await api.get("/v1/emails", token=free),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import psycopg
 
 from dispatcher.config import Settings
@@ -87,7 +89,7 @@ async def test_a_replay_whose_process_ended_goes_on_in_another(
         await until_answer(lambda: has(first, path, {"replayed": 1}))
 
     async with running(settings) as second:
-        interrupted = (await second.get(path)).json
+        interrupted = await until_answer(lambda: unattended(second, path))
         connection.execute("update email_replay set per_second = null")
         resumed = await second.call("POST", f"{path}/resume", body=REASON)
         again = await second.call("POST", f"{path}/resume", body=REASON)
@@ -98,6 +100,12 @@ async def test_a_replay_whose_process_ended_goes_on_in_another(
     assert (interrupted["state"], interrupted["is_attended"], interrupted["waiting"]) == ("running", False, 2)
     assert [answer.status for answer in (resumed, again, done, unknown)] == [202, 202, 202, 404]
     assert set(statuses(connection).values()) == {"pending"}
+
+
+async def unattended(api: Api, path: str) -> Any:
+    """A replay, once PostgreSQL has noticed that the process is gone that attended to it."""
+    replay = (await api.get(path)).json
+    return None if replay["is_attended"] else replay
 
 
 async def has(api: Api, path: str, outcomes: dict[str, int]) -> bool:

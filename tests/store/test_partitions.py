@@ -111,6 +111,9 @@ def test_two_at_once_make_each_partition_once(database_url: str) -> None:
     assert len(made) == len(set(made)) == 3 * len(INSERTS)
 
 
+WAITING_HERE = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+
+
 def test_an_enqueue_that_is_under_way_into_the_default_partition_is_waited_for_and_moved(
     database_url: str, books: Books
 ) -> None:
@@ -119,7 +122,7 @@ def test_an_enqueue_that_is_under_way_into_the_default_partition_is_waited_for_a
         insert(application, email_id)
         making = threads.submit(make, books.connection, FAR)
         with psycopg.connect(database_url, autocommit=True) as watcher:
-            wait_until(lambda: Books(watcher).select("select from pg_locks where not granted"))
+            wait_until(lambda: Books(watcher).select(WAITING_HERE))
 
         application.commit()
         making.result(20)
