@@ -225,6 +225,21 @@ class Channel:
             raise exceptions.ChannelWrongStateError
         self.raw.connection.emit(acks(self.raw.channel_number, tags))
 
+    def write(self, frames: bytes) -> None:
+        """Writes the frames of messages, at the end of the loop's round, with what else is written until then.
+
+        Raises:
+            AMQPError: it is closing, or closed.
+        """
+        if not self.raw.is_open:
+            raise exceptions.ChannelWrongStateError
+        self.raw.connection.emit((frames,))
+
+    @property
+    def most_body_octets(self) -> int:
+        """Of a message that is one frame."""
+        return int(self.raw.connection.most_body_octets)
+
     async def close(self) -> None:
         """Closes it; harmless if it is closed."""
         if self.raw.is_open:
@@ -278,6 +293,11 @@ class _Pika(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has no py.type
         Whatever the loop's present round has to say goes out together, in order, at the end of it.
         """
         self.emit(marshaled_frames)
+
+    @property
+    def most_body_octets(self) -> int:
+        """Of a message that is one frame; known once it is open."""
+        return int(self._body_max_length)
 
     def emit(self, frames: Sequence[bytes]) -> None:
         """Writes frames at the end of the loop's round."""

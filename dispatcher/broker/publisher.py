@@ -19,12 +19,12 @@ from pika import exceptions, spec
 from dispatcher.broker.connection import Channel, Connection, open_connection, parameters, resolve
 from dispatcher.broker.outgoing import Outgoing
 from dispatcher.broker.pointer import TRACEPARENT
+from dispatcher.broker.publications import CONTENT_TYPE, PERSISTENT, publication
 from dispatcher.errors import BrokerUnavailable
 
 BATCH_SECONDS: Final = 15.0
 WINDOW: Final = 1000
 """Messages on the way at once. More does not go faster; this bounds what a blocked broker leaves in our memory."""
-_PERSISTENT: Final = 2
 
 
 class Publisher:
@@ -180,16 +180,23 @@ class _Stream:
                 return
 
     def _write(self, message: Outgoing, batch: _Batch, index: int, exchange: str) -> None:
+        frames = publication(self.channel.raw.channel_number, exchange, message, self.channel.most_body_octets)
+        if frames is not None:
+            self.channel.write(frames)
+        else:
+            self._write_by_pika(message, exchange)
+        self._written += 1
+        self._unanswered[self._written] = batch, index, (message.queue, message.message_id)
+
+    def _write_by_pika(self, message: Outgoing, exchange: str) -> None:
         properties = spec.BasicProperties(
-            content_type="application/json",
+            content_type=CONTENT_TYPE,
             headers={TRACEPARENT: message.traceparent} if message.traceparent else None,
-            delivery_mode=_PERSISTENT,
+            delivery_mode=PERSISTENT,
             correlation_id=message.correlation_id,
             message_id=message.message_id,
         )
         self.channel.raw.basic_publish(exchange, message.queue, message.body, properties, mandatory=True)
-        self._written += 1
-        self._unanswered[self._written] = batch, index, (message.queue, message.message_id)
 
     def _on_return(self, _channel: Any, method: Any, properties: Any, _body: bytes) -> None:
         self._returned[method.routing_key, properties.message_id] += 1
