@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from psycopg import Connection, IsolationLevel
+from psycopg import Connection
 from psycopg.rows import TupleRow
 
 from dispatcher.domain.status import Status
@@ -29,9 +29,8 @@ class Counts:
 
 def count_emails(connection: Connection[TupleRow]) -> Counts:
     """The books, without a scan. Faults are ours (see `store.connections.translated`)."""
-    # One snapshot for all of them: what is recorded between two statements would be counted twice.
-    connection.isolation_level = IsolationLevel.REPEATABLE_READ
     with translated(), connection.transaction():
+        connection.execute(query("begin_snapshot"))
         unfinished: dict[str, int] = dict(connection.execute(query("count_unfinished")).fetchall())
         sent = connection.execute(query("count_sent")).fetchone()
         oldest = connection.execute(query("find_oldest_pending")).fetchone()

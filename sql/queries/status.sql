@@ -1,3 +1,8 @@
+-- name: begin_snapshot
+-- One snapshot for all statements of this transaction, and of no other: what is recorded between two of them would be
+-- counted twice. No rows.
+set transaction isolation level repeatable read, read only;
+
 -- name: count_unfinished
 -- Emails by status, `sent` left out: the partial index holds no more than these.
 select status, count(*)

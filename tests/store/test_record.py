@@ -198,6 +198,9 @@ async def test_the_hourly_counts_equal_the_books(store: LeaseStore, other_store:
     assert (statuses["sent"], statuses["failed"], statuses["held"], statuses["sending"]) == (10, 9, 7, 4)
     counts = count_emails(books.connection)
     assert counts.emails == {**dict.fromkeys(Status, 0), **{Status(name): n for name, n in statuses.items()}}
+    # Whoever asks goes on as before: a later transaction of his sees what others commit meanwhile.
+    with books.connection.transaction():
+        assert books.select("show transaction_isolation") == [{"transaction_isolation": "read committed"}]
     assert {row["slot"] for row in books.select("select distinct slot from email_hourly")} == {"slot-1", "slot-2"}
 
 
