@@ -39,18 +39,23 @@ class Lines:
         self._lost = 0
         self._rest = b""  # of a line that its reader took a part of
 
-    def write(self, line: bytes) -> None:
-        """Writes one line, or counts it as lost."""
+    def write(self, line: bytes, count: int = 1) -> None:
+        """Writes one line, or several at once, or counts them as lost."""
         if self._rest:
             self._rest = self._put(self._rest, patience_ms=0)
         if self._rest:
-            self._lost += 1
+            self._lost += count
             return
         rest = self._put(line, patience_ms=0 if self._lost else PATIENCE_MS)
         if rest == line:
-            self._lost += 1
+            self._lost += count
         else:
             self._lost, self._rest = 0, rest
+
+    @property
+    def lost(self) -> int:
+        """How many lines were lost since the last one that was not."""
+        return self._lost
 
     def tell_lost(self, _logger: Any, _method: str, event: EventDict) -> EventDict:
         """A structlog processor: the event says how many lines before it were lost."""

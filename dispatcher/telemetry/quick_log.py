@@ -5,7 +5,8 @@ It has no processors: nothing is bound, nothing limited, and an exception is a w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import select
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
@@ -24,6 +25,8 @@ class QuickLog:
     def __init__(self) -> None:
         self._lines: Lines | None = None
         self._always: Mapping[str, Any] = {}
+        self._soon: Callable[[Callable[[], None]], object] | None = None
+        self._waiting: list[dict[str, Any]] = []
 
     def write_to(self, lines: Lines | None, always: Mapping[str, Any]) -> None:
         """Where lines go from now on; None: to structlog.
@@ -31,8 +34,24 @@ class QuickLog:
         Args:
             always: Fields of every event.
         """
+        self.flush()
         self._lines = lines
         self._always = always
+        self._soon = None
+
+    def gather(self, soon: Callable[[Callable[[], None]], object]) -> None:
+        """Writes lines together from now on, a few to a system call.
+
+        Args:
+            soon: Calls what it is given in a moment, as a loop's `call_soon` does.
+        """
+        self._soon = soon
+
+    def flush(self) -> None:
+        """Writes what was gathered."""
+        fields, self._waiting = self._waiting, []
+        if fields:
+            self._write(fields)
 
     def info(self, event: str, **fields: Any) -> None:
         """Logs an event; its fields may be UUIDs."""
@@ -43,9 +62,28 @@ class QuickLog:
         fields |= self._always
         fields["level"] = "info"
         fields["timestamp"] = datetime.now(UTC)
-        self._lines.tell_lost(None, "info", fields)
         fields["event"] = event
-        self._lines.write(orjson.dumps(fields, default=str, option=_FORM))
+        if self._soon is None:
+            self._write([fields])
+            return
+        if not self._waiting:
+            self._soon(self.flush)
+        self._waiting.append(fields)
+
+    def _write(self, events: list[dict[str, Any]]) -> None:
+        """Writes lines, as many at once as a pipe that others write to does not tear."""
+        assert self._lines is not None
+        piece, count = b"", 0
+        for fields in events:
+            line = orjson.dumps(fields, default=str, option=_FORM)
+            if count and len(piece) + len(line) > select.PIPE_BUF:
+                self._lines.write(piece, count)
+                piece, count = b"", 0
+            if not count and self._lines.lost:
+                line = orjson.dumps({**fields, "lines_lost": self._lines.lost}, default=str, option=_FORM)
+            piece += line
+            count += 1
+        self._lines.write(piece, count)
 
 
 log: Final = QuickLog()

@@ -24,7 +24,7 @@ from dispatcher.stopping import stop_event
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.providers import ProviderStore
-from dispatcher.telemetry import log, metric_files
+from dispatcher.telemetry import log, metric_files, quick_log
 from dispatcher.telemetry.tracing import TRACER
 from dispatcher.worker.coalescing import coalesced
 from dispatcher.worker.pipeline import Pipeline
@@ -77,12 +77,14 @@ def run_worker(settings: Settings, post: Post) -> int:
     try:
         uvloop.run(_work(settings, identity, post))
     finally:
+        quick_log.log.flush()
         TRACER.end()
     return 0
 
 
 async def _work(settings: Settings, identity: Identity, post: Post) -> None:
     stop = stop_event(post)
+    quick_log.log.gather(asyncio.get_running_loop().call_soon)
     pool = make_pool(settings.database_url, name=identity.worker, size=POOL_SIZE, lock_seconds=BATCH_LOCK_SECONDS)
     # Twice the window: after a lost channel, emails of the old one are still on the wire while new ones are leased.
     ledger = Ledger(settings.run_dir, worker=identity.worker, slot=identity.slot, slots=2 * settings.prefetch)

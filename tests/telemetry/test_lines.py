@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -162,6 +162,40 @@ def test_the_quick_log_tells_what_got_lost(pipe: tuple[int, TextIO]) -> None:
     quick_log.log.info("email.attempted")
 
     assert events(reading)[-1]["lines_lost"] > 0
+
+
+def test_gathered_lines_of_the_quick_log_come_in_order_and_untorn(pipe: tuple[int, TextIO]) -> None:
+    reading, stream = pipe
+    log.configure("info", "json", stream)
+    soon: list[Callable[[], None]] = []
+    quick_log.log.gather(soon.append)
+    for number in range(100):
+        quick_log.log.info("email.attempted", number=number, detail="z" * 100)
+    assert drain(reading) == b""
+
+    (flush,) = soon
+    flush()
+
+    assert [event["number"] for event in events(reading)] == list(range(100))
+
+
+def test_gathered_lines_tell_what_got_lost_once(pipe: tuple[int, TextIO]) -> None:
+    reading, stream = pipe
+    log.configure("info", "json", stream)
+    soon: list[Callable[[], None]] = []
+    quick_log.log.gather(soon.append)
+    written = 3 * fcntl.fcntl(stream.fileno(), fcntl.F_GETPIPE_SZ) // 1000
+    for _ in range(written):
+        quick_log.log.info("email.attempted", detail="z" * 1000)
+    quick_log.log.flush()
+    came = len(drain(reading).splitlines())
+
+    for _ in range(20):
+        quick_log.log.info("email.attempted", detail="z" * 1000)
+    quick_log.log.flush()
+
+    told = [event.get("lines_lost") for event in events(reading)[-20:]]
+    assert [count for count in told if count] == [written - came]
 
 
 def events(reading: int) -> list[dict[str, Any]]:
