@@ -315,18 +315,20 @@ def _header(worker: str, slot: str, slots: int, boot: str) -> bytes:
 
 
 def _pack_answer(outcome: Outcome, finished_at: float) -> bytes:
-    reason = "" if isinstance(outcome, Accepted) else outcome.reason.value
-    code = "" if isinstance(outcome, Accepted) else outcome.code or ""
-    message_id = outcome.provider_message_id or "" if isinstance(outcome, Accepted) else ""
+    kind = _OUTCOMES.index(type(outcome))
+    detail = _fitting(outcome.detail or "", 160)
+    if isinstance(outcome, Accepted):
+        message_id = _fitting(outcome.provider_message_id or "", 128)
+        return _ANSWER.pack(finished_at, kind, math.nan, b"", b"", message_id, detail)
     retry_after = outcome.retry_after if isinstance(outcome, Deferred) else None
     return _ANSWER.pack(
         finished_at,
-        _OUTCOMES.index(type(outcome)),
+        kind,
         math.nan if retry_after is None else retry_after,
-        reason.encode(),
-        _fitting(code, 32),
-        _fitting(message_id, 128),
-        _fitting(outcome.detail or "", 160),
+        outcome.reason.value.encode(),
+        _fitting(outcome.code or "", 32),
+        b"",
+        detail,
     )
 
 

@@ -42,20 +42,25 @@ def result_of(flight: Flight, outcome: Outcome, decision: Decision, *, lease_sec
             retry, so that the email is given back instead.
     """
     status = _status_after(decision, owner_stays=lease_seconds is not None)
+    message_id = error_type = code = None
+    if isinstance(outcome, Accepted):
+        message_id = outcome.provider_message_id
+    else:
+        error_type, code = outcome.reason.value, outcome.code
     return Result(
-        email_id=flight.email_id,
-        lease_token=flight.lease_token,
-        status=status,
-        attempt_number=flight.attempt_number,
-        started_at=datetime.fromtimestamp(flight.started_at, UTC),
-        finished_at=datetime.fromtimestamp(flight.finished_at or flight.started_at, UTC),
-        outcome=outcome_name(outcome),
-        provider=flight.provider,
-        lease_seconds=lease_seconds if status is Status.SENDING else None,
-        error_type=None if isinstance(outcome, Accepted) else outcome.reason.value,
+        flight.email_id,
+        flight.lease_token,
+        status,
+        flight.attempt_number,
+        datetime.fromtimestamp(flight.started_at, UTC),
+        datetime.fromtimestamp(flight.finished_at or flight.started_at, UTC),
+        outcome_name(outcome),
+        flight.provider,
+        lease_seconds if status is Status.SENDING else None,
+        error_type=error_type,
         error=outcome.detail,
-        provider_code=None if isinstance(outcome, Accepted) else outcome.code,
-        provider_message_id=outcome.provider_message_id if isinstance(outcome, Accepted) else None,
+        provider_code=code,
+        provider_message_id=message_id,
     )
 
 

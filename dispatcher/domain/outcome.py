@@ -131,6 +131,9 @@ def left_out(detail: str | None) -> str | None:
     return detail.removeprefix(SOME_REFUSED).partition("; ")[0]
 
 
+_NAMES: Final = {kind: kind.__name__.lower() for kind in (Accepted, Deferred, Rejected, Uncertain)}
+
+
 def outcome_name(outcome: Outcome) -> str:
     """The outcome's word as it stands in `email_attempt.outcome`, logs and metrics."""
-    return type(outcome).__name__.lower()
+    return _NAMES[type(outcome)]

@@ -95,6 +95,8 @@ class Breaker:
     @property
     def room(self) -> int | None:
         """How many emails may be tried at once now; None for no bound."""
+        if self._state is State.CLOSED:  # as it nearly always is
+            return None
         match self.state:
             case State.CLOSED:
                 return None

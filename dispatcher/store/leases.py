@@ -102,6 +102,13 @@ class Result(NamedTuple):
     expired_at: datetime | None = None
 
 
+_COLUMNS: Final = (
+    *("email_ids", "lease_tokens", "statuses", "attempt_numbers", "started_ats", "finished_ats", "outcomes"),
+    *("providers", "lease_seconds", "error_types", "errors", "provider_codes", "provider_message_ids", "expired_ats"),
+)
+"""The statement's name for each field of a result, in order."""
+
+
 class LeaseStore:
     """The worker's statements.
 
@@ -184,8 +191,7 @@ class LeaseStore:
 
     async def record(self, results: Sequence[Result]) -> set[UUID]:
         """Records a batch; returns the ids whose lease was still ours (see the statement for the others)."""
-        ordered = sorted(results, key=lambda result: result.email_id.int)
-        return await self._ids("record", {**_columns(ordered), "worker": self._worker, "slot": self._slot})
+        return await self._ids("record", {**_columns(results), "worker": self._worker, "slot": self._slot})
 
     async def is_recorded(self, result: Result) -> bool:
         """Whether the batch that held this result was committed although its answer was lost."""
@@ -217,22 +223,11 @@ def _tokens(leases: dict[UUID, int]) -> dict[str, Any]:
 
 
 def _columns(results: Sequence[Result]) -> dict[str, Any]:
-    return {
-        **ids_within(result.email_id for result in results),
-        "lease_tokens": [result.lease_token for result in results],
-        "statuses": [result.status.value for result in results],
-        "lease_seconds": [result.lease_seconds for result in results],
-        "attempt_numbers": [result.attempt_number for result in results],
-        "started_ats": [result.started_at for result in results],
-        "finished_ats": [result.finished_at for result in results],
-        "outcomes": [result.outcome for result in results],
-        "error_types": [result.error_type for result in results],
-        "errors": [result.error for result in results],
-        "providers": [result.provider for result in results],
-        "provider_codes": [result.provider_code for result in results],
-        "provider_message_ids": [result.provider_message_id for result in results],
-        "expired_ats": [result.expired_at for result in results],
-    }
+    ordered = sorted(results, key=lambda result: result.email_id.int)
+    columns: dict[str, Any] = dict(zip(_COLUMNS, map(list, zip(*ordered, strict=True)), strict=True))
+    columns["statuses"] = [status.value for status in columns["statuses"]]
+    columns["lowest_id"], columns["highest_id"] = ordered[0].email_id, ordered[-1].email_id
+    return columns
 
 
 def _lease(row: tuple[Any, ...], attachments: tuple[Attachment, ...]) -> Lease:

@@ -36,6 +36,7 @@ class Attempts:
         self._routes = routes
         self._ledger = ledger
         self._timeout_seconds = timeout_seconds
+        self._loop = asyncio.get_running_loop()
         self._log = get_log()
 
     async def make(self, sending: Sending) -> Outcome:
@@ -46,6 +47,7 @@ class Attempts:
         """
         if sending.lease.email is None:
             self._prepare(sending)
+            sending.begin_attempt()
             return Rejected(Reason.CONTENT_DELETED, "The email's content was deleted before it was sent.")
         while True:
             route = await self._next_route(sending)
@@ -85,7 +87,6 @@ class Attempts:
 
     def _prepare(self, sending: Sending) -> None:
         sending.phase = Phase.PREPARING
-        sending.begin_attempt()
         sending.provider = sending.provider or self._routes.first_name
 
     async def _try(self, sending: Sending, route: Route) -> Outcome | None:
@@ -112,7 +113,7 @@ class Attempts:
     def _attempt(self, sending: Sending) -> Attempt:
         return Attempt(
             sending.attempt_number,
-            asyncio.get_running_loop().time() + self._timeout_seconds,
+            self._loop.time() + self._timeout_seconds,
             lambda: self._leave(sending),
             _Rendering(self._ledger, sending),
             lambda: self._come_back(sending),
