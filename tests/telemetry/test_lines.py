@@ -15,6 +15,7 @@ from uuid import UUID
 
 import orjson
 import pytest
+import structlog
 
 from dispatcher.telemetry import log, quick_log
 from dispatcher.telemetry.lines import PATIENCE_MS, Lines
@@ -24,10 +25,13 @@ LINE = b"x" * 1023 + b"\n"
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[int, TextIO]]:
-    """A pipe's reading end, and its writing end as a stream."""
+    """A pipe's reading end, and its writing end as a stream; no log goes there afterwards."""
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as stream:
         yield reading, stream
+        quick_log.log.write_to(None, {})
+        structlog.reset_defaults()
+        structlog.contextvars.clear_contextvars()
     with suppress(OSError):
         os.close(reading)
 
