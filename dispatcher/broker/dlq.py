@@ -8,7 +8,9 @@ RabbitMQ has no way to read a queue and leave it alone. So a look consumes the m
 acks none, and closes its channel: RabbitMQ then returns what was not acked to the head of the queue, in its order. (A
 `basic.nack` for many at once would not: a quorum queue returns those in any order.) The price is one delivery in the
 message's `x-delivery-count`; both queues' limit is a million. Whoever looks at the same time sees an empty queue, so
-callers take turns (`ops.letters`). A process that dies while it looks loses nothing: its channel is closed for it.
+callers take turns (`ops.letters`). And who looks takes all: a quorum queue puts what it gets back behind what it got
+back before, so that a look at the first few would make them the last. A process that dies while it looks loses nothing:
+its channel is closed for it.
 """
 
 from __future__ import annotations
@@ -70,16 +72,15 @@ class DeadLetterQueue:
             return await depth()
 
     @asynccontextmanager
-    async def look(self, at_most: int | None = None) -> AsyncIterator[Look]:
-        """The messages that are there now, or the first of them; whatever is not removed is back when the block ends.
+    async def look(self) -> AsyncIterator[Look]:
+        """The messages that are there now; whatever is not removed is back when the block ends.
 
         Raises:
             TopologyError: there is no such queue.
             BrokerUnavailable: the connection is lost. What was not acked is on the queue.
         """
         async with self._asking() as depth_now:
-            depth = await depth_now()
-            look = Look(self._connection, self.queue, depth if at_most is None else min(depth, at_most), depth)
+            look = Look(self._connection, self.queue, await depth_now())
             try:
                 yield look
             except BaseException:
@@ -118,21 +119,19 @@ class Look:
 
     Attributes:
         depth: How many messages waited when it began.
-        wanted: How many of them it reads.
     """
 
-    def __init__(self, connection: Connection, queue: str, wanted: int, depth: int) -> None:
+    def __init__(self, connection: Connection, queue: str, depth: int) -> None:
         self._connection = connection
         self._queue = queue
-        self.wanted = wanted
         self.depth = depth
         self.windows: list[_Window] = []
 
     async def batches(self) -> AsyncIterator[list[Found]]:
         """The messages, from the head of the queue, in batches of up to `BATCH`."""
         position = 0
-        while position < self.wanted:
-            window = _Window(await self._connection.open_channel(), min(WINDOW, self.wanted - position))
+        while position < self.depth:
+            window = _Window(await self._connection.open_channel(), min(WINDOW, self.depth - position))
             self.windows.append(window)
             await window.consume(self._queue)
             while batch := await window.next():

@@ -57,14 +57,14 @@ def tells(letter: DeadLetter, standing: Standing) -> bool:
 
 
 @asynccontextmanager
-async def look(session: AsyncSession, dlq: DeadLetterQueue, at_most: int | None = None) -> AsyncIterator[Look]:
+async def look(session: AsyncSession, dlq: DeadLetterQueue) -> AsyncIterator[Look]:
     """A look at the DLQ, one at a time over all hosts: a second one would find an empty queue.
 
     Raises:
         DispatcherError: somebody else looks for too long.
         BrokerUnavailable, TopologyError, StoreUnavailable: a server is away, or the queue is.
     """
-    async with _our_turn(session, dlq), dlq.look(at_most) as opened:
+    async with _our_turn(session, dlq), dlq.look() as opened:
         yield opened
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
 from dispatcher.broker.dlq import DeadLetterQueue
 from dispatcher.ops.letters import look, read
 from dispatcher.ops.plain import plain
 from dispatcher.store.connections import AsyncSession
-
-LOOK_AT_MOST: Final = 10_000
-"""Messages from the head of the DLQ among which an email's are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +30,10 @@ class Message:
     x_death: list[Any]
 
 
-async def find_messages(
-    session: AsyncSession, dlq: DeadLetterQueue, email_id: UUID, at_most: int = LOOK_AT_MOST
-) -> list[Message]:
-    """The messages that tell of an email, among the first of the DLQ; nothing is removed."""
+async def find_messages(session: AsyncSession, dlq: DeadLetterQueue, email_id: UUID) -> list[Message]:
+    """The messages that tell of an email, in the DLQ's order; nothing is removed."""
     named = str(email_id).encode()
-    async with look(session, dlq, at_most) as looking:
+    async with look(session, dlq) as looking:
         found = [each async for batch in looking.batches() for each in batch if named in each.body.lower()]
     return [
         Message(

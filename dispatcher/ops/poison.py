@@ -49,9 +49,9 @@ class Poison:
     x_death: list[Any]
 
 
-async def list_poison(session: AsyncSession, dlq: DeadLetterQueue, at_most: int | None = None) -> list[Poison]:
-    """The poison on the DLQ, or among its first messages, in order; nothing is removed."""
-    async with look(session, dlq, at_most) as looking:
+async def list_poison(session: AsyncSession, dlq: DeadLetterQueue) -> list[Poison]:
+    """The poison on the DLQ, in order; nothing is removed."""
+    async with look(session, dlq) as looking:
         return [
             _poison(each.found)
             async for batch in looking.batches()
