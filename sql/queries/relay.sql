@@ -19,34 +19,44 @@ limit %(limit)s;
 -- taken the mark off meanwhile, and what became due again stays due.
 -- It waits for nobody, and so stands in no lease's way. Returns the ids that are due as before, because somebody has locked
 -- them: mostly a lease that is about to take the mark off itself.
-with told as (
+-- Laterally, and by `= any`, so that each row is looked up by its id: a planner that takes the newest ids for one row, as
+-- its statistics do not know them, would compare each email with each. And not by `=` with the instant: emails that were
+-- enqueued together are due since the same one, and its index would lead from each to all of them.
+with told as materialized (
     select *
     from unnest(%(email_ids)s::uuid[], %(due_ats)s::timestamptz[]) as t (email_id, due_at)
 ),
 free as (
     select e.email_id
     from told as t
-    join email_log as e
-        on e.email_id = t.email_id
-        and e.email_id between %(lowest_id)s and %(highest_id)s
-        and e.publish_due_at = t.due_at
-    for update of e skip locked
+    cross join lateral (
+        select email_id
+        from email_log
+        where email_id = t.email_id
+            and email_id between %(lowest_id)s and %(highest_id)s
+            and publish_due_at is not distinct from t.due_at
+        for update skip locked
+    ) as e
 ),
 marked as (
-    update email_log as e
+    update email_log
     set publish_due_at = null, published_at = clock_timestamp()
-    from free as f
-    where e.email_id = f.email_id
-        and e.email_id between %(lowest_id)s and %(highest_id)s
-    returning e.email_id
+    where email_id = any(array(select email_id from free))
+        and email_id between %(lowest_id)s and %(highest_id)s
+    returning email_id
 )
 select e.email_id
 from told as t
-join email_log as e
-    on e.email_id = t.email_id
-    and e.email_id between %(lowest_id)s and %(highest_id)s
-    and e.publish_due_at = t.due_at
-where e.email_id not in (select email_id from marked);
+cross join lateral (
+    select email_id
+    from email_log
+    where email_id = t.email_id
+        and email_id between %(lowest_id)s and %(highest_id)s
+        and publish_due_at is not distinct from t.due_at
+    offset 0
+) as e
+where (select count(*) from marked) < cardinality(%(email_ids)s::uuid[])
+    and e.email_id not in (select email_id from marked);
 
 -- name: find_dead_letter_due
 -- Emails whose dead letter must go to the DLQ, longest due first, with the instant of this look.

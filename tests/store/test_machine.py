@@ -54,7 +54,9 @@ MUTANTS: Final = {
     "record_that_completes_failures": Mutant("record", "c.status = 'sent'", "true"),
     "record_that_forgets_doubt": Mutant("record", "e.was_uncertain or r.outcome", "r.outcome"),
     "record_without_dead_letters_of_held": Mutant("record", "r.status in ('failed', 'held')", "r.status = 'failed'"),
-    "published_since_another_instant": Mutant("mark_published", "e.publish_due_at = t.due_at", "t.due_at is not null"),
+    "published_since_another_instant": Mutant(
+        "mark_published", "publish_due_at is not distinct from t.due_at", "t.due_at is not null"
+    ),
     "dead_letter_since_the_look": Mutant(
         "mark_dead_lettered", "dead_letter_due_at <= %(looked_at)s", "%(looked_at)s is not null"
     ),
