@@ -30,6 +30,22 @@ async def test_a_session_waits_for_the_disk_and_for_nothing_else_for_ever(tables
     await opened.close()
 
 
+async def test_a_plan_made_while_there_are_few_emails_does_not_read_all_of_them(tables_url: str, books: Books) -> None:
+    """It would be kept while there come to be a million."""
+    (email_id, *_) = books.enqueue(20)
+    opened = await connect_async(tables_url, name="some name")
+    await opened.execute("analyze email_log")
+    cursor = await opened.execute(
+        "explain select from unnest(%(ids)s::uuid[]) as w (id) join email_log on email_id = w.id"
+        " and email_id between %(id)s and %(id)s",
+        {"ids": [email_id], "id": email_id},
+    )
+    plan = "\n".join(row[0] for row in await cursor.fetchall())
+    await opened.close()
+
+    assert "Seq Scan on email_log" not in plan
+
+
 async def test_letters_arrive_as_they_are_whatever_encoding_the_environment_names(
     tables_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
