@@ -13,7 +13,7 @@ with leased as (
         locked_until = clock_timestamp() + %(lease_seconds)s * interval '1 second',
         published_at = coalesce(e.published_at, clock_timestamp()),
         publish_due_at = null
-    from unnest(%(email_ids)s::uuid[], %(message_keys)s::text[]) as w (email_id, message_key)
+    from unnest(%(email_ids)b::uuid[], %(message_keys)s::text[]) as w (email_id, message_key)
     where e.email_id = w.email_id
         and e.message_key = w.message_key
         and e.status = 'pending'

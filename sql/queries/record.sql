@@ -3,17 +3,18 @@
 -- idempotency, counts the hour, and marks dead letters due.
 -- Returns the ids whose lease was still ours. An id that is missing was lost: nothing of it was overwritten, but its attempt
 -- is on record; an acceptance is taken whoever holds the lease, because it proves that the email was sent.
+-- Ids and instants travel in binary: as text, writing and reading them costs five times as much.
 -- A result with expired_at is recorded for a living owner whose lease ran out: only if nothing came of that lease since.
 with result as (
     select *
     from unnest(
-        %(email_ids)s::uuid[],
+        %(email_ids)b::uuid[],
         %(lease_tokens)s::bigint[],
         %(statuses)s::text[],
         %(lease_seconds)s::double precision[],
         %(attempt_numbers)s::integer[],
-        %(started_ats)s::timestamptz[],
-        %(finished_ats)s::timestamptz[],
+        %(started_ats)b::timestamptz[],
+        %(finished_ats)b::timestamptz[],
         %(outcomes)s::text[],
         %(error_types)s::text[],
         %(errors)s::text[],
