@@ -1,4 +1,4 @@
-"""How a child process learns that it has to stop, by SIGTERM or the end of its parent; and says that its loop works."""
+"""How a process learns that it has to stop, by a signal or the end of its parent; and says that its loop works."""
 
 from __future__ import annotations
 
@@ -21,13 +21,7 @@ def stop_event(post: Post) -> asyncio.Event:
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-
-    def told(_number: int, _frame: object) -> None:
-        with suppress(RuntimeError):  # The loop is closed: we are about to end.
-            loop.call_soon_threadsafe(stop.set)
-
-    # Not the loop's own handler: that one goes with the loop, and the signal that comes then would kill us as we end.
-    signal.signal(signal.SIGTERM, told)
+    heed(stop, signal.SIGTERM)
 
     def parent_gone() -> None:
         if not os.read(post.lifeline, 1):
@@ -37,6 +31,19 @@ def stop_event(post: Post) -> asyncio.Event:
     loop.add_reader(post.lifeline, parent_gone)
     _beat(loop, post.seat)
     return stop
+
+
+def heed(stop: asyncio.Event, *numbers: signal.Signals) -> None:
+    """From now on these signals set an event of the running loop, and end nobody, not even when the loop is closed."""
+    loop = asyncio.get_running_loop()
+
+    def told(_number: int, _frame: object) -> None:
+        with suppress(RuntimeError):  # The loop is closed: we are about to end.
+            loop.call_soon_threadsafe(stop.set)
+
+    # Not the loop's own handlers: they go with the loop, and the signal that comes then would kill us as we end.
+    for number in numbers:
+        signal.signal(number, told)
 
 
 def _beat(loop: asyncio.AbstractEventLoop, seat: Seat) -> None:

@@ -33,6 +33,7 @@ from dispatcher.config import Settings
 from dispatcher.errors import ConfigurationError, DispatcherError
 from dispatcher.monitor.http import Answer, WebServer
 from dispatcher.setting_values import LOOPBACKS
+from dispatcher.stopping import heed
 from dispatcher.store.api_keys import KeyStore
 from dispatcher.store.connections import make_pool
 from dispatcher.store.drafts import DraftStore
@@ -54,6 +55,7 @@ KEEP_ALIVE_SECONDS: Final = 75
 LAST_SECONDS: Final = 3.0
 """For what was inserted last to be announced; the relay takes the rest."""
 BACKLOG: Final = 2048
+_STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 _HEADERS: Final = [("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff")]
 
 
@@ -69,6 +71,9 @@ def run_api(settings: Settings, listener: socket.socket) -> int:
     try:
         uvloop.run(_serve_until_signalled(settings, listener))
     finally:
+        # The interpreter sets handlers back as it ends; a signal that is late must not make the exit look like a death.
+        for number in _STOPS:
+            signal.signal(number, signal.SIG_IGN)
         metric_files.end()
         TRACER.end()
     return 0
@@ -76,8 +81,7 @@ def run_api(settings: Settings, listener: socket.socket) -> int:
 
 async def _serve_until_signalled(settings: Settings, listener: socket.socket) -> None:
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    heed(stop, *_STOPS)
     await serve(settings, listener, stop)
 
 

@@ -10,6 +10,7 @@ import orjson
 import psycopg
 
 from tests.cli.commandline import CommandLine
+from tests.waiting import wait_until
 
 
 def test_it_serves_until_it_is_told_to_stop(prepared: CommandLine, connection: psycopg.Connection) -> None:
@@ -27,6 +28,20 @@ def test_it_serves_until_it_is_told_to_stop(prepared: CommandLine, connection: p
     assert b"api.stopped" in log
     assert b"example.org" not in log
     assert connection.execute("select message_key, publish_due_at from email_log").fetchall() == [("hello-1", None)]
+
+
+def test_it_is_told_to_stop_again_and_again_and_ends_as_if_once(prepared: CommandLine) -> None:
+    with prepared.having(DISPATCHER_API_ADDRESS="127.0.0.1:0").started("api") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+
+        def has_ended() -> bool:
+            process.send_signal(signal.SIGTERM)
+            return process.poll() is not None
+
+        wait_until(has_ended)
+
+        assert process.returncode == 0
 
 
 def test_without_keys_it_refuses_to_listen_to_others(storing: CommandLine) -> None:
