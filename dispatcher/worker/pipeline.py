@@ -47,6 +47,8 @@ RENEWALS_PER_LEASE: Final = 3
 SHOW_SECONDS: Final = 1.0
 FULL_SHARE: Final = 2
 """One part of so many of the window is worth a statement: while it is recorded, the others are on their way."""
+SCARCE_SHARE: Final = 4
+"""Where less than one part of so many of the window is free, each record makes room that is about to be needed."""
 
 
 class Pipeline:
@@ -94,7 +96,7 @@ class Pipeline:
             self._outage,
             self._close,
             full=settings.prefetch // FULL_SHARE,
-            is_awaited=lambda: self._room() <= 0,
+            is_awaited=lambda: self._room() < settings.prefetch // SCARCE_SHARE,
         )
         self._returns: Batches[Sending] = Batches(self._release)
         self.sent_count = 0
