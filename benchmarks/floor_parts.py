@@ -25,6 +25,8 @@ from benchmarks import cpu
 from benchmarks.figures import per_email_us
 from dispatcher.broker.connection import open_connection
 from dispatcher.providers.http import HttpTransport
+from dispatcher.store.connections import LOCK_SECONDS, STATEMENT_SECONDS
+from dispatcher.store.outbox import published
 from dispatcher.store.queries import ids_within, query
 
 PARTS: Final = ("publish", "consume", "lease", "send", "record")
@@ -177,6 +179,8 @@ async def measure_together(
 async def _connected(places: Places) -> AsyncIterator[Any]:
     async with await psycopg.AsyncConnection.connect(places.database_url, autocommit=True) as database:
         set_json_loads(orjson.loads, database)
+        waits = {"statement_seconds": STATEMENT_SECONDS, "lock_seconds": LOCK_SECONDS}
+        await database.execute(query("configure_session"), waits)
         yield database
 
 
@@ -197,8 +201,7 @@ async def _publish(places: Places, database: Any, emails: int, gate: Gate) -> di
                     channel.raw.basic_publish(places.exchange, places.queue, body, properties, mandatory=True)
                     keys[email_id] = key
                 await confirms.reached(len(keys))
-                marked = {**ids_within(row[0] for row in rows), "looked_at": rows[0][-1]}
-                await database.execute(query("mark_published"), marked)
+                await database.execute(query("mark_published"), published({row[0]: row[-1] for row in rows}))
     assert len(keys) == emails, "every email was due once"
     return keys
 
