@@ -66,6 +66,7 @@ class Tls(asyncio.Protocol, asyncio.Transport):
             self._above.connection_lost(error)
         elif not self.stands.done():
             self.stands.set_exception(error or ConnectionResetError())
+            self.stands.exception()  # at a server's end, and after a cancelled call, nobody asks
 
     def pause_writing(self) -> None:
         """The system takes no more for now."""
