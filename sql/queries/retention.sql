@@ -16,13 +16,13 @@ where not exists (
 
 -- name: forget_content
 -- Deletes the content of some finished emails of before an instant, where their partition could not go as a whole.
--- Returns a row per email.
+-- Returns a row per email. The statement's time, because no index is searched by what may change from row to row.
 with old as (
     select c.email_id
     from email_content as c
     join email_log as e on e.email_id = c.email_id
-    where c.email_id < email_id_lowest_at(clock_timestamp() - %(days)s * interval '1 day')
-        and e.created_at < clock_timestamp() - %(days)s * interval '1 day'
+    where c.email_id < email_id_lowest_at(statement_timestamp() - %(days)s * interval '1 day')
+        and e.created_at < statement_timestamp() - %(days)s * interval '1 day'
         and e.status not in ('pending', 'sending')
     order by c.email_id
     limit %(limit)s

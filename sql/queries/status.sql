@@ -75,7 +75,7 @@ from (
     select sent_at, created_at
     from email_log
     where status = 'sent'
-        and email_id > email_id_lowest_at(clock_timestamp() - interval '10 minutes')
+        and email_id > email_id_lowest_at(statement_timestamp() - interval '10 minutes')
     order by email_id desc
     limit 1000
 ) as newest;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -13,6 +14,7 @@ from psycopg import sql
 from dispatcher.domain.email_id import lowest_id_at
 from dispatcher.errors import StoreUnavailable
 from dispatcher.store.connections import connect_async
+from dispatcher.store.queries import query
 from dispatcher.store.retention import Pruned, Pruning, Retention
 from tests.store.books import Books
 
@@ -198,3 +200,15 @@ async def test_acts_leave_when_a_setting_says_so_and_by_no_other_way(books: Book
     assert [row["action"] for row in books.select("select action from operator_audit")] == ["stop"]
     with pytest.raises(psycopg.errors.RaiseException, match="append-only"):
         books.connection.execute("delete from operator_audit")
+
+
+@pytest.mark.parametrize("name", ["forget_content", "measure_latency"])
+async def test_who_looks_for_emails_of_an_age_reads_those_by_the_index_and_no_others(
+    database_url: str, name: str
+) -> None:
+    """A time that may change from row to row is compared with each of a million rows."""
+    async with await connect_async(database_url, name="test") as session:
+        cursor = await session.execute(b"explain " + query(name), {"days": 30, "limit": 100})
+        plan = "\n".join(row[0] for row in await cursor.fetchall())
+
+    assert re.search(r"Index Cond: \(\(?email_id [<>] ", plan)
