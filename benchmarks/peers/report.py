@@ -78,8 +78,13 @@ def line(result: Measured, facts: Mapping[str, object]) -> str:
     return json.dumps({**dataclasses.asdict(result), "machine": facts}) + "\n"
 
 
+def begin(folder: Path) -> None:
+    """An empty `peers.jsonl`: what stands there is one run's, as in the plots beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "peers.jsonl").write_bytes(b"")
+
+
 def append(folder: Path, result: Measured, facts: Mapping[str, object]) -> None:
     """Add a raw line to `peers.jsonl`, at once, so that a run which is interrupted has not been in vain."""
-    folder.mkdir(parents=True, exist_ok=True)
     with (folder / "peers.jsonl").open("a") as file:
         file.write(line(result, facts))

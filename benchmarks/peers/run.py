@@ -92,6 +92,8 @@ def _run(
     cases: list[Case], options: argparse.Namespace, facts: Mapping[str, object], folder: Path, console: Console
 ) -> list[Measured]:
     results: list[Measured] = []
+    if options.out:
+        report.begin(options.out)
     with _progress(console, len(cases) * options.repeat) as advance:
         for repetition in range(options.repeat):
             for number, (name, run) in enumerate(cases):
