@@ -218,7 +218,8 @@ class HttpTransport:
             await self._secured(taken, connection, target.host)
         else:
             await loop.create_connection(lambda: connection, sock=taken)
-        self._open.add(connection)
+        if connection.is_open:  # it may have ended in the same round: nobody would take it out again
+            self._open.add(connection)
         return connection
 
     async def _secured(self, taken: socket.socket, connection: HttpConnection, host: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -11,7 +12,8 @@ from typing import Final
 
 import pytest
 
-from dispatcher.providers.http import Answer, HttpTransport, NoAnswer
+from dispatcher.providers.http import Answer, HttpTransport, NoAnswer, NothingLeft
+from dispatcher.providers.http_connection import HttpConnection
 from tests.providers.conftest import Authority
 
 PATIENCE: Final = 20.0
@@ -62,6 +64,26 @@ async def test_an_answer_without_a_length_that_anybody_may_have_cut_off_is_none(
     assert end.status == 200
 
 
+async def test_nothing_is_kept_of_a_connection_that_ended_as_it_began(authority: Authority) -> None:
+    """Its goodbye comes with the end of the handshake: before we have heard that TLS stands."""
+    transport = HttpTransport(connections=1, ca_file=authority.ca_file)
+    before = _connections()
+    deadline = asyncio.get_running_loop().time() + PATIENCE
+    for _ in range(3):
+        async with _server(authority.server_of_tls_1_2, b"", cut_into=4096, is_brief=True) as port:
+            with pytest.raises(NothingLeft):
+                await transport.post(f"https://127.0.0.1:{port}/", {}, b"{}", deadline, lambda: None)
+
+    assert _connections() == before
+    await transport.close()
+
+
+def _connections() -> int:
+    """How many are in memory, others' included."""
+    gc.collect()
+    return sum(isinstance(each, HttpConnection) for each in gc.get_objects())
+
+
 async def _call(port: int, authority: Authority) -> Answer | NoAnswer:
     transport = HttpTransport(connections=1, ca_file=authority.ca_file)
     deadline = asyncio.get_running_loop().time() + PATIENCE
@@ -75,7 +97,7 @@ async def _call(port: int, authority: Authority) -> Answer | NoAnswer:
 
 @asynccontextmanager
 async def _server(
-    tls: ssl.SSLContext, answer: bytes, *, cut_into: int, says_goodbye: bool = True
+    tls: ssl.SSLContext, answer: bytes, *, cut_into: int, says_goodbye: bool = True, is_brief: bool = False
 ) -> AsyncIterator[int]:
     """A server with one answer and then an end; what it sends is cut into pieces of so many octets of TLS's own."""
 
@@ -85,6 +107,9 @@ async def _server(
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
             conversation = tls.wrap_bio(incoming, outgoing, server_side=True)
+            if is_brief:
+                _say_goodbye_at_once(plain, incoming, outgoing, conversation)
+                return
             _until_done(plain, incoming, outgoing, conversation.do_handshake)
             _until_done(plain, incoming, outgoing, lambda: conversation.read(4096))
             conversation.write(answer)
@@ -92,14 +117,28 @@ async def _server(
                 with suppress(ssl.SSLWantReadError):
                     conversation.unwrap()
             octets = outgoing.read()
-            for at in range(0, len(octets), cut_into):
-                plain.sendall(octets[at : at + cut_into])
+            with suppress(ConnectionError):  # who has the whole answer need not hear the goodbye
+                for at in range(0, len(octets), cut_into):
+                    plain.sendall(octets[at : at + cut_into])
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(PATIENCE)
         serving = asyncio.create_task(asyncio.to_thread(serve, listening))
         yield listening.getsockname()[1]
         await serving
+
+
+def _say_goodbye_at_once(
+    plain: socket.socket, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, conversation: ssl.SSLObject
+) -> None:
+    """The handshake's last octets and the goodbye in one packet."""
+
+    def shake_hands_and_leave() -> None:
+        conversation.do_handshake()
+        with suppress(ssl.SSLWantReadError):
+            conversation.unwrap()
+
+    _until_done(plain, incoming, outgoing, shake_hands_and_leave)
 
 
 def _until_done(
