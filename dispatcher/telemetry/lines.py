@@ -1,7 +1,7 @@
 """Where log lines go: a file, a terminal, a socket, or a pipe whose reader may be slow, stuck or gone.
 
-Sending never waits for a log. The first line that finds its reader stuck waits for it a moment; from then on lines are
-dropped and counted, until one gets through again: it carries the count, as `lines_lost`.
+Sending never waits for a log. A line that finds its reader stuck or slow waits for it a moment, once in a while; else
+lines are dropped and counted, until one gets through again: it carries the count, as `lines_lost`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import fcntl
 import os
 import select
 import stat
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, TextIO
@@ -17,6 +18,8 @@ from typing import Any, Final, TextIO
 from structlog.typing import EventDict
 
 PATIENCE_MS: Final = 50
+IMPATIENT_SECONDS: Final = 1.0
+"""From one wait to the next: a reader that is slow and goes on would else have every line wait for it."""
 PIPE_BYTES: Final = 1024 * 1024
 """Some seconds of a busy worker's lines; Linux lets everybody have so much (pipe-max-size)."""
 
@@ -38,15 +41,16 @@ class Lines:
         self._write = _writer(self._descriptor)
         self._lost = 0
         self._rest = b""  # of a line that its reader took a part of
+        self._patient_at = 0.0
 
     def write(self, line: bytes, count: int = 1) -> None:
         """Writes one line, or several at once, or counts them as lost."""
         if self._rest:
-            self._rest = self._put(self._rest, patience_ms=0)
+            self._rest = self._put(self._rest)
         if self._rest:
             self._lost += count
             return
-        rest = self._put(line, patience_ms=0 if self._lost else PATIENCE_MS)
+        rest = self._put(line)
         if rest == line:
             self._lost += count
         else:
@@ -66,18 +70,26 @@ class Lines:
     def flush(self) -> None:
         """There is nothing to flush."""
 
-    def _put(self, octets: bytes, *, patience_ms: int) -> bytes:
+    def _put(self, octets: bytes) -> bytes:
         """Writes as much as goes, and returns the rest."""
         while octets:
             try:
                 octets = octets[self._write(octets) :]
             except BlockingIOError:
-                if not _is_writable(self._descriptor, patience_ms):
+                if not self._becomes_writable():
                     return octets
             except OSError:
                 # The disk is full, or the reader gone: lines get lost, and not emails.
                 return b""
         return b""
+
+    def _becomes_writable(self) -> bool:
+        """Whether its reader makes room, within a moment if one may be waited for."""
+        is_patient = not self._lost and time.monotonic() >= self._patient_at
+        is_writable = _is_writable(self._descriptor, PATIENCE_MS if is_patient else 0)
+        if is_patient:
+            self._patient_at = time.monotonic() + IMPATIENT_SECONDS
+        return is_writable
 
 
 def _writer(descriptor: int) -> Write:

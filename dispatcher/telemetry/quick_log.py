@@ -39,13 +39,16 @@ class QuickLog:
         self._always = always
         self._soon = None
 
-    def gather(self, soon: Callable[[Callable[[], None]], object]) -> None:
+    def gather(self, soon: Callable[[Callable[[], None]], object] | None) -> None:
         """Writes lines together from now on, a few to a system call.
 
         Args:
-            soon: Calls what it is given in a moment, as a loop's `call_soon` does.
+            soon: Calls what it is given in a moment, as a loop's `call_soon` does; None: each line at once again, and
+                what was gathered now, because the loop is gone.
         """
         self._soon = soon
+        if soon is None:
+            self.flush()
 
     def flush(self) -> None:
         """Writes what was gathered."""
@@ -75,15 +78,22 @@ class QuickLog:
         assert self._lines is not None
         piece, count = b"", 0
         for fields in events:
-            line = orjson.dumps(fields, default=str, option=_FORM)
+            line = _line(fields)
             if count and len(piece) + len(line) > select.PIPE_BUF:
                 self._lines.write(piece, count)
                 piece, count = b"", 0
             if not count and self._lines.lost:
-                line = orjson.dumps({**fields, "lines_lost": self._lines.lost}, default=str, option=_FORM)
+                line = _line({**fields, "lines_lost": self._lines.lost})
             piece += line
             count += 1
         self._lines.write(piece, count)
+
+
+def _line(fields: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(fields, default=str, option=_FORM)
+    except orjson.JSONEncodeError:  # half a letter, or a number beyond 64 bits
+        return orjson.dumps({name: ascii(value) for name, value in fields.items()}, option=_FORM)
 
 
 log: Final = QuickLog()

@@ -77,7 +77,7 @@ def run_worker(settings: Settings, post: Post) -> int:
     try:
         uvloop.run(_work(settings, identity, post))
     finally:
-        quick_log.log.flush()
+        quick_log.log.gather(None)
         TRACER.end()
     return 0
 

@@ -183,6 +183,36 @@ def test_gathered_lines_of_the_quick_log_come_in_order_and_untorn(pipe: tuple[in
     assert [event["number"] for event in events(reading)] == list(range(100))
 
 
+def test_a_line_that_json_cannot_hold_is_told_as_it_can_and_takes_no_other_with_it(pipe: tuple[int, TextIO]) -> None:
+    reading, stream = pipe
+    log.configure("info", "json", stream)
+    soon: list[Callable[[], None]] = []
+    quick_log.log.gather(soon.append)
+
+    for detail in ("before", "\ud800", 2**64, "after"):
+        quick_log.log.info("email.attempted", detail=detail)
+    quick_log.log.gather(None)
+    quick_log.log.info("email.attempted", detail="at once")
+
+    details = [event["detail"] for event in events(reading)]
+    assert details == ["before", "'\\ud800'", "18446744073709551616", "after", "at once"]
+
+
+def test_a_reader_that_is_slow_and_goes_on_is_not_waited_for_again_and_again(pipe: tuple[int, TextIO]) -> None:
+    reading, stream = pipe
+    lines = Lines(stream)
+    fill(lines)
+
+    began_at = time.monotonic()
+    for _ in range(100):
+        os.read(reading, 65536)
+        for _ in range(100):  # more than there is room for now
+            lines.write(LINE)
+
+    # A hundred waits would be five seconds.
+    assert time.monotonic() - began_at < 100 * PATIENCE_MS / 1000
+
+
 def test_gathered_lines_tell_what_got_lost_once(pipe: tuple[int, TextIO]) -> None:
     reading, stream = pipe
     log.configure("info", "json", stream)
