@@ -65,7 +65,7 @@ returning c.email_id;
 with old as (
     select k.ctid
     from email_idempotency as k
-    where k.created_at < clock_timestamp() - %(days)s * interval '1 day'
+    where k.created_at < statement_timestamp() - %(days)s * interval '1 day'
         and not exists (select from email_log as e where e.email_id = k.email_id)
     limit %(limit)s
 )
@@ -79,7 +79,7 @@ with old as (
     select i.ctid
     from email_replay_item as i
     join email_replay as r using (replay_id)
-    where r.created_at < clock_timestamp() - %(days)s * interval '1 day'
+    where r.created_at < statement_timestamp() - %(days)s * interval '1 day'
     limit %(limit)s
 )
 delete from email_replay_item
@@ -91,7 +91,7 @@ returning email_id;
 with old as (
     select r.ctid
     from email_replay as r
-    where r.created_at < clock_timestamp() - %(days)s * interval '1 day'
+    where r.created_at < statement_timestamp() - %(days)s * interval '1 day'
         and not exists (select from email_replay_item as i where i.replay_id = r.replay_id)
     limit %(limit)s
 )
