@@ -43,6 +43,7 @@ class Pointers:
         self._publish = publish
         self._on_the_way: dict[UUID, datetime] = {}
         self._unmarked: dict[UUID, tuple[datetime, float]] = {}  # in the order of their confirms
+        self._many_at = 0.0  # when many are marked at once again
         self._calls: set[asyncio.Task[None]] = set()
 
     async def look(self, outbox: Outbox) -> int:
@@ -123,10 +124,11 @@ class Pointers:
 
     async def _mark_some(self, outbox: Outbox) -> None:
         """Marks what nobody else does: all of it where there is much, or what has waited for long."""
-        if len(self._unmarked) >= BATCH:
+        now = time.monotonic()
+        if len(self._unmarked) >= BATCH and now >= self._many_at:
             await self._mark(outbox, list(self._unmarked))
             return
-        before = time.monotonic() - MARK_AFTER_SECONDS
+        before = now - MARK_AFTER_SECONDS
         if old := [i for i, _ in takewhile(lambda item: item[1][1] <= before, self._unmarked.items())]:
             await self._mark(outbox, old)
 
@@ -136,6 +138,8 @@ class Pointers:
         due = {email_id: self._unmarked[email_id][0] for email_id in email_ids}
         locked = await outbox.mark_published(due)
         now = time.monotonic()
+        if locked:  # else each look would try all of them again
+            self._many_at = now + MARK_AFTER_SECONDS
         for email_id, due_at in due.items():
             if self._unmarked[email_id][0] == due_at:  # and was not confirmed meanwhile for another instant
                 del self._unmarked[email_id]
