@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from datetime import datetime
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from dispatcher.supervisor.parent import REPEATED_SECONDS
 from tests.supervisor.nursery import Nursery
 from tests.supervisor.program import eventually, is_alive, processes
+
+CLOCK_SECONDS: Final = 0.02
+"""What the log's clock, which may be set, and the steady one that the parent waits by may differ in a test."""
 
 
 def test_everything_starts_and_a_drain_ends_the_relay_last(nursery: Nursery) -> None:
@@ -87,7 +92,7 @@ def test_a_role_that_ends_at_once_waits_longer_and_longer(nursery: Nursery) -> N
     waited = [seconds_between(end, start) for end, start in zip(ends, starts, strict=True)]
     assert announced == [0.0, 0.1, 0.2, 0.4]
     # How much longer is the machine's affair.
-    assert all(real >= said for said, real in zip(announced, waited, strict=True)), waited
+    assert all(real > said - CLOCK_SECONDS for said, real in zip(announced, waited, strict=True)), waited
 
 
 def test_a_wait_for_a_restart_does_not_delay_the_stop(nursery: Nursery) -> None:
@@ -133,17 +138,18 @@ def test_signals_that_whoever_started_it_has_blocked_are_heard(nursery: Nursery)
 def test_a_second_sigterm_kills_at_once(nursery: Nursery) -> None:
     parent = nursery.start("a=deaf", "relay=deaf", drain_seconds=600)
     eventually(lambda: len(nursery.diary("serving")) == 2)
+    began_at = time.monotonic()
     parent.send(signal.SIGTERM)
-    draining = parent.await_events("dispatcher.draining", signal="SIGTERM")
+    parent.await_events("dispatcher.draining", signal="SIGTERM")
 
     def killed() -> bool:
         parent.send(signal.SIGTERM)
         return bool(parent.events("process.killed"))
 
     eventually(killed)
-    assert parent.await_exit() == 1
     # Those that follow at once are taken for the first one again.
-    assert seconds_between(draining, parent.events("process.killed")[0]) > REPEATED_SECONDS
+    assert time.monotonic() - began_at > REPEATED_SECONDS
+    assert parent.await_exit() == 1
     assert len(parent.events("process.killed")) == 2
     assert not parent.members()
 
