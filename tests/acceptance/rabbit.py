@@ -85,13 +85,13 @@ class Rabbit:
             self._request("DELETE", f"/api/connections/{quote(name, safe='')}")
         return len(listed)
 
-    def connections_of(self, pids: Collection[int]) -> list[str]:
+    def connections_of(self, pids: Collection[int]) -> set[str]:
         """The connections of these processes; RabbitMQ lists a new one some seconds late."""
-        return [
+        return {
             connection["name"]
             for connection in json.loads(self._request("GET", "/api/connections"))
             if set(connection.get("client_properties", {}).get("connection_name", "").split(":")) & set(map(str, pids))
-        ]
+        }
 
     def close_connections_of(self, pids: Collection[int]) -> int:
         """Forces the connections of these processes shut, and of nobody else on the same RabbitMQ; returns how many."""
