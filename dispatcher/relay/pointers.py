@@ -35,15 +35,22 @@ MARK_AFTER_SECONDS: Final = 0.5
 class Pointers:
     """What the leading relay knows of the messages that it wrote; used by one task."""
 
-    def __init__(self, publish: Callable[[list[DuePointer]], Awaitable[list[bool]]]) -> None:
+    def __init__(
+        self,
+        publish: Callable[[list[DuePointer]], Awaitable[list[bool]]],
+        *,
+        mark_after_seconds: float = MARK_AFTER_SECONDS,
+    ) -> None:
         """
         Args:
             publish: Tells which were confirmed, or raises BrokerUnavailable: none was.
+            mark_after_seconds: How long a lease may take the mark off before we do.
         """
         self._publish = publish
+        self._mark_after_seconds = mark_after_seconds
         self._on_the_way: dict[UUID, datetime] = {}
         self._unmarked: dict[UUID, tuple[datetime, float]] = {}  # in the order of their confirms
-        self._many_at = 0.0  # when many are marked at once again
+        self._many = BATCH  # so many are marked at once, however soon
         self._calls: set[asyncio.Task[None]] = set()
 
     async def look(self, outbox: Outbox) -> int:
@@ -124,11 +131,10 @@ class Pointers:
 
     async def _mark_some(self, outbox: Outbox) -> None:
         """Marks what nobody else does: all of it where there is much, or what has waited for long."""
-        now = time.monotonic()
-        if len(self._unmarked) >= BATCH and now >= self._many_at:
+        if len(self._unmarked) >= self._many:
             await self._mark(outbox, list(self._unmarked))
             return
-        before = now - MARK_AFTER_SECONDS
+        before = time.monotonic() - self._mark_after_seconds
         if old := [i for i, _ in takewhile(lambda item: item[1][1] <= before, self._unmarked.items())]:
             await self._mark(outbox, old)
 
@@ -138,8 +144,7 @@ class Pointers:
         due = {email_id: self._unmarked[email_id][0] for email_id in email_ids}
         locked = await outbox.mark_published(due)
         now = time.monotonic()
-        if locked:  # else each look would try all of them again
-            self._many_at = now + MARK_AFTER_SECONDS
+        self._many = BATCH + len(locked)  # else each look would try those again
         for email_id, due_at in due.items():
             if self._unmarked[email_id][0] == due_at:  # and was not confirmed meanwhile for another instant
                 del self._unmarked[email_id]
