@@ -47,10 +47,6 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and 1 <= len(value) <= 255 and value.isprintable()
 
 
-def _is_reason_word(value: object) -> bool:
-    return isinstance(value, str) and value in list(Reason)
-
-
 def _is_reason(value: object) -> bool:
     return (
         isinstance(value, str) and len(value) <= MOST_REASON_CHARACTERS and value.isprintable() and bool(value.strip())
@@ -76,7 +72,7 @@ _REASON: Final[Mapping[str, tuple[Check, str]]] = {"reason": (_is_reason, "must 
 _REPLAY: Final[Mapping[str, tuple[Check, str]]] = {
     **_REASON,
     "tenant_id": (_is_text, "must be a text"),
-    "error_type": (_is_reason_word, f"must be one of: {', '.join(Reason)}"),
+    "error_type": (lambda value: value in tuple(Reason), f"must be one of: {', '.join(Reason)}"),
     "provider": (_is_text, "must be a text"),
     "status": (lambda value: value in ("failed", "held"), "must be failed or held"),
     "email_ids": (_is_ids, f"must be a list of 1 to {MOST_IDS} ids"),

@@ -43,18 +43,14 @@ class Parameter:
     about: str
 
 
-def _status(text: str) -> Status:
-    try:
-        return Status(text)
-    except ValueError:
-        raise ValueError(f"must be one of: {', '.join(Status)}") from None
+def _one_of(words: type[Status | Reason]) -> Callable[[str], Status | Reason]:
+    def parse(text: str) -> Status | Reason:
+        try:
+            return words(text)
+        except ValueError:
+            raise ValueError(f"must be one of: {', '.join(words)}") from None
 
-
-def _reason(text: str) -> Reason:
-    try:
-        return Reason(text)
-    except ValueError:
-        raise ValueError(f"must be one of: {', '.join(Reason)}") from None
+    return parse
 
 
 def _text(text: str) -> str:
@@ -94,8 +90,10 @@ def _tenant(text: str) -> str:
 _SHORT: Final = {"type": "string", "minLength": 1, "maxLength": MOST_TEXT_CHARACTERS}
 _INSTANT: Final = {"type": "string", "format": "date-time"}
 PARAMETERS: Final[Mapping[str, Parameter]] = {
-    "status": Parameter(_status, {"type": "string", "enum": list(Status)}, "Emails of this status."),
-    "error_type": Parameter(_reason, {"type": "string", "enum": list(Reason)}, "Emails whose last attempt ended so."),
+    "status": Parameter(_one_of(Status), {"type": "string", "enum": list(Status)}, "Emails of this status."),
+    "error_type": Parameter(
+        _one_of(Reason), {"type": "string", "enum": list(Reason)}, "Emails whose last attempt ended so."
+    ),
     "provider": Parameter(_text, _SHORT, "Emails that this provider was tried with last."),
     "correlation_id": Parameter(_text, _SHORT, "Emails of this correlation id."),
     "created_from": Parameter(_instant, _INSTANT, "Emails from this instant on."),

@@ -211,7 +211,7 @@ class _Window:
             # First no more deliveries, for each ack makes room for one.
             await self.channel.call(self.channel.raw.basic_cancel, consumer_tag=self._tag)
             await self._ack()
-        await _close(self.channel)
+        await self.channel.close()
         return self.received - len(self.removed)
 
     async def _ack(self) -> None:
@@ -226,11 +226,6 @@ class _Window:
             # RabbitMQ's channel puts off what goes beyond 32 commands to a quorum queue, and drops that at its close.
             await self.channel.call(self.channel.raw.basic_qos, prefetch_count=self.size)
             await asyncio.sleep(_BREATH_SECONDS)
-
-
-async def _close(channel: Channel) -> None:
-    channel.raw.close()
-    await channel.closed
 
 
 async def _until_back(expected: int, depth_now: Callable[[], Awaitable[int]]) -> None:
