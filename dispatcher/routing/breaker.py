@@ -83,14 +83,13 @@ class Breaker:
     @property
     def state(self) -> State:
         """The state now."""
-        if self._state in (State.PAUSED, State.OPEN) and self._clock() >= self._until:
-            self._enter(State.CLOSED if self._state is State.PAUSED else State.HALF_OPEN, self.reason, 0.0)
+        self._look()
         return self._state
 
     @property
     def wait_seconds(self) -> float:
-        """How long until it may be tried; 0 if it may be now."""
-        return max(0.0, self._until - self._clock()) if self.state in (State.PAUSED, State.OPEN) else 0.0
+        """How long until it may be tried; 0 if it may be now, and whoever is told of changes has heard so."""
+        return self._look()
 
     @property
     def room(self) -> int | None:
@@ -171,6 +170,17 @@ class Breaker:
             self._enter(State.OPEN, self.reason, self._until - self._clock())
         else:
             self._enter(State.PAUSED, reason, self._until - self._clock())
+
+    def _look(self) -> float:
+        """Ends a wait whose time has come; returns how long it still is, in seconds."""
+        if self._state not in (State.PAUSED, State.OPEN):
+            return 0.0
+        # One look at the clock: between two of them the time may come, and nobody would be told.
+        remaining = self._until - self._clock()
+        if remaining > 0:
+            return remaining
+        self._enter(State.CLOSED if self._state is State.PAUSED else State.HALF_OPEN, self.reason, 0.0)
+        return 0.0
 
     def _is_old(self, trial: int) -> bool:
         """Whether it began before the breaker last opened: what it tells of is why it opened, and not how it is now."""

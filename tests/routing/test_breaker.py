@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import pytest
@@ -52,6 +53,20 @@ class Scene:
         self.fail_often()
         self.now += FIRST_OPEN_SECONDS
         assert self.breaker.state is State.HALF_OPEN
+
+
+@pytest.mark.parametrize("seconds", [2.005, 2.015])
+def test_there_is_nothing_to_wait_for_only_once_the_end_of_the_wait_was_told(seconds: float) -> None:
+    """However fast the clock goes: who was told of nothing and has no time to wait for would wait for ever."""
+    clock = itertools.count(1000.0, 0.01)
+    told: list[State] = []
+    breaker = Breaker(lambda: next(clock), lambda state, _reason, _seconds: told.append(state))
+    breaker.pause(breaker.begin(), seconds, "throttled")
+
+    while breaker.wait_seconds:
+        assert told == [State.PAUSED]
+
+    assert told == [State.PAUSED, State.CLOSED]
 
 
 def test_closed_it_bounds_nothing() -> None:
