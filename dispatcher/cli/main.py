@@ -6,13 +6,14 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from types import CodeType
 from typing import Final
 
 import click
 
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.lazy_group import LazyGroup
-from dispatcher.cli.output import prepare_streams, say
+from dispatcher.cli.output import flush_data, prepare_streams, say, unwritten
 from dispatcher.errors import ConfigurationError, DispatcherError
 from dispatcher.version import VERSION
 
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     prepare_streams()
     try:
-        result = dispatcher.main(arguments, prog_name="dispatcher", standalone_mode=False)
+        result = _run(arguments)
     except click.Abort:
         return Exit.INTERRUPTED
     except click.ClickException as error:
@@ -75,6 +76,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DispatcherError as error:
         return report(error)
     return int(result or Exit.DONE)
+
+
+def _run(arguments: Sequence[str] | None) -> int | None:
+    """Runs the command; what it wrote to stdout is there when this returns."""
+    try:
+        result: int | None = dispatcher.main(arguments, prog_name="dispatcher", standalone_mode=False)
+    except OSError as error:
+        if _raised_in(error) is not click.echo.__code__:
+            raise
+        raise unwritten(error) from error  # help and version, which click writes
+    flush_data()
+    return result
+
+
+def _raised_in(error: BaseException) -> CodeType | None:
+    """The innermost function of ours or a library's that raised it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return None if trace is None else trace.tb_frame.f_code
 
 
 def program() -> int:

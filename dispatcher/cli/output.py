@@ -41,9 +41,22 @@ def print_data(text: str) -> bool:
         _discard_stdout()
         return False
     except OSError as error:
-        _discard_stdout()
-        raise DispatcherError(f"The output cannot be written: {error.strerror}.") from error
+        raise unwritten(error) from error
     return True
+
+
+def flush_data() -> None:
+    """Writes what is still on its way to stdout; whether somebody reads there is nothing to us.
+
+    Raises:
+        DispatcherError: it cannot be written for another reason, such as a full disk.
+    """
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_stdout()
+    except OSError as error:
+        raise unwritten(error) from error
 
 
 def print_json(value: object) -> bool:
@@ -52,10 +65,13 @@ def print_json(value: object) -> bool:
 
 
 def print_table(table: Table) -> bool:
-    """Writes a table, coloured where that is wanted; returns whether somebody still reads."""
+    """Writes a table, coloured where that is wanted; returns whether anybody reads. Raises as `print_data` does."""
     console = console_for(sys.stdout)
-    with console.capture() as captured:
-        console.print(table)
+    try:
+        with console.capture() as captured:
+            console.print(table)
+    except OSError as error:  # Rich writes nothing to stdout then, and a full disk does not take even that.
+        raise unwritten(error) from error
     return print_data(captured.get().rstrip("\n"))
 
 
@@ -84,6 +100,12 @@ def plain_table(*columns: str, **options: Any) -> Table:
     from rich.table import Table
 
     return Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, **options)
+
+
+def unwritten(error: OSError) -> DispatcherError:
+    """What is to be said of a stdout that takes nothing; from now on, whatever is written there goes nowhere."""
+    _discard_stdout()
+    return DispatcherError(f"The output cannot be written: {error.strerror}.")
 
 
 def _discard_stdout() -> None:

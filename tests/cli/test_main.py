@@ -155,10 +155,11 @@ def test_reader_that_goes_away_is_no_failure_and_no_noise(settled: CommandLine, 
     assert done.returncode in ((0, 1) if command == "--help" else (0,))
 
 
-def test_output_that_cannot_be_written_is_a_failure(settled: CommandLine) -> None:
+@pytest.mark.parametrize("words", ["status --json", "--help", "dlq list --help", "--version"])
+def test_output_that_cannot_be_written_is_a_failure(settled: CommandLine, words: str) -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
-            [*PROGRAM, "status", "--json"],
+            [*PROGRAM, *words.split()],
             stdout=full,
             stderr=subprocess.PIPE,
             env=settled.whole_environment,
