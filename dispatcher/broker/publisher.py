@@ -32,6 +32,9 @@ class Publisher:
 
     Several tasks may publish at once: their messages share the connection and the window. Belongs to the event loop
     that it first publishes on.
+
+    Attributes:
+        batch_seconds: How long one call of `publish` may take, connecting included.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class Publisher:
 
         Args:
             name: What RabbitMQ's management shows for the connection.
-            batch_seconds: How long one call of `publish` may take, connecting included.
+            batch_seconds: See there.
             window: How many messages may be unconfirmed at once.
 
         Raises:
@@ -59,7 +62,7 @@ class Publisher:
         self._exchange = exchange
         self._name = name
         self._ca_file = ca_file
-        self._batch_seconds = batch_seconds
+        self.batch_seconds = batch_seconds
         self._window = window
         self._stream: _Stream | None = None
         self._connecting = asyncio.Lock()
@@ -77,7 +80,7 @@ class Publisher:
         batch = _Batch([False] * len(messages))
         fault: BrokerUnavailable | None = None
         try:
-            async with asyncio.timeout(self._batch_seconds):
+            async with asyncio.timeout(self.batch_seconds):
                 stream = await self._connected()
                 await stream.write(messages, batch, self._exchange)
                 fault = await batch.done
@@ -102,7 +105,7 @@ class Publisher:
 
     def _time_is_up(self, batch: _Batch) -> BrokerUnavailable:
         stream = self._stream
-        within = f"within {self._batch_seconds:g} s"
+        within = f"within {self.batch_seconds:g} s"
         if stream is None:
             return BrokerUnavailable(f"RabbitMQ cannot be reached {within}.")
         if stream.connection.is_blocked:

@@ -194,6 +194,7 @@ async def test_a_forced_close_is_recovered_from_and_old_deliveries_are_void(
     worker = make_worker(name=topology.queue)
     old = list(await worker.got(3))
     worker.consumer.ack(old[:1])
+    await asyncio.sleep(0)  # it leaves at the end of the loop's turn
 
     await eventually(lambda: operator.close_connection(topology.queue), "the connection's listing")
     await eventually(lambda: worker.losses == 1, "the loss")
