@@ -112,17 +112,28 @@ def listen(settings: Settings, *, shares_port: bool) -> socket.socket:
     return listener
 
 
-async def serve(settings: Settings, listener: socket.socket, stop: asyncio.Event) -> None:
+async def serve(
+    settings: Settings,
+    listener: socket.socket,
+    stop: asyncio.Event,
+    *,
+    lock_seconds: float = LOCK_SECONDS,
+    last_seconds: float = LAST_SECONDS,
+) -> None:
     """Serves until the stop, then finishes what has begun.
+
+    Args:
+        lock_seconds: See LOCK_SECONDS.
+        last_seconds: See LAST_SECONDS.
 
     Raises:
         ConfigurationError: it would listen where others can reach it, and there is no key.
     """
     async with AsyncExitStack() as opened:
         url = settings.database_url
-        writers = make_pool(url, name="dispatcher api", size=LANES + SPLITTING_LANES, lock_seconds=LOCK_SECONDS)
+        writers = make_pool(url, name="dispatcher api", size=LANES + SPLITTING_LANES, lock_seconds=lock_seconds)
         readers = make_pool(url, name="dispatcher api reader", size=READERS)
-        keepers = make_pool(url, name="dispatcher api keys", size=KEEPERS, lock_seconds=LOCK_SECONDS)
+        keepers = make_pool(url, name="dispatcher api keys", size=KEEPERS, lock_seconds=lock_seconds)
         deciders = make_pool(url, name="dispatcher api operator", size=DECIDERS, lock_seconds=DECISION_LOCK_SECONDS)
         for pool in (writers, readers, keepers, deciders):
             await pool.open()
@@ -152,7 +163,7 @@ async def serve(settings: Settings, listener: socket.socket, stop: asyncio.Event
         gc.freeze()  # what is there now stays: the collector need not look at it while a request waits
         await _until_stopped(server, listener, [asyncio.create_task(stop.wait()), *helpers])
         with suppress(TimeoutError):
-            async with asyncio.timeout(LAST_SECONDS):
+            async with asyncio.timeout(last_seconds):
                 await gathering.finish()
                 await access.quotas.close()
                 await announcing.finish()

@@ -18,6 +18,7 @@ from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings, load
 from dispatcher.domain.api_key import Secret
 from dispatcher.store.api_keys import insert_key
+from tests.waiting import DEADLINE_SECONDS
 
 EMAIL: Final[dict[str, Any]] = {
     "from": "shop@example.com",
@@ -120,12 +121,17 @@ def settings_of(database_url: str, amqp_url: str, topology: Topology, **more: st
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Api]:
-    """Serves until the end of the block."""
+async def running(settings: Settings, *, lock_seconds: float = DEADLINE_SECONDS) -> AsyncIterator[Api]:
+    """Serves until the end of the block, however busy the machine is.
+
+    Args:
+        lock_seconds: How long a request waits for who holds the same key, or counts the same quota.
+    """
     listener: socket.socket = listen(settings, shares_port=False)
     port: int = listener.getsockname()[1]
     stop = asyncio.Event()
-    serving = asyncio.create_task(serve(settings, listener, stop))
+    work = serve(settings, listener, stop, lock_seconds=lock_seconds, last_seconds=DEADLINE_SECONDS)
+    serving = asyncio.create_task(work)
     client = ClientBuilder().pool_max_idle_per_host(100).build()
     try:
         async with client:

@@ -80,7 +80,15 @@ async def kill_under_load(host: Host, lives: int) -> Clients:
         api.send(signal.SIGKILL)
         await asyncio.to_thread(api.await_exit, 20)
         await posting
+    await asyncio.to_thread(eventually, lambda: not inserting(host), "the end of what it had begun to insert")
     return clients
+
+
+def inserting(host: Host) -> bool:
+    """Whether PostgreSQL still works for an API that is dead: what it was told before, it commits."""
+    sessions = "select from pg_stat_activity where application_name = 'dispatcher api' and datname = current_database()"
+    with psycopg.connect(host.database_url, autocommit=True) as connection:
+        return connection.execute(sessions).fetchone() is not None
 
 
 async def check(host: Host, lives: int) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import psycopg
 
 from dispatcher import Email, enqueue
+from dispatcher.api.server import LOCK_SECONDS
 from dispatcher.broker.topology import Topology, depths
 from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
@@ -26,7 +27,7 @@ async def test_an_accepted_email_is_in_the_database_and_due(api: Api, connection
     assert answer.headers["location"] == f"/v1/emails/{answer.json['id']}"
     assert "idempotent-replayed" not in answer.headers
     row = connection.execute(
-        "select tenant_id, status, publish_due_at > clock_timestamp() from email_log where email_id = %s",
+        "select tenant_id, status, publish_due_at > created_at from email_log where email_id = %s",
         [answer.json["id"]],
     ).fetchone()
     assert row == ("default", "pending", True)
@@ -104,12 +105,14 @@ async def test_an_email_that_breaks_a_rule_is_told_by_its_field_and_fails_no_nei
 
 
 async def test_an_open_transaction_with_the_same_key_delays_its_twin_alone(
-    api: Api, database_url: str, connection: psycopg.Connection
+    settings: Settings, database_url: str
 ) -> None:
-    with psycopg.connect(database_url) as application:
-        enqueue(application, Email(message_key="k-7", sender="a@example.com", to="b@example.org", subject="", text="x"))
+    async with running(settings, lock_seconds=LOCK_SECONDS) as api:
+        with psycopg.connect(database_url) as application:
+            twin = Email(message_key="k-7", sender="a@example.com", to="b@example.org", subject="", text="x")
+            enqueue(application, twin)
 
-        answers = await asyncio.gather(*(api.post(f"k-{number}") for number in range(30)))
+            answers = await asyncio.gather(*(api.post(f"k-{number}") for number in range(30)))
 
     assert [answer.status for answer in answers] == [409 if number == 7 else 202 for number in range(30)]
     assert answers[7].code == "idempotency-key-in-use"
