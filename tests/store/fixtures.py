@@ -18,11 +18,16 @@ from dispatcher.dev.servers import Servers
 from dispatcher.store.connections import Pool, make_pool
 from dispatcher.store.leases import LeaseStore
 from tests.store.books import Books
+from tests.waiting import wait_until
 
 _TABLES: Final = """
     select relname from pg_class
     where relkind in ('r', 'p') and not relispartition and relnamespace = 'public'::regnamespace
         and relname <> 'dispatcher_migration'
+"""
+_OTHERS: Final = """
+    from pg_stat_activity
+    where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()
 """
 
 
@@ -46,10 +51,9 @@ def tables_url(kept_database_url: str) -> Iterator[str]:
         for (table,) in cleaner.execute(_TABLES).fetchall():
             cleaner.execute(sql.SQL("delete from {}").format(sql.Identifier(table)))
         yield kept_database_url
-        cleaner.execute(
-            "select pg_terminate_backend(pid) from pg_stat_activity "
-            "where datname = current_database() and pid <> pg_backend_pid()"
-        )
+        cleaner.execute(f"select pg_terminate_backend(pid) {_OTHERS}".encode())
+        # They end a moment later, and until then hold locks and names that the next test would find.
+        wait_until(lambda: cleaner.execute(f"select {_OTHERS}".encode()).fetchone() is None)
 
 
 @pytest.fixture

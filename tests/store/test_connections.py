@@ -12,7 +12,7 @@ from dispatcher.errors import DispatcherError, SchemaError, StoreUnavailable, Va
 from dispatcher.store.connections import Pool, connect_async, connected, make_pool, session, translated
 from dispatcher.store.leases import LeaseStore
 from tests.store.books import Books
-from tests.waiting import until
+from tests.waiting import DEADLINE_SECONDS, until
 
 
 async def test_a_session_waits_for_the_disk_and_for_nothing_else_for_ever(tables_url: str) -> None:
@@ -187,7 +187,7 @@ async def test_a_task_that_is_cancelled_while_the_pool_hands_it_a_session_ends(t
         giving_back = asyncio.create_task(pool.putconn(taken))
         await take_steps(steps_between)
         waiting.cancel()
-        await asyncio.wait({waiting}, timeout=5)
+        await asyncio.wait({waiting}, timeout=DEADLINE_SECONDS)
         assert waiting.cancelled(), f"it forgot its cancellation, {steps_between} steps after the hand-over began"
         await giving_back
 
