@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from pathlib import Path
 from urllib.request import Request, urlopen
@@ -9,11 +10,19 @@ from urllib.request import Request, urlopen
 import orjson
 import psycopg
 
+from dispatcher.broker.topology import Topology, depths
+from dispatcher.dev.servers import Servers
 from tests.cli.commandline import CommandLine
 from tests.waiting import wait_until
 
 
-def test_it_serves_until_it_is_told_to_stop(prepared: CommandLine, connection: psycopg.Connection) -> None:
+def depth(topology: Topology, servers: Servers) -> int:
+    return asyncio.run(depths(servers.amqp_url, topology))[topology.queue]
+
+
+def test_it_serves_until_it_is_told_to_stop(
+    prepared: CommandLine, connection: psycopg.Connection, topology: Topology, servers: Servers
+) -> None:
     body = orjson.dumps({"from": "a@example.com", "to": "b@example.org", "subject": "Hello", "text": "It works."})
     with prepared.having(DISPATCHER_API_ADDRESS="127.0.0.1:0").started("api") as process:
         assert process.stdout is not None
@@ -21,6 +30,8 @@ def test_it_serves_until_it_is_told_to_stop(prepared: CommandLine, connection: p
         headers = {"Content-Type": "application/json", "Idempotency-Key": "hello-1"}
         with urlopen(Request(f"http://{started['listener']}/v1/emails", body, headers), timeout=20) as answer:
             assert answer.status == 202
+        # The stop waits for what it announces no longer than some seconds.
+        wait_until(lambda: depth(topology, servers) == 1)
         process.send_signal(signal.SIGTERM)
         log, errors = process.communicate(timeout=20)
 

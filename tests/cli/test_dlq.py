@@ -226,7 +226,7 @@ def test_a_killed_replay_loses_nothing_and_is_resumed(
     prepared: CommandLine, quick: Callable[..., Ended], morgue: Morgue
 ) -> None:
     morgue.bury(200)
-    with prepared.started("dlq", "replay", "--all", "--rate", "20", *WHY, "--yes") as process:
+    with prepared.started("dlq", "replay", "--all", "--rate", "10", *WHY, "--yes") as process:
         while morgue.books.statuses()["pending"] < 3:
             assert process.poll() is None
         process.kill()
@@ -247,7 +247,7 @@ def test_a_killed_replay_loses_nothing_and_is_resumed(
 
 def test_ctrl_c_says_how_to_go_on(prepared: CommandLine, morgue: Morgue) -> None:
     morgue.bury(200)
-    with prepared.started("dlq", "replay", "--all", "--rate", "20", *WHY, "--yes", stderr=subprocess.PIPE) as process:
+    with prepared.started("dlq", "replay", "--all", "--rate", "10", *WHY, "--yes", stderr=subprocess.PIPE) as process:
         while morgue.books.statuses()["pending"] < 3:
             assert process.poll() is None
         process.send_signal(signal.SIGINT)

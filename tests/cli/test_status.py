@@ -12,6 +12,7 @@ import pytest
 
 from dispatcher.broker.topology import Topology
 from tests.cli.commandline import DEADLINE_SECONDS, CommandLine
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -81,7 +82,8 @@ def test_workers_and_latency_are_those_of_the_moment(prepared: CommandLine, conn
         table = prepared("status").stdout
 
     assert ["workers", "1"] in [line.split() for line in table.splitlines()]
-    assert ["workers", "none"] in [line.split() for line in prepared("status").stdout.splitlines()]
+    # PostgreSQL notices the end of a session a moment later.
+    wait_until(lambda: ["workers", "none"] in [line.split() for line in prepared("status").stdout.splitlines()])
     assert told["latency_seconds"] == {"p50": 0.25, "p95": 0.25, "p99": 0.25}
     gone, present = told["workers"]
     assert gone == {"name": "gone:w1:7:cafe", "age_seconds": None, "in_flight": 1}
