@@ -9,7 +9,7 @@ import pytest
 from dispatcher.domain.outcome import Accepted
 from dispatcher.errors import ProviderFault
 from tests.providers.conftest import Authority
-from tests.providers.emails import SOON_SECONDS, an_email, send
+from tests.providers.emails import PATIENCE_SECONDS, SOON_SECONDS, an_email, send
 from tests.providers.listeners import (
     Handler,
     close_at_once,
@@ -39,7 +39,7 @@ async def test_tls_that_breaks_off_is_a_definite_no(handler: Handler, authority:
 async def test_tls_that_never_ends_is_a_definite_no(authority: Authority) -> None:
     async with listening(say_nothing) as port:
         url = f"https://127.0.0.1:{port}"
-        async with ses_provider(url, ca_file=authority.ca_file, timeout_seconds=2 * SOON_SECONDS) as provider:
+        async with ses_provider(url, ca_file=authority.ca_file, timeout_seconds=PATIENCE_SECONDS) as provider:
             at_the_deadline = await send(provider, an_email(), seconds=SOON_SECONDS)
         async with ses_provider(url, ca_file=authority.ca_file, timeout_seconds=SOON_SECONDS) as provider:
             at_boto3s_timeout = await send(provider, an_email())

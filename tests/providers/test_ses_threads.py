@@ -78,6 +78,10 @@ async def test_nothing_leaves_after_the_deadline(tmp_path: Path) -> None:
 async def test_threads_that_hang_take_nobody_with_them(tmp_path: Path) -> None:
     """Two threads hang where nothing can wake them; who waits for a third is told so, and nothing is ever posted."""
     async with ses_place(tmp_path, threads=2) as place:
+        await send(place.provider, an_email())  # the client is open
+        place.double.drop_connections()
+        await until(lambda: not place.double.sessions)
+        place.double.requests.clear()
         with unresolved() as answer:
             sendings = await asyncio.gather(*(send(place.provider, an_email(), seconds=SOON_SECONDS) for _ in range(4)))
             answer.set()

@@ -76,7 +76,7 @@ async def test_nothing_is_kept_of_a_connection_that_ended_as_it_began(authority:
                 await transport.post(f"https://127.0.0.1:{port}/", {}, b"{}", deadline, lambda: None)
 
     # Of a connection that broke its transport is told a turn of the loop later, and holds it until then.
-    await until(lambda: _connections() == before)
+    await until(lambda: _connections() <= before)
     await transport.close()
 
 
