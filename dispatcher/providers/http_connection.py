@@ -7,6 +7,7 @@ not given to the connection never will.
 from __future__ import annotations
 
 import asyncio
+import math
 import select
 import ssl
 from collections.abc import Callable
@@ -83,6 +84,8 @@ class HttpConnection(asyncio.Protocol):
         self.is_busy = True
         self.status, self.headers, self.body = None, {}, b""
         self._octets = 0
+        # Until somebody waits for the answer: what the timer is set for is an earlier deadline, and may come meanwhile.
+        self._deadline = math.inf
         self._answered = self.loop.create_future()
         self._transport.write(octets)
 
@@ -226,7 +229,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _look_at_deadline(self) -> None:
         self._timer = None
-        if self._answered is None or self._answered.done():
+        if self._answered is None or self._answered.done() or self._deadline == math.inf:
             return
         if self.loop.time() < self._deadline:
             self._set_timer()

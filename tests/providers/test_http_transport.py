@@ -18,6 +18,7 @@ from dispatcher.dev.http_double import HttpDouble, running_double
 from dispatcher.domain.outcome import Reason
 from dispatcher.providers.http import Answer, HttpTransport, NoAnswer, NothingLeft
 from dispatcher.providers.http_connection import MAX_ANSWER_OCTETS
+from tests.providers import listeners
 from tests.providers.conftest import Authority
 from tests.waiting import Overtime, until
 
@@ -189,6 +190,27 @@ async def test_a_large_body_that_nobody_takes_is_a_definite_no(transport: HttpTr
     assert call.end.reason is Reason.TIMEOUT_BEFORE_SEND
     assert "not taken" in call.end.detail
     assert call.left == 0
+
+
+async def test_a_large_body_is_not_given_up_at_the_deadline_of_the_call_before(transport: HttpTransport) -> None:
+    """One timer sees to the calls of a connection: what it was set for may be over while the next body leaves."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + LATER
+
+    async def take_the_second_slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for is_second in (False, True):
+            length = int((await reader.readuntil(b"\r\n\r\n")).rpartition(b"Content-Length: ")[2])
+            if is_second:
+                await until(lambda: loop.time() > deadline + 0.1)
+            await reader.readexactly(length)
+            writer.write(b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n")
+
+    async with listeners.listening(take_the_second_slowly) as port:
+        first = await Call(transport, f"http://127.0.0.1:{port}").run(LATER)
+        second = await Call(transport, f"http://127.0.0.1:{port}", text="x" * 16 * 1024 * 1024).run()
+
+    assert isinstance(first.end, Answer)
+    assert isinstance(second.end, Answer)
 
 
 async def test_a_redirect_is_an_answer_and_not_followed(double: HttpDouble, transport: HttpTransport) -> None:
