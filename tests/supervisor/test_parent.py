@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,7 @@ import pytest
 
 from dispatcher.supervisor.parent import REPEATED_SECONDS
 from tests.supervisor.nursery import Nursery
-from tests.supervisor.program import eventually, is_alive, processes
+from tests.supervisor.program import DEADLINE_SECONDS, eventually, is_alive, processes
 
 CLOCK_SECONDS: Final = 0.02
 """What the log's clock, which may be set, and the steady one that the parent waits by may differ in a test."""
@@ -86,24 +87,22 @@ def test_a_role_that_ends_at_once_waits_longer_and_longer(nursery: Nursery) -> N
 
     parent.await_events("process.started", 5, role="a")
 
-    ends = parent.events("process.exited", role="a")[:4]
-    starts = parent.events("process.started", role="a")[1:5]
-    announced = [event["retry_in_seconds"] for event in ends]
-    waited = [seconds_between(end, start) for end, start in zip(ends, starts, strict=True)]
+    announced = [event["retry_in_seconds"] for event in parent.events("process.exited", role="a")[:4]]
+    # From a start, because an end is told of when its wait has begun already.
+    waited = [seconds_between(*both) for both in pairwise(parent.events("process.started", role="a")[:5])]
     assert announced == [0.0, 0.1, 0.2, 0.4]
     # How much longer is the machine's affair.
     assert all(real > said - CLOCK_SECONDS for said, real in zip(announced, waited, strict=True)), waited
 
 
 def test_a_wait_for_a_restart_does_not_delay_the_stop(nursery: Nursery) -> None:
-    # Waits that are long after a few ends.
-    parent = nursery.start("a=unfit:1", "relay=serve")
-    waiting = parent.await_events("process.exited", 4, role="a")
+    parent = nursery.start("patient=unfit:1", "relay=serve")
+    waiting = parent.await_events("process.exited", role="patient")
 
     parent.send(signal.SIGTERM)
 
     assert parent.await_exit() == 0
-    assert seconds_between(waiting, parent.events("dispatcher.stopped")[0]) < waiting["retry_in_seconds"]
+    assert waiting["retry_in_seconds"] > DEADLINE_SECONDS
 
 
 def test_who_does_not_drain_in_time_is_killed_and_the_exit_code_says_so(nursery: Nursery) -> None:
@@ -150,7 +149,8 @@ def test_a_second_sigterm_kills_at_once(nursery: Nursery) -> None:
     # Those that follow at once are taken for the first one again.
     assert time.monotonic() - began_at > REPEATED_SECONDS
     assert parent.await_exit() == 1
-    assert len(parent.events("process.killed")) == 2
+    # Perhaps more than once: our next signal may come before one that is killed has ended.
+    assert {event["role"] for event in parent.events("process.killed")} == {"a", "relay"}
     assert not parent.members()
 
 

@@ -1,7 +1,7 @@
 """A parent whose children are toys, as a program of its own: python -m tests.supervisor.toys FOLDER DRAIN_SECONDS ROLE…
 
 A role is NAME=KIND, NAME=KIND:ARGUMENT or, for several of it, NAME*COUNT=KIND; those named `relay` and `monitor` stop
-last, those named `eager…` are started again without a wait. Each toy writes what happens to it into FOLDER/diary, a
+last, those named `eager…` are started again without a wait, those named `patient…` not within an hour. Each toy writes what happens to it into FOLDER/diary, a
 line each: name, pid, word. `escaped` stands there if a child runs on into its parent's code. A reload takes the roles
 from FOLDER/roles, where that exists; an empty one is a mistake.
 
@@ -72,6 +72,20 @@ class EagerBoots(Boots):
     def wait_seconds(self) -> float:
         """None."""
         return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PatientBoots(Boots):
+    """A wait that nobody sees the end of."""
+
+    def after(self) -> Boots:
+        """Unchanged."""
+        return self
+
+    @property
+    def wait_seconds(self) -> float:
+        """An hour."""
+        return 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +226,14 @@ def role(text: str, folder: Path) -> Role:
             post.seat.up()
         return KINDS[kind](toy, post)
 
-    waits = (Eager(), EagerBoots()) if name.startswith("eager") else (Restarts(), Boots())
-    return Role(name, run, int(times) if times else None, name in ("relay", "monitor"), *waits)
+    return Role(name, run, int(times) if times else None, name in ("relay", "monitor"), *waits_of(name))
+
+
+def waits_of(name: str) -> tuple[Restarts, Boots]:
+    """How long a role waits after an end, by its name."""
+    if name.startswith("eager"):
+        return Eager(), EagerBoots()
+    return Restarts(), PatientBoots() if name.startswith("patient") else Boots()
 
 
 def load_roles(first: list[str], folder: Path) -> list[Role]:
