@@ -22,6 +22,8 @@ class Door:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._port: int = self._listener.getsockname()[1]
         self._passing: list[socket.socket] = []
+        self._changing = threading.Lock()
+        """Held to shut, and to let somebody in: who comes at that moment is either refused or broken off."""
         credentials = parts.netloc.rpartition("@")[0]
         self.url = urlunsplit(parts._replace(netloc=f"{credentials}@127.0.0.1:{self._port}"))
         self._serve()
@@ -34,14 +36,15 @@ class Door:
 
     def shut(self) -> None:
         """From now on connections are refused, and those that there are break off."""
-        # Closing alone does not wake the thread that accepts.
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for each in self._passing:
+        with self._changing:
+            # Closing alone does not wake the thread that accepts.
             with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-        self._passing.clear()
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+            for each in self._passing:
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+            self._passing.clear()
 
     def open(self) -> None:
         """As before, at the same place."""
@@ -55,8 +58,12 @@ class Door:
         with suppress(OSError):
             while True:
                 client, _ = listener.accept()
-                server = socket.create_connection(self._target)
-                self._passing += [client, server]
+                with self._changing:
+                    if listener.fileno() < 0:
+                        client.close()
+                        return
+                    server = socket.create_connection(self._target)
+                    self._passing += [client, server]
                 for one, other in ((client, server), (server, client)):
                     threading.Thread(target=self._pass, args=[one, other], daemon=True).start()
 

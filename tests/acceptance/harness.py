@@ -199,6 +199,10 @@ class Host:
         """Waits until a worker has its in-flight ledger: one may begin long after another."""
         eventually(lambda: list(self.run_dir.glob(f"*:{pid}:*.ledger")), f"the ledger of {pid}")
 
+    def await_consumers(self, count: int = WORKERS) -> None:
+        """Waits until so many workers consume: from now on each gets its share, and none gets everything."""
+        eventually(lambda: self.rabbit.consumers(self.topology.queue) == count, f"{count} consumers")
+
     def await_work(self, pid: int) -> None:
         """Waits until a worker has leased more than can be on the wire."""
         eventually(lambda: len(self.leased_by(pid)) > CONNECTIONS, f"leases of {pid}")

@@ -64,6 +64,11 @@ class Rabbit:
         with self._channel() as channel:
             return int(channel.queue_declare(queue, passive=True).method.message_count)
 
+    def consumers(self, queue: str) -> int:
+        """How many consumers it has."""
+        with self._channel() as channel:
+            return int(channel.queue_declare(queue, passive=True).method.consumer_count)
+
     def purge(self, queue: str) -> None:
         """Throws away what waits there."""
         with self._channel() as channel:
@@ -111,7 +116,7 @@ class Rabbit:
     def _request(self, method: str, path: str) -> bytes:
         login = f"{unquote(self._management.username or '')}:{unquote(self._management.password or '')}"
         headers = {"Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"}
-        connection = HTTPConnection(self._management.hostname or "", self._management.port, timeout=10)
+        connection = HTTPConnection(self._management.hostname or "", self._management.port, timeout=30)
         try:
             connection.request(method, path, headers=headers)
             reply = connection.getresponse()

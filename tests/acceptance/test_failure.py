@@ -69,22 +69,23 @@ def test_emails_deferred_for_ever_fail_when_their_attempts_are_used_up(host: Hos
 
 
 def test_a_provider_that_is_down_for_a_while_costs_nothing_but_what_was_on_the_wire(host: Host) -> None:
-    sink = host.sink("--latency-ms", "100")  # so that both workers have much to send still, however late it goes down
-    ids = host.enqueue(emails(400))
+    sink = host.sink("--latency-ms", "100")
     run = host.run()
+    host.await_consumers()
+    ids = host.enqueue(emails(800))  # both workers have much to send still, however late it goes down
     for number in range(WORKERS):
         host.await_work(run.pid_of(f"worker {number}"))
 
     sink.kill()
     run.await_events("provider.paused", WORKERS)
-    sink.start()
+    sink.become()
 
     books = host.await_finished(ids)
     stop(run)
     books.assert_balanced()
     assert books.count("failed") == 0
     assert books.count("held") <= WORKERS * CONNECTIONS
-    assert books.count("sent") + books.count("held") == 400
+    assert books.count("sent") + books.count("held") == 800
 
 
 def test_answers_that_get_lost_are_held_and_never_sent_again(host: Host) -> None:
@@ -171,16 +172,17 @@ def test_foreign_properties_harm_nobody(host: Host) -> None:
 
 
 def test_a_message_that_comes_a_hundred_times_is_one_acceptance(host: Host) -> None:
-    host.sink("--latency-ms", "20")
+    host.sink("--latency-ms", "2000")
+    run = host.run(LOG_LEVEL="debug")
     (email_id,) = host.enqueue(emails(1))
     message = orjson.dumps({"v": 1, "email_id": str(email_id), "message_key": "email-0"})
+    run.await_events("relay.published")  # the hundredth and first: the relay's own
     host.rabbit.publish(host.topology.queue, *[message] * 50)
-    run = host.run(LOG_LEVEL="debug")
 
     books = host.await_finished({email_id})
     host.rabbit.publish(host.topology.queue, *[message] * 50)
 
-    run.await_events("message.duplicated", 99)
+    run.await_events("message.duplicated", 100)
     stop(run)
     assert host.rabbit.waiting(host.topology.queue) == 0
     books.assert_balanced()

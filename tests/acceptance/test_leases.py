@@ -14,9 +14,9 @@ from tests.supervisor.program import eventually
 
 
 def test_a_send_that_outlasts_its_lease_keeps_it(host: Host) -> None:
-    host.sink("--latency-ms", "6500")
+    host.sink("--latency-ms", "8500")
     ids = host.enqueue(emails(CONNECTIONS))
-    run = host.run(LEASE_SECONDS=3)
+    run = host.run(LEASE_SECONDS=7)
 
     books = host.await_finished(ids)
 
@@ -28,9 +28,10 @@ def test_a_send_that_outlasts_its_lease_keeps_it(host: Host) -> None:
 
 
 def test_a_worker_that_freezes_past_its_lease_sends_nothing_twice_when_it_goes_on(host: Host) -> None:
-    host.sink("--latency-ms", "100")  # so that it has much to do still, however late it freezes
-    ids = host.enqueue(emails(300))
-    run = host.run(LEASE_SECONDS=4, PREFETCH=30)
+    host.sink("--latency-ms", "100")
+    run = host.run(LEASE_SECONDS=5, PREFETCH=30)
+    host.await_consumers()
+    ids = host.enqueue(emails(600))  # so that it has much to do still, however late it freezes
     host.await_work(frozen := run.pid_of("worker 0"))
 
     os.kill(frozen, signal.SIGSTOP)
@@ -44,19 +45,20 @@ def test_a_worker_that_freezes_past_its_lease_sends_nothing_twice_when_it_goes_o
     # Leases end one after another, so it may take several looks: the first may find nothing but answers.
     assert sum(event["released"] for event in run.events("ledger.settled", reason="worker_frozen")) > 0
     assert not run.events("email.rescued")
-    assert books.count("sent") + books.count("held") == 300
+    assert books.count("sent") + books.count("held") == 600
     # What was on the wire, and no more of all that it had leased; an acceptance that comes late still proves `sent`.
     assert books.count("held") <= CONNECTIONS
 
 
 def test_leases_of_a_host_that_is_gone_are_judged_by_the_others(host: Host) -> None:
-    host.sink("--latency-ms", "20")
+    sink = host.sink("--latency-ms", "400")  # so that there are leases, however late it goes
     ids = host.enqueue(emails(300))
     gone = host.run(LEASE_SECONDS=3, PREFETCH=20, RUN_DIR=host.folder / "gone")
-    host.await_delivered(60)
+    host.await_delivered(20)
 
     gone.send_all(signal.SIGKILL)
     gone.await_exit()
+    sink.become()
     other = host.run(LEASE_SECONDS=6, RUN_DIR=host.folder / "other")
 
     books = host.await_finished(ids)
@@ -68,12 +70,13 @@ def test_leases_of_a_host_that_is_gone_are_judged_by_the_others(host: Host) -> N
 
 @pytest.mark.slow
 def test_a_host_that_comes_back_late_proves_what_it_sent(host: Host) -> None:
-    host.sink("--latency-ms", "20")
+    sink = host.sink("--latency-ms", "400")  # so that there are leases, however late it goes
     ids = host.enqueue(emails(300))
     gone = host.run(LEASE_SECONDS=3, PREFETCH=20, RUN_DIR=host.folder / "gone")
-    host.await_delivered(60)
+    host.await_delivered(20)
     gone.send_all(signal.SIGKILL)
     gone.await_exit()
+    sink.become()
     other = host.run(LEASE_SECONDS=6, RUN_DIR=host.folder / "other")
     before = host.await_finished(ids)
 

@@ -50,7 +50,7 @@ def test_an_email_that_somebody_has_locked_holds_up_no_other(host: Host) -> None
 
 
 def test_an_email_that_somebody_locks_while_it_is_on_the_wire_is_recorded_when_it_can_be(host: Host) -> None:
-    host.sink("--latency-ms", "1200")
+    host.sink("--latency-ms", "4000")  # so that the row is locked before the answer comes, however late
     (locked,) = host.enqueue(emails(1, name="locked"))
     run = host.run(WORKERS=1, PREFETCH=64, SMTP_CONNECTIONS=40)
     eventually(lambda: host.rows()[locked].status == "sending", "the one that will be locked, under lease")

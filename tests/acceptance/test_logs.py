@@ -10,6 +10,7 @@ import psycopg
 
 from dispatcher import enqueue
 from tests.acceptance.harness import Host, emails, stop
+from tests.supervisor.program import eventually
 
 
 def test_a_reader_that_is_stuck_stops_no_email(host: Host, tmp_path: Path) -> None:
@@ -20,7 +21,7 @@ def test_a_reader_that_is_stuck_stops_no_email(host: Host, tmp_path: Path) -> No
 
     run = host.run(stdout=pipe)
 
-    books = host.await_finished(ids)
+    books = host.await_finished(ids, seconds=90)
     assert run.exit_code is None
     os.close(stuck)
     stop(run)
@@ -45,7 +46,7 @@ def test_a_reader_that_goes_away_stops_no_email_and_no_restart(host: Host, tmp_p
         run.send_to(pid, signal.SIGKILL)
     third = host.enqueue(emails(50, name="restarted"))
     books = host.await_finished(first | second | third)
-    assert not set(before) & set(run.children())
+    eventually(lambda: not set(before) & set(run.children()), "the end of all who were killed")
 
     run.send(signal.SIGTERM)
     assert run.await_exit() == 0

@@ -39,10 +39,10 @@ def test_connections_that_are_cut_lose_and_repeat_nothing(host: Host, times: int
 
 
 def test_a_queue_that_is_deleted_and_declared_again_loses_and_repeats_nothing(host: Host) -> None:
-    host.sink("--latency-ms", "10")
+    host.sink("--latency-ms", "100")  # so that there is much to lose, however late
     ids = host.enqueue(emails(600))
     run = host.run(PREFETCH=20, LEASE_SECONDS=LEASE_SECONDS)
-    host.await_delivered(100)
+    host.await_delivered(30)
 
     host.rabbit.delete(host.topology.queue)
     # RabbitMQ 3.10 never tells a consumer of the end of a queue that is declared again within some 20 ms.
@@ -58,10 +58,10 @@ def test_a_queue_that_is_deleted_and_declared_again_loses_and_repeats_nothing(ho
 
 
 def test_a_queue_that_is_purged_loses_and_repeats_nothing(host: Host) -> None:
-    host.sink("--latency-ms", "10")
+    host.sink("--latency-ms", "100")  # so that there is much to lose, however late
     ids = host.enqueue(emails(600))
     run = host.run(PREFETCH=20, LEASE_SECONDS=LEASE_SECONDS)
-    host.await_delivered(100)
+    host.await_delivered(30)
 
     host.rabbit.purge(host.topology.queue)
 

@@ -51,9 +51,10 @@ def test_a_reload_takes_secrets_that_were_rotated_and_survives_one_that_is_mista
 
 def test_workers_that_have_sent_their_share_are_replaced_one_by_one(host: Host) -> None:
     host.sink("--latency-ms", "5")
-    ids = host.enqueue(emails(400))
-
     run = host.run(RECYCLE_EMAILS=50)
+    host.await_consumers()  # so that each has his share
+
+    ids = host.enqueue(emails(400))
 
     run.await_events("process.exited", 2, reason="recycled")
     books = host.await_finished(ids)

@@ -91,7 +91,7 @@ def test_restarted_killed_and_stopped_it_sends_each_email_once(host: Host) -> No
     os.kill(killed, signal.SIGKILL)
 
     books = host.await_finished(ids)
-    assert supervised.parent not in (restarted, killed)
+    eventually(lambda: supervised.parent not in (restarted, killed), "a third parent")
     supervised.program.send(signal.SIGTERM)
     assert supervised.program.await_exit() == 0
     supervised.program.await_all_gone()

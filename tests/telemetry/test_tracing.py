@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher.telemetry.tracing import TRACER, is_wanted
+from dispatcher.domain.email_id import new_email_id
+from dispatcher.telemetry.spans import Spans
+from dispatcher.telemetry.tracing import TRACER, Attempted, is_wanted
+from tests.telemetry.otlp import collecting
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
 
@@ -37,6 +40,19 @@ def test_who_does_not_want_spans_loads_no_library_for_them() -> None:
     )
 
     assert subprocess.run([sys.executable, "-c", code], env={}, check=False).returncode == 0
+
+
+def test_who_ends_delivers_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
+    with collecting() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        spans = Spans("w0")
+        spans.add_attempt(Attempted(None, 1.0, 2.0, new_email_id(), 1, "smtp", "accepted", None))
+
+        spans.end(20)
+
+    (span,) = collector.spans("email.attempt")
+    assert (span.started_at, span.ended_at) == (1.0, 2.0)
 
 
 def test_where_it_is_off_an_enqueue_carries_what_its_caller_gave() -> None:

@@ -293,7 +293,7 @@ class TestPostgresqlThatRefuses:
     ) -> None:
         bench.provider.always = answer(Rejected(Reason.REFUSED))
         with constraint(bench.books, "outcome <> 'rejected'"):
-            worker = await bench.start(LEASE_SECONDS="2")
+            worker = await bench.start(LEASE_SECONDS="5")
             refused, fine = bench.books.enqueue(2)
             bench.provider.script[fine].append(accept)
             await bench.deliver([refused, fine])
