@@ -1,9 +1,9 @@
 """A parent whose children are toys, as a program of its own: python -m tests.supervisor.toys FOLDER DRAIN_SECONDS ROLE…
 
 A role is NAME=KIND, NAME=KIND:ARGUMENT or, for several of it, NAME*COUNT=KIND; those named `relay` and `monitor` stop
-last, those named `eager…` are started again without a wait, those named `patient…` not within an hour. Each toy writes what happens to it into FOLDER/diary, a
-line each: name, pid, word. `escaped` stands there if a child runs on into its parent's code. A reload takes the roles
-from FOLDER/roles, where that exists; an empty one is a mistake.
+last, those named `eager…` are started again without a wait, those named `patient…` that could not boot in an hour. Each
+toy writes what happens to it into FOLDER/diary, a line each: name, pid, word. `escaped` stands there if a child runs on
+into its parent's code. A reload takes the roles from FOLDER/roles, where that exists; an empty one is a mistake.
 
     serve[:seconds]   drains for so long when it is told to stop, by signal or lifeline, and exits 0
     signal            listens to SIGTERM alone
