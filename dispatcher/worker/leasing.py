@@ -60,8 +60,10 @@ class Leasing:
         self._stopped = False
 
     def add(self, delivery: Delivery, pointer: Pointer) -> None:
-        """Queues a delivery for a lease."""
-        self._arrivals.add((delivery, pointer))
+        """Queues a delivery for a lease; none any more once we stop."""
+        # RabbitMQ may be slow to hear that we stop. Nothing would make room for it, and the stop would wait for that.
+        if not self._stopped:
+            self._arrivals.add((delivery, pointer))
 
     def forget(self) -> None:
         """Drops the deliveries that wait for a lease."""
