@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import orjson
 import psycopg
 from psycopg import errors as pg
+from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 from psycopg.types.json import set_json_loads
 
@@ -28,12 +30,16 @@ from dispatcher.store.queries import query
 if TYPE_CHECKING:
     from psycopg_pool import AsyncConnectionPool
 
+T = TypeVar("T")
+
 Session = psycopg.Connection[TupleRow]
 AsyncSession = psycopg.AsyncConnection[TupleRow]
 Pool: TypeAlias = "AsyncConnectionPool[AsyncSession]"
 
 CONNECT_SECONDS: Final = 5
 STATEMENT_SECONDS: Final = 30
+ANSWER_SECONDS: Final = 45.0
+"""After so long a statement gets no answer any more: the server itself ends it after `STATEMENT_SECONDS`."""
 LOCK_SECONDS: Final = 10
 BATCH_LOCK_SECONDS: Final = 2
 """For who writes many emails at once: one row that somebody holds must not keep the others for long."""
@@ -55,6 +61,27 @@ _KEEPALIVES: Final[dict[str, Any]] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 25_000,
 }
+
+
+class TimedSession(psycopg.AsyncConnection[TupleRow]):
+    """A session that ends where its server stands, and says nothing: its system keeps the connection alive for good.
+
+    Such as one whose disk is gone: nothing on it can end a statement, and another may have taken its place.
+
+    Attributes:
+        answer_seconds: How long a statement may take.
+    """
+
+    answer_seconds = ANSWER_SECONDS
+
+    async def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:  # noqa: ASYNC109 - its own
+        """What psycopg waits by, for everything that it asks."""
+        try:
+            return await super().wait(gen, interval, self.answer_seconds if timeout is None else timeout)
+        except psycopg.OperationalError:
+            if timeout is None and self.pgconn.transaction_status == TransactionStatus.ACTIVE:
+                self.pgconn.finish()
+            raise
 
 
 @contextmanager
@@ -138,7 +165,7 @@ async def connect_async(database_url: str, *, name: str, lock_seconds: float = L
         lock_seconds: How long a statement may wait for another transaction's lock.
     """
     with translated():
-        connection = await psycopg.AsyncConnection.connect(
+        connection = await TimedSession.connect(
             database_url,
             autocommit=True,
             application_name=name,
@@ -177,6 +204,7 @@ def make_pool(database_url: str, *, name: str, size: int, lock_seconds: float = 
     }
     return AsyncConnectionPool(
         database_url,
+        connection_class=TimedSession,
         kwargs=keywords,
         min_size=size,
         max_size=size,
@@ -195,19 +223,32 @@ async def session(pool: Pool) -> AsyncIterator[AsyncSession]:
         try:
             async with pool.connection() as connection:
                 _heed_cancellation()
-                yield connection
+                try:
+                    yield connection
+                except (pg.ReadOnlySqlTransaction, StoreUnavailable) as error:
+                    if _is_read_only(error):
+                        # It stays so, even if the server may write again or another has taken its place, and the pool
+                        # would keep it for an hour.
+                        await connection.close()
+                    raise
         except pg.LockNotAvailable:
             raise
         except psycopg.OperationalError:
             # What cut this session has cut the others, too: they are replaced now, before anybody trips over them.
             await pool.check()
+            _heed_cancellation()
             raise
 
 
-def _heed_cancellation() -> None:
-    """Ends a task that was cancelled in the moment in which the pool gave it a session.
+def _is_read_only(error: Exception) -> bool:
+    return isinstance(error, pg.ReadOnlySqlTransaction) or isinstance(error.__cause__, pg.ReadOnlySqlTransaction)
 
-    The pool waits by `asyncio.wait_for`, which in Python 3.11 forgets such a cancellation; a process that stops would
+
+def _heed_cancellation() -> None:
+    """Ends a task that was cancelled while the pool gave it a session, or looked at those that it has.
+
+    For the one the pool waits by `asyncio.wait_for`, which in Python 3.11 forgets a cancellation that comes in the
+    moment of the hand-over; in the other it takes the cancellation for a broken session. A process that stops would
     wait for that task for ever.
     """
     task = asyncio.current_task()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import psycopg
 import pytest
 
 from dispatcher.errors import DispatcherError, SchemaError, StoreUnavailable, ValueRefused
-from dispatcher.store.connections import Pool, connect_async, connected, make_pool, session, translated
+from dispatcher.store.connections import Pool, TimedSession, connect_async, connected, make_pool, session, translated
 from dispatcher.store.leases import LeaseStore
+from tests.broker.proxy import Proxy
 from tests.store.books import Books
 from tests.waiting import DEADLINE_SECONDS, until
 
@@ -194,6 +196,86 @@ async def test_a_task_that_is_cancelled_while_the_pool_hands_it_a_session_ends(t
     # The moment is one of these: it lasts some steps of the loop.
     for steps in range(30):
         await cancel_while_handing_over(steps)
+    await pool.close()
+
+
+async def test_a_server_that_stands_without_a_word_is_an_outage_in_the_end(tables_url: str) -> None:
+    async with Proxy(tables_url) as server:
+        opened = await connect_async(server.url, name="patient")
+        assert isinstance(opened, TimedSession)
+        opened.answer_seconds = 0.2
+        server.freeze()
+
+        with pytest.raises(StoreUnavailable), translated():
+            await opened.execute("select 1")
+
+        assert opened.closed
+
+
+async def test_a_session_of_the_pool_that_stands_without_a_word_is_replaced(tables_url: str) -> None:
+    async with Proxy(tables_url) as server:
+        pool = make_pool(server.url, name="patient", size=1)
+        await pool.open(wait=True)
+        async with session(pool) as opened:
+            assert isinstance(opened, TimedSession)
+            opened.answer_seconds = 0.2
+        server.freeze()
+        with pytest.raises(StoreUnavailable):
+            async with session(pool) as opened:
+                await opened.execute("select 1")
+        server.thaw()
+
+        async with session(pool) as another:
+            assert another is not opened
+        await pool.close()
+
+
+async def test_a_task_that_is_cancelled_while_the_pool_looks_at_its_sessions_ends(tables_url: str) -> None:
+    pool = make_pool(tables_url, name="cut", size=2)
+    await pool.open(wait=True)
+    looking, forever = asyncio.Event(), asyncio.Event()
+
+    async def look_at_a_session_that_does_not_answer(_: object) -> None:
+        looking.set()
+        await forever.wait()
+
+    pool.check_connection = look_at_a_session_that_does_not_answer  # type: ignore[method-assign, assignment]
+
+    async def use_again_and_again() -> None:
+        while True:
+            with suppress(StoreUnavailable):
+                async with session(pool) as opened:
+                    await opened.execute("select pg_terminate_backend(pg_backend_pid())")
+            await forever.wait()
+
+    using = asyncio.create_task(use_again_and_again())
+    await asyncio.wait_for(looking.wait(), 20)
+    using.cancel()
+    await asyncio.wait({using}, timeout=5)
+
+    assert using.cancelled()
+    await pool.close()
+
+
+@pytest.mark.parametrize("is_translated_within", [False, True])
+async def test_a_session_that_began_while_its_server_was_read_only_is_not_kept(
+    tables_url: str, is_translated_within: bool
+) -> None:
+    pool = make_pool(tables_url, name="demoted", size=1)
+    await pool.open(wait=True)
+
+    async def write() -> None:
+        async with session(pool) as opened:
+            with translated() if is_translated_within else nullcontext():
+                await opened.execute("delete from email_log")
+
+    async with session(pool) as opened:
+        await opened.execute("set default_transaction_read_only = on")  # as its server or its database said then
+
+    with pytest.raises(StoreUnavailable, match="read-only"):
+        await write()
+    await write()
+
     await pool.close()
 
 
