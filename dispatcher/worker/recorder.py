@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ from dispatcher.worker.sending import Sending
 
 LOCKED_SECONDS: Final = 0.5
 """Until the next look at an email that somebody has locked."""
+REFUSED_SECONDS: Final = 2.0
+"""Until a result is tried again that PostgreSQL refuses even without its words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +131,10 @@ class Recorder:
         if bare != closing.result:
             await self._record([Closing(closing.sending, bare)])
         else:
-            # The lease is not renewed any more: the rescue judges the email when it ends.
+            # The lease is not renewed any more: the rescue judges the email when it ends. Until it has, or PostgreSQL
+            # takes the result after all, the email has its place here. A drain does not wait for that.
             closing.sending.lease_lost = True
+            asyncio.get_running_loop().call_later(REFUSED_SECONDS, self._batches.add, closing)
 
     def _doubt_leases(self, batch: list[Closing]) -> None:
         """The answer would have said whose lease was lost: what was to go on under its lease is given back instead."""

@@ -15,6 +15,7 @@ import pytest
 
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.outcome import Deferred, Reason, Rejected
+from dispatcher.worker.process import POOL_SIZE
 from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Operator
 from tests.store.books import Books
@@ -257,19 +258,18 @@ class TestPostgresqlThatRefuses:
         try:
             bench.books.terminate(worker.name)
             bench.provider.let_go()
-            tried_at: set[datetime] = set()
+            sessions: set[int] = set()
 
             def has_tried_thrice() -> bool:
-                sessions = bench.books.sessions(worker.name)
-                tried_at.update(each["query_start"] for each in sessions if each["query"].startswith("with result"))
-                return len(tried_at) >= 3
+                # Each try costs one of its three sessions, because that can never write.
+                sessions.update(each["pid"] for each in bench.books.sessions(worker.name))
+                return len(sessions) >= POOL_SIZE + 3
 
             await until(has_tried_thrice)
             assert not worker.task.done()
             assert bench.books.status(email_id) == "sending"
         finally:
             bench.books.connection.execute(f"alter database {name} reset default_transaction_read_only".encode())
-        bench.books.terminate(worker.name)
 
         await bench.settled({"sent": 1})
         assert bench.provider.accepted == {email_id: 1}
@@ -309,6 +309,25 @@ class TestPostgresqlThatRefuses:
             # What its ledger knows is left to the settlement, which comes when the process ends.
             await worker.stop()
             assert worker.in_flight == 1
+
+    async def test_a_result_that_it_refuses_for_a_while_takes_no_place_for_good(self, bench: Bench) -> None:
+        bench.provider.always = answer(Rejected(Reason.REFUSED))
+        worker = await bench.start(PREFETCH="1")
+
+        def was_refused() -> bool:
+            tried = [each for each in bench.books.sessions(worker.name) if each["query"].startswith("with result")]
+            return any(each["state"] == "idle" for each in tried)
+
+        with constraint(bench.books, "outcome <> 'rejected'"):
+            (refused,) = await bench.enqueue()
+            await until(was_refused)
+            assert bench.books.status(refused) == "sending"
+            await bench.enqueue()
+
+        await bench.settled({"failed": 2})
+        assert bench.books.outcomes(refused) == ["rejected"]
+        await until(lambda: worker.in_flight == 0)
+        await bench.nothing_left_on_the_queue()
 
 
 class constraint:  # noqa: N801
