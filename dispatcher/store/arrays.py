@@ -6,9 +6,9 @@ statement. Whatever else a list holds is left to psycopg.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, cast
 from uuid import UUID
 
 import psycopg
@@ -16,18 +16,40 @@ from psycopg.abc import AdaptContext, Buffer, PyFormat
 from psycopg.adapt import Dumper
 from psycopg.types.array import ListDumper
 
+Write = Callable[[Sequence[Any]], str]
+"""From items to what stands between an array literal's braces."""
+
 
 def _quoted(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
 
-_WRITERS: Final[dict[type, Callable[[Any], str]]] = {
-    UUID: lambda email_id: f"{email_id.int:032x}",
-    int: str,
-    float: repr,
-    datetime: lambda instant: f'"{instant.isoformat()}"',
-    str: _quoted,
+def _each(write: Callable[[Any], str]) -> Write:
+    return lambda items: ",".join(["NULL" if item is None else write(item) for item in items])
+
+
+_each_text: Final = _each(_quoted)
+
+
+def _texts(items: Sequence[str | None]) -> str:
+    """All at once where none has to be escaped, or all are missing: a quarter of the work."""
+    missing = items.count(None)
+    if missing == len(items):
+        return ",".join(["NULL"] * missing)
+    if missing:
+        return _each_text(items)
+    together = '"' + '","'.join(cast(Sequence[str], items)) + '"'
+    needs_escapes = "\\" in together or together.count('"') > 2 * len(items)
+    return _each_text(items) if needs_escapes else together
+
+
+_WRITERS: Final[dict[type, Write]] = {
+    UUID: _each(lambda email_id: f"{email_id.int:032x}"),
+    int: _each(str),
+    float: _each(repr),
+    datetime: _each(lambda instant: f'"{instant.isoformat()}"'),
+    str: _texts,
 }
 
 
@@ -36,7 +58,7 @@ class BatchDumper(Dumper):
 
     def __init__(self, cls: type, context: AdaptContext | None = None) -> None:
         super().__init__(cls, context)
-        self._write: Callable[[Any], str] = _quoted
+        self._write: Write = _texts
         self._context = context
 
     def get_key(self, obj: list[Any], format: PyFormat) -> Any:  # noqa: A002 - psycopg's name
@@ -55,14 +77,10 @@ class BatchDumper(Dumper):
 
     def dump(self, obj: Sequence[Any]) -> Buffer:
         """The literal."""
-        literal = _literal(self._write, obj)
+        literal = "{" + self._write(obj) + "}"
         if "\0" in literal:
             raise psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
         return literal.encode()
-
-
-def _literal(write: Callable[[Any], str], items: Iterable[Any]) -> str:
-    return "{" + ",".join(["NULL" if item is None else write(item) for item in items]) + "}"
 
 
 def _kind(items: Sequence[Any]) -> type:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -18,6 +19,7 @@ from dispatcher.store.queries import ids_within, query
 
 MOST_LETTER_REPLAYS: Final = 3
 """So often an email's dead letter may be put back by hand; more often, and it is a machine that moves it."""
+_NUMBER: Final = attrgetter("email_id.int")
 _NO_HEADERS: Final = MappingProxyType[str, str]({})
 _NO_DATA: Final = MappingProxyType[str, object]({})
 
@@ -143,7 +145,7 @@ class LeaseStore:
         rows = await self._fetch("lease", parameters)
         with_attachments = [row[0] for row in rows if row[-1]]
         attachments = await self._attachments(with_attachments) if with_attachments else {}
-        return [_lease(row, attachments.get(row[0], ())) for row in rows]
+        return [_lease(row, attachments.get(row[0], ()) if row[-1] else ()) for row in rows]
 
     async def find_standing(self, email_ids: Sequence[UUID]) -> dict[UUID, Standing]:
         """Where emails stand, by id; an id without a row is left out."""
@@ -228,9 +230,9 @@ def _tokens(leases: dict[UUID, int]) -> dict[str, Any]:
 
 
 def _columns(results: Sequence[Result]) -> dict[str, Any]:
-    ordered = sorted(results, key=lambda result: result.email_id.int)
+    ordered = sorted(results, key=_NUMBER)
     columns: dict[str, Any] = dict(zip(_COLUMNS, map(list, zip(*ordered, strict=True)), strict=True))
-    columns["statuses"] = [status.value for status in columns["statuses"]]
+    columns["statuses"] = list(map(str, columns["statuses"]))
     columns["lowest_id"], columns["highest_id"] = ordered[0].email_id, ordered[-1].email_id
     return columns
 
@@ -238,22 +240,21 @@ def _columns(results: Sequence[Result]) -> dict[str, Any]:
 def _lease(row: tuple[Any, ...], attachments: tuple[Attachment, ...]) -> Lease:
     email_id, token, attempt_number, on_uncertain, correlation_id, attempt_base, traceparent = row[:7]
     return Lease(
-        email_id=email_id,
-        email=None if row[8] is None else _outgoing(row, attachments),
-        token=token,
-        attempt_number=attempt_number,
-        on_uncertain=OnUncertain(on_uncertain) if on_uncertain else None,
-        correlation_id=correlation_id,
-        attempt_base=attempt_base,
-        traceparent=traceparent,
+        email_id,
+        None if row[8] is None else _outgoing(row, attachments),
+        token,
+        attempt_number,
+        OnUncertain(on_uncertain) if on_uncertain else None,
+        correlation_id,
+        attempt_base,
+        traceparent,
     )
 
 
 def _outgoing(row: tuple[Any, ...], attachments: tuple[Attachment, ...]) -> OutgoingEmail:
-    email_id, *_, created_at = row[:8]
-    sender, recipients, subject, text, html, template_id, template_data, headers, tags, _ = row[8:]
+    created_at, sender, recipients, subject, text, html, template_id, template_data, headers, tags, _ = row[7:]
     return OutgoingEmail(
-        email_id=email_id,
+        email_id=row[0],
         created_at=created_at,
         sender=sender,
         to=tuple(recipients.get("to", ())),
