@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import assert_never
+from typing import Final, get_args
 
-from dispatcher.domain.decision import Decision, MarkFailed, MarkHeld, MarkSent, Resend, RetryIn
+from dispatcher.domain.decision import Decision, RetryIn
 from dispatcher.domain.outcome import Accepted, Outcome, outcome_name
 from dispatcher.domain.status import TRANSITIONS, Status
 from dispatcher.inflight import Flight
 from dispatcher.store.leases import Result
+
+_STATUS_AFTER: Final = {kind: TRANSITIONS[Status.SENDING, kind.transition] for kind in get_args(Decision)}
 
 
 def storable(outcome: Outcome) -> Outcome:
@@ -65,10 +67,6 @@ def result_of(flight: Flight, outcome: Outcome, decision: Decision, *, lease_sec
 
 
 def _status_after(decision: Decision, *, owner_stays: bool) -> Status:
-    match decision:
-        case RetryIn() if not owner_stays:
-            return Status.PENDING
-        case MarkSent() | MarkFailed() | MarkHeld() | Resend() | RetryIn():
-            return TRANSITIONS[Status.SENDING, decision.transition]
-        case _:
-            assert_never(decision)
+    if isinstance(decision, RetryIn) and not owner_stays:
+        return Status.PENDING
+    return _STATUS_AFTER[type(decision)]

@@ -20,9 +20,10 @@ from typing import ClassVar, assert_never
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.retry import RetryPolicy
 from dispatcher.domain.status import OnUncertain, Transition
+from dispatcher.domain.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MarkSent:
     """Record that the provider accepted.
 

@@ -7,9 +7,10 @@ acceptance left is `Uncertain`; failing before that byte is `Deferred`. What con
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from dispatcher.domain.values import value
 
 
 class Reason(StrEnum):
@@ -54,7 +55,7 @@ CONCERNS_PROVIDER: Final = frozenset(
 """A definite no for one of these says nothing about the email: another provider may be tried at once."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Accepted:
     """The provider took responsibility for the email.
 
@@ -67,7 +68,7 @@ class Accepted:
     detail: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Deferred:
     """The provider refused for now, or was not reached; a later attempt may succeed.
 
@@ -84,7 +85,7 @@ class Deferred:
     retry_after: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Rejected:
     """The provider refused for good; another attempt with the same email would fail alike.
 
@@ -99,7 +100,7 @@ class Rejected:
     code: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Uncertain:
     """The email left and no believable answer came back: it may have been accepted or not.
 

@@ -8,6 +8,8 @@ from datetime import datetime
 from types import MappingProxyType
 from uuid import UUID
 
+from dispatcher.domain.values import value
+
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
@@ -24,7 +26,7 @@ class Attachment:
     content: bytes = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class OutgoingEmail:
     """What is to be sent; addresses are `local@domain` or `Name <local@domain>`, as they were validated at enqueue.
 

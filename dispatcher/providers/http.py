@@ -16,7 +16,7 @@ import os
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 from aiohappyeyeballs import start_connection
 
 from dispatcher.domain.outcome import Reason
+from dispatcher.domain.values import value
 from dispatcher.providers.http_connection import HttpConnection
 from dispatcher.providers.scrub import scrub
 from dispatcher.providers.tls import Tls
@@ -75,7 +76,7 @@ class NoAnswer(Exception):
         self.status = status
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Answer:
     """What the server said.
 

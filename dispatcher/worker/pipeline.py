@@ -237,13 +237,13 @@ class Pipeline:
         if lease_seconds is not None:
             sending.recorded = self._loop.create_future()
         flight = Flight(
-            email_id=sending.email_id,
-            lease_token=sending.lease.token,
-            attempt_number=sending.attempt_number,
-            provider=sending.provider,
-            started_at=sending.started_at,
-            policy=sending.policy,
-            finished_at=finished_at,
+            sending.lease.email_id,
+            sending.lease.token,
+            sending.attempt_number,
+            sending.provider,
+            sending.started_at,
+            sending.policy,
+            finished_at,
         )
         result = result_of(flight, outcome, decision, lease_seconds=lease_seconds)
         sending.phase = Phase.RECORDING
@@ -348,7 +348,7 @@ def _log_attempt(sending: Sending, outcome: Outcome, status: Status, finished_at
         attempt=sending.attempt_number,
         provider=sending.provider,
         outcome=outcome_name(outcome),
-        status=status.value,
+        status=str(status),
         error_type=refusal and refusal.reason.value,
         provider_code=refusal and refusal.code,
         duration_ms=round((finished_at - sending.started_at) * 1000, 1),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 from uuid import UUID
 
 from dispatcher.domain.status import Status
+from dispatcher.domain.values import value
 from dispatcher.errors import DispatcherError, StoreBusy, StoreUnavailable
 from dispatcher.store.leases import LeaseStore, Result
 from dispatcher.telemetry import metrics
@@ -25,7 +26,7 @@ REFUSED_SECONDS: Final = 2.0
 """Until a result is tried again that PostgreSQL refuses even without its words."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Closing:
     """A result and the email that it is about.
 

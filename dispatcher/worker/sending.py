@@ -6,6 +6,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Final
 from uuid import UUID
 
 from dispatcher.broker.consumer import Delivery
@@ -27,6 +28,10 @@ class Phase(Enum):
     """Deferred; waits for its next attempt: may be stopped."""
     RETURNING = auto()
     """Nothing left, or the provider took nothing: being given back."""
+
+
+_OVER: Final = (Phase.RECORDING, Phase.RETURNING)
+_STOPPABLE: Final = (Phase.PREPARING, Phase.WAITING)
 
 
 class LeaseRanOut(Exception):
@@ -96,9 +101,9 @@ class Sending:
     @property
     def is_over(self) -> bool:
         """Whether it has been concluded, or is being given back: no later answer changes that."""
-        return self.phase in (Phase.RECORDING, Phase.RETURNING)
+        return self.phase in _OVER
 
     @property
     def may_be_stopped(self) -> bool:
         """Whether giving it back now repeats nothing."""
-        return self.phase in (Phase.PREPARING, Phase.WAITING)
+        return self.phase in _STOPPABLE
