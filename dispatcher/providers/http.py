@@ -15,7 +15,7 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +27,7 @@ from aiohappyeyeballs import start_connection
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.values import value
 from dispatcher.providers.http_connection import HttpConnection
+from dispatcher.providers.places import Places
 from dispatcher.providers.scrub import scrub
 from dispatcher.providers.tls import Tls
 
@@ -118,7 +119,7 @@ class HttpTransport:
         Raises:
             ssl.SSLError, OSError: the CA file cannot be used.
         """
-        self._places = asyncio.Semaphore(connections)
+        self._places = Places(connections)
         self._connect_seconds = connect_seconds
         self._tls = _tls(ca_file)
         self._idle: list[HttpConnection] = []
@@ -141,15 +142,16 @@ class HttpTransport:
         """
         latest = _latest_departure(deadline)
         head = self._head("POST", url, headers) + b"%d\r\n\r\n" % len(body)
-        await self._place(latest)
+        if not self._places.take():
+            await self._wait_for_place(latest)
         try:
-            connection = await self._connection(_target(url), latest)
+            connection = self._kept() or await self._new(_target(url), latest)
             try:
                 return await _exchange(connection, head, body, deadline, latest, leaving)
             finally:
                 self._give_back(connection)
         finally:
-            self._places.release()
+            self._places.give_back()
 
     async def get(self, url: str, headers: Mapping[str, str], deadline: float) -> Answer:
         """The answer to one GET, which changes nothing.
@@ -157,41 +159,40 @@ class HttpTransport:
         Raises:
             NothingLeft, NoAnswer: there was none.
         """
-        await self._place(deadline)
+        if not self._places.take():
+            await self._wait_for_place(deadline)
         try:
-            connection = await self._connection(_target(url), deadline)
+            connection = self._kept() or await self._new(_target(url), deadline)
             try:
                 head = self._head("GET", url, headers) + b"0\r\n\r\n"
                 return await _exchange(connection, head, b"", deadline, deadline, lambda: None)
             finally:
                 self._give_back(connection)
         finally:
-            self._places.release()
+            self._places.give_back()
 
     async def close(self) -> None:
         """End the connections; no call is under way. A second call is harmless."""
         for connection in tuple(self._open):
             connection.end()
 
-    def _place(self, until: float) -> Awaitable[object]:
-        """Takes a place; to be awaited."""
-        # A timeout costs ten times what a free place does.
-        return self._wait_for_place(until) if self._places.locked() else self._places.acquire()
-
     async def _wait_for_place(self, until: float) -> None:
         try:
             async with asyncio.timeout_at(until):
-                await self._places.acquire()
+                await self._places.wait()
         except TimeoutError:
             raise NothingLeft(Reason.TIMEOUT_BEFORE_SEND, "the deadline passed before a connection was free") from None
 
-    async def _connection(self, target: _Target, until: float) -> HttpConnection:
-        """The connection that was used last, because it is the least likely to have been closed; else a new one."""
+    def _kept(self) -> HttpConnection | None:
+        """The connection that was used last, the least likely to have been closed; None if none is kept."""
         while self._idle:
             connection = self._idle.pop()
             if connection.is_fit:
                 return connection
             connection.end()
+        return None
+
+    async def _new(self, target: _Target, until: float) -> HttpConnection:
         loop = asyncio.get_running_loop()
         gives_up_at = loop.time() + self._connect_seconds
         try:
