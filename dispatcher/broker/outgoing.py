@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from dispatcher.broker import dead_letter, pointer
 from dispatcher.broker.dead_letter import DeadLetter
 from dispatcher.broker.pointer import Pointer
+from dispatcher.domain.values import value
 
 _MAX_SHORT_STRING_OCTETS: Final = 255
 """AMQP 0-9-1, section 4.2.5.3."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Outgoing:
     """A message to publish.
 
@@ -31,15 +31,14 @@ class Outgoing:
     traceparent: str | None = None
 
     @classmethod
-    def of_pointer(cls, queue: str, value: Pointer) -> Outgoing:
+    def of_pointer(cls, queue: str, due: Pointer) -> Outgoing:
         """The message that makes a worker send an email."""
-        correlation_id = _short(value.correlation_id)
-        return cls(queue, pointer.encode(value), str(value.email_id), correlation_id, value.traceparent)
+        return cls(queue, pointer.encode(due), str(due.email_id), _short(due.correlation_id), due.traceparent)
 
     @classmethod
-    def of_dead_letter(cls, dlq: str, value: DeadLetter, traceparent: str | None = None) -> Outgoing:
+    def of_dead_letter(cls, dlq: str, told: DeadLetter, traceparent: str | None = None) -> Outgoing:
         """The message that tells of an email that failed or is held."""
-        return cls(dlq, dead_letter.encode(value), str(value.email_id), _short(value.correlation_id), traceparent)
+        return cls(dlq, dead_letter.encode(told), str(told.email_id), _short(told.correlation_id), traceparent)
 
 
 def _short(text: str | None) -> str | None:
