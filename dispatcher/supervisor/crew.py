@@ -18,7 +18,10 @@ from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 DRAIN_MARGIN_SECONDS: Final = 5.0
-"""Beyond the drain time, which the workers keep themselves: for recording, and for the relay's last round."""
+"""Beyond the drain time, which the workers keep themselves: for recording."""
+LAST_SECONDS: Final = 10.0
+"""For those who stop last. More than the deadlines of their own make together: the relay's last round, and the ends of
+its connections to a RabbitMQ and a PostgreSQL that do not answer."""
 HEARD: Final = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -130,8 +133,8 @@ class Crew:
         if process.pid is None:
             self._remove(process)
             return
-        drain_seconds = 0.0 if process.role.stops_last else self._drain_seconds
-        process.kill_by(time.monotonic() + drain_seconds + DRAIN_MARGIN_SECONDS)
+        seconds = LAST_SECONDS if process.role.stops_last else self._drain_seconds + DRAIN_MARGIN_SECONDS
+        process.kill_by(time.monotonic() + seconds)
         os.kill(process.pid, signal.SIGTERM)
 
     def begin_drain(self) -> None:

@@ -86,8 +86,10 @@ def test_a_demo_that_is_stopped_leaves_no_process(
     tmp_path: Path, environment: Mapping[str, str], number: signal.Signals
 ) -> None:
     folder = tmp_path / "demo"
+    # So many that it goes on for seconds, however late we stop it.
+    many = demo(folder, "--emails", "5000")
     running = subprocess.Popen(
-        demo(folder), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path, text=True
+        many, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path, text=True
     )
     with running:
         assert running.stderr is not None

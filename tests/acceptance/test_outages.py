@@ -155,7 +155,7 @@ def test_a_stop_while_postgresql_is_away_ends_in_time_and_the_next_run_settles_i
     run.send(signal.SIGTERM)
 
     # Their results could not be recorded: they were killed, and say so.
-    assert run.await_exit(15) == 1
+    assert run.await_exit() == 1
     removable.bring_back(POSTGRES)
     second = host.run()
     second.await_events("ledger.settled", WORKERS)
@@ -173,7 +173,7 @@ def test_a_hung_postgresql_delays_and_harms_nothing(host: Host, removable: Remov
 
     removable.freeze(POSTGRES)
     run.send(signal.SIGTERM)
-    assert run.await_exit(15) == 1
+    assert run.await_exit() == 1
     removable.thaw(POSTGRES)
 
     second = host.run()

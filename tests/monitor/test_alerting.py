@@ -19,7 +19,7 @@ from tests.waiting import until, until_answer
 RAISED = "dead_letters raised"
 RESOLVED = "dead_letters resolved"
 HOLD_SECONDS = 0.2
-STORE_SECONDS = 1.5
+STORE_SECONDS = 3.0
 """What a PostgreSQL that is silent costs a look; one that is only busy answers sooner."""
 
 

@@ -98,7 +98,7 @@ async def test_a_task_that_does_not_want_to_end_delays_the_end_by_seconds_at_mos
         await asyncio.sleep(0)
 
     assert deaf.asked
-    assert time.monotonic() - began_at < keeping.END_SECONDS + 2
+    assert time.monotonic() - began_at < keeping.END_SECONDS + 10
     deaf.released.set()
     with suppress(asyncio.CancelledError):
         await asyncio.sleep(0)

@@ -73,7 +73,8 @@ async def test_an_answer_that_drips_for_ever_is_a_failure_within_the_whole_deadl
         with pytest.raises(BrokerUnavailable, match=r"does not answer within 0\.3 s"):
             await probe_at(port, seconds=0.3).depth()
 
-    assert time.monotonic() - began_at < 3
+    # Each octet comes in time; without the deadline for all of them it would never end.
+    assert time.monotonic() - began_at < 15
 
 
 async def test_without_the_management_api_it_counts_by_amqp_and_says_so_once(
