@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import orjson
@@ -12,7 +14,6 @@ import psycopg
 from psycopg import errors as pg
 from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 from psycopg.types.json import set_json_loads
 
@@ -74,14 +75,18 @@ class TimedSession(psycopg.AsyncConnection[TupleRow]):
 
     answer_seconds = ANSWER_SECONDS
 
-    async def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:  # noqa: ASYNC109 - its own
+    async def wait(self, gen: PQGen[T], *arguments: Any, **named: Any) -> T:
         """What psycopg waits by, for everything that it asks."""
+        late = asyncio.get_running_loop().call_later(self.answer_seconds, self._cut)
         try:
-            return await super().wait(gen, interval, self.answer_seconds if timeout is None else timeout)
-        except psycopg.OperationalError:
-            if timeout is None and self.pgconn.transaction_status == TransactionStatus.ACTIVE:
-                self.pgconn.finish()
-            raise
+            return await super().wait(gen, *arguments, **named)
+        finally:
+            late.cancel()
+
+    def _cut(self) -> None:
+        # To psycopg it looks as if the server had ended the session, whatever it is waiting for.
+        with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self.pgconn.socket)) as shared:
+            shared.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
