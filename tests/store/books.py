@@ -69,8 +69,10 @@ class Books:
         return Counter(row["status"] for row in self.rows())
 
     def attempts(self, email_id: UUID) -> list[Row]:
-        """Its rows of `email_attempt`, in their order."""
-        return self.select("select * from email_attempt where email_id = %s order by attempt_number", email_id)
+        """Its rows of `email_attempt`, in their order; of one attempt, as they were written."""
+        # Not as they lie in the table: a vacuum makes room for later ones before earlier ones.
+        statement = "select * from email_attempt where email_id = %s order by attempt_number, xmin::text::bigint"
+        return self.select(statement, email_id)
 
     def outcomes(self, email_id: UUID) -> list[str]:
         """The outcomes of its attempts, in their order."""
