@@ -85,7 +85,7 @@ def await_long_outage(run: Program) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGKILL, signal.SIGINT])
 def test_postgresql_is_restarted(host: Host, removable: Removable, number: signal.Signals) -> None:
-    host.sink("--latency-ms", "10")
+    host.sink("--latency-ms", "100")
     ids = host.enqueue(emails(800))
     run = host.run()
     host.await_delivered(200)
@@ -120,7 +120,7 @@ def test_postgresql_blinks_again_and_again(host: Host, removable: Removable) -> 
 def test_workers_that_die_while_postgresql_is_away_leave_their_answers_in_the_ledger(
     host: Host, removable: Removable
 ) -> None:
-    host.sink("--latency-ms", "10")
+    host.sink("--latency-ms", "100")
     ids = host.enqueue(emails(600))
     run = host.run()
     host.await_delivered(150)
@@ -145,7 +145,7 @@ def test_workers_that_die_while_postgresql_is_away_leave_their_answers_in_the_le
 def test_a_stop_while_postgresql_is_away_ends_in_time_and_the_next_run_settles_it(
     host: Host, removable: Removable
 ) -> None:
-    host.sink("--latency-ms", "10")
+    host.sink("--latency-ms", "100")
     ids = host.enqueue(emails(600))
     run = host.run(DRAIN_SECONDS=1)
     host.await_delivered(150)
@@ -166,7 +166,7 @@ def test_a_stop_while_postgresql_is_away_ends_in_time_and_the_next_run_settles_i
 
 
 def test_a_hung_postgresql_delays_and_harms_nothing(host: Host, removable: Removable) -> None:
-    host.sink("--latency-ms", "10")
+    host.sink("--latency-ms", "100")
     ids = host.enqueue(emails(600))
     run = host.run(DRAIN_SECONDS=1)
     host.await_delivered(150)
@@ -185,7 +185,7 @@ def test_a_hung_postgresql_delays_and_harms_nothing(host: Host, removable: Remov
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_rabbitmq_is_restarted(host: Host, removable: Removable, number: signal.Signals) -> None:
-    host.sink("--latency-ms", "10")
+    host.sink("--latency-ms", "100")
     ids = host.enqueue(emails(800))
     run = host.run()
     host.await_delivered(200)
@@ -205,7 +205,7 @@ def test_rabbitmq_is_restarted(host: Host, removable: Removable, number: signal.
 def test_a_stop_while_rabbitmq_is_away_or_hangs_is_a_clean_drain(
     host: Host, removable: Removable, *, takes_away: bool
 ) -> None:
-    host.sink("--latency-ms", "10")
+    host.sink("--latency-ms", "100")
     ids = host.enqueue(emails(600))
     run = host.run(DRAIN_SECONDS=10)
     host.await_delivered(150)

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 import psycopg
 import pytest
+from structlog.testing import capture_logs
 
 from dispatcher import enqueue
 from dispatcher.broker import dead_letter, pointer
@@ -147,7 +148,9 @@ async def test_what_cannot_be_routed_stays_due_until_it_can(
 ) -> None:
     await rabbit.delete_queue(topology.queue)
     email_ids = books.enqueue(3)
-    publishing = await start(settings)
+    with capture_logs() as logs:
+        publishing = await start(settings)
+        await until(lambda: "relay.unroutable" in {log["event"] for log in logs})
     publishing.stop()
     await until(lambda: not books.sessions("dispatcher relay"))
     assert all(row["publish_due_at"] and row["published_at"] is None for row in books.rows())
