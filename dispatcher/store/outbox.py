@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from dispatcher.domain.status import OnUncertain, Status
@@ -14,6 +14,10 @@ from dispatcher.store.connections import AsyncSession, translated
 from dispatcher.store.locked import LockedRows
 from dispatcher.store.migrations import WEEKS_AHEAD
 from dispatcher.store.queries import ids_within, query
+
+IDLE_SECONDS: Final = 60.0
+"""A relay that works says something four times a second; one that waits for RabbitMQ, within half a minute. Whoever
+does not comes back with another session, and leads if nobody else does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +73,13 @@ class Outbox:
         self._session = session
         self.locked = LockedRows(lambda: nullcontext(session))
 
-    async def try_lock(self) -> bool:
-        """Whether this session is now the database's one relay; it stays so until the session ends."""
-        return bool((await self._fetch("try_relay_lock"))[0][0])
+    async def try_lock(self, *, idle_seconds: float = IDLE_SECONDS) -> bool:
+        """Whether this session is now the database's one relay; it stays so until the session ends.
+
+        Args:
+            idle_seconds: PostgreSQL ends a session that says nothing for so long.
+        """
+        return bool((await self._fetch("try_relay_lock", {"idle_seconds": idle_seconds}))[0][0])
 
     async def listen(self) -> None:
         """From now on, commits of enqueues wake `wait`."""

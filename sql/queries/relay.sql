@@ -1,6 +1,9 @@
 -- name: try_relay_lock
--- True: this session is the one relay of the database until it ends.
-select pg_try_advisory_lock(hashtext('email_dispatcher_relay'));
+-- True: this session is the one relay of the database until it ends. One that says nothing for so long is ended: its host
+-- is frozen, and keeps the connection alive all the same, so that nobody would publish before it goes on.
+select
+    pg_try_advisory_lock(hashtext('email_dispatcher_relay')),
+    set_config('idle_session_timeout', (%(idle_seconds)s * 1000)::integer::text || 'ms', false);
 
 -- name: listen_due
 -- Wakes the relay when an enqueue commits.

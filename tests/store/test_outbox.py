@@ -11,12 +11,13 @@ import pytest
 
 from dispatcher import enqueue
 from dispatcher.domain.status import OnUncertain, Status
+from dispatcher.errors import StoreUnavailable
 from dispatcher.store.connections import AsyncSession, connect_async
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import Outbox
 from tests.store.books import Books, email
 from tests.store.results import result
-from tests.waiting import until
+from tests.waiting import until, until_answer
 
 EXPIRED = datetime(2026, 1, 1, tzinfo=UTC)
 HOLD, RESEND = OnUncertain.HOLD, OnUncertain.RESEND
@@ -215,6 +216,17 @@ async def test_one_session_of_a_database_is_the_relay_until_it_ends(
 
     await until(lambda: not books.sessions("relay"))
     assert await Outbox(other).try_lock()
+    await other.close()
+
+
+async def test_a_relay_that_is_frozen_does_not_stay_the_one_relay(outbox: Outbox, tables_url: str) -> None:
+    other = await connect_async(tables_url, name="relay 2")
+    assert await outbox.try_lock(idle_seconds=0.2)
+
+    await until_answer(Outbox(other).try_lock)
+
+    with pytest.raises(StoreUnavailable):
+        await outbox.find_publish_due(10)
     await other.close()
 
 
