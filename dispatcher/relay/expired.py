@@ -136,7 +136,14 @@ class ExpiredLeases:
         if not results:
             return []
         name = f"{ledger.slot}:relay"
-        recorded, _ = await record_free(LeaseStore(self._pool, worker=name, slot=name), self._locked, results)
+        try:
+            recorded, _ = await record_free(LeaseStore(self._pool, worker=name, slot=name), self._locked, results)
+        except StoreUnavailable:
+            raise
+        except DispatcherError as error:
+            # PostgreSQL refuses what it says: neither other workers nor what is due may wait for it.
+            self._report(ledger, error.message)
+            return []
         return [result for result in results if result.email_id in recorded]
 
     def _result(self, lease: ExpiredLease, flight: Flight) -> Result:

@@ -109,6 +109,26 @@ async def test_what_had_not_left_goes_to_others_at_once_and_costs_no_attempt(
     assert len(await other_store.lease(books.keys([each.email_id for each in leases]), 60)) == 3
 
 
+async def test_what_postgresql_refuses_to_record_ends_no_relay(
+    relay_pool: Pool, worker: LeaseStore, books: Books, ledger: Ledger
+) -> None:
+    refused, unsent = await lease(worker, books, 2)
+    answer(ledger, refused, Rejected(Reason.REFUSED))
+    run_out(books, refused, unsent)
+    reports: list[str] = []
+    expired = ExpiredLeases(settings(), relay_pool, lambda _, reason: reports.append(reason))
+    living = living_ledger(ledger.path)
+    assert living is not None
+    books.connection.execute("alter table email_attempt add constraint strict check (outcome <> 'rejected')")
+    try:
+        await expired.settle([living])
+    finally:
+        books.connection.execute("alter table email_attempt drop constraint strict")
+
+    assert len(reports) == 1
+    assert [books.status(each.email_id) for each in (refused, unsent)] == ["sending", "pending"]
+
+
 async def test_what_had_not_left_cannot_leave_any_more(
     look: Look, worker: LeaseStore, books: Books, ledger: Ledger
 ) -> None:
