@@ -78,6 +78,7 @@ class Access:
         self._keys: dict[str, ApiKey] = {}
         self._buckets: dict[str, _Bucket] = {}
         self._looked_at = -math.inf
+        self._failed_at = -math.inf
         self._looking = asyncio.Lock()
 
     @property
@@ -157,12 +158,23 @@ class Access:
         return key
 
     async def _look_again(self) -> None:
-        """Returns after a look that began later than this call; those who wait share it."""
+        """Returns after a look that began later than this call; those who wait share it.
+
+        Raises:
+            StoreUnavailable: PostgreSQL does not say.
+        """
         called_at = time.monotonic()
         async with self._looking:
+            if self._failed_at >= called_at:
+                # Who waited together fails together: one after the other, each would wait as long again.
+                raise StoreUnavailable("The keys could not be read.")
             if self._looked_at < called_at:
                 await asyncio.sleep(self._looked_at + LOOK_AGAIN_SECONDS - time.monotonic())
-                await self.refresh()
+                try:
+                    await self.refresh()
+                except StoreUnavailable:
+                    self._failed_at = time.monotonic()
+                    raise
 
     def _check_host(self, request: Request) -> None:
         """Without keys, no web page may reach us by a name of its own that leads to the loopback (DNS rebinding)."""

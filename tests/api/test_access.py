@@ -7,12 +7,16 @@ from dataclasses import replace
 
 import psycopg
 import pytest
+from starlette.requests import Request
 
+from dispatcher.api.access import Access
 from dispatcher.api.server import LOCK_SECONDS
 from dispatcher.config import Settings
-from dispatcher.domain.api_key import Secret
-from dispatcher.errors import ConfigurationError
+from dispatcher.domain.api_key import Scope, Secret
+from dispatcher.errors import ConfigurationError, StoreUnavailable
 from dispatcher.setting_values import Listener
+from dispatcher.store.api_keys import KeyStore
+from dispatcher.store.connections import make_pool
 from tests.api.place import EMAIL, Api, make_key, running
 from tests.waiting import until_answer
 
@@ -31,6 +35,21 @@ async def test_with_a_key_in_the_table_nobody_gets_in_without_one(token: str, ap
         answer = await api.post(token=given)
         assert (answer.status, answer.code, answer.headers["www-authenticate"]) == (401, "unauthorized", "Bearer")
     assert (await api.post(token=token)).status == 202
+
+
+async def test_while_postgresql_is_away_those_whose_keys_are_not_known_do_not_wait_for_each_other() -> None:
+    pool = make_pool("postgresql://nobody@127.0.0.1:1/nothing", name="x", size=1)
+    pool.timeout = 0.2
+    await pool.open()
+    access = Access(KeyStore(pool), is_loopback=False)
+    header = f"Bearer {Secret.new().text()}".encode()
+    request = Request({"type": "http", "headers": [(b"authorization", header)]})
+
+    ends = await asyncio.gather(*(access.caller(request, Scope.SEND) for _ in range(20)), return_exceptions=True)
+
+    assert all(isinstance(end, StoreUnavailable) for end in ends)
+    assert pool.get_stats()["requests_num"] == 1
+    await pool.close()
 
 
 async def test_a_key_counts_in_the_header_alone(token: str, api: Api) -> None:
