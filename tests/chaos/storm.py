@@ -176,7 +176,8 @@ def _environment(plan: Plan, ground: Ground, folder: Path, provider: Mapping[str
         "WORKERS": plan.workers,
         "ON_UNCERTAIN": plan.policy,
         "LEASE_SECONDS": plan.lease_seconds,
-        "SEND_TIMEOUT_SECONDS": 3,
+        # Longer than a worker, or the double, may stand still for want of a core: nothing of ours would explain that.
+        "SEND_TIMEOUT_SECONDS": 8,
         "DRAIN_SECONDS": DRAIN_SECONDS,
         "RETRY_BASE_SECONDS": 0.1,
         "RETRY_CAP_SECONDS": 1,

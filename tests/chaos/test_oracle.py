@@ -178,7 +178,7 @@ ANOTHER = Disturbance(78, 100.5)
         "no request, and another worker was struck": held([], [ANOTHER]),
         "no request, and a connection was closed later": replace(GOOD, wire=Wire(closed_at=[100.4])),
         "struck before": held([], [Disturbance(77, 90.0, 95.0)]),
-        "answered long before the kill": held([Exchange(HELD, 100.1, 100.2)], [Disturbance(77, 102.0)]),
+        "answered long before the kill": held([Exchange(HELD, 100.1, 100.2)], [Disturbance(77, 104.0)]),
         "answered, and nobody was struck": held([Exchange(HELD, 100.1, 100.2)], []),
         "unanswered was an earlier attempt's request": replace(
             held([Exchange(HELD, 50.0)], []),

@@ -21,8 +21,9 @@ from enum import StrEnum
 from typing import Any, Final
 from uuid import UUID
 
-EDGE_SECONDS: Final = 0.5
-"""How long after an answer its reader may still be at work on it: microseconds, and whatever else the cores do."""
+EDGE_SECONDS: Final = 3.0
+"""How long after an answer its reader may still be at work on it: microseconds, and whatever else the cores do, which a
+storm keeps busy."""
 CLOCK_SECONDS: Final = 0.01
 """Between two processes' readings of the same clock."""
 
