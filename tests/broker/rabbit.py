@@ -71,12 +71,14 @@ class Rabbit:
         return message
 
     async def take_all(self, queue: str, count: int) -> list[Taken]:
-        """So many messages of a queue, acked, waiting for the last of them; and no more may be there."""
+        """So many messages of a queue, acked, waiting for each of them; and no more may be there."""
         messages: list[Taken] = []
-        give_up_at = asyncio.get_running_loop().time() + DEADLINE_SECONDS
-        while len(messages) < count and asyncio.get_running_loop().time() < give_up_at:
+        loop = asyncio.get_running_loop()
+        latest_at = loop.time()
+        while len(messages) < count and loop.time() < latest_at + DEADLINE_SECONDS:
             if message := await self.take(queue):
                 messages.append(message)
+                latest_at = loop.time()
         assert len(messages) == count
         assert await self.take(queue) is None
         return messages

@@ -46,9 +46,9 @@ def test_a_provider_that_workers_cannot_use_is_named_with_the_worst_that_any_say
 ) -> None:
     say = "insert into provider_state (provider, slot, state, reason, until_at, changed_at) values (%s, %s, %s, %s, {})"
     in_a_while = say.format("now() + %s * interval '1 second', now()")
-    connection.execute(in_a_while, ["smtp", "a:w0", "paused", "throttled", 100])
-    connection.execute(in_a_while, ["smtp", "a:w1", "open", "connection_failed", 10])
-    connection.execute(in_a_while, ["smtp", "b:w0", "open", "SMTP refuses [our] credentials.", 20])
+    connection.execute(in_a_while, ["smtp", "a:w0", "paused", "throttled", 1000])
+    connection.execute(in_a_while, ["smtp", "a:w1", "open", "connection_failed", 100])
+    connection.execute(in_a_while, ["smtp", "b:w0", "open", "SMTP refuses [our] credentials.", 200])
     connection.execute(in_a_while, ["smtp", "b:w1", "closed", None, None])
     connection.execute(in_a_while, ["ses", "a:w0", "half_open", None, None])
     # These workers have died: they would have said something new.
@@ -58,7 +58,7 @@ def test_a_provider_that_workers_cannot_use_is_named_with_the_worst_that_any_say
     providers = prepared("status", "--json").json["providers"]
     table = prepared("status").stdout
 
-    assert 0 < providers["smtp"].pop("seconds_left") <= 20
+    assert 0 < providers["smtp"].pop("seconds_left") <= 200
     assert providers == {
         "smtp": {"state": "open", "workers": 3, "reason": "SMTP refuses [our] credentials."},
         "ses": {"state": "half_open", "workers": 1, "reason": None, "seconds_left": None},

@@ -97,20 +97,46 @@ async def test_a_kept_connection_that_died_is_replaced_within_the_attempt(tmp_pa
 
 
 @pytest.mark.parametrize("step", [Step.MAIL, Step.RCPT, Step.DATA])
-@pytest.mark.parametrize("what", ["421 4.4.2 idle for too long", Act.CLOSE, Act.RESET, Act.HANG])
+@pytest.mark.parametrize("what", ["421 4.4.2 idle for too long", Act.CLOSE, Act.RESET])
 async def test_a_kept_connection_is_replaced_once_and_not_for_ever(tmp_path: Path, step: Step, what: str) -> None:
     async with smtp_place(tmp_path, connections=1) as place:
         await send(place.provider, an_email())
         place.sink.behaviour.script[step] = what
 
-        sending = await send(
-            place.provider, an_email(), seconds=LATER_SECONDS if what == Act.HANG else PATIENCE_SECONDS
-        )
+        sending = await send(place.provider, an_email())
 
         assert isinstance(sending.outcome, Deferred)
         assert sending.left == 0
-        # Only a kept connection that does not even answer the first command is given up before the deadline.
-        assert place.sink.connections == (1 if what == Act.HANG and step is not Step.MAIL else 2)
+        assert place.sink.connections == 2
+
+
+@pytest.mark.parametrize("step", [Step.RCPT, Step.DATA])
+async def test_a_kept_connection_that_answers_and_then_hangs_is_waited_for_until_the_deadline(
+    tmp_path: Path, step: Step
+) -> None:
+    async with smtp_place(tmp_path, connections=1) as place:
+        await send(place.provider, an_email())
+        place.sink.behaviour.script[step] = Act.HANG
+
+        sending = await send(place.provider, an_email(), seconds=LATER_SECONDS)
+
+        assert isinstance(sending.outcome, Deferred)
+        assert sending.left == 0
+        assert place.sink.connections == 1
+
+
+async def test_a_new_connection_that_hangs_as_the_kept_one_did_is_the_last(tmp_path: Path) -> None:
+    async with smtp_place(tmp_path, connections=1) as place:
+        await send(place.provider, an_email())
+        place.sink.behaviour.script[Step.MAIL] = Act.HANG
+
+        sending = asyncio.create_task(send(place.provider, an_email(), seconds=4 * LATER_SECONDS))
+        await _until(lambda: place.sink.connections == 2 and place.sink.commands["MAIL"] == 3)
+        place.sink.drop_connections()
+
+        assert isinstance((await sending).outcome, Deferred)
+        assert (await sending).left == 0
+        assert place.sink.connections == 2
 
 
 async def test_a_kept_connection_that_hangs_leaves_time_for_a_new_one(tmp_path: Path) -> None:
@@ -119,7 +145,7 @@ async def test_a_kept_connection_that_hangs_leaves_time_for_a_new_one(tmp_path: 
         for session in place.sink.sessions:
             session.freeze()
 
-        sending = await send(place.provider, an_email(), seconds=2 * LATER_SECONDS)
+        sending = await send(place.provider, an_email(), seconds=4 * LATER_SECONDS)
 
         assert isinstance(sending.outcome, Accepted)
         assert place.sink.connections == 2
