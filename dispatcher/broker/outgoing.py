@@ -33,7 +33,8 @@ class Outgoing:
     @classmethod
     def of_pointer(cls, queue: str, due: Pointer) -> Outgoing:
         """The message that makes a worker send an email."""
-        return cls(queue, pointer.encode(due), str(due.email_id), _short(due.correlation_id), due.traceparent)
+        message_id, correlation_id = pointer.id_text(due.email_id), _short(due.correlation_id)
+        return cls(queue, pointer.encode(due), message_id, correlation_id, due.traceparent)
 
     @classmethod
     def of_dead_letter(cls, dlq: str, told: DeadLetter, traceparent: str | None = None) -> Outgoing:

@@ -58,13 +58,23 @@ def encode(pointer: Pointer) -> bytes:
     return orjson.dumps({"v": VERSION, "email_id": pointer.email_id, "message_key": pointer.message_key})
 
 
-def decode(body: bytes, properties: Properties) -> Pointer:
+def id_text(email_id: UUID) -> str:
+    """An id as it stands in the body; `str` takes four times as long."""
+    return orjson.dumps(email_id)[1:-1].decode()
+
+
+def decode(body: bytes, properties: Properties | None = None) -> Pointer:
     """The pointer that a message carries.
+
+    Args:
+        properties: None where nobody asks whose it is: a worker knows that from the email's row.
 
     Raises:
         InvalidPointer: for whatever else it carries; with the reason, which holds nothing of the message.
     """
     fields = decode_fields(body)
+    if properties is None:
+        return Pointer(email_id(fields), message_key(fields))
     return Pointer(email_id(fields), message_key(fields), _correlation_id(properties), _traceparent(properties))
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from dispatcher.domain.status import OnUncertain, Status
+from dispatcher.domain.values import value
 from dispatcher.store.connections import AsyncSession, translated
 from dispatcher.store.locked import LockedRows
 from dispatcher.store.migrations import WEEKS_AHEAD
@@ -20,7 +21,7 @@ IDLE_SECONDS: Final = 60.0
 does not comes back with another session, and leads if nobody else does."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DuePointer:
     """An email whose message must go to the send queue."""
 

@@ -106,7 +106,7 @@ class Pipeline:
     def take(self, delivery: Delivery) -> None:
         """Takes a message from the broker; what points to no email goes to the DLQ."""
         try:
-            pointer = decode(delivery.body, delivery.properties)
+            pointer = decode(delivery.body)
         except InvalidPointer as error:
             self._log.warning("message.rejected", reason=error.message, octets=len(delivery.body))
             metrics.MESSAGES_REJECTED.add(1)
