@@ -320,8 +320,10 @@ def _late(what: str) -> NothingLeft:
 
 def _latest_departure(deadline: float) -> float:
     """Until when a body may leave that is to be answered by the deadline; in the loop's `time()`."""
-    remaining = deadline - asyncio.get_running_loop().time()
-    return deadline - min(MOST_FOR_ANSWER_SECONDS, max(0.0, remaining) * ANSWERS_SHARE)
+    share = (deadline - asyncio.get_running_loop().time()) * ANSWERS_SHARE
+    if share >= MOST_FOR_ANSWER_SECONDS:  # as nearly always
+        return deadline - MOST_FOR_ANSWER_SECONDS
+    return deadline - max(0.0, share)
 
 
 @lru_cache(maxsize=64)

@@ -107,7 +107,7 @@ class Breaker:
     def begin(self) -> int:
         """An email is tried now; half open, it is the probe. Returns the trial's number, for its end."""
         self._trials += 1
-        if self.state is State.HALF_OPEN:
+        if self._is_half_open:
             self._probe = self._trials
         return self._trials
 
@@ -120,7 +120,7 @@ class Breaker:
         """The provider answered about the email."""
         self.give_up(trial)
         self._failures = self._silences = 0
-        if self.state is State.HALF_OPEN:
+        if self._is_half_open:
             self._enter(State.CLOSED, None, 0.0)
         if self._state is State.CLOSED:
             self._opens.worked()
@@ -136,7 +136,7 @@ class Breaker:
         if self._is_old(trial):
             return
         self._failures += 1
-        if self.state is State.HALF_OPEN or self._failures >= in_a_row:
+        if self._is_half_open or self._failures >= in_a_row:
             self._open(reason)
 
     def miss(self, trial: int, reason: str) -> None:
@@ -145,7 +145,7 @@ class Breaker:
         if self._is_old(trial):
             return
         self._silences += 1
-        if self.state is State.HALF_OPEN or self._silences >= self._silences_in_a_row:
+        if self._is_half_open or self._silences >= self._silences_in_a_row:
             self._open(reason)
 
     def open(self, trial: int, reason: str) -> None:
@@ -170,6 +170,11 @@ class Breaker:
             self._enter(State.OPEN, self.reason, self._until - self._clock())
         else:
             self._enter(State.PAUSED, reason, self._until - self._clock())
+
+    @property
+    def _is_half_open(self) -> bool:
+        # Nearly always it is closed, and stays so however long one waits.
+        return self._state is not State.CLOSED and self.state is State.HALF_OPEN
 
     def _look(self) -> float:
         """Ends a wait whose time has come; returns how long it still is, in seconds."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import assert_never
 
 from dispatcher.domain.outcome import CONCERNS_PROVIDER, Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
@@ -25,16 +25,16 @@ class Route:
 
     Attributes:
         limit: None where the operator set no ceiling.
+        name: The provider's.
     """
 
     provider: Provider
     breaker: Breaker
     limit: RateLimit | None = None
+    name: str = field(init=False)
 
-    @property
-    def name(self) -> str:
-        """The provider's name."""
-        return self.provider.name
+    def __post_init__(self) -> None:
+        self.name = self.provider.name
 
     @property
     def is_closed(self) -> bool:

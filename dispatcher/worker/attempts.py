@@ -50,7 +50,9 @@ class Attempts:
             sending.begin_attempt()
             return Rejected(Reason.CONTENT_DELETED, "The email's content was deleted before it was sent.")
         while True:
-            route = await self._next_route(sending)
+            route = self._choose(sending)
+            if route.limit is not None and not await self._has_token(route, route.limit):
+                continue
             outcome = await self._try(sending, route)
             if outcome is not None and not _burns_nothing(outcome, route):
                 return outcome
@@ -71,14 +73,15 @@ class Attempts:
             self._ledger.clear(sending.ledger_slot)
             sending.ledger_slot = None
 
-    async def _next_route(self, sending: Sending) -> Route:
+    def _choose(self, sending: Sending) -> Route:
+        """The route that may be tried now."""
         if sending.is_cancelled:  # by an adapter that did not hear of it
             raise asyncio.CancelledError
         self._prepare(sending)
-        while route := self._routes.choose(sending.refused_by) or self._routes.choose():
-            if route.limit is None or await self._has_token(route, route.limit):
-                return route
-        raise NoRoute
+        route = self._routes.choose(sending.refused_by) or self._routes.choose()
+        if route is None:
+            raise NoRoute
+        return route
 
     @staticmethod
     async def _has_token(route: Route, limit: RateLimit) -> bool:
