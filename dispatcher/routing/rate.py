@@ -83,7 +83,7 @@ class RateLimit:
         self._outage.worked()
         self._tokens = 0 if self._is_throttled else taken
         if not taken:
-            await asyncio.sleep(max(_SHORTEST_WAIT_SECONDS, min(1 / rate, 1.0)))
+            await asyncio.sleep(max(_SHORTEST_WAIT_SECONDS, 1 / max(rate, 1.0)))
 
     async def _halve(self) -> None:
         rate = await self._store.halve_rate(self._provider, self._ceiling)

@@ -9,7 +9,8 @@ returning provider;
 -- Takes up to `wanted` whole tokens of a provider's bucket; returns how many, and the rate now. No row: no bucket.
 -- The bucket fills at the rate and holds at most `burst`; the rate climbs back to the ceiling, by a twentieth of it a
 -- second, after it was halved. The clock is read once the row is ours: read before, it would be behind that of whoever
--- had the row meanwhile, and the time between would be counted twice.
+-- had the row meanwhile, and the time between would be counted twice. Where the row is of a time to come, the clock was
+-- set back, or the server is another one: the bucket would give nothing until then.
 with locked as (
     select provider, per_second, tokens, refilled_at
     from provider_rate
@@ -17,11 +18,14 @@ with locked as (
     for update
 ),
 timed as (
-    select provider, per_second, tokens, refilled_at, greatest(refilled_at, clock_timestamp()) as at
+    select provider, per_second, tokens, refilled_at, clock_timestamp() as now
     from locked
 ),
 passed as (
-    select provider, per_second, tokens, at, extract(epoch from at - refilled_at)::double precision as seconds
+    select
+        provider, per_second, tokens,
+        case when refilled_at < now + interval '1 second' then greatest(refilled_at, now) else now end as at,
+        greatest(0, extract(epoch from now - refilled_at)::double precision) as seconds
     from timed
 ),
 recovered as (

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from dispatcher.routing.breaker import Breaker
-from dispatcher.routing.rate import BURST_SECONDS, RateLimit
+from dispatcher.routing.rate import BURST_SECONDS, CHUNK_SECONDS, RateLimit
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.store.connections import Pool, make_pool
 from dispatcher.store.providers import ProviderStore
@@ -57,6 +57,18 @@ async def test_no_more_than_the_burst_was_saved_up(pool: Pool, connection: psyco
     tokens, rate = await store.take_tokens("smtp", ceiling=CEILING, burst=50, wanted=10_000)
 
     assert (tokens, rate) == (50, CEILING)
+
+
+async def test_a_clock_that_was_set_back_empties_the_bucket_and_does_not_close_it(
+    pool: Pool, connection: psycopg.Connection
+) -> None:
+    limit = RateLimit(ProviderStore(pool, slot="w0"), "smtp", CEILING)
+    assert await limit.take()
+    connection.execute("update provider_rate set tokens = 0, refilled_at = now() + interval '1 hour'")
+
+    # More than it has taken already.
+    for _ in range(int(CEILING * CHUNK_SECONDS) + 1):
+        assert await asyncio.wait_for(limit.take(), DEADLINE_SECONDS)
 
 
 async def test_throttling_halves_the_rate_once_and_it_climbs_back(pool: Pool, connection: psycopg.Connection) -> None:
