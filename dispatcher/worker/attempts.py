@@ -135,11 +135,12 @@ class Attempts:
         except asyncio.CancelledError as error:
             if sending.is_cancelled:
                 raise
-            return self._adapter_failed(sending, error)  # what it waited for was cancelled, not we
+            return self.failed(sending, error)  # what it waited for was cancelled, not we
         except Exception as error:  # noqa: BLE001 - an adapter's bug must cost one email's attempt, not the worker
-            return self._adapter_failed(sending, error)
+            return self.failed(sending, error)
 
-    def _adapter_failed(self, sending: Sending, error: BaseException) -> Outcome:
+    def failed(self, sending: Sending, error: BaseException) -> Outcome:
+        """What it means that the adapter, or what we made of its answer, failed."""
         kind = type(error).__name__
         self._log.error("fault.unexpected", where=sending.provider, error=kind, email_id=str(sending.email_id))
         if sending.phase is Phase.ON_THE_WIRE:

@@ -196,6 +196,13 @@ class Pipeline:
         except asyncio.CancelledError:
             if sending.phase is Phase.ON_THE_WIRE:  # the process ends: its ledger says so
                 raise
+        except Exception as error:  # noqa: BLE001 - an adapter's bug, such as an answer that is none
+            # Nobody waits for this task: the email would be leased, and have its place here, for as long as we live.
+            wait_seconds = self._conclude(sending, self._attempts.failed(sending, error))
+            if wait_seconds is None:
+                return
+            await self._until_recorded(sending, wait_seconds)
+            sending.phase = Phase.WAITING
         self._give_back(sending)
 
     async def _wait_for_retry(self, seconds: float) -> None:

@@ -7,7 +7,9 @@ import asyncio
 import pytest
 
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
+from dispatcher.providers.contract import Attempt
 from dispatcher.routing.breaker import FIRST_OPEN_SECONDS
 from tests.waiting import until
 from tests.worker.bench import Bench
@@ -147,6 +149,26 @@ async def test_an_adapter_that_fails_after_something_left_is_never_believed_to_h
     assert bench.books.outcomes(email_id) == ["uncertain"]
     assert len(bench.provider.calls) == 1
     await bench.nothing_left_on_the_queue()
+
+
+@pytest.mark.parametrize("reason", [Reason.REFUSED, Reason.THROTTLED, Reason.SERVER_ERROR])
+@pytest.mark.parametrize("has_left", [False, True])
+async def test_an_answer_that_is_none_keeps_no_email_for_good(bench: Bench, reason: Reason, has_left: bool) -> None:
+    async def err(_provider: ScriptedProvider, _email: OutgoingEmail, attempt: Attempt) -> Outcome:
+        if has_left:
+            attempt.leaving()
+        return Deferred(reason, "later", "4", retry_after="soon")  # type: ignore[arg-type]
+
+    strange, neighbour = bench.books.enqueue(2)
+    bench.provider.script[strange].append(err)
+    worker = await bench.start(ON_UNCERTAIN="resend", LEASE_SECONDS="2")
+    await bench.deliver([strange, neighbour])
+
+    await until(lambda: bench.books.outcomes(strange))
+    await until(lambda: bench.books.status(neighbour) == "sent" and worker.in_flight == 0)
+    assert bench.books.status(strange) == "pending"
+    assert bench.books.outcomes(strange) == ["uncertain" if has_left else "deferred"]
+    assert bench.books.attempts(strange)[0]["error_type"] == ("outcome_unknown" if has_left else "internal_error")
 
 
 async def test_content_that_was_deleted_fails_the_email_without_a_call(bench: Bench) -> None:
