@@ -67,13 +67,17 @@ class Double:
 
     def requests(self, came: str | None = None) -> list[dict[str, Any]]:
         """Every request that it has read, or of which this came: `email_id`, `came` and `at`, in unix seconds."""
-        lines = (self._folder / "requests.jsonl").read_bytes().splitlines()
-        found = [orjson.loads(line) for line in lines]
+        found = self._lines("requests.jsonl")
         return [request for request in found if came is None or request["came"] == came]
 
     def witnessed(self) -> list[dict[str, Any]]:
         """What it saw on the wire, if it was told to watch (`--wire`); see `HttpDouble.witness`."""
-        return [orjson.loads(line) for line in (self._folder / "wire.jsonl").read_bytes().splitlines()]
+        return self._lines("wire.jsonl")
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        """What stands in a file of its own, which it may be writing."""
+        *lines, _unfinished = (self._folder / name).read_bytes().split(b"\n")
+        return [orjson.loads(line) for line in lines]
 
 
 class InOrder:

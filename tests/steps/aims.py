@@ -99,7 +99,9 @@ class Range:
     def kills(self) -> list[Kill]:
         """Whoever died so far, in order."""
         path = self.folder / "kills"
-        lines = [orjson.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+        # Somebody may be writing the last one.
+        *whole, _unfinished = path.read_bytes().split(b"\n") if path.exists() else [b""]
+        lines = [orjson.loads(line) for line in whole]
         return [
             Kill(line["pid"], Step(line["step"]), _ids(line["emails"]), _ids(line["on_the_wire"])) for line in lines
         ]

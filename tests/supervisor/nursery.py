@@ -44,18 +44,21 @@ class Nursery:
 
     def diary(self, word: str) -> list[tuple[str, int]]:
         """Name and pid of each toy that wrote this word, in order."""
-        path = self._folder / "diary"
-        lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
-        return [(name, int(pid)) for name, pid, wrote in lines if wrote == word]
+        return [(name, int(pid)) for name, pid, wrote in self._lines() if wrote == word]
 
     def words_in_order(self) -> list[tuple[str, str]]:
         """Name and word of each line, in order."""
-        lines = [line.split() for line in (self._folder / "diary").read_text().splitlines()]
-        return [(name, word) for name, _pid, word in lines]
+        return [(name, word) for name, _pid, word in self._lines()]
 
     def words(self, prefix: str) -> list[str]:
         """Everything in the diary that begins so, in order."""
-        return [line.split()[2] for line in (self._folder / "diary").read_text().splitlines() if prefix in line]
+        return [word for _name, _pid, word in self._lines() if word.startswith(prefix)]
+
+    def _lines(self) -> list[list[str]]:
+        """The words of each line that is finished: toys write while we read."""
+        path = self._folder / "diary"
+        *lines, _unfinished = path.read_text().split("\n") if path.exists() else [""]
+        return [line.split() for line in lines]
 
     def destroy(self) -> None:
         """Ends what is left."""
