@@ -251,7 +251,7 @@ async def test_a_task_that_is_cancelled_while_the_pool_looks_at_its_sessions_end
     using = asyncio.create_task(use_again_and_again())
     await asyncio.wait_for(looking.wait(), 20)
     using.cancel()
-    await asyncio.wait({using}, timeout=5)
+    await asyncio.wait({using}, timeout=DEADLINE_SECONDS)
 
     assert using.cancelled()
     await pool.close()
