@@ -91,7 +91,7 @@ def await_mails(mailbox: Sink, subject: str) -> list[EmailMessage]:
 
 def await_reported_depth(host: Host, depth: int) -> None:
     """Waits until RabbitMQ's management API reports so many dead letters."""
-    management = Management(host.servers.management_url)
+    management = Management(host.servers.management_url, timeout_seconds=SOON_SECONDS)
 
     def reported() -> bool:
         try:

@@ -29,7 +29,7 @@ def waiting_workers(host: Host) -> set[str]:
 def is_used_up(host: Host) -> bool:
     """Whether the workers have acked whatever there was; RabbitMQ tells so some seconds late."""
     with suppress(NoFigures):
-        depth = Management(host.servers.management_url).depth(host.topology.queue)
+        depth = Management(host.servers.management_url, timeout_seconds=30).depth(host.topology.queue)
         return (depth.messages, depth.consumers) == (0, WORKERS)
     return False
 
