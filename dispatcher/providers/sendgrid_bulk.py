@@ -54,7 +54,7 @@ def part_of(email: OutgoingEmail, *, sandbox: bool) -> Part | None:
         common = _common(email.sender, email.reply_to, email.template_id, email.tags, sandbox)
         messages, addresses = personalizations_of(email)
         own = _own(email)
-        personalizations = tuple(orjson.dumps(message | own) for message in messages)
+        personalizations = tuple([orjson.dumps(message | own) for message in messages])
     except (UnrenderableEmail, orjson.JSONEncodeError):
         return None
     return Part(
