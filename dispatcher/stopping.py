@@ -1,16 +1,25 @@
-"""How a process learns that it has to stop, by a signal or the end of its parent; and says that its loop works."""
+"""How a process learns that it has to stop, by a signal or the end of its parent; and that it works until then."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final, ParamSpec, TypeVar
 
+from dispatcher.errors import DispatcherError
 from dispatcher.roster import Post, Seat
 
 BEAT_SECONDS: Final = 0.5
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class CutOff(DispatcherError):
+    """Work ended that nobody has told to end."""
 
 
 def stop_event(post: Post) -> asyncio.Event:
@@ -49,6 +58,24 @@ def heed(stop: asyncio.Event, *numbers: signal.Signals) -> None:
 def _beat(loop: asyncio.AbstractEventLoop, seat: Seat) -> None:
     seat.beat()
     loop.call_later(BEAT_SECONDS, _beat, loop, seat)
+
+
+async def unless_cut_off(work: Callable[P, Coroutine[Any, Any, T]], *given: P.args, **named: P.kwargs) -> T:
+    """What the work returns, called with the rest; a fault if it was cancelled, and not because we were told to end.
+
+    Where something that it waits for is cancelled, by a library say, that comes up as if somebody had cancelled the
+    work itself: a task group goes on without it, and nobody notices that its work is done no more.
+
+    Raises:
+        CutOff: it was.
+    """
+    try:
+        return await work(*given, **named)
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise CutOff("What it waited for was cancelled.") from error
 
 
 async def unless_stopped(stop: asyncio.Event, seconds: float) -> bool:

@@ -22,6 +22,7 @@ from dispatcher.broker.pointer import Pointer
 from dispatcher.broker.publisher import Publisher
 from dispatcher.domain.backoff import Backoff
 from dispatcher.errors import BrokerUnavailable, DispatcherError
+from dispatcher.stopping import unless_cut_off
 from dispatcher.store.drafts import DraftStore
 from dispatcher.store.enqueueing import Draft
 from dispatcher.telemetry import metrics
@@ -64,8 +65,8 @@ class Announcing:
     async def run(self) -> None:
         """Announces until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._batches.run())
-            group.create_task(self._mark_all())
+            group.create_task(unless_cut_off(self._batches.run))
+            group.create_task(unless_cut_off(self._mark_all))
 
     async def finish(self) -> None:
         """Returns once everything was published or given up, and marked."""

@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 from dispatcher.domain.backoff import Backoff
 from dispatcher.errors import DispatcherError
+from dispatcher.stopping import unless_cut_off
 from dispatcher.telemetry.log import get_log
 
 FIRST_WAIT_SECONDS: Final = 1.0
@@ -50,7 +51,7 @@ async def _keep_one(task: Task, first_wait_seconds: float) -> None:
     while True:
         began_at = time.monotonic()
         try:
-            await task.run()
+            await unless_cut_off(task.run)
         except Exception as error:  # noqa: BLE001 - the edge of a loop: whatever one task meets, the others watch on
             where = f"monitor: {type(task).__name__}"
             get_log().error("fault.unexpected", where=where, error=_described(error))

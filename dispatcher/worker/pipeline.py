@@ -28,6 +28,7 @@ from dispatcher.errors import DispatcherError, InvalidPointer, StoreUnavailable
 from dispatcher.inflight import Flight, Ledger, steady_clock
 from dispatcher.results import result_of
 from dispatcher.routing.routes import Routes
+from dispatcher.stopping import unless_cut_off
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.telemetry import metrics, quick_log
 from dispatcher.telemetry.log import get_log
@@ -121,12 +122,12 @@ class Pipeline:
     async def run(self) -> None:
         """Works until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._leasing.run())
-            group.create_task(self._recorder.run())
-            group.create_task(self._returns.run())
-            group.create_task(self._renew())
+            group.create_task(unless_cut_off(self._leasing.run))
+            group.create_task(unless_cut_off(self._recorder.run))
+            group.create_task(unless_cut_off(self._returns.run))
+            group.create_task(unless_cut_off(self._renew))
             group.create_task(self._show_in_flight())
-            group.create_task(self._watch.run(self._routes, self._consumer, self._leasing.wake))
+            group.create_task(unless_cut_off(self._watch.run, self._routes, self._consumer, self._leasing.wake))
 
     async def drain(self, seconds: float) -> None:
         """Gives back what nothing has left of, waits for what is on the wire, and records.

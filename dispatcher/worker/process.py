@@ -20,7 +20,7 @@ from dispatcher.providers.registry import open_provider
 from dispatcher.roster import Post, Seat
 from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
-from dispatcher.stopping import stop_event
+from dispatcher.stopping import stop_event, unless_cut_off
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.providers import ProviderStore
@@ -137,7 +137,7 @@ async def _dispatch(
     pipeline = Pipeline(settings, consumer=consumer, store=store, routes=routes, watch=watch, ledger=ledger)
     async with asyncio.TaskGroup() as group:
         working = group.create_task(pipeline.run())
-        consuming = group.create_task(consumer.run())
+        consuming = group.create_task(unless_cut_off(consumer.run))
         retiring = group.create_task(_ask_for_successor(seat, pipeline, settings.recycle_emails))
         await stop.wait()
         with suppress(TimeoutError):

@@ -12,6 +12,7 @@ from dispatcher.inflight import steady_clock
 from dispatcher.providers.scrub import scrub
 from dispatcher.routing.breaker import FAILURES_IN_A_ROW, Breaker, State
 from dispatcher.routing.routes import Routes
+from dispatcher.stopping import unless_cut_off
 from dispatcher.store.providers import ProviderStore
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
@@ -55,9 +56,9 @@ class ProviderWatch:
             wake: Called when more emails may be leased than before.
         """
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._act(routes, consumer, wake))
+            group.create_task(unless_cut_off(self._act, routes, consumer, wake))
             # Apart: PostgreSQL may be slow to hear it, and deliveries must not wait for that.
-            group.create_task(self._tell())
+            group.create_task(unless_cut_off(self._tell))
 
     async def _act(self, routes: Routes, consumer: Consumer, wake: Callable[[], None]) -> None:
         while True:

@@ -25,6 +25,19 @@ class Failing:
         raise LookupError("ann@example.org")
 
 
+class CutOff:
+    """Waits for what somebody else cancels."""
+
+    times = 0
+
+    async def run(self) -> None:
+        """See `Task`."""
+        self.times += 1
+        waited_for: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waited_for.cancel()
+        await waited_for
+
+
 class Steady:
     """Works on; notes when it is told to end."""
 
@@ -77,6 +90,13 @@ async def test_a_task_that_fails_is_begun_again_and_ends_no_other() -> None:
 
     assert steady.ended
     assert steady.times == 1
+
+
+async def test_a_task_that_somebody_else_cut_off_is_begun_again() -> None:
+    cut_off = CutOff()
+
+    async with kept(cut_off):
+        await until(lambda: cut_off.times >= 3)
 
 
 async def test_what_a_stranger_s_exception_says_stays_out_of_the_log() -> None:
