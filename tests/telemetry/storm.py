@@ -40,6 +40,7 @@ def main() -> None:
         "counted": samples(folder)[SENT],
         "went_back": went_back,
         "scrapes": len(milliseconds),
+        "quickest_scrape_ms": min(milliseconds),
         "median_scrape_ms": statistics.median(milliseconds),
         "longest_scrape_ms": max(milliseconds),
     }
