@@ -32,8 +32,6 @@ from dispatcher.worker.batches import Batches
 RELAY_AFTER_SECONDS: Final = 5.0
 """When the relay publishes what was not announced. Later than any announcement that works, and a delay that is bearable
 where one did not."""
-PUBLISH_SECONDS: Final = 3.0
-"""One batch's deadline: what is not confirmed until then is the relay's before long."""
 MARK_AFTER_SECONDS: Final = 1.0
 MARK_EVERY_SECONDS: Final = 0.25
 MOST_WAITING: Final = 20_000
