@@ -50,7 +50,7 @@ class Producers:
             if program.exit_code == -signal.SIGKILL:
                 self._programs[name] = self._start(name)
             elif program.exit_code:
-                raise AssertionError(f"Producer {name} failed.\n{program.words[-2000:]}")
+                raise AssertionError(f"Producer {name} ended with {program.exit_code}.\n{program.words[-2000:]}")
 
     @property
     def are_done(self) -> bool:

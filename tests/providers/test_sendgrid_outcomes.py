@@ -190,7 +190,7 @@ async def test_two_hundred_accepted_and_closed_upon_are_two_hundred_unknown(
     async with sendgrid_place(tmp_path, Behaviour(Act.CLOSE), tls=authority.server, ca_file=authority.ca_file) as place:
         sendings = await asyncio.gather(*(send(place.provider, email) for email in emails))
 
-        assert [type(sending.outcome) for sending in sendings] == [Uncertain] * 200
+        assert [sending.outcome for sending in sendings if not isinstance(sending.outcome, Uncertain)] == []
         assert place.double.ledger().delivered == 200
         assert not place.double.ledger().duplicates
         assert place.double.requests == {str(email.email_id): 1 for email in emails}

@@ -18,7 +18,7 @@ from dispatcher.domain.outgoing import Attachment
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.ses_errors import VERDICTS
 from tests.providers.conftest import Authority
-from tests.providers.emails import PATIENCE_SECONDS, SOON_SECONDS, an_email, send
+from tests.providers.emails import PATIENCE_SECONDS, SOON_SECONDS, an_email, send, send_surely
 from tests.providers.ses_place import ses_place
 from tests.waiting import until
 
@@ -216,9 +216,9 @@ async def test_two_hundred_accepted_and_closed_upon_are_two_hundred_unknown(
 ) -> None:
     emails = [an_email() for _ in range(200)]
     async with ses_place(tmp_path, Behaviour(Act.CLOSE), tls=authority.server, ca_file=authority.ca_file) as place:
-        sendings = await asyncio.gather(*(send(place.provider, email) for email in emails))
+        sendings = await asyncio.gather(*(send_surely(place.provider, email) for email in emails))
 
-        assert [type(sending.outcome) for sending in sendings] == [Uncertain] * 200
+        assert [sending.outcome for sending in sendings if not isinstance(sending.outcome, Uncertain)] == []
         assert place.double.ledger().delivered == 200
         assert not place.double.ledger().duplicates
         assert place.double.requests == {str(email.email_id): 1 for email in emails}
