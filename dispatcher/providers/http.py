@@ -15,7 +15,7 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
@@ -27,7 +27,6 @@ from aiohappyeyeballs import start_connection
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.values import value
 from dispatcher.providers.http_connection import HttpConnection
-from dispatcher.providers.places import Places
 from dispatcher.providers.scrub import scrub
 from dispatcher.providers.tls import Tls
 
@@ -119,7 +118,7 @@ class HttpTransport:
         Raises:
             ssl.SSLError, OSError: the CA file cannot be used.
         """
-        self._places = Places(connections)
+        self._places = asyncio.Semaphore(connections)
         self._connect_seconds = connect_seconds
         self._tls = _tls(ca_file)
         self._idle: list[HttpConnection] = []
@@ -142,8 +141,7 @@ class HttpTransport:
         """
         latest = _latest_departure(deadline)
         head = self._head("POST", url, headers) + b"%d\r\n\r\n" % len(body)
-        if not self._places.take():
-            await self._wait_for_place(latest)
+        await self._place(latest)
         try:
             connection = self._kept() or await self._new(_target(url), latest)
             try:
@@ -151,7 +149,7 @@ class HttpTransport:
             finally:
                 self._give_back(connection)
         finally:
-            self._places.give_back()
+            self._places.release()
 
     async def get(self, url: str, headers: Mapping[str, str], deadline: float) -> Answer:
         """The answer to one GET, which changes nothing.
@@ -159,8 +157,7 @@ class HttpTransport:
         Raises:
             NothingLeft, NoAnswer: there was none.
         """
-        if not self._places.take():
-            await self._wait_for_place(deadline)
+        await self._place(deadline)
         try:
             connection = self._kept() or await self._new(_target(url), deadline)
             try:
@@ -169,17 +166,22 @@ class HttpTransport:
             finally:
                 self._give_back(connection)
         finally:
-            self._places.give_back()
+            self._places.release()
 
     async def close(self) -> None:
         """End the connections; no call is under way. A second call is harmless."""
         for connection in tuple(self._open):
             connection.end()
 
+    def _place(self, until: float) -> Awaitable[object]:
+        """Takes a place; to be awaited."""
+        # A timeout costs ten times what a free place does.
+        return self._wait_for_place(until) if self._places.locked() else self._places.acquire()
+
     async def _wait_for_place(self, until: float) -> None:
         try:
             async with asyncio.timeout_at(until):
-                await self._places.wait()
+                await self._places.acquire()
         except TimeoutError:
             raise NothingLeft(Reason.TIMEOUT_BEFORE_SEND, "the deadline passed before a connection was free") from None
 
