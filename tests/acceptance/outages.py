@@ -39,13 +39,19 @@ class Removable:
         self.launch(name)
         eventually(lambda: self.answers(name), f"the return of {name}", seconds=BOOT_SECONDS)
 
-    def send(self, name: str, number: signal.Signals) -> None:
-        """Signals a server that runs."""
-        os.kill(self._pid(name), number)
+    def send(self, name: str, number: signal.Signals) -> int:
+        """Signals a server that runs; returns its pid."""
+        pid = self._pid(name)
+        os.kill(pid, number)
+        return pid
 
     def is_gone(self, name: str) -> bool:
         """Whether it has ended, and its keeper knows, who starts nothing that it takes for running."""
         return self._processes.obituary(name) is not None and name not in self._processes.running()
+
+    def is_replaced(self, name: str, pid: int) -> bool:
+        """Whether another one has taken its place: when any server starts, all start that are gone."""
+        return self._processes.running().get(name, pid) != pid
 
     def launch(self, name: str) -> None:
         """Starts a server that is gone."""

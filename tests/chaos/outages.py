@@ -18,6 +18,7 @@ CONTROL_SECONDS: Final = "20"
 
 @dataclass(slots=True)
 class _Absence:
+    pid: int
     back_at: float
     is_launched: bool = False
 
@@ -60,10 +61,9 @@ class Outages:
 
     def take_away(self, name: str, number: signal.Signals, seconds: float) -> None:
         """Ends a server by a signal, for at least so long."""
-        self._absences[name] = _Absence(time.monotonic() + seconds)
         if name == RABBITMQ:
             self._alarm_until = None  # the next one starts without
-        self._ground.send(name, number)
+        self._absences[name] = _Absence(self._ground.send(name, number), time.monotonic() + seconds)
 
     def raise_alarm(self, seconds: float) -> None:
         """RabbitMQ's memory alarm, for so long: it stops reading from whoever publishes."""
@@ -76,10 +76,15 @@ class Outages:
             if absence.is_launched:
                 if self._ground.answers(name):
                     del self._absences[name]
-            elif time.monotonic() >= absence.back_at and self._ground.is_gone(name):
-                self._ground.launch(name)
-                absence.is_launched = True
+            elif time.monotonic() >= absence.back_at:
+                absence.is_launched = self._ground.is_replaced(name, absence.pid) or self._launch(name)
         self._end_alarm()
+
+    def _launch(self, name: str) -> bool:
+        if not self._ground.is_gone(name):
+            return False
+        self._ground.launch(name)
+        return True
 
     def heal(self) -> None:
         """Everything is due now."""
