@@ -186,19 +186,24 @@ async def connect_async(database_url: str, *, name: str, lock_seconds: float = L
         return connection
 
 
-def make_pool(database_url: str, *, name: str, size: int, lock_seconds: float = LOCK_SECONDS) -> Pool:
+def make_pool(
+    database_url: str, *, name: str, size: int, lock_seconds: float = LOCK_SECONDS, keeps_plans: bool = False
+) -> Pool:
     """A pool that is not open yet: open it in the process that uses it, never before a fork.
 
     Args:
         name: The sessions' `application_name`; a dead worker's sessions are found by it.
         size: Connections, all of them opened and kept.
         lock_seconds: How long a statement may wait for another transaction's lock.
+        keeps_plans: A statement is planned once per session, for all values; where that is safe (see `keep_plans`).
     """
 
     from psycopg_pool import AsyncConnectionPool
 
     async def configure(connection: AsyncSession) -> None:
         await _configure(connection, lock_seconds)
+        if keeps_plans:
+            await connection.execute(query("keep_plans"))
 
     keywords: dict[str, Any] = {
         "autocommit": True,

@@ -85,7 +85,13 @@ def run_worker(settings: Settings, post: Post) -> int:
 async def _work(settings: Settings, identity: Identity, post: Post) -> None:
     stop = stop_event(post)
     quick_log.log.gather(asyncio.get_running_loop().call_soon)
-    pool = make_pool(settings.database_url, name=identity.worker, size=POOL_SIZE, lock_seconds=BATCH_LOCK_SECONDS)
+    pool = make_pool(
+        settings.database_url,
+        name=identity.worker,
+        size=POOL_SIZE,
+        lock_seconds=BATCH_LOCK_SECONDS,
+        keeps_plans=True,
+    )
     # Twice the window: after a lost channel, emails of the old one are still on the wire while new ones are leased.
     ledger = Ledger(settings.run_dir, worker=identity.worker, slot=identity.slot, slots=2 * settings.prefetch)
     providers = ProviderStore(pool, slot=identity.slot)

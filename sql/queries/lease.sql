@@ -3,6 +3,10 @@
 -- Being delivered proves that an email was published, so its due mark goes in the same write.
 -- lowest_id and highest_id prune partitions, here and below, where a list of ids alone does not; ids are sorted, so that
 -- batches lock in one order.
+-- Its plan is kept, and so are those of all statements of a worker (see keep_plans), so that none may depend on what the
+-- tables held when it was made. One that began with the range of ids would read all that lies between the oldest email of
+-- a batch and the newest, for each of them. Hence emails are looked up by `= any` or laterally, here and below, and what
+-- else has to hold stands where neither a join nor another index can begin with it: in `… is true`.
 with leased as (
     update email_log as e
     set
@@ -13,15 +17,18 @@ with leased as (
         locked_until = clock_timestamp() + %(lease_seconds)s * interval '1 second',
         published_at = coalesce(e.published_at, clock_timestamp()),
         publish_due_at = null
-    from unnest(%(email_ids)b::uuid[], %(message_keys)s::text[]) as w (email_id, message_key)
-    where e.email_id = w.email_id
-        and e.message_key = w.message_key
-        and e.status = 'pending'
-        and e.locked_until < now()
+    where e.email_id = any(%(email_ids)b)
         and e.email_id between %(lowest_id)s and %(highest_id)s
+        and (
+            (e.email_id, e.message_key, e.status) in (
+                select w.email_id, w.message_key, 'pending'
+                from unnest(%(email_ids)b::uuid[], %(message_keys)s::text[]) as w (email_id, message_key)
+            )
+        ) is true
+        and e.locked_until < now()
     returning
-        e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.tenant_id, e.message_key,
-        e.attempt_base, e.traceparent, e.created_at
+        e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.attempt_base, e.traceparent,
+        e.created_at
 )
 select
     e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.attempt_base,
@@ -29,9 +36,14 @@ select
     c.sender, c.recipients, c.subject, c.text_body, c.html_body, c.template_id, c.template_data, c.headers, c.tags,
     c.attachment_count
 from leased as e
-left join email_content as c
-    on c.email_id = e.email_id
-    and c.email_id between %(lowest_id)s and %(highest_id)s;
+left join lateral (
+    select
+        sender, recipients, subject, text_body, html_body, template_id, template_data, headers, tags, attachment_count
+    from email_content
+    where email_id = e.email_id
+        and email_id between %(lowest_id)s and %(highest_id)s
+    offset 0
+) as c on true;
 
 -- name: find_attachments
 -- In the order in which each email has them.
@@ -59,11 +71,14 @@ set locked_until = greatest(
     e.locked_until + interval '1 microsecond',
     clock_timestamp() + %(lease_seconds)s * interval '1 second'
 )
-from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[]) as w (email_id, lease_token)
-where e.email_id = w.email_id
-    and e.lease_token = w.lease_token
-    and e.status = 'sending'
+where e.email_id = any(%(email_ids)s)
     and e.email_id between %(lowest_id)s and %(highest_id)s
+    and (
+        (e.email_id, e.lease_token, e.status) in (
+            select w.email_id, w.lease_token, 'sending'
+            from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[]) as w (email_id, lease_token)
+        )
+    ) is true
 returning e.email_id;
 
 -- name: release
@@ -76,11 +91,14 @@ set
     locked_by = null,
     locked_until = 'epoch',
     publish_due_at = clock_timestamp()
-from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[]) as w (email_id, lease_token)
-where e.email_id = w.email_id
-    and e.lease_token = w.lease_token
-    and e.status = 'sending'
+where e.email_id = any(%(email_ids)s)
     and e.email_id between %(lowest_id)s and %(highest_id)s
+    and (
+        (e.email_id, e.lease_token, e.status) in (
+            select w.email_id, w.lease_token, 'sending'
+            from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[]) as w (email_id, lease_token)
+        )
+    ) is true
 returning e.email_id;
 
 -- name: replay_letters
@@ -94,7 +112,7 @@ with standing as (
         e.status,
         e.status in ('failed', 'held') and e.attempt_count = w.attempts as is_told,
         e.status = 'held' or e.was_uncertain as may_have_arrived,
-        exists (select from email_content as c where c.email_id = e.email_id) as has_content,
+        exists (select from email_content as c where c.email_id = e.email_id offset 0) as has_content,
         (
             select count(*)
             from operator_audit as a
@@ -102,11 +120,13 @@ with standing as (
                 and a.action = 'replay_letter'
         ) as times
     from unnest(%(email_ids)s::uuid[], %(attempts)s::integer[]) as w (email_id, attempts)
-    join email_log as e
-        on e.email_id = w.email_id
-        and e.email_id between %(lowest_id)s and %(highest_id)s
-    order by e.email_id
-    for update of e skip locked
+    cross join lateral (
+        select email_id, status, attempt_count, was_uncertain
+        from email_log
+        where email_id = w.email_id
+            and email_id between %(lowest_id)s and %(highest_id)s
+        for update skip locked
+    ) as e
 ),
 judged as (
     select
@@ -130,9 +150,7 @@ replayed as (
         publish_due_at = clock_timestamp(),
         dead_letter_due_at = null,
         dead_letter_discarded_at = null
-    from judged as j
-    where e.email_id = j.email_id
-        and j.verdict = 'replayed'
+    where e.email_id = any(array(select email_id from judged where verdict = 'replayed'))
         and e.email_id between %(lowest_id)s and %(highest_id)s
     returning e.email_id, e.attempt_count
 ),

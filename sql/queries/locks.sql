@@ -1,6 +1,6 @@
 -- name: find_locked
 -- Which of these emails another transaction holds now, by their row or by their key's; waits for none of them. The locks
--- that this look itself takes end with it.
+-- that this look itself takes end with it. Keys are looked up one by one (`lateral`, `offset 0`): no plan may read them all.
 with free as (
     select email_id, tenant_id, message_key
     from email_log
@@ -11,11 +11,14 @@ with free as (
 ),
 free_key as (
     select k.tenant_id, k.message_key
-    from email_idempotency as k
-    join free as f
-        on f.tenant_id = k.tenant_id
-        and f.message_key = k.message_key
-    for no key update of k skip locked
+    from free as f
+    cross join lateral (
+        select tenant_id, message_key
+        from email_idempotency
+        where tenant_id = f.tenant_id
+            and message_key = f.message_key
+        for no key update skip locked
+    ) as k
 )
 select e.email_id
 from email_log as e
@@ -32,6 +35,7 @@ where e.email_id = any(%(email_ids)s)
                     where f.tenant_id = k.tenant_id
                         and f.message_key = k.message_key
                 )
+            offset 0
         )
     );
 

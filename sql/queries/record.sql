@@ -5,6 +5,8 @@
 -- is on record; an acceptance is taken whoever holds the lease, because it proves that the email was sent.
 -- Ids and instants travel in binary: as text, writing and reading them costs five times as much.
 -- A result with expired_at is recorded for a living owner whose lease ran out: only if nothing came of that lease since.
+-- Its plan is kept (see lease.sql): `= any` and `is true` leave no way to the emails but their ids, and an array of one
+-- tenant none to a key but its look-up, where a merge join would read all keys.
 with result as (
     select *
     from unnest(
@@ -46,13 +48,14 @@ closed as (
         publish_due_at = case r.status when 'pending' then clock_timestamp() end,
         dead_letter_due_at = case when r.status in ('failed', 'held') then clock_timestamp() end
     from result as r
-    where e.email_id = r.email_id
+    where e.email_id = any(%(email_ids)b)
+        and e.email_id between %(lowest_id)s and %(highest_id)s
+        and e.email_id = r.email_id
         and (
             (e.status = 'sending' and e.lease_token = r.lease_token)
             or (r.status = 'sent' and e.status <> 'sent')
-        )
+        ) is true
         and (r.expired_at is null or (e.lease_token = r.lease_token and e.locked_until = r.expired_at))
-        and e.email_id between %(lowest_id)s and %(highest_id)s
     returning e.email_id, e.tenant_id, e.message_key, r.status, r.outcome, r.provider
 ),
 completed as (
@@ -60,7 +63,7 @@ completed as (
     set completed_at = clock_timestamp()
     from closed as c
     where c.status = 'sent'
-        and k.tenant_id = c.tenant_id
+        and k.tenant_id = any(array[c.tenant_id])
         and k.message_key = c.message_key
 ),
 attempted as (

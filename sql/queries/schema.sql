@@ -54,3 +54,9 @@ select
     set_config('tcp_keepalives_interval', '5', false),
     set_config('tcp_keepalives_count', '3', false),
     set_config('tcp_user_timeout', '25000', false);
+
+-- name: keep_plans
+-- From now on this session plans a statement once, for all values, and keeps the plan: planning a lease of a few emails
+-- costs more than executing it. Only for sessions whose statements can have no plan but a good one, whatever size the
+-- tables had when it was made: see lease.sql.
+select set_config('plan_cache_mode', 'force_generic_plan', false);

@@ -55,14 +55,16 @@ where email_id = any(%(email_ids)s)
 with free as (
     select e.email_id
     from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[]) as w (email_id, lease_token)
-    join email_log as e
-        on e.email_id = w.email_id
-        and e.email_id between %(lowest_id)s and %(highest_id)s
-    where e.lease_token = w.lease_token
-        and e.status = 'sending'
-        and e.locked_by = %(worker)s
-    order by e.email_id
-    for no key update of e skip locked
+    cross join lateral (
+        select email_id
+        from email_log
+        where email_id = w.email_id
+            and email_id between %(lowest_id)s and %(highest_id)s
+            and lease_token = w.lease_token
+            and status = 'sending'
+            and locked_by = %(worker)s
+        for no key update skip locked
+    ) as e
 )
 update email_log as e
 set
@@ -76,8 +78,7 @@ set
     error_type = %(error_type)s,
     publish_due_at = case when e.crash_count + 1 < %(most_crashes)s then clock_timestamp() end,
     dead_letter_due_at = case when e.crash_count + 1 >= %(most_crashes)s then clock_timestamp() end
-from free as f
-where e.email_id = f.email_id
+where e.email_id = any(array(select email_id from free))
     and e.email_id between %(lowest_id)s and %(highest_id)s
 returning e.email_id, e.correlation_id, e.status, e.crash_count;
 
@@ -103,11 +104,13 @@ set
     locked_by = null,
     locked_until = 'epoch',
     publish_due_at = clock_timestamp()
-from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[], %(expired_ats)s::timestamptz[])
-    as w (email_id, lease_token, expired_at)
-where e.email_id = w.email_id
-    and e.lease_token = w.lease_token
-    and e.locked_until = w.expired_at
-    and e.status = 'sending'
+where e.email_id = any(%(email_ids)s)
     and e.email_id between %(lowest_id)s and %(highest_id)s
+    and (
+        (e.email_id, e.lease_token, e.locked_until, e.status) in (
+            select w.email_id, w.lease_token, w.expired_at, 'sending'
+            from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[], %(expired_ats)s::timestamptz[])
+                as w (email_id, lease_token, expired_at)
+        )
+    ) is true
 returning e.email_id;

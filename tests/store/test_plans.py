@@ -1,0 +1,92 @@
+"""A worker's statements find their emails by their ids, whatever the tables held when PostgreSQL planned them.
+
+A plan is kept, and may be far older than what it is executed for. That it reads nothing but the emails of a batch tell
+PostgreSQL's own counters: rows that index and table scans came upon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from dispatcher.domain.email_id import new_email_ids
+from dispatcher.domain.status import Status
+from dispatcher.store.connections import make_pool
+from dispatcher.store.leases import Lease, LeaseStore
+from tests.store.books import Books
+from tests.store.results import result
+from tests.waiting import wait_until
+
+RUNS = 12
+"""psycopg prepares a statement at its sixth execution; PostgreSQL plans it anew five times, then may keep a plan."""
+BATCH = 20
+EMAILS = 5_000
+
+
+def nothing(books: Books) -> None:
+    pass
+
+
+def found_empty(books: Books) -> None:
+    books.connection.execute("vacuum analyze")
+
+
+def found_small(books: Books) -> None:
+    books.enqueue(100)
+    books.connection.execute("vacuum analyze")
+
+
+async def do_all(store: LeaseStore, keys: dict[UUID, str]) -> int:
+    """Every statement of a worker that names its emails; returns how many of these were sent in the end."""
+    ids = list(keys)
+    leases = await store.lease(keys, 60)
+    tokens = {lease.email_id: lease.token for lease in leases} or dict.fromkeys(ids, 1)
+    await store.renew(tokens, 60)
+    await store.release(tokens)
+    await store.find_standing(ids)
+    await store.locked.among(ids, is_busy=True)
+    await store.replay_letters(dict.fromkeys(ids, 1))
+    leases = await store.lease(keys, 60) or [Lease(email_id, None, 1, 1, None, None) for email_id in ids]
+    results = [result(lease, Status.SENT) for lease in leases]
+    recorded = await store.record(results)
+    await store.is_recorded(results[0])
+    return len(recorded)
+
+
+def rows_read(connection: psycopg.Connection) -> int:
+    """By all sessions that have ended, since the statistics began."""
+    row = connection.execute(
+        "select (select sum(idx_tup_read) from pg_stat_user_indexes)"
+        " + (select sum(seq_tup_read) from pg_stat_user_tables)"
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+@pytest.mark.parametrize("keeps_plans", [True, False])
+@pytest.mark.parametrize("prepare", [nothing, found_empty, found_small])
+async def test_statements_that_were_planned_for_small_tables_read_no_range_of_large_ones(
+    database_url: str, keeps_plans: bool, prepare: Callable[[Books], None]
+) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        books = Books(connection)
+        prepare(books)
+        pool = make_pool(database_url, name="planned", size=1, keeps_plans=keeps_plans)
+        await pool.open()
+        store = LeaseStore(pool, worker="planned", slot="slot-1")
+        for _ in range(RUNS):
+            await do_all(store, dict.fromkeys(new_email_ids(BATCH), "unknown"))
+
+        email_ids = books.enqueue(EMAILS)
+        keys = books.keys(email_ids[:: EMAILS // BATCH])
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        wait_until(lambda: len(Books(connection).other_sessions()) == 1)  # a session counts what it did when it ends
+        connection.execute("select pg_stat_reset()")
+        assert await do_all(store, keys) == BATCH
+        await pool.close()
+        wait_until(lambda: not Books(connection).sessions("planned"))
+
+        assert 0 < rows_read(connection) < EMAILS // 2
