@@ -187,7 +187,7 @@ async def connect_async(database_url: str, *, name: str, lock_seconds: float = L
 
 
 def make_pool(
-    database_url: str, *, name: str, size: int, lock_seconds: float = LOCK_SECONDS, keeps_plans: bool = False
+    database_url: str, *, name: str, size: int, lock_seconds: float = LOCK_SECONDS, for_worker: bool = False
 ) -> Pool:
     """A pool that is not open yet: open it in the process that uses it, never before a fork.
 
@@ -195,15 +195,15 @@ def make_pool(
         name: The sessions' `application_name`; a dead worker's sessions are found by it.
         size: Connections, all of them opened and kept.
         lock_seconds: How long a statement may wait for another transaction's lock.
-        keeps_plans: A statement is planned once per session, for all values; where that is safe (see `keep_plans`).
+        for_worker: They execute a worker's statements and no others, which are planned in a way of their own.
     """
 
     from psycopg_pool import AsyncConnectionPool
 
     async def configure(connection: AsyncSession) -> None:
         await _configure(connection, lock_seconds)
-        if keeps_plans:
-            await connection.execute(query("keep_plans"))
+        if for_worker:
+            await connection.execute(query("configure_worker"))
 
     keywords: dict[str, Any] = {
         "autocommit": True,

@@ -55,8 +55,18 @@ select
     set_config('tcp_keepalives_count', '3', false),
     set_config('tcp_user_timeout', '25000', false);
 
--- name: keep_plans
--- From now on this session plans a statement once, for all values, and keeps the plan: planning a lease of a few emails
--- costs more than executing it. Only for sessions whose statements can have no plan but a good one, whatever size the
--- tables had when it was made: see lease.sql.
-select set_config('plan_cache_mode', 'force_generic_plan', false);
+-- name: configure_worker
+-- Besides configure_session, for who executes a worker's statements alone (see lease.sql): they are planned once for all
+-- values, because planning a lease of a few emails costs more than executing it. Such a plan locks every partition with its
+-- indexes, some 9 relations per week, where one for its values locks those of its week alone. So not where all sessions
+-- at once might need more locks than the server has room for, which are twice max_locks_per_transaction for each.
+select set_config(
+    'plan_cache_mode',
+    case
+        when 9 * (select count(*) from pg_inherits where inhparent = to_regclass('email_log'))
+            < 2 * current_setting('max_locks_per_transaction')::integer
+        then 'force_generic_plan'
+        else 'auto'
+    end,
+    false
+);

@@ -6,6 +6,7 @@ PostgreSQL's own counters: rows that index and table scans came upon.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from uuid import UUID
 
@@ -18,7 +19,7 @@ from dispatcher.store.connections import make_pool
 from dispatcher.store.leases import Lease, LeaseStore
 from tests.store.books import Books
 from tests.store.results import result
-from tests.waiting import wait_until
+from tests.waiting import until, wait_until
 
 RUNS = 12
 """psycopg prepares a statement at its sixth execution; PostgreSQL plans it anew five times, then may keep a plan."""
@@ -66,15 +67,15 @@ def rows_read(connection: psycopg.Connection) -> int:
     return int(row[0])
 
 
-@pytest.mark.parametrize("keeps_plans", [True, False])
+@pytest.mark.parametrize("for_worker", [True, False])
 @pytest.mark.parametrize("prepare", [nothing, found_empty, found_small])
 async def test_statements_that_were_planned_for_small_tables_read_no_range_of_large_ones(
-    database_url: str, keeps_plans: bool, prepare: Callable[[Books], None]
+    database_url: str, for_worker: bool, prepare: Callable[[Books], None]
 ) -> None:
     with psycopg.connect(database_url, autocommit=True) as connection:
         books = Books(connection)
         prepare(books)
-        pool = make_pool(database_url, name="planned", size=1, keeps_plans=keeps_plans)
+        pool = make_pool(database_url, name="planned", size=1, for_worker=for_worker)
         await pool.open()
         store = LeaseStore(pool, worker="planned", slot="slot-1")
         for _ in range(RUNS):
@@ -90,3 +91,32 @@ async def test_statements_that_were_planned_for_small_tables_read_no_range_of_la
         wait_until(lambda: not Books(connection).sessions("planned"))
 
         assert 0 < rows_read(connection) < EMAILS // 2
+
+
+@pytest.mark.parametrize("weeks", [0, 8, 60])
+async def test_all_sessions_at_once_can_lease_without_running_out_of_locks(database_url: str, weeks: int) -> None:
+    with (
+        psycopg.connect(database_url, autocommit=True) as connection,
+        psycopg.connect(database_url) as other,
+    ):
+        books = Books(connection)
+        connection.execute("select email_partitions_make(now() - %s * interval '1 week', %s)", [weeks, weeks])
+        email_id = books.enqueue_one()
+        pool = make_pool(database_url, name="planned", size=1, for_worker=True)
+        await pool.open()
+        store = LeaseStore(pool, worker="planned", slot="slot-1")
+        for _ in range(RUNS):
+            await store.lease({new_email_ids(1)[0]: "unknown"}, 60)
+
+        Books(other).lock(email_id)
+        lease = asyncio.create_task(store.lease(books.keys([email_id]), 60))
+        await until(lambda: books.waiting_for_a_lock("planned"))
+        (held,) = books.select(
+            "select count(*) as locks, 2 * current_setting('max_locks_per_transaction')::integer as room from pg_locks "
+            "where pid in (select pid from pg_stat_activity where application_name = 'planned')"
+        )
+        other.rollback()
+        assert len(await lease) == 1
+        await pool.close()
+
+        assert held["locks"] <= held["room"]

@@ -116,7 +116,7 @@ class Bench:
         """
         settings = self.settings(**given)
         identity = Identity("test:w0", f"test:w0:{uuid4()}")
-        pool = make_pool(settings.database_url, name=identity.worker, size=3, keeps_plans=True)
+        pool = make_pool(settings.database_url, name=identity.worker, size=3, for_worker=True)
         store = ProviderStore(pool, slot=identity.slot)
         watch = ProviderWatch(store)
         routes = Routes(
