@@ -59,10 +59,10 @@ def result_of(flight: Flight, outcome: Outcome, decision: Decision, *, lease_sec
         outcome_name(outcome),
         flight.provider,
         lease_seconds if status is Status.SENDING else None,
-        error_type=error_type,
-        error=outcome.detail,
-        provider_code=code,
-        provider_message_id=message_id,
+        error_type,
+        outcome.detail,
+        code,
+        message_id,
     )
 
 

@@ -7,8 +7,10 @@ next one in order is tried within the same attempt.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
+from typing import NamedTuple
 
-from dispatcher.domain.outcome import CONCERNS_PROVIDER, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.outcome import CONCERNS_PROVIDER, Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.errors import ProviderFault
 from dispatcher.inflight import Ledger, steady_clock
 from dispatcher.providers.contract import Attempt
@@ -18,11 +20,26 @@ from dispatcher.results import storable
 from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.telemetry.log import get_log
+from dispatcher.worker.coalescing import Coalescing
 from dispatcher.worker.sending import LeaseRanOut, Phase, Sending
 
 
 class NoRoute(Exception):
     """No provider may be tried now. Never leaves the worker."""
+
+
+class Ride(NamedTuple):
+    """An attempt that a call makes which the email shares with others.
+
+    Attributes:
+        trial: The route's number for it.
+        outcome: What the adapter will say.
+    """
+
+    route: Route
+    trial: int
+    attempt: Attempt
+    outcome: asyncio.Future[Outcome]
 
 
 class Attempts:
@@ -39,8 +56,36 @@ class Attempts:
         self._loop = asyncio.get_running_loop()
         self._log = get_log()
 
-    async def make(self, sending: Sending) -> Outcome:
+    def begin(self, sending: Sending) -> Ride | None:
+        """Begins an attempt that needs nobody to wait for it, because a call carries it; None where one has to."""
+        route = self._routes.choose()
+        if sending.lease.email is None or route is None or route.limit or not isinstance(route.provider, Coalescing):
+            return None
+        self._prepare(sending)
+        sending.provider = route.name
+        sending.begin_attempt()
+        attempt = self._attempt(sending)
+        try:
+            outcome = route.provider.begin(sending.lease.email, attempt)
+        except Exception:  # noqa: BLE001 - whoever makes the attempt comes upon it again, and judges it
+            return None
+        return None if outcome is None else Ride(route, route.breaker.begin(), attempt, outcome)
+
+    def accepted(self, sending: Sending, ride: Ride) -> Outcome | None:
+        """The outcome of a ride that has ended as nearly all do; None where it is for `make` to say."""
+        done = ride.outcome
+        if done.cancelled() or done.exception() is not None or not isinstance(outcome := done.result(), Accepted):
+            return None
+        assert sending.lease.email is not None
+        outcome = without_echo(storable(outcome), sending.lease.email)
+        ride.route.note(outcome, ride.trial)
+        return outcome
+
+    async def make(self, sending: Sending, ride: Ride | None = None) -> Outcome:
         """What became of one attempt; `sending.provider` names whom it went to.
+
+        Args:
+            ride: The attempt, if it is one.
 
         Raises:
             NoRoute, LeaseRanOut, CancelledError: nothing left, and no attempt is burnt.
@@ -50,10 +95,14 @@ class Attempts:
             sending.begin_attempt()
             return Rejected(Reason.CONTENT_DELETED, "The email's content was deleted before it was sent.")
         while True:
-            route = self._choose(sending)
-            if route.limit is not None and not await self._has_token(route, route.limit):
-                continue
-            outcome = await self._try(sending, route)
+            if ride is not None:
+                route, trial, attempt, answer = ride
+                outcome, ride = await self._finish(sending, route, trial, attempt, answer), None
+            else:
+                route = self._choose(sending)
+                if route.limit is not None and not await self._has_token(route, route.limit):
+                    continue
+                outcome = await self._try(sending, route)
             if outcome is not None and not _burns_nothing(outcome, route):
                 return outcome
             if sending.is_over:  # the drain ran out of time meanwhile
@@ -93,17 +142,24 @@ class Attempts:
         sending.provider = sending.provider or self._routes.first_name
 
     async def _try(self, sending: Sending, route: Route) -> Outcome | None:
-        """One provider's outcome, of which its route has learned; None after a fault: it took nothing.
-
-        Raises:
-            LeaseRanOut, CancelledError: nothing left.
-        """
+        """One provider's outcome; see `_finish`."""
+        assert sending.lease.email is not None
         sending.provider = route.name
         sending.begin_attempt()
         trial = route.breaker.begin()
         attempt = self._attempt(sending)
+        return await self._finish(sending, route, trial, attempt, route.provider.send(sending.lease.email, attempt))
+
+    async def _finish(
+        self, sending: Sending, route: Route, trial: int, attempt: Attempt, answer: Awaitable[Outcome]
+    ) -> Outcome | None:
+        """The outcome of what was begun, of which its route has learned; None after a fault: it took nothing.
+
+        Raises:
+            LeaseRanOut, CancelledError: nothing left.
+        """
         try:
-            outcome = await self._send(sending, route, attempt)
+            outcome = await self._judged(sending, answer)
         except ProviderFault as fault:
             route.note_fault(fault, trial)
             return None
@@ -122,11 +178,11 @@ class Attempts:
             lambda: self._come_back(sending),
         )
 
-    async def _send(self, sending: Sending, route: Route, attempt: Attempt) -> Outcome:
+    async def _judged(self, sending: Sending, answer: Awaitable[Outcome]) -> Outcome:
         """What the adapter says; whatever else it raises is judged by whether anything left."""
         assert sending.lease.email is not None
         try:
-            return without_echo(storable(await route.provider.send(sending.lease.email, attempt)), sending.lease.email)
+            return without_echo(storable(await answer), sending.lease.email)
         except LeaseRanOut:
             raise
         except ProviderFault as fault:

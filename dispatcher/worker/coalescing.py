@@ -84,16 +84,24 @@ class Coalescing:
 
         The attempt's deadline is each call's: the second begins anew.
         """
+        outcome = self.begin(email, attempt)
+        return await (self._provider.send(email, attempt) if outcome is None else outcome)
+
+    def begin(self, email: OutgoingEmail, attempt: Attempt) -> asyncio.Future[Outcome] | None:
+        """What `send` waits for, so that an email in a call needs no task; None if it has to travel alone.
+
+        Cancelling it before the email leaves keeps the email here.
+        """
         with attempt.rendering:
             part = self._provider.part_of(email)
         if part is None:
-            return await self._provider.send(email, attempt)
+            return None
         loop = asyncio.get_running_loop()
         rider = _Rider(email, part, attempt, attempt.deadline - loop.time(), loop.create_future())
         if not self._gathered:
             loop.call_soon(self._look)
         self._gathered.append(rider)
-        return await rider.outcome
+        return rider.outcome
 
     async def close(self) -> None:
         """Ends the provider's idle connections, and calls that nobody waits for any more."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 from dispatcher.broker.consumer import Consumer, Delivery
@@ -33,7 +33,7 @@ from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.telemetry import metrics, quick_log
 from dispatcher.telemetry.log import get_log
 from dispatcher.telemetry.tracing import TRACER, Attempted
-from dispatcher.worker.attempts import Attempts, NoRoute
+from dispatcher.worker.attempts import Attempts, NoRoute, Ride
 from dispatcher.worker.batches import Batches
 from dispatcher.worker.leasing import Leasing
 from dispatcher.worker.outage import StoreOutage
@@ -139,10 +139,10 @@ class Pipeline:
         stop_at = loop.time() + seconds
         await self._leasing.stop()
         for sending in list(self._active.values()):
-            if sending.may_be_stopped and sending.task:
-                sending.task.cancel()
-        if tasks := [sending.task for sending in self._active.values() if sending.task]:
-            await asyncio.wait(tasks, timeout=max(0.0, stop_at - loop.time()))
+            if sending.may_be_stopped:
+                sending.stop()
+        while (left := stop_at - loop.time()) > 0 and (work := self._work()):
+            await asyncio.wait(work, timeout=left)
         for sending in list(self._active.values()):
             if sending.phase is Phase.ON_THE_WIRE:
                 self._conclude(sending, Uncertain("The worker had to stop before the provider answered."))
@@ -151,6 +151,10 @@ class Pipeline:
                 self._give_back(sending)
         await self._recorder.finish()
         await self._returns.finish()
+
+    def _work(self) -> list[asyncio.Future[Any]]:
+        """What the emails in hand wait for, but for their records."""
+        return [work for sending in self._active.values() if (work := sending.work) is not None]
 
     def _room(self) -> int:
         """How many more emails may be leased: none while no provider may be tried, one for a probe.
@@ -176,13 +180,36 @@ class Pipeline:
             leased_until=asked_at + self._settings.lease_seconds,
         )
         self._active[lease.email_id] = sending
-        sending.task = self._loop.create_task(self._send(sending))  # half of what asyncio's own way costs
+        ride = self._attempts.begin(sending)
+        if ride is None:
+            self._go_on(sending)
+        else:
+            sending.carried = ride.outcome
+            ride.outcome.add_done_callback(lambda _: self._end_ride(sending, ride))
 
-    async def _send(self, sending: Sending) -> None:
-        """Sends one email, again where it is deferred, until its outcome is final or it is given back."""
+    def _go_on(self, sending: Sending, ride: Ride | None = None) -> None:
+        sending.task = self._loop.create_task(self._send(sending, ride))  # half of what asyncio's own way costs
+
+    def _end_ride(self, sending: Sending, ride: Ride) -> None:
+        """Concludes an email whose call has ended, where it was accepted; all else is for a task of its own."""
+        sending.carried = None
+        if (accepted := self._attempts.accepted(sending, ride)) is None:
+            self._go_on(sending, ride)
+            return
+        try:
+            self._conclude(sending, accepted)
+        except Exception as error:  # noqa: BLE001 - as in `_send`
+            self._conclude(sending, self._attempts.failed(sending, error))
+
+    async def _send(self, sending: Sending, ride: Ride | None) -> None:
+        """Sends one email, again where it is deferred, until its outcome is final or it is given back.
+
+        Args:
+            ride: Its first attempt, where that is under way or over.
+        """
         try:
             while True:
-                outcome = await self._attempts.make(sending)
+                outcome, ride = await self._attempts.make(sending, ride), None
                 wait_seconds = self._conclude(sending, outcome)
                 if wait_seconds is None:
                     return
@@ -342,10 +369,10 @@ class Pipeline:
     def _note_renewal(self, sending: Sending, asked_at: float, *, is_ours: bool) -> None:
         if is_ours:
             sending.confirm(asked_at, self._settings.lease_seconds)
-        elif self._active.get(sending.email_id) is sending and sending.may_be_stopped and sending.task:
+        elif self._active.get(sending.email_id) is sending and sending.may_be_stopped:
             # Not one that is being recorded: its lease has ended because it is done.
             sending.lease_lost = True
-            sending.task.cancel()
+            sending.stop()
 
 
 def _log_attempt(sending: Sending, outcome: Outcome, status: Status, finished_at: float) -> None:

@@ -6,10 +6,11 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 from dispatcher.broker.consumer import Delivery
+from dispatcher.domain.outcome import Outcome
 from dispatcher.domain.status import OnUncertain
 from dispatcher.inflight import steady_clock
 from dispatcher.store.leases import Lease
@@ -55,6 +56,9 @@ class Sending:
         started_at: When the attempt began, unix seconds.
         started_steadily_at: The same by `inflight.steady_clock`, which nobody sets.
         lease_lost: Somebody else judged it; its result is only evidence now.
+        task: What makes its attempts; None while a call that it shares does.
+        carried: What that call will say of it; None once it was heard.
+        is_stopped: It was told to stop.
         recorded: Done once a deferral is in the database; None unless one is being written.
     """
 
@@ -72,6 +76,8 @@ class Sending:
     started_steadily_at: float = 0.0
     lease_lost: bool = False
     task: asyncio.Task[None] | None = None
+    carried: asyncio.Future[Outcome] | None = None
+    is_stopped: bool = False
     recorded: asyncio.Future[None] | None = None
 
     def begin_attempt(self) -> None:
@@ -91,7 +97,18 @@ class Sending:
     @property
     def is_cancelled(self) -> bool:
         """Whether we have told it to stop; an adapter may be slow to notice."""
-        return self.task is not None and self.task.cancelling() > 0
+        return self.is_stopped or (self.task is not None and self.task.cancelling() > 0)
+
+    @property
+    def work(self) -> asyncio.Future[Any] | None:
+        """What it waits for now; None if that is over, or has not begun."""
+        return self.carried if self.task is None or self.task.done() else self.task
+
+    def stop(self) -> None:
+        """Tells it to stop; for what nothing has left of."""
+        self.is_stopped = True
+        if (work := self.work) is not None:
+            work.cancel()
 
     def confirm(self, at: float, seconds: float) -> None:
         """A statement that was sent then has prolonged the lease by at least so long from then; never shortens it."""

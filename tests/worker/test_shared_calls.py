@@ -153,6 +153,25 @@ async def test_a_drain_waits_for_the_calls_on_the_wire(bench: Bench, place: Send
     assert not worker.ledger.exists()
 
 
+async def test_a_drain_waits_for_what_the_calls_on_the_wire_are_refused_for(
+    bench: Bench, place: SendGridPlace, provider: Provider
+) -> None:
+    place.double.behaviour.latency_seconds = 0.2
+    place.double.behaviour.act = sendgrid_error(400, "The template is not active.", field="template_id")
+    email_ids = a_hundred(bench)
+    await bench.deliver(email_ids)
+    worker = await bench.start([provider])
+    await until(lambda: worker.in_flight > 1)
+
+    worker.begin_to_stop()
+    await asyncio.wait_for(worker.task, 20)
+
+    statuses = bench.books.statuses()
+    assert statuses["failed"] > 1
+    assert statuses["failed"] + statuses["pending"] == COUNT
+    assert not worker.ledger.exists()
+
+
 class RefusesTogether(ScriptedProvider):
     """Refuses every call of several as a whole, when the test says so."""
 
@@ -211,3 +230,33 @@ async def _leave_and_hear_nothing(_provider: ScriptedProvider, _email: OutgoingE
     attempt.leaving()
     await asyncio.Event().wait()
     return Rejected(Reason.REFUSED)
+
+
+class TripsOverOne(RefusesTogether):
+    """Accepts calls of several; one email it cannot make a part of, for a mistake of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stumbling_block: UUID | None = None
+
+    def part_of(self, email: OutgoingEmail) -> Part | None:
+        if email.email_id == self.stumbling_block:
+            raise KeyError("a mistake")
+        return super().part_of(email)
+
+    async def send_many(self, parts: Sequence[Part], attempt: Attempt) -> Sequence[Outcome]:
+        attempt.leaving()
+        return [self.accept(part.content.email_id) for part in parts]
+
+
+async def test_an_adapters_mistake_about_one_email_costs_the_others_nothing(bench: Bench) -> None:
+    tripping = TripsOverOne()
+    email_ids = [bench.books.enqueue_one() for _ in range(20)]
+    tripping.stumbling_block = email_ids[7]
+    await bench.deliver(email_ids)
+    await bench.start([coalesced(tripping, COUNT)], MAX_ATTEMPTS="1")
+
+    await bench.settled({"sent": 19, "failed": 1})
+
+    assert bench.books.outcomes(email_ids[7]) == ["deferred"]
+    assert tripping.accepted == {email_id: 1 for email_id in email_ids if email_id != email_ids[7]}
