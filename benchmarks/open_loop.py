@@ -69,7 +69,7 @@ def _enqueued(options: argparse.Namespace) -> Iterator[str]:
             end = done + 1
             while end < min(emails, done + MOST_AT_ONCE) and instants[end] <= now:
                 end += 1
-            answers = enqueue_many(connection, waiting[done:end])
+            answers = enqueue_many(connection, waiting[done:end], report_conflicts=True)
             committed_at = time.time()
             for answer, instant in zip(answers, instants[done:end], strict=True):
                 yield f"{answer.email_id} {instant:.6f} {committed_at:.6f}"

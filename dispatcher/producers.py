@@ -100,13 +100,12 @@ def enqueue_many(
             transaction back: others of the same call may stand in it.
     """
     answers: list[Enqueued] = []
-    needs_transaction = connection.autocommit and not _is_one_statement(emails)
     with ExitStack() as call:
-        if needs_transaction and not report_conflicts:
+        if connection.autocommit and not (report_conflicts or _is_one_statement(emails)):
             call.enter_context(connection.transaction())
         for drafts in _batches(emails, traceparent):
             with ExitStack() as batch:
-                if needs_transaction and report_conflicts:
+                if connection.autocommit and report_conflicts and _has_attachments(drafts):
                     batch.enter_context(connection.transaction())
                 inserted = {row[0] for row in _fetch(connection, "enqueue", insert_parameters(drafts))}
                 if attachments := attachment_parameters(drafts, inserted):
@@ -131,13 +130,12 @@ async def enqueue_many_async(
 ) -> list[Enqueued]:
     """`enqueue_many` on an asynchronous connection."""
     answers: list[Enqueued] = []
-    needs_transaction = connection.autocommit and not _is_one_statement(emails)
     async with AsyncExitStack() as call:
-        if needs_transaction and not report_conflicts:
+        if connection.autocommit and not (report_conflicts or _is_one_statement(emails)):
             await call.enter_async_context(connection.transaction())
         for drafts in _batches(emails, traceparent):
             async with AsyncExitStack() as batch:
-                if needs_transaction and report_conflicts:
+                if connection.autocommit and report_conflicts and _has_attachments(drafts):
                     await batch.enter_async_context(connection.transaction())
                 inserted = {row[0] for row in await _fetch_async(connection, "enqueue", insert_parameters(drafts))}
                 if attachments := attachment_parameters(drafts, inserted):
@@ -174,6 +172,11 @@ def _is_one_statement(emails: Iterable[Email]) -> bool:
     caller has executed nothing before.
     """
     return isinstance(emails, list) and len(emails) == 1 and not emails[0].attachments
+
+
+def _has_attachments(drafts: Sequence[Draft]) -> bool:
+    """Whether they are stored by two statements."""
+    return any(item.email.attachments for item in drafts)
 
 
 def _answers(
