@@ -26,7 +26,7 @@ from benchmarks.figures import per_email_us
 from dispatcher.broker.connection import open_connection
 from dispatcher.providers.http import HttpTransport
 from dispatcher.store.connections import LOCK_SECONDS, STATEMENT_SECONDS
-from dispatcher.store.outbox import published
+from dispatcher.store.outbox import THE_START, published
 from dispatcher.store.queries import ids_within, query
 
 PARTS: Final = ("publish", "consume", "lease", "send", "record")
@@ -192,7 +192,7 @@ async def _publish(places: Places, database: Any, emails: int, gate: Gate) -> di
         await channel.call(channel.raw.confirm_delivery, ack_nack_callback=confirms.on_answer)
         keys: dict[UUID, str] = {}
         async with gate.open("publish", emails):
-            while rows := await _fetch(database, "find_publish_due", {"limit": PUBLISH_BATCH}):
+            while rows := await _fetch(database, "find_publish_due", {"limit": PUBLISH_BATCH, "since": THE_START}):
                 for email_id, key, *_ in rows:
                     body = orjson.dumps({"v": 1, "email_id": email_id, "message_key": key})
                     properties = spec.BasicProperties(

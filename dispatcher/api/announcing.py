@@ -12,7 +12,7 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 from uuid import UUID
@@ -52,13 +52,13 @@ class Announcing:
         self._outage = Backoff(base_seconds=0.2, cap_seconds=5.0)
         self._log = get_log()
 
-    def add(self, drafts: Sequence[Draft], due_at: datetime) -> None:
-        """Announces emails that are committed as due at that instant; keeps none while RabbitMQ is away."""
+    def add(self, drafts: Sequence[Draft], due_at: Mapping[UUID, datetime]) -> None:
+        """Announces emails that are committed as due at these instants; keeps none while RabbitMQ is away."""
         if time.monotonic() < self._opens_at or self._waiting + len(drafts) > MOST_WAITING:
             return
         self._waiting += len(drafts)
         for draft in drafts:
-            self._batches.add((draft, due_at))
+            self._batches.add((draft, due_at[draft.email_id]))
 
     async def run(self) -> None:
         """Announces until cancelled."""

@@ -12,10 +12,11 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
+from uuid import UUID
 
 from dispatcher.errors import DispatcherError, StoreBusy, StoreUnavailable
 from dispatcher.producers import BATCH_OCTETS, Acceptance, Enqueued
@@ -63,7 +64,7 @@ class Gathering:
     """Inserts what requests bring, in batches of at most `most_emails`; 1 gathers nothing."""
 
     store: DraftStore
-    on_inserted: Callable[[list[Draft], datetime], None]
+    on_inserted: Callable[[list[Draft], Mapping[UUID, datetime]], None]
     most_emails: int
     _waiting: deque[_Place] = field(default_factory=deque)
     _free_lanes: int = LANES
@@ -129,9 +130,9 @@ class Gathering:
             return DispatcherError("The email could not be stored.")
         metrics.API_INSERT_SECONDS.observe(time.perf_counter() - began_at)
         metrics.API_INSERT_EMAILS.observe(len(batch))
-        metrics.API_EMAILS.add(len(insertion.email_ids), "accepted")
-        if insertion.due_at is not None:
-            accepted = [draft for draft in drafts if draft.email_id in insertion.email_ids]
+        metrics.API_EMAILS.add(len(insertion.due_at), "accepted")
+        if insertion.due_at:
+            accepted = [draft for draft in drafts if draft.email_id in insertion.due_at]
             self.on_inserted(accepted, insertion.due_at)
         answers = [_answer(place.draft, insertion) for place in batch]
         metrics.API_EMAILS.add(sum(_is_known(answer) for answer in answers), "replayed")
@@ -155,7 +156,7 @@ class Gathering:
 
 def _answer(draft: Draft, insertion: Insertion) -> Answer:
     key = draft.email.message_key
-    if draft.email_id in insertion.email_ids:
+    if draft.email_id in insertion.due_at:
         return Enqueued(draft.email_id, key, Acceptance.ACCEPTED)
     holder = insertion.known.get(draft.key)
     if holder is None:  # its holder was pruned between two statements

@@ -1,35 +1,46 @@
 """The messages of due emails: on their way to RabbitMQ, confirmed, and at last marked, mostly by somebody else.
 
     due ─look─▶ on the way ─▶ confirmed ─▶ a lease has taken the due mark off meanwhile: forgotten
-                    │                  └─▶ nobody has, for a while, or there are many: marked, together
+                    │                  └─▶ nobody has, for a while, or there are very many: marked, some at a time
                     └ not confirmed: due, as it was
 
-While workers keep up, a message is leased milliseconds after its confirm, and the lease takes the mark off in a write
-that it makes anyway. Marking each batch at once would be a statement and a commit between two looks, and the lease
-would wait for the rows that they hold. What is confirmed is remembered instead, with the instant since which it was
-due: a look leaves it out as long as it is due since then. What becomes due again is due since another instant.
+A lease takes the mark off in a write that it makes anyway: milliseconds after the confirm while workers keep up, some
+seconds after it where a burst waits in the queue. Marking first would be a second write to each row, and the lease
+would wait for the rows that it holds. What is confirmed is remembered instead, with the instant since which it was due:
+a look leaves it out as long as it is due since then. What becomes due again is due since another instant.
 
-The memory outlives the session, not the process: the next leader publishes once more what was not marked, and a second
-message is harmless.
+While little is remembered, each look is a full one: it reads all that is due from the start, and what is not there any
+more is forgotten. In a burst that would be thousands of known rows at each look. A look then goes on from the instant
+where the last one ended, and a full one comes as often as its share of our time allows. It finds what was committed
+late, due since before that instant; the more is remembered, the later: after about the time that two workers need for
+as many.
+
+The memory outlives the session, not the process. A relay that ends without its last marks leaves up to MOST_UNMARKED
+emails that its successor publishes once more. A second message is harmless: no lease is to be had, `find_standing` says
+why, and it is acked, a batch at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
-from itertools import takewhile
 from typing import Final
 from uuid import UUID
 
 from dispatcher.errors import BrokerUnavailable
-from dispatcher.store.outbox import DuePointer, Outbox
+from dispatcher.relay.unmarked import Unmarked
+from dispatcher.store.outbox import THE_START, DuePointer, Outbox
 
 BATCH: Final = 500
-"""Messages per look."""
-MARK_AFTER_SECONDS: Final = 0.5
-"""Later than almost every lease where workers keep up; soon enough that a look finds few of ours."""
+"""Messages per look, and marks per statement; and as much as may be remembered while each look is a full one."""
+MARK_AFTER_SECONDS: Final = 5.0
+"""Later than the leases of a burst that workers drain; far below what an alarm calls late (60 s)."""
+MOST_UNMARKED: Final = 30_000
+"""Some 15 MB; and so many second messages at most, where a relay dies."""
+FULL_LOOK_SHARE: Final = 1 / 50
+"""Of the time, where much is remembered."""
 
 
 class Pointers:
@@ -40,21 +51,38 @@ class Pointers:
         publish: Callable[[list[DuePointer]], Awaitable[list[bool]]],
         *,
         mark_after_seconds: float = MARK_AFTER_SECONDS,
+        most_unmarked: int = MOST_UNMARKED,
+        full_look_share: float = FULL_LOOK_SHARE,
     ) -> None:
         """
         Args:
             publish: Tells which were confirmed, or raises BrokerUnavailable: none was.
             mark_after_seconds: How long a lease may take the mark off before we do.
+            most_unmarked: Of more than that, the oldest are marked sooner; what is locked does not count.
+            full_look_share: How much of the time full looks may take where much is remembered.
         """
         self._publish = publish
         self._mark_after_seconds = mark_after_seconds
+        self._most_unmarked = most_unmarked
+        self._full_look_share = full_look_share
         self._on_the_way: dict[UUID, datetime] = {}
-        self._unmarked: dict[UUID, tuple[datetime, float]] = {}  # in the order of their confirms
-        self._many = BATCH  # so many are marked at once, however soon
+        self._unmarked = Unmarked()
+        self._goes_on_from = THE_START
+        self._rows_there = 0  # that the last look saw at that instant
+        self._full_look_at = 0.0
         self._calls: set[asyncio.Task[None]] = set()
+        self._is_behind = False
 
-    async def look(self, outbox: Outbox) -> int:
+    @property
+    def is_behind(self) -> bool:
+        """Whether the last look marked as much as one may, so that there is likely more."""
+        return self._is_behind
+
+    async def look(self, outbox: Outbox, *, is_last: bool = False) -> int:
         """Begins to publish what is due and was not published, a batch at most; returns how many that are.
+
+        Args:
+            is_last: Return 0 only if a full look found nothing.
 
         Raises:
             BrokerUnavailable: of what was begun before. It is due, as it was.
@@ -63,15 +91,11 @@ class Pointers:
         while len(self._on_the_way) > BATCH:
             await asyncio.wait(self._calls, return_when=asyncio.FIRST_COMPLETED)
             self._note_ended()
-        most = BATCH + len(self._on_the_way) + len(self._unmarked)
-        rows = await outbox.find_publish_due(most)
-        if len(rows) < most:
-            self._forget_marked(rows)
-        new = [row for row in rows if not self._is_known(row)]
+        new = await self._find(outbox, is_last=is_last)
         if new:
-            self._begin(new[:BATCH])
+            self._begin(new)
         await self._mark_some(outbox)
-        return min(len(new), BATCH)
+        return len(new)
 
     async def arrived(self) -> None:
         """Returns once everything that was begun is confirmed or known not to be; raises as `look` does."""
@@ -80,8 +104,10 @@ class Pointers:
         self._note_ended()
 
     async def mark_all(self, outbox: Outbox) -> None:
-        """Marks what is confirmed, now."""
-        await self._mark(outbox, list(self._unmarked))
+        """Marks what is confirmed, now, some at a time: what is done counts, if it is cut off."""
+        left = list(self._unmarked.all_due().items())
+        for start in range(0, len(left), BATCH):
+            await self._mark(outbox, dict(left[start : start + BATCH]))
 
     async def close(self) -> None:
         """Waits for no confirm any more. A second call is harmless."""
@@ -89,35 +115,66 @@ class Pointers:
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
 
-    def _is_known(self, row: DuePointer) -> bool:
-        if self._on_the_way.get(row.email_id) == row.due_at:
-            return True
-        confirmed = self._unmarked.get(row.email_id)
-        return confirmed is not None and confirmed[0] == row.due_at
+    async def _find(self, outbox: Outbox, *, is_last: bool) -> list[DuePointer]:
+        """What is due and not known, a batch at most."""
+        if len(self._unmarked) > BATCH and time.monotonic() < self._full_look_at:
+            new = await self._go_on(outbox)
+            if new or not is_last:
+                return new
+        return await self._look_fully(outbox)
 
-    def _forget_marked(self, rows: list[DuePointer]) -> None:
-        """Forgets what is not due any more, or since another instant: what the rows say, which are all that is due."""
-        due = {row.email_id: row.due_at for row in rows} if self._unmarked else {}
-        for email_id in [i for i, (due_at, _) in self._unmarked.items() if due.get(i) != due_at]:
-            del self._unmarked[email_id]
+    async def _go_on(self, outbox: Outbox) -> list[DuePointer]:
+        while True:
+            most = BATCH + self._rows_there
+            rows = await outbox.find_publish_due(most, since=self._goes_on_from)
+            new = self._leave_out_known(rows)
+            # A whole look of known ones: what a full look found behind them was more than a batch.
+            if new or len(rows) < most:
+                return new
+
+    async def _look_fully(self, outbox: Outbox) -> list[DuePointer]:
+        began_at = time.monotonic()
+        most = BATCH + len(self._on_the_way) + len(self._unmarked)
+        rows = await outbox.find_publish_due(most)
+        self._unmarked.forget_all_but(rows, until=rows[-1].due_at if len(rows) == most else None)
+        new = self._leave_out_known(rows)
+        now = time.monotonic()
+        self._full_look_at = now + (now - began_at) / self._full_look_share
+        return new
+
+    def _leave_out_known(self, rows: list[DuePointer]) -> list[DuePointer]:
+        """The rest of a look's rows, a batch at most. The next look goes on from the last of these, or of all."""
+        new = [row for row in rows if not self._is_known(row)]
+        if rows:
+            last = new[BATCH - 1] if len(new) > BATCH else rows[-1]
+            self._goes_on_from = last.due_at
+            self._rows_there = sum(row.due_at == last.due_at for row in rows)
+        return new[:BATCH]
+
+    def _is_known(self, row: DuePointer) -> bool:
+        return self._on_the_way.get(row.email_id) == row.due_at or self._unmarked.knows(row)
 
     def _begin(self, rows: list[DuePointer]) -> None:
         self._on_the_way |= {row.email_id: row.due_at for row in rows}
         self._calls.add(asyncio.create_task(self._carry(rows)))
 
     async def _carry(self, rows: list[DuePointer]) -> None:
+        confirmed = [False] * len(rows)
         try:
             confirmed = await self._publish(rows)
         finally:
-            for row in rows:
-                # Unless it became due again and is on the way a second time.
-                if self._on_the_way.get(row.email_id) == row.due_at:
-                    del self._on_the_way[row.email_id]
+            self._note_confirmed(rows, confirmed)
+
+    def _note_confirmed(self, rows: list[DuePointer], confirmed: list[bool]) -> None:
         now = time.monotonic()
         for row, is_confirmed in zip(rows, confirmed, strict=True):
+            # Unless it became due again and is on the way a second time.
+            if self._on_the_way.get(row.email_id) == row.due_at:
+                del self._on_the_way[row.email_id]
             if is_confirmed:
-                self._unmarked.pop(row.email_id, None)
-                self._unmarked[row.email_id] = row.due_at, now
+                self._unmarked.confirmed(row.email_id, row.due_at, now)
+        if not all(confirmed):
+            self._full_look_at = 0.0  # they are due, and behind us
 
     def _note_ended(self) -> None:
         ended = [call for call in self._calls if call.done()]
@@ -130,23 +187,13 @@ class Pointers:
             raise faults[0]
 
     async def _mark_some(self, outbox: Outbox) -> None:
-        """Marks what nobody else does: all of it where there is much, or what has waited for long."""
-        if len(self._unmarked) >= self._many:
-            await self._mark(outbox, list(self._unmarked))
-            return
+        """Marks what nobody else does, a batch at most: neither a look nor a lease waits for more."""
         before = time.monotonic() - self._mark_after_seconds
-        if old := [i for i, _ in takewhile(lambda item: item[1][1] <= before, self._unmarked.items())]:
-            await self._mark(outbox, old)
+        due = self._unmarked.to_mark(before, self._most_unmarked, BATCH)
+        self._is_behind = len(due) == BATCH
+        if due:
+            await self._mark(outbox, due)
 
-    async def _mark(self, outbox: Outbox, email_ids: list[UUID]) -> None:
-        if not email_ids:
-            return
-        due = {email_id: self._unmarked[email_id][0] for email_id in email_ids}
+    async def _mark(self, outbox: Outbox, due: Mapping[UUID, datetime]) -> None:
         locked = await outbox.mark_published(due)
-        now = time.monotonic()
-        self._many = BATCH + len(locked)  # else each look would try those again
-        for email_id, due_at in due.items():
-            if self._unmarked[email_id][0] == due_at:  # and was not confirmed meanwhile for another instant
-                del self._unmarked[email_id]
-                if email_id in locked:
-                    self._unmarked[email_id] = due_at, now
+        self._unmarked.tried(due, locked, time.monotonic())

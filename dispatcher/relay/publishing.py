@@ -18,7 +18,7 @@ from dispatcher.config import Settings
 from dispatcher.domain.backoff import Backoff
 from dispatcher.domain.status import Status
 from dispatcher.errors import BrokerUnavailable, StoreUnavailable, TopologyError
-from dispatcher.relay.pointers import BATCH, Pointers
+from dispatcher.relay.pointers import BATCH, MARK_AFTER_SECONDS, Pointers
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, connect_async
 from dispatcher.store.outbox import DueDeadLetter, DuePointer, Outbox
 from dispatcher.telemetry import metrics
@@ -52,11 +52,13 @@ class Publishing:
         workers_here: Callable[[], Collection[str] | None],
         *,
         poll_seconds: float = POLL_SECONDS,
+        mark_after_seconds: float = MARK_AFTER_SECONDS,
     ) -> None:
         """
         Args:
             workers_here: Whose leases the settlement of this host looks after; None while it does not know.
             poll_seconds: How long it sleeps where nobody wakes it.
+            mark_after_seconds: See `Pointers`.
         """
         self._settings = settings
         self._poll_seconds = poll_seconds
@@ -66,7 +68,7 @@ class Publishing:
         self._outage = Backoff(base_seconds=0.1, cap_seconds=5.0)
         self._broker_outage = Backoff(base_seconds=0.1, cap_seconds=5.0)
         self._gates = {queue: _Gate() for queue in (settings.queue, settings.dlq)}
-        self._pointers = Pointers(self._publish_pointers)
+        self._pointers = Pointers(self._publish_pointers, mark_after_seconds=mark_after_seconds)
         self._dead_letters_at = 0.0
         self._rescue_at = 0.0
         self._vanished_at = 0.0
@@ -130,7 +132,7 @@ class Publishing:
             return False
         if self._stopping or dead_lettered or found >= BATCH:
             return bool(found) or dead_lettered
-        if found:
+        if found or self._pointers.is_behind:
             await asyncio.sleep(PACE_SECONDS)
             return True
         await outbox.wait(self._poll_seconds)
@@ -209,7 +211,7 @@ class Publishing:
         """Begins to publish what is due, and where we stop, waits for the confirms; returns how much it was."""
         if not self._gates[self._settings.queue].is_open:
             return 0
-        found = await self._pointers.look(outbox)
+        found = await self._pointers.look(outbox, is_last=self._stopping)
         if self._stopping:
             await self._pointers.arrived()
         return found

@@ -31,13 +31,11 @@ class Insertion:
     """What became of some drafts.
 
     Attributes:
-        email_ids: Those whose key was new.
-        due_at: When the relay publishes these; None if there are none.
+        due_at: By id, those whose key was new, and when the relay publishes each.
         known: For every other key, the id and payload hash of the email that holds it.
     """
 
-    email_ids: frozenset[UUID]
-    due_at: datetime | None
+    due_at: Mapping[UUID, datetime]
     known: Mapping[Key, tuple[UUID, bytes]]
 
 
@@ -65,13 +63,13 @@ class DraftStore:
                 if any(item.email.attachments for item in drafts):
                     await transaction.enter_async_context(connection.transaction())
                 rows = await self._insert(connection, drafts)
-                email_ids = frozenset(row[0] for row in rows)
-                if attachments := attachment_parameters(drafts, set(email_ids)):
+                due_at: dict[UUID, datetime] = {row[0]: row[1] for row in rows}
+                if attachments := attachment_parameters(drafts, set(due_at)):
                     await connection.execute(query("enqueue_attachments"), attachments)
             known: Mapping[Key, tuple[UUID, bytes]] = {}
-            if keys := key_parameters(drafts, set(email_ids)):
+            if keys := key_parameters(drafts, set(due_at)):
                 known = holders(await (await connection.execute(query("find_by_key"), keys)).fetchall())
-            return Insertion(email_ids, rows[0][1] if rows else None, known)
+            return Insertion(due_at, known)
 
     async def _insert(self, connection: AsyncSession, drafts: Sequence[Draft]) -> list[tuple[Any, ...]]:
         parameters = insert_parameters(drafts, publish_in_seconds=self._publish_in_seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -19,6 +19,9 @@ from dispatcher.store.queries import ids_within, query
 IDLE_SECONDS: Final = 60.0
 """A relay that works says something four times a second; one that waits for RabbitMQ, within half a minute. Whoever
 does not comes back with another session, and leads if nobody else does."""
+
+THE_START: Final = datetime.min.replace(tzinfo=UTC)
+"""Nothing is due since before."""
 
 
 @value
@@ -95,9 +98,9 @@ class Outbox:
                 woken = True
             return woken
 
-    async def find_publish_due(self, limit: int) -> list[DuePointer]:
-        """Up to `limit` messages to publish, longest due first."""
-        return [DuePointer(*row) for row in await self._fetch("find_publish_due", {"limit": limit})]
+    async def find_publish_due(self, limit: int, *, since: datetime = THE_START) -> list[DuePointer]:
+        """Up to `limit` messages to publish, longest due first; of those alone that are due since then or later."""
+        return [DuePointer(*row) for row in await self._fetch("find_publish_due", {"limit": limit, "since": since})]
 
     async def mark_published(self, due: Mapping[UUID, datetime]) -> set[UUID]:
         """The broker confirmed the messages of these emails, which were due since then; returns what somebody has

@@ -1,8 +1,8 @@
 -- name: enqueue
 -- Inserts emails whose message key is new, due to be published: now, and then it wakes the relay at commit, or in some
 -- seconds, by a caller that publishes them itself and leaves to the relay what it did not come to.
--- Returns the ids that were inserted and when they are due, the same instant for all; an id that is missing has a key
--- that was known before (see find_by_key).
+-- Returns the ids that were inserted and since when each is due: each at an instant of its own, as the relay goes on from
+-- one. An id that is missing has a key that was known before (see find_by_key).
 -- The input is sorted by key, so that two callers with the same keys wait for each other instead of deadlocking. It is
 -- sent in binary (%b): writing lists as text, and escaping it, would take longer than everything else that a caller does.
 with input as (
@@ -43,9 +43,10 @@ logged as (
     )
     select
         email_id, tenant_id, message_key, on_uncertain, correlation_id, traceparent,
-        statement_timestamp() + %(publish_in_seconds)s * interval '1 second'
+        clock_timestamp() + %(publish_in_seconds)s * interval '1 second'
     from input
     join claimed using (email_id)
+    returning email_id, publish_due_at
 ),
 stored as (
     insert into email_content (
@@ -60,11 +61,11 @@ stored as (
 )
 select
     email_id,
-    statement_timestamp() + %(publish_in_seconds)s * interval '1 second',
+    publish_due_at,
     case when %(publish_in_seconds)s = 0 then pg_notify('email_dispatcher_due', '') end,
     -- The caller's transaction promises to keep the email, so its commit waits for the disk, whatever its session does.
     case when current_setting('synchronous_commit') = 'off' then set_config('synchronous_commit', 'on', true) end
-from claimed;
+from logged;
 
 -- name: enqueue_attachments
 -- The attachments of emails that `enqueue` has just inserted, in the same transaction.

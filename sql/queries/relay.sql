@@ -10,10 +10,10 @@ select
 listen email_dispatcher_due;
 
 -- name: find_publish_due
--- Emails whose message must go to the send queue, longest due first.
+-- Emails whose message must go to the send queue, longest due first; of those alone that are due since an instant or later.
 select email_id, message_key, correlation_id, traceparent, publish_due_at
 from email_log
-where publish_due_at <= now()
+where publish_due_at between %(since)s and now()
 order by publish_due_at
 limit %(limit)s;
 
@@ -23,8 +23,8 @@ limit %(limit)s;
 -- It waits for nobody, and so stands in no lease's way. Returns the ids that are due as before, because somebody has locked
 -- them: mostly a lease that is about to take the mark off itself.
 -- Laterally, and by `= any`, so that each row is looked up by its id: a planner that takes the newest ids for one row, as
--- its statistics do not know them, would compare each email with each. And not by `=` with the instant: emails that were
--- enqueued together are due since the same one, and its index would lead from each to all of them.
+-- its statistics do not know them, would compare each email with each. And not by `=` with the instant: many emails may be
+-- due since the same one (an earlier release enqueued so), and its index would lead from each to all of them.
 with told as materialized (
     select *
     from unnest(%(email_ids)s::uuid[], %(due_ats)s::timestamptz[]) as t (email_id, due_at)

@@ -33,6 +33,8 @@ EXPIRED = datetime(2026, 1, 1, tzinfo=UTC)
 LOOKS = 4
 """Of the relay: so many statements are two rounds."""
 FOR_EVER = 3600.0
+MARK_AFTER_SECONDS = 0.5
+"""Sooner than in production, so that nobody waits."""
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 Start = Callable[..., Awaitable[Publishing]]
@@ -70,7 +72,9 @@ async def start() -> AsyncIterator[Start]:
 
         async def run(settings: Settings, *, poll_seconds: float = POLL_SECONDS) -> Publishing:
             publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay", batch_seconds=5)
-            publishing = Publishing(settings, publisher, lambda: (), poll_seconds=poll_seconds)
+            publishing = Publishing(
+                settings, publisher, lambda: (), poll_seconds=poll_seconds, mark_after_seconds=MARK_AFTER_SECONDS
+            )
             task = asyncio.create_task(publishing.run())
             stack.push_async_callback(publisher.close)
 
@@ -424,7 +428,7 @@ async def test_a_relay_that_is_told_to_stop_publishes_what_is_due_and_ends(
 ) -> None:
     email_ids = books.enqueue(510)
     publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay")
-    publishing = Publishing(settings, publisher, lambda: ())
+    publishing = Publishing(settings, publisher, lambda: (), mark_after_seconds=MARK_AFTER_SECONDS)
     publishing_task = asyncio.create_task(publishing.run())
     await until(lambda: books.sessions("dispatcher relay"))
 

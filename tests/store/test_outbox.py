@@ -56,6 +56,26 @@ async def test_the_longest_due_come_first_and_no_more_than_asked_for(outbox: Out
     assert [row.email_id for row in due] == email_ids[:1:-1]
 
 
+async def test_a_look_that_goes_on_finds_what_is_due_since_that_instant_or_later(outbox: Outbox, books: Books) -> None:
+    email_ids = books.enqueue(5)
+    for number, email_id in enumerate(email_ids):
+        books.change(email_id, publish_due_at=EXPIRED + timedelta(hours=number))
+
+    due = await outbox.find_publish_due(2, since=EXPIRED + timedelta(hours=2))
+
+    assert [row.email_id for row in due] == email_ids[2:4]
+
+
+async def test_emails_that_are_enqueued_together_are_due_since_instants_of_their_own(
+    outbox: Outbox, books: Books
+) -> None:
+    books.enqueue(100)
+
+    instants = {row.due_at for row in await outbox.find_publish_due(100)}
+
+    assert len(instants) > 1
+
+
 async def test_what_will_be_due_is_not_yet(outbox: Outbox, books: Books) -> None:
     books.change(books.enqueue_one(), publish_due_at=datetime.now(UTC) + timedelta(hours=1))
 
