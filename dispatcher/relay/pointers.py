@@ -40,7 +40,7 @@ MARK_AFTER_SECONDS: Final = 5.0
 MOST_UNMARKED: Final = 30_000
 """Some 15 MB; and so many second messages at most, where a relay dies."""
 FULL_LOOK_SHARE: Final = 1 / 50
-"""Of the time, where much is remembered."""
+"""Of the time, where much is remembered; but what is to be marked waits for no longer than it has waited already."""
 
 
 class Pointers:
@@ -69,14 +69,9 @@ class Pointers:
         self._unmarked = Unmarked()
         self._goes_on_from = THE_START
         self._rows_there = 0  # that the last look saw at that instant
+        self._looked_fully_at = 0.0
         self._full_look_at = 0.0
         self._calls: set[asyncio.Task[None]] = set()
-        self._is_behind = False
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether the last look marked as much as one may, so that there is likely more."""
-        return self._is_behind
 
     async def look(self, outbox: Outbox, *, is_last: bool = False) -> int:
         """Begins to publish what is due and was not published, a batch at most; returns how many that are.
@@ -133,13 +128,14 @@ class Pointers:
                 return new
 
     async def _look_fully(self, outbox: Outbox) -> list[DuePointer]:
-        began_at = time.monotonic()
+        self._looked_fully_at = time.monotonic()
         most = BATCH + len(self._on_the_way) + len(self._unmarked)
         rows = await outbox.find_publish_due(most)
         self._unmarked.forget_all_but(rows, until=rows[-1].due_at if len(rows) == most else None)
         new = self._leave_out_known(rows)
         now = time.monotonic()
-        self._full_look_at = now + (now - began_at) / self._full_look_share
+        pause = (now - self._looked_fully_at) / self._full_look_share
+        self._full_look_at = now + min(pause, self._mark_after_seconds)
         return new
 
     def _leave_out_known(self, rows: list[DuePointer]) -> list[DuePointer]:
@@ -187,11 +183,12 @@ class Pointers:
             raise faults[0]
 
     async def _mark_some(self, outbox: Outbox) -> None:
-        """Marks what nobody else does, a batch at most: neither a look nor a lease waits for more."""
-        before = time.monotonic() - self._mark_after_seconds
-        due = self._unmarked.to_mark(before, self._most_unmarked, BATCH)
-        self._is_behind = len(due) == BATCH
-        if due:
+        """Marks what nobody else does, a batch at most: neither a look nor a lease waits for more.
+
+        What a full look has found due when it was old enough; else most of what is tried might be leased already.
+        """
+        before = self._looked_fully_at - self._mark_after_seconds
+        if due := self._unmarked.to_mark(before, self._most_unmarked, BATCH):
             await self._mark(outbox, due)
 
     async def _mark(self, outbox: Outbox, due: Mapping[UUID, datetime]) -> None:

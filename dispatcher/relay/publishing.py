@@ -132,7 +132,7 @@ class Publishing:
             return False
         if self._stopping or dead_lettered or found >= BATCH:
             return bool(found) or dead_lettered
-        if found or self._pointers.is_behind:
+        if found:
             await asyncio.sleep(PACE_SECONDS)
             return True
         await outbox.wait(self._poll_seconds)

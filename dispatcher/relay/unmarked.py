@@ -57,8 +57,8 @@ class Unmarked:
         """
         surplus = max(0, len(self._waiting) - most_waiting)
         old = chain(
-            takewhile(lambda item: item[1][1] <= before, self._locked.items()),
             islice(self._waiting.items(), surplus),
+            takewhile(lambda item: item[1][1] <= before, self._locked.items()),
             takewhile(lambda item: item[1][1] <= before, islice(self._waiting.items(), surplus, None)),
         )
         return {email_id: due_at for email_id, (due_at, _) in islice(old, limit)}
