@@ -12,6 +12,7 @@ import pytest
 
 from dispatcher.errors import BrokerUnavailable
 from dispatcher.relay.pointers import BATCH, Pointers
+from dispatcher.relay.unmarked import Unmarked
 from dispatcher.store.connections import connect_async
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import THE_START, DuePointer, Outbox
@@ -164,8 +165,31 @@ async def test_what_is_committed_late_in_a_burst_is_published(
         return set(late) <= set(queue.taken)
 
     await until_answer(have_come)
+    await publish_all(pointers, outbox)
     assert set(queue.taken.values()) == {1}
     assert len(queue.taken) == len(late) + BURST
+
+
+async def test_more_than_a_batch_that_is_committed_late_hides_neither_its_rest_nor_what_comes_later(
+    outbox: CountingOutbox, queue: Queue, books: Books, tables_url: str
+) -> None:
+    pointers = Pointers(queue.publish, mark_after_seconds=FOR_EVER, full_look_share=NEVER)
+    with psycopg.connect(tables_url) as application:
+        Books(application).enqueue(BATCH + 1)
+        books.enqueue(BURST)
+        await publish_all(pointers, outbox)
+    books.enqueue(10)
+
+    found = [await pointers.look(outbox, is_last=True)]
+    await pointers.arrived()
+    found += [await look_once(pointers, outbox) for _ in range(3)]
+
+    assert found == [10, 0, 0, 0]
+    assert await pointers.look(outbox, is_last=True) == BATCH
+    await pointers.arrived()
+    books.enqueue(20)
+    assert [await look_once(pointers, outbox) for _ in range(3)] == [1, 20, 0]
+    assert set(queue.taken.values()) == {1}
 
 
 async def test_a_relay_that_stops_looks_behind_it_at_last(
@@ -253,6 +277,18 @@ async def test_what_no_lease_has_taken_for_long_is_marked_a_batch_at_each_look(
 
     assert max(outbox.marks) <= BATCH
     assert sum(outbox.marks) == BURST
+
+
+def test_no_more_is_to_be_marked_than_was_asked_for() -> None:
+    unmarked = Unmarked()
+    email_ids = [UUID(int=number) for number in range(10)]
+    for second, email_id in enumerate(email_ids):
+        unmarked.confirmed(email_id, LONG_AGO, float(second))
+
+    assert list(unmarked.to_mark(5.0, 10, 3)) == email_ids[:3]
+    assert list(unmarked.to_mark(5.0, 2, 7)) == email_ids[:7]
+    assert list(unmarked.to_mark(5.0, 2, 100)) == email_ids[:8]
+    assert list(unmarked.to_mark(5.0, 9, 100)) == email_ids[:6]
 
 
 async def test_the_last_marks_are_made_in_batches(outbox: CountingOutbox, queue: Queue, books: Books) -> None:
