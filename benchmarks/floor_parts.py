@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ from benchmarks.figures import per_email_us
 from dispatcher.broker.connection import open_connection
 from dispatcher.providers.http import HttpTransport
 from dispatcher.store.connections import LOCK_SECONDS, STATEMENT_SECONDS
-from dispatcher.store.outbox import THE_START, published
+from dispatcher.store.outbox import THE_START
 from dispatcher.store.queries import ids_within, query
 
 PARTS: Final = ("publish", "consume", "lease", "send", "record")
@@ -185,15 +185,16 @@ async def _connected(places: Places) -> AsyncIterator[Any]:
 
 
 async def _publish(places: Places, database: Any, emails: int, gate: Gate) -> dict[UUID, str]:
-    """Find what is due, publish it with confirms, take the marks off."""
+    """Find what is due and publish it with confirms; the leases take the marks off."""
     async with await open_connection(places.amqp_url, name="floor") as connection:
         channel = await connection.open_channel()
         confirms = _Confirms()
         await channel.call(channel.raw.confirm_delivery, ack_nack_callback=confirms.on_answer)
         keys: dict[UUID, str] = {}
         async with gate.open("publish", emails):
-            while rows := await _fetch(database, "find_publish_due", {"limit": PUBLISH_BATCH, "since": THE_START}):
-                for email_id, key, *_ in rows:
+            since = THE_START
+            while new := await _find_due(database, since, keys):
+                for email_id, key, *_ in new:
                     body = orjson.dumps({"v": 1, "email_id": email_id, "message_key": key})
                     properties = spec.BasicProperties(
                         content_type="application/json", delivery_mode=2, message_id=str(email_id)
@@ -201,9 +202,15 @@ async def _publish(places: Places, database: Any, emails: int, gate: Gate) -> di
                     channel.raw.basic_publish(places.exchange, places.queue, body, properties, mandatory=True)
                     keys[email_id] = key
                 await confirms.reached(len(keys))
-                await database.execute(query("mark_published"), published({row[0]: row[-1] for row in rows}))
+                since = new[-1][-1]
     assert len(keys) == emails, "every email was due once"
     return keys
+
+
+async def _find_due(database: Any, since: datetime, known: Collection[UUID]) -> list[Any]:
+    """The next batch, after those that are known: the last of these is due since then."""
+    rows = await _fetch(database, "find_publish_due", {"limit": PUBLISH_BATCH, "since": since})
+    return [row for row in rows if row[0] not in known]
 
 
 class _Confirms:
