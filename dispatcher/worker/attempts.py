@@ -77,7 +77,10 @@ class Attempts:
         if done.cancelled() or done.exception() is not None or not isinstance(outcome := done.result(), Accepted):
             return None
         assert sending.lease.email is not None
-        outcome = without_echo(storable(outcome), sending.lease.email)
+        try:
+            outcome = without_echo(storable(outcome), sending.lease.email)
+        except Exception:  # noqa: BLE001 - an answer that is none
+            return None
         ride.route.note(outcome, ride.trial)
         return outcome
 

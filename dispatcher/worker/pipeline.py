@@ -4,6 +4,8 @@
               │ no lease: settled by what its row says         │ retry: waits under the same lease
               └▶ ack, requeue, or reject to the DLQ            └▶ send again
 
+Emails that share a call need no task while it is under way: nearly all are accepted, and concluded as the answer comes.
+
 Where something is away, this is what waits: without PostgreSQL, results and deliveries; without RabbitMQ, acks are
 dropped with the channel that they belonged to, and the redelivery finds the row as it stands; without the provider,
 nothing is leased.

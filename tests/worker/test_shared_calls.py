@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import cast
 from uuid import UUID
 
 import pytest
 
 from dispatcher.dev.http_apis import sendgrid_error
 from dispatcher.dev.http_behaviour import Act, Behaviour
-from dispatcher.domain.outcome import Outcome, Reason, Rejected
+from dispatcher.domain.outcome import Accepted, Outcome, Reason, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.providers.contract import Attempt, CallLimits, Part, Provider, RefusedTogether
 from dispatcher.worker.coalescing import coalesced
@@ -260,3 +261,33 @@ async def test_an_adapters_mistake_about_one_email_costs_the_others_nothing(benc
 
     assert bench.books.outcomes(email_ids[7]) == ["deferred"]
     assert tripping.accepted == {email_id: 1 for email_id in email_ids if email_id != email_ids[7]}
+
+
+class AnswersOddly(RefusesTogether):
+    """Accepts calls of several; of one email it says so in a way that no adapter may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.odd: UUID | None = None
+
+    async def send_many(self, parts: Sequence[Part], attempt: Attempt) -> Sequence[Outcome]:
+        attempt.leaving()
+        email_ids = [part.content.email_id for part in parts]
+        taken = [self.accept(email_id) for email_id in email_ids]
+        return [
+            Accepted(cast(str, 42)) if email_id == self.odd else each
+            for email_id, each in zip(email_ids, taken, strict=True)
+        ]
+
+
+async def test_an_acceptance_that_is_none_holds_its_email_alone(bench: Bench) -> None:
+    odd = AnswersOddly()
+    email_ids = [bench.books.enqueue_one() for _ in range(20)]
+    odd.odd = email_ids[7]
+    await bench.deliver(email_ids)
+    worker = await bench.start([coalesced(odd, COUNT)])
+
+    await bench.settled({"sent": 19, "held": 1})
+
+    assert bench.books.outcomes(email_ids[7]) == ["uncertain"]
+    await until(lambda: worker.in_flight == 0)
