@@ -31,9 +31,8 @@ REMEDY = (
 )
 ERLANG_PACKAGES = r"rabbitmq-server|erlang-\S+"
 
-# Schedulers that spin while they wait would take a core from whatever is measured beside this server. A scheduler for
-# each second core: with two on two cores, which others use as well, a message costs a quarter more CPU.
-ERLANG_ARGUMENTS = "+SP 50:50 +sbwt none +sbwtdcpu none +sbwtdio none -kernel inet_dist_use_interface {127,0,0,1}"
+# Schedulers that spin while they wait would take a core from whatever is measured beside this server.
+ERLANG_ARGUMENTS = "+sbwt none +sbwtdcpu none +sbwtdio none -kernel inet_dist_use_interface {127,0,0,1}"
 
 
 @dataclass(frozen=True, slots=True)
