@@ -174,6 +174,11 @@ def median_rate(results: Sequence[Measured]) -> float:
     return statistics.median(result.emails_per_second for result in results)
 
 
+def median_steady_rate(results: Sequence[Measured]) -> float:
+    """The same without start and end."""
+    return statistics.median(result.steady_per_second for result in results)
+
+
 def counted(connection: psycopg.Connection[tuple[object, ...]], query: str) -> Books:
     """Books by a query for the two figures."""
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from rich.table import Table
 
-from benchmarks.peers.measuring import Measured, median_rate
+from benchmarks.peers.measuring import Measured, median_rate, median_steady_rate
 from benchmarks.peers.ours import NAME as OURS
 from benchmarks.peers.roster import PEERS, PROMISES
 
@@ -19,6 +19,7 @@ Cases = Mapping[tuple[str, str], Sequence[Measured]]
 """The repetitions of each case, by its name and its knobs in words."""
 
 BOOKS: Final = ("missing", "duplicates", "held", "unrecorded")
+_FIGURES: Final = ("emails/s", "range", "ours is", "steady/s", "ours is", "CPU µs", "servers' µs", "processes")
 _ENVIRONMENTS: Final = {OURS: OURS, **{peer.name: peer.environment for peer in PEERS}}
 
 
@@ -40,19 +41,21 @@ def speeds(cases: Cases) -> Table:
     are_swept = len({name for name, _ in cases}) < len(cases)
     table = Table(title="Emails per second, median of the repetitions (lowest – highest)")
     table.add_column("case", no_wrap=True)
-    for heading in ("emails/s", "range", "steady/s", "ours is", "CPU µs", "servers' µs", "processes", *BOOKS):
+    for heading in (*_FIGURES, *BOOKS):
         table.add_column(heading, justify="right")
     if are_swept:
         table.add_column("with")
-    ours = next((median_rate(told) for (name, _), told in cases.items() if name == OURS), None)
+    ours = next((told for (name, _), told in cases.items() if name == OURS), None)
     for (name, knobs), told in cases.items():
         rates = [result.emails_per_second for result in told]
+        beside = ours if name != OURS else None
         table.add_row(
             name,
             f"{median_rate(told):,.0f}",
             f"{min(rates):,.0f} – {max(rates):,.0f}",
-            f"{statistics.median(result.steady_per_second for result in told):,.0f}",
-            f"{ours / median_rate(told):.1f} ×" if ours and name != OURS else "",
+            f"{median_rate(beside) / median_rate(told):.1f} ×" if beside else "",
+            f"{median_steady_rate(told):,.0f}",
+            f"{median_steady_rate(beside) / median_steady_rate(told):.1f} ×" if beside else "",
             f"{statistics.median(result.cpu_microseconds for result in told):,.0f}",
             f"{statistics.median(result.servers_cpu_microseconds for result in told):,.0f}",
             str(max(result.processes for result in told)),
