@@ -27,6 +27,7 @@ from dispatcher.store.enqueueing import (
     Key,
     attachment_parameters,
     draft,
+    has_attachments,
     holders,
     insert_parameters,
     key_parameters,
@@ -105,7 +106,7 @@ def enqueue_many(
             call.enter_context(connection.transaction())
         for drafts in _batches(emails, traceparent):
             with ExitStack() as batch:
-                if connection.autocommit and report_conflicts and _has_attachments(drafts):
+                if connection.autocommit and report_conflicts and has_attachments(drafts):
                     batch.enter_context(connection.transaction())
                 inserted = {row[0] for row in _fetch(connection, "enqueue", insert_parameters(drafts))}
                 if attachments := attachment_parameters(drafts, inserted):
@@ -135,7 +136,7 @@ async def enqueue_many_async(
             await call.enter_async_context(connection.transaction())
         for drafts in _batches(emails, traceparent):
             async with AsyncExitStack() as batch:
-                if connection.autocommit and report_conflicts and _has_attachments(drafts):
+                if connection.autocommit and report_conflicts and has_attachments(drafts):
                     await batch.enter_async_context(connection.transaction())
                 inserted = {row[0] for row in await _fetch_async(connection, "enqueue", insert_parameters(drafts))}
                 if attachments := attachment_parameters(drafts, inserted):
@@ -172,11 +173,6 @@ def _is_one_statement(emails: Iterable[Email]) -> bool:
     caller has executed nothing before.
     """
     return isinstance(emails, list) and len(emails) == 1 and not emails[0].attachments
-
-
-def _has_attachments(drafts: Sequence[Draft]) -> bool:
-    """Whether they are stored by two statements."""
-    return any(item.email.attachments for item in drafts)
 
 
 def _answers(

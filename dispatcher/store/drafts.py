@@ -18,6 +18,7 @@ from dispatcher.store.enqueueing import (
     Draft,
     Key,
     attachment_parameters,
+    has_attachments,
     holders,
     insert_parameters,
     key_parameters,
@@ -60,7 +61,7 @@ class DraftStore:
         """
         async with session(self._pool) as connection:
             async with AsyncExitStack() as transaction:
-                if any(item.email.attachments for item in drafts):
+                if has_attachments(drafts):
                     await transaction.enter_async_context(connection.transaction())
                 rows = await self._insert(connection, drafts)
                 due_at: dict[UUID, datetime] = {row[0]: row[1] for row in rows}

@@ -83,6 +83,11 @@ def insert_parameters(drafts: Sequence[Draft], *, publish_in_seconds: float = 0.
     }
 
 
+def has_attachments(drafts: Iterable[Draft]) -> bool:
+    """Whether storing them takes two statements, and so a transaction."""
+    return any(item.email.attachments for item in drafts)
+
+
 def attachment_parameters(drafts: Iterable[Draft], inserted: set[UUID]) -> Parameters | None:
     """The parameters of `enqueue_attachments` for the emails that were inserted; None if they have no attachment."""
     rows = [

@@ -18,7 +18,7 @@ from dispatcher.providers.contract import Attempt, CallLimits, Part, Provider, R
 from dispatcher.worker.coalescing import coalesced
 from tests.providers.sendgrid_place import SendGridPlace, sendgrid_place
 from tests.waiting import until
-from tests.worker.bench import Bench
+from tests.worker.bench import Bench, Worker
 from tests.worker.scripted import ScriptedProvider
 
 COUNT = 100
@@ -137,15 +137,20 @@ async def test_calls_that_fail_are_one_failure_of_the_provider_each(
     assert arrived(place) == dict.fromkeys(email_ids, 1)
 
 
-async def test_a_drain_waits_for_the_calls_on_the_wire(bench: Bench, place: SendGridPlace, provider: Provider) -> None:
-    place.double.behaviour.latency_seconds = 0.5
-    email_ids = a_hundred(bench)
-    await bench.deliver(email_ids)
+async def drained_on_the_wire(bench: Bench, provider: Provider) -> Worker:
+    """A worker that was told to stop while a hundred emails shared calls, and has stopped."""
+    await bench.deliver(a_hundred(bench))
     worker = await bench.start([provider])
     await until(lambda: worker.in_flight > 1)
-
     worker.begin_to_stop()
     await asyncio.wait_for(worker.task, 20)
+    return worker
+
+
+async def test_a_drain_waits_for_the_calls_on_the_wire(bench: Bench, place: SendGridPlace, provider: Provider) -> None:
+    place.double.behaviour.latency_seconds = 0.5
+
+    worker = await drained_on_the_wire(bench, provider)
 
     statuses = bench.books.statuses()
     assert statuses["sent"] > 1
@@ -159,13 +164,8 @@ async def test_a_drain_waits_for_what_the_calls_on_the_wire_are_refused_for(
 ) -> None:
     place.double.behaviour.latency_seconds = 0.2
     place.double.behaviour.act = sendgrid_error(400, "The template is not active.", field="template_id")
-    email_ids = a_hundred(bench)
-    await bench.deliver(email_ids)
-    worker = await bench.start([provider])
-    await until(lambda: worker.in_flight > 1)
 
-    worker.begin_to_stop()
-    await asyncio.wait_for(worker.task, 20)
+    worker = await drained_on_the_wire(bench, provider)
 
     statuses = bench.books.statuses()
     assert statuses["failed"] > 1
