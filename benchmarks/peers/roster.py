@@ -32,7 +32,7 @@ class Peer:
         environment: The folder with its code and its requirements.
         module: Has `enqueue`.
         programs: The worker commands, after `python -m`; `{module}` is the module, other braces are knobs.
-        emails: Per case, so that a slow one takes no longer than a fast one.
+        emails: Per case: what it sends in some seven seconds of a machine's good hour.
         prepare: Commands that make its tables.
         knobs: What can be turned, as the sweep found it best; in the environment as PEER_NAME.
         sweep: What `--sweep` tries.
@@ -121,7 +121,7 @@ PEERS: Final = (
         "celery",
         "benchmarks.peers.celery.tuned",
         tuple(_CELERY.format(name=name) for name in ("w1", "w2")),
-        emails=2500,
+        emails=6000,
         knobs=_celery_knobs("threads", 4, 4),
         sweep=(
             *(_celery_knobs("threads", threads, threads) for threads in (2, 4, 8, 16)),
@@ -135,14 +135,14 @@ PEERS: Final = (
         "dramatiq",
         "benchmarks.peers.dramatiq.stock",
         ("dramatiq {module} --processes 2",),
-        emails=1500,
+        emails=2000,
     ),
     Peer(
         "dramatiq-tuned",
         "dramatiq",
         "benchmarks.peers.dramatiq.tuned",
         ("dramatiq {module} --processes {processes} --threads {threads}",),
-        emails=2500,
+        emails=6000,
         knobs={"processes": 2, "threads": 4},
         sweep=tuple(
             {"processes": processes, "threads": threads}
@@ -155,7 +155,7 @@ PEERS: Final = (
         "procrastinate",
         "benchmarks.peers.procrastinate.stock",
         (_PROCRASTINATE, _PROCRASTINATE),
-        emails=800,
+        emails=1000,
         prepare=_PROCRASTINATE_TABLES,
     ),
     Peer(
@@ -163,7 +163,7 @@ PEERS: Final = (
         "procrastinate",
         "benchmarks.peers.procrastinate.tuned",
         (_PROCRASTINATE + " --concurrency {threads} --delete-jobs {delete}",) * 2,
-        emails=2000,
+        emails=2500,
         prepare=_PROCRASTINATE_TABLES,
         knobs={"threads": 8, "delete": "successful"},
         sweep=(
@@ -176,7 +176,7 @@ PEERS: Final = (
         "post_office",
         "benchmarks.peers.post_office.shop",
         ("django send_queued_mail --processes 2",),
-        emails=1500,
+        emails=3500,
         prepare=_POST_OFFICE_TABLES,
         sent=_POST_OFFICE_SENT,
         brings_no_tables=False,
@@ -187,7 +187,7 @@ PEERS: Final = (
         "post_office",
         "benchmarks.peers.post_office.shop",
         ("django send_queued_mail --processes {processes}",),
-        emails=4000,
+        emails=8000,
         prepare=_POST_OFFICE_TABLES,
         knobs={"processes": 2, "threads": 2, "batch": 1000, "tuned": 1},
         sweep=tuple(

@@ -2,9 +2,9 @@
 
 Celery, dramatiq, procrastinate and django-post_office do the same job as their users would write it, stock and tuned,
 on the same private servers with the same durability, against the same provider's double over TLS. The cases take turns
-over the repetitions, so that a noisy minute of the machine meets all of them. Emails are enqueued before the workers
-start; ours are published in the measured time, the peers' messages are on RabbitMQ before it. Each peer is installed
-once, into an environment of its own in the cache folder.
+over the repetitions, so that a noisy minute of the machine meets all of them. Each has as many emails as keep it busy
+for some seven seconds; they are enqueued before the workers start. Ours are published in the measured time, the peers'
+messages are on RabbitMQ before it. Each peer is installed once, into an environment of its own in the cache folder.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _show(results: list[Measured], facts: dict[str, object], options: argparse.N
 def _options() -> argparse.Namespace:
     summary, _, details = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(prog="benchmarks/peers/run.py", description=summary, epilog=details)
-    parser.add_argument("--emails", type=int, default=15_000, metavar="N", help="of ours, per case; default: 15000")
+    parser.add_argument("--emails", type=int, default=45_000, metavar="N", help="of ours, per case; default: 45000")
     parser.add_argument("--peer-share", type=float, default=1.0, metavar="F", help="of the peers' emails; default: 1")
     names = ", ".join(peer.name for peer in PEERS)
     parser.add_argument("--peers", type=_peers, default=list(PEERS), metavar="NAME,…", help=f"of {names}; default: all")
