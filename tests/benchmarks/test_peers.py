@@ -19,7 +19,8 @@ from rich.table import Table
 from benchmarks.peers import application, environments, ours, report
 from benchmarks.peers.application import Busy, Draft
 from benchmarks.peers.case import measure
-from benchmarks.peers.measuring import Load, Measured, Watched, steady_rate, told
+from benchmarks.peers.measuring import Load, Measured, Watched, counted, steady_rate, told
+from benchmarks.peers.post_office import leases
 from benchmarks.peers.processes import running
 from benchmarks.peers.published import publish_all
 from benchmarks.peers.roster import PEERS, PROMISES, Peer
@@ -38,7 +39,7 @@ def books(database_url: str) -> Iterator[psycopg.Connection]:
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute("create schema shop")
         connection.execute("set search_path to shop")
-        connection.execute(application.SCHEMA.encode())
+        connection.execute((application.SCHEMA + leases.SCHEMA).encode())
         yield connection
 
 
@@ -131,6 +132,42 @@ def test_the_record_of_a_lease_that_was_lost_changes_nothing(books: psycopg.Conn
     assert books.execute("select status from email").fetchone() == ("sending",)
 
 
+def test_an_added_lease_is_nobody_elses_until_it_is_over(books: psycopg.Connection) -> None:
+    email_id = str(uuid4())
+    token = leases.lease(books, email_id, seconds=60)
+
+    with pytest.raises(Busy) as busy:
+        leases.lease(books, email_id, seconds=60)
+
+    assert token is not None
+    assert 0 < busy.value.seconds <= 60
+    books.execute("update email_lease set locked_until = clock_timestamp()")
+    assert leases.lease(books, email_id, seconds=60) == token + 1
+
+
+def test_an_added_lease_is_never_to_be_had_of_a_sent_email(books: psycopg.Connection) -> None:
+    email_id = str(uuid4())
+    token = leases.lease(books, email_id, seconds=0)
+    assert token is not None
+
+    leases.record(books, email_id, token, "provider-1")
+
+    assert leases.lease(books, email_id, seconds=60) is None
+    sent, last_at = counted(books, leases.SENT)()
+    assert (sent, last_at > 0) == (1, True)
+
+
+def test_whoever_has_lost_an_added_lease_records_nothing(books: psycopg.Connection) -> None:
+    email_id = str(uuid4())
+    first = leases.lease(books, email_id, seconds=0)
+    assert first is not None
+    leases.lease(books, email_id, seconds=60)
+
+    leases.record(books, email_id, first, "provider-1")
+
+    assert books.execute("select completed_at from email_lease").fetchone() == (None,)
+
+
 def test_what_is_published_before_waits_once_and_is_due_no_more(
     servers: Servers, database_url: str, topology: Topology
 ) -> None:
@@ -211,6 +248,15 @@ def test_no_cell_of_the_tables_needs_a_second_line() -> None:
         assert [line.startswith("│") for line in lines].count(True) == len(names)
 
 
+def test_a_case_that_promises_something_of_its_own_says_so() -> None:
+    names = [*ours.NAMES, "post_office-stock", "post_office-tuned", "post_office-leasing"]
+    cases = report.by_case(a_result(name, 500) for name in names)
+
+    (who, *_) = report.promises(cases).columns
+
+    assert list(who.cells) == ["ours", "post_office", "post_office-leasing"]
+
+
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
 def test_every_peer_can_be_installed_started_and_swept(peer: Peer) -> None:
     requirements = (environments.HERE / peer.environment / "requirements.txt").read_text()
@@ -249,7 +295,9 @@ def test_a_program_that_is_killed_is_started_again_and_one_that_ends_well_is_not
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["celery-stock", "dramatiq-tuned", "procrastinate-tuned", "post_office-tuned"])
+@pytest.mark.parametrize(
+    "name", ["celery-stock", "dramatiq-tuned", "procrastinate-tuned", "post_office-tuned", "post_office-leasing"]
+)
 def test_a_peer_sends_every_email_once(servers: Servers, tmp_path: Path, name: str) -> None:
     peer = next(peer for peer in PEERS if peer.name == name)
     python = environments.interpreter(peer.environment, print)
@@ -258,6 +306,20 @@ def test_a_peer_sends_every_email_once(servers: Servers, tmp_path: Path, name: s
 
     assert (measured.missing, measured.duplicates, measured.unrecorded) == (0, 0, 0)
     assert measured.emails_per_second > 0
+
+
+@pytest.mark.slow
+def test_added_leases_let_a_killed_batch_double_no_more_than_an_email_per_thread(
+    servers: Servers, tmp_path: Path
+) -> None:
+    peer = next(peer for peer in PEERS if peer.name == "post_office-leasing")
+    python = environments.interpreter(peer.environment, print)
+    knobs = {**peer.knobs, "processes": 2, "threads": 2}
+
+    measured = measure(peer, python, servers, tmp_path / "case", Load(1000, 60.0, kill=True), knobs)
+
+    assert (measured.missing, measured.unrecorded) == (0, 0)
+    assert measured.duplicates <= 4
 
 
 @pytest.mark.slow
