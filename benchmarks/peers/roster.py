@@ -35,7 +35,7 @@ class Peer:
         environment: The folder with its code and its requirements.
         module: Has `enqueue`.
         programs: The worker commands, after `python -m`; `{module}` is the module, other braces are knobs.
-        emails: Per case: what it sends in some seven seconds of a machine's good hour.
+        emails: Per case: what it sends in some six seconds of a machine's good hour.
         tables: SQL that makes the application's, run first.
         prepare: Commands that make its own.
         knobs: What can be turned, as the sweep found it best; in the environment as PEER_NAME.

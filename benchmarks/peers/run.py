@@ -3,7 +3,7 @@
 Celery, dramatiq, procrastinate and django-post_office do the same job as their users would write it, stock and tuned,
 on the same private servers with the same durability, against the same provider's double over TLS; django-post_office,
 which takes no lease, also with one. The cases take turns over the repetitions, so that a noisy minute of the machine
-meets all of them. Each has as many emails as keep it busy for some seven seconds; they are enqueued before the workers
+meets all of them. Each has as many emails as keep it busy for some six seconds; they are enqueued before the workers
 start. `ours` publishes in the measured time; `ours-published`, and the peers that have a broker, have their messages on
 RabbitMQ before it. Each peer is installed once, into an environment of its own in the cache folder.
 """
