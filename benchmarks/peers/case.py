@@ -17,7 +17,6 @@ from psycopg import sql
 
 from benchmarks.double import read_acceptances
 from benchmarks.doubles import Double, running_double
-from benchmarks.peers import application
 from benchmarks.peers.measuring import Load, Measured, counted, ledger_of, server_pids, told, watch
 from benchmarks.peers.processes import running
 from benchmarks.peers.roster import Knobs, Peer
@@ -48,7 +47,7 @@ def measure(
         running_double("sendgrid", folder) as double,
         psycopg.connect(database_url, autocommit=True) as connection,
     ):
-        environment = _environment(servers, database_url, double, knobs, load)
+        environment = _environment(servers, database_url, folder, double, knobs, load)
         enqueue_seconds = _prepare(peer, python, connection, load, environment)
         ids = connection.execute("select email_id from email_idempotency").fetchall()
         commands = [[str(python), *command] for command in peer.commands(knobs)]
@@ -88,7 +87,9 @@ def _database(servers: Servers) -> Iterator[str]:
             administration.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
 
-def _environment(servers: Servers, database_url: str, double: Double, knobs: Knobs, load: Load) -> dict[str, str]:
+def _environment(
+    servers: Servers, database_url: str, folder: Path, double: Double, knobs: Knobs, load: Load
+) -> dict[str, str]:
     """What the peers' code reads. TLS trusts the double's authority alone, which is kind to whoever loads the
     authorities for each connection: a system has a hundred and fifty.
     """
@@ -97,6 +98,7 @@ def _environment(servers: Servers, database_url: str, double: Double, knobs: Kno
         **{name: value for name, value in os.environ.items() if not name.startswith("DISPATCHER_")},
         "PYTHONPATH": str(ROOT),
         "PYTHONWARNINGS": "ignore",
+        "TMPDIR": str(folder),  # django-post_office's lock is there, which two cases at once must not share
         "DJANGO_SETTINGS_MODULE": "benchmarks.peers.post_office.settings",
         "PEER_DATABASE_URL": database_url,
         "PEER_AMQP_URL": servers.amqp_url,
@@ -118,8 +120,7 @@ def _prepare(
     environment: Mapping[str, str],
 ) -> float:
     """Make the tables and enqueue; how many seconds the latter took."""
-    if peer.brings_no_tables:
-        connection.execute(application.SCHEMA.encode())
+    connection.execute(peer.tables.encode())
     for command in peer.prepare:
         _call([str(python), "-m", *command.format(module=peer.module).split()], environment)
     words = ["-m", "benchmarks.peers.enqueue", peer.module, "--emails", str(load.emails)]

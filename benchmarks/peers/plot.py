@@ -1,4 +1,4 @@
-"""The plot of a run: a bar per case, its range, and how many times ours that is."""
+"""The plot of a run: a bar per case, its range, and how many times as fast our two are."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ mpl.rcParams["svg.hashsalt"] = "dispatcher"  # the same figures, the same file
 from matplotlib import pyplot
 
 from benchmarks.peers.measuring import median_rate
-from benchmarks.peers.ours import NAME as OURS
-from benchmarks.peers.report import Cases
+from benchmarks.peers.report import BESIDE, Cases, ratios
 
 OUR_COLOUR = "#1f6feb"
 PEERS_COLOUR = "#8b949e"
-NOTE = "Two worker processes each. django-post_office takes no lease: it sends a batch, then marks it in one statement."
+NOTE = (
+    "Two worker processes each. ours-published, Celery, dramatiq: published to RabbitMQ before the clock starts.\n"
+    "post_office-stock and post_office-tuned take no lease: they send a batch, then mark it in one statement."
+)
 
 
 def plot(folder: Path, cases: Cases, subtitle: str) -> None:
@@ -28,12 +30,14 @@ def plot(folder: Path, cases: Cases, subtitle: str) -> None:
     below = [median - min(several) for median, several in zip(medians, rates, strict=True)]
     above = [max(several) - median for median, several in zip(medians, rates, strict=True)]
     figure, axes = pyplot.subplots(figsize=(9, 0.5 * len(names) + 1.8), layout="constrained")
-    colours = [OUR_COLOUR if name == OURS else PEERS_COLOUR for name in names]
-    axes.barh(names, medians, xerr=[below, above], color=colours, ecolor="#24292f", capsize=3)
-    ours = next((median for name, median in zip(names, medians, strict=True) if name == OURS), None)
-    for number, (name, median) in enumerate(zip(names, medians, strict=True)):
-        ratio = f"  (ours: {ours / median:.1f} ×)" if ours and name != OURS else ""
-        axes.text(median + above[number], number, f"  {median:,.0f}/s{ratio}", va="center", fontsize=9)
+    colours = [OUR_COLOUR if name in BESIDE else PEERS_COLOUR for name in names]
+    places = range(len(names))
+    axes.barh(places, medians, xerr=[below, above], color=colours, ecolor="#24292f", capsize=3)
+    axes.set_yticks(places, labels=names)
+    for place, told, median in zip(places, cases.values(), medians, strict=True):
+        beside = ", ".join(f"{name}: {ratio:.1f} ×" for name, ratio in ratios(cases, told).items())
+        words = f"  {median:,.0f}/s" + (f"  ({beside})" if beside else "")
+        axes.text(median + above[place], place, words, va="center", fontsize=9)
     axes.invert_yaxis()
     axes.set_xlim(right=1.25 * max(medians))
     axes.set_xlabel("emails per second, accepted by the provider and recorded (median and range)")

@@ -5,22 +5,28 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from rich.table import Table
 
+from benchmarks.peers import ours
 from benchmarks.peers.measuring import Measured, median_rate, median_steady_rate
-from benchmarks.peers.ours import NAME as OURS
 from benchmarks.peers.roster import PEERS, PROMISES
 
 Cases = Mapping[tuple[str, str], Sequence[Measured]]
 """The repetitions of each case, by its name and its knobs in words."""
+Rate = Callable[[Sequence[Measured]], float]
 
 BOOKS: Final = ("missing", "duplicates", "held", "unrecorded")
-_FIGURES: Final = ("emails/s", "range", "ours is", "steady/s", "ours is", "CPU µs", "servers' µs", "processes")
-_ENVIRONMENTS: Final = {OURS: OURS, **{peer.name: peer.environment for peer in PEERS}}
+BESIDE: Final = {ours.NAME: "ours is", ours.PUBLISHED: "published is"}
+"""Headings of how many times as fast as a case each of our two is."""
+_CAPTION: Final = (
+    "ours is, published is: how many times as fast ours and ours-published are.\n"
+    "Celery's and dramatiq's messages are on RabbitMQ before the clock starts: compare with ours-published.\n"
+    "procrastinate and django-post_office have no broker, and look for what is due while it runs: with ours."
+)
 
 
 def by_case(results: Iterable[Measured]) -> Cases:
@@ -37,32 +43,37 @@ def in_words(knobs: Mapping[str, object]) -> str:
 
 
 def speeds(cases: Cases) -> Table:
-    """How fast each is, what it costs, and its books; where one has several knobs, which."""
-    are_swept = len({name for name, _ in cases}) < len(cases)
-    table = Table(title="Emails per second, median of the repetitions (lowest – highest)")
-    table.add_column("case", no_wrap=True)
-    for heading in (*_FIGURES, *BOOKS):
-        table.add_column(heading, justify="right")
-    if are_swept:
-        table.add_column("with")
-    ours = next((told for (name, _), told in cases.items() if name == OURS), None)
-    for (name, knobs), told in cases.items():
+    """How fast each is, over all emails and without start and end; where one has several knobs, with which."""
+
+    def row(told: Sequence[Measured]) -> list[str]:
         rates = [result.emails_per_second for result in told]
-        beside = ours if name != OURS else None
-        table.add_row(
-            name,
+        return [
+            f"{told[0].emails:,}",
             f"{median_rate(told):,.0f}",
             f"{min(rates):,.0f} – {max(rates):,.0f}",
-            f"{median_rate(beside) / median_rate(told):.1f} ×" if beside else "",
+            *_times_as_fast(cases, told, median_rate),
             f"{median_steady_rate(told):,.0f}",
-            f"{median_steady_rate(beside) / median_steady_rate(told):.1f} ×" if beside else "",
+            *_times_as_fast(cases, told, median_steady_rate),
+        ]
+
+    beside = BESIDE.values()
+    headings = ("emails", "emails/s", "range", *beside, "steady/s", *beside)
+    return _table("Emails per second, median of the repetitions (lowest – highest)", headings, cases, row, _CAPTION)
+
+
+def costs(cases: Cases) -> Table:
+    """What an email costs with each, and the books."""
+
+    def row(told: Sequence[Measured]) -> list[str]:
+        return [
             f"{statistics.median(result.cpu_microseconds for result in told):,.0f}",
             f"{statistics.median(result.servers_cpu_microseconds for result in told):,.0f}",
             str(max(result.processes for result in told)),
             *(str(sum(getattr(result, book) for result in told)) for book in BOOKS),
-            *([knobs] if are_swept else []),
-        )
-    return table
+        ]
+
+    headings = ("CPU µs", "servers' µs", "processes", *BOOKS)
+    return _table("CPU per email, median of the repetitions, and the books of all of them", headings, cases, row)
 
 
 def promises(cases: Cases) -> Table:
@@ -70,10 +81,17 @@ def promises(cases: Cases) -> Table:
     table = Table(title="What each promises", show_lines=True)
     for heading in ("", "email and message stand or fall together", "a worker is killed (kill -9)", "where it says so"):
         table.add_column(heading)
-    for environment in dict.fromkeys(_ENVIRONMENTS[name] for name, _ in cases):
-        promise = PROMISES[environment]
-        table.add_row(environment, promise.enqueue, promise.kill, promise.source)
+    for who in dict.fromkeys(_promiser(name) for name, _ in cases):
+        promise = PROMISES[who]
+        table.add_row(who, promise.enqueue, promise.kill, promise.source)
     return table
+
+
+def ratios(cases: Cases, told: Sequence[Measured], rate: Rate = median_rate) -> dict[str, float]:
+    """How many times as fast as this case each of our two is, by its name, where it was measured; our own: nothing."""
+    if told[0].name in BESIDE:
+        return {}
+    return {name: rate(results) / rate(told) for (name, _), results in cases.items() if name in BESIDE}
 
 
 def line(result: Measured, facts: Mapping[str, object]) -> str:
@@ -91,3 +109,35 @@ def append(folder: Path, result: Measured, facts: Mapping[str, object]) -> None:
     """Add a raw line to `peers.jsonl`, at once, so that a run which is interrupted has not been in vain."""
     with (folder / "peers.jsonl").open("a") as file:
         file.write(line(result, facts))
+
+
+def _table(
+    title: str,
+    headings: Iterable[str],
+    cases: Cases,
+    row: Callable[[Sequence[Measured]], Iterable[str]],
+    caption: str | None = None,
+) -> Table:
+    """A row for each case; with its knobs, where they are what differs."""
+    are_swept = len({name for name, _ in cases}) < len(cases)
+    table = Table(title=title, caption=caption)
+    table.add_column("case", no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    if are_swept:
+        table.add_column("with")
+    for (name, knobs), told in cases.items():
+        table.add_row(name, *row(told), *([knobs] if are_swept else []))
+    return table
+
+
+def _times_as_fast(cases: Cases, told: Sequence[Measured], rate: Rate) -> list[str]:
+    beside = ratios(cases, told, rate)
+    return [f"{beside[name]:.1f} ×" if name in beside else "" for name in BESIDE]
+
+
+def _promiser(name: str) -> str:
+    """Who makes the promise that holds for a case: itself, or all of its environment."""
+    if name in ours.NAMES:
+        return ours.NAME
+    return name if name in PROMISES else next(peer.environment for peer in PEERS if peer.name == name)

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from benchmarks.peers import application
+from benchmarks.peers.post_office import leases
+
 Knobs = Mapping[str, int | str]
 
 
@@ -32,12 +35,12 @@ class Peer:
         environment: The folder with its code and its requirements.
         module: Has `enqueue`.
         programs: The worker commands, after `python -m`; `{module}` is the module, other braces are knobs.
-        emails: Per case, so that a slow one takes no longer than a fast one.
-        prepare: Commands that make its tables.
+        emails: Per case: what it sends in some six seconds of a machine's good hour.
+        tables: SQL that makes the application's, run first.
+        prepare: Commands that make its own.
         knobs: What can be turned, as the sweep found it best; in the environment as PEER_NAME.
         sweep: What `--sweep` tries.
         sent: How many emails it has sent, by its own books, and when it recorded the last one.
-        brings_no_tables: It works on the application's tables.
         dies_whole: Under kills its command goes with its children, which would otherwise go on without it.
     """
 
@@ -46,11 +49,11 @@ class Peer:
     module: str
     programs: tuple[str, ...]
     emails: int
+    tables: str = application.SCHEMA
     prepare: tuple[str, ...] = ()
     knobs: Knobs = field(default_factory=dict)
     sweep: tuple[Knobs, ...] = ()
     sent: str = "select count(*), extract(epoch from max(sent_at))::float8 from email where status = 'sent'"
-    brings_no_tables: bool = True
     dies_whole: bool = False
 
     def commands(self, knobs: Knobs) -> list[list[str]]:
@@ -88,8 +91,14 @@ PROMISES: Final[Mapping[str, Promise]] = {
         "no lease: whatever the batch had sent is sent again by the next run, up to a whole batch of duplicates",
         "django-post_office, README: send_queued_mail; mail.py: a batch is marked when all of it is done",
     ),
+    "post_office-leasing": Promise(
+        "yes: the queue is a table of the application",
+        "the next run takes the batch again: what was recorded is not sent again; what was on the wire, one per "
+        "thread, waits until its lease is over and is sent again, accepted before or not: a duplicate",
+        "the application's own lease; django-post_office, README: MAX_RETRIES, RETRY_INTERVAL",
+    ),
 }
-"""By environment."""
+"""By environment; by name, where a peer promises something else."""
 
 _CELERY: Final = (
     "celery -A {{module}} worker --loglevel WARNING --pool {{pool}} --concurrency {{concurrency}} --hostname {name}@%h"
@@ -101,6 +110,10 @@ _POST_OFFICE_TABLES: Final = ("django migrate --run-syncdb --verbosity 0",)
 _POST_OFFICE_SENT: Final = (
     "select count(*), extract(epoch from max(last_updated))::float8 from post_office_email where status = 0"
 )
+
+
+def _leasing_knobs(processes: int, threads: int, batch: int) -> Knobs:
+    return {"processes": processes, "threads": threads, "batch": batch, "tuned": 1, "leasing": 1}
 
 
 def _celery_knobs(pool: str, concurrency: int, threads: int, prefetch_multiplier: int = 4) -> Knobs:
@@ -121,7 +134,7 @@ PEERS: Final = (
         "celery",
         "benchmarks.peers.celery.tuned",
         tuple(_CELERY.format(name=name) for name in ("w1", "w2")),
-        emails=2500,
+        emails=6000,
         knobs=_celery_knobs("threads", 4, 4),
         sweep=(
             *(_celery_knobs("threads", threads, threads) for threads in (2, 4, 8, 16)),
@@ -135,14 +148,14 @@ PEERS: Final = (
         "dramatiq",
         "benchmarks.peers.dramatiq.stock",
         ("dramatiq {module} --processes 2",),
-        emails=1500,
+        emails=2000,
     ),
     Peer(
         "dramatiq-tuned",
         "dramatiq",
         "benchmarks.peers.dramatiq.tuned",
         ("dramatiq {module} --processes {processes} --threads {threads}",),
-        emails=2500,
+        emails=6000,
         knobs={"processes": 2, "threads": 4},
         sweep=tuple(
             {"processes": processes, "threads": threads}
@@ -155,7 +168,7 @@ PEERS: Final = (
         "procrastinate",
         "benchmarks.peers.procrastinate.stock",
         (_PROCRASTINATE, _PROCRASTINATE),
-        emails=800,
+        emails=1000,
         prepare=_PROCRASTINATE_TABLES,
     ),
     Peer(
@@ -163,7 +176,7 @@ PEERS: Final = (
         "procrastinate",
         "benchmarks.peers.procrastinate.tuned",
         (_PROCRASTINATE + " --concurrency {threads} --delete-jobs {delete}",) * 2,
-        emails=2000,
+        emails=2500,
         prepare=_PROCRASTINATE_TABLES,
         knobs={"threads": 8, "delete": "successful"},
         sweep=(
@@ -176,10 +189,10 @@ PEERS: Final = (
         "post_office",
         "benchmarks.peers.post_office.shop",
         ("django send_queued_mail --processes 2",),
-        emails=1500,
+        emails=3500,
         prepare=_POST_OFFICE_TABLES,
         sent=_POST_OFFICE_SENT,
-        brings_no_tables=False,
+        tables="",
         dies_whole=True,
     ),
     Peer(
@@ -187,7 +200,7 @@ PEERS: Final = (
         "post_office",
         "benchmarks.peers.post_office.shop",
         ("django send_queued_mail --processes {processes}",),
-        emails=4000,
+        emails=8000,
         prepare=_POST_OFFICE_TABLES,
         knobs={"processes": 2, "threads": 2, "batch": 1000, "tuned": 1},
         sweep=tuple(
@@ -197,7 +210,25 @@ PEERS: Final = (
             )
         ),
         sent=_POST_OFFICE_SENT,
-        brings_no_tables=False,
+        tables="",
+        dies_whole=True,
+    ),
+    Peer(
+        "post_office-leasing",
+        "post_office",
+        "benchmarks.peers.post_office.shop",
+        ("benchmarks.peers.post_office.timer {processes}",),
+        emails=5000,
+        tables=leases.SCHEMA,
+        prepare=_POST_OFFICE_TABLES,
+        knobs=_leasing_knobs(2, 8, 5000),
+        sweep=tuple(
+            _leasing_knobs(processes, threads, batch)
+            for processes, threads, batch in (
+                (2, 2, 1000), (2, 4, 1000), (2, 4, 5000), (2, 8, 5000), (2, 16, 5000), (3, 4, 5000), (3, 8, 5000),
+            )
+        ),
+        sent=leases.SENT,
         dies_whole=True,
     ),
 )  # fmt: skip

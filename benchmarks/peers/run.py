@@ -1,10 +1,11 @@
 """Ours beside others, in one run: `python benchmarks/peers/run.py --repeat 3 --out DIR`.
 
 Celery, dramatiq, procrastinate and django-post_office do the same job as their users would write it, stock and tuned,
-on the same private servers with the same durability, against the same provider's double over TLS. The cases take turns
-over the repetitions, so that a noisy minute of the machine meets all of them. Emails are enqueued before the workers
-start; ours are published in the measured time, the peers' messages are on RabbitMQ before it. Each peer is installed
-once, into an environment of its own in the cache folder.
+on the same private servers with the same durability, against the same provider's double over TLS; django-post_office,
+which takes no lease, also with one. The cases take turns over the repetitions, so that a noisy minute of the machine
+meets all of them. Each has as many emails as keep it busy for some six seconds; they are enqueued before the workers
+start. `ours` publishes in the measured time; `ours-published`, and the peers that have a broker, have their messages on
+RabbitMQ before it. Each peer is installed once, into an environment of its own in the cache folder.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -23,13 +25,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # for `python benchmarks/peers/run.py`
 
 from benchmarks.machine import in_words, machine, versions
-from benchmarks.peers import environments, report
+from benchmarks.peers import environments, ours, report
 from benchmarks.peers.case import measure
 from benchmarks.peers.measuring import Load, Measured
-from benchmarks.peers.ours import NAME as OURS
-from benchmarks.peers.ours import measure_ours
 from benchmarks.peers.roster import PEERS, Knobs, Peer
 from dispatcher.dev.servers import Servers, private_servers
+from dispatcher.telemetry import log
 
 CASE_SECONDS: Final = 60.0
 CASE_SECONDS_UNDER_KILLS: Final = 40.0
@@ -46,6 +47,7 @@ def main() -> None:
 
 def _main(options: argparse.Namespace) -> None:
     console = Console(stderr=True)
+    log.configure("warning", "auto", sys.stderr)  # of the relay that publishes in this process
     if options.lock:
         environments.lock(options.upgrade)
         return
@@ -70,9 +72,9 @@ Case = tuple[str, Callable[[Path], Measured]]
 
 def _all(options: argparse.Namespace, pythons: Mapping[str, Path], servers: Servers) -> list[Case]:
     load = _load(options.emails, options)
-    ours: Case = (OURS, lambda folder: measure_ours(servers, folder, load))
+    own: list[Case] = [(name, partial(ours.measure_ours, name, servers, load=load)) for name in ours.NAMES]
     peers = [_case(peer, pythons, servers, peer.knobs, options) for peer in options.peers]
-    return peers if options.without_ours else [ours, *peers]
+    return peers if options.without_ours else [*own, *peers]
 
 
 def _sweep(options: argparse.Namespace, pythons: Mapping[str, Path], servers: Servers) -> list[Case]:
@@ -134,13 +136,14 @@ def _show(results: list[Measured], facts: dict[str, object], options: argparse.N
         return
     console = Console(width=None if sys.stdout.isatty() else 150)
     console.print(report.speeds(cases))
+    console.print(report.costs(cases))
     console.print(report.promises(cases))
 
 
 def _options() -> argparse.Namespace:
     summary, _, details = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(prog="benchmarks/peers/run.py", description=summary, epilog=details)
-    parser.add_argument("--emails", type=int, default=15_000, metavar="N", help="of ours, per case; default: 15000")
+    parser.add_argument("--emails", type=int, default=45_000, metavar="N", help="of ours, per case; default: 45000")
     parser.add_argument("--peer-share", type=float, default=1.0, metavar="F", help="of the peers' emails; default: 1")
     names = ", ".join(peer.name for peer in PEERS)
     parser.add_argument("--peers", type=_peers, default=list(PEERS), metavar="NAME,…", help=f"of {names}; default: all")

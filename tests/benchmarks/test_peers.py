@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import re
@@ -13,13 +14,19 @@ from uuid import uuid4
 import psycopg
 import pytest
 from rich.console import Console
+from rich.table import Table
 
-from benchmarks.peers import application, environments, report
+from benchmarks.peers import application, environments, ours, report
 from benchmarks.peers.application import Busy, Draft
 from benchmarks.peers.case import measure
-from benchmarks.peers.measuring import Load, Measured, Watched, steady_rate, told
+from benchmarks.peers.measuring import Load, Measured, Watched, counted, steady_rate, told
+from benchmarks.peers.post_office import leases
 from benchmarks.peers.processes import running
+from benchmarks.peers.published import publish_all
 from benchmarks.peers.roster import PEERS, PROMISES, Peer
+from benchmarks.rig import drafts, passing_topology
+from dispatcher import enqueue_many
+from dispatcher.broker.topology import Topology, depths
 from dispatcher.dev.servers import Servers
 from tests.supervisor.program import eventually
 
@@ -32,8 +39,14 @@ def books(database_url: str) -> Iterator[psycopg.Connection]:
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute("create schema shop")
         connection.execute("set search_path to shop")
-        connection.execute(application.SCHEMA.encode())
+        connection.execute((application.SCHEMA + leases.SCHEMA).encode())
         yield connection
+
+
+@pytest.fixture
+def topology(servers: Servers) -> Iterator[Topology]:
+    with passing_topology(servers) as topology:
+        yield topology
 
 
 def enqueued(books: psycopg.Connection) -> str:
@@ -42,14 +55,36 @@ def enqueued(books: psycopg.Connection) -> str:
     return str(email_id)
 
 
+def enqueue_drafts(database_url: str, emails: int) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        enqueue_many(connection, drafts(emails))
+
+
+def environment_of(servers: Servers, database_url: str, topology: Topology) -> dict[str, str]:
+    return {
+        "DISPATCHER_DATABASE_URL": database_url,
+        "DISPATCHER_AMQP_URL": servers.amqp_url,
+        "DISPATCHER_EXCHANGE": topology.exchange,
+        "DISPATCHER_QUEUE": topology.queue,
+        "DISPATCHER_DLQ": topology.dlq,
+    }
+
+
 def a_result(name: str, rate: float) -> Measured:
     return Measured(name, {"threads": 8}, 100, False, rate, rate, 500.0, 1000.0, 900.0, 3, 0, 0, 0, 0)
 
 
-def shown(results: list[Measured]) -> str:
+def shown(table: Table) -> list[str]:
     paper = io.StringIO()
-    Console(width=200, file=paper).print(report.speeds(report.by_case(results)))
-    return paper.getvalue()
+    Console(width=150, file=paper).print(table)
+    return paper.getvalue().splitlines()
+
+
+def row_of(name: str, lines: list[str]) -> list[str]:
+    """The first word of each cell."""
+    rows = [[(cell.split() or [""])[0] for cell in line.split("│")[1:-1]] for line in lines]
+    (row,) = (row for row in rows if row[:1] == [name])
+    return row
 
 
 def test_a_key_that_is_known_queues_nothing_again(books: psycopg.Connection) -> None:
@@ -97,6 +132,61 @@ def test_the_record_of_a_lease_that_was_lost_changes_nothing(books: psycopg.Conn
     assert books.execute("select status from email").fetchone() == ("sending",)
 
 
+def test_an_added_lease_is_nobody_elses_until_it_is_over(books: psycopg.Connection) -> None:
+    email_id = str(uuid4())
+    token = leases.lease(books, email_id, seconds=60)
+
+    with pytest.raises(Busy) as busy:
+        leases.lease(books, email_id, seconds=60)
+
+    assert token is not None
+    assert 0 < busy.value.seconds <= 60
+    books.execute("update email_lease set locked_until = clock_timestamp()")
+    assert leases.lease(books, email_id, seconds=60) == token + 1
+
+
+def test_an_added_lease_is_never_to_be_had_of_a_sent_email(books: psycopg.Connection) -> None:
+    email_id = str(uuid4())
+    token = leases.lease(books, email_id, seconds=0)
+    assert token is not None
+
+    leases.record(books, email_id, token, "provider-1")
+
+    assert leases.lease(books, email_id, seconds=60) is None
+    sent, last_at = counted(books, leases.SENT)()
+    assert (sent, last_at > 0) == (1, True)
+
+
+def test_whoever_has_lost_an_added_lease_records_nothing(books: psycopg.Connection) -> None:
+    email_id = str(uuid4())
+    first = leases.lease(books, email_id, seconds=0)
+    assert first is not None
+    leases.lease(books, email_id, seconds=60)
+
+    leases.record(books, email_id, first, "provider-1")
+
+    assert books.execute("select completed_at from email_lease").fetchone() == (None,)
+
+
+def test_what_is_published_before_waits_once_and_is_due_no_more(
+    servers: Servers, database_url: str, topology: Topology
+) -> None:
+    enqueue_drafts(database_url, 30)
+
+    publish_all(environment_of(servers, database_url, topology), 30)
+
+    assert asyncio.run(depths(servers.amqp_url, topology))[topology.queue] == 30
+    with psycopg.connect(database_url) as connection:
+        assert connection.execute("select count(publish_due_at), count(*) from email_log").fetchone() == (0, 30)
+
+
+def test_what_waits_beside_them_is_a_fault(servers: Servers, database_url: str, topology: Topology) -> None:
+    enqueue_drafts(database_url, 3)
+
+    with pytest.raises(RuntimeError, match="of 2 emails 3 wait"):
+        publish_all(environment_of(servers, database_url, topology), 2)
+
+
 def test_the_steady_rate_leaves_the_first_and_the_last_tenth_out() -> None:
     slow_start = [0.0, 5.0]
     steady = [10 + number / 10 for number in range(16)]
@@ -129,15 +219,42 @@ def test_what_is_held_is_neither_missing_nor_unrecorded() -> None:
     assert (measured.missing, measured.duplicates, measured.unrecorded, measured.held) == (0, 0, 0, 2)
 
 
-def test_the_table_says_how_many_times_ours_each_is() -> None:
+def test_the_table_says_how_many_times_as_fast_as_each_both_of_ours_are() -> None:
     results = [a_result("ours", rate) for rate in (3000, 5000, 4000)]
+    results += [a_result("ours-published", rate) for rate in (6000, 5500, 5000)]
     results += [a_result("celery-tuned", rate) for rate in (400, 500, 600)]
 
-    table = shown(results)
+    lines = shown(report.speeds(report.by_case(results)))
 
-    row = next(line for line in table.splitlines() if "celery-tuned" in line)
-    assert "8.0" in row
-    assert all(figure in row for figure in ("400", "500", "600"))
+    assert row_of("celery-tuned", lines)[1:] == ["100", "500", "400", "8.0", "11.0", "500", "8.0", "11.0"]
+    assert row_of("ours", lines)[1:] == ["100", "4,000", "3,000", "", "", "4,000", "", ""]
+
+
+def test_the_table_leaves_out_what_was_not_measured_of_ours() -> None:
+    results = [a_result("ours-published", 5000), a_result("celery-tuned", 500)]
+
+    lines = shown(report.speeds(report.by_case(results)))
+
+    assert row_of("celery-tuned", lines)[4:6] == ["", "10.0"]
+
+
+def test_no_cell_of_the_tables_needs_a_second_line() -> None:
+    names = [*ours.NAMES, *(peer.name for peer in PEERS)]
+    cases = report.by_case(a_result(name, rate) for name in names for rate in (10_000, 100_000))
+
+    for table in (report.speeds(cases), report.costs(cases)):
+        lines = shown(table)
+        assert [line.startswith("┃") for line in lines].count(True) == 1
+        assert [line.startswith("│") for line in lines].count(True) == len(names)
+
+
+def test_a_case_that_promises_something_of_its_own_says_so() -> None:
+    names = [*ours.NAMES, "post_office-stock", "post_office-tuned", "post_office-leasing"]
+    cases = report.by_case(a_result(name, 500) for name in names)
+
+    (who, *_) = report.promises(cases).columns
+
+    assert list(who.cells) == ["ours", "post_office", "post_office-leasing"]
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
@@ -146,7 +263,7 @@ def test_every_peer_can_be_installed_started_and_swept(peer: Peer) -> None:
     module = Path(*peer.module.split(".")).with_suffix(".py")
 
     assert peer.environment in environments.ENVIRONMENTS
-    assert peer.environment in PROMISES
+    assert {peer.name, peer.environment} & PROMISES.keys()
     assert (environments.HERE.parent.parent / module).is_file()
     assert all("==" in line for line in requirements.splitlines() if re.match(r"[a-z]", line))
     assert "--hash=sha256:" in requirements
@@ -178,7 +295,9 @@ def test_a_program_that_is_killed_is_started_again_and_one_that_ends_well_is_not
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["celery-stock", "dramatiq-tuned", "procrastinate-tuned", "post_office-tuned"])
+@pytest.mark.parametrize(
+    "name", ["celery-stock", "dramatiq-tuned", "procrastinate-tuned", "post_office-tuned", "post_office-leasing"]
+)
 def test_a_peer_sends_every_email_once(servers: Servers, tmp_path: Path, name: str) -> None:
     peer = next(peer for peer in PEERS if peer.name == name)
     python = environments.interpreter(peer.environment, print)
@@ -186,4 +305,27 @@ def test_a_peer_sends_every_email_once(servers: Servers, tmp_path: Path, name: s
     measured = measure(peer, python, servers, tmp_path / "case", Load(100, 60.0))
 
     assert (measured.missing, measured.duplicates, measured.unrecorded) == (0, 0, 0)
+    assert measured.emails_per_second > 0
+
+
+@pytest.mark.slow
+def test_added_leases_let_a_killed_batch_double_no_more_than_an_email_per_thread(
+    servers: Servers, tmp_path: Path
+) -> None:
+    peer = next(peer for peer in PEERS if peer.name == "post_office-leasing")
+    python = environments.interpreter(peer.environment, print)
+    knobs = {**peer.knobs, "processes": 2, "threads": 2}
+
+    measured = measure(peer, python, servers, tmp_path / "case", Load(1000, 60.0, kill=True), knobs)
+
+    assert (measured.missing, measured.unrecorded) == (0, 0)
+    assert measured.duplicates <= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ours.NAMES)
+def test_ours_sends_every_email_once(servers: Servers, tmp_path: Path, name: str) -> None:
+    measured = ours.measure_ours(name, servers, tmp_path / "case", Load(300, 60.0))
+
+    assert (measured.missing, measured.duplicates, measured.unrecorded, measured.held) == (0, 0, 0, 0)
     assert measured.emails_per_second > 0
