@@ -6,6 +6,9 @@ publish with confirms, consume and ack, lease, send, record. CPU is counted, not
 runs out of. The overhead is the chain's CPU per email (all of our processes, PostgreSQL, RabbitMQ) over the sum of the
 parts. Chain and parts take turns over the repetitions; medians are shown.
 
+What goes by meanwhile is shown, too: of the parts one after the other, each done by one process, and of the chain,
+which does them at the same time. With one worker the two have the same cores and as many processes to send.
+
 Work costs more CPU beside other work, which drives its data out of the caches: the chain runs beside its servers and
 the double, a part alone beside one of them. So all parts are also done at the same time, by one process; what that
 costs above the floor is the machine's share of the overhead.
@@ -38,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python b
 from benchmarks.capacity import Figures, measure, server_pids
 from benchmarks.doubles import Double, running_double
 from benchmarks.figures import Spread
-from benchmarks.floor_parts import PARTS, Places, Sizes, measure_alone, measure_together
+from benchmarks.floor_parts import ELAPSED, PARTS, Places, Sizes, measure_alone, measure_together
 from benchmarks.machine import in_words, machine, versions
 from benchmarks.rig import Case, database, drafts, passing_topology
 from benchmarks.run import FAILED, INTERRUPTED, WIDTH, memory_folder, terminated
@@ -54,6 +57,7 @@ DOUBLE: Final = "double"
 IN_FLIGHT: Final = 64
 NAME: Final = "floor.jsonl"
 TARGET: Final = 0.25
+_FIGURES: Final = ("client", *SERVERS, DOUBLE, ELAPSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +65,8 @@ class Turn:
     """The chain once, and its parts at the chain's sizes.
 
     Attributes:
-        alone: CPU microseconds per email of each part, by who used them.
-        together: Of all parts, done at the same time.
+        alone: Microseconds per email of each part: CPU by who used it, and what went by.
+        together: The same of all parts, done at the same time.
     """
 
     chain: Figures
@@ -72,17 +76,18 @@ class Turn:
 
     @property
     def chain_us(self) -> dict[str, float]:
-        """The chain's CPU per email, by who used it."""
+        """What an email costs the chain, by who used it, and what went by."""
         used = self.chain.cpu_us
         return {
             "client": sum(used.get(part, 0.0) for part in OURS),
             **{name: used[name] for name in (*SERVERS, DOUBLE)},
+            ELAPSED: 1e6 / self.chain.emails_per_second,
         }
 
     @property
     def floor_us(self) -> dict[str, float]:
         """The sum of the parts, cut alike."""
-        return {name: sum(part[name] for part in self.alone.values()) for name in ("client", *SERVERS, DOUBLE)}
+        return {name: sum(part[name] for part in self.alone.values()) for name in _FIGURES}
 
 
 def main() -> int:
@@ -177,8 +182,8 @@ def _sum(used: Mapping[str, float]) -> float:
 
 
 def _print(turns: Sequence[Turn], facts: dict[str, Any], console: Console) -> None:
-    table = Table(title="CPU microseconds per email, user and system: medians of the turns")
-    for heading in ("", "our processes", *SERVERS, "sum", DOUBLE):
+    table = Table(title="Microseconds per email, CPU (user and system) and what went by: medians of the turns")
+    for heading in ("", "our processes", *SERVERS, "sum", DOUBLE, ELAPSED):
         table.add_column(heading, justify="right" if heading else "left")
     for part in PARTS:
         _add(table, part, _median([turn.alone[part] for turn in turns]))
@@ -191,7 +196,8 @@ def _print(turns: Sequence[Turn], facts: dict[str, Any], console: Console) -> No
     table.add_section()
     for name, below in (("chain over floor", floor), ("chain over all at once", together)):
         shares = [f"{chain[one] / below[one] - 1:+.0%}" for one in ("client", *SERVERS)]
-        table.add_row(name, *shares, f"{overhead(chain, below):+.0%}", "")
+        elapsed = f"{chain[ELAPSED] / below[ELAPSED] - 1:+.0%}"
+        table.add_row(name, *shares, f"{overhead(chain, below):+.0%}", "", elapsed)
     console.print(table)
     for words in (*_verdict(turns), in_words(facts)):
         console.print(words)
@@ -203,7 +209,7 @@ def _verdict(turns: Sequence[Turn]) -> Iterator[str]:
     word = "within" if median <= TARGET else "above"
     rate = statistics.median(turn.chain.emails_per_second for turn in turns)
     yield (
-        f"The chain costs {median:+.0%} over its floor ({over.lowest:+.0%} – {over.highest:+.0%}), {word} the "
+        f"The chain costs {median:+.0%} of CPU over its floor ({over.lowest:+.0%} – {over.highest:+.0%}), {word} the "
         f"{TARGET:.0%} that we allow ourselves; {turns[0].chain.case.workers} workers, {rate:,.0f} emails/s."
     )
     sizes = turns[-1].sizes
@@ -214,12 +220,12 @@ def _verdict(turns: Sequence[Turn]) -> Iterator[str]:
 
 
 def _add(table: Table, name: str, used: Mapping[str, float]) -> None:
-    figures = [used["client"], *(used[server] for server in SERVERS), _sum(used), used[DOUBLE]]
+    figures = [used["client"], *(used[server] for server in SERVERS), _sum(used), used[DOUBLE], used[ELAPSED]]
     table.add_row(name, *(f"{figure:,.0f}" for figure in figures))
 
 
 def _median(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {name: statistics.median(row[name] for row in rows) for name in ("client", *SERVERS, DOUBLE)}
+    return {name: statistics.median(row[name] for row in rows) for name in _FIGURES}
 
 
 def _write(turns: Sequence[Turn], facts: dict[str, Any], lines: str, folder: Path) -> None:

@@ -30,6 +30,8 @@ from dispatcher.store.outbox import THE_START
 from dispatcher.store.queries import ids_within, query
 
 PARTS: Final = ("publish", "consume", "lease", "send", "record")
+ELAPSED: Final = "elapsed"
+"""The key of the time that a part took, beside the CPU that it used."""
 PUBLISH_BATCH: Final = 500
 """As the relay has it."""
 DEADLINE_SECONDS: Final = 60.0
@@ -78,7 +80,8 @@ class Alone:
     """Parts one after the other, each measured.
 
     Attributes:
-        by_part: CPU microseconds per email: by part, and in each by who used it (`client` does the part).
+        by_part: Microseconds per email: by part, and in each the CPU by who used it (`client` does the part), and what
+            went by (`ELAPSED`).
     """
 
     def __init__(self, roots: Mapping[str, int]) -> None:
@@ -88,16 +91,16 @@ class Alone:
     @asynccontextmanager
     async def open(self, part: str, emails: int) -> AsyncIterator[None]:
         """See `Gate.open`."""
-        servers, client = cpu.read_cpu(self._roots), time.process_time()
+        began = _Meters.read(self._roots)
         yield
-        self.by_part[part] = _used(servers, client, self._roots, emails)
+        self.by_part[part] = began.since(self._roots, emails)
 
 
 class Together:
     """All parts at once, measured as one.
 
     Attributes:
-        costs: CPU microseconds per email by who used them, each part having been done for as many emails.
+        costs: As of a part, each part having been done for as many emails.
     """
 
     def __init__(self, roots: Mapping[str, int]) -> None:
@@ -105,17 +108,17 @@ class Together:
         self._roots = roots
         self._begin = asyncio.Barrier(len(PARTS))
         self._end = asyncio.Barrier(len(PARTS))
-        self._began: tuple[dict[str, float], float] = ({}, 0.0)
+        self._began = _Meters.read(roots)
 
     @asynccontextmanager
     async def open(self, part: str, emails: int) -> AsyncIterator[None]:  # noqa: ARG002
         """See `Gate.open`."""
         # One of them reads the meters, and the others stand still meanwhile: it does not give the loop away.
         if await self._begin.wait() == 0:
-            self._began = cpu.read_cpu(self._roots), time.process_time()
+            self._began = _Meters.read(self._roots)
         yield
         if await self._end.wait() == 0:
-            self.costs = _used(*self._began, self._roots, emails)
+            self.costs = self._began.since(self._roots, emails)
 
 
 class _Free:
@@ -126,10 +129,24 @@ class _Free:
         yield
 
 
-def _used(servers: Mapping[str, float], client: float, roots: Mapping[str, int], emails: int) -> dict[str, float]:
-    spent = time.process_time() - client
-    used = per_email_us(servers, cpu.read_cpu(roots), emails)
-    return {"client": spent / emails * 1e6, **{name: used[name] for name in roots}}
+@dataclass(frozen=True, slots=True)
+class _Meters:
+    """What had been used by an instant, in seconds."""
+
+    servers: Mapping[str, float]
+    client: float
+    instant: float
+
+    @classmethod
+    def read(cls, roots: Mapping[str, int]) -> _Meters:
+        return cls(cpu.read_cpu(roots), time.process_time(), time.monotonic())
+
+    def since(self, roots: Mapping[str, int], emails: int) -> dict[str, float]:
+        """What was used from then on, in microseconds per email."""
+        now = _Meters.read(roots)
+        used = per_email_us(self.servers, now.servers, emails)
+        client, elapsed = (seconds / emails * 1e6 for seconds in (now.client - self.client, now.instant - self.instant))
+        return {"client": client, ELAPSED: elapsed, **{name: used[name] for name in roots}}
 
 
 async def measure_alone(places: Places, sizes: Sizes, emails: int) -> dict[str, dict[str, float]]:
