@@ -14,6 +14,7 @@ from uuid import UUID
 
 import orjson
 
+from dispatcher.domain.email_id import read_id
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.errors import InvalidPointer
 
@@ -22,7 +23,6 @@ MAX_BODY_OCTETS: Final = 64 * 1024
 """Two orders of magnitude above any pointer or dead letter of ours; what is larger is refused unread."""
 TRACEPARENT: Final = "traceparent"
 
-_UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
 # W3C Trace Context, section 3.2: version, trace id, parent id, flags.
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 
@@ -105,9 +105,10 @@ def email_id(fields: Mapping[str, Any]) -> UUID:
         InvalidPointer: there is none.
     """
     text = fields.get("email_id")
-    if type(text) is not str or not _UUID.fullmatch(text):
+    found = read_id(text) if type(text) is str else None
+    if found is None:
         raise InvalidPointer('"email_id" is missing or not a UUID.')
-    return UUID(text)
+    return found
 
 
 def message_key(fields: Mapping[str, Any]) -> str:
