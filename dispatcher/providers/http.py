@@ -172,6 +172,7 @@ class HttpTransport:
         """End the connections; no call is under way. A second call is harmless."""
         for connection in tuple(self._open):
             connection.end()
+        self._idle.clear()
 
     def _place(self, until: float) -> Awaitable[object]:
         """Takes a place; to be awaited."""

@@ -148,6 +148,9 @@ class HttpConnection(asyncio.Protocol):
         elif self.is_busy:
             self._fail(_words(exc))
         self.resume_writing()
+        # Both know us: only the collector would take the circle apart, with TLS's buffers, perhaps an hour later.
+        del self._parser
+        self._transport = None
 
     def eof_received(self) -> None:
         """The other side says no more; `connection_lost` follows, over TLS much later."""

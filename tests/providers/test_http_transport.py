@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
@@ -10,14 +11,17 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+import httptools
 import orjson
 import pytest
+import uvloop
 
 from dispatcher.dev.http_behaviour import Act, Behaviour
 from dispatcher.dev.http_double import HttpDouble, running_double
 from dispatcher.domain.outcome import Reason
 from dispatcher.providers.http import Answer, HttpTransport, NoAnswer, NothingLeft
-from dispatcher.providers.http_connection import MAX_ANSWER_OCTETS
+from dispatcher.providers.http_connection import MAX_ANSWER_OCTETS, HttpConnection
+from dispatcher.providers.tls import Tls
 from tests.providers import listeners
 from tests.providers.conftest import Authority
 from tests.waiting import Overtime, until
@@ -521,3 +525,31 @@ async def _somebody_connects(listening: socket.socket) -> None:
     loop.add_reader(listening, connected.set)
     await asyncio.wait_for(connected.wait(), PATIENCE)
     loop.remove_reader(listening)
+
+
+@pytest.mark.parametrize("act", [None, Act.CLOSE], ids=["ended by us", "ended by the server"])
+def test_a_connection_that_ended_is_gone_without_the_collector(
+    tmp_path: Path, authority: Authority, act: Act | None
+) -> None:
+    """Which comes by once an hour in a quiet worker: until then each would keep TLS's buffers."""
+
+    async def use_and_end() -> None:
+        async with running_double(tmp_path, Behaviour(act=act), tls=authority.server) as double:
+            transport = HttpTransport(connections=8, ca_file=authority.ca_file)
+            for number in range(3):
+                call = Call(transport, double.url, str(number))
+                await call.run()
+                call.end = None  # a fault knows the frames that it came through, and they know the connection
+            await transport.close()
+            await until(lambda: not _alive())
+
+    gc.collect()
+    gc.disable()
+    try:
+        uvloop.run(use_and_end())
+    finally:
+        gc.enable()
+
+
+def _alive() -> list[object]:
+    return [each for each in gc.get_objects() if type(each) in (HttpConnection, Tls, httptools.HttpResponseParser)]
