@@ -91,11 +91,6 @@ class Routes:
         self._routes = tuple(routes)
 
     @property
-    def providers(self) -> tuple[Provider, ...]:
-        """Whom the routes lead to, in order."""
-        return tuple(route.provider for route in self._routes)
-
-    @property
     def first_name(self) -> str:
         """The name of the first provider in order."""
         return self._routes[0].name

@@ -56,12 +56,6 @@ class Attempts:
         self._loop = asyncio.get_running_loop()
         self._log = get_log()
 
-    @property
-    def most_in_a_call(self) -> int:
-        """How many emails may share a call to some provider; 1 where each has its own."""
-        calls = [each.most_emails for each in self._routes.providers if isinstance(each, Coalescing)]
-        return max(calls, default=1)
-
     def begin(self, sending: Sending) -> Ride | None:
         """Begins an attempt that needs nobody to wait for it, because a call carries it; None where one has to."""
         route = self._routes.choose()

@@ -82,8 +82,6 @@ class Batches(Generic[T]):
         items = list(self._items)
         self._items.clear()
         self._woken.set()
-        if self._filled is not None:
-            self._filled.set()
         return items
 
     async def run(self) -> None:

@@ -79,11 +79,6 @@ class Coalescing:
         """The provider's."""
         return self._provider.name
 
-    @property
-    def most_emails(self) -> int:
-        """How many share a call at most."""
-        return self._limits.emails
-
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         """One attempt, perhaps in a call with others; more than one call where the provider refuses them together.
 

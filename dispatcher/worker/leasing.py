@@ -18,7 +18,7 @@ from dispatcher.inflight import steady_clock
 from dispatcher.store.leases import Lease, LeaseStore, LetterVerdict, Standing
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
-from dispatcher.worker.batches import LINGER_SECONDS, Batches
+from dispatcher.worker.batches import Batches
 from dispatcher.worker.measuring import measure_lease
 from dispatcher.worker.outage import StoreOutage
 
@@ -38,16 +38,12 @@ class Leasing:
         outage: StoreOutage,
         *,
         lease_seconds: float,
-        full: int | None = None,
-        linger_seconds: float = LINGER_SECONDS,
         room: Callable[[], int],
         in_hand: Callable[[UUID], bool],
         begin: Callable[[Lease, Delivery, float], None],
     ) -> None:
         """
         Args:
-            full: Where emails share calls, so many are worth waiting for once a good many came; None: none are.
-            linger_seconds: How long at most.
             room: How many more emails may be under lease here.
             in_hand: Whether an email is under lease here, or was and we do not know yet that it no longer is.
             begin: Takes a lease, its delivery, and when its statement was sent (`steady_clock`).
@@ -60,9 +56,7 @@ class Leasing:
         self._begin = begin
         self._log = get_log()
         self._asked_at = 0.0
-        self._arrivals: Batches[Arrival] = Batches(
-            self._lease, room=room, full=full, linger_seconds=linger_seconds, is_awaited=lambda: True
-        )
+        self._arrivals: Batches[Arrival] = Batches(self._lease, room=room)
         self._stopped = False
 
     def add(self, delivery: Delivery, pointer: Pointer) -> None:

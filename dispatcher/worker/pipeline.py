@@ -89,7 +89,6 @@ class Pipeline:
             consumer,
             self._outage,
             lease_seconds=settings.lease_seconds,
-            full=self._full_call(),
             room=self._room,
             in_hand=self._active.__contains__,
             begin=self._begin,
@@ -158,11 +157,6 @@ class Pipeline:
     def _work(self) -> list[asyncio.Future[Any]]:
         """What the emails in hand wait for, but for their records."""
         return [work for sending in self._active.values() if (work := sending.work) is not None]
-
-    def _full_call(self) -> int | None:
-        """How many emails share a call, at most half of the window; None where each has its own."""
-        most = self._attempts.most_in_a_call
-        return min(most, self._settings.prefetch // FULL_SHARE) if most > 1 else None
 
     def _room(self) -> int:
         """How many more emails may be leased: none while no provider may be tried, one for a probe.
