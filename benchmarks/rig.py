@@ -130,11 +130,7 @@ def bare_stage(servers: Servers, case: Case, folder: Path, database_url: str) ->
         environment = {
             **os.environ,
             **double.environment,
-            "DISPATCHER_DATABASE_URL": database_url,
-            "DISPATCHER_AMQP_URL": servers.amqp_url,
-            "DISPATCHER_EXCHANGE": topology.exchange,
-            "DISPATCHER_QUEUE": topology.queue,
-            "DISPATCHER_DLQ": topology.dlq,
+            **settings_of(servers, database_url, topology),
             "DISPATCHER_PROVIDERS": case.provider,
             "DISPATCHER_WORKERS": str(case.workers),
             "DISPATCHER_LOG_FORMAT": "json",
@@ -144,6 +140,17 @@ def bare_stage(servers: Servers, case: Case, folder: Path, database_url: str) ->
             environment["DISPATCHER_PREFETCH"] = str(case.prefetch)
         environment.update(case.settings)
         yield Stage(case, folder, database_url, environment, double, frozenset(), 0.0)
+
+
+def settings_of(servers: Servers, database_url: str, topology: Topology) -> dict[str, str]:
+    """Where a case's tables and queues are, as settings."""
+    return {
+        "DISPATCHER_DATABASE_URL": database_url,
+        "DISPATCHER_AMQP_URL": servers.amqp_url,
+        "DISPATCHER_EXCHANGE": topology.exchange,
+        "DISPATCHER_QUEUE": topology.queue,
+        "DISPATCHER_DLQ": topology.dlq,
+    }
 
 
 def measure(servers: Servers, case: Case, folder: Path, settings: Mapping[str, str] = MappingProxyType({})) -> Measured:

@@ -14,7 +14,6 @@ from uuid import UUID
 
 import orjson
 
-from dispatcher.domain.email_id import read_id
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.errors import InvalidPointer
 
@@ -23,6 +22,9 @@ MAX_BODY_OCTETS: Final = 64 * 1024
 """Two orders of magnitude above any pointer or dead letter of ours; what is larger is refused unread."""
 TRACEPARENT: Final = "traceparent"
 
+_HEX: Final = "[0-9A-Fa-f]"
+# Spelt out: with a group that repeats, and a flag for the case, it takes twice as long.
+_UUID: Final = re.compile(f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}")
 # W3C Trace Context, section 3.2: version, trace id, parent id, flags.
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 
@@ -105,10 +107,9 @@ def email_id(fields: Mapping[str, Any]) -> UUID:
         InvalidPointer: there is none.
     """
     text = fields.get("email_id")
-    found = read_id(text) if type(text) is str else None
-    if found is None:
+    if type(text) is not str or not _UUID.fullmatch(text):
         raise InvalidPointer('"email_id" is missing or not a UUID.')
-    return found
+    return UUID(text)
 
 
 def message_key(fields: Mapping[str, Any]) -> str:

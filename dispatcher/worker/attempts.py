@@ -62,9 +62,7 @@ class Attempts:
         if sending.lease.email is None or route is None or route.limit or not isinstance(route.provider, Coalescing):
             return None
         self._prepare(sending)
-        sending.provider = route.name
-        sending.begin_attempt()
-        attempt = self._attempt(sending)
+        attempt = self._attempt(sending, route)
         try:
             outcome = route.provider.begin(sending.lease.email, attempt)
         except Exception:  # noqa: BLE001 - whoever makes the attempt comes upon it again, and judges it
@@ -147,10 +145,8 @@ class Attempts:
     async def _try(self, sending: Sending, route: Route) -> Outcome | None:
         """One provider's outcome; see `_finish`."""
         assert sending.lease.email is not None
-        sending.provider = route.name
-        sending.begin_attempt()
         trial = route.breaker.begin()
-        attempt = self._attempt(sending)
+        attempt = self._attempt(sending, route)
         return await self._finish(sending, route, trial, attempt, route.provider.send(sending.lease.email, attempt))
 
     async def _finish(
@@ -172,7 +168,10 @@ class Attempts:
         route.note(outcome, trial, is_told_already=attempt.is_told_already)
         return outcome
 
-    def _attempt(self, sending: Sending) -> Attempt:
+    def _attempt(self, sending: Sending, route: Route) -> Attempt:
+        """The attempt over this route, which begins now."""
+        sending.provider = route.name
+        sending.begin_attempt()
         return Attempt(
             sending.attempt_number,
             self._loop.time() + self._timeout_seconds,

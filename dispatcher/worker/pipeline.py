@@ -23,7 +23,7 @@ from dispatcher.broker.consumer import Consumer, Delivery
 from dispatcher.broker.pointer import decode
 from dispatcher.config import Settings
 from dispatcher.domain.decision import RetryIn, decide
-from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Uncertain, outcome_name
+from dispatcher.domain.outcome import Deferred, Outcome, Uncertain
 from dispatcher.domain.retry import RetryPolicy
 from dispatcher.domain.status import Status
 from dispatcher.errors import DispatcherError, InvalidPointer, StoreUnavailable
@@ -32,15 +32,15 @@ from dispatcher.results import result_of
 from dispatcher.routing.routes import Routes
 from dispatcher.stopping import unless_cut_off
 from dispatcher.store.leases import Lease, LeaseStore
-from dispatcher.telemetry import metrics, quick_log
+from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
-from dispatcher.telemetry.tracing import TRACER, Attempted
 from dispatcher.worker.attempts import Attempts, NoRoute, Ride
 from dispatcher.worker.batches import Batches
 from dispatcher.worker.leasing import Leasing
 from dispatcher.worker.outage import StoreOutage
 from dispatcher.worker.recorder import LOCKED_SECONDS, Closing, Recorder
 from dispatcher.worker.sending import LeaseRanOut, Phase, Sending
+from dispatcher.worker.telling import tell_attempt
 from dispatcher.worker.watch import ProviderWatch
 
 RENEWALS_PER_LEASE: Final = 3
@@ -285,9 +285,7 @@ class Pipeline:
         result = result_of(flight, outcome, decision, lease_seconds=lease_seconds)
         sending.phase = Phase.RECORDING
         self._recorder.add(Closing(sending, result))
-        _log_attempt(sending, outcome, result.status, finished_at)
-        if TRACER.is_on:
-            _trace_attempt(sending, outcome, finished_at)
+        tell_attempt(sending, outcome, result.status, finished_at)
         return wait_seconds
 
     async def _until_recorded(self, sending: Sending, wait_seconds: float) -> None:
@@ -375,35 +373,3 @@ class Pipeline:
             # Not one that is being recorded: its lease has ended because it is done.
             sending.lease_lost = True
             sending.stop()
-
-
-def _log_attempt(sending: Sending, outcome: Outcome, status: Status, finished_at: float) -> None:
-    refusal = None if isinstance(outcome, Accepted) else outcome
-    quick_log.log.info(
-        "email.attempted",
-        email_id=sending.email_id,
-        attempt=sending.attempt_number,
-        provider=sending.provider,
-        outcome=outcome_name(outcome),
-        status=str(status),
-        error_type=refusal and refusal.reason.value,
-        provider_code=refusal and refusal.code,
-        duration_ms=round((finished_at - sending.started_at) * 1000, 1),
-        correlation_id=sending.lease.correlation_id,
-        trace_id=sending.lease.trace_id,
-    )
-
-
-def _trace_attempt(sending: Sending, outcome: Outcome, finished_at: float) -> None:
-    TRACER.add_attempt(
-        Attempted(
-            traceparent=sending.lease.traceparent,
-            started_at=sending.started_at,
-            finished_at=finished_at,
-            email_id=sending.email_id,
-            attempt_number=sending.attempt_number,
-            provider=sending.provider,
-            outcome=outcome_name(outcome),
-            error_type=None if isinstance(outcome, Accepted) else outcome.reason.value,
-        )
-    )

@@ -24,7 +24,7 @@ from benchmarks.peers.post_office import leases
 from benchmarks.peers.processes import running
 from benchmarks.peers.published import publish_all
 from benchmarks.peers.roster import PEERS, PROMISES, Peer
-from benchmarks.rig import drafts, passing_topology
+from benchmarks.rig import drafts, passing_topology, settings_of
 from dispatcher import enqueue_many
 from dispatcher.broker.topology import Topology, depths
 from dispatcher.dev.servers import Servers
@@ -58,16 +58,6 @@ def enqueued(books: psycopg.Connection) -> str:
 def enqueue_drafts(database_url: str, emails: int) -> None:
     with psycopg.connect(database_url, autocommit=True) as connection:
         enqueue_many(connection, drafts(emails))
-
-
-def environment_of(servers: Servers, database_url: str, topology: Topology) -> dict[str, str]:
-    return {
-        "DISPATCHER_DATABASE_URL": database_url,
-        "DISPATCHER_AMQP_URL": servers.amqp_url,
-        "DISPATCHER_EXCHANGE": topology.exchange,
-        "DISPATCHER_QUEUE": topology.queue,
-        "DISPATCHER_DLQ": topology.dlq,
-    }
 
 
 def a_result(name: str, rate: float) -> Measured:
@@ -173,7 +163,7 @@ def test_what_is_published_before_waits_once_and_is_due_no_more(
 ) -> None:
     enqueue_drafts(database_url, 30)
 
-    publish_all(environment_of(servers, database_url, topology), 30)
+    publish_all(settings_of(servers, database_url, topology), 30)
 
     assert asyncio.run(depths(servers.amqp_url, topology))[topology.queue] == 30
     with psycopg.connect(database_url) as connection:
@@ -184,7 +174,7 @@ def test_what_waits_beside_them_is_a_fault(servers: Servers, database_url: str, 
     enqueue_drafts(database_url, 3)
 
     with pytest.raises(RuntimeError, match="of 2 emails 3 wait"):
-        publish_all(environment_of(servers, database_url, topology), 2)
+        publish_all(settings_of(servers, database_url, topology), 2)
 
 
 def test_the_steady_rate_leaves_the_first_and_the_last_tenth_out() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 import subprocess
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from uuid import UUID, uuid4
 
@@ -13,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.domain.email_id import Ticks, lowest_id_at, new_email_id, read_id, time_of
+from dispatcher.domain.email_id import Ticks, lowest_id_at, new_email_id, time_of
 
 MILLISECOND = timedelta(milliseconds=1)
 SECOND_NS = 1_000_000_000
@@ -98,37 +96,3 @@ def test_an_instant_without_zone_or_before_1970_has_no_id(instant: datetime) -> 
 def test_an_id_that_we_cannot_have_made_has_no_time(foreign: UUID) -> None:
     with pytest.raises(ValueError, match="is not an email's id"):
         time_of(foreign)
-
-
-def test_an_id_of_ours_is_like_any_other() -> None:
-    ours = new_email_id()
-    other = UUID(str(ours))
-
-    assert (ours, hash(ours), repr(ours), ours.is_safe) == (other, hash(other), repr(other), other.is_safe)
-    assert pickle.loads(pickle.dumps(ours)) == other  # noqa: S301
-    with pytest.raises(TypeError):
-        ours.int = 0  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("change", [str, str.upper])
-def test_an_id_is_read_from_its_text(change: Callable[[str], str]) -> None:
-    made = new_email_id()
-
-    assert read_id(change(str(made))) == made
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "018f4e5c-0000-7000-8000-00000000000",
-        "018f4e5c-0000-7000-8000-0000000000000",
-        "018f4e5c-0000-7000-8000-00000000000g",
-        "018f4e5c000070008000000000000000",
-        "{018f4e5c-0000-7000-8000-000000000000}",
-        "018f4e5c-0000-7000-8000-000000000000\n",
-        "018f4e5c-0000-7000-8000-00000000000\u0661",
-    ],
-)
-def test_what_is_no_ids_text_names_none(text: str) -> None:
-    assert read_id(text) is None
