@@ -20,6 +20,8 @@ from dispatcher.errors import ConfigurationError
 PREFIX: Final = "DISPATCHER_"
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 QUEUE_TYPES: Final = ("quorum", "classic")
+MOST_BUNDLED: Final = 50
+"""Emails that one message points to: with the longest keys it stays below what the broker's side reads."""
 
 T = TypeVar("T")
 
@@ -82,6 +84,12 @@ class Settings:
     workers: int = setting(values.worker_count, "auto", "Worker processes on this host; auto is one per core.")
     prefetch: int = setting(
         values.whole(1, 5000), "256", "Emails that a worker sends at once; a quarter more messages wait at hand."
+    )
+    bundle: int = setting(
+        values.whole(1, MOST_BUNDLED),
+        "1",
+        "Most emails that a message on the send queue points to; 1: a message each. More cost RabbitMQ and workers "
+        "less, and RabbitMQ's counts are no emails then.",
     )
     coalesce: int = setting(
         values.whole(1, 1000),

@@ -41,7 +41,12 @@ MOST_WAITING: Final = 20_000
 class Announcing:
     """Publishes what it is given, one batch after the other."""
 
-    def __init__(self, publisher: Publisher, store: DraftStore, queue: str) -> None:
+    def __init__(self, publisher: Publisher, store: DraftStore, queue: str, *, bundle: int = 1) -> None:
+        """
+        Args:
+            bundle: Most emails that a message points to.
+        """
+        self._bundle = bundle
         self._publisher = publisher
         self._store = store
         self._queue = queue
@@ -76,10 +81,13 @@ class Announcing:
         if time.monotonic() < self._opens_at:
             return
         try:
-            published = await self._publisher.publish([self._message(draft) for draft, _ in batch])
+            pointers = [_pointer(draft) for draft, _ in batch]
+            messages, message_of = Outgoing.of_pointers(self._queue, pointers, self._bundle)
+            answers = await self._publisher.publish(messages)
         except BrokerUnavailable as error:
             self._pause(error.message)
             return
+        published = [answers[index] for index in message_of]
         if not all(published):
             # It came back, or was refused: the relay tells the operator, who has a queue to mend.
             self._pause("RabbitMQ did not route every message.")
@@ -95,11 +103,6 @@ class Announcing:
         seconds = self._outage.next_wait(random.random)
         self._opens_at = time.monotonic() + seconds
         self._log.warning("broker.connection_lost", reason=reason, retry_in_seconds=round(seconds, 2))
-
-    def _message(self, draft: Draft) -> Outgoing:
-        email = draft.email
-        pointer = Pointer(draft.email_id, email.message_key, email.correlation_id, draft.traceparent)
-        return Outgoing.of_pointer(self._queue, pointer)
 
     async def _mark_all(self) -> None:
         while True:
@@ -117,3 +120,8 @@ class Announcing:
         except DispatcherError as error:
             # Left as they are, they are published once more, and their workers see that it was done.
             self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=0)
+
+
+def _pointer(draft: Draft) -> Pointer:
+    email = draft.email
+    return Pointer(draft.email_id, email.message_key, email.correlation_id, draft.traceparent)

@@ -145,7 +145,7 @@ async def serve(
         if not access.is_loopback and not access.has_keys:
             raise ConfigurationError([NEEDS_KEYS])
         drafts = DraftStore(writers, publish_in_seconds=RELAY_AFTER_SECONDS)
-        announcing = Announcing(publisher, drafts, settings.queue)
+        announcing = Announcing(publisher, drafts, settings.queue, bundle=settings.bundle)
         gathering = Gathering(drafts, announcing.add, settings.api_gathered_emails)
         refusals = Refusals()
         emails = Emails(access, _bodies(settings), Intake(Policy.of(settings)), gathering, drafts, refusals)

@@ -1,5 +1,8 @@
 """Consuming: one connection, one channel, one prefetch window; connects again until it is told to stop.
 
+A message that points to several emails is as many deliveries, its parts, each settled by itself; RabbitMQ hears of it
+once none is open any more.
+
 A delivery is the channel's that brought it. When the channel is lost RabbitMQ gives its unacked messages to others, so
 its deliveries are void: whatever is done with them afterwards is dropped here. The same goes for a second ack. (Sending
 either would make RabbitMQ close the channel with 406, and void the whole window.)
@@ -40,6 +43,7 @@ class Delivery(NamedTuple):
         tag: RabbitMQ's number for it on its channel, from 1.
         generation: Which of the consumer's channels brought it.
         redelivered: It was given to somebody before.
+        part: Which of its emails it stands for, from 0.
     """
 
     tag: int
@@ -47,6 +51,7 @@ class Delivery(NamedTuple):
     body: bytes
     properties: Properties
     redelivered: bool
+    part: int = 0
 
 
 class Consumer:
@@ -91,7 +96,8 @@ class Consumer:
         self._ca_file = ca_file
         self._backoff = backoff or Backoff(FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS)
         self._generation = 1
-        self._outstanding: dict[int, None] = {}  # tags, ascending
+        self._outstanding: dict[int, int] = {}  # by tag, ascending: a bit for each part that is open
+        self._refused: dict[int, bool] = {}  # by tag, while other parts are open: whether the message is to come again
         self._session: _Session | None = None
         self._stopping = asyncio.Event()
         self._resumed = asyncio.Event()
@@ -105,7 +111,7 @@ class Consumer:
 
     @property
     def outstanding(self) -> int:
-        """How many deliveries RabbitMQ waits to hear about."""
+        """How many messages RabbitMQ waits to hear about."""
         return len(self._outstanding)
 
     async def run(self) -> None:
@@ -127,9 +133,19 @@ class Consumer:
             log.warning("broker.connection_lost", queue=self._queue, reason=reason, retry_in_seconds=round(wait, 1))
             await self._pause(wait)
 
+    def split(self, delivery: Delivery, count: int) -> list[Delivery]:
+        """The parts of a message that points to so many emails; the delivery itself is not settled any more."""
+        if self._is_open(delivery):
+            self._outstanding[delivery.tag] = (1 << count) - 1
+        return [delivery._replace(part=part) for part in range(count)]
+
     def ack(self, deliveries: Iterable[Delivery]) -> None:
-        """Tells RabbitMQ that these are done: with one frame as far as none before them is open, then one by one."""
-        done = {each.tag for each in deliveries if self._is_open(each)}
+        """Tells RabbitMQ what is done: with one frame as far as nothing before it is open, then one by one."""
+        done = {each.tag for each in deliveries if self._closes(each)}
+        if self._refused:
+            for tag in self._refused.keys() & done:
+                done.remove(tag)
+                self._send_back(tag)
         prefix = list(takewhile(done.__contains__, self._outstanding))
         for tag in done:
             del self._outstanding[tag]
@@ -227,25 +243,47 @@ class Consumer:
         def receive(_channel: Any, method: Any, properties: Any, body: bytes) -> None:
             if generation == self._generation:
                 tag = method.delivery_tag
-                outstanding[tag] = None
+                outstanding[tag] = 1
                 on_delivery(Delivery(tag, generation, body, properties, method.redelivered))
 
         return receive
 
     def _is_open(self, delivery: Delivery) -> bool:
-        return delivery.generation == self._generation and delivery.tag in self._outstanding
+        """Whether RabbitMQ waits to hear of it."""
+        if delivery.generation != self._generation:
+            return False
+        return bool(self._outstanding.get(delivery.tag, 0) >> delivery.part & 1)
+
+    def _closes(self, delivery: Delivery) -> bool:
+        """Settles it; whether that was the last open part of its message."""
+        parts, part = self._outstanding.get(delivery.tag, 0), 1 << delivery.part
+        if delivery.generation != self._generation or not parts & part:
+            return False
+        self._outstanding[delivery.tag] = parts ^ part
+        return parts == part
 
     def _refuse(self, delivery: Delivery, *, requeue: bool) -> None:
+        """Sends its message back, or to the DLQ, when its other parts are done.
+
+        Where it comes again for one of them, they are found done; a part that can never be worked on is refused again.
+        """
         if self._is_open(delivery):
-            del self._outstanding[delivery.tag]
-            if self._session is not None:
-                with suppress(exceptions.AMQPError):  # see `ack`
-                    self._session.channel.raw.basic_nack(delivery_tag=delivery.tag, requeue=requeue)
+            self._refused[delivery.tag] = requeue or self._refused.get(delivery.tag, False)
+            if self._closes(delivery):
+                self._send_back(delivery.tag)
+
+    def _send_back(self, tag: int) -> None:
+        requeue = self._refused.pop(tag)
+        del self._outstanding[tag]
+        if self._session is not None:
+            with suppress(exceptions.AMQPError):  # see `ack`
+                self._session.channel.raw.basic_nack(delivery_tag=tag, requeue=requeue)
 
     def _void(self) -> None:
         """Whatever was delivered until now is nobody's business any more."""
         self._generation += 1
         self._outstanding.clear()
+        self._refused.clear()
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):

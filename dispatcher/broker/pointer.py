@@ -3,21 +3,26 @@
 The body is `{"v": 1, "email_id": "…", "message_key": "…"}`. Correlation id and trace context travel as AMQP property
 and header, where tools look for them; a message published by hand may lack them. Further fields are allowed: a dead
 letter begins with the same three, so one that is put back on the send queue points to its email.
+
+A bundle points to several: `{"v": 2, "emails": [{"email_id": "…", "message_key": "…"}, …]}`. Correlation ids and trace
+contexts are then in the emails' rows alone.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 from uuid import UUID
 
 import orjson
 
+from dispatcher.config import MOST_BUNDLED
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.errors import InvalidPointer
 
 VERSION: Final = 1
+BUNDLE_VERSION: Final = 2
 MAX_BODY_OCTETS: Final = 64 * 1024
 """Two orders of magnitude above any pointer or dead letter of ours; what is larger is refused unread."""
 TRACEPARENT: Final = "traceparent"
@@ -60,6 +65,12 @@ def encode(pointer: Pointer) -> bytes:
     return orjson.dumps({"v": VERSION, "email_id": pointer.email_id, "message_key": pointer.message_key})
 
 
+def encode_bundle(pointers: Sequence[Pointer]) -> bytes:
+    """The body of a message that points to several emails, at most `config.MOST_BUNDLED`."""
+    emails = [{"email_id": pointer.email_id, "message_key": pointer.message_key} for pointer in pointers]
+    return orjson.dumps({"v": BUNDLE_VERSION, "emails": emails})
+
+
 def id_text(email_id: UUID) -> str:
     """An id as it stands in the body; `str` takes four times as long."""
     return orjson.dumps(email_id)[1:-1].decode()
@@ -80,12 +91,37 @@ def decode(body: bytes, properties: Properties | None = None) -> Pointer:
     return Pointer(email_id(fields), message_key(fields), _correlation_id(properties), _traceparent(properties))
 
 
+def decode_all(body: bytes) -> list[Pointer]:
+    """The pointers that a message carries, of one email or of several.
+
+    Raises:
+        InvalidPointer: for whatever else it carries, be it for one email of many; with the reason, which holds nothing
+            of the message.
+    """
+    fields = _object(body)
+    if fields.get("v") != BUNDLE_VERSION:
+        _check_version(fields)
+        return [Pointer(email_id(fields), message_key(fields))]
+    emails = fields.get("emails")
+    if type(emails) is not list or not 1 <= len(emails) <= MOST_BUNDLED:
+        raise InvalidPointer(f'"emails" is missing or no list of 1 to {MOST_BUNDLED}.')
+    if not all(type(each) is dict for each in emails):
+        raise InvalidPointer('"emails" holds what is no JSON object.')
+    return [Pointer(email_id(each), message_key(each)) for each in emails]
+
+
 def decode_fields(body: bytes) -> Mapping[str, Any]:
-    """The fields of a body of ours, their values unchecked except for the version.
+    """The fields of a body of ours that tells of one email, their values unchecked except for the version.
 
     Raises:
         InvalidPointer: it is no JSON object, too large, or of a version that we do not know.
     """
+    fields = _object(body)
+    _check_version(fields)
+    return fields
+
+
+def _object(body: bytes) -> Mapping[str, Any]:
     if len(body) > MAX_BODY_OCTETS:
         raise InvalidPointer(f"The body has {len(body)} octets; no message of ours has more than {MAX_BODY_OCTETS}.")
     try:
@@ -94,10 +130,13 @@ def decode_fields(body: bytes) -> Mapping[str, Any]:
         raise InvalidPointer("The body is not JSON.") from None
     if type(fields) is not dict:
         raise InvalidPointer("The body is not a JSON object.")
+    return fields
+
+
+def _check_version(fields: Mapping[str, Any]) -> None:
     version = fields.get("v")
     if type(version) is not int or version != VERSION:
         raise InvalidPointer(f'"v" is not {VERSION}, the version that we know.')
-    return fields
 
 
 def email_id(fields: Mapping[str, Any]) -> UUID:

@@ -98,17 +98,18 @@ def glimpse(body: bytes) -> str:
 
 async def _repaired(session: AsyncSession, queue: str, body: bytes) -> Outgoing:
     try:
-        fields = pointer.decode_fields(body)
-        email_id, key = pointer.email_id(fields), pointer.message_key(fields)
+        pointers = pointer.decode_all(body)
     except InvalidPointer as error:
         raise DispatcherError(
             f"The repaired message points to no email: {error.message}",
             remedy='It looks like {"v": 1, "email_id": "…", "message_key": "…"}.',
         ) from error
-    standing = (await find_failures(session, [email_id])).get(email_id)
-    if standing is None or standing.message_key != key:
-        raise DispatcherError("The repaired message points to no email of this database, or names another key.")
-    return Outgoing(queue, body, str(email_id))
+    standings = await find_failures(session, {each.email_id for each in pointers})
+    for each in pointers:
+        standing = standings.get(each.email_id)
+        if standing is None or standing.message_key != each.message_key:
+            raise DispatcherError("The repaired message points to no email of this database, or names another key.")
+    return Outgoing(queue, body, str(pointers[0].email_id))
 
 
 async def _remove(session: AsyncSession, dlq: DeadLetterQueue, name: str) -> int:
@@ -137,9 +138,9 @@ def _poison(found: Found) -> Poison:
 
 def _problem(body: bytes) -> str:
     try:
-        fields = pointer.decode_fields(body)
-        pointer.email_id(fields)
-        pointer.message_key(fields)
+        pointers = pointer.decode_all(body)
     except InvalidPointer as error:
         return error.message
-    return "It points to no email of this database, or names another's key."
+    if len(pointers) == 1:
+        return "It points to no email of this database, or names another's key."
+    return f"Of the {len(pointers)} emails that it points to, some are not in this database, or have another key."

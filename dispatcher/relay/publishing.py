@@ -217,7 +217,10 @@ class Publishing:
         return found
 
     async def _publish_pointers(self, due: list[DuePointer]) -> list[bool]:
-        confirmed = await self._publish([self._pointer(row) for row in due])
+        pointers = [Pointer(row.email_id, row.message_key, row.correlation_id, row.traceparent) for row in due]
+        messages, message_of = Outgoing.of_pointers(self._settings.queue, pointers, self._settings.bundle)
+        answers = await self._publish(messages)
+        confirmed = [answers[index] for index in message_of]
         metrics.PUBLISHED.add(confirmed.count(True), "send")
         self._log.debug("relay.published", count=confirmed.count(True))
         return confirmed
@@ -253,10 +256,6 @@ class Publishing:
         if self._broker_outage.worked():
             self._log.info("broker.connected")
         return confirmed
-
-    def _pointer(self, row: DuePointer) -> Outgoing:
-        pointer = Pointer(row.email_id, row.message_key, row.correlation_id, row.traceparent)
-        return Outgoing.of_pointer(self._settings.queue, pointer)
 
     def _dead_letter(self, row: DueDeadLetter) -> Outgoing:
         letter = DeadLetter(

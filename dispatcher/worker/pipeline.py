@@ -20,7 +20,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from dispatcher.broker.consumer import Consumer, Delivery
-from dispatcher.broker.pointer import decode
+from dispatcher.broker.pointer import decode_all
 from dispatcher.config import Settings
 from dispatcher.domain.decision import RetryIn, decide
 from dispatcher.domain.outcome import Deferred, Outcome, Uncertain
@@ -109,13 +109,17 @@ class Pipeline:
     def take(self, delivery: Delivery) -> None:
         """Takes a message from the broker; what points to no email goes to the DLQ."""
         try:
-            pointer = decode(delivery.body)
+            pointers = decode_all(delivery.body)
         except InvalidPointer as error:
             self._log.warning("message.rejected", reason=error.message, octets=len(delivery.body))
             metrics.MESSAGES_REJECTED.add(1)
             self._consumer.reject(delivery)
-        else:
-            self._leasing.add(delivery, pointer)
+            return
+        if len(pointers) == 1:
+            self._leasing.add(delivery, pointers[0])
+            return
+        for part, pointer in zip(self._consumer.split(delivery, len(pointers)), pointers, strict=True):
+            self._leasing.add(part, pointer)
 
     def forget_arrivals(self) -> None:
         """Drops what was delivered and not leased: its channel is gone, and RabbitMQ delivers it again."""
