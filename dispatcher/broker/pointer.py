@@ -99,7 +99,7 @@ def decode_all(body: bytes) -> list[Pointer]:
             of the message.
     """
     fields = _object(body)
-    if fields.get("v") != BUNDLE_VERSION:
+    if _version(fields) != BUNDLE_VERSION:
         _check_version(fields)
         return [Pointer(email_id(fields), message_key(fields))]
     emails = fields.get("emails")
@@ -133,9 +133,13 @@ def _object(body: bytes) -> Mapping[str, Any]:
     return fields
 
 
-def _check_version(fields: Mapping[str, Any]) -> None:
+def _version(fields: Mapping[str, Any]) -> int | None:
     version = fields.get("v")
-    if type(version) is not int or version != VERSION:
+    return version if type(version) is int else None
+
+
+def _check_version(fields: Mapping[str, Any]) -> None:
+    if _version(fields) != VERSION:
         raise InvalidPointer(f'"v" is not {VERSION}, the version that we know.')
 
 

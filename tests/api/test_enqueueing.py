@@ -179,6 +179,20 @@ async def test_what_is_accepted_is_announced_and_no_longer_due(
         await until(lambda: not due(connection))
 
 
+async def test_a_batch_is_announced_in_as_few_messages_as_it_may(
+    servers: Servers, database_url: str, topology: Topology, connection: psycopg.Connection
+) -> None:
+    async with running(settings_of(database_url, servers.amqp_url, topology, BUNDLE="16")) as api:
+        emails = [EMAIL | {"message_key": f"k-{number}"} for number in range(40)]
+        await api.call("POST", "/v1/emails/batch", body={"emails": emails})
+
+        async def announced() -> bool:
+            return (await depths(servers.amqp_url, topology))[topology.queue] == 3
+
+        await until_answer(announced)
+        await until(lambda: not due(connection))
+
+
 async def test_a_stop_marks_what_was_announced(
     servers: Servers, database_url: str, topology: Topology, connection: psycopg.Connection
 ) -> None:

@@ -187,6 +187,95 @@ async def test_a_second_answer_to_a_delivery_is_dropped(
     assert worker.losses == 0
 
 
+@pytest.mark.parametrize(
+    ("batches", "left"),
+    [
+        (["012"], "b"),
+        (["0", "1"], "ab"),
+        (["0", "0", "001"], "ab"),
+        (["2", "0", "1"], "b"),
+        (["b", "012"], ""),
+        (["01", "b", "2"], ""),
+        (["b", "01"], "a"),
+    ],
+    ids=str,
+)
+async def test_a_message_of_several_emails_is_acked_once_each_of_its_parts_is(
+    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit, batches: list[str], left: str
+) -> None:
+    await publish(rabbit, topology, "a", "b")
+    worker = make_worker()
+    first, second = await worker.got(2)
+    parts = {str(part.part): part for part in worker.consumer.split(first, 3)} | {"b": second}
+
+    for batch in batches:
+        worker.consumer.ack([parts[name] for name in batch])
+
+    assert worker.consumer.outstanding == len(left)
+    assert await left_after(worker, rabbit, topology.queue, len(left)) == list(left)
+    assert worker.losses == 0
+
+
+async def test_a_message_goes_to_the_dlq_for_one_part_when_the_others_are_done(
+    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit
+) -> None:
+    await publish(rabbit, topology, "a", "b")
+    worker = make_worker()
+    first, second = await worker.got(2)
+    parts = worker.consumer.split(first, 3)
+
+    worker.consumer.reject(parts[1])
+    worker.consumer.reject(parts[1])
+    worker.consumer.ack([parts[0], parts[1], second])
+    assert worker.consumer.outstanding == 1
+    worker.consumer.ack([parts[2]])
+
+    (dead,) = await rabbit.take_all(topology.dlq, 1)
+    assert dead.body == b"a"
+    assert await left_after(worker, rabbit, topology.queue, 0) == []
+    assert worker.losses == 0
+
+
+async def test_a_message_comes_again_for_one_part_when_the_others_are_done_even_if_one_was_rejected(
+    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit
+) -> None:
+    await publish(rabbit, topology, "a")
+    worker = make_worker()
+    (delivery,) = await worker.got(1)
+    parts = worker.consumer.split(delivery, 3)
+
+    worker.consumer.requeue(parts[0])
+    worker.consumer.reject(parts[2])
+    assert worker.consumer.outstanding == 1
+    worker.consumer.ack([parts[1]])
+    again = (await worker.got(2))[1]
+
+    assert (again.body, again.redelivered) == (b"a", True)
+    worker.consumer.ack([again])
+    assert await left_after(worker, rabbit, topology.queue, 0) == []
+
+
+async def test_parts_of_a_lost_channel_are_void(
+    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit, operator: Operator
+) -> None:
+    await publish(rabbit, topology, "a")
+    worker = make_worker(name=topology.queue)
+    (delivery,) = await worker.got(1)
+    old = worker.consumer.split(delivery, 2)
+    worker.consumer.requeue(old[0])
+
+    await eventually(lambda: operator.close_connection(topology.queue), "the connection's listing")
+    await eventually(lambda: worker.losses == 1, "the loss")
+    (again,) = await worker.got(1)
+    new = worker.consumer.split(again, 2)
+    worker.consumer.ack([*old, new[0]])
+
+    assert worker.consumer.outstanding == 1
+    worker.consumer.ack(new)
+    assert await left_after(worker, rabbit, topology.queue, 0) == []
+    assert worker.losses == 1
+
+
 async def test_a_forced_close_is_recovered_from_and_old_deliveries_are_void(
     make_worker: MakeWorker, topology: Topology, rabbit: Rabbit, operator: Operator
 ) -> None:

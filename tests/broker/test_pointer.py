@@ -13,11 +13,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dispatcher.broker.outgoing import Outgoing
-from dispatcher.broker.pointer import MAX_BODY_OCTETS, Pointer, decode, encode
+from dispatcher.broker.pointer import MAX_BODY_OCTETS, Pointer, decode, decode_all, encode, encode_bundle
+from dispatcher.config import MOST_BUNDLED
 from dispatcher.errors import InvalidPointer
 
 EMAIL_ID = UUID("0192f000-0000-7000-8000-00000000000a")
 GOOD: dict[str, Any] = {"v": 1, "email_id": str(EMAIL_ID), "message_key": "order-17"}
+ENTRY: dict[str, Any] = {"email_id": str(EMAIL_ID), "message_key": "order-17"}
 TRACEPARENT = f"00-{'a' * 32}-{'b' * 16}-01"
 PLAIN = SimpleNamespace(correlation_id=None, headers=None)
 
@@ -117,3 +119,85 @@ def test_a_correlation_id_that_amqp_cannot_hold_stays_behind() -> None:
 
     assert Outgoing.of_pointer("q", pointer).correlation_id is None
     assert Outgoing.of_pointer("q", Pointer(EMAIL_ID, "order-17", "x" * 255)).correlation_id == "x" * 255
+
+
+def bundle(*emails: Any, **changes: Any) -> bytes:
+    """A message that points to such emails; by default to a good one."""
+    return json.dumps({"v": 2, "emails": list(emails or [ENTRY]), **changes}).encode()
+
+
+@given(st.lists(keys, min_size=1, max_size=MOST_BUNDLED))
+def test_a_bundle_is_decoded_in_its_order(given_keys: list[str]) -> None:
+    pointers = [Pointer(uuid4(), key) for key in given_keys]
+
+    assert decode_all(encode_bundle(pointers)) == pointers
+
+
+def test_a_bundle_holds_pointers_and_nothing_else() -> None:
+    pointers = [Pointer(EMAIL_ID, "order-17", "request-9", TRACEPARENT), Pointer(EMAIL_ID, "order-18")]
+
+    assert json.loads(encode_bundle(pointers)) == {"v": 2, "emails": [ENTRY, ENTRY | {"message_key": "order-18"}]}
+
+
+def test_one_email_is_read_as_one_of_several() -> None:
+    assert decode_all(body()) == [Pointer(EMAIL_ID, "order-17")]
+
+
+def test_the_largest_bundle_is_read() -> None:
+    pointers = [Pointer(uuid4(), "🦊" * 255) for _ in range(MOST_BUNDLED)]
+
+    assert decode_all(encode_bundle(pointers)) == pointers
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        bundle(emails=[]), bundle(emails=None), bundle(emails={}), bundle(emails="x"), bundle(*[ENTRY] * 51),
+        bundle(ENTRY, None), bundle(ENTRY, [ENTRY]), bundle(ENTRY, {}), bundle(ENTRY, ENTRY | {"email_id": "order-17"}),
+        bundle(ENTRY, ENTRY | {"message_key": "a\nb"}), bundle(v=3), bundle(v=2.0), bundle(v="2"), bundle(v=True),
+        body(v=2), body(v=3), body(v=...), b"[]", b"", b"[" * 60_000, bundle() + b" " * MAX_BODY_OCTETS,
+    ],
+    ids=lambda hostile: hostile[:40].decode(),
+)  # fmt: skip
+def test_a_bundle_with_one_thing_wrong_is_refused_as_a_whole(hostile: bytes) -> None:
+    with pytest.raises(InvalidPointer):
+        decode_all(hostile)
+
+
+@given(st.binary(max_size=300) | json_values.map(lambda emails: bundle(emails=emails)))
+def test_noise_gives_pointers_or_is_refused(noise: bytes) -> None:
+    with suppress(InvalidPointer):
+        assert all(isinstance(each, Pointer) for each in decode_all(noise))
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "sizes"),
+    [
+        (0, 16, []),
+        (1, 1, [1]),
+        (3, 1, [1, 1, 1]),
+        (1, 16, [1]),
+        (16, 16, [16]),
+        (18, 16, [9, 9]),
+        (33, 16, [11, 11, 11]),
+    ],
+)
+def test_emails_are_spread_evenly_over_as_few_messages_as_it_takes(count: int, most: int, sizes: list[int]) -> None:
+    pointers = [Pointer(uuid4(), f"order-{number}") for number in range(count)]
+
+    messages, message_of = Outgoing.of_pointers("queue", pointers, most)
+
+    held = [decode_all(message.body) for message in messages]
+    assert [len(each) for each in held] == sizes
+    assert [pointer for each in held for pointer in each] == pointers
+    assert [held[index] for index in message_of] == [each for each in held for _ in each]
+
+
+def test_a_message_that_points_to_one_email_tells_what_tools_look_for_and_one_to_several_does_not() -> None:
+    pointers = [Pointer(EMAIL_ID, "order-17", "request-9", TRACEPARENT), Pointer(uuid4(), "order-18", "request-9")]
+
+    (alone,), _ = Outgoing.of_pointers("queue", pointers[:1], 16)
+    (together,), _ = Outgoing.of_pointers("queue", pointers, 16)
+
+    assert alone == Outgoing.of_pointer("queue", pointers[0])
+    assert (together.message_id, together.correlation_id, together.traceparent) == (str(EMAIL_ID), None, None)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from uuid import uuid4
 
 import pytest
 
 from dispatcher.broker.connection import open_connection
 from dispatcher.broker.dlq import DeadLetterQueue
+from dispatcher.broker.pointer import Pointer, encode_bundle
+from dispatcher.broker.publisher import Publisher
 from dispatcher.broker.topology import Topology, declare
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.poison_id import poison_id
@@ -16,7 +19,7 @@ from dispatcher.ops.acts import Act
 from dispatcher.ops.letters import discard, sweep
 from dispatcher.ops.messages import find_messages
 from dispatcher.ops.plain import safe_text
-from dispatcher.ops.poison import discard_poison, list_poison
+from dispatcher.ops.poison import discard_poison, list_poison, repair_poison
 from dispatcher.ops.reconcile import reconcile
 from dispatcher.store.connections import AsyncSession, connect_async
 from tests.ops.morgue import Morgue
@@ -119,6 +122,26 @@ async def test_poison_is_told_apart_and_discarded_by_its_name(
     assert [each.poison_id for each in await list_poison(session, dlq)] == [second.poison_id]
     with pytest.raises(DispatcherError, match="holds no message"):
         await discard_poison(session, dlq, first.poison_id, ACT)
+
+
+async def test_a_message_of_several_emails_of_which_one_is_unknown_is_poison_and_can_be_repaired(
+    session: AsyncSession, dlq: DeadLetterQueue, morgue: Morgue, servers: Servers
+) -> None:
+    publisher = Publisher(servers.amqp_url, morgue.topology.exchange, name="operator")
+    known = [Pointer(email_id, morgue.books.key(email_id)) for email_id in morgue.books.enqueue(2)]
+    body, repaired = encode_bundle([*known, Pointer(uuid4(), "order-17")]), encode_bundle(known)
+    await morgue.drop(body)
+
+    (poison,) = await list_poison(session, dlq)
+    with pytest.raises(DispatcherError, match="points to no email"):
+        await repair_poison(session, dlq, publisher, morgue.topology.queue, poison.poison_id, body, ACT)
+    await repair_poison(session, dlq, publisher, morgue.topology.queue, poison.poison_id, repaired, ACT)
+    await publisher.close()
+
+    assert "Of the 3 emails" in poison.problem
+    assert await list_poison(session, dlq) == []
+    (taken,) = await morgue.rabbit.take_all(morgue.topology.queue, 1)
+    assert taken.body == repaired
 
 
 def test_bytes_are_shown_so_that_no_terminal_obeys_them() -> None:

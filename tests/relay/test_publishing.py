@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
@@ -17,7 +18,7 @@ from dispatcher import enqueue
 from dispatcher.broker import dead_letter, pointer
 from dispatcher.broker.connection import open_connection
 from dispatcher.broker.publisher import Publisher
-from dispatcher.broker.topology import Topology
+from dispatcher.broker.topology import Topology, declare
 from dispatcher.config import Settings, load
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.status import Status
@@ -135,6 +136,36 @@ async def test_more_than_a_batch_is_published_each_once(
 
     assert {pointed_to(message).email_id for message in messages} == set(email_ids)
     await until(lambda: not any(row["publish_due_at"] for row in books.rows()))
+
+
+async def test_what_is_due_at_once_shares_messages_if_it_may(
+    start: Start, settings: Settings, books: Books, rabbit: Rabbit
+) -> None:
+    email_ids = books.enqueue(40)
+    await start(dataclasses.replace(settings, bundle=16))
+
+    messages = await rabbit.take_all(settings.queue, 3)
+
+    held = [[each.email_id for each in pointer.decode_all(message.body)] for message in messages]
+    assert [len(each) for each in held] == [14, 14, 12]
+    assert sorted(email_id for each in held for email_id in each) == sorted(email_ids)
+    await until(lambda: not any(row["publish_due_at"] for row in books.rows()))
+
+
+async def test_a_message_of_several_emails_that_cannot_be_routed_leaves_all_of_them_due(
+    start: Start, settings: Settings, topology: Topology, books: Books, rabbit: Rabbit
+) -> None:
+    await rabbit.delete_queue(topology.queue)
+    email_ids = books.enqueue(3)
+    with capture_logs() as logs:
+        await start(dataclasses.replace(settings, bundle=16))
+        await until(lambda: "relay.unroutable" in {log["event"] for log in logs})
+    assert all(row["publish_due_at"] and row["published_at"] is None for row in books.rows())
+
+    await declare(settings.amqp_url, topology)
+
+    (message,) = await rabbit.take_all(settings.queue, 1)
+    assert {each.email_id for each in pointer.decode_all(message.body)} == set(email_ids)
 
 
 async def test_a_commit_is_published_without_waiting_for_the_next_look(
