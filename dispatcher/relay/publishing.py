@@ -222,6 +222,7 @@ class Publishing:
         answers = await self._publish(messages)
         confirmed = [answers[index] for index in message_of]
         metrics.PUBLISHED.add(confirmed.count(True), "send")
+        metrics.UNROUTABLE.add(confirmed.count(False), "send")
         self._log.debug("relay.published", count=confirmed.count(True))
         return confirmed
 
@@ -236,6 +237,7 @@ class Publishing:
             return False
         confirmed = await self._publish([self._dead_letter(row) for row in due])
         published = [row.email_id for row, is_confirmed in zip(due, confirmed, strict=True) if is_confirmed]
+        metrics.UNROUTABLE.add(confirmed.count(False), "dlq")
         if published:
             await outbox.mark_dead_lettered(published, due[0].looked_at)
             metrics.PUBLISHED.add(len(published), "dlq")
@@ -247,7 +249,6 @@ class Publishing:
         gate = self._gates[messages[0].queue]
         if unconfirmed := confirmed.count(False):
             seconds = gate.close()
-            metrics.UNROUTABLE.add(unconfirmed, "dlq" if messages[0].queue == self._settings.dlq else "send")
             self._log.error(
                 "relay.unroutable", count=unconfirmed, queue=messages[0].queue, retry_in_seconds=round(seconds, 2)
             )

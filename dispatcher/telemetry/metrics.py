@@ -57,10 +57,13 @@ LEASE_EMAILS: Final = Histogram("dispatcher_lease_batch_emails", "Emails per lea
 RECORD_SECONDS: Final = Histogram("dispatcher_record_seconds", "One record statement.", _STATEMENT_SECONDS)
 RECORD_EMAILS: Final = Histogram("dispatcher_record_batch_emails", "Results per record statement.", _BATCH_EMAILS)
 PUBLISHED: Final = Counter(
-    "dispatcher_published_messages_total", "Messages that RabbitMQ confirmed.", ("queue",), (("send",), ("dlq",))
+    "dispatcher_published_messages_total", "Emails whose message RabbitMQ confirmed.", ("queue",), (("send",), ("dlq",))
 )
 UNROUTABLE: Final = Counter(
-    "dispatcher_unroutable_messages_total", "Messages that RabbitMQ did not take.", ("queue",), (("send",), ("dlq",))
+    "dispatcher_unroutable_messages_total",
+    "Emails whose message RabbitMQ did not take.",
+    ("queue",),
+    (("send",), ("dlq",)),
 )
 
 # Providers.
