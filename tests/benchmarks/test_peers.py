@@ -170,10 +170,22 @@ def test_what_is_published_before_waits_once_and_is_due_no_more(
         assert connection.execute("select count(publish_due_at), count(*) from email_log").fetchone() == (0, 30)
 
 
-def test_what_waits_beside_them_is_a_fault(servers: Servers, database_url: str, topology: Topology) -> None:
+def test_of_what_is_published_in_bundles_emails_count_not_messages(
+    servers: Servers, database_url: str, topology: Topology
+) -> None:
+    enqueue_drafts(database_url, 30)
+
+    publish_all({**settings_of(servers, database_url, topology), "DISPATCHER_BUNDLE": "16"}, 30)
+
+    assert 0 < asyncio.run(depths(servers.amqp_url, topology))[topology.queue] < 30
+    with psycopg.connect(database_url) as connection:
+        assert connection.execute("select count(publish_due_at), count(*) from email_log").fetchone() == (0, 30)
+
+
+def test_what_is_published_beside_them_is_a_fault(servers: Servers, database_url: str, topology: Topology) -> None:
     enqueue_drafts(database_url, 3)
 
-    with pytest.raises(RuntimeError, match="of 2 emails 3 wait"):
+    with pytest.raises(RuntimeError, match="of 2 emails 3 were published"):
         publish_all(settings_of(servers, database_url, topology), 2)
 
 
