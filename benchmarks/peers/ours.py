@@ -1,12 +1,15 @@
 """Ours, measured as the peers are: `dispatcher run` with two workers, attempt rows and metrics on.
 
-Twice: `ours` has its whole way in the measured time, from the row that is due to the record; of `ours-published` the
-messages wait on RabbitMQ before `dispatcher run` starts, as those of the peers with a broker do.
+Four times: at its defaults, as whoever reads the first pages runs it, and tuned, as the tuned peers are; and each with
+its whole way in the measured time, from the row that is due to the record, and `published`: the messages wait on
+RabbitMQ before `dispatcher run` starts, as those of the peers with a broker do.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -16,30 +19,68 @@ from benchmarks.double import read_acceptances
 from benchmarks.peers.measuring import Load, Measured, counted, ledger_of, server_pids, told, watch
 from benchmarks.peers.processes import running
 from benchmarks.peers.published import publish_all
+from benchmarks.peers.roster import Knobs
 from benchmarks.rig import Case, stage
+from dispatcher import config
 from dispatcher.dev.servers import Servers
 
-NAME: Final = "ours"
-PUBLISHED: Final = "ours-published"
-NAMES: Final = (NAME, PUBLISHED)
 WORKERS: Final = 2
+TUNED: Final[Knobs] = {"bundle": 16}
+"""The one place to change it; `--sweep --peers ours-tuned,ours-tuned-published` tries others."""
 SETTLED: Final = (
     "select count(*), extract(epoch from max(sent_at))::float8 from email_log where status in ('sent', 'held')"
 )
 """Held, too, is an end: after a kill, the email that was on the wire waits for a person."""
 
 
-def measure_ours(name: str, servers: Servers, folder: Path, load: Load) -> Measured:
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """One way to measure ours.
+
+    Attributes:
+        is_published: Its messages are on RabbitMQ before the clock starts.
+        knobs: Settings in lower case, without their prefix; the others are at their defaults.
+        sweep: What `--sweep` tries.
+    """
+
+    name: str
+    is_published: bool
+    knobs: Knobs = field(default_factory=dict)
+    sweep: tuple[Knobs, ...] = ()
+
+
+_SWEEP: Final[tuple[Knobs, ...]] = tuple(
+    {"bundle": bundle, "prefetch": prefetch} for bundle in (1, 4, 16, 50) for prefetch in (256, 512, 1024)
+)
+OURS: Final = (
+    Ours("ours", is_published=False),
+    Ours("ours-published", is_published=True),
+    Ours("ours-tuned", is_published=False, knobs=TUNED, sweep=_SWEEP),
+    Ours("ours-tuned-published", is_published=True, knobs=TUNED, sweep=_SWEEP),
+)
+"""In the order of the table."""
+NAMES: Final = tuple(case.name for case in OURS)
+
+
+def counterparts(*, tuned: bool) -> tuple[str, str]:
+    """Which of ours a stock or a tuned peer is compared with: the one that publishes meanwhile, the one published."""
+    meanwhile, published = (case.name for case in OURS if bool(case.knobs) == tuned)
+    return meanwhile, published
+
+
+def measure_ours(case: Ours, servers: Servers, folder: Path, load: Load, knobs: Knobs | None = None) -> Measured:
     """Run one case.
 
     Args:
-        name: Which of the two.
+        knobs: Instead of the case's.
 
     Raises:
         RuntimeError: it was not done in time, or could not be published before.
     """
-    with stage(servers, Case("sendgrid", WORKERS, load.emails), folder) as scene:
-        if name == PUBLISHED:
+    knobs = case.knobs if knobs is None else knobs
+    settings = tuple((f"DISPATCHER_{name.upper()}", str(value)) for name, value in knobs.items())
+    with stage(servers, Case("sendgrid", WORKERS, load.emails, settings=settings), folder) as scene:
+        if case.is_published:
             publish_all(scene.environment, load.emails)
         environment = {
             **scene.environment,
@@ -55,9 +96,15 @@ def measure_ours(name: str, servers: Servers, folder: Path, load: Load) -> Measu
                 pids = server_pids(servers, scene.double.pid)
                 watched = watch(programs, pids, ledger_of(folder), counted(connection, SETTLED), load)
             except TimeoutError as error:
-                raise RuntimeError(f"{name} {error}") from error
+                raise RuntimeError(f"{case.name} {error}") from error
             rows = connection.execute("select email_id from email_log where status = 'held'").fetchall()
     acceptances = read_acceptances(ledger_of(folder))
-    knobs = {"workers": WORKERS}
+    in_effect = _in_effect(environment)
     held = frozenset(str(email_id) for (email_id,) in rows)
-    return told(name, knobs, load, scene.enqueue_per_second, watched, scene.ids, acceptances, held)
+    return told(case.name, in_effect, load, scene.enqueue_per_second, watched, scene.ids, acceptances, held)
+
+
+def _in_effect(environment: Mapping[str, str]) -> Knobs:
+    """The knobs as the product reads them, its defaults too."""
+    settings = config.load(environment)
+    return {"workers": settings.workers, "bundle": settings.bundle, "prefetch": settings.prefetch}

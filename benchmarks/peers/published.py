@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import psycopg
 import uvloop
 
 from dispatcher import config
+from dispatcher.broker import pointer
+from dispatcher.broker.outgoing import Outgoing
 from dispatcher.broker.publisher import Publisher
 from dispatcher.broker.topology import Topology, depths
 from dispatcher.config import Settings
@@ -28,30 +30,53 @@ def publish_all(environment: Mapping[str, str], emails: int) -> None:
         emails: How many are due, on a queue that is empty.
 
     Raises:
-        RuntimeError: they were not all published in time, or are due after it.
+        RuntimeError: they were not all published in time, or not once each, or are due after it.
     """
     settings = config.load(environment)
     try:
-        waiting = uvloop.run(_publish(settings, emails))
+        publisher, waiting = uvloop.run(_publish(settings, emails))
     except (DispatcherError, TimeoutError) as error:
         raise RuntimeError(f"the relay did not publish {emails} emails: {error!r}") from error
     due = _due(settings)
-    if waiting != emails or due:
-        raise RuntimeError(f"of {emails} emails {waiting} wait on RabbitMQ, and {due} are due all the same")
+    if publisher.emails != emails or waiting != publisher.messages or due:
+        raise RuntimeError(
+            f"of {emails} emails {publisher.emails} were published, {waiting} of their {publisher.messages} messages "
+            f"wait on RabbitMQ, and {due} emails are due all the same"
+        )
 
 
-async def _publish(settings: Settings, emails: int) -> int:
-    """Lead until the queue holds them, and end in order, which marks them; returns how many the queue holds then."""
-    publisher = Publisher(settings.amqp_url, settings.exchange, name="benchmark relay", ca_file=settings.ca_file)
+class _CountingPublisher(Publisher):
+    """Counts the messages that were confirmed, and the emails that they point to: a message may point to several."""
+
+    messages = 0
+    emails = 0
+
+    async def publish(self, messages: Sequence[Outgoing]) -> list[bool]:
+        answers = await super().publish(messages)
+        confirmed = [message for message, answer in zip(messages, answers, strict=True) if answer]
+        self.messages += len(confirmed)
+        self.emails += sum(len(pointer.decode_all(message.body)) for message in confirmed)
+        return answers
+
+
+async def _publish(settings: Settings, emails: int) -> tuple[_CountingPublisher, int]:
+    """Lead until the queue holds them, and end in order, which marks them.
+
+    Returns:
+        Who counted what was published; how many messages the queue holds.
+    """
+    publisher = _CountingPublisher(
+        settings.amqp_url, settings.exchange, name="benchmark relay", ca_file=settings.ca_file
+    )
     publishing = Publishing(settings, publisher, tuple)
     relay = asyncio.create_task(publishing.run())
     try:
         async with asyncio.timeout(PUBLISH_SECONDS):
-            while not relay.done() and await _waiting(settings) < emails:
+            while not relay.done() and (publisher.emails < emails or await _waiting(settings) < publisher.messages):
                 await asyncio.wait([relay], timeout=LOOK_SECONDS)
             publishing.stop()
             await relay
-            return await _waiting(settings)
+            return publisher, await _waiting(settings)
     finally:
         relay.cancel()
         await asyncio.gather(relay, return_exceptions=True)

@@ -13,19 +13,20 @@ from rich.table import Table
 
 from benchmarks.peers import ours
 from benchmarks.peers.measuring import Measured, median_rate, median_steady_rate
-from benchmarks.peers.roster import PEERS, PROMISES
+from benchmarks.peers.roster import PEERS, PROMISES, Peer
 
 Cases = Mapping[tuple[str, str], Sequence[Measured]]
 """The repetitions of each case, by its name and its knobs in words."""
 Rate = Callable[[Sequence[Measured]], float]
 
 BOOKS: Final = ("missing", "duplicates", "held", "unrecorded")
-BESIDE: Final = {ours.NAME: "ours is", ours.PUBLISHED: "published is"}
-"""Headings of how many times as fast as a case each of our two is."""
+_BESIDE: Final = ("ours is", "published is")
 _CAPTION: Final = (
-    "ours is, published is: how many times as fast ours and ours-published are.\n"
-    "Celery's and dramatiq's messages are on RabbitMQ before the clock starts: compare with ours-published.\n"
-    "procrastinate and django-post_office have no broker, and look for what is due while it runs: with ours."
+    "ours is, published is: how many times as fast ours is, published while the clock runs and before it starts.\n"
+    "Like for like: stock peers are compared with our defaults, ours and ours-published;\n"
+    "tuned peers and post_office-leasing with ours tuned, ours-tuned and ours-tuned-published.\n"
+    "Celery's and dramatiq's messages are on RabbitMQ before the clock starts: read `published is`.\n"
+    "procrastinate and django-post_office have no broker, and look for what is due while it runs: read `ours is`."
 )
 
 
@@ -56,8 +57,7 @@ def speeds(cases: Cases) -> Table:
             *_times_as_fast(cases, told, median_steady_rate),
         ]
 
-    beside = BESIDE.values()
-    headings = ("emails", "emails/s", "range", *beside, "steady/s", *beside)
+    headings = ("emails", "emails/s", "range", *_BESIDE, "steady/s", *_BESIDE)
     return _table("Emails per second, median of the repetitions (lowest – highest)", headings, cases, row, _CAPTION)
 
 
@@ -88,10 +88,16 @@ def promises(cases: Cases) -> Table:
 
 
 def ratios(cases: Cases, told: Sequence[Measured], rate: Rate = median_rate) -> dict[str, float]:
-    """How many times as fast as this case each of our two is, by its name, where it was measured; our own: nothing."""
-    if told[0].name in BESIDE:
-        return {}
-    return {name: rate(results) / rate(told) for (name, _), results in cases.items() if name in BESIDE}
+    """How many times as fast as this case its counterparts of ours are, by their names.
+
+    Left out is what was not measured, or was with several knobs: then there is no saying which. Our own have none.
+    """
+    beside: dict[str, float] = {}
+    for counterpart in _counterparts(told[0].name):
+        measured = [results for (name, _), results in cases.items() if name == counterpart]
+        if len(measured) == 1:
+            beside[counterpart] = rate(measured[0]) / rate(told)
+    return beside
 
 
 def line(result: Measured, facts: Mapping[str, object]) -> str:
@@ -133,11 +139,21 @@ def _table(
 
 def _times_as_fast(cases: Cases, told: Sequence[Measured], rate: Rate) -> list[str]:
     beside = ratios(cases, told, rate)
-    return [f"{beside[name]:.1f} ×" if name in beside else "" for name in BESIDE]
+    counterparts = _counterparts(told[0].name)
+    return [f"{beside[name]:.1f} ×" if name in beside else "" for name in counterparts] or [""] * len(_BESIDE)
+
+
+def _counterparts(name: str) -> tuple[str, ...]:
+    """Which of ours a case is compared with, in the order of the columns."""
+    return () if name in ours.NAMES else ours.counterparts(tuned=_peer(name).is_tuned)
 
 
 def _promiser(name: str) -> str:
     """Who makes the promise that holds for a case: itself, or all of its environment."""
     if name in ours.NAMES:
-        return ours.NAME
-    return name if name in PROMISES else next(peer.environment for peer in PEERS if peer.name == name)
+        return "ours"
+    return name if name in PROMISES else _peer(name).environment
+
+
+def _peer(name: str) -> Peer:
+    return next(peer for peer in PEERS if peer.name == name)

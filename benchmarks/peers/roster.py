@@ -56,6 +56,11 @@ class Peer:
     sent: str = "select count(*), extract(epoch from max(sent_at))::float8 from email where status = 'sent'"
     dies_whole: bool = False
 
+    @property
+    def is_tuned(self) -> bool:
+        """Whether it runs as a sweep found it best, not as its first pages lead to."""
+        return bool(self.knobs)
+
     def commands(self, knobs: Knobs) -> list[list[str]]:
         """The worker commands, in words, after the interpreter's path."""
         return [["-m", *program.format(module=self.module, **knobs).split()] for program in self.programs]

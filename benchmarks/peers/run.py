@@ -4,8 +4,9 @@ Celery, dramatiq, procrastinate and django-post_office do the same job as their 
 on the same private servers with the same durability, against the same provider's double over TLS; django-post_office,
 which takes no lease, also with one. The cases take turns over the repetitions, so that a noisy minute of the machine
 meets all of them. Each has as many emails as keep it busy for some six seconds; they are enqueued before the workers
-start. `ours` publishes in the measured time; `ours-published`, and the peers that have a broker, have their messages on
-RabbitMQ before it. Each peer is installed once, into an environment of its own in the cache folder.
+start. Stock peers are compared with ours at its defaults (`ours`), the others with ours tuned (`ours-tuned`). These two
+publish in the measured time; `ours-published`, `ours-tuned-published` and the peers that have a broker have their
+messages on RabbitMQ before it. Each peer is installed once, into an environment of its own in the cache folder.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -25,9 +26,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # for `python benchmarks/peers/run.py`
 
 from benchmarks.machine import in_words, machine, versions
-from benchmarks.peers import environments, ours, report
+from benchmarks.peers import environments, report
 from benchmarks.peers.case import measure
 from benchmarks.peers.measuring import Load, Measured
+from benchmarks.peers.ours import NAMES, OURS, Ours, measure_ours
 from benchmarks.peers.roster import PEERS, Knobs, Peer
 from dispatcher.dev.servers import Servers, private_servers
 from dispatcher.telemetry import log
@@ -35,12 +37,17 @@ from dispatcher.telemetry import log
 CASE_SECONDS: Final = 60.0
 CASE_SECONDS_UNDER_KILLS: Final = 40.0
 """What somebody leaves behind for ever is waited for that long."""
+_KNOWN: Final = (*NAMES, *(peer.name for peer in PEERS))
+_PEERS_HELP: Final = (
+    f"of {', '.join(_KNOWN)}; default: all. Where no case of ours is named, all of them are measured beside the peers, "
+    "except in a sweep"
+)
 
 
 def main() -> None:
     """The command line."""
     try:
-        _main(_options())
+        _main(options_of(sys.argv[1:]))
     except RuntimeError as error:
         sys.exit(str(error))
 
@@ -71,14 +78,20 @@ Case = tuple[str, Callable[[Path], Measured]]
 
 
 def _all(options: argparse.Namespace, pythons: Mapping[str, Path], servers: Servers) -> list[Case]:
-    load = _load(options.emails, options)
-    own: list[Case] = [(name, partial(ours.measure_ours, name, servers, load=load)) for name in ours.NAMES]
-    peers = [_case(peer, pythons, servers, peer.knobs, options) for peer in options.peers]
-    return peers if options.without_ours else [*own, *peers]
+    own = [_own_case(case, servers, case.knobs, options) for case in options.ours]
+    return [*own, *(_case(peer, pythons, servers, peer.knobs, options) for peer in options.peers)]
 
 
 def _sweep(options: argparse.Namespace, pythons: Mapping[str, Path], servers: Servers) -> list[Case]:
-    return [_case(peer, pythons, servers, knobs, options) for peer in options.peers for knobs in peer.sweep]
+    own = [_own_case(case, servers, knobs, options) for case in options.ours for knobs in case.sweep]
+    peers = [_case(peer, pythons, servers, knobs, options) for peer in options.peers for knobs in peer.sweep]
+    if not own and not peers:
+        raise RuntimeError("None of these has knobs that could be turned.")
+    return [*own, *peers]
+
+
+def _own_case(case: Ours, servers: Servers, knobs: Knobs, options: argparse.Namespace) -> Case:
+    return case.name, partial(measure_ours, case, servers, load=_load(options.emails, options), knobs=knobs)
 
 
 def _case(peer: Peer, pythons: Mapping[str, Path], servers: Servers, knobs: Knobs, options: argparse.Namespace) -> Case:
@@ -140,13 +153,13 @@ def _show(results: list[Measured], facts: dict[str, object], options: argparse.N
     console.print(report.promises(cases))
 
 
-def _options() -> argparse.Namespace:
+def options_of(arguments: Sequence[str]) -> argparse.Namespace:
+    """What the command line says; `ours` and `peers` of it are the cases themselves."""
     summary, _, details = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(prog="benchmarks/peers/run.py", description=summary, epilog=details)
     parser.add_argument("--emails", type=int, default=45_000, metavar="N", help="of ours, per case; default: 45000")
     parser.add_argument("--peer-share", type=float, default=1.0, metavar="F", help="of the peers' emails; default: 1")
-    names = ", ".join(peer.name for peer in PEERS)
-    parser.add_argument("--peers", type=_peers, default=list(PEERS), metavar="NAME,…", help=f"of {names}; default: all")
+    parser.add_argument("--peers", type=_names, default=list(_KNOWN), metavar="NAME,…", help=_PEERS_HELP)
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="default: 3")
     parser.add_argument("--out", type=Path, metavar="DIR", help="for peers.jsonl, peers.png and peers.svg")
     parser.add_argument("--json", action="store_true", help="one line per case and repetition instead of the table")
@@ -154,18 +167,27 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--kill", action="store_true", help="SIGKILL the busiest worker of each when a third is accepted"
     )
-    parser.add_argument("--sweep", action="store_true", help="turn the peers' knobs, to find the best; without ours")
+    parser.add_argument("--sweep", action="store_true", help="turn the knobs of those that have some, to find the best")
     parser.add_argument("--lock", action="store_true", help="write the peers' requirements.txt anew, and end")
     parser.add_argument("--upgrade", action="store_true", help="with --lock: to the newest versions")
-    return parser.parse_args()
+    options = parser.parse_args(arguments)
+    options.ours, options.peers = _chosen(options)
+    return options
 
 
-def _peers(text: str) -> list[Peer]:
-    known = {peer.name: peer for peer in PEERS}
-    unknown = [name for name in text.split(",") if name not in known]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"knows no {', '.join(unknown)}; there are {', '.join(known)}")
-    return [known[name] for name in text.split(",")]
+def _chosen(options: argparse.Namespace) -> tuple[list[Ours], list[Peer]]:
+    """Of ours and of the peers: those that were named; where peers alone were, all of ours beside them."""
+    own = [case for case in OURS if case.name in options.peers]
+    if not own and not options.sweep:
+        own = list(OURS)
+    return [] if options.without_ours else own, [peer for peer in PEERS if peer.name in options.peers]
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in _KNOWN]:
+        raise argparse.ArgumentTypeError(f"knows no {', '.join(unknown)}; there are {', '.join(_KNOWN)}")
+    return names
 
 
 if __name__ == "__main__":

@@ -20,10 +20,12 @@ from benchmarks.peers import application, environments, ours, report
 from benchmarks.peers.application import Busy, Draft
 from benchmarks.peers.case import measure
 from benchmarks.peers.measuring import Load, Measured, Watched, counted, steady_rate, told
+from benchmarks.peers.ours import OURS, Ours
 from benchmarks.peers.post_office import leases
 from benchmarks.peers.processes import running
 from benchmarks.peers.published import publish_all
 from benchmarks.peers.roster import PEERS, PROMISES, Peer
+from benchmarks.peers.run import options_of
 from benchmarks.rig import drafts, passing_topology, settings_of
 from dispatcher import enqueue_many
 from dispatcher.broker.topology import Topology, depths
@@ -60,8 +62,8 @@ def enqueue_drafts(database_url: str, emails: int) -> None:
         enqueue_many(connection, drafts(emails))
 
 
-def a_result(name: str, rate: float) -> Measured:
-    return Measured(name, {"threads": 8}, 100, False, rate, rate, 500.0, 1000.0, 900.0, 3, 0, 0, 0, 0)
+def a_result(name: str, rate: float, threads: int = 8) -> Measured:
+    return Measured(name, {"threads": threads}, 100, False, rate, rate, 500.0, 1000.0, 900.0, 3, 0, 0, 0, 0)
 
 
 def shown(table: Table) -> list[str]:
@@ -170,10 +172,22 @@ def test_what_is_published_before_waits_once_and_is_due_no_more(
         assert connection.execute("select count(publish_due_at), count(*) from email_log").fetchone() == (0, 30)
 
 
-def test_what_waits_beside_them_is_a_fault(servers: Servers, database_url: str, topology: Topology) -> None:
+def test_of_what_is_published_in_bundles_emails_count_not_messages(
+    servers: Servers, database_url: str, topology: Topology
+) -> None:
+    enqueue_drafts(database_url, 30)
+
+    publish_all({**settings_of(servers, database_url, topology), "DISPATCHER_BUNDLE": "16"}, 30)
+
+    assert 0 < asyncio.run(depths(servers.amqp_url, topology))[topology.queue] < 30
+    with psycopg.connect(database_url) as connection:
+        assert connection.execute("select count(publish_due_at), count(*) from email_log").fetchone() == (0, 30)
+
+
+def test_what_is_published_beside_them_is_a_fault(servers: Servers, database_url: str, topology: Topology) -> None:
     enqueue_drafts(database_url, 3)
 
-    with pytest.raises(RuntimeError, match="of 2 emails 3 wait"):
+    with pytest.raises(RuntimeError, match="of 2 emails 3 were published"):
         publish_all(settings_of(servers, database_url, topology), 2)
 
 
@@ -209,23 +223,67 @@ def test_what_is_held_is_neither_missing_nor_unrecorded() -> None:
     assert (measured.missing, measured.duplicates, measured.unrecorded, measured.held) == (0, 0, 0, 2)
 
 
-def test_the_table_says_how_many_times_as_fast_as_each_both_of_ours_are() -> None:
+def test_the_table_compares_stock_peers_with_our_defaults_and_the_others_with_ours_tuned() -> None:
     results = [a_result("ours", rate) for rate in (3000, 5000, 4000)]
     results += [a_result("ours-published", rate) for rate in (6000, 5500, 5000)]
+    results += [a_result("ours-tuned", 6000), a_result("ours-tuned-published", 7000)]
+    results += [a_result("celery-stock", 100), a_result("post_office-leasing", 1000)]
     results += [a_result("celery-tuned", rate) for rate in (400, 500, 600)]
 
     lines = shown(report.speeds(report.by_case(results)))
 
-    assert row_of("celery-tuned", lines)[1:] == ["100", "500", "400", "8.0", "11.0", "500", "8.0", "11.0"]
+    assert row_of("celery-stock", lines)[4:] == ["40.0", "55.0", "100", "40.0", "55.0"]
+    assert row_of("celery-tuned", lines)[1:] == ["100", "500", "400", "12.0", "14.0", "500", "12.0", "14.0"]
+    assert row_of("post_office-leasing", lines)[4:6] == ["6.0", "7.0"]
     assert row_of("ours", lines)[1:] == ["100", "4,000", "3,000", "", "", "4,000", "", ""]
+    assert row_of("ours-tuned", lines)[4:] == ["", "", "6,000", "", ""]
 
 
 def test_the_table_leaves_out_what_was_not_measured_of_ours() -> None:
-    results = [a_result("ours-published", 5000), a_result("celery-tuned", 500)]
+    results = [a_result(name, 5000) for name in ("ours", "ours-published", "ours-tuned-published")]
+    results += [a_result("celery-tuned", 500)]
 
     lines = shown(report.speeds(report.by_case(results)))
 
     assert row_of("celery-tuned", lines)[4:6] == ["", "10.0"]
+
+
+def test_what_was_swept_of_ours_is_compared_with_nobody() -> None:
+    results = [a_result("ours-tuned", 5000, threads) for threads in (4, 8)]
+    results += [a_result("ours-tuned-published", 6000), a_result("celery-tuned", 500)]
+
+    lines = shown(report.speeds(report.by_case(results)))
+
+    assert row_of("celery-tuned", lines)[4:6] == ["", "12.0"]
+
+
+def test_every_stock_peer_and_no_other_is_compared_with_our_defaults() -> None:
+    cases = report.by_case(a_result(name, 500) for name in (*ours.NAMES, *(peer.name for peer in PEERS)))
+    beside = {told[0].name: list(report.ratios(cases, told)) for told in cases.values()}
+
+    assert not any(beside.pop(name) for name in ours.NAMES)
+    defaults, tuned = ["ours", "ours-published"], ["ours-tuned", "ours-tuned-published"]
+    assert beside == {peer.name: defaults if peer.name.endswith("-stock") else tuned for peer in PEERS}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "own", "peers"),
+    [
+        ([], [*ours.NAMES], [peer.name for peer in PEERS]),
+        (["--without-ours"], [], [peer.name for peer in PEERS]),
+        (["--peers", "celery-tuned"], [*ours.NAMES], ["celery-tuned"]),
+        (["--peers", "ours-tuned,celery-tuned"], ["ours-tuned"], ["celery-tuned"]),
+        (["--sweep", "--peers", "celery-tuned"], [], ["celery-tuned"]),
+        (["--sweep", "--peers", "ours-tuned"], ["ours-tuned"], []),
+    ],
+)
+def test_what_is_named_is_measured_and_ours_beside_peers(
+    arguments: list[str], own: list[str], peers: list[str]
+) -> None:
+    options = options_of(arguments)
+
+    assert [case.name for case in options.ours] == own
+    assert [peer.name for peer in options.peers] == peers
 
 
 def test_no_cell_of_the_tables_needs_a_second_line() -> None:
@@ -313,9 +371,20 @@ def test_added_leases_let_a_killed_batch_double_no_more_than_an_email_per_thread
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ours.NAMES)
-def test_ours_sends_every_email_once(servers: Servers, tmp_path: Path, name: str) -> None:
-    measured = ours.measure_ours(name, servers, tmp_path / "case", Load(300, 60.0))
+@pytest.mark.parametrize("case", OURS, ids=lambda case: case.name)
+def test_ours_sends_every_email_once(servers: Servers, tmp_path: Path, case: Ours) -> None:
+    measured = ours.measure_ours(case, servers, tmp_path / "case", Load(300, 60.0))
 
     assert (measured.missing, measured.duplicates, measured.unrecorded, measured.held) == (0, 0, 0, 0)
     assert measured.emails_per_second > 0
+    assert measured.knobs == {"workers": 2, "bundle": 1, "prefetch": 256, **case.knobs}
+
+
+@pytest.mark.slow
+def test_ours_doubles_and_loses_nothing_where_a_worker_is_killed_over_bundles(servers: Servers, tmp_path: Path) -> None:
+    (case,) = (case for case in OURS if case.name == "ours-tuned-published")
+
+    measured = ours.measure_ours(case, servers, tmp_path / "case", Load(2000, 60.0, kill=True), {"bundle": 50})
+
+    assert (measured.missing, measured.duplicates, measured.unrecorded) == (0, 0, 0)
+    assert measured.knobs["bundle"] == 50
