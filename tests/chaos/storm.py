@@ -53,6 +53,7 @@ class Plan:
         rate: Emails per second.
         latency_ms: The provider's.
         connections: How many requests a worker may have on the wire; what else it has leased waits.
+        bundle: Most emails that a message on the send queue points to.
         pause_seconds: The shortest and the longest between two deeds.
         deck: How often each deed is in the deck; those that the ground does not allow are never drawn.
         command: What is tested instead of `dispatcher run`.
@@ -68,6 +69,7 @@ class Plan:
     lease_seconds: float = 3.0
     latency_ms: int = 30
     connections: int = 12
+    bundle: int = 1
     deck: Mapping[str, int] | None = None
     command: Sequence[str] = COMMAND
     rest_seconds: float = 120.0
@@ -184,6 +186,7 @@ def _environment(plan: Plan, ground: Ground, folder: Path, provider: Mapping[str
         # Used up attempts are held, whatever the policy says: under `resend` that would be a verdict on the harness.
         "MAX_ATTEMPTS": 5 if plan.policy == "hold" else 100,
         "PREFETCH": 64,
+        "BUNDLE": plan.bundle,
         "HTTP_CONNECTIONS": plan.connections,
     }
     named = {f"DISPATCHER_{name}": str(value) for name, value in settings.items()}
