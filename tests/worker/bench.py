@@ -21,7 +21,7 @@ from dispatcher.providers.contract import Provider
 from dispatcher.roster import Roster, Seat
 from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
-from dispatcher.store.connections import make_pool
+from dispatcher.store.connections import LOCK_SECONDS, make_pool
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.providers import ProviderStore
 from dispatcher.worker.process import Identity, _dispatch
@@ -108,15 +108,25 @@ class Bench:
         }
         return load({f"DISPATCHER_{name}": value for name, value in names.items()})
 
-    async def start(self, providers: Sequence[Provider] = (), *, ceiling: float | None = None, **given: str) -> Worker:
+    async def start(
+        self,
+        providers: Sequence[Provider] = (),
+        *,
+        ceiling: float | None = None,
+        lock_seconds: float = LOCK_SECONDS,
+        **given: str,
+    ) -> Worker:
         """A worker that consumes; settings as `settings` takes them.
 
         Args:
             ceiling: Emails per second for each provider.
+            lock_seconds: How long its statements wait for somebody else's lock.
         """
         settings = self.settings(**given)
         identity = Identity("test:w0", f"test:w0:{uuid4()}")
-        pool = make_pool(settings.database_url, name=identity.worker, size=3, for_worker=True)
+        pool = make_pool(
+            settings.database_url, name=identity.worker, size=3, lock_seconds=lock_seconds, for_worker=True
+        )
         store = ProviderStore(pool, slot=identity.slot)
         watch = ProviderWatch(store)
         routes = Routes(
@@ -157,6 +167,20 @@ class Bench:
         keys = self.books.keys(list(email_ids))
         messages = [Outgoing.of_pointer(self.topology.queue, Pointer(each, keys[each])) for each in keys]
         assert all(await self._publisher.publish(messages * times))
+
+    async def deliver_together(self, email_ids: Iterable[UUID], *, unknown_at: int | None = None) -> None:
+        """Puts one message that points to all of them on the send queue.
+
+        Args:
+            unknown_at: Where among them it points to an email that there is not.
+        """
+        ids = list(email_ids)
+        keys = self.books.keys(ids)
+        pointers = [Pointer(each, keys[each]) for each in ids]
+        if unknown_at is not None:
+            pointers.insert(unknown_at, Pointer(uuid4(), new_key()))
+        messages, _ = Outgoing.of_pointers(self.topology.queue, pointers, len(pointers))
+        assert await self._publisher.publish(messages) == [True]
 
     async def deliver_pointer(self, email_id: UUID, message_key: str) -> None:
         """Puts any pointer on the send queue."""
