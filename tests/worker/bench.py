@@ -193,11 +193,15 @@ class Bench:
         await self.deliver(email_ids)
         return email_ids
 
+    async def waiting_messages(self) -> int:
+        """How many messages wait on the send queue; those that workers hold are not counted."""
+        return (await depths(self._servers.amqp_url, self.topology))[self.topology.queue]
+
     async def all_are_delivered(self) -> None:
         """Waits until no message waits on the send queue: the workers have them."""
 
         async def none_waits() -> bool:
-            return (await depths(self._servers.amqp_url, self.topology))[self.topology.queue] == 0
+            return await self.waiting_messages() == 0
 
         await until_answer(none_waits)
 
