@@ -112,7 +112,7 @@ def play(plan: Plan, ground: Ground, folder: Path, tell: Tell) -> Outcome:
     with _stage(plan, ground, folder) as stage:
         _rage(plan, stage, tell)
         _calm(plan, stage, tell)
-        _rest(plan, stage, tell)
+        _rest(plan, stage, tell, stage.rabbit.waiting)
         _stop(stage)
         _finish_the_queue(plan, stage, tell)
         tell("counting")
@@ -244,8 +244,12 @@ def _calm(plan: Plan, stage: Stage, tell: Tell) -> None:
     _await(stage, lambda: stage.outages.is_over and stage.producers.are_done, away, 90)
 
 
-def _rest(plan: Plan, stage: Stage, tell: Tell) -> None:
-    """Everything final, announced and gone from the queue; what takes too long is left for the oracle to see."""
+def _rest(plan: Plan, stage: Stage, tell: Tell, queued: Callable[[str], int]) -> None:
+    """Everything final, announced and gone from the queue; what takes too long is left for the oracle to see.
+
+    Args:
+        queued: How many messages the queue has.
+    """
     left = [0]
 
     def at_rest() -> bool:
@@ -253,7 +257,7 @@ def _rest(plan: Plan, stage: Stage, tell: Tell) -> None:
             row = session.execute(_OPEN).fetchone()
         assert row is not None
         left[0] = row[0]
-        return not left[0] and not stage.rabbit.waiting(stage.topology.queue)
+        return not left[0] and not queued(stage.topology.queue)
 
     try:
         _await(stage, at_rest, "rest", plan.rest_seconds)
@@ -273,7 +277,8 @@ def _finish_the_queue(plan: Plan, stage: Stage, tell: Tell) -> None:
             return
         tell(f"{waiting} messages were given back: once more")
         stage.subject.start()
-        _rest(plan, stage, tell)
+        # Those at hand too: a message that points to fifty emails is not settled as soon as a worker has it.
+        _rest(plan, stage, tell, stage.rabbit.unsettled)
         _stop(stage)
 
 
