@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import os
 import random
 import secrets
@@ -128,12 +129,16 @@ async def _dispatch(
 ) -> None:
     """Consumes and works until the stop, then drains."""
     window = routes.window(settings.prefetch, max(settings.lease_seconds / 2, settings.send_timeout_seconds))
+    at_hand = window + window // AT_HAND
+    if window < settings.prefetch:
+        # Ceilings bound the emails that are worth holding, and RabbitMQ counts messages.
+        at_hand = math.ceil(at_hand / settings.bundle)
     settings = replace(settings, prefetch=window)
     # The lambdas because the pipeline comes after: the two know each other.
     consumer = Consumer(
         settings.amqp_url,
         settings.queue,
-        prefetch=settings.prefetch + settings.prefetch // AT_HAND,
+        prefetch=at_hand,
         on_delivery=lambda delivery: pipeline.take(delivery),  # noqa: PLW0108
         on_lost=lambda: pipeline.forget_arrivals(),  # noqa: PLW0108
         on_tried=seat.up,

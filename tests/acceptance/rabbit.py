@@ -64,6 +64,12 @@ class Rabbit:
         with self._channel() as channel:
             return int(channel.queue_declare(queue, passive=True).method.message_count)
 
+    def unsettled(self, queue: str) -> int:
+        """How many messages wait there or are with consumers; RabbitMQ tells so some seconds late."""
+        vhost = pika.URLParameters(self._amqp_url).virtual_host
+        found = json.loads(self._request("GET", f"/api/queues/{quote(vhost, safe='')}/{quote(queue, safe='')}"))
+        return int(found.get("messages", 1))
+
     def consumers(self, queue: str) -> int:
         """How many consumers it has."""
         with self._channel() as channel:

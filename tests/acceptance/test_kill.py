@@ -92,10 +92,11 @@ def test_what_a_killed_worker_had_leased_is_settled_within_two_seconds(host: Hos
 
 
 @pytest.mark.slow
-def test_workers_killed_again_and_again_lose_and_repeat_nothing(host: Host) -> None:
+@pytest.mark.parametrize("bundle", [1, 16])
+def test_workers_killed_again_and_again_lose_and_repeat_nothing(host: Host, bundle: int) -> None:
     host.sink("--latency-ms", "10")
     ids = host.enqueue(emails(800))
-    run = host.run()
+    run = host.run(BUNDLE=bundle)
 
     for kill in range(6):
         host.await_delivered(60 * (kill + 1))
@@ -105,6 +106,42 @@ def test_workers_killed_again_and_again_lose_and_repeat_nothing(host: Host) -> N
     stop(run)
     books.assert_balanced()
     assert books.count("held") <= 6 * CONNECTIONS
+    assert books.count("sent") + books.count("held") == 800
+
+
+def bundles_on_the_queue(host: Host, run: Program, least: int) -> list[int]:
+    """How many emails those messages point to that wait for the workers, who hold as many as they may."""
+    pids = [run.pid_of(f"worker {number}") for number in range(WORKERS)]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)  # else what we look at is gone meanwhile
+    try:
+        eventually(lambda: host.rabbit.waiting(host.topology.queue) >= least, f"{least} messages that wait")
+        return [message.body.count(b"email_id") for message in host.rabbit.read_all(host.topology.queue)]
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_workers_are_killed_and_cut_off_with_messages_of_many_emails(host: Host) -> None:
+    bundle, window = 16, 8
+    host.sink("--latency-ms", "50")
+    run = host.run(BUNDLE=bundle, PREFETCH=window)
+    pids = [run.pid_of(f"worker {number}") for number in range(WORKERS)]
+    eventually(lambda: len(host.rabbit.connections_of(pids)) == WORKERS, "connections to close")
+    ids = host.enqueue(emails(800))
+    assert 2 < max(bundles_on_the_queue(host, run, least=1)) <= bundle
+
+    host.await_delivered(50)
+    host.rabbit.close_connections_of(pids)
+    run.await_events("broker.connection_lost", WORKERS)
+    for kill in range(4):
+        host.await_delivered(100 + 100 * kill)
+        os.kill(run.pid_of(f"worker {kill % WORKERS}"), signal.SIGKILL)
+
+    books = host.await_finished(ids)
+    stop(run)
+    books.assert_balanced()
+    assert books.count("held") == settlements(run)["uncertain"] <= 4 * CONNECTIONS
     assert books.count("sent") + books.count("held") == 800
 
 

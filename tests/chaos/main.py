@@ -20,6 +20,7 @@ import click
 from dispatcher.broker.topology import Topology
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import prepare_streams, print_json, say
+from dispatcher.config import MOST_BUNDLED
 from dispatcher.dev.servers import AMQP_URL, DATABASE_URL, MANAGEMENT_URL, private_servers
 from dispatcher.errors import DispatcherError
 from tests.acceptance.outages import POSTGRES, RABBITMQ, Removable
@@ -39,6 +40,9 @@ PROGRAM: Final = "./run chaos"
 @click.option("--rate", type=click.FloatRange(1, 5000), default=100.0, show_default=True, help="Emails per second.")
 @click.option("--emails", type=click.IntRange(1), help="About so many in all, instead of a rate.")
 @click.option("--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Worker processes.")
+@click.option("--bundle", type=click.IntRange(1, MOST_BUNDLED), default=1, show_default=True, help=(
+    "Most emails that a message on the send queue points to (DISPATCHER_BUNDLE)."
+))  # fmt: skip
 @click.option("--mutant", type=click.Choice(list(MUTANTS)), help="A dispatcher with a safety off: exit 1 is right.")
 @click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help=(
     "Keep logs, ledgers and the adversary's diary there.  [default: kept nowhere if all is well]"
@@ -51,6 +55,7 @@ def command(
     rate: float,
     emails: int | None,
     workers: int,
+    bundle: int,
     mutant: str | None,
     folder: Path | None,
     as_json: bool,
@@ -66,6 +71,7 @@ def command(
     Examples:
       ./run chaos --minutes 5 --seed 1
       ./run chaos --policy resend
+      ./run chaos --bundle 16 --rate 500
       ./run chaos --mutant ledger-off; test $? = 1
 
     Exit codes: 0 the books balance, 1 they do not, or it could not be played.
@@ -77,10 +83,14 @@ def command(
         policy=policy,
         rate=emails / (minutes * 60) if emails else rate,
         workers=workers,
+        bundle=bundle,
     )
     if mutant:
         plan = MUTANTS[mutant].afflict(plan)
-    say(f"chaos: seed {seed}, {minutes:g} min, policy {policy}, {plan.rate:g} emails/s, {workers} workers")
+    say(
+        f"chaos: seed {seed}, {minutes:g} min, policy {policy}, {plan.rate:g} emails/s, {workers} workers, "
+        f"bundles of {bundle}"
+    )
     # SIGINT as well: a shell that starts us in the background has us ignore it.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)

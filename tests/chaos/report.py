@@ -20,6 +20,7 @@ def to_json(plan: Plan, outcome: Outcome) -> dict[str, Any]:
     return {
         "seed": plan.seed,
         "policy": plan.policy,
+        "bundle": plan.bundle,
         "minutes": round(plan.seconds / 60, 2),
         "enqueued": verdict.enqueued,
         **{status: verdict.counts.get(status, 0) for status in ("sent", "failed", "held")},

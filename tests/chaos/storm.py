@@ -53,6 +53,7 @@ class Plan:
         rate: Emails per second.
         latency_ms: The provider's.
         connections: How many requests a worker may have on the wire; what else it has leased waits.
+        bundle: Most emails that a message on the send queue points to.
         pause_seconds: The shortest and the longest between two deeds.
         deck: How often each deed is in the deck; those that the ground does not allow are never drawn.
         command: What is tested instead of `dispatcher run`.
@@ -68,6 +69,7 @@ class Plan:
     lease_seconds: float = 3.0
     latency_ms: int = 30
     connections: int = 12
+    bundle: int = 1
     deck: Mapping[str, int] | None = None
     command: Sequence[str] = COMMAND
     rest_seconds: float = 120.0
@@ -110,7 +112,7 @@ def play(plan: Plan, ground: Ground, folder: Path, tell: Tell) -> Outcome:
     with _stage(plan, ground, folder) as stage:
         _rage(plan, stage, tell)
         _calm(plan, stage, tell)
-        _rest(plan, stage, tell)
+        _rest(plan, stage, tell, stage.rabbit.waiting)
         _stop(stage)
         _finish_the_queue(plan, stage, tell)
         tell("counting")
@@ -184,6 +186,7 @@ def _environment(plan: Plan, ground: Ground, folder: Path, provider: Mapping[str
         # Used up attempts are held, whatever the policy says: under `resend` that would be a verdict on the harness.
         "MAX_ATTEMPTS": 5 if plan.policy == "hold" else 100,
         "PREFETCH": 64,
+        "BUNDLE": plan.bundle,
         "HTTP_CONNECTIONS": plan.connections,
     }
     named = {f"DISPATCHER_{name}": str(value) for name, value in settings.items()}
@@ -241,8 +244,12 @@ def _calm(plan: Plan, stage: Stage, tell: Tell) -> None:
     _await(stage, lambda: stage.outages.is_over and stage.producers.are_done, away, 90)
 
 
-def _rest(plan: Plan, stage: Stage, tell: Tell) -> None:
-    """Everything final, announced and gone from the queue; what takes too long is left for the oracle to see."""
+def _rest(plan: Plan, stage: Stage, tell: Tell, queued: Callable[[str], int]) -> None:
+    """Everything final, announced and gone from the queue; what takes too long is left for the oracle to see.
+
+    Args:
+        queued: How many messages the queue has.
+    """
     left = [0]
 
     def at_rest() -> bool:
@@ -250,7 +257,7 @@ def _rest(plan: Plan, stage: Stage, tell: Tell) -> None:
             row = session.execute(_OPEN).fetchone()
         assert row is not None
         left[0] = row[0]
-        return not left[0] and not stage.rabbit.waiting(stage.topology.queue)
+        return not left[0] and not queued(stage.topology.queue)
 
     try:
         _await(stage, at_rest, "rest", plan.rest_seconds)
@@ -270,7 +277,8 @@ def _finish_the_queue(plan: Plan, stage: Stage, tell: Tell) -> None:
             return
         tell(f"{waiting} messages were given back: once more")
         stage.subject.start()
-        _rest(plan, stage, tell)
+        # Those at hand too: a message that points to fifty emails is not settled as soon as a worker has it.
+        _rest(plan, stage, tell, stage.rabbit.unsettled)
         _stop(stage)
 
 

@@ -32,6 +32,16 @@ def test_some_seconds_of_anything_lose_and_repeat_nothing(ground: Ground, tmp_pa
 
 
 @pytest.mark.slow
+def test_a_minute_of_anything_with_messages_of_many_emails_loses_and_repeats_nothing(
+    ground: Ground, tmp_path: Path
+) -> None:
+    outcome = play(Plan(seconds=60, seed=3, bundle=16, rate=300.0), ground, tmp_path, print)
+
+    assert_good(outcome, kills=20)
+    assert outcome.verdict.duplicates == 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["hold", "resend"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_minute_of_anything_loses_and_repeats_nothing(ground: Ground, tmp_path: Path, seed: int, policy: str) -> None:

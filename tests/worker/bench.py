@@ -21,7 +21,7 @@ from dispatcher.providers.contract import Provider
 from dispatcher.roster import Roster, Seat
 from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
-from dispatcher.store.connections import make_pool
+from dispatcher.store.connections import LOCK_SECONDS, make_pool
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.providers import ProviderStore
 from dispatcher.worker.process import Identity, _dispatch
@@ -108,15 +108,25 @@ class Bench:
         }
         return load({f"DISPATCHER_{name}": value for name, value in names.items()})
 
-    async def start(self, providers: Sequence[Provider] = (), *, ceiling: float | None = None, **given: str) -> Worker:
+    async def start(
+        self,
+        providers: Sequence[Provider] = (),
+        *,
+        ceiling: float | None = None,
+        lock_seconds: float = LOCK_SECONDS,
+        **given: str,
+    ) -> Worker:
         """A worker that consumes; settings as `settings` takes them.
 
         Args:
             ceiling: Emails per second for each provider.
+            lock_seconds: How long its statements wait for somebody else's lock.
         """
         settings = self.settings(**given)
         identity = Identity("test:w0", f"test:w0:{uuid4()}")
-        pool = make_pool(settings.database_url, name=identity.worker, size=3, for_worker=True)
+        pool = make_pool(
+            settings.database_url, name=identity.worker, size=3, lock_seconds=lock_seconds, for_worker=True
+        )
         store = ProviderStore(pool, slot=identity.slot)
         watch = ProviderWatch(store)
         routes = Routes(
@@ -158,6 +168,20 @@ class Bench:
         messages = [Outgoing.of_pointer(self.topology.queue, Pointer(each, keys[each])) for each in keys]
         assert all(await self._publisher.publish(messages * times))
 
+    async def deliver_together(self, email_ids: Iterable[UUID], *, unknown_at: int | None = None) -> None:
+        """Puts one message that points to all of them on the send queue.
+
+        Args:
+            unknown_at: Where among them it points to an email that there is not.
+        """
+        ids = list(email_ids)
+        keys = self.books.keys(ids)
+        pointers = [Pointer(each, keys[each]) for each in ids]
+        if unknown_at is not None:
+            pointers.insert(unknown_at, Pointer(uuid4(), new_key()))
+        messages, _ = Outgoing.of_pointers(self.topology.queue, pointers, len(pointers))
+        assert await self._publisher.publish(messages) == [True]
+
     async def deliver_pointer(self, email_id: UUID, message_key: str) -> None:
         """Puts any pointer on the send queue."""
         message = Outgoing.of_pointer(self.topology.queue, Pointer(email_id, message_key))
@@ -169,11 +193,15 @@ class Bench:
         await self.deliver(email_ids)
         return email_ids
 
+    async def waiting_messages(self) -> int:
+        """How many messages wait on the send queue; those that workers hold are not counted."""
+        return (await depths(self._servers.amqp_url, self.topology))[self.topology.queue]
+
     async def all_are_delivered(self) -> None:
         """Waits until no message waits on the send queue: the workers have them."""
 
         async def none_waits() -> bool:
-            return (await depths(self._servers.amqp_url, self.topology))[self.topology.queue] == 0
+            return await self.waiting_messages() == 0
 
         await until_answer(none_waits)
 

@@ -10,6 +10,7 @@ import pytest
 from dispatcher.broker.connection import open_connection
 from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
+from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Rabbit
 from tests.store.books import Books
 from tests.worker.bench import Bench
@@ -24,3 +25,10 @@ async def bench(
         made = Bench(servers, tables_url, topology, tmp_path / "run", books, Rabbit(connection))
         yield made
         await made.close()
+
+
+@pytest.fixture
+async def broker(servers: Servers) -> AsyncIterator[Proxy]:
+    """A way to RabbitMQ that can be disturbed."""
+    async with Proxy(servers.amqp_url) as running:
+        yield running

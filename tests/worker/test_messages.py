@@ -211,14 +211,16 @@ def refusing(books: Books) -> Iterator[str]:
     books.connection.execute("drop function refuse_key")
 
 
+@pytest.mark.parametrize("together", [False, True], ids=["a message each", "one message"])
 async def test_a_message_whose_values_postgresql_refuses_goes_to_the_dlq_and_its_neighbours_are_sent(
-    bench: Bench, refusing: str
+    bench: Bench, refusing: str, *, together: bool
 ) -> None:
     enqueue_many(bench.books.connection, [email(refusing)])
     (unbearable,) = [row["email_id"] for row in bench.books.rows()]
     neighbours = bench.books.enqueue(30)
 
-    await bench.deliver([*neighbours[:15], unbearable, *neighbours[15:]])
+    deliver = bench.deliver_together if together else bench.deliver
+    await deliver([*neighbours[:15], unbearable, *neighbours[15:]])
     await bench.start()
 
     await bench.settled({"sent": 30, "pending": 1})

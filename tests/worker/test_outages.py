@@ -33,13 +33,6 @@ async def postgres(tables_url: str) -> AsyncIterator[Proxy]:
         yield running
 
 
-@pytest.fixture
-async def broker(servers: Servers) -> AsyncIterator[Proxy]:
-    """A way to RabbitMQ that can be disturbed."""
-    async with Proxy(servers.amqp_url) as running:
-        yield running
-
-
 class TestPostgresqlAwayBetweenAcceptanceAndRecord:
     """The email was accepted; it must be recorded, once, and not sent again."""
 

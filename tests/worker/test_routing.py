@@ -274,6 +274,17 @@ async def test_no_more_is_leased_than_a_low_ceiling_lets_through_soon(bench: Ben
     assert bench.books.statuses()["pending"] >= 35
 
 
+async def test_no_more_messages_of_many_emails_are_held_than_a_low_ceiling_lets_through_soon(bench: Bench) -> None:
+    email_ids = bench.books.enqueue(40)
+    for at in range(0, 40, 10):
+        await bench.deliver_together(email_ids[at : at + 10])
+
+    await bench.start(ceiling=2.0, LEASE_SECONDS="10", SEND_TIMEOUT_SECONDS="1", BUNDLE="10")
+
+    await until(lambda: bench.provider.calls)
+    assert await bench.waiting_messages() == 2  # ten emails and a quarter more are worth holding: two messages
+
+
 async def test_providers_that_nobody_can_tell_of_do_not_stop_the_worker(bench: Bench) -> None:
     bench.books.connection.execute("alter table provider_state rename to gone")
     try:

@@ -1,0 +1,261 @@
+"""A message that points to several emails: each goes its own way, and RabbitMQ hears of it when the last is through."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from uuid import UUID
+
+import orjson
+import psycopg
+import pytest
+
+from dispatcher.config import MOST_BUNDLED
+from dispatcher.domain.outcome import Deferred, Reason, Rejected
+from tests.broker.proxy import Proxy
+from tests.broker.rabbit import Taken
+from tests.store.books import Books
+from tests.waiting import until
+from tests.worker.bench import Bench, Worker
+from tests.worker.scripted import accept, accept_when_let_go, answer, leave_when_let_go
+
+ONE_AT_A_TIME = "1"
+"""As `PREFETCH`: RabbitMQ gives the next message only once it has heard of the one before."""
+
+
+def emails_in(message: Taken) -> list[UUID]:
+    return [UUID(each["email_id"]) for each in orjson.loads(message.body)["emails"]]
+
+
+async def end(worker: Worker) -> None:
+    """The process ends, and its connection with it."""
+    worker.task.cancel()
+    await asyncio.gather(worker.task, return_exceptions=True)
+
+
+def withhold(bench: Bench, email_ids: Iterable[UUID]) -> None:
+    """The provider's answers for these wait for the test."""
+    for email_id in email_ids:
+        bench.provider.script[email_id].append(accept_when_let_go)
+
+
+@pytest.mark.parametrize("prefetch", ["1", "7", "256"])
+async def test_every_email_of_a_message_is_sent_once_and_then_the_message_is_acked(bench: Bench, prefetch: str) -> None:
+    email_ids = bench.books.enqueue(2 * MOST_BUNDLED)
+    await bench.start(PREFETCH=prefetch)
+
+    for half in (email_ids[:MOST_BUNDLED], email_ids[MOST_BUNDLED:]):
+        await bench.deliver_together(half)
+
+    await bench.settled({"sent": 2 * MOST_BUNDLED})
+    assert bench.provider.accepted == dict.fromkeys(email_ids, 1)
+    assert bench.books.hourly() == {"accepted": 2 * MOST_BUNDLED}
+    await bench.nothing_left_on_the_queue()
+
+
+@pytest.mark.parametrize("last", [0, 3, 7])
+async def test_a_message_is_not_acked_while_one_of_its_emails_is_on_the_wire_whatever_is_acked_around_it(
+    bench: Bench, last: int
+) -> None:
+    before, together, after = bench.books.enqueue(20), bench.books.enqueue(8), bench.books.enqueue(20)
+    withhold(bench, [together[last]])
+    worker = await bench.start(PREFETCH="4")
+
+    await bench.deliver(before)
+    await bench.deliver_together(together)
+    await bench.deliver(after)
+    await bench.settled({"sent": 47, "sending": 1})
+    await bench.all_are_delivered()
+    await end(worker)
+
+    (message,) = await bench.rabbit.take_all(bench.topology.queue, 1)
+    assert message.redelivered
+    assert emails_in(message) == together
+
+
+async def test_a_message_that_comes_again_after_its_channel_was_lost_sends_nothing_twice(
+    bench: Bench, broker: Proxy
+) -> None:
+    email_ids = bench.books.enqueue(8)
+    withhold(bench, email_ids[::4])
+    await bench.start(AMQP_URL=broker.url)
+    await bench.deliver_together(email_ids)
+    await bench.settled({"sent": 6, "sending": 2})
+    connections = broker.connections
+
+    broker.cut()
+    await until(lambda: broker.connections > connections)
+    neighbour = bench.books.enqueue_one()
+    await bench.deliver([neighbour])
+    await until(lambda: bench.provider.accepted[neighbour] == 1)
+    bench.provider.let_go()
+
+    await bench.settled({"sent": 9})
+    assert bench.provider.accepted == dict.fromkeys([*email_ids, neighbour], 1)
+    await bench.nothing_left_on_the_queue()
+
+
+async def test_what_a_dead_worker_had_not_leased_of_a_message_is_sent_by_the_next(bench: Bench) -> None:
+    email_ids = bench.books.enqueue(8)
+    withhold(bench, email_ids[2:4])
+    first = await bench.start(PREFETCH="2")
+    await bench.deliver_together(email_ids)
+    await until(lambda: len(bench.provider.waiting) == 2)
+    await end(first)
+
+    await bench.start()
+
+    # The two are the dead worker's: its ledger, or their leases' end, settles them.
+    await bench.settled({"sent": 6, "sending": 2})
+    assert all(bench.provider.accepted[each] == 1 for each in email_ids[:2] + email_ids[4:])
+    await bench.nothing_left_on_the_queue()
+
+
+@pytest.mark.parametrize("unknown_at", [0, 2, 4])
+async def test_a_message_that_points_to_an_unknown_email_too_goes_to_the_dlq_when_the_others_are_sent(
+    bench: Bench, unknown_at: int
+) -> None:
+    email_ids = bench.books.enqueue(4)
+    withhold(bench, email_ids[3:])
+    await bench.start()
+
+    await bench.deliver_together(email_ids, unknown_at=unknown_at)
+    await bench.settled({"sent": 3, "sending": 1})
+    assert await bench.rabbit.take(bench.topology.dlq) is None
+    bench.provider.let_go()
+
+    await bench.settled({"sent": 4})
+    (dead,) = await bench.rabbit.take_all(bench.topology.dlq, 1)
+    assert set(email_ids) < set(emails_in(dead))
+    assert len(emails_in(dead)) == 5
+    assert bench.provider.accepted == dict.fromkeys(email_ids, 1)
+    await bench.nothing_left_on_the_queue()
+
+
+async def test_an_email_under_anothers_key_is_not_sent_by_that_message_and_its_neighbours_are(bench: Bench) -> None:
+    first, second, third = bench.books.enqueue(3)
+    named = {str(first): bench.books.key(second), str(third): bench.books.key(third)}
+    emails = [{"email_id": email_id, "message_key": key} for email_id, key in named.items()]
+    await bench.start()
+
+    await bench.rabbit.publish(bench.topology.queue, orjson.dumps({"v": 2, "emails": emails}))
+
+    await bench.settled({"sent": 1, "pending": 2})
+    (dead,) = await bench.rabbit.take_all(bench.topology.dlq, 1)
+    assert emails_in(dead) == [first, third]
+    assert bench.provider.accepted == {third: 1}
+    await bench.nothing_left_on_the_queue()
+
+
+@pytest.mark.parametrize("emails", [[], [[]], [{}], "all", None, [{"v": 2, "emails": []}], "too many"], ids=repr)
+async def test_a_message_whose_list_is_none_goes_to_the_dlq_as_it_was(bench: Bench, emails: object) -> None:
+    email_id = bench.books.enqueue_one()
+    if emails == "too many":
+        pointer = {"email_id": str(email_id), "message_key": bench.books.key(email_id)}
+        emails = [pointer] * (MOST_BUNDLED + 1)
+    body = orjson.dumps({"v": 2, "emails": emails})
+    await bench.start()
+
+    await bench.rabbit.publish(bench.topology.queue, body)
+    await bench.rabbit.publish(bench.topology.queue, body)
+
+    assert [dead.body for dead in await bench.rabbit.take_all(bench.topology.dlq, 2)] == [body, body]
+    assert bench.provider.calls == []
+    await bench.nothing_left_on_the_queue()
+
+
+async def test_a_message_of_finished_and_repeated_emails_sends_each_once_and_is_acked(bench: Bench) -> None:
+    sent, held, new, other = bench.books.enqueue(4)
+    bench.books.change(sent, status="sent")
+    bench.books.change(held, status="held")
+    await bench.start()
+
+    await bench.deliver_together([new, sent, new, held, other, new])
+    await bench.deliver_together([other, other])
+
+    await bench.settled({"sent": 3, "held": 1})
+    assert bench.provider.accepted == {new: 1, other: 1}
+    await bench.nothing_left_on_the_queue()
+
+
+async def test_two_workers_with_the_same_emails_in_messages_of_any_size_send_each_once(bench: Bench) -> None:
+    email_ids = bench.books.enqueue(150)
+    for _ in range(2):
+        await bench.start(PREFETCH="20")
+
+    for size in (50, 3, 16):
+        order = email_ids[:: -1 if size == 3 else 1]
+        for at in range(0, len(order), size):
+            await bench.deliver_together(order[at : at + size])
+
+    await bench.settled({"sent": 150})
+    await bench.nothing_left_on_the_queue()
+    assert bench.provider.accepted == dict.fromkeys(email_ids, 1)
+    assert bench.books.hourly() == {"accepted": 150}
+
+
+async def test_a_drain_in_the_middle_of_a_message_gives_back_what_had_not_left_and_forgets_none(bench: Bench) -> None:
+    email_ids = bench.books.enqueue(12)
+    on_the_wire, not_left = email_ids[2:4], email_ids[4:6]
+    withhold(bench, on_the_wire)
+    for email_id in not_left:
+        bench.provider.script[email_id].append(leave_when_let_go)
+    worker = await bench.start(PREFETCH="4")
+    await bench.deliver_together(email_ids)
+    await until(lambda: bench.provider.waiting == {*on_the_wire, *not_left})
+
+    worker.begin_to_stop()
+    await until(lambda: bench.provider.waiting == {*on_the_wire})
+    bench.provider.let_go()
+    await asyncio.wait_for(worker.task, 20)
+
+    assert bench.books.statuses() == {"sent": 4, "pending": 8}
+    assert all(bench.books.row(each)["publish_due_at"] is not None for each in not_left)
+    await bench.start()  # for it, the message is still there
+    await bench.settled({"sent": 12})
+    assert bench.provider.accepted == dict.fromkeys(email_ids, 1)
+    await bench.nothing_left_on_the_queue()
+
+
+async def test_an_email_that_waits_for_its_retry_does_not_hold_its_message(bench: Bench) -> None:
+    deferred, rejected, other = together = bench.books.enqueue(3)
+    bench.provider.script[deferred].append(answer(Deferred(Reason.REFUSED, retry_after=50.0)))
+    bench.provider.script[rejected].append(answer(Rejected(Reason.REFUSED)))
+    await bench.start(PREFETCH=ONE_AT_A_TIME, RETRY_CAP_SECONDS="60")
+
+    await bench.deliver_together(together)
+    next_one = (await bench.enqueue())[0]
+
+    await until(lambda: bench.provider.accepted == {other: 1, next_one: 1})
+    await bench.settled({"sending": 1, "failed": 1, "sent": 2})
+    await bench.nothing_left_on_the_queue()
+
+
+async def test_an_email_that_is_tried_again_is_sent_once_beside_its_neighbours(bench: Bench) -> None:
+    email_ids = bench.books.enqueue(6)
+    for email_id in email_ids[::2]:
+        bench.provider.script[email_id].extend([answer(Deferred(Reason.REFUSED)), accept])
+    await bench.start(PREFETCH="2")
+
+    await bench.deliver_together(email_ids)
+
+    await bench.settled({"sent": 6})
+    assert bench.provider.accepted == dict.fromkeys(email_ids, 1)
+    assert [len(bench.books.outcomes(email_id)) for email_id in email_ids] == [2, 1] * 3
+    await bench.nothing_left_on_the_queue()
+
+
+async def test_a_locked_email_makes_its_message_come_again_until_it_is_free_and_nothing_is_sent_twice(
+    bench: Bench, tables_url: str
+) -> None:
+    email_ids = bench.books.enqueue(5)
+    await bench.start(lock_seconds=0.2)
+    with psycopg.connect(tables_url) as person:
+        Books(person).lock(email_ids[1])
+        await bench.deliver_together(email_ids)
+        await bench.settled({"sent": 4, "pending": 1})
+
+    # There is no relay here: nobody but this message tells of it.
+    await bench.settled({"sent": 5})
+    assert bench.provider.accepted == dict.fromkeys(email_ids, 1)
+    await bench.nothing_left_on_the_queue()
