@@ -21,7 +21,7 @@ from tests.supervisor.program import Program, eventually
 PROBE_SECONDS = 0.5
 SOON_SECONDS = 30.0
 """Management figures lag by 5 seconds, and the machine may be busy; a quiet one needs 6."""
-POISON = b'{"to": "ann@example.org", "subject": "Your code", "text": "4711"'
+POISON = b'{"to": "ann@example.org", "subject": "Your code", "text": "code-QZ4711"'
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_a_malformed_message_alerts_by_webhook_and_email_within_seconds_without_
     (letter,) = host.rabbit.read_all(host.topology.dlq)
     assert (letter.body, letter.was_rejected) == (POISON, True)
     told = posted.body.decode() + str(mail) + run.log
-    for private in ("ann@", "4711", "Your code"):
+    for private in ("ann@", "QZ4711", "Your code"):
         assert private not in told
 
     host.rabbit.purge(host.topology.dlq)
