@@ -25,7 +25,7 @@ from dispatcher import config
 from dispatcher.dev.servers import Servers
 
 WORKERS: Final = 2
-TUNED: Final[Knobs] = {"bundle": 16}
+TUNED: Final[Knobs] = {"bundle": 16, "prefetch": 512}
 """The one place to change it; `--sweep --peers ours-tuned,ours-tuned-published` tries others."""
 SETTLED: Final = (
     "select count(*), extract(epoch from max(sent_at))::float8 from email_log where status in ('sent', 'held')"
