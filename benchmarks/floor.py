@@ -115,7 +115,8 @@ def main() -> int:
 
 def _turns(options: argparse.Namespace, console: Console) -> tuple[list[Turn], dict[str, object]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    case = Case("sendgrid", options.workers, options.emails, options.prefetch)
+    settings = (("DISPATCHER_BUNDLE", str(options.bundle)),) if options.bundle > 1 else ()
+    case = Case("sendgrid", options.workers, options.emails, options.prefetch, settings=settings)
     with (
         tempfile.TemporaryDirectory(prefix="dispatcher-bench-") as folder,
         tempfile.TemporaryDirectory(prefix="dispatcher-bench-", dir=memory_folder()) as doubles,
@@ -128,12 +129,12 @@ def _turns(options: argparse.Namespace, console: Console) -> tuple[list[Turn], d
         task = bar.add_task("chain and parts in turns", total=options.repeat)
         turns = []
         for number in range(options.repeat):
-            turns.append(_turn(servers, case, Path(doubles) / str(number)))
+            turns.append(_turn(servers, case, options.bundle, Path(doubles) / str(number)))
             bar.advance(task)
     return turns, facts
 
 
-def _turn(servers: Servers, case: Case, folder: Path) -> Turn:
+def _turn(servers: Servers, case: Case, bundle: int, folder: Path) -> Turn:
     with database(servers) as url:
         chain = measure(servers, case, folder / "chain", url)
     sizes = Sizes(
@@ -141,6 +142,7 @@ def _turn(servers: Servers, case: Case, folder: Path) -> Turn:
         lease_batch=max(1, round(chain.lease_batch or 1)),
         record_batch=max(1, round(chain.record_batch or 1)),
         in_flight=IN_FLIGHT,
+        bundle=bundle,
     )
     with running_double("sendgrid", folder / "parts") as double, contextlib.ExitStack() as stack:
         places, other, third = (stack.enter_context(_places(servers, double)) for _ in range(3))
@@ -215,7 +217,7 @@ def _verdict(turns: Sequence[Turn]) -> Iterator[str]:
     sizes = turns[-1].sizes
     yield (
         f"Batches as in the chain: {sizes.lease_batch} leased, {sizes.record_batch} recorded and acked at once, "
-        f"prefetch {sizes.prefetch}; {sizes.in_flight} requests at once."
+        f"prefetch {sizes.prefetch}, {sizes.bundle} to a message; {sizes.in_flight} requests at once."
     )
 
 
@@ -246,12 +248,15 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--emails", type=int, default=10_000, metavar="N", help="per turn; default: 10000")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="of the chain; default: 2")
     parser.add_argument("--prefetch", type=int, metavar="N", help="default: the product's")
+    parser.add_argument(
+        "--bundle", type=int, default=1, metavar="N", help="emails that a message points to; default: 1"
+    )
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="turns; default: 3")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write floor.jsonl and floor.txt there")
     parser.add_argument("--json", action="store_true", help="a line of JSON per turn, and no table")
     options = parser.parse_args()
-    if min(options.emails, options.workers, options.repeat) < 1:
-        parser.error("--emails, --workers and --repeat are whole numbers from 1")
+    if min(options.emails, options.workers, options.repeat, options.bundle) < 1:
+        parser.error("--emails, --workers, --repeat and --bundle are whole numbers from 1")
     return options
 
 

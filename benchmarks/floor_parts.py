@@ -43,12 +43,14 @@ class Sizes:
 
     Attributes:
         in_flight: Requests to the provider at once.
+        bundle: Emails that a message points to.
     """
 
     prefetch: int
     lease_batch: int
     record_batch: int
     in_flight: int
+    bundle: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,7 @@ async def measure_alone(places: Places, sizes: Sizes, emails: int) -> dict[str, 
     """The costs of each part for emails that are enqueued and due, and nobody has touched."""
     gate = Alone(places.roots)
     async with _connected(places) as database:
-        keys = await _publish(places, database, emails, gate)
+        keys = await _publish(places, sizes, database, emails, gate)
         await _consume(places, sizes, emails, gate)
         leased = await _lease(sizes, database, keys, gate)
         await _send(places, sizes, leased, gate)
@@ -181,9 +183,9 @@ async def measure_together(
         rows = await (await leasing.execute("select email_id, message_key from email_log")).fetchall()
         leased = await _lease(sizes, leasing, dict(rows), _Free())
         enqueue()
-        keys = await _publish(other, leasing, emails, _Free())
+        keys = await _publish(other, sizes, leasing, emails, _Free())
         await asyncio.gather(
-            _publish(places, publishing, emails, gate),
+            _publish(places, sizes, publishing, emails, gate),
             _consume(other, sizes, emails, gate),
             _lease(sizes, leasing, keys, gate),
             _send(places, sizes, leased, gate),
@@ -201,27 +203,34 @@ async def _connected(places: Places) -> AsyncIterator[Any]:
         yield database
 
 
-async def _publish(places: Places, database: Any, emails: int, gate: Gate) -> dict[UUID, str]:
+async def _publish(places: Places, sizes: Sizes, database: Any, emails: int, gate: Gate) -> dict[UUID, str]:
     """Find what is due and publish it with confirms; the leases take the marks off."""
     async with await open_connection(places.amqp_url, name="floor") as connection:
         channel = await connection.open_channel()
         confirms = _Confirms()
         await channel.call(channel.raw.confirm_delivery, ack_nack_callback=confirms.on_answer)
         keys: dict[UUID, str] = {}
+        messages = 0
         async with gate.open("publish", emails):
             since = THE_START
             while new := await _find_due(database, since, keys):
-                for email_id, key, *_ in new:
-                    body = orjson.dumps({"v": 1, "email_id": email_id, "message_key": key})
+                for bundle in _batches(new, sizes.bundle):
                     properties = spec.BasicProperties(
-                        content_type="application/json", delivery_mode=2, message_id=str(email_id)
+                        content_type="application/json", delivery_mode=2, message_id=str(bundle[0][0])
                     )
+                    body = _pointers(bundle)
                     channel.raw.basic_publish(places.exchange, places.queue, body, properties, mandatory=True)
-                    keys[email_id] = key
-                await confirms.reached(len(keys))
+                    messages += 1
+                keys |= {row[0]: row[1] for row in new}
+                await confirms.reached(messages)
                 since = new[-1][-1]
     assert len(keys) == emails, "every email was due once"
     return keys
+
+
+def _pointers(rows: Sequence[Any]) -> bytes:
+    emails = [{"email_id": row[0], "message_key": row[1]} for row in rows]
+    return orjson.dumps({"v": 1, **emails[0]} if len(emails) == 1 else {"v": 2, "emails": emails})
 
 
 async def _find_due(database: Any, since: datetime, known: Collection[UUID]) -> list[Any]:
@@ -263,14 +272,15 @@ async def _consume(places: Places, sizes: Sizes, emails: int, gate: Gate) -> Non
         channel = await connection.open_channel()
         await channel.call(channel.raw.basic_qos, prefetch_count=sizes.prefetch)
         done = asyncio.Event()
-        batch = min(sizes.record_batch, sizes.prefetch)
+        batch = max(1, min(sizes.record_batch, sizes.prefetch) // sizes.bundle)
+        taken = 0
 
         def receive(_channel: Any, method: Any, _properties: Any, body: bytes) -> None:
-            orjson.loads(body)
-            tag = method.delivery_tag
-            if tag % batch == 0 or tag == emails:
-                channel.raw.basic_ack(tag, multiple=True)
-            if tag == emails:
+            nonlocal taken
+            taken += len(orjson.loads(body).get("emails", (body,)))
+            if method.delivery_tag % batch == 0 or taken == emails:
+                channel.raw.basic_ack(method.delivery_tag, multiple=True)
+            if taken == emails:
                 done.set()
 
         async with gate.open("consume", emails):

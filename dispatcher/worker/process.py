@@ -43,6 +43,9 @@ _COUNT_SECONDS = 1.0
 AT_HAND = 4
 """One of so many messages more than emails may be sent at once: the next are here when a place is free, and the window
 stays full over the way to RabbitMQ and back."""
+WINDOWS_OF_BUNDLES = 4
+"""So many times as many emails may be at hand where each message points to as many as it may: what one worker has, no
+other can send. Not fewer, because in a trickle messages point to one email, and are to keep a slow provider busy."""
 GC_THRESHOLDS = (20_000, 20, 50)
 """An email is some dozens of objects, which die with it and without the collector: what it looks for, cycles of faults
 and closed connections, is rare. By default it would look after every ten emails."""
@@ -129,10 +132,7 @@ async def _dispatch(
 ) -> None:
     """Consumes and works until the stop, then drains."""
     window = routes.window(settings.prefetch, max(settings.lease_seconds / 2, settings.send_timeout_seconds))
-    at_hand = window + window // AT_HAND
-    if window < settings.prefetch:
-        # Ceilings bound the emails that are worth holding, and RabbitMQ counts messages.
-        at_hand = math.ceil(at_hand / settings.bundle)
+    at_hand = _messages_at_hand(window, settings)
     settings = replace(settings, prefetch=window)
     # The lambdas because the pipeline comes after: the two know each other.
     consumer = Consumer(
@@ -161,6 +161,20 @@ async def _dispatch(
         for task in (consuming, working, retiring):
             task.cancel()
     log.get_log().info("worker.drained", sent=pipeline.sent_count, released=pipeline.released_count)
+
+
+def _messages_at_hand(window: int, settings: Settings) -> int:
+    """How many unacked messages RabbitMQ lets us hold.
+
+    Args:
+        window: How many emails are sent at once.
+    """
+    emails = window + window // AT_HAND
+    if settings.bundle == 1:
+        return emails
+    # Where ceilings have cut the window, they bound the emails that are worth holding.
+    windows = 1 if window < settings.prefetch else WINDOWS_OF_BUNDLES
+    return min(emails, math.ceil(windows * emails / settings.bundle))
 
 
 async def _ask_for_successor(seat: Seat, pipeline: Pipeline, after_emails: int) -> None:

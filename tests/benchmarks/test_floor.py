@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -25,11 +26,12 @@ SIZES: Final = Sizes(prefetch=64, lease_batch=50, record_batch=40, in_flight=8)
 
 
 @pytest.mark.slow
-def test_every_part_is_done_for_every_email_and_costs_something(servers: Servers, tmp_path: Path) -> None:
+@pytest.mark.parametrize("bundle", [1, 16])
+def test_every_part_is_done_for_every_email_and_costs_something(servers: Servers, tmp_path: Path, bundle: int) -> None:
     with _places(servers, tmp_path) as (places, double):
         enqueued = _enqueue(places)
 
-        costs = uvloop.run(measure_alone(places, SIZES, EMAILS))
+        costs = uvloop.run(measure_alone(places, replace(SIZES, bundle=bundle), EMAILS))
 
         assert tuple(costs) == PARTS
         assert all(used["client"] > 0 and used[ELAPSED] > 0 for used in costs.values())
