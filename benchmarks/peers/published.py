@@ -55,7 +55,7 @@ class _CountingPublisher(Publisher):
         answers = await super().publish(messages)
         confirmed = [message for message, answer in zip(messages, answers, strict=True) if answer]
         self.messages += len(confirmed)
-        self.emails += sum(len(pointer.decode_all(message.body)) for message in confirmed)
+        self.emails += sum(len(pointer.decode(message.body)) for message in confirmed)
         return answers
 
 

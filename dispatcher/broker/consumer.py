@@ -22,7 +22,6 @@ from typing import Any, Final, NamedTuple
 from pika import exceptions
 
 from dispatcher.broker.connection import Channel, Connection, first_of, open_connection, parameters, resolve
-from dispatcher.broker.pointer import Properties
 from dispatcher.domain.backoff import Backoff
 from dispatcher.errors import BrokerUnavailable
 from dispatcher.telemetry import metrics
@@ -49,7 +48,7 @@ class Delivery(NamedTuple):
     tag: int
     generation: int
     body: bytes
-    properties: Properties
+    properties: Any
     redelivered: bool
     part: int = 0
 

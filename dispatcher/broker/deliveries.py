@@ -48,7 +48,6 @@ class Brought(NamedTuple):
     consumer_tag: str
     delivery_tag: int
     redelivered: bool
-    correlation_id: str | None
     body: bytes
     table: bytes | None = None
 
@@ -91,16 +90,14 @@ def _delivery_at(buffer: bytes, at: int) -> Brought | None:
     body_end = body_at + octets
     if not buffer[method_end] == buffer[header_end] == buffer[body_end] == _END:
         return None
-    correlation_id, table = _properties(buffer, header_at + _HEADER.size, header_end, flags)
     return Brought(
         body_end + 1,
         channel_number,
         buffer[at + 12 : tag_at].decode(),
         delivery_tag,
         bool(bits & 1),
-        correlation_id,
         buffer[body_at:body_end],
-        table,
+        _table(buffer, header_at + _HEADER.size, header_end, flags),
     )
 
 
@@ -122,21 +119,16 @@ def is_under_way(buffer: bytes) -> bool:
     return kind == spec.FRAME_BODY and octets == body_octets and not is_whole
 
 
-def _properties(buffer: bytes, at: int, end: int, flags: int) -> tuple[str | None, bytes | None]:
-    """Correlation id and headers, of the properties that stand one after the other from there."""
-    table = None
+def _table(buffer: bytes, at: int, end: int, flags: int) -> bytes | None:
+    """The headers' octets, of the properties that stand one after the other from there."""
+    if not flags & spec.BasicProperties.FLAG_HEADERS:
+        return None
     if flags & spec.BasicProperties.FLAG_CONTENT_TYPE:
         at += 1 + buffer[at]
-    if flags & spec.BasicProperties.FLAG_HEADERS:
-        table_at, at = at, at + 4 + int.from_bytes(buffer[at : at + 4], "big")
-        if at > end:
-            raise IndexError
-        table = buffer[table_at:at]
-    if flags & spec.BasicProperties.FLAG_DELIVERY_MODE:
-        at += 1
-    if not flags & spec.BasicProperties.FLAG_CORRELATION_ID:
-        return None, table
-    return buffer[at + 1 : at + 1 + buffer[at]].decode(), table
+    table_end = at + 4 + int.from_bytes(buffer[at : at + 4], "big")
+    if table_end > end:
+        raise IndexError
+    return buffer[at:table_end]
 
 
 def acks(channel_number: int, tags: Iterable[tuple[int, bool]]) -> list[bytes]:

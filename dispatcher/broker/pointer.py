@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import orjson
@@ -30,28 +30,14 @@ TRACEPARENT: Final = "traceparent"
 _HEX: Final = "[0-9A-Fa-f]"
 # Spelt out: with a group that repeats, and a flag for the case, it takes twice as long.
 _UUID: Final = re.compile(f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}")
-# W3C Trace Context, section 3.2: version, trace id, parent id, flags.
-_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
-
-
-class Properties(Protocol):
-    """The part of a message's AMQP properties that we read; strangers may have put anything there."""
-
-    @property
-    def correlation_id(self) -> Any:
-        """A short string; bytes where it is not UTF-8."""
-
-    @property
-    def headers(self) -> Any:
-        """A table; None if there is none."""
 
 
 class Pointer(NamedTuple):
     """A message that points to an email. A tuple: there are thousands a second.
 
     Attributes:
-        correlation_id: None where the message has none that we would have written.
-        traceparent: W3C trace context; None likewise.
+        correlation_id: For the message's property; None where there is none, and in what was decoded.
+        traceparent: W3C trace context, for its header; None likewise.
     """
 
     email_id: UUID
@@ -76,38 +62,20 @@ def id_text(email_id: UUID) -> str:
     return orjson.dumps(email_id)[1:-1].decode()
 
 
-def decode(body: bytes, properties: Properties | None = None) -> Pointer:
-    """The pointer that a message carries.
-
-    Args:
-        properties: None where nobody asks whose it is: a worker knows that from the email's row.
-
-    Raises:
-        InvalidPointer: for whatever else it carries; with the reason, which holds nothing of the message.
-    """
-    fields = decode_fields(body)
-    if properties is None:
-        return Pointer(email_id(fields), message_key(fields))
-    return Pointer(email_id(fields), message_key(fields), _correlation_id(properties), _traceparent(properties))
-
-
-def decode_all(body: bytes) -> list[Pointer]:
-    """The pointers that a message carries, of one email or of several.
+def decode(body: bytes) -> list[Pointer]:
+    """The pointers that a message carries, of one email or of several, without what its properties tell.
 
     Raises:
         InvalidPointer: for whatever else it carries, be it for one email of many; with the reason, which holds nothing
             of the message.
     """
     fields = _object(body)
-    if _version(fields) != BUNDLE_VERSION:
-        _check_version(fields)
+    version = _version(fields)
+    if version == VERSION:
         return [Pointer(email_id(fields), message_key(fields))]
-    emails = fields.get("emails")
-    if type(emails) is not list or not 1 <= len(emails) <= MOST_BUNDLED:
-        raise InvalidPointer(f'"emails" is missing or no list of 1 to {MOST_BUNDLED}.')
-    if not all(type(each) is dict for each in emails):
-        raise InvalidPointer('"emails" holds what is no JSON object.')
-    return [Pointer(email_id(each), message_key(each)) for each in emails]
+    if version == BUNDLE_VERSION:
+        return [Pointer(email_id(each), message_key(each)) for each in _bundled(fields)]
+    raise InvalidPointer(f'"v" is neither {VERSION} nor {BUNDLE_VERSION}, the versions that we know.')
 
 
 def decode_fields(body: bytes) -> Mapping[str, Any]:
@@ -117,7 +85,8 @@ def decode_fields(body: bytes) -> Mapping[str, Any]:
         InvalidPointer: it is no JSON object, too large, or of a version that we do not know.
     """
     fields = _object(body)
-    _check_version(fields)
+    if _version(fields) != VERSION:
+        raise InvalidPointer(f'"v" is not {VERSION}, the version that we know.')
     return fields
 
 
@@ -138,9 +107,13 @@ def _version(fields: Mapping[str, Any]) -> int | None:
     return version if type(version) is int else None
 
 
-def _check_version(fields: Mapping[str, Any]) -> None:
-    if _version(fields) != VERSION:
-        raise InvalidPointer(f'"v" is not {VERSION}, the version that we know.')
+def _bundled(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
+    emails = fields.get("emails")
+    if type(emails) is not list or not 1 <= len(emails) <= MOST_BUNDLED:
+        raise InvalidPointer(f'"emails" is missing or no list of 1 to {MOST_BUNDLED}.')
+    if not all(type(each) is dict for each in emails):
+        raise InvalidPointer('"emails" holds what is no JSON object.')
+    return emails
 
 
 def email_id(fields: Mapping[str, Any]) -> UUID:
@@ -162,22 +135,6 @@ def message_key(fields: Mapping[str, Any]) -> str:
         InvalidPointer: there is none, or one that enqueue would have refused.
     """
     text = fields.get("message_key")
-    if type(text) is not str or not is_key(text):
+    if type(text) is not str or not 1 <= len(text) <= MAX_KEY_CHARACTERS or not text.isprintable():
         raise InvalidPointer(f'"message_key" is missing or not 1 to {MAX_KEY_CHARACTERS} characters that print.')
     return text
-
-
-def is_key(text: str) -> bool:
-    """Whether enqueue accepts it as message key or correlation id."""
-    return 1 <= len(text) <= MAX_KEY_CHARACTERS and text.isprintable()
-
-
-def _correlation_id(properties: Properties) -> str | None:
-    text = properties.correlation_id
-    return text if type(text) is str and is_key(text) else None
-
-
-def _traceparent(properties: Properties) -> str | None:
-    headers = properties.headers
-    text = headers.get(TRACEPARENT) if type(headers) is dict else None
-    return text if type(text) is str and _TRACEPARENT.fullmatch(text) else None

@@ -98,7 +98,7 @@ def glimpse(body: bytes) -> str:
 
 async def _repaired(session: AsyncSession, queue: str, body: bytes) -> Outgoing:
     try:
-        pointers = pointer.decode_all(body)
+        pointers = pointer.decode(body)
     except InvalidPointer as error:
         raise DispatcherError(
             f"The repaired message points to no email: {error.message}",
@@ -138,7 +138,7 @@ def _poison(found: Found) -> Poison:
 
 def _problem(body: bytes) -> str:
     try:
-        pointers = pointer.decode_all(body)
+        pointers = pointer.decode(body)
     except InvalidPointer as error:
         return error.message
     if len(pointers) == 1:

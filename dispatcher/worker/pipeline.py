@@ -20,7 +20,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from dispatcher.broker.consumer import Consumer, Delivery
-from dispatcher.broker.pointer import decode_all
+from dispatcher.broker.pointer import decode
 from dispatcher.config import Settings
 from dispatcher.domain.decision import RetryIn, decide
 from dispatcher.domain.outcome import Deferred, Outcome, Uncertain
@@ -109,7 +109,7 @@ class Pipeline:
     def take(self, delivery: Delivery) -> None:
         """Takes a message from the broker; what points to no email goes to the DLQ."""
         try:
-            pointers = decode_all(delivery.body)
+            pointers = decode(delivery.body)
         except InvalidPointer as error:
             self._log.warning("message.rejected", reason=error.message, octets=len(delivery.body))
             metrics.MESSAGES_REJECTED.add(1)

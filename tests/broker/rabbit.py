@@ -16,6 +16,7 @@ from urllib.parse import quote, unquote, urlsplit
 from pika.spec import BasicProperties
 
 from dispatcher.broker.connection import Connection
+from dispatcher.broker.pointer import TRACEPARENT, Pointer, decode
 from tests.waiting import wait_until
 
 DEADLINE_SECONDS = 20.0
@@ -37,6 +38,13 @@ class Taken:
     body: bytes
     properties: Any
     redelivered: bool
+
+    @property
+    def pointer(self) -> Pointer:
+        """What it points to, with what its properties tell."""
+        (pointer,) = decode(self.body)
+        headers = self.properties.headers or {}
+        return pointer._replace(correlation_id=self.properties.correlation_id, traceparent=headers.get(TRACEPARENT))
 
 
 class Rabbit:

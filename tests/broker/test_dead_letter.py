@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from datetime import UTC, datetime
-from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -52,9 +51,7 @@ def test_what_is_not_known_may_be_absent() -> None:
 
 
 def test_a_dead_letter_that_is_put_back_on_the_send_queue_points_to_its_email() -> None:
-    found = pointer.decode(encode(LETTER), SimpleNamespace(correlation_id=None, headers=None))
-
-    assert found == Pointer(LETTER.email_id, LETTER.message_key)
+    assert pointer.decode(encode(LETTER)) == [Pointer(LETTER.email_id, LETTER.message_key)]
 
 
 def test_a_long_error_is_cut_so_that_the_letter_can_be_read_back() -> None:

@@ -54,7 +54,7 @@ def test_a_delivery_of_ours_is_read(
 
     read = delivery_at(buffer, len(before))
 
-    assert read == Brought(len(buffer) - 4, 3, "worker", tag, True, correlation_id, body)
+    assert read == Brought(len(buffer) - 4, 3, "worker", tag, True, body)
 
 
 @pytest.mark.parametrize("has_type", [False, True])
@@ -65,7 +65,7 @@ def test_headers_are_read_when_somebody_asks(headers: dict[str, Any], has_type: 
     read = delivery_at(delivered(properties) + b"more", 0)
 
     assert read is not None
-    assert (read.headers, read.correlation_id, read.body) == (headers, "c", BODY)
+    assert (read.headers, read.body) == (headers, BODY)
 
 
 def test_headers_that_pika_cannot_read_are_none() -> None:
@@ -76,7 +76,7 @@ def test_headers_that_pika_cannot_read_are_none() -> None:
 
     assert far_away != octets
     assert read is not None
-    assert (read.headers, read.correlation_id) == (None, "c")
+    assert (read.headers, read.body) == (None, BODY)
 
 
 @pytest.mark.parametrize("properties", [OURS, {**OURS, "headers": {"x-delivery-count": 3}}])
@@ -169,7 +169,7 @@ def assert_read_as_pika_does(octets: bytes) -> None:
         assert (read.delivery_tag, read.consumer_tag) == (method.method.delivery_tag, method.method.consumer_tag)
         assert isinstance(header, frame.Header)
         assert isinstance(body, frame.Body)
-        assert (read.correlation_id, read.body) == (header.properties.correlation_id, body.fragment)
+        assert read.body == body.fragment
         assert read.headers == header.properties.headers
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -13,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dispatcher.broker.outgoing import Outgoing
-from dispatcher.broker.pointer import MAX_BODY_OCTETS, Pointer, decode, decode_all, encode, encode_bundle
+from dispatcher.broker.pointer import MAX_BODY_OCTETS, Pointer, decode, encode, encode_bundle
 from dispatcher.config import MOST_BUNDLED
 from dispatcher.errors import InvalidPointer
 
@@ -21,7 +20,6 @@ EMAIL_ID = UUID("0192f000-0000-7000-8000-00000000000a")
 GOOD: dict[str, Any] = {"v": 1, "email_id": str(EMAIL_ID), "message_key": "order-17"}
 ENTRY: dict[str, Any] = {"email_id": str(EMAIL_ID), "message_key": "order-17"}
 TRACEPARENT = f"00-{'a' * 32}-{'b' * 16}-01"
-PLAIN = SimpleNamespace(correlation_id=None, headers=None)
 
 keys = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=255)
 json_values = st.recursive(
@@ -38,10 +36,9 @@ def body(**changes: Any) -> bytes:
 
 @given(keys)
 def test_what_was_encoded_is_decoded(key: str) -> None:
-    pointer = Pointer(uuid4(), key, "request-9", TRACEPARENT)
-    properties = SimpleNamespace(correlation_id="request-9", headers={"traceparent": TRACEPARENT})
+    pointer = Pointer(uuid4(), key)
 
-    assert decode(encode(pointer), properties) == pointer
+    assert decode(encode(pointer)) == [pointer]
 
 
 def test_the_body_holds_the_pointer_and_nothing_else() -> None:
@@ -61,7 +58,7 @@ def test_the_body_holds_the_pointer_and_nothing_else() -> None:
 )  # fmt: skip
 def test_a_wrong_field_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidPointer):
-        decode(body(**changes), PLAIN)
+        decode(body(**changes))
 
 
 @pytest.mark.parametrize(
@@ -69,56 +66,33 @@ def test_a_wrong_field_is_refused(changes: dict[str, Any]) -> None:
 )
 def test_a_body_that_is_no_object_is_refused(garbage: bytes) -> None:
     with pytest.raises(InvalidPointer):
-        decode(garbage, PLAIN)
+        decode(garbage)
 
 
 def test_a_body_larger_than_any_of_ours_is_refused_unread() -> None:
     with pytest.raises(InvalidPointer, match="octets"):
-        decode(body() + b" " * MAX_BODY_OCTETS, PLAIN)
+        decode(body() + b" " * MAX_BODY_OCTETS)
 
 
 def test_a_refusal_quotes_nothing_of_the_message() -> None:
     for hostile in (body(message_key="ann@example.org\n"), body(email_id="ann@example.org"), body(v="ann@example.org")):
         with pytest.raises(InvalidPointer) as refusal:
-            decode(hostile, PLAIN)
+            decode(hostile)
         assert "ann" not in str(refusal.value)
         assert refusal.value.__cause__ is None
 
 
 def test_fields_that_are_not_ours_are_ignored() -> None:
-    assert decode(body(status="failed", more=[1]), PLAIN) == Pointer(EMAIL_ID, "order-17")
-
-
-@given(st.binary(max_size=300))
-@example(b'{"v":1,"email_id":"0192f000-0000-7000-8000-00000000000a","message_key":"\\ud800"}')
-def test_bytes_give_a_pointer_or_are_refused(noise: bytes) -> None:
-    with suppress(InvalidPointer):
-        assert isinstance(decode(noise, PLAIN), Pointer)
+    assert decode(body(status="failed", more=[1])) == [Pointer(EMAIL_ID, "order-17")]
 
 
 @given(st.dictionaries(st.sampled_from(["v", "email_id", "message_key"]), json_values))
 def test_objects_give_a_pointer_or_are_refused(changes: dict[str, Any]) -> None:
     try:
-        pointer = decode(body(**changes), PLAIN)
+        (pointer,) = decode(body(**changes))
     except InvalidPointer:
         return
     assert json.loads(encode(pointer)) == json.loads(body(**changes))
-
-
-@given(json_values | st.binary(), json_values | st.dictionaries(st.just("traceparent"), json_values | st.binary()))
-def test_strange_properties_do_not_spoil_a_pointer(correlation_id: Any, headers: Any) -> None:
-    pointer = decode(body(), SimpleNamespace(correlation_id=correlation_id, headers=headers))
-
-    assert pointer.email_id == EMAIL_ID
-    assert pointer.correlation_id in (None, correlation_id)
-    assert pointer.traceparent is None
-
-
-def test_a_correlation_id_that_amqp_cannot_hold_stays_behind() -> None:
-    pointer = Pointer(EMAIL_ID, "order-17", "\N{SNOWMAN}" * 255)
-
-    assert Outgoing.of_pointer("q", pointer).correlation_id is None
-    assert Outgoing.of_pointer("q", Pointer(EMAIL_ID, "order-17", "x" * 255)).correlation_id == "x" * 255
 
 
 def bundle(*emails: Any, **changes: Any) -> bytes:
@@ -130,7 +104,7 @@ def bundle(*emails: Any, **changes: Any) -> bytes:
 def test_a_bundle_is_decoded_in_its_order(given_keys: list[str]) -> None:
     pointers = [Pointer(uuid4(), key) for key in given_keys]
 
-    assert decode_all(encode_bundle(pointers)) == pointers
+    assert decode(encode_bundle(pointers)) == pointers
 
 
 def test_a_bundle_holds_pointers_and_nothing_else() -> None:
@@ -139,14 +113,10 @@ def test_a_bundle_holds_pointers_and_nothing_else() -> None:
     assert json.loads(encode_bundle(pointers)) == {"v": 2, "emails": [ENTRY, ENTRY | {"message_key": "order-18"}]}
 
 
-def test_one_email_is_read_as_one_of_several() -> None:
-    assert decode_all(body()) == [Pointer(EMAIL_ID, "order-17")]
-
-
 def test_the_largest_bundle_is_read() -> None:
     pointers = [Pointer(uuid4(), "🦊" * 255) for _ in range(MOST_BUNDLED)]
 
-    assert decode_all(encode_bundle(pointers)) == pointers
+    assert decode(encode_bundle(pointers)) == pointers
 
 
 @pytest.mark.parametrize(
@@ -161,13 +131,14 @@ def test_the_largest_bundle_is_read() -> None:
 )  # fmt: skip
 def test_a_bundle_with_one_thing_wrong_is_refused_as_a_whole(hostile: bytes) -> None:
     with pytest.raises(InvalidPointer):
-        decode_all(hostile)
+        decode(hostile)
 
 
 @given(st.binary(max_size=300) | json_values.map(lambda emails: bundle(emails=emails)))
+@example(b'{"v":1,"email_id":"0192f000-0000-7000-8000-00000000000a","message_key":"\\ud800"}')
 def test_noise_gives_pointers_or_is_refused(noise: bytes) -> None:
     with suppress(InvalidPointer):
-        assert all(isinstance(each, Pointer) for each in decode_all(noise))
+        assert all(isinstance(each, Pointer) for each in decode(noise))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +158,7 @@ def test_emails_are_spread_evenly_over_as_few_messages_as_it_takes(count: int, m
 
     messages, message_of = Outgoing.of_pointers("queue", pointers, most)
 
-    held = [decode_all(message.body) for message in messages]
+    held = [decode(message.body) for message in messages]
     assert [len(each) for each in held] == sizes
     assert [pointer for each in held for pointer in each] == pointers
     assert [held[index] for index in message_of] == [each for each in held for _ in each]

@@ -12,7 +12,7 @@ import pytest
 from pika import frame, spec
 
 from dispatcher.broker.outgoing import Outgoing
-from dispatcher.broker.pointer import Pointer, decode
+from dispatcher.broker.pointer import Pointer
 from dispatcher.broker.publisher import BATCH_SECONDS, Publisher
 from dispatcher.broker.topology import Topology, declare, depths
 from dispatcher.errors import BrokerUnavailable, ConfigurationError
@@ -52,7 +52,7 @@ async def test_a_published_message_arrives_whole_and_persistent(
     assert await make_publisher().publish([Outgoing.of_pointer(topology.queue, pointer)]) == [True]
 
     (message,) = await rabbit.take_all(topology.queue, 1)
-    assert decode(message.body, message.properties) == pointer
+    assert message.pointer == pointer
     assert message.properties.delivery_mode == 2
     assert message.properties.message_id == str(pointer.email_id)
     assert message.properties.content_type == "application/json"

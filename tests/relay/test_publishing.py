@@ -25,7 +25,7 @@ from dispatcher.domain.status import Status
 from dispatcher.relay.publishing import POLL_SECONDS, Publishing
 from dispatcher.store.leases import LeaseStore
 from tests.broker.proxy import Proxy
-from tests.broker.rabbit import Rabbit, Taken
+from tests.broker.rabbit import Rabbit
 from tests.store.books import Books, email
 from tests.store.results import result
 from tests.waiting import until
@@ -105,10 +105,6 @@ async def next_look(books: Books) -> None:
     await until(have_been_two_rounds)
 
 
-def pointed_to(message: Taken) -> pointer.Pointer:
-    return pointer.decode(message.body, message.properties)
-
-
 async def test_a_committed_email_is_pointed_to_on_the_queue_and_due_no_more(
     start: Start, settings: Settings, books: Books, rabbit: Rabbit
 ) -> None:
@@ -118,7 +114,7 @@ async def test_a_committed_email_is_pointed_to_on_the_queue_and_due_no_more(
 
     (message,) = await rabbit.take_all(settings.queue, 1)
 
-    assert pointed_to(message) == pointer.Pointer(answer.email_id, "ключ-🦊", "request-1", TRACEPARENT)
+    assert message.pointer == pointer.Pointer(answer.email_id, "ключ-🦊", "request-1", TRACEPARENT)
     assert message.properties.delivery_mode == 2
     assert b"example" not in message.body
     await until(lambda: books.row(answer.email_id)["publish_due_at"] is None)
@@ -134,7 +130,7 @@ async def test_more_than_a_batch_is_published_each_once(
 
     messages = await rabbit.take_all(settings.queue, 620)
 
-    assert {pointed_to(message).email_id for message in messages} == set(email_ids)
+    assert {message.pointer.email_id for message in messages} == set(email_ids)
     await until(lambda: not any(row["publish_due_at"] for row in books.rows()))
 
 
@@ -146,7 +142,7 @@ async def test_what_is_due_at_once_shares_messages_if_it_may(
 
     messages = await rabbit.take_all(settings.queue, 3)
 
-    held = [[each.email_id for each in pointer.decode_all(message.body)] for message in messages]
+    held = [[each.email_id for each in pointer.decode(message.body)] for message in messages]
     assert [len(each) for each in held] == [14, 14, 12]
     assert sorted(email_id for each in held for email_id in each) == sorted(email_ids)
     await until(lambda: not any(row["publish_due_at"] for row in books.rows()))
@@ -165,7 +161,7 @@ async def test_a_message_of_several_emails_that_cannot_be_routed_leaves_all_of_t
     await declare(settings.amqp_url, topology)
 
     (message,) = await rabbit.take_all(settings.queue, 1)
-    assert {each.email_id for each in pointer.decode_all(message.body)} == set(email_ids)
+    assert {each.email_id for each in pointer.decode(message.body)} == set(email_ids)
 
 
 async def test_a_commit_is_published_without_waiting_for_the_next_look(
@@ -195,7 +191,7 @@ async def test_what_cannot_be_routed_stays_due_until_it_can(
     await start(settings)
 
     messages = await rabbit.take_all(topology.queue, 3)
-    assert {pointed_to(message).email_id for message in messages} == set(email_ids)
+    assert {message.pointer.email_id for message in messages} == set(email_ids)
 
 
 async def test_only_what_was_confirmed_is_marked_when_the_connection_breaks(
@@ -217,7 +213,7 @@ async def test_only_what_was_confirmed_is_marked_when_the_connection_breaks(
         await until(lambda: not any(row["publish_due_at"] for row in books.rows()))
     seen = set()
     while message := await rabbit.take(topology.queue):
-        seen.add(pointed_to(message).email_id)
+        seen.add(message.pointer.email_id)
     assert seen == set(email_ids)
 
 
@@ -237,7 +233,7 @@ async def test_what_is_leased_and_given_back_while_it_is_being_published_is_publ
         proxy.thaw()
 
         messages = await rabbit.take_all(topology.queue, 2)
-        assert {pointed_to(message).email_id for message in messages} == {email_id}
+        assert {message.pointer.email_id for message in messages} == {email_id}
         await until(lambda: books.row(email_id)["publish_due_at"] is None)
 
 
@@ -278,7 +274,7 @@ async def test_a_dead_letter_tells_enough_to_replay_and_nothing_private(
     }
     everything = message.body + str(message.properties).encode()
     assert b"private" not in everything.lower()
-    assert pointed_to(message).email_id == answer.email_id
+    assert message.pointer.email_id == answer.email_id
     await until(lambda: books.row(answer.email_id)["dead_letter_due_at"] is None)
     assert books.status(answer.email_id) == status
 
@@ -294,7 +290,7 @@ async def test_a_dead_letter_that_cannot_be_routed_stays_due_and_holds_up_no_poi
     pending = books.enqueue_one()
     (message,) = await rabbit.take_all(settings.queue, 1)
 
-    assert pointed_to(message).email_id == pending
+    assert message.pointer.email_id == pending
     assert books.row(lease.email_id)["dead_letter_due_at"] is not None
 
 
@@ -319,7 +315,7 @@ async def test_an_email_whose_host_vanished_is_judged_by_the_hosts_policy(
     await start(settings)
 
     (message,) = await rabbit.take_all(getattr(settings, queue), 1)
-    assert pointed_to(message).email_id == email_id
+    assert message.pointer.email_id == email_id
     assert books.status(email_id) == status
 
 
@@ -362,7 +358,7 @@ async def test_one_of_two_relays_leads_and_the_other_takes_over_when_its_session
     email_ids = books.enqueue(5)
 
     messages = await rabbit.take_all(settings.queue, 5)
-    assert {pointed_to(message).email_id for message in messages} == set(email_ids)
+    assert {message.pointer.email_id for message in messages} == set(email_ids)
     assert len(leaders()) == 1
     assert second in {row["pid"] for row in books.sessions("dispatcher relay")}
 
@@ -382,7 +378,7 @@ async def test_the_end_of_the_session_between_publishing_and_marking_costs_no_se
 
     await until(lambda: books.row(email_id)["publish_due_at"] is None)
 
-    assert pointed_to(message).email_id == email_id
+    assert message.pointer.email_id == email_id
     assert await rabbit.take(settings.queue) is None
 
 
@@ -402,7 +398,7 @@ async def test_the_end_of_the_relay_between_publishing_and_marking_costs_a_secon
     await start(settings)
 
     messages += await rabbit.take_all(settings.queue, 1)
-    assert {pointed_to(message).email_id for message in messages} == {email_id}
+    assert {message.pointer.email_id for message in messages} == {email_id}
     await until(lambda: books.row(email_id)["publish_due_at"] is None)
     assert await rabbit.take(settings.queue) is None
 
@@ -433,7 +429,7 @@ async def test_what_is_published_is_not_published_again_before_it_is_marked(
     others = [books.enqueue_one() for _ in range(4)]  # a look each, at the first one as well
     messages = await rabbit.take_all(settings.queue, 4)
 
-    assert {pointed_to(message).email_id for message in messages} == set(others)
+    assert {message.pointer.email_id for message in messages} == set(others)
     await until(lambda: not any(row["publish_due_at"] for row in books.rows()))
     assert await rabbit.take(settings.queue) is None
     assert books.row(first)["published_at"] is not None
@@ -469,7 +465,7 @@ async def test_a_relay_that_is_told_to_stop_publishes_what_is_due_and_ends(
     await publisher.close()
 
     messages = await rabbit.take_all(settings.queue, 510)
-    assert {pointed_to(message).email_id for message in messages} == set(email_ids)
+    assert {message.pointer.email_id for message in messages} == set(email_ids)
     assert not any(row["publish_due_at"] for row in books.rows())
 
 
@@ -484,7 +480,7 @@ async def test_what_will_be_due_is_published_then(
 
     (message,) = await rabbit.take_all(settings.queue, 1)
 
-    assert pointed_to(message).email_id == email_id
+    assert message.pointer.email_id == email_id
     await until(lambda: books.row(email_id)["published_at"])
     assert books.row(email_id)["published_at"] >= due_at
 
@@ -517,4 +513,4 @@ async def test_an_email_that_later_ones_overtook_is_published_again_while_the_qu
     await start(settings_for(servers.amqp_url, tables_url, topology, LEASE_SECONDS="1"))
 
     messages = await rabbit.take_all(topology.queue, len(waiting) + 1)
-    assert pointed_to(messages[-1]).email_id == lost
+    assert messages[-1].pointer.email_id == lost
