@@ -43,9 +43,6 @@ _COUNT_SECONDS = 1.0
 AT_HAND = 4
 """One of so many messages more than emails may be sent at once: the next are here when a place is free, and the window
 stays full over the way to RabbitMQ and back."""
-WINDOWS_OF_BUNDLES = 4
-"""So many times as many emails may be at hand where each message points to as many as it may: what one worker has, no
-other can send. Not fewer, because in a trickle messages point to one email, and are to keep a slow provider busy."""
 GC_THRESHOLDS = (20_000, 20, 50)
 """An email is some dozens of objects, which die with it and without the collector: what it looks for, cycles of faults
 and closed connections, is rare. By default it would look after every ten emails."""
@@ -170,11 +167,11 @@ def _messages_at_hand(window: int, settings: Settings) -> int:
         window: How many emails are sent at once.
     """
     emails = window + window // AT_HAND
-    if settings.bundle == 1:
-        return emails
-    # Where ceilings have cut the window, they bound the emails that are worth holding.
-    windows = 1 if window < settings.prefetch else WINDOWS_OF_BUNDLES
-    return min(emails, math.ceil(windows * emails / settings.bundle))
+    if window < settings.prefetch:
+        # Ceilings have cut it: they bound the emails that are worth holding, and a message may point to many.
+        return math.ceil(emails / settings.bundle)
+    # As if each pointed to one: in a trickle each does, and they are to keep a slow provider busy.
+    return emails
 
 
 async def _ask_for_successor(seat: Seat, pipeline: Pipeline, after_emails: int) -> None:
