@@ -21,7 +21,7 @@ PREFIX: Final = "DISPATCHER_"
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 QUEUE_TYPES: Final = ("quorum", "classic")
 MOST_BUNDLED: Final = 50
-"""Emails that one message points to: with the longest keys it stays below what the broker's side reads."""
+"""Emails that one message points to: with the longest keys it stays below `broker.pointer.MAX_BODY_OCTETS`."""
 
 T = TypeVar("T")
 

@@ -48,7 +48,6 @@ class Delivery(NamedTuple):
     tag: int
     generation: int
     body: bytes
-    properties: Any
     redelivered: bool
     part: int = 0
 
@@ -139,7 +138,10 @@ class Consumer:
         return [delivery._replace(part=part) for part in range(count)]
 
     def ack(self, deliveries: Iterable[Delivery]) -> None:
-        """Tells RabbitMQ what is done: with one frame as far as nothing before it is open, then one by one."""
+        """Tells RabbitMQ what is done: with one frame as far as nothing before it is open, then one by one.
+
+        A message of which a part was refused is sent back instead.
+        """
         done = {each.tag for each in deliveries if self._closes(each)}
         if self._refused:
             for tag in self._refused.keys() & done:
@@ -239,11 +241,11 @@ class Consumer:
         outstanding = self._outstanding
         on_delivery = self._on_delivery
 
-        def receive(_channel: Any, method: Any, properties: Any, body: bytes) -> None:
+        def receive(_channel: Any, method: Any, _properties: Any, body: bytes) -> None:
             if generation == self._generation:
                 tag = method.delivery_tag
                 outstanding[tag] = 1
-                on_delivery(Delivery(tag, generation, body, properties, method.redelivered))
+                on_delivery(Delivery(tag, generation, body, method.redelivered))
 
         return receive
 
@@ -268,8 +270,7 @@ class Consumer:
         """
         if self._is_open(delivery):
             self._refused[delivery.tag] = requeue or self._refused.get(delivery.tag, False)
-            if self._closes(delivery):
-                self._send_back(delivery.tag)
+            self.ack([delivery])
 
     def _send_back(self, tag: int) -> None:
         requeue = self._refused.pop(tag)

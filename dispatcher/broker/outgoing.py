@@ -50,8 +50,6 @@ class Outgoing:
             The messages, in the order of the emails, about as large as one another; and for each email its message's
             index.
         """
-        if most == 1:
-            return [cls.of_pointer(queue, each) for each in due], list(range(len(due)))
         size = _even(len(due), most)
         starts = range(0, len(due), size)
         return [cls._of_bundle(queue, due[at : at + size]) for at in starts], [at // size for at in range(len(due))]
@@ -70,7 +68,8 @@ class Outgoing:
 
 def _even(count: int, most: int) -> int:
     """The size of as few shares as it takes: 18 by 16 are 9 and 9, so that no worker idles beside one that does not."""
-    return max(1, math.ceil(count / max(1, math.ceil(count / most))))
+    shares = math.ceil(count / most)
+    return math.ceil(count / shares) if shares else most
 
 
 def _short(text: str | None) -> str | None:

@@ -181,7 +181,7 @@ async def test_a_second_answer_to_a_delivery_is_dropped(
     worker.consumer.reject(first)
     worker.consumer.requeue(first)
     worker.consumer.reject(second)
-    worker.consumer.ack([second, Delivery(99, third.generation, b"", third.properties, redelivered=False)])
+    worker.consumer.ack([second, Delivery(99, third.generation, b"", redelivered=False)])
 
     assert await left_after(worker, rabbit, topology.queue, 1) == ["c"]
     assert worker.losses == 0

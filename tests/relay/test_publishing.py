@@ -18,7 +18,7 @@ from dispatcher import enqueue
 from dispatcher.broker import dead_letter, pointer
 from dispatcher.broker.connection import open_connection
 from dispatcher.broker.publisher import Publisher
-from dispatcher.broker.topology import Topology, declare
+from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings, load
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.status import Status
@@ -148,22 +148,6 @@ async def test_what_is_due_at_once_shares_messages_if_it_may(
     await until(lambda: not any(row["publish_due_at"] for row in books.rows()))
 
 
-async def test_a_message_of_several_emails_that_cannot_be_routed_leaves_all_of_them_due(
-    start: Start, settings: Settings, topology: Topology, books: Books, rabbit: Rabbit
-) -> None:
-    await rabbit.delete_queue(topology.queue)
-    email_ids = books.enqueue(3)
-    with capture_logs() as logs:
-        await start(dataclasses.replace(settings, bundle=16))
-        await until(lambda: "relay.unroutable" in {log["event"] for log in logs})
-    assert all(row["publish_due_at"] and row["published_at"] is None for row in books.rows())
-
-    await declare(settings.amqp_url, topology)
-
-    (message,) = await rabbit.take_all(settings.queue, 1)
-    assert {each.email_id for each in pointer.decode(message.body)} == set(email_ids)
-
-
 async def test_a_commit_is_published_without_waiting_for_the_next_look(
     start: Start, settings: Settings, books: Books, rabbit: Rabbit
 ) -> None:
@@ -174,9 +158,11 @@ async def test_a_commit_is_published_without_waiting_for_the_next_look(
         await rabbit.take_all(settings.queue, 1)
 
 
+@pytest.mark.parametrize(("bundle", "count"), [(1, 3), (16, 1)])
 async def test_what_cannot_be_routed_stays_due_until_it_can(
-    start: Start, settings: Settings, topology: Topology, books: Books, rabbit: Rabbit
+    start: Start, settings: Settings, topology: Topology, books: Books, rabbit: Rabbit, bundle: int, count: int
 ) -> None:
+    settings = dataclasses.replace(settings, bundle=bundle)
     await rabbit.delete_queue(topology.queue)
     email_ids = books.enqueue(3)
     with capture_logs() as logs:
@@ -190,8 +176,9 @@ async def test_what_cannot_be_routed_stays_due_until_it_can(
     await rabbit.bind_queue(topology.queue, topology.exchange)
     await start(settings)
 
-    messages = await rabbit.take_all(topology.queue, 3)
-    assert {message.pointer.email_id for message in messages} == set(email_ids)
+    messages = await rabbit.take_all(topology.queue, count)
+    pointers = [each for message in messages for each in pointer.decode(message.body)]
+    assert {each.email_id for each in pointers} == set(email_ids)
 
 
 async def test_only_what_was_confirmed_is_marked_when_the_connection_breaks(

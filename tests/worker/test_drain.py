@@ -7,7 +7,6 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from pika import BasicProperties
 
 from dispatcher.broker.connection import CONNECT_SECONDS
 from dispatcher.broker.consumer import Consumer, Delivery
@@ -269,7 +268,7 @@ async def test_what_is_delivered_while_the_last_lease_is_taken_does_not_hold_up_
     )
 
     def deliver(tag: int, email_id: UUID) -> None:
-        leasing.add(Delivery(tag, 1, b"", BasicProperties(), redelivered=False), Pointer(email_id, keys[email_id]))
+        leasing.add(Delivery(tag, 1, b"", redelivered=False), Pointer(email_id, keys[email_id]))
 
     running = asyncio.create_task(leasing.run())
     with psycopg.connect(tables_url) as person:
