@@ -6,6 +6,7 @@ slot is free again. Fails if one write costs 5 µs or more.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import tempfile
@@ -29,6 +30,7 @@ MOST_MICROSECONDS: Final = 5.0
 
 def main() -> int:
     """Prints a line per write; returns 1 if one of them is too dear."""
+    argparse.ArgumentParser(prog="benchmarks/ledger.py", description=__doc__).parse_args()
     with tempfile.TemporaryDirectory(prefix="dispatcher-bench-") as folder:
         ledger = Ledger(Path(folder), worker="host:w0:17:cafe", slot="host:w0", slots=EMAILS)
         measured = [_measure(ledger) for _ in range(REPEATS)]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from rich.console import Console
 from rich.table import Table
 
 from benchmarks.peers import ours
@@ -19,15 +20,23 @@ Cases = Mapping[tuple[str, str], Sequence[Measured]]
 """The repetitions of each case, by its name and its knobs in words."""
 Rate = Callable[[Sequence[Measured]], float]
 
+WIDTH: Final = 170
+"""Of tables that go into a file or a pipe, in characters."""
 BOOKS: Final = ("missing", "duplicates", "held", "unrecorded")
 _BESIDE: Final = ("ours is", "published is")
 _CAPTION: Final = (
-    "ours is, published is: how many times as fast ours is, published while the clock runs and before it starts.\n"
+    "ours is, published is: how many times as fast ours is, published while the clock runs and before it starts;\n"
+    "the medians' ratio, and of the turns by themselves the lowest and the highest.\n"
     "Like for like: stock peers are compared with our defaults, ours and ours-published;\n"
     "tuned peers and post_office-leasing with ours tuned, ours-tuned and ours-tuned-published.\n"
     "Celery's and dramatiq's messages are on RabbitMQ before the clock starts: read `published is`.\n"
     "procrastinate and django-post_office have no broker, and look for what is due while it runs: read `ours is`."
 )
+
+
+def tables(cases: Cases) -> tuple[Table, ...]:
+    """All that is told of a run."""
+    return speeds(cases), costs(cases), promises(cases)
 
 
 def by_case(results: Iterable[Measured]) -> Cases:
@@ -52,7 +61,7 @@ def speeds(cases: Cases) -> Table:
             f"{told[0].emails:,}",
             f"{median_rate(told):,.0f}",
             f"{min(rates):,.0f} – {max(rates):,.0f}",
-            *_times_as_fast(cases, told, median_rate),
+            *_in_turns(cases, told),
             f"{median_steady_rate(told):,.0f}",
             *_times_as_fast(cases, told, median_steady_rate),
         ]
@@ -100,6 +109,18 @@ def ratios(cases: Cases, told: Sequence[Measured], rate: Rate = median_rate) -> 
     return beside
 
 
+def turns(cases: Cases, told: Sequence[Measured]) -> dict[str, tuple[float, float]]:
+    """As `ratios`, of each turn by itself: the lowest and the highest; nothing where there was one turn."""
+    spread: dict[str, tuple[float, float]] = {}
+    for counterpart in ratios(cases, told):
+        (measured,) = (results for (name, _), results in cases.items() if name == counterpart)
+        if len(measured) == len(told) > 1:
+            pairs = zip(measured, told, strict=True)
+            by_turn = [own.emails_per_second / theirs.emails_per_second for own, theirs in pairs]
+            spread[counterpart] = min(by_turn), max(by_turn)
+    return spread
+
+
 def line(result: Measured, facts: Mapping[str, object]) -> str:
     """One line of JSON."""
     return json.dumps({**dataclasses.asdict(result), "machine": facts}) + "\n"
@@ -109,6 +130,15 @@ def begin(folder: Path) -> None:
     """An empty `peers.jsonl`: what stands there is one run's, as in the plots beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "peers.jsonl").write_bytes(b"")
+
+
+def write_tables(folder: Path, cases: Cases, machine: str) -> None:
+    """All tables, as text, into `tables.txt`."""
+    with (folder / "tables.txt").open("w") as file:
+        console = Console(file=file, width=WIDTH)
+        for table in tables(cases):
+            console.print(table)
+        console.print(machine)
 
 
 def append(folder: Path, result: Measured, facts: Mapping[str, object]) -> None:
@@ -141,6 +171,17 @@ def _times_as_fast(cases: Cases, told: Sequence[Measured], rate: Rate) -> list[s
     beside = ratios(cases, told, rate)
     counterparts = _counterparts(told[0].name)
     return [f"{beside[name]:.1f} ×" if name in beside else "" for name in counterparts] or [""] * len(_BESIDE)
+
+
+def _in_turns(cases: Cases, told: Sequence[Measured]) -> list[str]:
+    """As `_times_as_fast` of all emails, and what single turns say."""
+    spread = turns(cases, told)
+    words = _times_as_fast(cases, told, median_rate)
+    for at, name in enumerate(_counterparts(told[0].name)):
+        if name in spread:
+            lowest, highest = spread[name]
+            words[at] += f" ({lowest:.1f} – {highest:.1f})"
+    return words
 
 
 def _counterparts(name: str) -> tuple[str, ...]:

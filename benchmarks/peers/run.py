@@ -144,13 +144,13 @@ def _show(results: list[Measured], facts: dict[str, object], options: argparse.N
         from benchmarks.peers.plot import plot
 
         plot(options.out, cases, in_words(facts))
+        report.write_tables(options.out, cases, in_words(facts))
     if options.json:
         sys.stdout.write("".join(report.line(result, facts) for result in results))
         return
-    console = Console(width=None if sys.stdout.isatty() else 150)
-    console.print(report.speeds(cases))
-    console.print(report.costs(cases))
-    console.print(report.promises(cases))
+    console = Console(width=None if sys.stdout.isatty() else report.WIDTH)
+    for table in report.tables(cases):
+        console.print(table)
 
 
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
@@ -161,7 +161,7 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--peer-share", type=float, default=1.0, metavar="F", help="of the peers' emails; default: 1")
     parser.add_argument("--peers", type=_names, default=list(_KNOWN), metavar="NAME,…", help=_PEERS_HELP)
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="default: 3")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="for peers.jsonl, peers.png and peers.svg")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="for peers.jsonl, tables.txt, peers.png and peers.svg")
     parser.add_argument("--json", action="store_true", help="one line per case and repetition instead of the table")
     parser.add_argument("--without-ours", action="store_true", help="the peers alone")
     parser.add_argument(

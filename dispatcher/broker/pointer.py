@@ -32,6 +32,10 @@ _HEX: Final = "[0-9A-Fa-f]"
 _UUID: Final = re.compile(f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}")
 
 
+# Enqueue refuses more, such as what does not print: but by the Unicode of its Python, which may be newer than ours.
+_CONTROLS: Final = re.compile("[\\x00-\\x1f\\x7f]")
+
+
 class Pointer(NamedTuple):
     """A message that points to an email. A tuple: there are thousands a second.
 
@@ -132,9 +136,15 @@ def message_key(fields: Mapping[str, Any]) -> str:
     """The email's message key.
 
     Raises:
-        InvalidPointer: there is none, or one that enqueue would have refused.
+        InvalidPointer: there is none, or one that no enqueue lets through.
     """
     text = fields.get("message_key")
-    if type(text) is not str or not 1 <= len(text) <= MAX_KEY_CHARACTERS or not text.isprintable():
-        raise InvalidPointer(f'"message_key" is missing or not 1 to {MAX_KEY_CHARACTERS} characters that print.')
+    if (
+        type(text) is not str
+        or not 1 <= len(text) <= MAX_KEY_CHARACTERS
+        or (not text.isprintable() and _CONTROLS.search(text))
+    ):
+        raise InvalidPointer(
+            f'"message_key" is missing or not 1 to {MAX_KEY_CHARACTERS} characters without control characters.'
+        )
     return text

@@ -61,33 +61,32 @@ async def list_poison(session: AsyncSession, dlq: DeadLetterQueue) -> list[Poiso
 
 
 async def discard_poison(session: AsyncSession, dlq: DeadLetterQueue, name: str, act: Act) -> int:
-    """Takes the poison of that name off the DLQ for good, on record; returns how many messages it was.
+    """Notes that the poison of that name is to go, and takes it off the DLQ; returns how many messages it was.
 
     Raises:
         DispatcherError: the DLQ holds none of that name.
     """
-    removed = await _remove(session, dlq, name)
-    await audit(session, "discard", actor=act.actor, reason=act.reason, detail={"poison": name, "messages": removed})
-    return removed
+    count = await _count(session, dlq, name)
+    # First, because what was taken off cannot be put back where nobody could note it.
+    await _note(session, "discard", act, name, count)
+    return await _remove(session, dlq, name)
 
 
 async def repair_poison(
     session: AsyncSession, dlq: DeadLetterQueue, publisher: Publisher, queue: str, name: str, body: bytes, act: Act
 ) -> int:
-    """Publishes a repaired message to the send queue and then takes the poison of that name off the DLQ, on record.
+    """Notes it, publishes a repaired message to the send queue, and takes the poison of that name off the DLQ.
 
     Raises:
         DispatcherError: the repaired message points to no email, or the DLQ holds no poison of that name.
         BrokerUnavailable: RabbitMQ did not confirm the message; the poison is still there.
     """
     message = await _repaired(session, queue, body)
-    if not [each for each in await list_poison(session, dlq) if each.poison_id == name]:
-        raise _unknown(name)
+    count = await _count(session, dlq, name)
+    await _note(session, "repair", act, name, count)
     if not all(await publisher.publish([message])):
         raise BrokerUnavailable(f'RabbitMQ cannot route to queue "{queue}".', remedy="Run `dispatcher init`.")
-    removed = await _remove(session, dlq, name)
-    await audit(session, "repair", actor=act.actor, reason=act.reason, detail={"poison": name, "messages": removed})
-    return removed
+    return await _remove(session, dlq, name)
 
 
 def glimpse(body: bytes) -> str:
@@ -110,6 +109,22 @@ async def _repaired(session: AsyncSession, queue: str, body: bytes) -> Outgoing:
         if standing is None or standing.message_key != each.message_key:
             raise DispatcherError("The repaired message points to no email of this database, or names another key.")
     return Outgoing(queue, body, str(pointers[0].email_id))
+
+
+async def _note(session: AsyncSession, action: str, act: Act, name: str, count: int) -> None:
+    await audit(session, action, actor=act.actor, reason=act.reason, detail={"poison": name, "messages": count})
+
+
+async def _count(session: AsyncSession, dlq: DeadLetterQueue, name: str) -> int:
+    """How many messages have that name.
+
+    Raises:
+        DispatcherError: none.
+    """
+    count = sum(each.poison_id == name for each in await list_poison(session, dlq))
+    if not count:
+        raise _unknown(name)
+    return count
 
 
 async def _remove(session: AsyncSession, dlq: DeadLetterQueue, name: str) -> int:

@@ -180,7 +180,8 @@ class Publishing:
         that were published long after them are being sent.
 
         A message that a worker holds and has not leased looks the same. A second one is harmless, and there is never a
-        heap of them: they fill the workers' windows, and from then on the queue is not empty.
+        heap of them: they fill the workers' windows, and from then on the queue is not empty. With bundles a window
+        holds as many times more, so that a slow provider's workers may get them twice, and here they count as vanished.
         """
         now, age_seconds = time.monotonic(), self._settings.lease_seconds / 2
         if now < self._vanished_at:

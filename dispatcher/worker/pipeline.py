@@ -152,9 +152,9 @@ class Pipeline:
         for sending in list(self._active.values()):
             if sending.phase is Phase.ON_THE_WIRE:
                 self._conclude(sending, Uncertain("The worker had to stop before the provider answered."))
-            elif sending.may_be_stopped:
+            else:
                 # Its task was cancelled before its first step, and so never heard of it; or is slow to hear.
-                self._give_back(sending)
+                self._give_back_stopped(sending)
         await self._recorder.finish()
         await self._returns.finish()
 
@@ -246,6 +246,10 @@ class Pipeline:
             await asyncio.sleep(seconds)
         finally:
             self._waiting_count -= 1
+
+    def _give_back_stopped(self, sending: Sending) -> None:
+        if sending.may_be_stopped:
+            self._give_back(sending)
 
     def _give_back(self, sending: Sending) -> None:
         """Ends what nothing left of, or of which the provider says that it took nothing. A second call is harmless."""
@@ -377,3 +381,6 @@ class Pipeline:
             # Not one that is being recorded: its lease has ended because it is done.
             sending.lease_lost = True
             sending.stop()
+            if (task := sending.task) is not None:
+                # One that was cancelled before its first step has not heard of it, and gives nothing back.
+                task.add_done_callback(lambda _: self._give_back_stopped(sending))

@@ -239,6 +239,27 @@ def test_the_table_compares_stock_peers_with_our_defaults_and_the_others_with_ou
     assert row_of("ours-tuned", lines)[4:] == ["", "", "6,000", "", ""]
 
 
+def test_turns_are_compared_with_each_other_too() -> None:
+    results = [a_result("ours", rate) for rate in (4000, 5000, 6000)]
+    results += [a_result("celery-stock", rate) for rate in (100, 50, 100)]
+
+    cases = report.by_case(results)
+    (told,) = (measured for (name, _), measured in cases.items() if name == "celery-stock")
+
+    assert report.ratios(cases, told) == {"ours": 50.0}
+    assert report.turns(cases, told) == {"ours": (40.0, 100.0)}
+    assert "(40.0" in "".join(shown(report.speeds(cases)))
+
+
+def test_what_a_folder_gets_tells_all_tables_and_the_machine(tmp_path: Path) -> None:
+    cases = report.by_case([a_result("ours", 4000), a_result("celery-stock", 100)])
+
+    report.write_tables(tmp_path, cases, "two cores")
+
+    text = (tmp_path / "tables.txt").read_text()
+    assert all(title in text for title in ("Emails per second", "CPU per email", "What each promises", "two cores"))
+
+
 def test_the_table_leaves_out_what_was_not_measured_of_ours() -> None:
     results = [a_result(name, 5000) for name in ("ours", "ours-published", "ours-tuned-published")]
     results += [a_result("celery-tuned", 500)]

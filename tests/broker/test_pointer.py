@@ -41,6 +41,13 @@ def test_what_was_encoded_is_decoded(key: str) -> None:
     assert decode(encode(pointer)) == [pointer]
 
 
+def test_a_key_in_characters_that_our_unicode_does_not_know_yet_is_a_key() -> None:
+    key = "welcome \U0003fffd"
+    assert not key.isprintable(), "as far as this Python knows; the one that enqueued it may know more"
+
+    assert decode(encode(Pointer(EMAIL_ID, key))) == [Pointer(EMAIL_ID, key)]
+
+
 def test_the_body_holds_the_pointer_and_nothing_else() -> None:
     assert json.loads(encode(Pointer(EMAIL_ID, "order-17", "request-9", TRACEPARENT))) == GOOD
 

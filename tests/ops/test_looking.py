@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -14,9 +15,9 @@ from dispatcher.broker.publisher import Publisher
 from dispatcher.broker.topology import Topology, declare
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.poison_id import poison_id
-from dispatcher.errors import DispatcherError
+from dispatcher.errors import BrokerUnavailable, DispatcherError
 from dispatcher.ops.acts import Act
-from dispatcher.ops.letters import discard, sweep
+from dispatcher.ops.letters import discard, remove, sweep
 from dispatcher.ops.messages import find_messages
 from dispatcher.ops.plain import safe_text
 from dispatcher.ops.poison import discard_poison, list_poison, repair_poison
@@ -142,6 +143,25 @@ async def test_a_message_of_several_emails_of_which_one_is_unknown_is_poison_and
     assert await list_poison(session, dlq) == []
     (taken,) = await morgue.rabbit.take_all(morgue.topology.queue, 1)
     assert taken.body == repaired
+
+
+async def test_what_was_discarded_is_on_record_even_if_everything_stops_then(
+    session: AsyncSession, dlq: DeadLetterQueue, morgue: Morgue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await morgue.drop(b"red")
+    (poison,) = await list_poison(session, dlq)
+
+    async def remove_and_stop(*arguments: Any) -> int:
+        await remove(*arguments)
+        raise BrokerUnavailable("RabbitMQ went away.")
+
+    monkeypatch.setattr("dispatcher.ops.poison.remove", remove_and_stop)
+    with pytest.raises(BrokerUnavailable):
+        await discard_poison(session, dlq, poison.poison_id, ACT)
+
+    assert await list_poison(session, dlq) == []
+    noted = morgue.books.select("select action, detail from operator_audit")
+    assert noted == [{"action": "discard", "detail": {"poison": poison.poison_id, "messages": 1}}]
 
 
 def test_bytes_are_shown_so_that_no_terminal_obeys_them() -> None:

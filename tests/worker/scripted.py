@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from uuid import UUID
 
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.providers.contract import Attempt
+from dispatcher.providers.contract import Attempt, CallLimits, Part, RefusedTogether
 
 Act = Callable[["ScriptedProvider", OutgoingEmail, Attempt], Awaitable[Outcome]]
 
@@ -72,6 +72,21 @@ class ScriptedProvider:
         """Takes the email for good."""
         self.accepted[email_id] += 1
         return Accepted(f"<{email_id}>", "250 ok")
+
+
+class ScriptedBulk(ScriptedProvider):
+    """One that takes several emails in a call, whichever they are, and accepts them."""
+
+    limits = CallLimits(1000, 1000, 1_000_000)
+
+    def part_of(self, email: OutgoingEmail) -> Part | None:
+        """Any email goes with any other."""
+        return Part("all", 1, 100, email)
+
+    async def send_many(self, parts: Sequence[Part], attempt: Attempt) -> Sequence[Outcome] | RefusedTogether:
+        """They leave and are accepted."""
+        attempt.leaving()
+        return [self.accept(part.content.email_id) for part in parts]
 
 
 async def accept(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:

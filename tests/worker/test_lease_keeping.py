@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -13,11 +14,13 @@ from dispatcher.domain.outcome import Deferred, Outcome, Reason
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.inflight import living_ledger, steady_clock
 from dispatcher.providers.contract import Attempt
+from dispatcher.store.leases import LeaseStore
+from dispatcher.worker.coalescing import Coalescing
 from tests.broker.proxy import Proxy
 from tests.store.books import Books
 from tests.waiting import until
 from tests.worker.bench import Bench
-from tests.worker.scripted import ScriptedProvider, accept_when_let_go, answer, leave_when_let_go
+from tests.worker.scripted import ScriptedBulk, ScriptedProvider, accept_when_let_go, answer, leave_when_let_go
 
 FAR = datetime(2100, 1, 1, tzinfo=UTC)
 LEASE_SECONDS = "6"
@@ -91,6 +94,39 @@ async def test_who_finds_its_lease_lost_sends_nothing_of_what_had_not_left(bench
     assert bench.provider.accepted == {neighbour: 1}
     row = bench.books.row(email_id)
     assert (row["status"], row["lease_token"], row["attempt_count"]) == (status, 7, 1)
+
+
+class AnsweredByHand(Coalescing):
+    """Its calls carry every email, and answer when a test says so; see `Coalescing.begin`."""
+
+    def __init__(self) -> None:
+        super().__init__(ScriptedBulk(), 100)
+        self.carried: list[asyncio.Future[Outcome]] = []
+
+    def begin(self, email: OutgoingEmail, attempt: Attempt) -> asyncio.Future[Outcome]:  # noqa: ARG002
+        self.carried.append(asyncio.get_running_loop().create_future())
+        return self.carried[-1]
+
+
+async def test_what_is_stopped_before_its_task_took_a_step_is_given_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = AnsweredByHand()
+
+    async def refused_and_lost_in_one_turn(_: LeaseStore, tokens: Mapping[UUID, int], __: float) -> set[UUID]:
+        assert len(tokens) == len(provider.carried)
+        for answered in provider.carried:
+            answered.set_result(Deferred(Reason.REFUSED))
+        await asyncio.sleep(0)  # until each has a task for what comes next
+        return set()
+
+    monkeypatch.setattr(LeaseStore, "renew", refused_and_lost_in_one_turn)
+    await bench.start([provider], LEASE_SECONDS="2")
+    await bench.enqueue(3)
+
+    await bench.settled({"pending": 3})
+    await bench.nothing_left_on_the_queue()
+    assert {row["attempt_count"] for row in bench.books.rows()} == {0}
 
 
 async def test_who_finds_its_lease_lost_while_it_waits_for_a_retry_does_not_try_again(bench: Bench) -> None:

@@ -14,12 +14,12 @@ from dispatcher.dev.http_apis import sendgrid_error
 from dispatcher.dev.http_behaviour import Act, Behaviour
 from dispatcher.domain.outcome import Accepted, Outcome, Reason, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.providers.contract import Attempt, CallLimits, Part, Provider, RefusedTogether
+from dispatcher.providers.contract import Attempt, Part, Provider, RefusedTogether
 from dispatcher.worker.coalescing import coalesced
 from tests.providers.sendgrid_place import SendGridPlace, sendgrid_place
 from tests.waiting import until
 from tests.worker.bench import Bench, Worker
-from tests.worker.scripted import ScriptedProvider
+from tests.worker.scripted import ScriptedBulk, ScriptedProvider
 
 COUNT = 100
 
@@ -173,13 +173,8 @@ async def test_a_drain_waits_for_what_the_calls_on_the_wire_are_refused_for(
     assert not worker.ledger.exists()
 
 
-class RefusesTogether(ScriptedProvider):
+class RefusesTogether(ScriptedBulk):
     """Refuses every call of several as a whole, when the test says so."""
-
-    limits = CallLimits(1000, 1000, 1_000_000)
-
-    def part_of(self, email: OutgoingEmail) -> Part | None:
-        return Part("all", 1, 100, email)
 
     async def send_many(self, parts: Sequence[Part], attempt: Attempt) -> Sequence[Outcome] | RefusedTogether:
         attempt.leaving()
@@ -233,7 +228,7 @@ async def _leave_and_hear_nothing(_provider: ScriptedProvider, _email: OutgoingE
     return Rejected(Reason.REFUSED)
 
 
-class TripsOverOne(RefusesTogether):
+class TripsOverOne(ScriptedBulk):
     """Accepts calls of several; one email it cannot make a part of, for a mistake of its own."""
 
     def __init__(self) -> None:
@@ -244,10 +239,6 @@ class TripsOverOne(RefusesTogether):
         if email.email_id == self.stumbling_block:
             raise KeyError("a mistake")
         return super().part_of(email)
-
-    async def send_many(self, parts: Sequence[Part], attempt: Attempt) -> Sequence[Outcome]:
-        attempt.leaving()
-        return [self.accept(part.content.email_id) for part in parts]
 
 
 async def test_an_adapters_mistake_about_one_email_costs_the_others_nothing(bench: Bench) -> None:
@@ -263,7 +254,7 @@ async def test_an_adapters_mistake_about_one_email_costs_the_others_nothing(benc
     assert tripping.accepted == {email_id: 1 for email_id in email_ids if email_id != email_ids[7]}
 
 
-class AnswersOddly(RefusesTogether):
+class AnswersOddly(ScriptedBulk):
     """Accepts calls of several; of one email it says so in a way that no adapter may."""
 
     def __init__(self) -> None:
