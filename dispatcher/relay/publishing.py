@@ -91,7 +91,10 @@ class Publishing:
         while not self._stopping:
             try:
                 async with await connect_async(
-                    self._settings.database_url, name="dispatcher relay", lock_seconds=BATCH_LOCK_SECONDS
+                    self._settings.database_url,
+                    name="dispatcher relay",
+                    lock_seconds=BATCH_LOCK_SECONDS,
+                    keeps_plans=True,
                 ) as session:
                     await self._lead(session)
             except StoreUnavailable as error:

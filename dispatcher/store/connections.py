@@ -163,11 +163,14 @@ def check_url(database_url: str) -> None:
         raise ConfigurationError([f"{mistake}, like postgresql://user:password@host:5432/dispatcher."]) from None
 
 
-async def connect_async(database_url: str, *, name: str, lock_seconds: float = LOCK_SECONDS) -> AsyncSession:
+async def connect_async(
+    database_url: str, *, name: str, lock_seconds: float = LOCK_SECONDS, keeps_plans: bool = False
+) -> AsyncSession:
     """One asynchronous connection in autocommit, of which a lost peer is noticed; the caller closes it.
 
     Args:
         lock_seconds: How long a statement may wait for another transaction's lock.
+        keeps_plans: It executes the relay's statements and no others, which are planned once (see `keep_plans`).
     """
     with translated():
         connection = await TimedSession.connect(
@@ -179,7 +182,7 @@ async def connect_async(database_url: str, *, name: str, lock_seconds: float = L
             **_KEEPALIVES,
         )
         try:
-            await _configure(connection, lock_seconds)
+            await _configure(connection, lock_seconds, keeps_plans=keeps_plans)
         except BaseException:
             await connection.close()
             raise
@@ -187,7 +190,7 @@ async def connect_async(database_url: str, *, name: str, lock_seconds: float = L
 
 
 def make_pool(
-    database_url: str, *, name: str, size: int, lock_seconds: float = LOCK_SECONDS, for_worker: bool = False
+    database_url: str, *, name: str, size: int, lock_seconds: float = LOCK_SECONDS, keeps_plans: bool = False
 ) -> Pool:
     """A pool that is not open yet: open it in the process that uses it, never before a fork.
 
@@ -195,15 +198,13 @@ def make_pool(
         name: The sessions' `application_name`; a dead worker's sessions are found by it.
         size: Connections, all of them opened and kept.
         lock_seconds: How long a statement may wait for another transaction's lock.
-        for_worker: They execute a worker's statements and no others, which are planned in a way of their own.
+        keeps_plans: They execute a worker's statements and no others, which are planned once (see `keep_plans`).
     """
 
     from psycopg_pool import AsyncConnectionPool
 
     async def configure(connection: AsyncSession) -> None:
-        await _configure(connection, lock_seconds)
-        if for_worker:
-            await connection.execute(query("configure_worker"))
+        await _configure(connection, lock_seconds, keeps_plans=keeps_plans)
 
     keywords: dict[str, Any] = {
         "autocommit": True,
@@ -266,10 +267,12 @@ def _heed_cancellation() -> None:
         raise asyncio.CancelledError
 
 
-async def _configure(connection: AsyncSession, lock_seconds: float) -> None:
+async def _configure(connection: AsyncSession, lock_seconds: float, *, keeps_plans: bool) -> None:
     """Makes a session fit for the protocol: a commit waits for the disk, because an outside action follows it."""
     set_json_loads(orjson.loads, connection)
     connection.adapters.register_dumper(list, BatchDumper)
     await connection.execute(
         query("configure_session"), {"statement_seconds": STATEMENT_SECONDS, "lock_seconds": lock_seconds}
     )
+    if keeps_plans:
+        await connection.execute(query("keep_plans"))

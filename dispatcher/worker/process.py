@@ -91,7 +91,7 @@ async def _work(settings: Settings, identity: Identity, post: Post) -> None:
         name=identity.worker,
         size=POOL_SIZE,
         lock_seconds=BATCH_LOCK_SECONDS,
-        for_worker=True,
+        keeps_plans=True,
     )
     # Twice the window: after a lost channel, emails of the old one are still on the wire while new ones are leased.
     ledger = Ledger(settings.run_dir, worker=identity.worker, slot=identity.slot, slots=2 * settings.prefetch)

@@ -3,7 +3,7 @@
 -- Being delivered proves that an email was published, so its due mark goes in the same write.
 -- lowest_id and highest_id prune partitions, here and below, where a list of ids alone does not; ids are sorted, so that
 -- batches lock in one order.
--- Its plan is kept, and so are those of all statements of a worker (see configure_worker), so that none may depend on what the
+-- Its plan is kept, and so are those of all statements of a worker (see keep_plans), so that none may depend on what the
 -- tables held when it was made. One that began with the range of ids would read all that lies between the oldest email of
 -- a batch and the newest, for each of them. Hence emails are looked up by `= any` or laterally, here and below, and what
 -- else has to hold stands where neither a join nor another index can begin with it: in `… is true`.

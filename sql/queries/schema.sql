@@ -55,11 +55,13 @@ select
     set_config('tcp_keepalives_count', '3', false),
     set_config('tcp_user_timeout', '25000', false);
 
--- name: configure_worker
--- Besides configure_session, for who executes a worker's statements alone (see lease.sql): they are planned once for all
--- values, because planning a lease of a few emails costs more than executing it. Such a plan locks every partition with its
--- indexes, some 9 relations per week, where one for its values locks those of its week alone. So not where all sessions
--- at once might need more locks than the server has room for, which are twice max_locks_per_transaction for each.
+-- name: keep_plans
+-- Besides configure_session, for who executes nothing but a worker's statements (see lease.sql) or the relay's: they are
+-- planned once for all values, because planning a lease of a few emails, or a look at what is due, costs more than
+-- executing it. Left alone, PostgreSQL plans them each time once the tables are analysed. A plan for all values locks every
+-- partition with its indexes, some 9 relations per week, where one for its values locks those of its week alone. So not
+-- where all sessions at once might need more locks than the server has room for, which are twice
+-- max_locks_per_transaction for each.
 select set_config(
     'plan_cache_mode',
     case

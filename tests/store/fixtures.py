@@ -66,7 +66,7 @@ def books(tables_url: str) -> Iterator[Books]:
 @pytest.fixture
 async def pool(tables_url: str) -> AsyncIterator[Pool]:
     """Sessions of a worker called `worker-1`."""
-    opened = make_pool(tables_url, name="worker-1", size=2, for_worker=True)
+    opened = make_pool(tables_url, name="worker-1", size=2, keeps_plans=True)
     await opened.open()
     yield opened
     await opened.close()

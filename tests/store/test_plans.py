@@ -1,4 +1,4 @@
-"""A worker's statements find their emails by their ids, whatever the tables held when PostgreSQL planned them.
+"""Statements of workers and relay find their emails by an index, whatever the tables held when PostgreSQL planned them.
 
 A plan is kept, and may be far older than what it is executed for. That it reads nothing but the emails of a batch tell
 PostgreSQL's own counters: rows that index and table scans came upon.
@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import UTC, datetime
 from uuid import UUID
 
 import psycopg
 import pytest
 
 from dispatcher.domain.email_id import new_email_ids
-from dispatcher.domain.status import Status
-from dispatcher.store.connections import make_pool
+from dispatcher.domain.status import OnUncertain, Status
+from dispatcher.store.connections import connect_async, make_pool
 from dispatcher.store.leases import Lease, LeaseStore
+from dispatcher.store.outbox import Outbox
 from tests.store.books import Books
 from tests.store.results import result
 from tests.waiting import until, wait_until
@@ -67,15 +69,15 @@ def rows_read(connection: psycopg.Connection) -> int:
     return int(row[0])
 
 
-@pytest.mark.parametrize("for_worker", [True, False])
+@pytest.mark.parametrize("keeps_plans", [True, False])
 @pytest.mark.parametrize("prepare", [nothing, found_empty, found_small])
 async def test_statements_that_were_planned_for_small_tables_read_no_range_of_large_ones(
-    database_url: str, for_worker: bool, prepare: Callable[[Books], None]
+    database_url: str, keeps_plans: bool, prepare: Callable[[Books], None]
 ) -> None:
     with psycopg.connect(database_url, autocommit=True) as connection:
         books = Books(connection)
         prepare(books)
-        pool = make_pool(database_url, name="planned", size=1, for_worker=for_worker)
+        pool = make_pool(database_url, name="planned", size=1, keeps_plans=keeps_plans)
         await pool.open()
         store = LeaseStore(pool, worker="planned", slot="slot-1")
         for _ in range(RUNS):
@@ -93,6 +95,45 @@ async def test_statements_that_were_planned_for_small_tables_read_no_range_of_la
         assert 0 < rows_read(connection) < EMAILS // 2
 
 
+async def do_all_of_the_relay(outbox: Outbox, due: dict[UUID, datetime]) -> int:
+    """What a relay does all the time; returns how many emails it marked.
+
+    Not its look for vanished messages, each ten seconds: that is through all that are pending.
+    """
+    await outbox.find_publish_due(BATCH)
+    left = await outbox.mark_published(due)
+    await outbox.find_dead_letter_due(BATCH)
+    await outbox.mark_dead_lettered(list(due), datetime.now(UTC))
+    await outbox.rescue_expired(OnUncertain.HOLD, 3, BATCH)
+    return len(due) - len(left)
+
+
+@pytest.mark.parametrize("keeps_plans", [True, False])
+@pytest.mark.parametrize("prepare", [nothing, found_empty, found_small])
+async def test_a_relays_statements_that_were_planned_for_small_tables_do_not_read_large_ones(
+    database_url: str, keeps_plans: bool, prepare: Callable[[Books], None]
+) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        books = Books(connection)
+        prepare(books)
+        session = await connect_async(database_url, name="planned", keeps_plans=keeps_plans)
+        outbox = Outbox(session)
+        for _ in range(RUNS):
+            await do_all_of_the_relay(outbox, dict.fromkeys(new_email_ids(BATCH), datetime.now(UTC)))
+
+        books.enqueue(EMAILS)
+        rows = books.select("select email_id, publish_due_at from email_log where publish_due_at is not null")
+        due = {row["email_id"]: row["publish_due_at"] for row in rows[:: len(rows) // BATCH][:BATCH]}
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        wait_until(lambda: len(Books(connection).other_sessions()) == 1)  # see above
+        connection.execute("select pg_stat_reset()")
+        assert await do_all_of_the_relay(outbox, due) == BATCH
+        await session.close()
+        wait_until(lambda: not Books(connection).sessions("planned"))
+
+        assert 0 < rows_read(connection) < EMAILS // 2
+
+
 @pytest.mark.parametrize("weeks", [0, 8, 60])
 async def test_all_sessions_at_once_can_lease_without_running_out_of_locks(database_url: str, weeks: int) -> None:
     with (
@@ -102,7 +143,7 @@ async def test_all_sessions_at_once_can_lease_without_running_out_of_locks(datab
         books = Books(connection)
         connection.execute("select email_partitions_make(now() - %s * interval '1 week', %s)", [weeks, weeks])
         email_id = books.enqueue_one()
-        pool = make_pool(database_url, name="planned", size=1, for_worker=True)
+        pool = make_pool(database_url, name="planned", size=1, keeps_plans=True)
         await pool.open()
         store = LeaseStore(pool, worker="planned", slot="slot-1")
         for _ in range(RUNS):

@@ -125,7 +125,7 @@ class Bench:
         settings = self.settings(**given)
         identity = Identity("test:w0", f"test:w0:{uuid4()}")
         pool = make_pool(
-            settings.database_url, name=identity.worker, size=3, lock_seconds=lock_seconds, for_worker=True
+            settings.database_url, name=identity.worker, size=3, lock_seconds=lock_seconds, keeps_plans=True
         )
         store = ProviderStore(pool, slot=identity.slot)
         watch = ProviderWatch(store)
