@@ -3,7 +3,9 @@
 Emails arrive at a steady rate, open loop, while memory, file descriptors, threads, tables, latency and queues are
 sampled. At the end each series gets a robust line through its second half and a verdict: flat, or by how much it grows
 per hour. Every email is tagged as a one-time code, so that its content is forgotten within a minute of its sending, and
-what retention leaves behind shows; the tables that keep a row per email are judged by their bytes per email.
+what retention leaves behind shows; the tables that keep a row per email are judged by their bytes per email. Two
+yardsticks tell how fast the machine itself is all the while, at hashing and at a commit: a machine that becomes slower
+shows there, and is no fault of ours.
 
 In the folder are `samples.jsonl` (one line per sample), `verdict.json` and `soak.png` (with the extra `bench`). Ctrl-C
 ends it early, with the verdict so far. Exit code 1: something grows, or the books do not balance.
@@ -34,7 +36,15 @@ from benchmarks.doubles import PROVIDERS
 from benchmarks.machine import machine
 from benchmarks.rig import Case, Stage, stage
 from benchmarks.steady import Arrivals
-from benchmarks.vitals import latency_vitals, members, process_vitals, queue_vitals, standing_vitals, table_vitals
+from benchmarks.vitals import (
+    latency_vitals,
+    members,
+    process_vitals,
+    queue_vitals,
+    standing_vitals,
+    table_vitals,
+    yardsticks,
+)
 from dispatcher.broker.management import Management
 from dispatcher.dev.servers import Servers, private_servers
 from dispatcher.store.connections import connected
@@ -133,6 +143,7 @@ def _watch(
                 "load": os.getloadavg()[0],
                 "enqueued": float(len(arrivals.ids)),
                 "lateness.worst_ms": arrivals.worst_lateness_seconds * 1000,
+                **yardsticks(connection),
                 **table_vitals(connection),
                 **standing_vitals(connection),
                 # Until a second ago: what is accepted is recorded some milliseconds later.

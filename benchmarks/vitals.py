@@ -6,8 +6,11 @@ worker-0.pss_bytes   email_log.dead_rows   latency.p99_ms   queue.send_messages 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
+import statistics
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +25,8 @@ from dispatcher.store.counts import count_emails
 TITLE: Final = re.compile(r"^dispatcher: (run|worker|relay|monitor)(?: (\d+))?")
 TABLES: Final = ("email_log", "email_content", "email_attempt", "email_hourly", "email_idempotency")
 _KIB: Final = 1024
+_YARD: Final = bytes(4 * _KIB * _KIB)
+_COMMITS: Final = 9
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 # A partition counts for its table; what retention drops leaves no trace in the sums, as it leaves none on the disk.
@@ -136,6 +141,22 @@ def latency_vitals(connection: Connection[Any], since: float, until: float) -> d
     assert row is not None
     count, median, p99 = row
     return {"accepted_emails": float(count)} | ({"latency.p50_ms": median, "latency.p99_ms": p99} if count else {})
+
+
+def yardsticks(connection: Connection[Any]) -> dict[str, float]:
+    """What the machine takes for the same things again and again, the product apart: 4 MB hashed, and a commit.
+
+    Latency that changes while these do not is the product's; where these change, so does everything.
+    """
+    began = time.perf_counter()
+    hashlib.sha256(_YARD).digest()
+    figures = {"yardstick.cpu_ms": 1000 * (time.perf_counter() - began)}
+    commits = []
+    for _ in range(_COMMITS):
+        began = time.perf_counter()
+        connection.execute("select pg_logical_emit_message(true, 'yardstick', '')")  # is flushed, and touches no table
+        commits.append(1000 * (time.perf_counter() - began))
+    return {**figures, "yardstick.commit_ms": statistics.median(commits)}
 
 
 def standing_vitals(connection: Connection[Any]) -> dict[str, float]:

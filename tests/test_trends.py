@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from benchmarks import soak_report
 from benchmarks.trends import Tolerance, Verdict, trend
 
 INSTANTS = [10.0 * number for number in range(360)]
@@ -47,3 +48,13 @@ def test_the_tolerance_is_the_larger_of_an_amount_and_a_share() -> None:
 def test_a_few_points_say_nothing() -> None:
     assert trend("memory", INSTANTS[:9], INSTANTS[:9], Tolerance(1.0)).verdict is Verdict.UNKNOWN
     assert trend("memory", [], [], Tolerance(1.0)).verdict is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize(("name", "is_ours"), [("latency.p50_ms", True), ("yardstick.commit_ms", False)])
+def test_a_machine_that_becomes_slower_is_told_and_no_fault_of_ours(name: str, is_ours: bool) -> None:
+    values = [10 + 10 * at / 3600 for at in INSTANTS]
+
+    found = trend(name, INSTANTS, values, Tolerance(1.0))
+
+    assert found.verdict is Verdict.GROWS
+    assert bool(soak_report.growing([found])) is is_ours
