@@ -101,28 +101,30 @@ class AnsweredByHand(Coalescing):
 
     def __init__(self) -> None:
         super().__init__(ScriptedBulk(), 100)
-        self.carried: list[asyncio.Future[Outcome]] = []
+        self.carried: dict[UUID, asyncio.Future[Outcome]] = {}
 
     def begin(self, email: OutgoingEmail, attempt: Attempt) -> asyncio.Future[Outcome]:  # noqa: ARG002
-        self.carried.append(asyncio.get_running_loop().create_future())
-        return self.carried[-1]
+        return self.carried.setdefault(email.email_id, asyncio.get_running_loop().create_future())
 
 
 async def test_what_is_stopped_before_its_task_took_a_step_is_given_back(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     provider = AnsweredByHand()
+    lost: set[UUID] = set()
 
     async def refused_and_lost_in_one_turn(_: LeaseStore, tokens: Mapping[UUID, int], __: float) -> set[UUID]:
-        assert len(tokens) == len(provider.carried)
-        for answered in provider.carried:
-            answered.set_result(Deferred(Reason.REFUSED))
+        lost.update(tokens)
+        for email_id in tokens:
+            provider.carried[email_id].set_result(Deferred(Reason.REFUSED))
         await asyncio.sleep(0)  # until each has a task for what comes next
         return set()
 
+    email_ids = bench.books.enqueue(3)
+    await bench.deliver(email_ids)
     monkeypatch.setattr(LeaseStore, "renew", refused_and_lost_in_one_turn)
     await bench.start([provider], LEASE_SECONDS="2")
-    await bench.enqueue(3)
+    await until(lambda: lost == set(email_ids))
 
     await bench.settled({"pending": 3})
     await bench.nothing_left_on_the_queue()
