@@ -61,7 +61,7 @@ def speeds(cases: Cases) -> Table:
             f"{told[0].emails:,}",
             f"{median_rate(told):,.0f}",
             f"{min(rates):,.0f} – {max(rates):,.0f}",
-            *_in_turns(cases, told),
+            *_times_as_fast(cases, told, median_rate, turns(cases, told)),
             f"{median_steady_rate(told):,.0f}",
             *_times_as_fast(cases, told, median_steady_rate),
         ]
@@ -167,21 +167,15 @@ def _table(
     return table
 
 
-def _times_as_fast(cases: Cases, told: Sequence[Measured], rate: Rate) -> list[str]:
+def _times_as_fast(
+    cases: Cases, told: Sequence[Measured], rate: Rate, spread: Mapping[str, tuple[float, float]] | None = None
+) -> list[str]:
+    """A cell for each counterpart; with what single turns say, where that is given."""
     beside = ratios(cases, told, rate)
-    counterparts = _counterparts(told[0].name)
-    return [f"{beside[name]:.1f} ×" if name in beside else "" for name in counterparts] or [""] * len(_BESIDE)
-
-
-def _in_turns(cases: Cases, told: Sequence[Measured]) -> list[str]:
-    """As `_times_as_fast` of all emails, and what single turns say."""
-    spread = turns(cases, told)
-    words = _times_as_fast(cases, told, median_rate)
-    for at, name in enumerate(_counterparts(told[0].name)):
-        if name in spread:
-            lowest, highest = spread[name]
-            words[at] += f" ({lowest:.1f} – {highest:.1f})"
-    return words
+    cells = {name: f"{times:.1f} ×" for name, times in beside.items()}
+    for name, (lowest, highest) in (spread or {}).items():
+        cells[name] += f" ({lowest:.1f} – {highest:.1f})"
+    return [cells.get(name, "") for name in _counterparts(told[0].name)] or [""] * len(_BESIDE)
 
 
 def _counterparts(name: str) -> tuple[str, ...]:

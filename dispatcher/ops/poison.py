@@ -67,7 +67,6 @@ async def discard_poison(session: AsyncSession, dlq: DeadLetterQueue, name: str,
         DispatcherError: the DLQ holds none of that name.
     """
     count = await _count(session, dlq, name)
-    # First, because what was taken off cannot be put back where nobody could note it.
     await _note(session, "discard", act, name, count)
     return await _remove(session, dlq, name)
 
@@ -75,7 +74,7 @@ async def discard_poison(session: AsyncSession, dlq: DeadLetterQueue, name: str,
 async def repair_poison(
     session: AsyncSession, dlq: DeadLetterQueue, publisher: Publisher, queue: str, name: str, body: bytes, act: Act
 ) -> int:
-    """Notes it, publishes a repaired message to the send queue, and takes the poison of that name off the DLQ.
+    """Publishes a repaired message to the send queue, notes it, and takes the poison of that name off the DLQ.
 
     Raises:
         DispatcherError: the repaired message points to no email, or the DLQ holds no poison of that name.
@@ -83,9 +82,9 @@ async def repair_poison(
     """
     message = await _repaired(session, queue, body)
     count = await _count(session, dlq, name)
-    await _note(session, "repair", act, name, count)
     if not all(await publisher.publish([message])):
         raise BrokerUnavailable(f'RabbitMQ cannot route to queue "{queue}".', remedy="Run `dispatcher init`.")
+    await _note(session, "repair", act, name, count)
     return await _remove(session, dlq, name)
 
 
@@ -112,6 +111,7 @@ async def _repaired(session: AsyncSession, queue: str, body: bytes) -> Outgoing:
 
 
 async def _note(session: AsyncSession, action: str, act: Act, name: str, count: int) -> None:
+    """Puts it on record: before the poison goes, which cannot be put back where nobody could note it."""
     await audit(session, action, actor=act.actor, reason=act.reason, detail={"poison": name, "messages": count})
 
 

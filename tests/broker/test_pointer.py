@@ -171,6 +171,13 @@ def test_emails_are_spread_evenly_over_as_few_messages_as_it_takes(count: int, m
     assert [held[index] for index in message_of] == [each for each in held for _ in each]
 
 
+def test_a_correlation_id_that_amqp_cannot_hold_stays_behind() -> None:
+    pointer = Pointer(EMAIL_ID, "order-17", "\N{SNOWMAN}" * 255)
+
+    assert Outgoing.of_pointer("q", pointer).correlation_id is None
+    assert Outgoing.of_pointer("q", Pointer(EMAIL_ID, "order-17", "x" * 255)).correlation_id == "x" * 255
+
+
 def test_a_message_that_points_to_one_email_tells_what_tools_look_for_and_one_to_several_does_not() -> None:
     pointers = [Pointer(EMAIL_ID, "order-17", "request-9", TRACEPARENT), Pointer(uuid4(), "order-18", "request-9")]
 
