@@ -146,6 +146,14 @@ def test_the_hot_table_has_room_on_its_pages_and_a_keen_autovacuum(connection: p
     }
 
 
+def test_message_keys_are_vacuumed_long_before_a_fifth_of_them_is_dead(connection: psycopg.Connection) -> None:
+    (options,) = connection.execute(
+        "select reloptions from pg_class where oid = 'email_idempotency'::regclass"
+    ).fetchone() or ([],)
+
+    assert set(options) == {"fillfactor=80", "autovacuum_vacuum_scale_factor=0.02"}
+
+
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(microseconds=st.integers(0, 4_000_000_000_000_000))
 def test_sql_and_domain_agree_on_the_lowest_id_of_an_instant(connection: psycopg.Connection, microseconds: int) -> None:
