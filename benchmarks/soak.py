@@ -1,11 +1,12 @@
 """An hour of steady work: `python benchmarks/soak.py --minutes 60 --rate 40 --provider sendgrid --out DIR`.
 
 Emails arrive at a steady rate, open loop, while memory, file descriptors, threads, tables, latency and queues are
-sampled. At the end each series gets a robust line through its second half and a verdict: flat, or by how much it grows
-per hour. Every email is tagged as a one-time code, so that its content is forgotten within a minute of its sending, and
-what retention leaves behind shows; the tables that keep a row per email are judged by their bytes per email. Two
-yardsticks tell how fast the machine itself is all the while, at hashing and at a commit: a machine that becomes slower
-shows there, and is no fault of ours.
+sampled. At the end each series gets a robust line and a verdict: flat, or by how much it grows per hour. The line is
+drawn through the second half, since memory grows into its working set; that of latency through all but the first tenth.
+Every email is tagged as a one-time code, so that its content is forgotten within a minute of its sending, and what
+retention leaves behind shows; the tables that keep a row per email are judged by their bytes per email. Two yardsticks
+tell how fast the machine itself is all the while, at hashing and at a commit: a machine that becomes slower shows
+there, and is no fault of ours.
 
 In the folder are `samples.jsonl` (one line per sample), `verdict.json` and `soak.png` (with the extra `bench`). Ctrl-C
 ends it early, with the verdict so far. Exit code 1: something grows, or the books do not balance.

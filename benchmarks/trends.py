@@ -31,7 +31,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """A series over its second half.
+    """A series, once it has settled.
 
     Attributes:
         median: Of its values.
@@ -51,10 +51,16 @@ class Trend:
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How much a series may change in an hour: the larger of an amount and a share of its median."""
+    """How much a series may change in an hour: the larger of an amount and a share of its median.
+
+    Attributes:
+        settles: After which share of its time it ought to stay: what grows into its working set takes up to half. The
+            longer the line, the less of the machine's own ups and downs is taken for a trend.
+    """
 
     amount: float
     share: float = 0.0
+    settles: float = 0.5
 
     def of(self, median: float) -> float:
         """In the series' own unit."""
@@ -62,12 +68,12 @@ class Tolerance:
 
 
 def trend(name: str, instants: Sequence[float], values: Sequence[float], tolerance: Tolerance) -> Trend:
-    """What a series does over the second half of its time.
+    """What a series does once it has settled.
 
     Args:
         instants: Seconds, ascending.
     """
-    begin = (instants[0] + instants[-1]) / 2 if instants else 0.0
+    begin = instants[0] + (instants[-1] - instants[0]) * tolerance.settles if instants else 0.0
     points = [(at / 3600, value) for at, value in zip(instants, values, strict=True) if at >= begin]
     points = points[:: math.ceil(len(points) / MOST_POINTS) or 1]
     median = statistics.median(value for _, value in points) if points else math.nan

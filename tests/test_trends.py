@@ -31,6 +31,13 @@ def test_what_happens_in_the_first_half_is_warming_up() -> None:
     assert trend("memory", INSTANTS, values, Tolerance(1.0)).verdict is Verdict.FLAT
 
 
+def test_what_settles_sooner_is_judged_sooner() -> None:
+    values = [min(100.0, at / 18) for at in INSTANTS]
+
+    assert trend("latency", INSTANTS, values, Tolerance(1.0)).verdict is Verdict.FLAT
+    assert trend("latency", INSTANTS, values, Tolerance(1.0, settles=0.1)).verdict is Verdict.GROWS
+
+
 def test_a_slope_that_may_be_chance_is_noise() -> None:
     chance = random.Random(3)
     values = [chance.uniform(0, 1000) for _ in INSTANTS]
