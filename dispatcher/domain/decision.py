@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, assert_never
 
-from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.outcome import CONCERNS_PROVIDER, Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.retry import RetryPolicy
 from dispatcher.domain.status import OnUncertain, Transition
 from dispatcher.domain.values import value
@@ -114,6 +114,9 @@ def decide(
         case Accepted(provider_message_id, detail):
             return MarkSent(provider_message_id, detail)
         case Deferred(reason, detail, code, retry_after):
+            if reason in CONCERNS_PROVIDER and retry_after is not None and retry_after > policy.cap_seconds:
+                # When the provider is back says nothing about this email: no reason to give it up.
+                retry_after = policy.cap_seconds
             seconds = policy.wait_before(attempt_number + 1, retry_after, random)
             return MarkFailed(reason, detail, code) if seconds is None else RetryIn(seconds)
         case Rejected(reason, detail, code):

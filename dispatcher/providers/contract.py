@@ -16,6 +16,10 @@ from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
 
 
+class NoPlace(Exception):
+    """No connection of ours became free for the email by its deadline: nothing has begun, and the provider is well."""
+
+
 @dataclass(slots=True)
 class Attempt:
     """One call to the provider for one email.
@@ -30,6 +34,8 @@ class Attempt:
         came_back: To be called where the provider took nothing of a call that the email shared, and the email is to
             travel again within this attempt: it is on the wire no more, and `leaving` will be asked again.
         is_told_already: Another email of the same call tells what the call says of the provider as a whole.
+        admitted: To be called where the email had to wait for others of this worker, once a connection is free for it:
+            the deadline is counted from then. Raises where the provider may not be tried any more; nothing has begun.
     """
 
     number: int
@@ -38,6 +44,7 @@ class Attempt:
     rendering: AbstractContextManager[None] = field(default_factory=nullcontext)
     came_back: Callable[[], None] = lambda: None
     is_told_already: bool = False
+    admitted: Callable[[], None] = lambda: None
 
 
 class Provider(Protocol):
@@ -57,6 +64,7 @@ class Provider(Protocol):
 
         Raises:
             ProviderFault: the provider as a whole cannot be used (credentials, account, set-up); nothing was sent.
+            NoPlace: see there.
         """
         ...
 

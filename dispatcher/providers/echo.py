@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from dispatcher.domain.outcome import Accepted, Outcome
+from dispatcher.domain.outcome import SOME_REFUSED, Accepted, Outcome
 from dispatcher.domain.outgoing import OutgoingEmail
 
 PRIVATE_WORD: Final = "<private>"
@@ -42,8 +42,17 @@ def without_echo(outcome: Outcome, email: OutgoingEmail) -> Outcome:
     # An acceptance is the common case and rarely repeats anything: then that is all that is looked for.
     if isinstance(outcome, Accepted) and not _names_somebody(outcome.detail.casefold(), email):
         return outcome
-    words = words_without_echo(outcome.detail, email)
+    ours, theirs = _ours(outcome.detail)
+    words = ours + words_without_echo(theirs, email)
     return outcome if words == outcome.detail else replace(outcome, detail=words)
+
+
+def _ours(detail: str) -> tuple[str, str]:
+    """What we say ourselves of refused recipients, in positions and codes, and the provider's words."""
+    if not detail.startswith(SOME_REFUSED):
+        return "", detail
+    ours, separator, theirs = detail.partition("; ")
+    return ours + separator, theirs
 
 
 def _names_somebody(folded: str, email: OutgoingEmail) -> bool:

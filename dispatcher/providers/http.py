@@ -127,7 +127,13 @@ class HttpTransport:
         self._sweep: asyncio.TimerHandle | None = None
 
     async def post(
-        self, url: str, headers: Mapping[str, str], body: bytes, deadline: float, leaving: Callable[[], None]
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        deadline: float,
+        leaving: Callable[[], None],
+        admitted: Callable[[], None] = lambda: None,
     ) -> Answer:
         """The answer to one POST; never a second one, and no redirect is followed.
 
@@ -135,6 +141,7 @@ class HttpTransport:
             deadline: In the loop's `time()`; for everything, whatever the server drips.
             leaving: Called once, when a connection stands and nothing of the body has left, or of a large one all but
                 its last octet. What it raises is raised here, and nothing leaves.
+            admitted: Called once a connection is free for this call; what it raises is raised here.
 
         Raises:
             NothingLeft, NoAnswer: see there.
@@ -143,6 +150,7 @@ class HttpTransport:
         head = self._head("POST", url, headers) + b"%d\r\n\r\n" % len(body)
         await self._place(latest)
         try:
+            admitted()
             connection = self._kept() or await self._new(_target(url), latest)
             try:
                 return await _exchange(connection, head, body, deadline, latest, leaving)
@@ -298,7 +306,7 @@ async def _all_but_the_last(connection: HttpConnection, head: bytes, body: bytes
     if not connection.is_busy:
         connection.end()
         return _answer(connection)
-    if not connection.is_open:
+    if not connection.stands:
         words = connection.fault or "the connection was closed"
         raise NothingLeft(Reason.CONNECTION_FAILED, f"the connection broke before the body's end: {words}")
     return None

@@ -66,15 +66,16 @@ class HttpConnection(asyncio.Protocol):
     @property
     def is_fit(self) -> bool:
         """Whether a request may be written: it stands, and nothing waits to be read, which could only be its end."""
-        return self._stands and not self._socket.poll(0)
+        return self.stands and not self._socket.poll(0)
 
     @property
     def is_fit_at_first(self) -> bool:
         """The same of a new connection, where TLS may have something to read that is not its end."""
-        return self._stands and not any(events & ~select.POLLIN for _, events in self._socket.poll(0))
+        return self.stands and not any(events & ~select.POLLIN for _, events in self._socket.poll(0))
 
     @property
-    def _stands(self) -> bool:
+    def stands(self) -> bool:
+        """Whether what is written may still leave, as far as its transport knows."""
         # Of a connection that broke we are told a turn of the loop after its transport knows.
         return self.is_open and self._transport is not None and not self._transport.is_closing()
 
@@ -99,7 +100,7 @@ class HttpConnection(asyncio.Protocol):
         assert self._transport is not None
         self._transport.set_write_buffer_limits(high=1, low=0)
         for start in range(0, len(octets), _PIECE_OCTETS):
-            if not (self.is_open and self.is_busy):
+            if not (self.stands and self.is_busy):
                 return
             self._transport.write(octets[start : start + _PIECE_OCTETS])
             if self._is_paused:

@@ -66,6 +66,16 @@ ADAPTERS: Final[Mapping[str, Callable[[Settings], CheckableProvider]]] = Mapping
 """By the provider's word in `DISPATCHER_PROVIDERS`; a test holds it against `config.KNOWN_PROVIDERS`."""
 
 
+def most_at_once(name: str, settings: Settings) -> int:
+    """How many emails one worker has on the wire to this provider at most."""
+    ways = {
+        "sendgrid": settings.http_connections * settings.coalesce,
+        "ses": settings.ses_threads * settings.coalesce,
+        "smtp": settings.smtp_connections,
+    }
+    return min(settings.prefetch, ways.get(name, settings.prefetch))
+
+
 def open_provider(name: str, settings: Settings) -> Provider:
     """The adapter of this name, ready to send; connects to nobody yet. To be called after the fork.
 

@@ -124,7 +124,9 @@ class SendGridProvider:
     async def _posted(self, body: bytes, attempt: Attempt) -> Answer | Deferred | Uncertain:
         """SendGrid's answer, or what it means that there is none."""
         try:
-            return await self._transport.post(self._send_url, self._headers, body, attempt.deadline, attempt.leaving)
+            return await self._transport.post(
+                self._send_url, self._headers, body, attempt.deadline, attempt.leaving, attempt.admitted
+            )
         except NothingLeft as error:
             if error.is_untrusted:
                 raise _untrusted(error) from error

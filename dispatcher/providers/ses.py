@@ -19,7 +19,7 @@ from botocore.exceptions import ClientError
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain, outcome_name
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.contract import Attempt, CallLimits, Part, RefusedTogether
+from dispatcher.providers.contract import Attempt, CallLimits, NoPlace, Part, RefusedTogether
 from dispatcher.providers.mime_headers import UnrenderableEmail
 from dispatcher.providers.ses_bulk import (
     LIMITS,
@@ -139,9 +139,18 @@ class SesProvider:
         try:
             async with asyncio.timeout_at(attempt.deadline):
                 client = await self._opened()
+        except TimeoutError:
+            return Deferred(Reason.TIMEOUT_BEFORE_SEND, "the deadline passed before there was a client")
+        try:
+            async with asyncio.timeout_at(attempt.deadline):
                 await self._free_threads.acquire()
         except TimeoutError:
-            return Deferred(Reason.TIMEOUT_BEFORE_SEND, "the deadline passed before a thread was free")
+            raise NoPlace from None
+        try:
+            attempt.admitted()
+        except BaseException:
+            self._free_threads.release()
+            raise
         return await self._posted(post, client, attempt, email_ids)
 
     async def _posted(

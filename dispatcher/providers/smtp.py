@@ -14,7 +14,7 @@ import asyncio
 from dispatcher.domain.outcome import Outcome, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.contract import Attempt
+from dispatcher.providers.contract import Attempt, NoPlace
 from dispatcher.providers.mime import RenderedEmail, rendered
 from dispatcher.providers.mime_headers import UnrenderableEmail
 from dispatcher.providers.smtp_connection import (
@@ -65,8 +65,7 @@ class SmtpProvider:
         """
         transaction = Transaction(attempt)
         try:
-            async with asyncio.timeout_at(attempt.deadline):
-                return await self._deliver(email, attempt, transaction)
+            return await self._deliver(email, attempt, transaction)
         except TimeoutError:
             return transaction.silence(None)
         except UnrenderableEmail as error:
@@ -104,14 +103,25 @@ class SmtpProvider:
         return await open_connection(self._options, self._context)
 
     async def _deliver(self, email: OutgoingEmail, attempt: Attempt, transaction: Transaction) -> Outcome:
-        """The transaction's outcome, once there is a place for it."""
+        """The transaction's outcome, once there is a place for it.
+
+        Raises:
+            NoPlace: there was none in time.
+            TimeoutError: the deadline passed.
+        """
         leave = self._pool.leave
-        await self._pool.enter()
         try:
-            # Only who holds a place has its bytes in memory: large attachments times all who wait would be too much.
-            with attempt.rendering:
-                content = await rendered(email)
-            return await self._transact(content, transaction)
+            async with asyncio.timeout_at(attempt.deadline):
+                await self._pool.enter()
+        except TimeoutError:
+            raise NoPlace from None
+        try:
+            attempt.admitted()
+            async with asyncio.timeout_at(attempt.deadline):
+                # Only who holds a place has its bytes in memory: large attachments times all who wait are too much.
+                with attempt.rendering:
+                    content = await rendered(email)
+                return await self._transact(content, transaction)
         except NotConnected as error:
             if not error.is_full or not self._pool.can_do_with_less():
                 return error.outcome

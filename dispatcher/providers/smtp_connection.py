@@ -6,6 +6,7 @@ aiosmtplib does these steps; we order them and translate what it raises into `No
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
@@ -116,10 +117,11 @@ async def open_connection(options: SmtpOptions, context: ssl.SSLContext | None) 
         use_tls=options.server.security == "tls",
         start_tls=False,
         tls_context=context,
-        local_hostname=_our_name(),
+        local_hostname=_our_name(None),  # or it would ask a name server
     )
     try:
         await _translated(client.connect, _connect_failure)
+        client.local_hostname = _our_name(client.transport)
         if options.server.security == "starttls":
             await _start_tls(client)
         await _translated(lambda: _greet(client), _connect_failure)
@@ -131,10 +133,14 @@ async def open_connection(options: SmtpOptions, context: ssl.SSLContext | None) 
         raise
 
 
-def _our_name() -> str:
-    """What we call ourselves in EHLO: a full name, else an address literal (RFC 5321, section 4.1.4)."""
+def _our_name(transport: asyncio.BaseTransport | None) -> str:
+    """What we call ourselves in EHLO: a full name, else the address that we come from (RFC 5321, section 4.1.4)."""
     name = socket.gethostname()
-    return name if "." in name.strip(".") and name.isascii() else "[127.0.0.1]"
+    if "." in name.strip(".") and name.isascii():
+        return name
+    found = transport.get_extra_info("sockname") if transport is not None else None
+    address = str(found[0]).partition("%")[0] if found else "127.0.0.1"
+    return f"[IPv6:{address}]" if ":" in address else f"[{address}]"
 
 
 async def _greet(client: aiosmtplib.SMTP) -> None:

@@ -65,11 +65,16 @@ class Conversation(asyncio.Protocol):
             and not self._transport.is_closing()
         )
 
+    @property
+    def is_listening(self) -> bool:
+        """Whether the server is there, and has not replied yet."""
+        return self._fault is None and not self._replies and not self._transport.is_closing()
+
     def write(self, data: bytes, replies: int) -> None:
         """Hand bytes to the connection; the server owes so many replies for them. Nothing, once it has ended."""
         self._owed += replies
         # uvloop raises RuntimeError where asyncio ignores; either way, the next `reply` tells what happened.
-        if not self._transport.is_closing():
+        if data and not self._transport.is_closing():
             self._transport.write(data)
 
     @property
@@ -185,12 +190,7 @@ class Conversation(asyncio.Protocol):
             self._writable.set_result(None)
 
     def _is_writing(self) -> bool:
-        return (
-            self._fault is None
-            and not self._replies
-            and not self._transport.is_closing()
-            and self._transport.get_write_buffer_size() > 0
-        )
+        return self.is_listening and self._transport.get_write_buffer_size() > 0
 
     def _take(self) -> Reply:
         self._owed -= 1

@@ -89,6 +89,10 @@ _QUEUE_ID: Final = re.compile(r"(?:queued as |\bid=|^ok )([A-Za-z0-9][A-Za-z0-9.
 """Postfix and many more; Exim; Amazon SES."""
 
 
+MOST_RUNS: Final = 10
+"""Of refused recipients that stand together and were refused alike: as many are told."""
+
+
 def reply_of(code: int, text: str) -> Reply:
     """A reply from its basic code and everything behind it."""
     found = _ENHANCED.match(text)
@@ -137,10 +141,16 @@ def no_recipient_left(refused: Sequence[tuple[int, Reply]]) -> Outcome:
 
 
 def refused_recipients(refused: Sequence[tuple[int, Reply]]) -> str:
-    """Which recipients were refused, by position and code: `refused recipients: 2 (550 5.1.1), 3 (451)`."""
-    shown = ", ".join(f"{position} ({reply.codes})" for position, reply in refused[:10])
-    more = f" and {len(refused) - 10} more" if len(refused) > 10 else ""
-    return f"{SOME_REFUSED}{shown}{more}"
+    """Which recipients were refused, by position and code: `refused recipients: 2 (550 5.1.1), 101-150 (452 4.5.3)`."""
+    runs: list[tuple[int, int, str]] = []
+    for position, reply in refused:
+        if runs and runs[-1][1:] == (position - 1, reply.codes):
+            runs[-1] = (runs[-1][0], position, reply.codes)
+        else:
+            runs.append((position, position, reply.codes))
+    shown = [f"{first if first == last else f'{first}-{last}'} ({codes})" for first, last, codes in runs[:MOST_RUNS]]
+    left = sum(last - first + 1 for first, last, _ in runs[MOST_RUNS:])
+    return f"{SOME_REFUSED}{', '.join(shown)}{f' and {left} more' if left else ''}"
 
 
 def _transient_reason(reply: Reply, phase: Phase) -> Reason:

@@ -25,6 +25,12 @@ LARGE_BODY_OCTETS: Final = 64 * 1024
 """What a socket takes at once anyway; below, waiting for it would cost more than it tells."""
 PATIENCE_SECONDS: Final = 10.0
 """How long a kept connection may take to its first reply before we try a new one; at most half of the time left."""
+ANSWERS_SHARE: Final = 0.25
+MOST_FOR_ANSWER_SECONDS: Final = 5.0
+"""Of a transaction's time so much is the last reply's, at most five seconds: servers look into an email before they
+answer for it. What could only leave in that time stays."""
+_PIECE_OCTETS: Final = 64 * 1024
+"""Given more at once, TLS takes all of it into memory, and it would count as written."""
 
 
 class ServerClosing(ConnectionBroke):
@@ -49,6 +55,7 @@ class Transaction:
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
         self._loop = asyncio.get_running_loop()
+        self._latest = 0.0
         self.phase = Phase.WAITING
 
     async def run(self, email: RenderedEmail, connection: Connection, *, kept: bool) -> Outcome:
@@ -63,6 +70,8 @@ class Transaction:
         """
         if unfit := _unfit(email, connection):
             return unfit
+        left = self._attempt.deadline - self._loop.time()
+        self._latest = self._attempt.deadline - min(MOST_FOR_ANSWER_SECONDS, max(0.0, left) * ANSWERS_SHARE)
         refused = await self._envelope(email, connection, kept=kept)
         if not isinstance(refused, list):
             connection.needs_reset = True
@@ -122,14 +131,13 @@ class Transaction:
         body, owed = dot_stuffed(content), 1
         if len(body) > LARGE_BODY_OCTETS:
             self.phase = Phase.BODY
-            conversation.write(body, 1)
-            await conversation.written()
+            await self._write_slowly(body, conversation)
             if early := conversation.reply_at_hand():
                 conversation.abort()
                 return early
             body, owed = b"", 0
         conversation.check()
-        if self._loop.time() >= self._attempt.deadline:
+        if self._loop.time() >= self._latest:
             raise TimeoutError
         self._attempt.leaving()
         self.phase = Phase.FINAL
@@ -144,6 +152,15 @@ class Transaction:
             if reply := conversation.reply_at_hand():
                 return reply
             raise
+
+    async def _write_slowly(self, body: bytes, conversation: Conversation) -> None:
+        """Writes a body as the system takes it; returns once it has, or the server has replied, or is gone."""
+        conversation.write(b"", 1)
+        for start in range(0, len(body), _PIECE_OCTETS):
+            if not conversation.is_listening:
+                return
+            conversation.write(body[start : start + _PIECE_OCTETS], 0)
+            await conversation.written()
 
     def _refusal(self, reply: Reply) -> Outcome:
         """What a no before the body means; not what the server says to an email that it has read."""

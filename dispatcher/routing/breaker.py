@@ -111,6 +111,10 @@ class Breaker:
             self._probe = self._trials
         return self._trials
 
+    def may_go_on(self, trial: int) -> bool:
+        """Whether a trial of which nothing has left may go on: as far as we know all is well, or it is the probe."""
+        return self._state is State.CLOSED or self.state is State.CLOSED or trial == self._probe
+
     def give_up(self, trial: int) -> None:
         """The trial ended without a word from the provider, and says nothing about it."""
         if trial == self._probe:

@@ -14,7 +14,7 @@ from typing import assert_never
 from dispatcher.domain.outcome import CONCERNS_PROVIDER, Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import Provider
-from dispatcher.routing.breaker import UNREACHED_IN_A_ROW, Breaker, State
+from dispatcher.routing.breaker import LONGEST_OPEN_SECONDS, UNREACHED_IN_A_ROW, Breaker, State
 from dispatcher.routing.rate import RateLimit
 from dispatcher.telemetry import metrics
 
@@ -63,10 +63,10 @@ class Route:
                 # Silence is no answer: a provider that gives none to anybody would have the whole queue held.
                 self.breaker.miss(trial, outcome.reason)
             case Deferred(reason=Reason.THROTTLED):
-                metrics.THROTTLES.add(1, self.name)
+                self._slow_down()
                 self.breaker.pause(trial, outcome.retry_after, outcome.reason)
-                if self.limit:
-                    self.limit.slow_down()
+            case Deferred() if _is_away_for_long(outcome):
+                self.breaker.pause(trial, outcome.retry_after, outcome.reason)
             case Deferred(reason=Reason.CONNECTION_FAILED):
                 self.breaker.fail(trial, outcome.reason, in_a_row=UNREACHED_IN_A_ROW)
             case Deferred() if outcome.reason in CONCERNS_PROVIDER:
@@ -78,6 +78,11 @@ class Route:
                 self.breaker.succeed(trial)
             case _:
                 assert_never(outcome)
+
+    def _slow_down(self) -> None:
+        metrics.THROTTLES.add(1, self.name)
+        if self.limit:
+            self.limit.slow_down()
 
     def note_fault(self, fault: ProviderFault, trial: int) -> None:
         """Learns that the provider cannot be used as a whole."""
@@ -131,3 +136,8 @@ class Routes:
         """Closes every provider's idle connections."""
         for route in self._routes:
             await route.provider.close()
+
+
+def _is_away_for_long(outcome: Deferred) -> bool:
+    """Whether it says when the provider will be back, and that is later than we would try by ourselves."""
+    return outcome.reason in CONCERNS_PROVIDER and (outcome.retry_after or 0.0) > LONGEST_OPEN_SECONDS

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from dispatcher.domain.outcome import CONCERNS_PROVIDER, Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.errors import ProviderFault
 from dispatcher.inflight import Ledger, steady_clock
-from dispatcher.providers.contract import Attempt
+from dispatcher.providers.contract import Attempt, NoPlace
 from dispatcher.providers.echo import without_echo, words_without_echo
 from dispatcher.providers.scrub import scrub
 from dispatcher.results import storable
@@ -26,6 +26,10 @@ from dispatcher.worker.sending import LeaseRanOut, Phase, Sending
 
 class NoRoute(Exception):
     """No provider may be tried now. Never leaves the worker."""
+
+
+class _RouteClosed(Exception):
+    """The provider may not be tried any more, and nothing has begun. Never leaves this file but through an adapter."""
 
 
 class Ride(NamedTuple):
@@ -62,12 +66,16 @@ class Attempts:
         if sending.lease.email is None or route is None or route.limit or not isinstance(route.provider, Coalescing):
             return None
         self._prepare(sending)
-        attempt = self._attempt(sending, route)
+        trial = route.breaker.begin()
+        attempt = self._attempt(sending, route, trial)
         try:
             outcome = route.provider.begin(sending.lease.email, attempt)
         except Exception:  # noqa: BLE001 - whoever makes the attempt comes upon it again, and judges it
+            outcome = None
+        if outcome is None:
+            route.breaker.give_up(trial)
             return None
-        return None if outcome is None else Ride(route, route.breaker.begin(), attempt, outcome)
+        return Ride(route, trial, attempt, outcome)
 
     def accepted(self, sending: Sending, ride: Ride) -> Outcome | None:
         """The outcome of a ride that has ended as nearly all do; None where it is for `make` to say."""
@@ -146,13 +154,13 @@ class Attempts:
         """One provider's outcome; see `_finish`."""
         assert sending.lease.email is not None
         trial = route.breaker.begin()
-        attempt = self._attempt(sending, route)
+        attempt = self._attempt(sending, route, trial)
         return await self._finish(sending, route, trial, attempt, route.provider.send(sending.lease.email, attempt))
 
     async def _finish(
         self, sending: Sending, route: Route, trial: int, attempt: Attempt, answer: Awaitable[Outcome]
     ) -> Outcome | None:
-        """The outcome of what was begun, of which its route has learned; None after a fault: it took nothing.
+        """The outcome of what was begun, of which its route has learned; None where the provider took nothing of it.
 
         Raises:
             LeaseRanOut, CancelledError: nothing left.
@@ -162,30 +170,41 @@ class Attempts:
         except ProviderFault as fault:
             route.note_fault(fault, trial)
             return None
+        except (_RouteClosed, NoPlace):
+            route.breaker.give_up(trial)
+            return None
         except BaseException:
             route.breaker.give_up(trial)
             raise
         route.note(outcome, trial, is_told_already=attempt.is_told_already)
         return outcome
 
-    def _attempt(self, sending: Sending, route: Route) -> Attempt:
+    def _attempt(self, sending: Sending, route: Route, trial: int) -> Attempt:
         """The attempt over this route, which begins now."""
         sending.provider = route.name
         sending.begin_attempt()
-        return Attempt(
+        attempt = Attempt(
             sending.attempt_number,
             self._loop.time() + self._timeout_seconds,
             lambda: self._leave(sending),
             _Rendering(self._ledger, sending),
             lambda: self._come_back(sending),
+            admitted=lambda: self._admit(attempt, route, trial),
         )
+        return attempt
+
+    def _admit(self, attempt: Attempt, route: Route, trial: int) -> None:
+        """Begins an attempt anew that has waited for others of ours; refuses if its provider has failed meanwhile."""
+        if not route.breaker.may_go_on(trial):
+            raise _RouteClosed
+        attempt.deadline = self._loop.time() + self._timeout_seconds
 
     async def _judged(self, sending: Sending, answer: Awaitable[Outcome]) -> Outcome:
         """What the adapter says; whatever else it raises is judged by whether anything left."""
         assert sending.lease.email is not None
         try:
             return without_echo(storable(await answer), sending.lease.email)
-        except LeaseRanOut:
+        except (LeaseRanOut, _RouteClosed, NoPlace):
             raise
         except ProviderFault as fault:
             words = words_without_echo(scrub(fault.message), sending.lease.email)

@@ -148,8 +148,9 @@ class Coalescing:
         rider.end(await self._provider.send(rider.email, rider.attempt))
 
     async def _carry_many(self, riders: list[_Rider]) -> None:
-        deadline = asyncio.get_running_loop().time() + min(rider.seconds for rider in riders)
-        call = Attempt(riders[0].attempt.number, deadline, lambda: _leave(riders))
+        seconds = min(rider.seconds for rider in riders)
+        call = Attempt(riders[0].attempt.number, asyncio.get_running_loop().time() + seconds, lambda: _leave(riders))
+        call.admitted = lambda: _admit(call, riders[0], seconds)
         answer = await self._provider.send_many([rider.part for rider in riders], call)
         if isinstance(answer, RefusedTogether):
             for rider in riders:
@@ -165,6 +166,12 @@ class Coalescing:
 def coalesced(provider: Provider, most_emails: int) -> Provider:
     """The provider, its emails sharing calls of at most so many, if it can do that and more than one is allowed."""
     return Coalescing(provider, most_emails) if most_emails > 1 and isinstance(provider, BulkProvider) else provider
+
+
+def _admit(call: Attempt, rider: _Rider, seconds: float) -> None:
+    """Begins a call anew that has waited for others; any of its riders can tell whether the provider may be tried."""
+    rider.attempt.admitted()
+    call.deadline = asyncio.get_running_loop().time() + seconds
 
 
 def _leave(riders: Sequence[_Rider]) -> None:

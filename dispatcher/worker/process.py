@@ -17,7 +17,7 @@ from dispatcher.broker.consumer import Consumer
 from dispatcher.config import Settings
 from dispatcher.errors import StoreUnavailable
 from dispatcher.inflight import Ledger
-from dispatcher.providers.registry import open_provider
+from dispatcher.providers.registry import most_at_once, open_provider
 from dispatcher.roster import Post, Seat
 from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
@@ -96,7 +96,7 @@ async def _work(settings: Settings, identity: Identity, post: Post) -> None:
     # Twice the window: after a lost channel, emails of the old one are still on the wire while new ones are leased.
     ledger = Ledger(settings.run_dir, worker=identity.worker, slot=identity.slot, slots=2 * settings.prefetch)
     providers = ProviderStore(pool, slot=identity.slot)
-    watch = ProviderWatch(providers, window=settings.prefetch)
+    watch = ProviderWatch(providers)
     routes = Routes([_route(name, settings, watch, providers) for name in settings.providers])
     await pool.open()
     try:
@@ -114,7 +114,8 @@ async def _work(settings: Settings, identity: Identity, post: Post) -> None:
 def _route(name: str, settings: Settings, watch: ProviderWatch, store: ProviderStore) -> Route:
     ceiling = settings.ceiling_of(name)
     limit = None if ceiling is None else RateLimit(store, name, ceiling)
-    return Route(coalesced(open_provider(name, settings), settings.coalesce), watch.new_breaker(name), limit)
+    breaker = watch.new_breaker(name, window=most_at_once(name, settings))
+    return Route(coalesced(open_provider(name, settings), settings.coalesce), breaker, limit)
 
 
 async def _dispatch(

@@ -26,27 +26,26 @@ RETELL_SECONDS: Final = 5.0
 class ProviderWatch:
     """Makes breakers, and acts on what they tell: logs it, tells other hosts, stops and resumes consuming."""
 
-    def __init__(self, store: ProviderStore, *, window: int = FAILURES_IN_A_ROW) -> None:
-        """
-        Args:
-            window: How many emails this worker may have on the wire at once.
-        """
+    def __init__(self, store: ProviderStore) -> None:
         self._store = store
-        self._window = window
         self._log = get_log()
         self._changed = asyncio.Event()
         self._news = asyncio.Event()
         self._untold: dict[str, tuple[State, str | None, float]] = {}
 
-    def new_breaker(self, provider: str) -> Breaker:
-        """A breaker whose changes are acted on."""
+    def new_breaker(self, provider: str, *, window: int = FAILURES_IN_A_ROW) -> Breaker:
+        """A breaker whose changes are acted on.
+
+        Args:
+            window: How many emails this worker may have on the wire to it at once.
+        """
         # What this slot's worker said before it died is no longer true.
         self._tell_soon(provider, State.CLOSED, None, 0.0)
         _show_state(provider, State.CLOSED)
         return Breaker(
             steady_clock,
             lambda state, reason, seconds: self._note(provider, state, reason, seconds),
-            window=self._window,
+            window=window,
         )
 
     async def run(self, routes: Routes, consumer: Consumer, wake: Callable[[], None]) -> None:

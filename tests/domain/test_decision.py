@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher.domain.decision import Decision, MarkFailed, MarkHeld, MarkSent, Resend, RetryIn, decide
-from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.outcome import CONCERNS_PROVIDER, Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.retry import RetryPolicy
 from dispatcher.domain.status import FINISHED, TRANSITIONS, OnUncertain, Status, Transition
 
@@ -39,7 +39,13 @@ def test_deferred_without_attempts_left_fails_with_its_own_reason() -> None:
 
 
 def test_deferred_for_longer_than_the_cap_fails_with_its_own_reason() -> None:
-    assert after(Deferred(Reason.THROTTLED, "later", "429", 3600)) == MarkFailed(Reason.THROTTLED, "later", "429")
+    assert after(Deferred(Reason.REFUSED, "later", "450", 3600)) == MarkFailed(Reason.REFUSED, "later", "450")
+
+
+@pytest.mark.parametrize("reason", sorted(CONCERNS_PROVIDER))
+def test_a_provider_that_is_away_for_longer_than_the_cap_costs_no_email_its_attempts(reason: Reason) -> None:
+    assert after(Deferred(reason, "later", "503", 3600)) == RetryIn(60)
+    assert after(Deferred(reason, "later", "503", 3600), attempt_number=3) == MarkFailed(reason, "later", "503")
 
 
 @pytest.mark.parametrize("on_uncertain", OnUncertain)

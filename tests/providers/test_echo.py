@@ -52,6 +52,15 @@ def test_what_stands_in_the_email_is_left_out(words: str, safe: str) -> None:
     assert words_without_echo(words, EMAIL) == safe
 
 
+def test_what_we_say_of_refused_recipients_stays_whatever_they_are_called() -> None:
+    email = replace(EMAIL, to=("recipients@example.org", "refused@example.org"), subject="Refused")
+    detail = "refused recipients: 2 (550 5.1.1); 250 ok, but refused is gone"
+
+    told = without_echo(Accepted(None, detail), email)
+
+    assert told == Accepted(None, "refused recipients: 2 (550 5.1.1); 250 ok, but <private> is gone")
+
+
 def test_an_acceptance_keeps_its_words_and_loses_names() -> None:
     plain = Accepted("4Xk2", "250 2.0.0 Ok: queued as 4Xk2")
 

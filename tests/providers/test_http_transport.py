@@ -553,3 +553,34 @@ def test_a_connection_that_ended_is_gone_without_the_collector(
 
 def _alive() -> list[object]:
     return [each for each in gc.get_objects() if type(each) in (HttpConnection, Tls, httptools.HttpResponseParser)]
+
+
+class BrokenTransport(asyncio.Transport):
+    """One that breaks at the first write, and tells its protocol a turn of the loop later, as uvloop's does."""
+
+    def __init__(self, local: socket.socket) -> None:
+        super().__init__({"socket": local})
+        self.writes = 0
+
+    def is_closing(self) -> bool:
+        return self.writes > 0
+
+    def write(self, _data: object) -> None:
+        self.writes += 1
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+
+async def test_a_connection_that_broke_a_moment_ago_is_given_nothing_more() -> None:
+    local, remote = socket.socketpair()
+    with local, remote:
+        transport = BrokenTransport(local)
+        connection = HttpConnection(lambda _: None)
+        connection.connection_made(transport)
+        connection.is_busy = True
+
+        await connection.go_on_slowly(bytes(1024 * 1024))
+
+        assert transport.writes == 1
+        assert (connection.is_open, connection.stands) == (True, False)

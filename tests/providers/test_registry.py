@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def test_an_unknown_name_is_refused() -> None:
 def test_a_ca_file_that_is_none_is_refused(tmp_path: Path) -> None:
     ca_file = tmp_path / "ca.pem"
     ca_file.write_text("no certificate")
-    settings = load({"DISPATCHER_SMTP_URL": "smtps://smtp.example.org", "DISPATCHER_CA_FILE": str(ca_file)})
+    settings = replace(load({"DISPATCHER_SMTP_URL": "smtps://smtp.example.org"}), ca_file=ca_file)
 
     with pytest.raises(ConfigurationError, match="DISPATCHER_CA_FILE"):
         open_provider("smtp", settings)

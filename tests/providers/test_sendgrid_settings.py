@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,7 @@ def test_a_switch_is_on_or_off() -> None:
 
 async def test_a_ca_file_without_certificates_is_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("nothing")
-    settings = load({**NAMED, "SENDGRID_API_KEY": KEY, "DISPATCHER_CA_FILE": str(tmp_path / "ca.pem")})
+    settings = replace(load({**NAMED, "SENDGRID_API_KEY": KEY}), ca_file=tmp_path / "ca.pem")
 
     with pytest.raises(ConfigurationError, match="DISPATCHER_CA_FILE"):
         open_provider("sendgrid", settings)

@@ -11,6 +11,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,7 @@ def test_settings_that_cannot_be_right_are_refused(setting: dict[str, str]) -> N
 def test_a_ca_file_that_is_none_is_refused(tmp_path: Path) -> None:
     ca_file = tmp_path / "ca.pem"
     ca_file.write_text("no certificate")
-    settings = load({"AWS_REGION": REGION, "DISPATCHER_CA_FILE": str(ca_file)})
+    settings = replace(load({"AWS_REGION": REGION}), ca_file=ca_file)
 
     with pytest.raises(ConfigurationError, match="DISPATCHER_CA_FILE"):
         open_provider("ses", settings)

@@ -76,7 +76,7 @@ LOCAL_RECIPIENTS: Final = "more than 50 recipients, or one with letters before t
 LOCAL_SENDER: Final = "such a sender"
 NOT_CONNECTED: Final = "no connection: refused, unknown host, TLS broken off, proxy"
 NOT_SIGNED: Final = "no credentials; the certificate is not trusted"
-LATE: Final = "the deadline passes before the request left, or before a thread is free"
+LATE: Final = "the deadline passes before the request left"
 
 UNVERIFIED: Final = "Email address is not verified. The following identities failed the check: shop@example.org"
 NO_SET: Final = "Configuration set <news> does not exist."

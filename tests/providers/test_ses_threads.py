@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,12 +14,12 @@ from structlog.testing import capture_logs
 from dispatcher.dev.http_behaviour import Act, Behaviour
 from dispatcher.domain.outcome import Accepted, Uncertain
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.contract import Attempt
+from dispatcher.providers.contract import Attempt, NoPlace
 from dispatcher.providers.ses import SesProvider
 from dispatcher.providers.ses_client import SesOptions, new_client
 from dispatcher.providers.ses_wire import IDLE_SECONDS, WatchedHTTPConnection, watch
 from tests.providers.conftest import Authority
-from tests.providers.emails import LATER_SECONDS, SOON_SECONDS, an_email, send
+from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, Sending, an_email, send
 from tests.providers.listeners import listening, say_nothing, unresolved
 from tests.providers.ses_place import REGION, aws_environment, ses_place
 from tests.providers.test_ses_outcomes import ELSEWHERE, LATE, words_for
@@ -83,20 +82,47 @@ async def test_threads_that_hang_take_nobody_with_them(tmp_path: Path) -> None:
         await until(lambda: not place.double.sessions)
         place.double.requests.clear()
         with unresolved() as answer:
-            sendings = await asyncio.gather(*(send(place.provider, an_email(), seconds=SOON_SECONDS) for _ in range(4)))
+            attempts = [send(place.provider, an_email(), seconds=SOON_SECONDS) for _ in range(4)]
+            ended = await asyncio.gather(*attempts, return_exceptions=True)
             answer.set()
         email = an_email()
         after = await send(place.provider, email)
 
-        assert [(LATE, words_for(sending.outcome)) in ELSEWHERE for sending in sendings] == [True] * 4
-        details = [getattr(sending.outcome, "detail", "") for sending in sendings]
-        assert sorted(re.sub("the deadline passed before ", "", detail) for detail in details) == [
-            *["a thread was free"] * 2,
-            *["the request left"] * 2,
-        ]
-        assert [sending.left for sending in sendings] == [0] * 4
+        sendings = [each for each in ended if isinstance(each, Sending)]
+        assert [type(each) for each in ended if not isinstance(each, Sending)] == [NoPlace] * 2
+        assert [(LATE, words_for(sending.outcome)) in ELSEWHERE for sending in sendings] == [True] * 2
+        assert [sending.left for sending in sendings] == [0] * 2
         assert isinstance(after.outcome, Accepted)
         assert place.double.requests == {str(email.email_id): 1}
+
+
+async def test_who_has_waited_for_a_thread_has_all_of_his_time_then(tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    attempt = Attempt(1, loop.time() + LATER_SECONDS, lambda: None)
+    attempt.admitted = lambda: setattr(attempt, "deadline", loop.time() + PATIENCE_SECONDS)
+    async with ses_place(tmp_path) as place, slow_provider(place.double.url, threads=1) as (provider, slow):
+        first = asyncio.create_task(send(provider, an_email()))
+        await until(slow.answered.is_set)
+        second = asyncio.create_task(provider.send(an_email(), attempt))
+        await asyncio.sleep(0)
+
+        slow.go_on.set()
+
+        assert isinstance((await first).outcome, Accepted)
+        assert isinstance(await second, Accepted)
+        assert attempt.deadline > loop.time() + LATER_SECONDS
+
+
+async def test_whoever_is_not_admitted_leaves_his_thread_to_others(tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise LeaseRanOut
+
+    async with ses_place(tmp_path, threads=1) as place:
+        attempt = Attempt(1, asyncio.get_running_loop().time() + PATIENCE_SECONDS, refuse, admitted=refuse)
+        with pytest.raises(LeaseRanOut):
+            await place.provider.send(an_email(), attempt)
+
+        assert isinstance((await send(place.provider, an_email())).outcome, Accepted)
 
 
 async def test_cancelled_before_it_left_nothing_is_posted(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import pytest
 from dispatcher.dev.ledger import read_ledger
 from dispatcher.dev.smtp_script import Act, Behaviour, Step
 from dispatcher.domain.outcome import Accepted, Deferred, Reason, Uncertain
-from dispatcher.providers.contract import Attempt
+from dispatcher.providers.contract import Attempt, NoPlace
 from dispatcher.providers.smtp import SmtpProvider
-from dispatcher.providers.smtp_connection import SmtpOptions
+from dispatcher.providers.smtp_connection import SmtpOptions, _our_name
 from dispatcher.setting_values import SmtpServer
 from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, an_email, send
 from tests.providers.places import SmtpPlace, sink_process, smtp_place
@@ -207,18 +207,60 @@ async def test_a_server_that_says_more_than_asked_is_not_trusted_with_the_next_e
         assert place.sink.connections == 2
 
 
-async def test_the_deadline_covers_the_wait_for_a_free_connection(tmp_path: Path) -> None:
+async def test_a_wait_for_a_free_connection_that_is_too_long_is_no_word_about_the_server(tmp_path: Path) -> None:
     async with smtp_place(tmp_path, Behaviour(script={Step.MAIL: Act.HANG}), connections=1) as place:
         first = asyncio.create_task(send(place.provider, an_email()))
         await _until(lambda: place.sink.commands["MAIL"] == 1)
 
-        sending = await send(place.provider, an_email(), seconds=SOON_SECONDS)
+        with pytest.raises(NoPlace):
+            await send(place.provider, an_email(), seconds=SOON_SECONDS)
+
+        first.cancel()
+        await asyncio.wait([first])
+
+
+async def test_who_has_waited_for_a_connection_has_all_of_his_time_then(tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    attempt = Attempt(1, loop.time() + LATER_SECONDS, lambda: None)
+    attempt.admitted = lambda: setattr(attempt, "deadline", loop.time() + PATIENCE_SECONDS)
+    behaviour = Behaviour(script={Step.MAIL: Act.HANG})
+    async with smtp_place(tmp_path, behaviour, connections=1) as place:
+        first = asyncio.create_task(send(place.provider, an_email()))
+        await _until(lambda: place.sink.commands["MAIL"] == 1)
+        second = asyncio.create_task(place.provider.send(an_email(), attempt))
+        await asyncio.sleep(0)
+
+        behaviour.script.clear()
+        first.cancel()
+
+        assert isinstance(await second, Accepted)
+        assert attempt.deadline > loop.time() + LATER_SECONDS
+        await asyncio.wait([first])
+
+
+async def test_whoever_is_not_admitted_leaves_his_place_to_others(tmp_path: Path) -> None:
+    class RouteClosed(Exception):
+        pass
+
+    def refuse() -> None:
+        raise RouteClosed
+
+    async with smtp_place(tmp_path, connections=1) as place:
+        deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
+        with pytest.raises(RouteClosed):
+            await place.provider.send(an_email(), Attempt(1, deadline, _must_not_leave, admitted=refuse))
+
+        assert isinstance((await send(place.provider, an_email())).outcome, Accepted)
+
+
+async def test_the_dot_does_not_leave_where_its_answer_would_hardly_be_met(tmp_path: Path) -> None:
+    async with smtp_place(tmp_path, Behaviour(slow_seconds=1.7), connections=1) as place:
+        sending = await send(place.provider, an_email(to=("slow@example.com",)), seconds=2.0)
 
         assert isinstance(sending.outcome, Deferred)
         assert sending.outcome.reason is Reason.TIMEOUT_BEFORE_SEND
-        assert sending.outcome.detail == "the deadline passed while waiting for a free connection"
-        first.cancel()
-        await asyncio.wait([first])
+        assert sending.left == 0
+        assert place.sink.ledger().delivered == 0
 
 
 async def test_a_deadline_that_has_passed_sends_nothing(tmp_path: Path) -> None:
@@ -294,3 +336,20 @@ async def _until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not condition():  # noqa: ASYNC110  the condition is the sink's, which has no event for it
             await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize(
+    ("host", "sockname", "name"),
+    [
+        ("mx.example.org", ("10.0.0.7", 40000), "mx.example.org"),
+        ("worker-1", ("10.0.0.7", 40000), "[10.0.0.7]"),
+        ("worker-1", ("2001:db8::7", 40000, 0, 0), "[IPv6:2001:db8::7]"),
+        ("worker-1", ("fe80::7%eth0", 40000, 0, 2), "[IPv6:fe80::7]"),
+    ],
+)
+def test_we_greet_with_our_name_or_with_the_address_that_we_come_from(
+    host: str, sockname: tuple[object, ...], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: host)
+
+    assert _our_name(asyncio.BaseTransport({"sockname": sockname})) == name

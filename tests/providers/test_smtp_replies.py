@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.domain.outcome import Accepted, Deferred, Reason, Rejected, Uncertain
+from dispatcher.domain.outcome import Accepted, Deferred, Reason, Rejected, Uncertain, left_out
 from dispatcher.providers.smtp_conversation import ConnectionBroke, Conversation, GarbledReply
 from dispatcher.providers.smtp_replies import Phase, Reply, acceptance, no_recipient_left, refusal, reply_of
 
@@ -82,13 +82,22 @@ def test_refused_recipients_are_judged_together() -> None:
     )
 
 
+def test_refused_recipients_that_stand_together_are_told_together() -> None:
+    gone, many = reply_of(550, "5.1.1 no"), reply_of(452, "4.5.3 too many")
+    refused = [(2, gone), *((position, many) for position in range(101, 151)), (151, gone), (153, gone)]
+
+    judged = acceptance(reply_of(250, "2.0.0 Ok"), refused)
+
+    assert left_out(judged.detail) == "2 (550 5.1.1), 101-150 (452 4.5.3), 151 (550 5.1.1), 153 (550 5.1.1)"
+
+
 def test_a_thousand_refused_recipients_fit_a_line() -> None:
-    refused = [(position, reply_of(550, "5.1.1 no")) for position in range(1, 1001)]
+    refused = [(position, reply_of(550, "5.1.1 no")) for position in range(1, 1001, 2)]
 
     judged = acceptance(reply_of(250, "2.0.0 Ok"), refused)
 
     assert len(judged.detail or "") < 500
-    assert "and 990 more" in (judged.detail or "")
+    assert "and 490 more" in (judged.detail or "")
 
 
 @given(st.integers(200, 599), st.text(max_size=60), st.sampled_from(Phase))

@@ -15,7 +15,7 @@ from dispatcher.domain.outcome import (
     outcome_name,
 )
 from dispatcher.errors import ProviderFault
-from dispatcher.routing.breaker import FAILURES_IN_A_ROW, FIRST_OPEN_SECONDS, Breaker, State
+from dispatcher.routing.breaker import FAILURES_IN_A_ROW, FIRST_OPEN_SECONDS, LONGEST_OPEN_SECONDS, Breaker, State
 from dispatcher.routing.routes import Route, Routes
 from tests.worker.scripted import ScriptedProvider
 
@@ -71,6 +71,17 @@ def test_a_provider_that_fails_or_throttles_is_passed_over(reason: Reason) -> No
     scene.hear("a", Deferred(reason), FAILURES_IN_A_ROW)
 
     assert scene.chosen() == "b"
+
+
+@pytest.mark.parametrize(("asked", "state"), [(LONGEST_OPEN_SECONDS, State.CLOSED), (600.0, State.PAUSED)])
+def test_a_provider_that_says_when_it_will_be_back_is_left_alone_until_then(asked: float, state: State) -> None:
+    scene = Scene()
+
+    scene.hear("a", Deferred(Reason.SERVER_ERROR, "maintenance", "503", asked))
+
+    assert scene.state("a") is state
+    scene.now += asked
+    assert scene.state("a") is State.CLOSED
 
 
 def test_one_throttling_and_one_fault_are_enough() -> None:

@@ -11,7 +11,7 @@ import pytest
 from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.contract import Attempt
+from dispatcher.providers.contract import Attempt, NoPlace
 from dispatcher.routing.breaker import FAILURES_IN_A_ROW
 from tests.waiting import until
 from tests.worker.bench import Bench
@@ -50,7 +50,7 @@ async def test_a_no_that_concerns_the_provider_goes_to_the_next_at_once_and_is_a
     bench: Bench, reason: Reason
 ) -> None:
     first, second = pair()
-    first.always = refuse(reason, retry_after=3600.0)
+    first.always = refuse(reason, retry_after=30.0)
     await bench.start([first, second])
 
     (email_id,) = await bench.enqueue()
@@ -250,6 +250,70 @@ async def test_a_drain_while_everybody_waits_for_tokens_gives_everything_back(be
 
     assert bench.books.statuses()["sending"] == 0
     assert sum(row["attempt_count"] for row in bench.books.rows()) == len(bench.provider.calls)
+
+
+async def begin_when_let_go(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+    """It waits for others of the same worker; then it leaves, and is accepted."""
+    await provider.wait(email.email_id)
+    attempt.admitted()
+    return await accept(provider, email, attempt)
+
+
+async def test_what_waits_for_others_when_the_provider_asks_for_a_pause_does_not_leave(bench: Bench) -> None:
+    first, *others = bench.books.enqueue(20)
+    bench.provider.always = begin_when_let_go
+    await bench.start()
+    await bench.deliver(others)
+    await until(lambda: bench.provider.waiting == set(others))
+    bench.provider.script[first].append(refuse(Reason.THROTTLED, 600.0))
+    await bench.deliver([first])
+    await until(lambda: state_of(bench) == "paused")
+
+    bench.provider.let_go()
+
+    await until(lambda: bench.books.statuses() == {"pending": 20})
+    assert not bench.provider.accepted
+    assert {row["attempt_count"] for row in bench.books.rows()} == {0}
+
+
+async def test_what_waits_for_others_goes_to_the_next_when_the_provider_has_failed_meanwhile(bench: Bench) -> None:
+    first, second = pair()
+    failing, *others = bench.books.enqueue(20)
+    first.always = begin_when_let_go
+    first.script[failing].append(FAULT)
+    await bench.start([first, second])
+    await bench.deliver(others)
+    await until(lambda: first.waiting == set(others))
+    await bench.deliver([failing])
+    await until(lambda: second.accepted == {failing: 1})
+
+    first.let_go()
+
+    await bench.settled({"sent": 20})
+    assert not first.accepted
+    assert {row["attempt_count"] for row in bench.books.rows()} == {1}
+
+
+async def test_an_email_that_finds_no_place_waits_again_and_burns_nothing(bench: Bench) -> None:
+    (email_id,) = bench.books.enqueue(1)
+    bench.provider.script[email_id].extend([fail(NoPlace(), after_leaving=False)] * (2 * FAILURES_IN_A_ROW))
+    await bench.start()
+
+    await bench.deliver([email_id])
+
+    await bench.settled({"sent": 1})
+    assert len(bench.provider.calls) == 2 * FAILURES_IN_A_ROW + 1
+    assert (bench.books.row(email_id)["attempt_count"], state_of(bench)) == (1, "closed")
+
+
+async def test_a_provider_that_is_away_for_minutes_is_left_alone_and_fails_no_email(bench: Bench) -> None:
+    bench.provider.always = refuse(Reason.SERVER_ERROR, 600.0)
+    await bench.start()
+
+    await bench.enqueue(20)
+
+    await until(lambda: state_of(bench) == "paused" and bench.books.statuses() == {"pending": 20})
+    assert {row["attempt_count"] for row in bench.books.rows()} == {0}
 
 
 async def test_a_drain_while_consuming_is_paused_ends_at_once(bench: Bench) -> None:
