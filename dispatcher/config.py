@@ -178,7 +178,7 @@ class Settings:
     http_connections: int = setting(values.whole(1, 5000), "256", "Requests that a worker keeps on the wire over HTTP.")
     capture_dir: Path | None = setting(values.folder, None, "Maildir that the capture provider writes into.")
     ca_file: Path | None = setting(
-        values.existing_file, None, "Certificates to trust, as PEM: instead of the system's; over HTTP besides them."
+        values.certificates, None, "Certificates to trust, as PEM: instead of the system's; over HTTP besides them."
     )
     metrics: bool = setting(values.switch, "on", "Whether processes count what they do.")
     metrics_dir: Path | None = setting(
@@ -363,8 +363,8 @@ def _find(item: Field[Any], environ: Mapping[str, str]) -> Origin:
 
 def _read_secret(file_variable: str, path: str) -> str:
     try:
-        text = Path(path).expanduser().read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
+        text = values.path_of(path).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
         raise ValueError(f"cannot be read from the file in {file_variable}: {type(error).__name__}") from None
     if not text:
         raise ValueError(f"is empty in the file that {file_variable} names")

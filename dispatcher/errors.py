@@ -7,8 +7,10 @@
     ├── InvalidPointer            bytes on the queue that point to no email
     ├── ServerUnavailable         PostgreSQL, RabbitMQ or a private server cannot be reached or started
     │   ├── StoreUnavailable
-    │   │   └── StoreBusy         another transaction holds what a statement needed
+    │   │   ├── StoreBusy         another transaction holds what a statement needed
+    │   │   └── StoreRefused      it knows no such user, password or database
     │   └── BrokerUnavailable
+    │       └── BrokerRefused     it knows no such user, password or virtual host
     ├── ValueRefused              a value that PostgreSQL cannot hold; its neighbours in a batch are well
     ├── SchemaError               the database's tables are missing, older, newer or edited
     ├── TopologyError             RabbitMQ's queues or exchanges are missing or differ from what we need
@@ -100,8 +102,16 @@ class StoreBusy(StoreUnavailable):
     """Another transaction held a row or table that a statement needed for longer than it may wait."""
 
 
+class StoreRefused(StoreUnavailable):
+    """PostgreSQL answers, and does not let us in: a setting of ours, or of the server, has to be mended."""
+
+
 class BrokerUnavailable(ServerUnavailable):
     """RabbitMQ does not answer, or closed our connection or channel."""
+
+
+class BrokerRefused(BrokerUnavailable):
+    """RabbitMQ answers, and does not let us in: a setting of ours, or of the server, has to be mended."""
 
 
 class ValueRefused(DispatcherError):

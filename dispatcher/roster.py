@@ -5,8 +5,8 @@
     monitor  reads all of it: `unready` says in words what is not as it should be; `members` has the figures
 
 Up means: it has everything that it needs of its own (settings, files, providers), it hears a stop, and it has tried its
-server: it works, or knows that the server is away. RabbitMQ or PostgreSQL being away is no reason not to be up; who
-ends before he is up could not boot.
+server: it works, or knows that the server is away. RabbitMQ or PostgreSQL being away is no reason not to be up; that
+one of them does not let it in is. Who ends before he is up could not boot.
 
 Nothing is locked, because each 64-bit cell has one writer at a time and is written in one piece.
 """

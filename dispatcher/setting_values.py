@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import os
 import re
 import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -263,20 +265,43 @@ def queue_name(text: str) -> str:
 def host_name(text: str) -> str:
     """A name for rows and logs; `auto` is the machine's, as far as it can be written there."""
     if text.lower() == "auto":
-        return "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "-" for c in socket.gethostname())[:28]
+        found = socket.gethostname()
+        name = "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "-" for c in found)
+        # What tells a Kubernetes pod from its siblings is the end of its name.
+        return name if len(name) <= 28 else f"{name[:19]}-{hashlib.sha256(os.fsencode(found)).hexdigest()[:8]}"
     if not re.fullmatch(r"[A-Za-z0-9.-]{1,28}", text):
         raise ValueError("must be 1 to 28 letters, digits, dots or hyphens, or auto")
     return text
 
 
+def path_of(text: str) -> Path:
+    """The path that a text names, `~` and all.
+
+    Raises:
+        ValueError: it begins with the home of a user whom nobody knows.
+    """
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError:
+        raise ValueError("names the home of a user who does not exist") from None
+
+
 def folder(text: str) -> Path:
-    return Path(text.replace("{uid}", str(os.getuid()))).expanduser().absolute()
+    return path_of(text.replace("{uid}", str(os.getuid())))
 
 
-def existing_file(text: str) -> Path:
-    path = Path(text).expanduser().absolute()
-    if not path.is_file():
-        raise ValueError("names a file that does not exist")
+def certificates(text: str) -> Path:
+    """A file of certificates, which can be read and holds some."""
+    path = path_of(text)
+    try:
+        if not path.is_file():
+            raise ValueError("names a file that does not exist")
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
+    except ssl.SSLError:
+        raise ValueError("names a file that holds no certificates in PEM") from None
+    except OSError as error:
+        words = (error.strerror or type(error).__name__).lower()
+        raise ValueError(f"names a file that cannot be read: {words}") from None
     return path
 
 

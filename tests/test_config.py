@@ -114,6 +114,10 @@ def test_what_an_operator_writes_is_understood(variable: str, text: str, field: 
         ("DISPATCHER_SMTP_URL", "smtp://user:word@mx.example?tls=none", "would send its password in the clear"),
         ("DISPATCHER_SMTP_URL", "mx:25", "must be a URL"),
         ("DISPATCHER_CA_FILE", "/no/such/file", "names a file that does not exist"),
+        ("DISPATCHER_CA_FILE", "/" + "x" * 300, "names a file that cannot be read: file name too long"),
+        ("DISPATCHER_CA_FILE", "~no-such-user/ca.pem", "names the home of a user who does not exist"),
+        ("DISPATCHER_CA_FILE", __file__, "names a file that holds no certificates in PEM"),
+        ("DISPATCHER_RUN_DIR", "~no-such-user", "names the home of a user who does not exist"),
     ],
 )
 def test_what_cannot_be_meant_is_told_by_its_variable(variable: str, text: str, sentence: str) -> None:
@@ -291,6 +295,34 @@ class TestSecrets:
     )
     def test_no_mistake_quotes_a_secret(self, environ: dict[str, str]) -> None:
         assert "secret" not in " ".join(mistakes_of(environ))
+
+
+@pytest.mark.parametrize(
+    ("machine", "name"),
+    [
+        ("mail-1.example", "mail-1.example"),
+        ("männlein", "m-nnlein"),
+        ("a" * 28, "a" * 28),
+        ("email-dispatcher-6d4cf56db6-x7k2p", "email-dispatcher-6d-"),
+        ("email-dispatcher-6d4cf56db6-9qhlm", "email-dispatcher-6d-"),
+    ],
+)
+def test_a_host_is_named_after_its_machine(machine: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: machine)
+
+    found = load({}).host_name
+
+    assert found.startswith(name)
+    assert len(found) == min(len(machine), 28)
+
+
+def test_machines_that_differ_at_the_end_of_a_long_name_are_different_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = set()
+    for end in ("x7k2p", "9qhlm"):
+        monkeypatch.setattr("socket.gethostname", lambda end=end: f"email-dispatcher-6d4cf56db6-{end}")
+        found.add(load({}).host_name)
+
+    assert len(found) == 2
 
 
 def test_settings_cannot_be_changed() -> None:

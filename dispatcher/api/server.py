@@ -38,6 +38,7 @@ from dispatcher.store.api_keys import KeyStore
 from dispatcher.store.connections import make_pool
 from dispatcher.store.drafts import DraftStore
 from dispatcher.store.emails import EmailStore
+from dispatcher.supervisor.parent import make_run_dir
 from dispatcher.telemetry import log, metric_files, scrape
 from dispatcher.telemetry.tracing import TRACER
 
@@ -63,8 +64,12 @@ def run_api(settings: Settings, listener: socket.socket) -> int:
     """Serves until told to stop; returns the exit code.
 
     Raises:
-        ConfigurationError: it would listen where others can reach it, and there is no key.
+        ConfigurationError: it would listen where others can reach it, and there is no key; or its files would be where
+            strangers may write.
     """
+    if settings.metrics:
+        with suppress(OSError):  # the metrics alone need it, and say so themselves
+            make_run_dir(settings.run_dir)
     TRACER.begin("api")
     if settings.metrics:
         metric_files.begin(settings.metrics_folder, metric_files.API)

@@ -25,7 +25,7 @@ from pika.adapters.asyncio_connection import AsyncioConnection
 
 from dispatcher.broker.deliveries import UNREADABLE, acks, delivery_at, is_under_way
 from dispatcher.broker.faults import REMEDIES, channel_fault, reason
-from dispatcher.errors import BrokerUnavailable, ConfigurationError
+from dispatcher.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
 from dispatcher.version import VERSION
 
 T = TypeVar("T")
@@ -54,6 +54,7 @@ def parameters(amqp_url: str, *, name: str = "", ca_file: Path | None = None) ->
 
     Raises:
         ConfigurationError: the URL cannot be used.
+        OSError: the certificates cannot.
     """
     try:
         found = pika.URLParameters(amqp_url)
@@ -66,7 +67,7 @@ def parameters(amqp_url: str, *, name: str = "", ca_file: Path | None = None) ->
         if option not in given:
             setattr(found, option, value)
     if found.ssl_options is not None and ca_file is not None:
-        found.ssl_options = pika.SSLOptions(ssl.create_default_context(cafile=str(ca_file)))
+        found.ssl_options = pika.SSLOptions(ssl.create_default_context(cafile=ca_file))
     found.client_properties = {"connection_name": name, "product": "Email Dispatcher", "version": VERSION}
     return found
 
@@ -87,7 +88,11 @@ async def open_connection(amqp_url: str, *, name: str, ca_file: Path | None = No
         BrokerUnavailable: it cannot be had; says where and why.
         ConfigurationError: the URL cannot be used.
     """
-    wanted = parameters(amqp_url, name=name, ca_file=ca_file)
+    try:
+        wanted = parameters(amqp_url, name=name, ca_file=ca_file)
+    except OSError as error:
+        # It was in order when the settings were read: somebody is replacing it.
+        raise BrokerUnavailable(f"DISPATCHER_CA_FILE cannot be used now ({type(error).__name__}).") from error
     connection = Connection(wanted)
     await connection.opened()
     return connection
@@ -134,7 +139,9 @@ class Connection:
             raise
         if self.lost.done():
             words = self.lost.result()
-            raise BrokerUnavailable(f"{self._place} cannot be reached: {words}.", remedy=REMEDIES.get(words))
+            if remedy := REMEDIES.get(words):
+                raise BrokerRefused(f"{self._place} cannot be reached: {words}.", remedy=remedy)
+            raise BrokerUnavailable(f"{self._place} cannot be reached: {words}.")
 
     @property
     def is_blocked(self) -> bool:

@@ -23,7 +23,7 @@ from pika import exceptions
 
 from dispatcher.broker.connection import Channel, Connection, first_of, open_connection, parameters, resolve
 from dispatcher.domain.backoff import Backoff
-from dispatcher.errors import BrokerUnavailable
+from dispatcher.errors import BrokerRefused, BrokerUnavailable
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
@@ -67,6 +67,7 @@ class Consumer:
         on_delivery: Callable[[Delivery], None],
         on_lost: Callable[[], None],
         on_tried: Callable[[], None] = lambda: None,
+        on_refused: Callable[[BrokerRefused], None] = lambda _: None,
         name: str,
         ca_file: Path | None = None,
         backoff: Backoff | None = None,
@@ -78,6 +79,7 @@ class Consumer:
             on_delivery: Gets each message, in the loop; must be quick and not raise.
             on_lost: Told when the deliveries at hand have become void; not when we close.
             on_tried: Told each time when RabbitMQ begins to give us messages, or was found away.
+            on_refused: Told instead each time when RabbitMQ does not let us in. It is tried again all the same.
             name: What RabbitMQ's management shows for the connection.
 
         Raises:
@@ -90,6 +92,7 @@ class Consumer:
         self._on_delivery = on_delivery
         self._on_lost = on_lost
         self._on_tried = on_tried
+        self._on_refused = on_refused
         self._name = name
         self._ca_file = ca_file
         self._backoff = backoff or Backoff(FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS)
@@ -124,7 +127,6 @@ class Consumer:
                 return
             if reason is None:
                 continue
-            self._on_tried()
             if time.monotonic() - began > STEADY_SECONDS:
                 self._backoff.worked()
             wait = self._backoff.next_wait(random.random)
@@ -212,7 +214,11 @@ class Consumer:
         try:
             async with await open_connection(self._amqp_url, name=self._name, ca_file=self._ca_file) as connection:
                 return await self._consume_on(connection)
+        except BrokerRefused as fault:
+            self._on_refused(fault)
+            return str(fault)
         except BrokerUnavailable as fault:
+            self._on_tried()
             return str(fault)
 
     async def _consume_on(self, connection: Connection) -> str | None:

@@ -62,7 +62,7 @@ class Management:
             timeout_seconds: For a whole answer, however slowly it comes.
 
         Raises:
-            ConfigurationError: the URL cannot be used.
+            ConfigurationError: the URL cannot be used, or the certificates.
         """
         try:
             parts = urlsplit(url)
@@ -208,7 +208,10 @@ def _json(text: bytes) -> Any:
 
 
 def _tls(ca_file: Path | None) -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        raise ConfigurationError([f"DISPATCHER_CA_FILE cannot be used now ({type(error).__name__})."]) from error
 
 
 def _basic(user: str, password: str) -> str:

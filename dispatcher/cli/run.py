@@ -94,7 +94,8 @@ def _run(settings: Settings) -> int:
         run_dir=settings.run_dir,
         drain_seconds=settings.drain_seconds,
         hang_seconds=settings.hang_seconds,
-        metrics_folder=settings.metrics_folder if settings.metrics else None,
+        metrics_folder=settings.metrics_folder,
+        counts=settings.metrics,
         load_roles=lambda: _roles(_load_again(settings)),
     )
     return parent.run()

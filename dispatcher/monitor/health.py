@@ -9,14 +9,14 @@ from typing import Final
 from dispatcher.broker.topology import FoundQueue
 from dispatcher.config import Settings
 from dispatcher.errors import SchemaError, TopologyError
-from dispatcher.monitor.looking import LOOK_SECONDS, Look
+from dispatcher.monitor.looking import ANSWER_SECONDS, LOOK_SECONDS, Look
 from dispatcher.store.stock import Stock
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.scrape import ProcessCollector
 
 CHECKS: Final = ("processes", "database", "schema", "broker", "topology", "consumers", "providers", "pending")
 OLD_SECONDS: Final = 6 * LOOK_SECONDS
-"""An answer older than this tells nothing about now."""
+"""An answer older than this tells nothing about now, unless it is as slow to come as that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,12 @@ class Health:
         return "Nobody consumes the send queue."
 
     def _providers(self) -> str | None:
-        """All providers open in all of this host's workers; a worker that has not spoken is no reason."""
+        """All providers open in all of this host's workers; a worker that has not spoken is no reason.
+
+        Half open is no better: a probe is under way, as after each wait, and may take as long as an attempt does.
+        """
         views = [labels for labels, workers in self._processes.values_of(metrics.BREAKERS).items() if workers]
-        if not views or any(state != "open" for _, state in views):
+        if not views or any(state not in ("open", "half_open") for _, state in views):
             return None
         return f"Every provider fails as a whole: {', '.join(sorted({provider for provider, _ in views}))}."
 
@@ -99,7 +102,7 @@ def _plight(look: Look[Stock] | Look[dict[str, FoundQueue]], server: str, answer
         return f"{server} is not available."
     if look.age_seconds is None:
         return f"{server} has not answered yet."
-    if look.age_seconds > OLD_SECONDS:
+    if look.age_seconds > max(OLD_SECONDS, look.interval_seconds + ANSWER_SECONDS):
         return f"{server} was last heard of {look.age_seconds:.0f} s ago."
     return None
 

@@ -16,6 +16,8 @@ ANSWER_SECONDS: Final = 15.0
 """A server that takes longer than this has not answered."""
 LARGEST_SHARE: Final = 0.05
 """Of the time that a question may be under way: what is slow to answer is asked less often."""
+LONGEST_SECONDS: Final = 60.0
+"""Between two questions, however slow the answer: nobody should learn late that a server is well again."""
 
 
 class Look(Generic[T]):
@@ -24,6 +26,7 @@ class Look(Generic[T]):
     Attributes:
         found: The last answer; None while there is none.
         fault: Why there is none; None where nobody has asked yet, too.
+        interval_seconds: From the last answer to the next question.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Look(Generic[T]):
         self._close = close
         self._seconds = seconds
         self._answered_at: float | None = None
+        self.interval_seconds = seconds
         self.found: T | None = None
         self.fault: DispatcherError | None = None
 
@@ -57,7 +61,8 @@ class Look(Generic[T]):
             while True:
                 began_at = time.monotonic()
                 await self.ask()
-                await asyncio.sleep(max(self._seconds, (time.monotonic() - began_at) / LARGEST_SHARE))
+                self.interval_seconds = interval_after(time.monotonic() - began_at, shortest=self._seconds)
+                await asyncio.sleep(self.interval_seconds)
         finally:
             if self._close:
                 await self._close()
@@ -72,3 +77,8 @@ class Look(Generic[T]):
             self.found, self.fault = None, DispatcherError(f"No answer came within {ANSWER_SECONDS:g} s.")
         except DispatcherError as error:
             self.found, self.fault = None, error
+
+
+def interval_after(answer_seconds: float, *, shortest: float) -> float:
+    """How long to wait after an answer, or none, that took so long; in seconds."""
+    return max(shortest, min(answer_seconds / LARGEST_SHARE, LONGEST_SECONDS))

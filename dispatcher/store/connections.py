@@ -22,6 +22,7 @@ from dispatcher.errors import (
     DispatcherError,
     SchemaError,
     StoreBusy,
+    StoreRefused,
     StoreUnavailable,
     ValueRefused,
 )
@@ -95,7 +96,8 @@ def translated() -> Iterator[None]:
 
     Raises:
         StoreUnavailable: the server is away, ended the session, timed out, or asks to try again (deadlock,
-            serialization failure); the same call may succeed later. StoreBusy where it waited for a lock too long.
+            serialization failure); the same call may succeed later. StoreBusy where it waited for a lock too long,
+            StoreRefused where the server does not let us in.
         SchemaError: a table or function is missing.
         ValueRefused: a value is out of range, or no text that it can hold.
         DispatcherError: anything else that the server refused, by its code, without the statement's values.
@@ -112,7 +114,9 @@ def translated() -> Iterator[None]:
         raise StoreUnavailable(f"PostgreSQL refuses us: {_first_line(error)}.") from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
         words = _first_line(error)
-        raise StoreUnavailable(f"PostgreSQL is not available: {words}.", remedy=_remedy(words)) from error
+        if remedy := _remedy(words):
+            raise StoreRefused(f"PostgreSQL is not available: {words}.", remedy=remedy) from error
+        raise StoreUnavailable(f"PostgreSQL is not available: {words}.") from error
     except psycopg.DataError as error:
         raise ValueRefused(f"PostgreSQL refused a value ({error.sqlstate or type(error).__name__}).") from error
     except psycopg.Error as error:

@@ -53,17 +53,20 @@ class Parent:
         drain_seconds: float,
         hang_seconds: float = 0.0,
         metrics_folder: Path | None = None,
+        counts: bool = True,
         load_roles: Callable[[], Sequence[Role]] | None = None,
     ) -> None:
         """
         Args:
             roles: What to run, in the order of their start.
             hang_seconds: The longest time for which a process's loop may stand still; 0 for any.
-            metrics_folder: Where all processes count; None if they do not.
+            metrics_folder: Where all processes count; what an earlier run has counted there goes. None for nowhere.
+            counts: Whether they do.
             load_roles: The same roles with settings that were read again; raises ConfigurationError.
         """
         self._run_dir = run_dir
         self._metrics_folder = metrics_folder
+        self._counts = counts
         self._load_roles = load_roles or (lambda: roles)
         self._log = get_log()
         self._drain_began_at: float | None = None
@@ -84,7 +87,8 @@ class Parent:
         self._lock = lock_run_dir(self._run_dir)
         if self._metrics_folder:
             metric_files.wipe(self._metrics_folder)
-            metric_files.begin(self._metrics_folder, "parent")
+            if self._counts:
+                metric_files.begin(self._metrics_folder, "parent")
         self._note_signals()
         self._log.info("dispatcher.started", workers=self._worker_count, run_dir=str(self._run_dir), pid=os.getpid())
         killed_count = 0
@@ -164,6 +168,9 @@ class Parent:
         except ConfigurationError as error:
             self._log.error("dispatcher.reload_failed", reason=error.message)
             return
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who work are to work on
+            self._log.error("dispatcher.reload_failed", reason=f"The settings cannot be read: {type(error).__name__}.")
+            return
         self._log.info("dispatcher.reloading")
         self._crew.adopt(roles)
         self._replacing.begin_reload()
@@ -187,9 +194,21 @@ def run_dir_fault(run_dir: Path) -> str | None:
     found = run_dir.stat()
     if found.st_mode & stat.S_IWOTH:
         return "may be written by every user of this machine"
-    if os.geteuid() and found.st_uid not in (os.geteuid(), 0):
+    if found.st_uid not in (os.geteuid(), 0):
         return "belongs to another user"
     return None
+
+
+def make_run_dir(run_dir: Path) -> None:
+    """Makes the run directory, or makes sure of it.
+
+    Raises:
+        ConfigurationError: strangers may write into it.
+        OSError: it cannot be made.
+    """
+    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if fault := run_dir_fault(run_dir):
+        raise ConfigurationError([f"DISPATCHER_RUN_DIR: {run_dir} {fault}: name a folder of this user's own."])
 
 
 def lock_run_dir(run_dir: Path) -> int:
@@ -199,9 +218,7 @@ def lock_run_dir(run_dir: Path) -> int:
         DispatcherError: another `dispatcher run` holds it, it cannot be made, or strangers may write into it.
     """
     try:
-        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if fault := run_dir_fault(run_dir):
-            raise ConfigurationError([f"DISPATCHER_RUN_DIR: {run_dir} {fault}: name a folder of this user's own."])
+        make_run_dir(run_dir)
         descriptor = os.open(run_dir / "run.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise DispatcherError(

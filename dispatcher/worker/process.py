@@ -15,14 +15,14 @@ import uvloop
 
 from dispatcher.broker.consumer import Consumer
 from dispatcher.config import Settings
-from dispatcher.errors import StoreUnavailable
+from dispatcher.errors import BrokerRefused, ConfigurationError, StoreRefused, StoreUnavailable
 from dispatcher.inflight import Ledger
 from dispatcher.providers.registry import most_at_once, open_provider
 from dispatcher.roster import Post, Seat
 from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.stopping import stop_event, unless_cut_off
-from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
+from dispatcher.store.connections import BATCH_LOCK_SECONDS, connect_async, make_pool
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.providers import ProviderStore
 from dispatcher.telemetry import log, metric_files, quick_log
@@ -85,6 +85,7 @@ def run_worker(settings: Settings, post: Post) -> int:
 
 async def _work(settings: Settings, identity: Identity, post: Post) -> None:
     stop = stop_event(post)
+    await _make_sure_of_store(settings, identity)
     quick_log.log.gather(asyncio.get_running_loop().call_soon)
     pool = make_pool(
         settings.database_url,
@@ -111,6 +112,21 @@ async def _work(settings: Settings, identity: Identity, post: Post) -> None:
     ledger.close()
 
 
+async def _make_sure_of_store(settings: Settings, identity: Identity) -> None:
+    """Returns where PostgreSQL lets us in, or is away: the pool goes on trying, and says no word of why it fails.
+
+    Raises:
+        ConfigurationError: it does not let us in. Whoever we are to replace works on meanwhile.
+    """
+    try:
+        async with await connect_async(settings.database_url, name=identity.worker):
+            pass
+    except StoreRefused as refusal:
+        raise ConfigurationError([str(refusal)]) from refusal
+    except StoreUnavailable:
+        pass
+
+
 def _route(name: str, settings: Settings, watch: ProviderWatch, store: ProviderStore) -> Route:
     ceiling = settings.ceiling_of(name)
     limit = None if ceiling is None else RateLimit(store, name, ceiling)
@@ -128,7 +144,18 @@ async def _dispatch(
     ledger: Ledger,
     seat: Seat,
 ) -> None:
-    """Consumes and works until the stop, then drains."""
+    """Consumes and works until the stop, then drains.
+
+    Raises:
+        ConfigurationError: RabbitMQ does not let us in, and never did. Whoever we are to replace works on meanwhile.
+    """
+    refusals: list[BrokerRefused] = []
+
+    def note_refusal(refusal: BrokerRefused) -> None:
+        if not seat.is_up:
+            refusals.append(refusal)
+            stop.set()
+
     window = routes.window(settings.prefetch, max(settings.lease_seconds / 2, settings.send_timeout_seconds))
     at_hand = _messages_at_hand(window, settings)
     settings = replace(settings, prefetch=window)
@@ -140,6 +167,7 @@ async def _dispatch(
         on_delivery=lambda delivery: pipeline.take(delivery),  # noqa: PLW0108
         on_lost=lambda: pipeline.forget_arrivals(),  # noqa: PLW0108
         on_tried=seat.up,
+        on_refused=note_refusal,
         name=f"dispatcher {identity.worker}",
         ca_file=settings.ca_file,
     )
@@ -158,6 +186,8 @@ async def _dispatch(
         await asyncio.wait({consuming}, timeout=CANCEL_SECONDS)
         for task in (consuming, working, retiring):
             task.cancel()
+    if refusals:
+        raise ConfigurationError([str(refusals[0])]) from refusals[0]
     log.get_log().info("worker.drained", sent=pipeline.sent_count, released=pipeline.released_count)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
@@ -47,6 +49,32 @@ def test_a_reload_takes_secrets_that_were_rotated_and_survives_one_that_is_mista
     second.kill()
     assert set(second.delivered()) == after
     assert not run.events("process.exited", reason="could_not_boot")
+
+
+@pytest.mark.parametrize("server", ["AMQP_URL", "DATABASE_URL"])
+def test_a_reload_with_a_password_that_a_server_refuses_costs_no_worker(host: Host, server: str) -> None:
+    host.sink()
+    right = host.environment()[f"DISPATCHER_{server}"]
+    parts = urlsplit(right)
+    secret = host.folder / "url"
+    secret.write_text(right)
+    settings: dict[str, Any] = {server: "", f"{server}_FILE": secret}
+    run = host.run(**settings)
+    host.await_finished(host.enqueue(emails(20, name="before")))
+
+    secret.write_text(urlunsplit(parts._replace(netloc=f"{parts.username}:no-longer@{parts.hostname}:{parts.port}")))
+    run.send(signal.SIGHUP)
+    run.await_events("process.exited", 2, reason="could_not_boot")
+    books = host.await_finished(host.enqueue(emails(20, name="meanwhile")))
+    secret.write_text(right)
+    run.send(signal.SIGHUP)
+    run.await_events("dispatcher.reloaded")
+
+    stop(run)
+    assert books.counts == {"sent": 20}
+    assert {event["reason"] for event in run.events("process.exited")} == {"could_not_boot", "reloaded", "drained"}
+    assert f"DISPATCHER_{server}" in run.words
+    assert "no-longer" not in run.words
 
 
 def test_workers_that_have_sent_their_share_are_replaced_one_by_one(host: Host) -> None:

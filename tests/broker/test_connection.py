@@ -113,6 +113,16 @@ def test_a_ca_file_is_trusted_instead_of_the_system(tmp_path: Path) -> None:
     assert context.check_hostname
 
 
+async def test_a_ca_file_that_is_being_replaced_is_waited_for(tmp_path: Path) -> None:
+    ca_file = tmp_path / "ca.pem"
+    with pytest.raises(BrokerUnavailable, match="DISPATCHER_CA_FILE"):
+        await open_connection("amqps://u:p@127.0.0.1/", name="test", ca_file=ca_file)
+
+    ca_file.write_text("-----BEGIN CERT")
+    with pytest.raises(BrokerUnavailable, match="DISPATCHER_CA_FILE"):
+        await open_connection("amqps://u:p@127.0.0.1/", name="test", ca_file=ca_file)
+
+
 async def test_a_refusal_closes_the_channel_and_spares_the_connection(amqp_url: str) -> None:
     async with await open_connection(amqp_url, name="test") as connection:
         channel = await connection.open_channel()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
 import pytest
@@ -27,12 +28,15 @@ class Worker:
     def __init__(self, amqp_url: str, queue: str, *, prefetch: int = 100, name: str = "worker") -> None:
         self.deliveries: list[Delivery] = []
         self.losses = 0
+        self.tries: list[str] = []
         self.consumer = Consumer(
             amqp_url,
             queue,
             prefetch=prefetch,
             on_delivery=self.deliveries.append,
             on_lost=self._lose,
+            on_tried=lambda: self.tries.append("tried"),
+            on_refused=lambda _: self.tries.append("refused"),
             name=name,
             backoff=Backoff(base_seconds=0.01, cap_seconds=0.05),
         )
@@ -458,3 +462,22 @@ async def test_a_cancelled_run_leaves_the_messages_to_others(
 def test_an_unusable_url_is_refused_at_once() -> None:
     with pytest.raises(ConfigurationError):
         Consumer("amqp://u:p@h:port/", "q", prefetch=1, on_delivery=lambda _: None, on_lost=lambda: None, name="test")
+
+
+async def test_who_is_not_let_in_is_told_so_and_tries_again(make_worker: MakeWorker, amqp_url: str) -> None:
+    parts = urlsplit(amqp_url)
+    refused = make_worker(urlunsplit(parts._replace(netloc=f"nobody:word@{parts.hostname}:{parts.port}")))
+    served = make_worker()
+
+    await eventually(lambda: len(refused.tries) >= 2 and served.tries, "tries")
+
+    assert set(refused.tries) == {"refused"}
+    assert served.tries == ["tried"]
+
+
+async def test_who_finds_nobody_has_tried(make_worker: MakeWorker, closed_port: int) -> None:
+    worker = make_worker(f"amqp://u:p@127.0.0.1:{closed_port}/")
+
+    await eventually(lambda: worker.tries, "a try")
+
+    assert set(worker.tries) == {"tried"}

@@ -13,7 +13,7 @@ from dispatcher.config import Settings, load
 from dispatcher.domain.status import Status
 from dispatcher.errors import BrokerUnavailable, DispatcherError, SchemaError, StoreUnavailable, TopologyError
 from dispatcher.monitor.health import CHECKS, Health
-from dispatcher.monitor.looking import Look
+from dispatcher.monitor.looking import Look, interval_after
 from dispatcher.store.stock import Stock
 from dispatcher.telemetry.scrape import ProcessCollector
 from tests.telemetry.counting import counting
@@ -92,11 +92,12 @@ async def test_a_host_is_ready_while_one_provider_may_be_tried(tmp_path: Path) -
         assert await reasons(tmp_path) == {}
 
 
-async def test_a_host_is_not_ready_while_all_workers_see_all_providers_fail(tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", ["open", "half_open"])
+async def test_a_host_is_not_ready_while_all_workers_see_all_providers_fail(tmp_path: Path, state: str) -> None:
     with counting(tmp_path, "w0") as first, counting(tmp_path, "w1") as second:
         first.tell("breaker smtp open")
         first.tell("breaker ses open")
-        second.tell("breaker smtp open")
+        second.tell(f"breaker smtp {state}")
 
         assert await reasons(tmp_path) == {"providers": "Every provider fails as a whole: ses, smtp."}
 
@@ -113,3 +114,27 @@ async def test_a_server_that_does_not_answer_in_time_is_away(tmp_path: Path) -> 
     assert look.found is None
     assert look.age_seconds is None
     assert "No answer came" in str(look.fault)
+
+
+@pytest.mark.parametrize(("answer_seconds", "interval"), [(0.01, 5.0), (0.5, 10.0), (3.0, 60.0), (15.0, 60.0)])
+def test_a_slow_server_is_asked_less_often_and_each_minute_at_least(answer_seconds: float, interval: float) -> None:
+    assert interval_after(answer_seconds, shortest=5.0) == interval
+
+
+@pytest.mark.parametrize(
+    ("interval", "age", "is_heard"), [(5.0, 29.0, True), (5.0, 31.0, False), (60.0, 70.0, True), (60.0, 80.0, False)]
+)
+async def test_an_answer_is_as_old_as_its_server_is_slow(
+    tmp_path: Path, interval: float, age: float, is_heard: bool
+) -> None:
+    class AgedLook(Look[Stock]):
+        age_seconds = age
+
+    store, broker = AgedLook(answer(STOCK)), Look(answer(QUEUES))  # type: ignore[arg-type]
+    store.interval_seconds = interval
+    await store.ask()
+    await broker.ask()
+
+    checks = Health(SETTINGS, store, broker, ProcessCollector(tmp_path), list).checks()  # type: ignore[arg-type]
+
+    assert {check.name for check in checks if not check.is_ok} == (set() if is_heard else {"database"})

@@ -267,6 +267,8 @@ def main(arguments: list[str]) -> int:
         run_dir=Path(folder) / "run",
         drain_seconds=float(drain_seconds),
         hang_seconds=float(os.environ.get(HANG_SECONDS, "0")),
+        metrics_folder=Path(folder) / "metrics",
+        counts=False,
         load_roles=lambda: load_roles(roles, Path(folder)),
     )
     pid = os.getpid()
