@@ -55,6 +55,20 @@ def test_a_storm_of_429_is_waited_out_and_then_everything_is_sent_once(
     assert min(after) >= throttled_until
 
 
+def test_a_server_that_is_slow_with_each_of_many_emails_has_none_cut_off(host: Host) -> None:
+    host.sink("--latency-ms", "1000")
+    ids = host.enqueue(emails(64))
+    run = host.run(WORKERS=1, SMTP_CONNECTIONS=8, SEND_TIMEOUT_SECONDS=5)  # the last one waits for longer than that
+
+    books = host.await_finished(ids, seconds=60)
+
+    stop(run)
+    books.assert_balanced()
+    assert books.counts == {"sent": 64}
+    assert {row.attempt_count for row in host.rows().values()} == {1}
+    assert not run.events("provider.paused")
+
+
 def heard_at(run: Program) -> dict[str, float]:
     """When each worker heard first that it has to slow down, in unix seconds."""
     paused = run.events("provider.paused", state="paused")
