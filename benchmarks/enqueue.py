@@ -140,7 +140,11 @@ def _api(environment: Mapping[str, str], shape: Shape) -> Iterator[tuple[int, Ma
     if not shape.clients:
         yield 0, {}
         return
-    more = {"DISPATCHER_API_ADDRESS": "127.0.0.1:0", "DISPATCHER_API_GATHERED_EMAILS": str(shape.gathered)}
+    more = {
+        "DISPATCHER_API_ADDRESS": "127.0.0.1:0",
+        "DISPATCHER_API_OPEN": "on",
+        "DISPATCHER_API_GATHERED_EMAILS": str(shape.gathered),
+    }
     command = [sys.executable, "-m", "dispatcher.cli.main", "api"]
     with subprocess.Popen(command, env={**environment, **more}, stdout=subprocess.PIPE) as api:
         assert api.stdout is not None

@@ -221,10 +221,12 @@ class Settings:
     alert_reminder_seconds: float = setting(
         values.seconds(1, 604_800), "3600", "How often an alert is told again while it stands."
     )
-    api_address: values.Listener = setting(
-        values.api_listener,
-        "127.0.0.1:8025",
-        "Where `dispatcher api` listens; anything but the loopback needs API keys.",
+    api_address: values.Listener = setting(values.api_listener, "127.0.0.1:8025", "Where `dispatcher api` listens.")
+    api_open: bool = setting(
+        values.switch,
+        "off",
+        "Whether `dispatcher api` answers without a key, while there has never been one, whoever reaches it on the "
+        "loopback: for development, and never behind a proxy.",
     )
     api_metrics_address: values.Listener = setting(
         values.listener,

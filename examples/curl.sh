@@ -1,6 +1,6 @@
 #!/bin/sh
-# Emails over HTTP by hand. Beforehand: dispatcher api
-# With keys: DISPATCHER_API_KEY=$(dispatcher keys create --name curl --from-domain example.com)
+# Emails over HTTP by hand. Beforehand: DISPATCHER_API_OPEN=on dispatcher api
+# Or with a key, as in production: DISPATCHER_API_KEY=$(dispatcher keys create --name curl --from-domain example.com)
 set -eu
 
 api=${DISPATCHER_API_URL:-http://127.0.0.1:8025}

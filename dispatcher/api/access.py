@@ -1,8 +1,8 @@
 """Access: who asks, and what they may.
 
 Every key is in memory, read anew every few seconds: a request costs no look at the database, and a key that was revoked
-works for these seconds at most. As long as there has never been a key, whoever reaches the loopback may do everything;
-after the first, nobody without one, even if all were revoked.
+works for these seconds at most. Where DISPATCHER_API_OPEN asks for it, and as long as there has never been a key,
+whoever reaches the loopback may do everything; after the first key, nobody without one, even if all were revoked.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Caller:
     """Who asks.
 
     Attributes:
-        key: None on a loopback without keys: then everything is allowed, for any tenant.
+        key: None where the API is open: then everything is allowed, for any tenant.
     """
 
     key: ApiKey | None
@@ -69,12 +69,20 @@ OPEN: Final = Caller(None)
 
 
 class Access:
-    """The door: knows every key, and what each has used."""
+    """The door: knows every key, and what each has used.
 
-    def __init__(self, store: KeyStore, *, is_loopback: bool) -> None:
+    Attributes:
+        is_open: Whether requests need no key.
+    """
+
+    def __init__(self, store: KeyStore, *, may_be_open: bool) -> None:
+        """
+        Args:
+            may_be_open: Until there is a first key, requests need none.
+        """
+        self.is_open = may_be_open
         self.quotas = Quotas(store)
         self._store = store
-        self.is_loopback = is_loopback
         self._keys: dict[str, ApiKey] = {}
         self._buckets: dict[str, _Bucket] = {}
         self._looked_at = -math.inf
@@ -82,14 +90,9 @@ class Access:
         self._looking = asyncio.Lock()
 
     @property
-    def is_open(self) -> bool:
-        """Whether requests need no key."""
-        return self.is_loopback and not self._keys
-
-    @property
-    def has_keys(self) -> bool:
-        """Whether there was ever a key."""
-        return bool(self._keys)
+    def has_usable_keys(self) -> bool:
+        """Whether there is a key that was not revoked."""
+        return any(key.revoked_at is None for key in self._keys.values())
 
     async def refresh(self) -> None:
         """Reads the keys anew."""
@@ -101,6 +104,8 @@ class Access:
         """Takes these for all keys that there ever were."""
         self._keys = {key.key_id: key for key in keys}
         self._buckets = {name: bucket for name, bucket in self._buckets.items() if name in self._keys}
+        # For good: a table that is emptied, as by a restore, opens nothing again.
+        self.is_open = self.is_open and not keys
 
     async def run(self) -> None:
         """Reads the keys anew until cancelled; while PostgreSQL is away, what was read last holds."""
@@ -120,7 +125,7 @@ class Access:
         if self.is_open and "authorization" in request.headers:
             await self._look_again()
         if self.is_open:
-            self._check_host(request)
+            self._check_origin(request)
             return OPEN
         key = await self._key(request)
         if scope not in key.scopes:
@@ -176,12 +181,22 @@ class Access:
                     self._failed_at = time.monotonic()
                     raise
 
-    def _check_host(self, request: Request) -> None:
-        """Without keys, no web page may reach us by a name of its own that leads to the loopback (DNS rebinding)."""
+    def _check_origin(self, request: Request) -> None:
+        """While we are open, only this host itself may ask.
+
+        No web page reaches us by a name of its own that leads to the loopback (DNS rebinding). A proxy before us would
+        let everybody in, and is refused where it says that it is one; many do not.
+        """
         host = request.headers.get("host", "")
         name = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host
         if name.strip("[]").lower() not in LOOPBACKS:
             raise Problem("host-forbidden", f"The header Host must name one of: {', '.join(LOOPBACKS)}.")
+        if any(_tells_of_proxy(header) for header in request.headers):
+            raise Problem("host-forbidden", "The request came through a proxy.")
+
+
+def _tells_of_proxy(header: str) -> bool:
+    return header in ("forwarded", "via") or header.startswith("x-forwarded-")
 
 
 class _Bucket:

@@ -64,8 +64,8 @@ def run_api(settings: Settings, listener: socket.socket) -> int:
     """Serves until told to stop; returns the exit code.
 
     Raises:
-        ConfigurationError: it would listen where others can reach it, and there is no key; or its files would be where
-            strangers may write.
+        ConfigurationError: there is no usable key, and the API may not be open; or its files would be where strangers
+            may write.
     """
     if settings.metrics:
         with suppress(OSError):  # the metrics alone need it, and say so themselves
@@ -132,7 +132,7 @@ async def serve(
         last_seconds: See LAST_SECONDS.
 
     Raises:
-        ConfigurationError: it would listen where others can reach it, and there is no key.
+        ConfigurationError: there is no usable key, and the API may not be open.
     """
     async with AsyncExitStack() as opened:
         url = settings.database_url
@@ -145,10 +145,10 @@ async def serve(
             opened.push_async_callback(pool.close)
         publisher = Publisher(settings.amqp_url, settings.exchange, name="dispatcher api", ca_file=settings.ca_file)
         opened.push_async_callback(_close, publisher)
-        access = Access(KeyStore(keepers), is_loopback=is_loopback(settings))
+        access = Access(KeyStore(keepers), may_be_open=settings.api_open and is_loopback(settings))
         await access.refresh()
-        if not access.is_loopback and not access.has_keys:
-            raise ConfigurationError([NEEDS_KEYS])
+        if not (access.is_open or access.has_usable_keys):
+            raise ConfigurationError([NEEDS_A_KEY])
         drafts = DraftStore(writers, publish_in_seconds=RELAY_AFTER_SECONDS)
         announcing = Announcing(publisher, drafts, settings.queue, bundle=settings.bundle)
         gathering = Gathering(drafts, announcing.add, settings.api_gathered_emails)
@@ -166,6 +166,7 @@ async def serve(
         helpers += [asyncio.create_task(pages.run()) for pages in _pages(settings)]
         server = _server(settings, app, refusals)
         gc.freeze()  # what is there now stays: the collector need not look at it while a request waits
+        _tell_start(listener, access)
         await _until_stopped(server, listener, [asyncio.create_task(stop.wait()), *helpers])
         with suppress(TimeoutError):
             async with asyncio.timeout(last_seconds):
@@ -179,14 +180,15 @@ async def serve(
     log.get_log().info("api.stopped")
 
 
-NEEDS_KEYS: Final = (
-    "DISPATCHER_API_ADDRESS is no loopback address, and there is no API key: whoever reached it could send. "
-    "Make a key with `dispatcher keys create`, or listen on 127.0.0.1."
+NEEDS_A_KEY: Final = (
+    "There is no API key that could be used: make one, as with `dispatcher keys create --name shop --from-domain "
+    "example.com`. Or, for development on this machine alone, set DISPATCHER_API_OPEN=on and listen on 127.0.0.1: as "
+    "long as there has never been a key, whoever reaches it may do everything."
 )
 
 
 def is_loopback(settings: Settings) -> bool:
-    """Whether nobody but this host can reach the API."""
+    """Whether the API listens where no other host can connect to it."""
     return settings.api_address.host in LOOPBACKS
 
 
@@ -213,10 +215,15 @@ async def _close(publisher: Publisher) -> None:
             await publisher.close()
 
 
-async def _until_stopped(server: _Server, listener: socket.socket, others: list[asyncio.Task[Any]]) -> None:
-    """Serves until any of the others ends: the stop, or what should not."""
+def _tell_start(listener: socket.socket, access: Access) -> None:
     host, port = listener.getsockname()[:2]
     log.get_log().info("api.started", listener=f"{host}:{port}")
+    if access.is_open:
+        log.get_log().warning("api.opened", setting="DISPATCHER_API_OPEN")
+
+
+async def _until_stopped(server: _Server, listener: socket.socket, others: list[asyncio.Task[Any]]) -> None:
+    """Serves until any of the others ends: the stop, or what should not."""
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     ended, _ = await asyncio.wait([serving, *others], return_when=asyncio.FIRST_COMPLETED)
     server.should_exit = True

@@ -17,20 +17,23 @@ from dispatcher.setting_values import api_listener
 def command(address: str | None, *, share_port: bool) -> int:
     """Accept emails over HTTP: makes them durable, announces them, answers. `dispatcher run` sends them.
 
-    Needs DISPATCHER_DATABASE_URL and DISPATCHER_AMQP_URL, an `init` before, and the extra `api`. Without an API key
-    (`dispatcher keys create`) it listens on the loopback only, where everything is allowed. It speaks plain HTTP:
-    before others reach it, put a proxy with TLS in front. SIGTERM and Ctrl-C finish the requests that have begun.
+    Needs DISPATCHER_DATABASE_URL and DISPATCHER_AMQP_URL, an `init` before, an API key (`dispatcher keys create`), and
+    the extra `api`. For development, DISPATCHER_API_OPEN=on does without a key on the loopback, as long as there has
+    never been one. It speaks plain HTTP: before others reach it, put a proxy with TLS in front. SIGTERM and Ctrl-C
+    finish the requests that have begun.
 
     \b
     Examples:
       dispatcher api
-      curl -i http://127.0.0.1:8025/v1/emails -H 'Idempotency-Key: hello-1' -H 'Content-Type: application/json' \\
+      curl -i http://127.0.0.1:8025/v1/emails -H 'Authorization: Bearer ed_…' -H 'Idempotency-Key: hello-1' \\
+           -H 'Content-Type: application/json' \\
            -d '{"from": "me@example.com", "to": "you@example.org", "subject": "Hello", "text": "It works."}'
       dispatcher api --address 127.0.0.1:8025 --share-port   # as often as you have cores
 
     Its pages: /docs, /openapi.json, /healthz.
 
-    Exit codes: 0 stopped, 1 the address cannot be had or the extra is missing, 78 settings or tables are not fit.
+    Exit codes: 0 stopped, 1 the address cannot be had or the extra is missing, 78 settings or tables are not fit, or
+    there is no key.
     """
     settings = load_settings("database_url", "amqp_url")
     if address is not None:

@@ -15,12 +15,12 @@ from dispatcher.errors import DispatcherError, InvalidEmail
 
 MAX_NAME_CHARACTERS: Final = 100
 _NEVER_ANY: Final = (
-    "There has never been a key: `dispatcher api` listens on the loopback alone, and lets everybody there do "
-    "everything. `dispatcher keys create --help` tells how to make one."
+    "There has never been a key: `dispatcher api` does not start, or with DISPATCHER_API_OPEN=on listens on the "
+    "loopback alone, and lets everybody there do everything. `dispatcher keys create --help` tells how to make one."
 )
 _NONE_LEFT: Final = (
-    "Every key is revoked: `dispatcher api` refuses every request. `--all` lists them; `dispatcher keys create --help` "
-    "tells how to make one."
+    "Every key is revoked: `dispatcher api` refuses every request. It does not start again without another key; "
+    "`--all` lists the revoked ones, and `dispatcher keys create --help` tells how to make one."
 )
 
 
@@ -28,8 +28,8 @@ _NONE_LEFT: Final = (
 def command() -> None:
     """Make, list and revoke the HTTP API's keys.
 
-    As long as there has never been a key, `dispatcher api` listens on the loopback only and lets everybody there do
-    everything. With the first key, every request needs one.
+    Every request needs one, and `dispatcher api` does not start without one; except for development: with
+    DISPATCHER_API_OPEN=on, whoever reaches it on the loopback may do everything until there is a first key.
 
     \b
     Examples:

@@ -34,7 +34,7 @@ class Client:
         """
         Args:
             url: Where the API is, such as `https://mail.example.com`.
-            key: The API key; None for a loopback without keys.
+            key: The API key; None where the API needs none (DISPATCHER_API_OPEN).
             seconds: How long a call goes on, repetitions included.
         """
         self._url = url.rstrip("/")

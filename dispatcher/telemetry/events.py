@@ -64,6 +64,7 @@ EVENTS: Final = MappingProxyType(
         "relay.dead_lettered": "Dead letters went to the DLQ: count.",
         "relay.unroutable": "RabbitMQ could not route messages; they stay due: count, queue, retry_in_seconds.",
         "api.started": "The HTTP API listens: listener.",
+        "api.opened": "The HTTP API asks nobody on this host for a key, until there is one: setting.",
         "api.refused": "What the HTTP API refused since it last told, by reason: counts.",
         "api.stopped": "The HTTP API ended.",
         "settings.doubted": "Settings go together, and are hardly meant so: reason.",

@@ -184,7 +184,7 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 
 def _ask_the_api(place: Place) -> Program:
-    api = place.host.command("api", **{**place.settings, "API_ADDRESS": "127.0.0.1:0"})
+    api = place.host.command("api", **{**place.settings, "API_ADDRESS": "127.0.0.1:0", "API_OPEN": "on"})
     place.heard["the API's answers"] = ask_everything(api.await_events("api.started")["listener"])
     return api
 

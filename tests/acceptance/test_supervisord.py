@@ -114,7 +114,7 @@ def test_settings_that_cannot_work_are_not_tried_again_and_again(host: Host, set
 @pytest.mark.slow
 def test_the_api_beside_it_is_started_again_when_it_is_killed_and_not_when_it_is_stopped(host: Host) -> None:
     host.sink()
-    supervised = Supervised(host, API_ADDRESS="127.0.0.1:0")
+    supervised = Supervised(host, API_ADDRESS="127.0.0.1:0", API_OPEN="on")
     supervised.await_state("STOPPED", "dispatcher-api")  # it is not started by itself
     supervised.control("start", "dispatcher-api")
 

@@ -106,7 +106,7 @@ class Api:
 
 
 def settings_of(database_url: str, amqp_url: str, topology: Topology, **more: str) -> Settings:
-    """Settings for an API on any port."""
+    """Settings for an API on any port, open until there is a key."""
     environ = {
         "DATABASE_URL": database_url,
         "AMQP_URL": amqp_url,
@@ -114,6 +114,7 @@ def settings_of(database_url: str, amqp_url: str, topology: Topology, **more: st
         "QUEUE": topology.queue,
         "DLQ": topology.dlq,
         "API_ADDRESS": "127.0.0.1:0",
+        "API_OPEN": "on",
         "DRAIN_SECONDS": "5",
         **more,
     }

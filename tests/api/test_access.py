@@ -8,6 +8,7 @@ from dataclasses import replace
 import psycopg
 import pytest
 from starlette.requests import Request
+from structlog.testing import capture_logs
 
 from dispatcher.api.access import Access
 from dispatcher.api.server import LOCK_SECONDS
@@ -41,7 +42,7 @@ async def test_while_postgresql_is_away_those_whose_keys_are_not_known_do_not_wa
     pool = make_pool("postgresql://nobody@127.0.0.1:1/nothing", name="x", size=1)
     pool.timeout = 0.2
     await pool.open()
-    access = Access(KeyStore(pool), is_loopback=False)
+    access = Access(KeyStore(pool), may_be_open=False)
     header = f"Bearer {Secret.new().text()}".encode()
     request = Request({"type": "http", "headers": [(b"authorization", header)]})
 
@@ -201,10 +202,74 @@ async def test_without_keys_it_listens_to_its_own_host_alone(settings: Settings)
             pass
 
 
+async def test_without_keys_it_does_not_start_unless_it_shall_be_open(settings: Settings) -> None:
+    with pytest.raises(ConfigurationError, match="DISPATCHER_API_OPEN=on"):
+        async with running(replace(settings, api_open=False)):
+            pass
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_with_revoked_keys_alone_it_does_not_start(
+    token: str, settings: Settings, connection: psycopg.Connection, is_open: bool
+) -> None:
+    connection.execute("update api_key set revoked_at = clock_timestamp()")
+
+    with pytest.raises(ConfigurationError, match="dispatcher keys create"):
+        async with running(replace(settings, api_open=is_open)):
+            pass
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_keys_that_vanish_open_nothing(
+    token: str, settings: Settings, connection: psycopg.Connection, is_open: bool
+) -> None:
+    async with running(replace(settings, api_open=is_open)) as api:
+        assert (await api.get("/v1/emails", token=token)).status == 200
+        connection.execute("delete from api_key")
+
+        async def is_refused() -> bool:
+            return (await api.get("/v1/emails", token=token)).status == 401
+
+        await until_answer(is_refused)
+        assert (await api.post()).status == 401
+
+
+async def test_that_it_is_open_is_told_when_it_starts(settings: Settings, connection: psycopg.Connection) -> None:
+    with capture_logs() as without_keys:
+        async with running(settings):
+            pass
+    make_key(connection)
+    with capture_logs() as with_one:
+        async with running(settings):
+            pass
+
+    assert [event["log_level"] for event in without_keys if event["event"] == "api.opened"] == ["warning"]
+    assert not [event for event in with_one if event["event"] == "api.opened"]
+
+
 async def test_without_keys_a_web_page_gets_nowhere_by_a_name_of_its_own(api: Api) -> None:
     for host in ("evil.example", "evil.example:8025", "127.0.0.1.evil.example", ""):
         answer = await api.post(headers={"Host": host})
         assert (answer.status, answer.code) == (403, "host-forbidden")
+
+
+PROXIED = (
+    {"Forwarded": "for=192.0.2.1"},
+    {"Via": "1.1 proxy.example"},
+    {"X-Forwarded-For": "192.0.2.1"},
+    {"X-Forwarded-Proto": "https"},
+    {"x-forwarded-host": "mail.example.com"},
+)
+
+
+async def test_what_came_through_a_proxy_needs_a_key(api: Api, connection: psycopg.Connection) -> None:
+    for headers in PROXIED:
+        answer = await api.post(headers=headers)
+        assert (answer.status, answer.code) == (403, "host-forbidden")
+
+    token = make_key(connection)
+    for headers in PROXIED:
+        assert (await api.post(token=token, headers=headers)).status == 202
 
 
 async def test_a_locked_count_of_one_key_delays_no_other_request(

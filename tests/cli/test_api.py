@@ -9,6 +9,7 @@ from urllib.request import Request, urlopen
 
 import orjson
 import psycopg
+import pytest
 
 from dispatcher.broker.topology import Topology, depths
 from dispatcher.dev.servers import Servers
@@ -24,7 +25,7 @@ def test_it_serves_until_it_is_told_to_stop(
     prepared: CommandLine, connection: psycopg.Connection, topology: Topology, servers: Servers
 ) -> None:
     body = orjson.dumps({"from": "a@example.com", "to": "b@example.org", "subject": "Hello", "text": "It works."})
-    with prepared.having(DISPATCHER_API_ADDRESS="127.0.0.1:0").started("api") as process:
+    with prepared.having(DISPATCHER_API_ADDRESS="127.0.0.1:0", DISPATCHER_API_OPEN="on").started("api") as process:
         assert process.stdout is not None
         started = orjson.loads(process.stdout.readline())
         headers = {"Content-Type": "application/json", "Idempotency-Key": "hello-1"}
@@ -42,7 +43,7 @@ def test_it_serves_until_it_is_told_to_stop(
 
 
 def test_it_is_told_to_stop_again_and_again_and_ends_as_if_once(prepared: CommandLine) -> None:
-    with prepared.having(DISPATCHER_API_ADDRESS="127.0.0.1:0").started("api") as process:
+    with prepared.having(DISPATCHER_API_ADDRESS="127.0.0.1:0", DISPATCHER_API_OPEN="on").started("api") as process:
         assert process.stdout is not None
         process.stdout.readline()
 
@@ -55,11 +56,17 @@ def test_it_is_told_to_stop_again_and_again_and_ends_as_if_once(prepared: Comman
         assert process.returncode == 0
 
 
-def test_without_keys_it_refuses_to_listen_to_others(storing: CommandLine) -> None:
-    ended = storing.having(DISPATCHER_AMQP_URL="amqp://127.0.0.1:1")("api", "--address", "0.0.0.0:0")
+@pytest.mark.parametrize(
+    ("address", "is_open"), [("127.0.0.1:0", None), ("127.0.0.1:0", "off"), ("0.0.0.0:0", None), ("0.0.0.0:0", "on")]
+)
+def test_without_keys_it_refuses_to_start(storing: CommandLine, address: str, is_open: str | None) -> None:
+    given = storing.having(DISPATCHER_AMQP_URL="amqp://127.0.0.1:1", DISPATCHER_API_OPEN=is_open)
+
+    ended = given("api", "--address", address)
 
     assert ended.code == 78
-    assert "dispatcher keys create" in ended.stderr
+    assert "dispatcher keys create --name" in ended.stderr
+    assert "DISPATCHER_API_OPEN=on" in ended.stderr
 
 
 def test_without_its_packages_it_says_how_to_install_them(bare: CommandLine, tmp_path: Path) -> None:
