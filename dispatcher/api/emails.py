@@ -15,7 +15,7 @@ from dispatcher.api.bodies import Bodies, decoded, off_loop
 from dispatcher.api.gathering import Answer, Gathering
 from dispatcher.api.intake import Intake, idempotency_key, listed, stored
 from dispatcher.api.problems import Problem
-from dispatcher.api.quotas import seconds_until_tomorrow
+from dispatcher.api.quotas import UsedUp
 from dispatcher.api.refusals import Refusals
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.email import Email
@@ -98,23 +98,24 @@ class Emails:
             Problem: it has no room for these.
         """
         recipients = sum(recipients_of(item.email) for item in drafts)
-        if not await self.access.quotas.take(caller.key, recipients):
-            return await self._replay(drafts)
+        taken = await self.access.quotas.take(caller.key, recipients)
+        if isinstance(taken, UsedUp):
+            return await self._replay(drafts, taken)
         answers = await self.gathering.enqueue(drafts)
         unused = sum(
             recipients_of(item.email)
             for item, answer in zip(drafts, answers, strict=True)
             if not (isinstance(answer, Enqueued) and answer.acceptance is Acceptance.ACCEPTED)
         )
-        self.access.quotas.give_back(caller.key, unused)
+        await self.access.quotas.give_back(taken, unused)
         return answers
 
-    async def _replay(self, drafts: Sequence[Draft]) -> list[Answer]:
+    async def _replay(self, drafts: Sequence[Draft], quota: UsedUp) -> list[Answer]:
         """What was enqueued before is answered as before, without any quota."""
         known = await self.store.find(drafts)
         found = [known.get(item.key) == item.payload_hash for item in drafts]
         if not all(found):
-            raise Problem("quota-used-up", retry_after=seconds_until_tomorrow())
+            raise Problem("quota-used-up", retry_after=quota.retry_after)
         return await self.gathering.enqueue(drafts)
 
 

@@ -41,6 +41,21 @@ class ApiKey:
     revoked_at: datetime | None
 
 
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What was taken of a key's quota.
+
+    Attributes:
+        day: Of which day, in UTC and by PostgreSQL's clock.
+        recipients: How many; 0 where fewer are left than were needed.
+        seconds_left: Until that day ends.
+    """
+
+    day: date
+    recipients: int
+    seconds_left: float
+
+
 def insert_key(connection: Connection[TupleRow], values: dict[str, Any]) -> None:
     """Stores a new key, whose columns these are."""
     with translated():
@@ -69,13 +84,16 @@ class KeyStore:
         """Every key there ever was, oldest first."""
         return [_key(row) for row in await self._fetch("list_api_keys", {})]
 
-    async def take_recipients(self, key_id: str, *, wanted: int, quota: int) -> tuple[date, int]:
-        """How many of the wanted recipients the key's quota of today still has, and which day that is."""
-        parameters = {"key_id": key_id, "wanted": wanted, "quota": quota}
+    async def take_recipients(self, key_id: str, *, needed: int, wanted: int, quota: int) -> Grant:
+        """Takes what is wanted of the key's quota of today, or all that is left of it; nothing if that is not enough.
+
+        Args:
+            needed: Fewer are of no use.
+        """
+        parameters = {"key_id": key_id, "needed": needed, "wanted": wanted, "quota": quota}
         while True:
             if rows := await self._fetch("take_recipients", parameters):
-                day, granted = rows[0]
-                return day, granted
+                return Grant(*rows[0])
             await self._execute("begin_recipient_day", {"key_id": key_id})
 
     async def return_recipients(self, key_id: str, day: date, returned: int) -> None:

@@ -37,7 +37,8 @@ values (%(key_id)s, (clock_timestamp() at time zone 'UTC')::date, 0)
 on conflict (key_id, day) do nothing;
 
 -- name: take_recipients
--- Takes up to `wanted` of what is left of a key's quota of today; returns the day and how many. No row: today has no row yet.
+-- Takes what is `wanted` of a key's quota of today, or all that is left of it, or nothing where that is less than
+-- `needed`; returns the day, how many, and the seconds until that day ends. No row: today has no row yet.
 with today as (
     select key_id, day, recipient_count
     from api_key_day
@@ -46,7 +47,13 @@ with today as (
     for update
 ),
 granted as (
-    select key_id, day, greatest(0, least(%(wanted)s, %(quota)s - recipient_count))::integer as granted
+    select
+        key_id,
+        day,
+        case
+            when %(quota)s - recipient_count < %(needed)s then 0
+            else least(%(wanted)s, %(quota)s - recipient_count)
+        end::integer as granted
     from today
 )
 update api_key_day as d
@@ -54,7 +61,10 @@ set recipient_count = d.recipient_count + g.granted
 from granted as g
 where d.key_id = g.key_id
     and d.day = g.day
-returning d.day, g.granted;
+returning
+    d.day,
+    g.granted,
+    extract(epoch from (d.day + 1)::timestamp - (clock_timestamp() at time zone 'UTC'))::double precision;
 
 -- name: return_recipients
 -- Gives back what was taken of a day and not used. No rows.
