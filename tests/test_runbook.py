@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shlex
+import signal
 from pathlib import Path
+from uuid import UUID
 
 import click
 import psycopg
 import pytest
 
+from dispatcher.broker.connection import open_connection
+from dispatcher.broker.topology import Topology
 from dispatcher.cli.main import dispatcher
+from dispatcher.dev.servers import Servers
+from tests.cli.commandline import DEADLINE_SECONDS, CommandLine
+from tests.store.books import Books
+from tests.waiting import wait_until
 
 RUNBOOK = (Path(__file__).parent.parent / "docs" / "runbook.md").read_text(encoding="utf-8")
 FENCED = re.compile(r"^ *```(?P<language>\w*)\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL)
@@ -21,6 +30,7 @@ def commands() -> list[str]:
     """Every `dispatcher …` of the runbook, in blocks and in sentences, without comments."""
     lines = [line.strip() for block in FENCED.finditer(RUNBOOK) for line in block["text"].splitlines()]
     found = [line.partition(" #")[0].strip() for line in lines]
+    found += [f"{each[1]} ID" for line in found if (each := re.fullmatch(r"xargs -n \d+ (dispatcher .+) < \S+", line))]
     found += re.findall(r"`(dispatcher [^`…]+)`", FENCED.sub("", RUNBOOK))
     return sorted({line for line in found if line.startswith("dispatcher ")})
 
@@ -69,6 +79,10 @@ def test_every_event_that_it_is_for_has_its_chapter() -> None:
     assert set(links) <= anchors
 
 
+RESTORED = RUNBOOK.partition("\n## PostgreSQL is restored from a backup\n")[2]
+STEPS = re.split(r"^\d\. ", RESTORED, flags=re.MULTILINE)[1:]
+
+
 def test_what_was_restored_from_a_backup_is_held_by_the_statement_that_it_gives(tables_url: str) -> None:
     told = [block["text"] for block in FENCED.finditer(RUNBOOK) if block["language"] == "sql"]
     (statement,) = [text for text in told if text.lstrip().startswith("update")]
@@ -80,6 +94,12 @@ def test_what_was_restored_from_a_backup_is_held_by_the_statement_that_it_gives(
                 "values (gen_random_uuid(), 't', %s, %s, now())",
                 (status, status),
             )
+        for state in ("running", "stopped", "done"):
+            connection.execute(
+                "insert into email_replay (state, source, selection, include_held, actor, reason) "
+                "values (%s, 'filter', '{}', true, 'ann', 'why')",
+                (state,),
+            )
 
         connection.execute(statement.encode())
 
@@ -87,4 +107,93 @@ def test_what_was_restored_from_a_backup_is_held_by_the_statement_that_it_gives(
             "select message_key, status from email_log where dead_letter_due_at is not null and publish_due_at is null "
             "and error_type = 'outcome_unknown' and was_uncertain and locked_by is null and locked_until < now()"
         ).fetchall()
+        uncertain = connection.execute("select message_key, status from email_log where was_uncertain").fetchall()
+        states = connection.execute("select distinct state from email_replay").fetchall()
     assert sorted(rows) == [("pending", "held"), ("sending", "held")]
+    assert sorted(uncertain) == [("failed", "failed"), *sorted(rows)]
+    assert states == [("done",)]
+
+
+@pytest.fixture
+def restored(tmp_path: Path, servers: Servers, database_url: str, topology: Topology) -> CommandLine:
+    """`dispatcher` with the tables of a backup; its emails become files."""
+    settings = {
+        "DISPATCHER_DATABASE_URL": database_url,
+        "DISPATCHER_AMQP_URL": servers.amqp_url,
+        "DISPATCHER_EXCHANGE": topology.exchange,
+        "DISPATCHER_QUEUE": topology.queue,
+        "DISPATCHER_DLQ": topology.dlq,
+        "DISPATCHER_PROVIDERS": "capture",
+        "DISPATCHER_CAPTURE_DIR": "mail",
+        "DISPATCHER_WORKERS": "1",
+        "DISPATCHER_RUN_DIR": str(tmp_path / "run"),
+        "DISPATCHER_METRICS_ADDRESS": "off",
+    }
+    return CommandLine(tmp_path, settings).at_hand
+
+
+def sent(commandline: CommandLine) -> set[UUID]:
+    """The emails that left, none of them twice."""
+    left = [UUID(file.name.partition(".")[0]) for file in commandline.folder.glob("mail/new/*.eml")]
+    assert len(left) == len(set(left))
+    return set(left)
+
+
+async def purge(servers: Servers, queue: str) -> None:
+    """What `rabbitmqctl purge_queue` does."""
+    async with await open_connection(servers.amqp_url, name="test") as connection:
+        channel = await connection.open_channel()
+        await channel.call(channel.raw.queue_purge, queue=queue)
+
+
+def test_after_a_restore_nothing_leaves_that_may_have_been_sent_since_the_backup_unless_a_person_says_so(
+    restored: CommandLine, servers: Servers, topology: Topology, connection: psycopg.Connection
+) -> None:
+    """Since the backup `again` was enqueued and sent, `waiting` was sent, and `failed` was replayed and sent."""
+    books = Books(connection)
+    waiting, failed = books.enqueue(2)
+    books.change(failed, status="failed", error_type="refused", publish_due_at=None)
+    before, start, _after = STEPS[:-2], STEPS[-2], STEPS[-1]
+    assert start.startswith("Start `dispatcher run`")
+    enqueued_again: list[UUID] = []
+
+    for step in before:
+        if "**the applications enqueue again**" in step:
+            enqueued_again.append(books.enqueue_one())
+        for block in FENCED.finditer(step):
+            if block["language"] == "sql":
+                connection.execute(block["text"].encode())
+            elif "rabbitmqctl purge_queue" in block["text"]:
+                asyncio.run(purge(servers, topology.queue))
+            else:
+                assert restored(*shlex.split(block["text"])[1:]).code == 0
+
+    (again,) = enqueued_again
+    why = ("--reason", "restored from a backup")
+    with restored.started("run") as run:
+        new = books.enqueue_one()
+        replayed = restored("dlq", "replay", "--error-type", "refused", "--yes", *why)
+        wait_until(lambda: books.status(new) == "sent")
+
+        assert sent(restored) == {new}
+        assert replayed.code == 1
+        assert [books.status(each) for each in (waiting, again, failed)] == ["held", "held", "failed"]
+        assert {row["email_id"] for row in books.select(listing())} == {waiting, again, failed}
+
+        assert restored("held", "confirm", str(again), *why).code == 0
+        assert restored("dlq", "replay", "--status", "held", "--held", "--yes", *why).code == 0
+        assert restored("dlq", "replay", "--error-type", "refused", "--held", "--yes", *why).code == 0
+        wait_until(lambda: books.statuses() == {"sent": 4})
+        assert sent(restored) == {new, waiting, failed}
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(DEADLINE_SECONDS) == 0
+
+
+def listing() -> str:
+    """The statement that tells what there is to judge."""
+    (statement,) = [
+        block["text"]
+        for block in FENCED.finditer(RESTORED)
+        if block["language"] == "sql" and block["text"].startswith("select")
+    ]
+    return statement
