@@ -111,7 +111,8 @@ class Settings:
     on_uncertain: OnUncertain = setting(
         lambda text: OnUncertain(values.choice(*OnUncertain)(text)),
         "hold",
-        "Where nobody can know whether the provider accepted: hold the email, or resend it (may duplicate).",
+        "Where nobody can know whether the provider accepted: hold the email, or resend it (may duplicate). The same "
+        "on all hosts of a database: another host judges what one that vanished had leased.",
     )
     drain_seconds: float = setting(
         values.seconds(0, 3600), "45", "How long a stopping worker may wait for the provider."
