@@ -22,7 +22,7 @@ WAIT_SECONDS: Final = 10.0
 
 @click.command("prune")
 @click.option("--dry-run", is_flag=True, help="Only name the partitions that would be dropped.")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON: partitions, and counts by kind.")
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON: partitions, counts by kind, and what failed.")
 def command(dry_run: bool, as_json: bool) -> int:
     """Forget old emails: their content, then the emails themselves, and their message keys and the record of acts last.
 
@@ -42,6 +42,8 @@ def command(dry_run: bool, as_json: bool) -> int:
     Examples:
       dispatcher prune --dry-run
       DISPATCHER_RETAIN_EMAILS_DAYS=90 dispatcher prune --json
+
+    Exit codes: 0 all of it is done; 1 nothing could be; 3 a part failed and is named, the others are done.
     """
     settings = load_settings("database_url")
     told = asyncio.run(_look(settings) if dry_run else _prune(settings))
@@ -49,7 +51,7 @@ def command(dry_run: bool, as_json: bool) -> int:
         print_json(told)
     else:
         print_data("\n".join(_lines(told, dry_run=dry_run)))
-    return Exit.DONE
+    return Exit.PARTLY if told.get("failed") else Exit.DONE
 
 
 async def _look(settings: Settings) -> dict[str, Any]:
@@ -62,11 +64,12 @@ async def _look(settings: Settings) -> dict[str, Any]:
 
 async def _prune(settings: Settings) -> dict[str, Any]:
     from dispatcher.store.connections import connect_async
-    from dispatcher.store.retention import KINDS, TURN, Pruning, Retention
+    from dispatcher.store.retention import KINDS, TURN, Failed, Pruning, Retention
     from dispatcher.store.turns import turn
 
     names: list[str] = []
     counts: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
+    failed: dict[str, str] = {}
     async with (
         await connect_async(settings.database_url, name="dispatcher prune") as session,
         turn(session, TURN, within_seconds=WAIT_SECONDS) as is_ours,
@@ -74,12 +77,15 @@ async def _prune(settings: Settings) -> dict[str, Any]:
         if not is_ours:
             raise DispatcherError("A monitor or another `dispatcher prune` is at it.", remedy="Try again later.")
         async for step in Pruning(session, Retention.of(settings)).prune():
-            if step.name:
+            if isinstance(step, Failed):
+                failed[step.what] = str(step.fault)
+                say(f"{step.what} not pruned: {step.fault}")
+            elif step.name:
                 names.append(step.name)
                 say(f"dropped {step.name}")
             else:
                 counts[step.what] += step.count
-    return {"partitions": names, **counts}
+    return {"partitions": names, **counts, "failed": failed}
 
 
 def _lines(told: dict[str, Any], *, dry_run: bool) -> list[str]:

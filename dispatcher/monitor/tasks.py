@@ -8,7 +8,7 @@ from dispatcher.alerts.channels import channels_of
 from dispatcher.alerts.loglines import LogChannel
 from dispatcher.config import Settings
 from dispatcher.monitor.announcing import Announcer
-from dispatcher.monitor.housekeeping import Housekeeping
+from dispatcher.monitor.housekeeping import CodesHousekeeping, Housekeeping
 from dispatcher.monitor.keeping import Task
 from dispatcher.monitor.pages import pages_of
 from dispatcher.monitor.probe import probe_of
@@ -29,8 +29,9 @@ def tasks_of(settings: Settings, pool: Pool, roster: Roster) -> list[Task]:
         pool: The monitor's few sessions; it may never have reached PostgreSQL.
         roster: Who of this host's processes is there, and how he is.
     """
-    housekeeping = Housekeeping(pool, Retention.of(settings))
-    return [*_alerting(settings, pool), housekeeping, *pages_of(settings, pool, roster.unready)]
+    retention = Retention.of(settings)
+    codes, housekeeping = CodesHousekeeping(pool, retention), Housekeeping(settings.database_url, retention)
+    return [*_alerting(settings, pool), codes, housekeeping, *pages_of(settings, pool, roster.unready)]
 
 
 def _alerting(settings: Settings, pool: Pool) -> list[Task]:

@@ -42,6 +42,8 @@ CONNECT_SECONDS: Final = 5
 STATEMENT_SECONDS: Final = 30
 ANSWER_SECONDS: Final = 45.0
 """After so long a statement gets no answer any more: the server itself ends it after `STATEMENT_SECONDS`."""
+UNHURRIED_SECONDS: Final = 86_400.0
+"""The same where the server ends no statement (see `unhurry`): far above what reading any week takes."""
 LOCK_SECONDS: Final = 10
 BATCH_LOCK_SECONDS: Final = 2
 """For who writes many emails at once: one row that somebody holds must not keep the others for long."""
@@ -191,6 +193,17 @@ async def connect_async(
             await connection.close()
             raise
         return connection
+
+
+async def unhurry(session: AsyncSession) -> None:
+    """Lets a session's statements take as long as they take, from now on.
+
+    A server that vanished is noticed as soon as ever; one that stands and says nothing, only after `UNHURRIED_SECONDS`.
+    """
+    with translated():
+        await session.execute(query("lift_statement_timeout"))
+    if isinstance(session, TimedSession):
+        session.answer_seconds = UNHURRIED_SECONDS
 
 
 def make_pool(

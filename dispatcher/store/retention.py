@@ -1,8 +1,9 @@
 """What is forgotten, and when: content first, then whole emails, and their keys last.
 
-Old emails leave with their weekly partition, which costs nothing however many they are; so content and emails stay up
-to a week longer than their days. Nothing that is pending or being sent is ever forgotten, nor anything of its week
-dropped: finished emails of such a week lose their content by rows.
+Old emails leave with their weekly partition, whose dropping costs nothing however many they are; so content and emails
+stay up to a week longer than their days. Before, each email of the week is looked at, which takes as long as it takes.
+Nothing that is pending or being sent is ever forgotten, nor anything of its week dropped: finished emails of such a
+week lose their content by rows.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dispatcher.config import Settings
-from dispatcher.store.connections import AsyncSession, translated
+from dispatcher.errors import DispatcherError, StoreBusy, StoreUnavailable
+from dispatcher.store.connections import AsyncSession, translated, unhurry
 from dispatcher.store.queries import query
 
 TURN: Final = "prune"
 """The name under which one session at a time prunes (see `turns`)."""
+CODES_TURN: Final = "forget one-time codes"
+"""The same for these alone: a week that is being looked through must not keep them."""
 CONTENT_TABLES: Final = ("email_attachment", "email_content")
 EMAIL_TABLES: Final = (*CONTENT_TABLES, "email_attempt", "email_log")
 """The log last: what it has no row of any more has nothing left anywhere."""
@@ -60,13 +64,26 @@ class Pruned:
     name: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A part of pruning that did not come to its end; the next round begins it again.
+
+    Attributes:
+        what: The table whose partitions were to go, or one of `KINDS`.
+        fault: Why.
+    """
+
+    what: str
+    fault: DispatcherError
+
+
 class Pruning:
     """Forgets what is old, in steps that each commit: it may be ended at any time, and begun again."""
 
     def __init__(self, session: AsyncSession, retention: Retention) -> None:
         """
         Args:
-            session: In autocommit, of a user that owns the tables.
+            session: In autocommit, of a user that owns the tables; for this alone, as `prune` lets it wait (`unhurry`).
         """
         self._session = session
         self._retention = retention
@@ -76,36 +93,55 @@ class Pruning:
         async for count in self._repeat("forget_one_time_codes"):
             yield Pruned("one_time_code", count)
 
-    async def prune(self) -> AsyncIterator[Pruned]:
-        """Does everything that is due, step by step."""
-        async for pruned in self.forget_one_time_codes():
-            yield pruned
-        for parent, days in self._due_tables():
-            while rows := await self._fetch("prune_partition", {"parent": parent, "days": days}):
-                yield Pruned("partition", 1, rows[0][0])
-        kept = self._retention
-        for steps in (
-            self._forget("forget_content", "content", kept.content_days),
-            self._forget("forget_keys", "key", kept.keys_days),
-            self._forget("forget_replayed", "replayed", kept.emails_days),
-            self._forget("forget_replays", "replay", kept.emails_days),
-            self._forget("forget_acts", "act", kept.audit_days),
-        ):
-            async for pruned in steps:
-                yield pruned
+    async def prune(self) -> AsyncIterator[Pruned | Failed]:
+        """Does everything that is due, step by step. A part that fails keeps no other from being done.
+
+        Raises:
+            StoreUnavailable: the session is lost.
+        """
+        await unhurry(self._session)
+        faults: dict[str, DispatcherError] = {}
+        for what, steps in self._parts():
+            if _has_to_wait(what, faults):
+                continue
+            try:
+                async for pruned in steps:
+                    yield pruned
+            except DispatcherError as fault:
+                if self._session.closed:
+                    raise
+                faults[what] = fault
+                yield Failed(what, fault)
 
     async def find_prunable_partitions(self) -> list[str]:
         """What `prune` would drop now."""
+        await unhurry(self._session)
         names: dict[str, None] = {}
         for parent, days in self._due_tables():
             rows = await self._fetch("list_prunable_partitions", {"parent": parent, "days": days})
             names |= dict.fromkeys(row[0] for row in rows)
         return list(names)
 
+    def _parts(self) -> list[tuple[str, AsyncIterator[Pruned]]]:
+        kept = self._retention
+        return [
+            ("one_time_code", self.forget_one_time_codes()),
+            *[(parent, self._drop(parent, days)) for parent, days in self._due_tables()],
+            ("content", self._forget("forget_content", "content", kept.content_days)),
+            ("key", self._forget("forget_keys", "key", kept.keys_days)),
+            ("replayed", self._forget("forget_replayed", "replayed", kept.emails_days)),
+            ("replay", self._forget("forget_replays", "replay", kept.emails_days)),
+            ("act", self._forget("forget_acts", "act", kept.audit_days)),
+        ]
+
     def _due_tables(self) -> list[tuple[str, int]]:
         due = [(parent, self._retention.content_days) for parent in CONTENT_TABLES]
         due += [(parent, self._retention.emails_days) for parent in EMAIL_TABLES]
         return [(parent, days) for parent, days in due if days]
+
+    async def _drop(self, parent: str, days: int) -> AsyncIterator[Pruned]:
+        while rows := await self._fetch("prune_partition", {"parent": parent, "days": days}):
+            yield Pruned("partition", 1, rows[0][0])
 
     async def _forget(self, name: str, what: str, days: int) -> AsyncIterator[Pruned]:
         if days:
@@ -120,3 +156,17 @@ class Pruning:
         with translated():
             cursor = await self._session.execute(query(name), parameters)
             return await cursor.fetchall()
+
+
+def _has_to_wait(what: str, faults: dict[str, DispatcherError]) -> bool:
+    """Whether a part is left to the next round, because of what failed before it.
+
+    A week that is to go as a whole, by a later round or by the tables' owner, is not emptied row by row meanwhile. And
+    where somebody holds the tables, one request for their lock is enough: everybody waits behind it.
+    """
+    tables = faults.keys() & set(EMAIL_TABLES)
+    if what == "content":
+        return any(isinstance(faults[table], StoreUnavailable) for table in tables)
+    if what == "email_log":
+        return bool(tables)
+    return what in tables or (what in EMAIL_TABLES and any(isinstance(faults[table], StoreBusy) for table in tables))

@@ -69,7 +69,10 @@ EVENTS: Final = MappingProxyType(
         "api.stopped": "The HTTP API ended.",
         "settings.doubted": "Settings go together, and are hardly meant so: reason.",
         "emails.pruned": "What was older than the settings keep it was forgotten: partitions, and counts by kind.",
-        "emails.pruning_postponed": "Another transaction holds what is to be forgotten: reason, retry_in_seconds.",
+        "emails.pruning_postponed": "Another transaction holds what is to be forgotten: what, reason, "
+        "retry_in_seconds.",
+        "emails.pruning_failed": "A part of what is old could not be forgotten; the others were: what (a table or a "
+        "kind), reason, retry_in_seconds.",
         "partition.made": "Partitions were made ahead: names.",
         "ledger.settled": "An in-flight ledger was settled, as its worker died or was frozen past its leases: worker, "
         "reason (worker_died, worker_frozen), released, recorded, uncertain.",

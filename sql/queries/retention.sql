@@ -11,8 +11,11 @@ where not exists (
     from email_log
     where email_id >= ended.from_id
         and email_id < ended.until_id
-        and (status in ('pending', 'sending') or created_at >= clock_timestamp() - %(days)s * interval '1 day')
-);
+        and status in ('pending', 'sending')
+)
+    and not email_log_enqueued_since(
+        ended.from_id, ended.until_id, clock_timestamp() - %(days)s * interval '1 day'
+    );
 
 -- name: forget_content
 -- Deletes the content of some finished emails of before an instant, where their partition could not go as a whole.

@@ -55,6 +55,10 @@ select
     set_config('tcp_keepalives_count', '3', false),
     set_config('tcp_user_timeout', '25000', false);
 
+-- name: lift_statement_timeout
+-- Besides configure_session, for who reads large tables from end to end and keeps nobody waiting meanwhile.
+select set_config('statement_timeout', '0', false);
+
 -- name: keep_plans
 -- Besides configure_session, for who executes nothing but a worker's statements (see lease.sql) or the relay's: they are
 -- planned once for all values, because planning a lease of a few emails, or a look at what is due, costs more than

@@ -41,3 +41,16 @@ def test_content_cannot_outlive_its_email(bare: CommandLine) -> None:
 
     assert ended.code == 78
     assert "DISPATCHER_RETAIN_CONTENT_DAYS" in ended.stderr
+
+
+def test_what_fails_is_named_and_the_rest_is_done(prepared: CommandLine) -> None:
+    with psycopg.connect(prepared.environment["DISPATCHER_DATABASE_URL"], autocommit=True) as connection:
+        (stuck,) = [name for (name,) in connection.execute(OLD_WEEK) if "attachment" in name]
+        connection.execute(f"create view report as table {stuck}".encode())
+
+    ended = prepared("prune", "--json")
+
+    assert ended.code == 3
+    assert list(ended.json["failed"]) == ["email_attachment"]
+    assert len(ended.json["partitions"]) == 1
+    assert "email_attachment not pruned: " in ended.stderr
