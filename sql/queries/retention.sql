@@ -18,14 +18,27 @@ where not exists (
     );
 
 -- name: forget_content
--- Deletes the content of some finished emails of before an instant, where their partition could not go as a whole.
--- Returns a row per email. The statement's time, because no index is searched by what may change from row to row.
+-- Deletes the content of some finished emails of before an instant, where their partition could not go as a whole: of
+-- weeks that ended before it, and of the default partition, which never goes. Returns a row per email. The statement's
+-- time, because no index is searched by what may change from row to row.
 with old as (
     select c.email_id
-    from email_content as c
+    from (
+        select email_id
+        from email_content
+        where email_id < email_id_lowest_at(
+            date_trunc('week', statement_timestamp() - %(days)s * interval '1 day', 'UTC')
+        )
+        union all
+        select email_id
+        from email_content_default
+        where email_id >= email_id_lowest_at(
+            date_trunc('week', statement_timestamp() - %(days)s * interval '1 day', 'UTC')
+        )
+            and email_id < email_id_lowest_at(statement_timestamp() - %(days)s * interval '1 day')
+    ) as c
     join email_log as e on e.email_id = c.email_id
-    where c.email_id < email_id_lowest_at(statement_timestamp() - %(days)s * interval '1 day')
-        and e.created_at < statement_timestamp() - %(days)s * interval '1 day'
+    where e.created_at < statement_timestamp() - %(days)s * interval '1 day'
         and e.status not in ('pending', 'sending')
     order by c.email_id
     limit %(limit)s

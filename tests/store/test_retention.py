@@ -131,6 +131,31 @@ async def test_content_in_the_default_partition_goes_by_rows(books: Books, prune
     assert has(books, "email_log", email_id)
 
 
+DAYS = next(days for days in range(60, 67) if (NOW - timedelta(days=days)).weekday() == 3)
+"""So many days ago was a Thursday: emails of the days before it are old, and their week has not ended by then."""
+EARLIER_THAT_WEEK = NOW - timedelta(days=DAYS + 2)
+
+
+async def test_content_of_a_week_that_has_not_ended_waits_for_the_week(books: Books, prune: Prune) -> None:
+    email_id = enqueue_long_ago(books, "sent", at=EARLIER_THAT_WEEK)
+
+    assert await prune(Retention(DAYS, 0, 0)) == []
+    assert has(books, "email_content", email_id)
+
+    week = week_of(EARLIER_THAT_WEEK)
+    assert dropped(await prune(Retention(DAYS - 7, 0, 0))) == [f"email_attachment_{week}", f"email_content_{week}"]
+
+
+async def test_content_in_the_default_partition_waits_for_no_week(books: Books, prune: Prune) -> None:
+    sent = enqueue_long_ago(books, "sent", at=EARLIER_THAT_WEEK, partition=False)
+    younger = enqueue_long_ago(books, "sent", at=EARLIER_THAT_WEEK + timedelta(days=3), partition=False)
+
+    assert await prune(Retention(DAYS, 0, 0)) == [Pruned("content", 1)]
+
+    assert not has(books, "email_content", sent)
+    assert has(books, "email_content", younger)
+
+
 async def test_a_week_is_looked_through_for_as_long_as_that_takes(books: Books, database_url: str) -> None:
     """Longer than any other statement may last, on either side."""
     next_week = OLD + timedelta(days=7)
