@@ -38,6 +38,7 @@ _WORDS: Final = {
     "replayed": "to be sent again",
     "already_sent": "already sent",
     "under_way": "on their way already",
+    "discarded": "discarded; `dispatcher dlq replay ID` sends one again nevertheless",
     "may_have_arrived": "may have arrived: held, or once without an answer; --held replays them, too",
     "content_pruned": "cannot be sent again: their content was deleted",
     "unknown": "no such email",
@@ -48,7 +49,7 @@ _WORDS: Final = {
 @click.argument("names", metavar="[ID...|p-…]", nargs=-1)
 @selecting
 @click.option("--all", "everything", is_flag=True, help="Everything that failed, without a filter.")
-@click.option("--from-queue", is_flag=True, help="Those whose dead letters are on the DLQ, as the queue has them.")
+@click.option("--from-queue", is_flag=True, help="Those whose dead letters are on the DLQ; stale ones do not count.")
 @click.option(
     "--held", "include_held", is_flag=True, help="Also what may have arrived: held, or once without an answer."
 )

@@ -134,10 +134,15 @@ async def discard(session: AsyncSession, email_ids: Collection[UUID], act: Act) 
 
 
 async def list_letter_ids(session: AsyncSession, dlq: DeadLetterQueue) -> list[UUID]:
-    """The emails that the DLQ's letters tell of, in the queue's order, each once; nothing is removed."""
+    """The emails of which the DLQ's letters still tell, in the queue's order, each once; nothing is removed."""
     async with look(session, dlq) as looking:
-        letters = [decoded(found) async for batch in looking.batches() for found in batch]
-    return list(dict.fromkeys(letter.email_id for letter in letters if letter))
+        ids = [
+            each.letter.email_id
+            async for batch in looking.batches()
+            for each in await read(session, batch)
+            if each.letter and not each.is_poison and not each.is_stale
+        ]
+    return list(dict.fromkeys(ids))
 
 
 def decoded(found: Found) -> DeadLetter | None:

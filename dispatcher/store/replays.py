@@ -31,6 +31,8 @@ class ItemOutcome(StrEnum):
     ALREADY_SENT = "already_sent"
     UNDER_WAY = "under_way"
     """It is pending or sending: somebody replayed it before."""
+    DISCARDED = "discarded"
+    """Somebody discarded its dead letter: since the replay was made, or at any time where it was not made for such."""
     MAY_HAVE_ARRIVED = "may_have_arrived"
     """It is held, or failed after an attempt of which no answer came, and the replay is not for such."""
     CONTENT_PRUNED = "content_pruned"

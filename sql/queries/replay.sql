@@ -21,9 +21,16 @@ from made;
 
 -- name: replay_next
 -- Replays the next email of a running replay, in one commit, and notes what became of it; who replays the same email at
--- the same time waits for the row's lock and finds it under way. Zero rows: none is left, or it was stopped.
+-- the same time waits for the row's lock and finds it under way. A discarded one is left alone, unless it was so before
+-- the replay was made, and this is for given ids or for discarded ones. Zero rows: none is left, or it was stopped.
 with item as (
-    select i.email_id, r.include_held
+    select
+        i.email_id,
+        r.include_held,
+        case
+            when r.source = 'ids' or r.selection ? 'discarded' then r.created_at
+            else '-infinity'
+        end as heeds_discards_from
     from email_replay as r
     join email_replay_item as i using (replay_id)
     where r.replay_id = %(replay_id)s
@@ -37,6 +44,7 @@ standing as (
     select
         e.email_id,
         e.status,
+        e.dead_letter_discarded_at,
         e.status = 'held' or e.was_uncertain as may_have_arrived,
         exists (select from email_content as c where c.email_id = e.email_id) as has_content
     from email_log as e
@@ -50,6 +58,7 @@ judged as (
             when s.email_id is null then 'unknown'
             when s.status = 'sent' then 'already_sent'
             when s.status in ('pending', 'sending') then 'under_way'
+            when s.dead_letter_discarded_at >= i.heeds_discards_from then 'discarded'
             when s.may_have_arrived and not i.include_held then 'may_have_arrived'
             when not s.has_content then 'content_pruned'
             else 'replayed'

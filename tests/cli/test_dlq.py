@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -220,6 +221,21 @@ def test_from_the_queue_it_replays_what_the_queue_names(quick: Callable[..., End
     assert (ended.code, ended.json["source"], ended.json["replayed"]) == (0, "queue", 1)
     assert morgue.books.status(announced) == "pending"
     assert morgue.books.statuses() == {"pending": 1, "failed": 1}
+
+
+def test_from_the_queue_it_sends_nothing_that_was_discarded_while_its_letter_stayed(
+    quick: Callable[..., Ended], morgue: Morgue
+) -> None:
+    announced, discarded = morgue.bury(2)
+    announce(morgue, [announced, discarded])
+    morgue.books.change(discarded, dead_letter_discarded_at=datetime.now(UTC))
+
+    dry = quick("dlq", "replay", "--from-queue", "--dry-run", "--json")
+    ended = quick("dlq", "replay", "--from-queue", *WHY, "--yes", "--json")
+
+    assert (dry.json["emails"], dry.json["not_failed_or_held"]) == ({"replayed": 1}, 0)
+    assert (ended.code, ended.json["replayed"], ended.json["total"]) == (0, 1, 1)
+    assert morgue.books.status(discarded) == "failed"
 
 
 def test_a_killed_replay_loses_nothing_and_is_resumed(

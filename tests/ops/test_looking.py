@@ -17,7 +17,7 @@ from dispatcher.dev.servers import Servers
 from dispatcher.domain.poison_id import poison_id
 from dispatcher.errors import BrokerUnavailable, DispatcherError
 from dispatcher.ops.acts import Act
-from dispatcher.ops.letters import discard, remove, sweep
+from dispatcher.ops.letters import discard, list_letter_ids, remove, sweep
 from dispatcher.ops.messages import find_messages
 from dispatcher.ops.plain import safe_text
 from dispatcher.ops.poison import discard_poison, list_poison, repair_poison
@@ -208,6 +208,21 @@ async def test_a_discarded_email_stays_as_it_is_and_its_letter_leaves_for_good(
     assert news == [{email_id}, set()]
     assert (removed, morgue.books.status(email_id)) == (1, "failed")
     assert (await reconcile(session, dlq)).count == 0
+
+
+async def test_the_queue_names_the_emails_of_which_its_letters_still_tell(
+    session: AsyncSession, dlq: DeadLetterQueue, morgue: Morgue
+) -> None:
+    failed, held = *morgue.bury(), *morgue.bury(status="held")
+    discarded, again = morgue.bury(2)
+    (sent,) = morgue.bury(status="sent")
+    await morgue.announce([held, discarded, failed, held])
+    await morgue.announce([again], attempts=2)
+    await morgue.drop(morgue.letter(sent, status="failed"))
+    await morgue.drop(morgue.letter(failed, message_key="another"))
+    await discard(session, [discarded], ACT)
+
+    assert await list_letter_ids(session, dlq) == [held, failed]
 
 
 async def test_an_emails_messages_are_found_with_what_rabbitmq_noted(

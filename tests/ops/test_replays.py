@@ -11,6 +11,7 @@ import pytest
 
 from dispatcher.broker.dlq import DeadLetterQueue
 from dispatcher.ops.acts import Act
+from dispatcher.ops.letters import discard
 from dispatcher.ops.replays import ReplayBusy, create, find, preview, resume, run, stop
 from dispatcher.store.connections import AsyncSession, connect_async
 from dispatcher.store.failures import Selection
@@ -82,6 +83,40 @@ async def test_what_is_skipped_is_told_with_why(session: AsyncSession, morgue: M
     }
     assert (ended.replay.replayed, ended.replay.total) == (1, 6)
     assert ended.letters_fault is not None
+
+
+async def test_what_was_discarded_is_left_alone_unless_it_was_so_before_and_is_named(
+    session: AsyncSession, morgue: Morgue
+) -> None:
+    before, since, by_filter, by_queue = morgue.bury(4)
+    await discard(session, [before], ACT)
+    named = await create(session, Selection(email_ids=(before, since), discarded=None), ACT, per_second=None)
+    filtered = await create(session, Selection(), ACT, per_second=None)
+    queued = await create(session, Selection(email_ids=(by_queue,)), ACT, per_second=None, source="queue")
+    await discard(session, [since, by_filter, by_queue], ACT)
+
+    for replay in (named, filtered, queued):
+        await run(session, None, replay.replay_id)
+
+    skipped = [dict(await list_skipped(session, each.replay_id, limit=10)) for each in (named, filtered, queued)]
+    assert skipped == [
+        {since: ItemOutcome.DISCARDED},
+        dict.fromkeys((since, by_filter, by_queue), ItemOutcome.DISCARDED),
+        {by_queue: ItemOutcome.DISCARDED},
+    ]
+    assert morgue.books.status(before) == "pending"
+    assert morgue.books.statuses() == {"pending": 1, "failed": 3}
+
+
+async def test_discarded_ones_are_replayed_where_the_filter_is_for_them(session: AsyncSession, morgue: Morgue) -> None:
+    email_id, _ = morgue.bury(2)
+    await discard(session, [email_id], ACT)
+
+    replay = await create(session, Selection(discarded=True), ACT, per_second=None)
+    ended = await run(session, None, replay.replay_id)
+
+    assert (ended.replay.replayed, ended.replay.total) == (1, 1)
+    assert morgue.books.status(email_id) == "pending"
 
 
 async def test_held_ones_are_replayed_where_that_is_said(session: AsyncSession, morgue: Morgue) -> None:
