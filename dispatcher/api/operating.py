@@ -200,7 +200,10 @@ class Operating:
                 connection = await connect_async(self.settings.database_url, name=name)
                 await opened.enter_async_context(connection)
                 dlq = await self._dead_letters(opened)
-                await replays.run(connection, dlq, replay_id)
+                ended = await replays.run(connection, dlq, replay_id)
+            if ended.locked:
+                words = f"Replay {replay_id} left {ended.locked} emails that somebody's transaction holds."
+                get_log().error("fault.unexpected", where="replay", error=words)
         except replays.ReplayBusy:
             return  # another process is at it
         except DispatcherError as error:

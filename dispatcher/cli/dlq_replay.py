@@ -14,7 +14,7 @@ from uuid import UUID
 import click
 
 from dispatcher.cli.acting import opened_dlq, opened_session
-from dispatcher.cli.dlq_replays import replay_json
+from dispatcher.cli.dlq_replays import replay_json, state_word
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import console_for, print_json, say
@@ -215,7 +215,7 @@ def _run(
         say(f"Cut off; nothing is lost. `dispatcher dlq replay --resume {replay_id}` goes on.")
         raise
     if as_json:
-        told = {**replay_json(ended.replay), "dead_letters_removed": ended.letters_removed}
+        told = {**replay_json(ended.replay), "locked": ended.locked, "dead_letters_removed": ended.letters_removed}
         print_json({**told, "skipped_emails": {str(email_id): why for email_id, why in skipped}})
     else:
         for email_id, why in skipped[:_SKIPPED_NAMED]:
@@ -258,12 +258,14 @@ def _progress(begun: Replay) -> Iterator[OnEmail]:
 def _tell(ended: Ended) -> int:
     found = ended.replay
     say(
-        f"Replay {found.replay_id} is {found.state}: {found.replayed:,} of {found.total:,} replayed, "
+        f"Replay {found.replay_id} is {state_word(found)}: {found.replayed:,} of {found.total:,} replayed, "
         f"{sum(found.skipped.values()):,} skipped, {found.waiting:,} left; "
         f"{ended.letters_removed:,} dead letters left the DLQ."
     )
     for outcome, count in found.skipped.items():
         say(f"skipped {count:,}: {_WORDS[outcome.value]}")
+    if ended.locked:
+        say(f"{ended.locked:,} of them wait for the end of somebody's transaction, which holds their rows.")
     if found.waiting:
         say(f"`dispatcher dlq replay --resume {found.replay_id}` goes on.")
     if ended.letters_fault:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 def command(limit: int, as_json: bool) -> int:
     """List replays, the latest first: who, why, and how far they are.
 
-    `interrupted` is one whose command ended half-way: `dispatcher dlq replay --resume REPLAY` goes on.
+    `interrupted` is one whose command ended half-way, be it because somebody's transaction holds the emails that are
+    left: `dispatcher dlq replay --resume REPLAY` goes on.
 
     \b
     Example:
@@ -42,7 +43,7 @@ def command(limit: int, as_json: bool) -> int:
         counts = (each.total, each.replayed, sum(each.skipped.values()), each.waiting)
         rate = f"{each.per_second:g}/s" if each.per_second else "-"
         words = (rate, each.actor, each.reason, f"{each.source}: {what}")
-        table.add(each.replay_id, _state(each), *(f"{count:,}" for count in counts), *words)
+        table.add(each.replay_id, state_word(each), *(f"{count:,}" for count in counts), *words)
     if found:
         table.show()
     else:
@@ -52,10 +53,11 @@ def command(limit: int, as_json: bool) -> int:
 
 def replay_json(found: Replay) -> dict[str, Any]:
     """A replay as scripts rely on it."""
-    return {**asdict(found), "state": _state(found), "total": found.total, "replayed": found.replayed}
+    return {**asdict(found), "state": state_word(found), "total": found.total, "replayed": found.replayed}
 
 
-def _state(found: Replay) -> str:
+def state_word(found: Replay) -> str:
+    """Its state; `interrupted` if it should go on and nobody is at it."""
     return "interrupted" if found.state.value == "running" and not found.is_attended else found.state.value
 
 

@@ -7,14 +7,15 @@
 
 `create` settles which emails and touches none. `run` takes them one by one: one commit makes an email pending and due
 and notes so in the replay, so that whatever ends the runner, a later one goes on exactly there. Two replays that share
-emails replay each of them once: the second finds it under way. The dead letters of what was replayed are swept off the
-DLQ as the run goes, because they are stale then.
+emails replay each of them once: the second finds it under way. An email whose row somebody has locked is passed over
+and tried again after the others; if it stays locked, the run ends without it, and can be resumed. The dead letters of
+what was replayed are swept off the DLQ as the run goes, because they are stale then.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -24,7 +25,7 @@ from dispatcher.errors import DispatcherError
 from dispatcher.ops.acts import Act
 from dispatcher.ops.letters import sweep
 from dispatcher.store import failures, replays
-from dispatcher.store.connections import AsyncSession
+from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession
 from dispatcher.store.failures import Selection
 from dispatcher.store.replays import ItemOutcome, Replay
 from dispatcher.store.turns import turn
@@ -32,6 +33,10 @@ from dispatcher.store.turns import turn
 DEFAULT_PER_SECOND: Final = 50.0
 SAMPLE: Final = 5
 SWEEP_SECONDS: Final = 5.0
+_LOOK_AGAIN_SECONDS: Final = 0.1
+
+
+_Note = Callable[[UUID, ItemOutcome], Awaitable[None]]
 
 
 class ReplayBusy(DispatcherError):
@@ -66,11 +71,13 @@ class Ended:
     """How a run ended.
 
     Attributes:
+        locked: Emails that still wait, because somebody's transaction holds their rows.
         letters_removed: Dead letters that left the DLQ.
         letters_fault: Why some may be left there; None if none is.
     """
 
     replay: Replay
+    locked: int
     letters_removed: int
     letters_fault: str | None
 
@@ -139,10 +146,14 @@ async def run(
     replay_id: int,
     *,
     on_email: Callable[[UUID, ItemOutcome], None] | None = None,
+    lock_seconds: float = BATCH_LOCK_SECONDS,
 ) -> Ended:
-    """Replays what is left, at its pace, until it is done or somebody stops it.
+    """Replays what is left, at its pace, until it is done, somebody stops it, or all that is left is locked.
 
     Cancelling it loses nothing. Without a DLQ, or while RabbitMQ is away, the dead letters stay until the next sweep.
+
+    Args:
+        lock_seconds: How long it waits for emails that are locked, once all others are done.
 
     Raises:
         ReplayBusy: somebody else runs it.
@@ -152,30 +163,54 @@ async def run(
         if not is_ours:
             raise ReplayBusy(f"Replay {replay_id} is being run by somebody else.")
         sweeper = _Sweeper(session, dlq)
+
+        async def note(email_id: UUID, outcome: ItemOutcome) -> None:
+            if on_email:
+                on_email(email_id, outcome)
+            await sweeper.note(outcome)
+
         try:
-            await _replay_all(session, await _found(session, replay_id), sweeper, on_email)
+            locked = await _replay_all(session, await _found(session, replay_id), note, lock_seconds)
         finally:
             await sweeper.finish()
-        return Ended(await _found(session, replay_id), sweeper.removed, sweeper.fault)
+    return Ended(await _found(session, replay_id), locked, sweeper.removed, sweeper.fault)
 
 
-async def _replay_all(
-    session: AsyncSession,
-    replay: Replay,
-    sweeper: _Sweeper,
-    on_email: Callable[[UUID, ItemOutcome], None] | None,
-) -> None:
+async def _replay_all(session: AsyncSession, replay: Replay, note: _Note, lock_seconds: float) -> int:
+    """Goes through what is left until nothing is, or what is left stays locked; returns how many emails that are."""
+    loop = asyncio.get_running_loop()
+    give_up_at = None
+    while True:
+        settled, locked = await _replay_free(session, replay, note)
+        if not locked:
+            break
+        if settled or give_up_at is None:
+            give_up_at = loop.time() + lock_seconds
+        elif loop.time() > give_up_at:
+            break
+        await asyncio.sleep(_LOOK_AGAIN_SECONDS)  # PostgreSQL announces no lock's end
+    await replays.finish_replay(session, replay.replay_id)
+    return locked
+
+
+async def _replay_free(session: AsyncSession, replay: Replay, note: _Note) -> tuple[int, int]:
+    """Goes once through what is left; returns how many emails it settled, and how many it passed over as locked."""
     loop = asyncio.get_running_loop()
     next_at = loop.time()
-    while settled := await replays.replay_next(session, replay.replay_id):
-        if on_email:
-            on_email(*settled)
-        await sweeper.note(settled[1])
+    settled = locked = 0
+    email_id: UUID | None = None
+    while found := await replays.replay_next(session, replay.replay_id, after=email_id):
+        email_id, outcome = found
+        if outcome is None:
+            locked += 1
+            continue
+        settled += 1
+        await note(email_id, outcome)
         if replay.per_second:
             # No burst after a sweep: time that went by is not made good.
             next_at = max(next_at + 1 / replay.per_second, loop.time() - 1 / replay.per_second)
             await asyncio.sleep(max(0.0, next_at - loop.time()))
-    await replays.finish_replay(session, replay.replay_id)
+    return settled, locked
 
 
 class _Sweeper:

@@ -108,10 +108,18 @@ async def create_replay(
     return int((await _fetch(session, "create_replay", parameters))[0][0])
 
 
-async def replay_next(session: AsyncSession, replay_id: int) -> tuple[UUID, ItemOutcome] | None:
-    """Replays its next email, in one commit; None if none is left, or it does not run."""
-    rows = await _fetch(session, "replay_next", {"replay_id": replay_id})
-    return (rows[0][0], ItemOutcome(rows[0][1])) if rows else None
+async def replay_next(
+    session: AsyncSession, replay_id: int, *, after: UUID | None = None
+) -> tuple[UUID, ItemOutcome | None] | None:
+    """Replays its next email, in one commit; None if none is left, or it does not run.
+
+    Its outcome is None where somebody's transaction holds its row: it waits as before.
+
+    Args:
+        after: The email that was the last one: so a caller passes over those that are locked.
+    """
+    rows = await _fetch(session, "replay_next", {"replay_id": replay_id, "after": after})
+    return (rows[0][0], rows[0][1] and ItemOutcome(rows[0][1])) if rows else None
 
 
 async def finish_replay(session: AsyncSession, replay_id: int) -> bool:

@@ -20,9 +20,10 @@ select replay_id
 from made;
 
 -- name: replay_next
--- Replays the next email of a running replay, in one commit, and notes what became of it; who replays the same email at
--- the same time waits for the row's lock and finds it under way. A discarded one is left alone, unless it was so before
--- the replay was made, and this is for given ids or for discarded ones. Zero rows: none is left, or it was stopped.
+-- Replays the next email of a running replay after a given one, in one commit, and notes what became of it; nothing of an
+-- email whose row somebody has locked, be it who replays the same one at the same time: its outcome is null, and it still
+-- waits. A discarded one is left alone, unless it was so before the replay was made, and this is for given ids or for
+-- discarded ones. Zero rows: none is left, or it was stopped.
 with item as (
     select
         i.email_id,
@@ -36,6 +37,7 @@ with item as (
     where r.replay_id = %(replay_id)s
         and r.state = 'running'
         and i.outcome is null
+        and (%(after)s::uuid is null or i.email_id > %(after)s)
     order by i.email_id
     limit 1
     for update of i skip locked
@@ -49,12 +51,15 @@ standing as (
         exists (select from email_content as c where c.email_id = e.email_id) as has_content
     from email_log as e
     where e.email_id = (select email_id from item)
-    for update of e
+    for update of e skip locked
 ),
 judged as (
     select
         i.email_id,
         case
+            when s.email_id is null and exists (
+                select from email_log as e where e.email_id = (select email_id from item)
+            ) then null
             when s.email_id is null then 'unknown'
             when s.status = 'sent' then 'already_sent'
             when s.status in ('pending', 'sending') then 'under_way'
@@ -90,6 +95,7 @@ settled as (
     from judged as j
     where i.replay_id = %(replay_id)s
         and i.email_id = j.email_id
+        and j.outcome is not null
 )
 select email_id, outcome, pg_notify('email_dispatcher_due', '')
 from judged;

@@ -238,6 +238,22 @@ def test_from_the_queue_it_sends_nothing_that_was_discarded_while_its_letter_sta
     assert morgue.books.status(discarded) == "failed"
 
 
+def test_what_somebody_has_locked_is_left_and_said_and_the_others_are_replayed(
+    quick: Callable[..., Ended], morgue: Morgue, tables: Books, database_url: str
+) -> None:
+    locked, _ = morgue.bury(2)
+
+    with psycopg.connect(database_url) as somebody:
+        Books(somebody).lock(locked)
+        ended = quick("dlq", "replay", "--all", *WHY, "--yes", "--json")
+    resumed = quick("dlq", "replay", "--resume", "1", "--json")
+
+    assert (ended.code, ended.json["locked"], ended.json["waiting"], ended.json["state"]) == (3, 1, 1, "interrupted")
+    assert "1 of them wait for the end of somebody's transaction" in ended.stderr
+    assert "--resume 1` goes on" in ended.stderr
+    assert (resumed.code, resumed.json["replayed"], resumed.json["locked"]) == (0, 2, 0)
+
+
 def test_a_killed_replay_loses_nothing_and_is_resumed(
     prepared: CommandLine, quick: Callable[..., Ended], morgue: Morgue
 ) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from threading import Thread
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 
 from dispatcher.broker.dlq import DeadLetterQueue
@@ -18,7 +20,7 @@ from dispatcher.store.failures import Selection
 from dispatcher.store.replays import ItemOutcome, Replay, State, list_skipped
 from dispatcher.store.turns import turn
 from tests.ops.morgue import Morgue
-from tests.waiting import until_answer
+from tests.waiting import DEADLINE_SECONDS, until_answer
 
 ACT = Act.of("ann@ops-1", "the provider is back")
 REJECTED = Selection(error_type="rejected")
@@ -213,6 +215,78 @@ async def test_one_replay_has_one_runner(session: AsyncSession, tables_url: str,
 
     assert attended is not None
     assert attended.is_attended
+
+
+async def test_a_locked_email_is_passed_over_and_the_replay_can_be_resumed(
+    session: AsyncSession, morgue: Morgue, tables_url: str
+) -> None:
+    email_ids = morgue.bury(5)
+    unknown = uuid4()
+    replay = await create(session, Selection(email_ids=(*email_ids, unknown)), ACT, per_second=None)
+
+    with somebody(tables_url, locks=[email_ids[0], email_ids[2]]):
+        left = await run(session, None, replay.replay_id, lock_seconds=0.0)
+        again = await run(session, None, replay.replay_id, lock_seconds=0.0)
+    statuses = morgue.books.statuses()
+    resumed = await run(session, None, replay.replay_id)
+
+    assert (left.locked, left.replay.replayed, left.replay.waiting) == (2, 3, 2)
+    assert left.replay.outcomes[ItemOutcome.UNKNOWN] == 1
+    assert (left.replay.state, left.replay.is_attended) == (State.RUNNING, False)
+    assert (again.locked, again.replay) == (2, left.replay)
+    assert statuses == {"pending": 3, "failed": 2}
+    assert (resumed.locked, resumed.replay.replayed, resumed.replay.state) == (0, 5, State.DONE)
+
+
+async def test_an_email_that_is_locked_for_a_moment_is_replayed_after_the_others(
+    session: AsyncSession, morgue: Morgue, tables_url: str
+) -> None:
+    email_ids = morgue.bury(3)
+    replay = await create(session, REJECTED, ACT, per_second=None)
+    order: list[UUID] = []
+
+    with ExitStack() as locking:
+        locking.enter_context(somebody(tables_url, locks=[email_ids[0]]))
+
+        def note(email_id: UUID, _outcome: ItemOutcome) -> None:
+            order.append(email_id)
+            if len(order) == 2:
+                locking.close()
+
+        ended = await run(session, None, replay.replay_id, on_email=note, lock_seconds=DEADLINE_SECONDS)
+
+    assert order == [*email_ids[1:], email_ids[0]]
+    assert (ended.locked, ended.replay.state) == (0, State.DONE)
+
+
+async def test_a_replay_that_waits_for_a_locked_email_ends_when_it_is_stopped(
+    session: AsyncSession, morgue: Morgue, tables_url: str
+) -> None:
+    (email_id,) = morgue.bury(1)
+    replay = await create(session, REJECTED, ACT, per_second=None)
+
+    async def is_polled() -> bool:
+        (runner,) = morgue.books.sessions("operator")
+        return "email_replay_item" in runner["query"] and runner["state"] == "idle"
+
+    with somebody(tables_url, locks=[email_id]):
+        running = asyncio.create_task(run(session, None, replay.replay_id, lock_seconds=DEADLINE_SECONDS))
+        await until_answer(is_polled)
+        async with await connect_async(tables_url, name="elsewhere") as elsewhere:
+            await stop(elsewhere, replay.replay_id, ACT)
+        async with asyncio.timeout(DEADLINE_SECONDS / 2):
+            ended = await running
+
+    assert (ended.replay.state, ended.replay.waiting) == (State.STOPPED, 1)
+
+
+@contextmanager
+def somebody(url: str, *, locks: list[UUID]) -> Iterator[None]:
+    """Has an open transaction that holds these emails' rows."""
+    with psycopg.connect(url, application_name="somebody") as connection:
+        connection.execute("select from email_log where email_id = any(%s) for share", [locks])
+        yield
+        connection.rollback()
 
 
 async def test_the_pace_is_kept(session: AsyncSession, morgue: Morgue) -> None:
