@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -27,6 +28,7 @@ from dispatcher.errors import BrokerUnavailable, DispatcherError
 from dispatcher.ops import held, replays
 from dispatcher.ops.acts import Act
 from dispatcher.ops.held import Verdict
+from dispatcher.ops.letters import sweep
 from dispatcher.store.connections import AsyncSession, Pool, connect_async, session
 from dispatcher.store.emails import EmailStore
 from dispatcher.store.failures import Selection
@@ -86,14 +88,19 @@ _DECISION: Final = {**_REASON, "tenant_id": _REPLAY["tenant_id"]}
 
 @dataclass(frozen=True, slots=True)
 class Operating:
-    """Lets a person decide. A replay runs in the process that took it; what it leaves, any other can resume."""
+    """Lets a person decide.
+
+    A replay runs in the process that took it; what it leaves, any other can resume. The dead letters of decided emails
+    leave the DLQ after the answer; those that stay, because a server is away, are left to `dlq reconcile`.
+    """
 
     access: Access
     bodies: Bodies
     emails: EmailStore
     pool: Pool
     settings: Settings
-    _running: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    _running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _decided: set[UUID] = field(default_factory=set)
     _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(REPLAYS_AT_ONCE))
 
     async def confirm(self, request: Request) -> Response:
@@ -117,7 +124,7 @@ class Operating:
                 include_held=given.get("include_held", False),
                 per_second=given.get("per_second", replays.DEFAULT_PER_SECOND),
             )
-        self._start(replay.replay_id)
+        self._start_replay(replay.replay_id)
         return _answer(document(replay), 202, {"Location": f"/v1/replays/{replay.replay_id}"})
 
     async def get_replay(self, request: Request) -> Response:
@@ -144,7 +151,7 @@ class Operating:
             act = _act(caller, given["reason"])
             resumed = await replays.resume(connection, replay.replay_id, actor=act.actor, reason=act.reason)
         if resumed is not None and resumed.state is State.RUNNING:
-            self._start(replay.replay_id)
+            self._start_replay(replay.replay_id)
         return _answer(document(resumed or replay), 202)
 
     async def stop(self) -> None:
@@ -154,11 +161,19 @@ class Operating:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    def _start(self, replay_id: int) -> None:
-        """Runs a replay, unless it does so already."""
-        if replay_id not in self._running:
-            task = self._running[replay_id] = asyncio.create_task(self._run(replay_id))
-            task.add_done_callback(lambda _: self._running.pop(replay_id))
+    def _start_replay(self, replay_id: int) -> None:
+        self._start(f"replay {replay_id}", partial(self._run, replay_id))
+
+    def _start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Does it in the background, unless it is under way."""
+        running = self._running.get(name)
+        if running is None or running.done():
+            task = self._running[name] = asyncio.create_task(work())
+            task.add_done_callback(partial(self._forget, name))
+
+    def _forget(self, name: str, task: asyncio.Task[None]) -> None:
+        if self._running.get(name) is task:  # not another that began since it ended
+            del self._running[name]
 
     async def _judge(
         self, request: Request, decide: Callable[[AsyncSession, UUID, Act], Awaitable[Verdict]]
@@ -172,6 +187,8 @@ class Operating:
             verdict = await decide(connection, email_id, _act(caller, given["reason"]))
         if verdict not in (Verdict.CONFIRMED, Verdict.RELEASED):
             raise Problem("not-held", f"Nothing was changed: {verdict.value}.")
+        self._decided.add(email_id)
+        self._start("sweep", self._sweep)
         return _answer({"id": email_id, "verdict": verdict.value})
 
     async def _asked(
@@ -209,13 +226,29 @@ class Operating:
         except DispatcherError as error:
             get_log().error("fault.unexpected", where="replay", error=error.message)
 
+    async def _sweep(self) -> None:
+        """Takes the dead letters of decided emails off the DLQ: one look for all that were decided before it."""
+        while self._decided:
+            email_ids = frozenset(self._decided)
+            self._decided.clear()
+            try:
+                async with AsyncExitStack() as opened:
+                    connection = await connect_async(self.settings.database_url, name="dispatcher api sweep")
+                    await opened.enter_async_context(connection)
+                    await sweep(connection, await self._open_dlq(opened, "sweep"), email_ids)
+            except DispatcherError as error:
+                get_log().error("fault.unexpected", where="sweep", error=error.message)
+
     async def _dead_letters(self, opened: AsyncExitStack) -> DeadLetterQueue | None:
         """None while RabbitMQ is away: then the letters stay until they are swept."""
-        url, ca_file = self.settings.amqp_url, self.settings.ca_file
         try:
-            broker = await open_connection(url, name="dispatcher api replay", ca_file=ca_file)
+            return await self._open_dlq(opened, "replay")
         except BrokerUnavailable:
             return None
+
+    async def _open_dlq(self, opened: AsyncExitStack, why: str) -> DeadLetterQueue:
+        url, ca_file = self.settings.amqp_url, self.settings.ca_file
+        broker = await open_connection(url, name=f"dispatcher api {why}", ca_file=ca_file)
         await opened.enter_async_context(broker)
         return DeadLetterQueue(broker, self.settings.dlq)
 

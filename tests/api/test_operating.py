@@ -6,8 +6,17 @@ from typing import Any
 
 import psycopg
 
+from dispatcher.broker.connection import open_connection
+from dispatcher.broker.dlq import DeadLetterQueue
+from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings
-from tests.api.place import EMAIL, Api, make_key, running
+from dispatcher.dev.servers import Servers
+from dispatcher.ops.messages import find_messages
+from dispatcher.store.connections import connect_async
+from tests.api.place import EMAIL, Api, make_key, running, settings_of
+from tests.broker.rabbit import Rabbit
+from tests.ops.morgue import Morgue
+from tests.store.books import Books
 from tests.waiting import until_answer
 
 REASON = {"reason": "The provider shows it."}
@@ -40,6 +49,30 @@ async def test_held_emails_are_confirmed_or_released(api: Api, connection: psyco
     assert (neither.status, neither.code) == (409, "not-held")
     assert (unreasoned.status, unreasoned.pointers) == (422, ["#/reason"])
     assert statuses(connection) == {"a": "sent", "b": "pending", "c": "pending"}
+
+
+async def test_the_dead_letters_of_decided_emails_leave_the_queue(
+    servers: Servers, database_url: str, topology: Topology, connection: psycopg.Connection
+) -> None:
+    settings = settings_of(database_url, servers.amqp_url, topology)
+    async with (
+        running(settings) as api,
+        await connect_async(database_url, name="test") as session,
+        await open_connection(servers.amqp_url, name="test") as broker,
+    ):
+        dlq = DeadLetterQueue(broker, topology.dlq)
+        morgue = Morgue(Books(connection), Rabbit(broker), topology)
+        confirmed, released, left = morgue.bury(3, status="held")
+        await morgue.announce([confirmed, left, released])
+
+        for email_id, decision in ((confirmed, "confirm"), (released, "release")):
+            assert (await api.call("POST", f"/v1/held/{email_id}/{decision}", body=REASON)).status == 200
+
+        async def have_left() -> bool:
+            return not any([await find_messages(session, dlq, email_id) for email_id in (confirmed, released)])
+
+        await until_answer(have_left)
+        assert len(await find_messages(session, dlq, left)) == 1
 
 
 async def test_a_replay_takes_the_tenants_failed_emails_and_says_how_it_goes(
