@@ -30,8 +30,8 @@ def command(mend: bool, reason: str | None, actor: str | None, as_json: bool) ->
     """Compare the DLQ with the failed and held emails, and mend the differences by --mend.
 
     The database is the truth: a dead letter that is missing is published again by the relay; one whose email was sent,
-    replayed or discarded is removed, and so is a second one for the same failure. Messages without an email are told
-    and left alone: see `dlq list --poison`.
+    replayed or discarded is removed, and so is a second one for the same failure, and one whose email is gone: pruned,
+    or lost in a restore. Other messages without an email are told and left alone: see `dlq list --poison`.
 
     \b
     Examples:
@@ -60,12 +60,17 @@ async def _reconcile(settings: Settings, act: Act | None) -> Differences:
 
 
 def _tell(found: Differences) -> None:
-    done = {"missing": "published again", "stale": "removed", "doubles": "removed"}
+    told = {
+        "missing": (found.missing, "published again"),
+        "stale": (found.stale, "removed"),
+        "doubles": (found.doubles, "removed"),
+        "of emails that are gone": (found.orphans, "removed"),
+    }
     say(f"{found.depth:,} messages on the DLQ: {found.letters:,} tell of how their email stands.")
-    for name, ids in (("missing", found.missing), ("stale", found.stale), ("doubles", found.doubles)):
+    for name, (ids, done) in told.items():
         if ids:
             some = ", ".join(map(str, ids[:_NAMED]))
-            say(f"{len(ids):,} {name}{f', {done[name]}' if found.mended else ''}: {some}{'…' if ids[_NAMED:] else ''}")
+            say(f"{len(ids):,} {name}{f', {done}' if found.mended else ''}: {some}{'…' if ids[_NAMED:] else ''}")
     if found.poison:
         say(f"{len(found.poison):,} without an email: `dispatcher dlq list --poison` lists them.")
     if not found.count:

@@ -34,11 +34,13 @@ class Read(NamedTuple):
     Attributes:
         letter: None if it is no dead letter of ours.
         standing: Its email's; None if it has none, or one with another key.
+        is_orphan: It is a dead letter of ours, and its email is gone: pruned, or lost in a restore.
     """
 
     found: Found
     letter: DeadLetter | None
     standing: Standing | None
+    is_orphan: bool
 
     @property
     def is_poison(self) -> bool:
@@ -82,7 +84,10 @@ async def read(session: AsyncSession, batch: Sequence[Found]) -> list[Read]:
     """What messages tell, and where their emails stand."""
     letters = [decoded(found) for found in batch]
     standings = await find_failures(session, {letter.email_id for letter in letters if letter})
-    return [Read(found, letter, _standing(letter, standings)) for found, letter in zip(batch, letters, strict=True)]
+    return [
+        Read(found, letter, _standing(letter, standings), letter is not None and letter.email_id not in standings)
+        for found, letter in zip(batch, letters, strict=True)
+    ]
 
 
 async def sweep(session: AsyncSession, dlq: DeadLetterQueue, email_ids: Collection[UUID] | None = None) -> int:

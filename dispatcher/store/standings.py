@@ -56,6 +56,13 @@ async def announce_again(session: AsyncSession, attempts: Mapping[UUID, int]) ->
     return {row[0] for row in await _fetch(session, "announce_again", parameters)}
 
 
+async def audit_orphans(session: AsyncSession, letters: Mapping[UUID, int], *, actor: str, reason: str) -> None:
+    """Puts on record that the dead letters of emails that are gone are taken away for good, how many by id."""
+    parameters = {"email_ids": list(letters), "letters": list(letters.values()), "actor": actor, "reason": reason}
+    with translated():
+        await session.execute(query("audit_orphans"), parameters)
+
+
 async def _fetch(session: AsyncSession, name: str, parameters: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
     with translated():
         cursor = await session.execute(query(name), parameters)

@@ -108,6 +108,12 @@ where e.email_id = w.email_id
     and e.email_id between %(lowest_id)s and %(highest_id)s
 returning e.email_id;
 
+-- name: audit_orphans
+-- Notes that the dead letters of emails that are gone are taken away for good: how many of each. No rows.
+insert into operator_audit (actor, action, reason, email_id, detail)
+select %(actor)s, 'discard', %(reason)s, o.email_id, jsonb_build_object('letters', o.letters)
+from unnest(%(email_ids)s::uuid[], %(letters)s::integer[]) as o (email_id, letters);
+
 -- name: audit
 -- One act that changed no email's row. No rows.
 insert into operator_audit (actor, action, reason, email_id, detail)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
-from dispatcher.broker.connection import open_connection
-from dispatcher.broker.dlq import DeadLetterQueue
+from dispatcher.broker.connection import Connection, open_connection
+from dispatcher.broker.dlq import DeadLetterQueue, Look
 from dispatcher.broker.pointer import Pointer, encode_bundle
 from dispatcher.broker.publisher import Publisher
 from dispatcher.broker.topology import Topology, declare
@@ -193,7 +195,76 @@ async def test_reconciling_tells_and_mends_every_kind_of_difference(
         assert (found.doubles, set(found.stale), len(found.poison)) == (doubled, {sent, again}, 1)
     assert (untouched, due) == (8, set(missing))
     assert (after.count, after.letters, len(after.poison)) == (0, 4, 1)
-    assert morgue.audit()[-1]["detail"] == {"missing": 2, "stale": 2, "doubles": 1}
+    assert morgue.audit()[-1]["detail"] == {"missing": 2, "stale": 2, "doubles": 1, "orphans": 0}
+
+
+async def test_letters_of_emails_that_are_gone_are_removed_with_their_ids_on_record(
+    session: AsyncSession, dlq: DeadLetterQueue, morgue: Morgue
+) -> None:
+    pruned, lost, kept = morgue.bury(3)
+    await morgue.announce([pruned, kept, lost, pruned])
+    await morgue.drop(morgue.letter(kept, message_key="another"))
+    lose(morgue, pruned, lost)
+
+    told = await reconcile(session, dlq)
+    mended = await reconcile(session, dlq, ACT)
+    after = await reconcile(session, dlq)
+
+    for found in (told, mended):
+        assert (found.orphans, found.count, found.letters, len(found.poison)) == ([pruned, lost, pruned], 3, 1, 1)
+    assert (told.mended, mended.mended) == (False, True)
+    assert (after.depth, after.count, after.letters, len(after.poison)) == (2, 0, 1, 1)
+    *noted, whole = morgue.audit()
+    assert [(act["action"], act["email_id"], act["detail"]) for act in noted] == [
+        ("discard", pruned, {"letters": 2}),
+        ("discard", lost, {"letters": 1}),
+    ]
+    assert whole["detail"]["orphans"] == 3
+
+
+async def test_no_letter_of_an_email_that_is_gone_is_removed_before_it_is_on_record(
+    session: AsyncSession, servers: Servers, morgue: Morgue
+) -> None:
+    early, late = morgue.bury(2)
+    late_letter = morgue.letter(late)
+    await morgue.announce([early])
+    lose(morgue, early, late)
+
+    async def announce_late() -> None:
+        await morgue.drop(late_letter)
+
+    async def break_off() -> None:
+        raise BrokerUnavailable("RabbitMQ went away.")
+
+    async with await open_connection(servers.amqp_url, name="operator") as connection:
+        dlq = Eventful(connection, morgue.topology.dlq, [announce_late, break_off])
+        with pytest.raises(BrokerUnavailable):
+            await reconcile(session, dlq, ACT)
+        left = await bodies(dlq)
+
+    assert left == [late_letter]
+    assert [act["email_id"] for act in morgue.audit() if act["action"] == "discard"] == [early]
+
+
+class Eventful(DeadLetterQueue):
+    """One where something happens after each of the first looks."""
+
+    def __init__(self, connection: Connection, queue: str, events: list[Callable[[], Awaitable[None]]]) -> None:
+        super().__init__(connection, queue)
+        self._events = iter(events)
+
+    @asynccontextmanager
+    async def look(self) -> AsyncIterator[Look]:
+        """As always, and then what happens."""
+        async with super().look() as opened:
+            yield opened
+        if event := next(self._events, None):
+            await event()
+
+
+def lose(morgue: Morgue, *email_ids: UUID) -> None:
+    """Takes emails out of the tables, as pruning or a restore does."""
+    morgue.books.connection.execute("delete from email_log where email_id = any(%s)", [list(email_ids)])
 
 
 async def test_a_discarded_email_stays_as_it_is_and_its_letter_leaves_for_good(
