@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dispatcher.ops.messages import Message
     from dispatcher.ops.poison import Poison
     from dispatcher.ops.stories import Story
+    from dispatcher.store.connections import AsyncSession
 
 _SHOWN_OCTETS: Final = 4096
 _HEX_WIDTH: Final = 16
@@ -95,13 +96,9 @@ def _act(actor: str | None, reason: str | None, reveal: bool) -> Act | None:
 async def _find(
     settings: Settings, name: str, tenant_id: str, reveal: Act | None, with_queue: bool
 ) -> tuple[Story, list[Message] | None, str | None]:
-    from dispatcher.ops.stories import tell
-    from dispatcher.store.stories import find_id_by_key
-
     async with opened_session(settings, "dlq") as session:
-        email_id = _id_of(name) or await find_id_by_key(session, tenant_id, name)
-        story = await tell(session, email_id, reveal=reveal) if email_id else None
-        if email_id is None or story is None:
+        story = await _find_story(session, name, tenant_id, reveal)
+        if story is None:
             raise DispatcherError(
                 f"There is no email {name!r}.", remedy="Give its id, or its message key with its --tenant."
             )
@@ -111,9 +108,21 @@ async def _find(
             from dispatcher.ops.messages import find_messages
 
             async with opened_dlq(settings, "dlq") as dlq:
-                return story, await find_messages(session, dlq, email_id), None
+                return story, await find_messages(session, dlq, story.email["email_id"]), None
         except DispatcherError as error:
             return story, None, str(error)
+
+
+async def _find_story(session: AsyncSession, name: str, tenant_id: str, reveal: Act | None) -> Story | None:
+    """By its id, or by its message key, which may look like an id."""
+    from dispatcher.ops.stories import tell
+    from dispatcher.store.stories import find_id_by_key
+
+    email_id = _id_of(name)
+    story = await tell(session, email_id, reveal=reveal) if email_id else None
+    if story is None and (email_id := await find_id_by_key(session, tenant_id, name)):
+        story = await tell(session, email_id, reveal=reveal)
+    return story
 
 
 async def _find_poison(settings: Settings, name: str) -> Poison:

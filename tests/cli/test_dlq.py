@@ -17,13 +17,14 @@ import orjson
 import psycopg
 import pytest
 
+from dispatcher import enqueue
 from dispatcher.broker.connection import open_connection
 from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
 from tests.broker.rabbit import Rabbit
 from tests.cli.commandline import DEADLINE_SECONDS, CommandLine, Ended, in_process
 from tests.ops.morgue import Morgue
-from tests.store.books import Books
+from tests.store.books import Books, email
 from tests.waiting import wait_until
 
 
@@ -126,6 +127,21 @@ def test_the_whole_story_is_told_by_id_and_by_key_and_content_only_on_record(
     assert refused.code == 2
     assert revealed["content"]["recipients"] == {"to": ["ann@example.org"]}
     assert [(act["action"], act["reason"]) for act in revealed["acts"]] == [("reveal", "ticket 4711")]
+
+
+@pytest.mark.parametrize("key", ["0198c2f4-0000-7000-8000-000000000000", "0198c2f4" * 4])
+def test_a_message_key_that_looks_like_an_id_is_found(
+    quick: Callable[..., Ended], morgue: Morgue, connection: psycopg.Connection, key: str
+) -> None:
+    email_id = enqueue(connection, email(key)).email_id
+    announced = morgue.bury()
+    announce(morgue, announced)
+
+    told = quick("dlq", "show", key, "--json").json
+    by_id = quick("dlq", "show", str(email_id), "--no-queue", "--json").json
+
+    assert (told["email"]["email_id"], told["email"]["message_key"], told["dlq"]) == (str(email_id), key, [])
+    assert by_id["email"] == told["email"]
 
 
 def test_a_sent_email_tells_how_to_find_it_and_whom_the_provider_left_out(
