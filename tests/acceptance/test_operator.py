@@ -104,7 +104,8 @@ class Day:
 def test_an_operators_day(host: Host, sizes: tuple[int, int, int, int], rate: int) -> None:
     day = Day(host, sizes)
     blocked, unknown, full, silent = sizes
-    run = host.run(MAX_ATTEMPTS=1)
+    # As many connections as there are silences in a row: fewer, and the provider would be left alone after them.
+    run = host.run(MAX_ATTEMPTS=1, SMTP_CONNECTIONS=256)
     day.go_wrong(run)
     total = sum(sizes) + len(POISON)
     day.await_depth(total)

@@ -132,7 +132,8 @@ async def test_a_last_attempt_on_the_wire_is_held_even_if_it_may_be_resent(
     [
         (Accepted("queued as 7", "250 ok"), "sent", None),
         (Deferred(Reason.THROTTLED, "slow down", "451 4.7.1", 5.0), "pending", "throttled"),
-        (Deferred(Reason.THROTTLED, "come back tomorrow", "451 4.7.1", 86_400.0), "failed", "throttled"),
+        (Deferred(Reason.THROTTLED, "come back tomorrow", "451 4.7.1", 86_400.0), "pending", "throttled"),
+        (Deferred(Reason.REFUSED, "come back tomorrow", "451 4.7.1", 86_400.0), "failed", "refused"),
         (Rejected(Reason.REJECTED_RECIPIENT, "no such user", "550 5.1.1"), "failed", "rejected_recipient"),
         (Uncertain("half an answer", "502"), "held", "outcome_unknown"),
     ],
