@@ -63,10 +63,17 @@ def _without_fencing() -> None:
     """Every write of a worker goes through, whoever has the lease by now; and a worker trusts its own clock no more."""
     from dispatcher.store import leases, queries
 
+    fences = {
+        b"and e.lease_token = r.lease_token)": b")",
+        b"(e.email_id, e.lease_token, e.status) in": b"(e.email_id, e.status) in",
+        b"select w.email_id, w.lease_token, 'sending'": b"select w.email_id, 'sending'",
+    }
+
     def query(name: str) -> bytes:
-        text = queries.query(name)
-        for condition in (b"and e.lease_token = r.lease_token", b"and e.lease_token = w.lease_token"):
-            text = text.replace(condition, b"")
+        text = fenced = queries.query(name)
+        for condition, instead in fences.items():
+            text = text.replace(condition, instead)
+        assert text != fenced or name not in ("record", "renew", "release"), f"{name} has another fence today"
         return text
 
     vars(leases)["query"] = query
