@@ -231,14 +231,14 @@ def test_a_stop_while_rabbitmq_is_away_or_hangs_is_a_clean_drain(
 def test_a_run_that_starts_before_its_servers_sends_what_waits_when_they_come(host: Host, removable: Removable) -> None:
     ids = host.enqueue(emails(200))
     removable.take_away(POSTGRES)
-    removable.take_away(RABBITMQ)
+    removable.freeze(RABBITMQ)  # were it gone, it would come back with the other one
 
     run = host.run()
 
     run.await_events("store.connection_lost")
     removable.bring_back(POSTGRES)
     run.await_events("broker.connection_lost")
-    removable.bring_back(RABBITMQ)
+    removable.thaw(RABBITMQ)
     books = host.await_finished(ids, seconds=60)
     stop(run)
     books.assert_balanced()
