@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -42,13 +43,22 @@ class Worker:
         self.deliveries.clear()
 
 
+@asynccontextmanager
+async def starting(proxy: Proxy, topology: Topology) -> AsyncIterator[Worker]:
+    """A worker on the test's send queue that has not begun to connect yet: that takes the loop's next turns."""
+    made = Worker(proxy, topology.queue)
+    try:
+        yield made
+    finally:
+        await made.consumer.close()
+        await asyncio.wait_for(made.task, 10)
+
+
 @pytest.fixture
 async def worker(proxy: Proxy, topology: Topology) -> AsyncIterator[Worker]:
-    """A worker on the test's send queue."""
-    made = Worker(proxy, topology.queue)
-    yield made
-    await made.consumer.close()
-    await asyncio.wait_for(made.task, 10)
+    """A worker on the test's send queue; how far it has come depends on the fixtures after it."""
+    async with starting(proxy, topology) as made:
+        yield made
 
 
 async def publish(rabbit: Rabbit, topology: Topology, names: str) -> None:
@@ -121,36 +131,36 @@ async def test_a_resume_straight_after_a_pause_consumes_again_and_is_no_loss_of_
     assert "connection_lost" not in capsys.readouterr().out
 
 
-async def test_a_pause_while_it_connects_is_kept(
-    worker: Worker, topology: Topology, rabbit: Rabbit, proxy: Proxy
-) -> None:
+async def test_a_pause_while_it_connects_is_kept(topology: Topology, rabbit: Rabbit, proxy: Proxy) -> None:
     proxy.freeze()
-    await publish(rabbit, topology, "a")
-    await eventually(lambda: proxy.connections == 1, "the connection")
+    async with starting(proxy, topology) as worker:
+        await publish(rabbit, topology, "a")
+        await eventually(lambda: proxy.holds, "the connection")
 
-    worker.consumer.pause()
-    proxy.thaw()
+        worker.consumer.pause()
+        proxy.thaw()
 
-    await eventually(lambda: proxy.is_idle, "the end of the connection")
-    assert await left(rabbit, topology, 1) == "a"
-    assert (worker.losses, worker.deliveries, worker.consumer.is_consuming) == (0, [], False)
-    worker.consumer.resume()
-    await publish(rabbit, topology, "b")
-    await worker.got(1)
+        await eventually(lambda: proxy.is_idle, "the end of the connection")
+        assert await left(rabbit, topology, 1) == "a"
+        assert (worker.losses, worker.deliveries, worker.consumer.is_consuming) == (0, [], False)
+        worker.consumer.resume()
+        await publish(rabbit, topology, "b")
+        await worker.got(1)
 
 
 @pytest.mark.parametrize("turns", range(0, 60, 5))
 async def test_a_pause_at_any_moment_of_the_start_is_kept(
-    worker: Worker, topology: Topology, rabbit: Rabbit, proxy: Proxy, turns: int
+    topology: Topology, rabbit: Rabbit, proxy: Proxy, turns: int
 ) -> None:
-    for _ in range(turns):
-        await asyncio.sleep(0.0005)
+    async with starting(proxy, topology) as worker:
+        for _ in range(turns):
+            await asyncio.sleep(0.0005)
 
-    worker.consumer.pause()
-    await eventually(lambda: not worker.consumer.is_consuming and proxy.is_idle, "the end of the connection")
+        worker.consumer.pause()
+        await eventually(lambda: not worker.consumer.is_consuming and proxy.is_idle, "the end of the connection")
 
-    await publish(rabbit, topology, "a")
-    assert await left(rabbit, topology, 1) == "a"
+        await publish(rabbit, topology, "a")
+        assert await left(rabbit, topology, 1) == "a"
 
 
 async def test_a_pause_while_rabbitmq_is_away_is_kept_and_ends(
