@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
+import gc
+import os
 import secrets
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,6 +22,7 @@ from urllib.parse import urlsplit, urlunsplit
 import hypothesis
 import psycopg
 import pytest
+from hypothesis.internal.conjecture import providers as examples
 from psycopg import sql
 
 from dispatcher.broker.connection import open_connection
@@ -30,22 +37,57 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.store.fixtures"]
 
 
-# The same examples in every run, and no verdict over how busy the machine was while they were tried.
+# The same examples in every run, and no verdict over how busy the machine was while they were tried. Hypothesis would
+# also try constants of those of our modules that happen to be imported by then, which depends on the tests before.
+assert hasattr(examples, "is_local_module_file")
+examples.is_local_module_file = lambda _: False
 hypothesis.settings.register_profile(
     "suite", derandomize=True, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("suite")
 
 _SERVERS: Final = pytest.StashKey[Servers]()
+_PREFIX: Final = "dispatcher-tests-"
+_MEMORY: Final = Path("/dev/shm")
+_MEMORY_BYTES: Final = 4 << 30
+"""What it must offer; a run of everything needs a quarter of that at most."""
+
+
+def _in_memory() -> Path | None:
+    """A place in memory for the servers' data, where there is enough and nobody said otherwise by TMPDIR.
+
+    A fifth of a run's time is the disk's journal otherwise: hundreds of databases come and go, with 300 files each.
+    """
+    roomy = _MEMORY.is_mount() and shutil.disk_usage(_MEMORY).free >= _MEMORY_BYTES
+    return _MEMORY if roomy and "TMPDIR" not in os.environ else None
+
+
+@contextmanager
+def _folder_of_a_run() -> Iterator[Path]:
+    place = _in_memory()
+    for other in place.glob(f"{_PREFIX}*") if place else ():
+        # Of a run that was killed: nobody else would ever give the memory back.
+        with suppress(BlockingIOError, FileNotFoundError), _locked(other):
+            shutil.rmtree(other, ignore_errors=True)
+    # A short path: sockets and cookies live in it.
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=place) as folder, _locked(Path(folder)):
+        yield Path(folder)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Marks it as in use; raises BlockingIOError if it is."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(opened)
 
 
 @contextmanager
 def _servers_of_a_run() -> Iterator[Servers]:
-    # A short path: sockets and cookies live in it.
-    with (
-        tempfile.TemporaryDirectory(prefix="dispatcher-tests-") as folder,
-        private_servers(Path(folder) / "servers", progress=print) as running,
-    ):
+    with _folder_of_a_run() as folder, private_servers(folder / "servers", progress=print) as running:
         yield running
 
 
@@ -61,13 +103,34 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGHUP, lambda *_: None)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collects with no look at garbage, and with none at what stays for the whole run in any test after it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Meanwhile has the tests compiled, once for all processes that share them."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-p", "no:xdist"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL):
+        yield
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: WorkerController) -> None:
     """Where several processes share the tests, the one that hands them out starts the servers for all."""
     config = node.config
     if _SERVERS not in config.stash:
         running = _servers_of_a_run()
-        config.stash[_SERVERS] = running.__enter__()
+        with _compiling():
+            config.stash[_SERVERS] = running.__enter__()
         config.add_cleanup(lambda: running.__exit__(None, None, None))
     node.workerinput["servers"] = {**asdict(config.stash[_SERVERS]), "folder": str(config.stash[_SERVERS].folder)}
 

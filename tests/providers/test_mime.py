@@ -97,12 +97,17 @@ def test_bodies_come_back_as_they_went(text: str, html: str | None) -> None:
 
 
 @given(st.lists(st.tuples(names, st.binary(max_size=2000)), min_size=1, max_size=4))
+@example([("<>", b""), ('"quoted"', b"")])
 def test_attachments_come_back_octet_for_octet(files: list[tuple[str, bytes]]) -> None:
     attachments = tuple(Attachment(name, "application/x-test", content) for name, content in files)
 
     message = parsed(render(an_email(attachments=attachments)).content)
 
-    found = [(part.get_filename(), part.get_payload(decode=True)) for part in message.iter_attachments()]
+    # Python's `get_filename` would also strip angle brackets and quotes that belong to a name.
+    found = [
+        (part["Content-Disposition"].params["filename"], part.get_payload(decode=True))
+        for part in message.iter_attachments()
+    ]
     assert found == files
 
 
