@@ -17,7 +17,7 @@ from dispatcher.providers.smtp import SmtpProvider
 from dispatcher.providers.smtp_connection import SmtpOptions
 from dispatcher.setting_values import SmtpServer
 from tests.providers.conftest import Authority
-from tests.providers.emails import LATER_SECONDS, SOON_SECONDS, an_email, send
+from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, an_email, send
 
 LOGIN = ("shop-user", "correct horse")
 
@@ -52,14 +52,18 @@ async def test_a_trusted_server_gets_the_email(tmp_path: Path, authority: Author
 
 @pytest.mark.parametrize("security", ["starttls", "tls"])
 @pytest.mark.parametrize(
-    ("act", "reason"), [(Act.FREEZE, Reason.TIMEOUT_BEFORE_SEND), (Act.RESET, Reason.CONNECTION_FAILED)]
+    ("act", "seconds", "reason"),
+    [
+        (Act.FREEZE, LATER_SECONDS, Reason.TIMEOUT_BEFORE_SEND),
+        (Act.RESET, PATIENCE_SECONDS, Reason.CONNECTION_FAILED),
+    ],
 )
 async def test_a_large_body_that_was_not_taken_has_not_left(
-    tmp_path: Path, authority: Authority, security: str, act: Act, reason: Reason
+    tmp_path: Path, authority: Authority, security: str, act: Act, seconds: float, reason: Reason
 ) -> None:
     behaviour = Behaviour(script={Step.BODY: act}, security=security, tls=authority.server)
     async with secured(tmp_path, behaviour, authority.ca_file) as (provider, _):
-        sending = await send(provider, an_email(text="A long letter.\n" * 600_000), seconds=LATER_SECONDS)
+        sending = await send(provider, an_email(text="A long letter.\n" * 600_000), seconds=seconds)
 
         assert isinstance(sending.outcome, Deferred)
         assert sending.outcome.reason is reason
