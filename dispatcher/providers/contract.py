@@ -34,8 +34,8 @@ class Attempt:
         came_back: To be called where the provider took nothing of a call that the email shared, and the email is to
             travel again within this attempt: it is on the wire no more, and `leaving` will be asked again.
         is_told_already: Another email of the same call tells what the call says of the provider as a whole.
-        admitted: To be called where the email had to wait for others of this worker, once a connection is free for it:
-            the deadline is counted from then. Raises where the provider may not be tried any more; nothing has begun.
+        admission: What `admitted` asks for the new deadline. It must not refer to the attempt: one that did would live
+            until the garbage collector comes by, with its email.
     """
 
     number: int
@@ -44,7 +44,15 @@ class Attempt:
     rendering: AbstractContextManager[None] = field(default_factory=nullcontext)
     came_back: Callable[[], None] = lambda: None
     is_told_already: bool = False
-    admitted: Callable[[], None] = lambda: None
+    admission: Callable[[], float] | None = None
+
+    def admitted(self) -> None:
+        """To be called where the email had to wait for others of this worker, once a connection is free for it.
+
+        The deadline is counted from then. Raises where the provider may not be tried any more; nothing has begun.
+        """
+        if self.admission is not None:
+            self.deadline = self.admission()
 
 
 class Provider(Protocol):

@@ -183,21 +183,20 @@ class Attempts:
         """The attempt over this route, which begins now."""
         sending.provider = route.name
         sending.begin_attempt()
-        attempt = Attempt(
+        return Attempt(
             sending.attempt_number,
             self._loop.time() + self._timeout_seconds,
             lambda: self._leave(sending),
             _Rendering(self._ledger, sending),
             lambda: self._come_back(sending),
-            admitted=lambda: self._admit(attempt, route, trial),
+            admission=lambda: self._admit(route, trial),
         )
-        return attempt
 
-    def _admit(self, attempt: Attempt, route: Route, trial: int) -> None:
-        """Begins an attempt anew that has waited for others of ours; refuses if its provider has failed meanwhile."""
+    def _admit(self, route: Route, trial: int) -> float:
+        """The deadline of an attempt that has waited for others of ours; refuses if its provider has failed."""
         if not route.breaker.may_go_on(trial):
             raise _RouteClosed
-        attempt.deadline = self._loop.time() + self._timeout_seconds
+        return self._loop.time() + self._timeout_seconds
 
     async def _judged(self, sending: Sending, answer: Awaitable[Outcome]) -> Outcome:
         """What the adapter says; whatever else it raises is judged by whether anything left."""

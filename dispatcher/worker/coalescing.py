@@ -149,8 +149,12 @@ class Coalescing:
 
     async def _carry_many(self, riders: list[_Rider]) -> None:
         seconds = min(rider.seconds for rider in riders)
-        call = Attempt(riders[0].attempt.number, asyncio.get_running_loop().time() + seconds, lambda: _leave(riders))
-        call.admitted = lambda: _admit(call, riders[0], seconds)
+        call = Attempt(
+            riders[0].attempt.number,
+            asyncio.get_running_loop().time() + seconds,
+            lambda: _leave(riders),
+            admission=lambda: _admit(riders[0], seconds),
+        )
         answer = await self._provider.send_many([rider.part for rider in riders], call)
         if isinstance(answer, RefusedTogether):
             for rider in riders:
@@ -168,10 +172,10 @@ def coalesced(provider: Provider, most_emails: int) -> Provider:
     return Coalescing(provider, most_emails) if most_emails > 1 and isinstance(provider, BulkProvider) else provider
 
 
-def _admit(call: Attempt, rider: _Rider, seconds: float) -> None:
-    """Begins a call anew that has waited for others; any of its riders can tell whether the provider may be tried."""
+def _admit(rider: _Rider, seconds: float) -> float:
+    """The deadline of a call that has waited for others; any rider can tell whether the provider may be tried."""
     rider.attempt.admitted()
-    call.deadline = asyncio.get_running_loop().time() + seconds
+    return asyncio.get_running_loop().time() + seconds
 
 
 def _leave(riders: Sequence[_Rider]) -> None:

@@ -98,11 +98,11 @@ async def test_threads_that_hang_take_nobody_with_them(tmp_path: Path) -> None:
 
 async def test_who_has_waited_for_a_thread_has_all_of_his_time_then(tmp_path: Path) -> None:
     loop = asyncio.get_running_loop()
-    attempt = Attempt(1, loop.time() + LATER_SECONDS, lambda: None)
-    attempt.admitted = lambda: setattr(attempt, "deadline", loop.time() + PATIENCE_SECONDS)
     async with ses_place(tmp_path) as place, slow_provider(place.double.url, threads=1) as (provider, slow):
         first = asyncio.create_task(send(provider, an_email()))
         await until(slow.answered.is_set)
+        attempt = Attempt(1, loop.time() + LATER_SECONDS, lambda: None)
+        attempt.admission = lambda: loop.time() + PATIENCE_SECONDS
         second = asyncio.create_task(provider.send(an_email(), attempt))
         await asyncio.sleep(0)
 
@@ -114,11 +114,11 @@ async def test_who_has_waited_for_a_thread_has_all_of_his_time_then(tmp_path: Pa
 
 
 async def test_whoever_is_not_admitted_leaves_his_thread_to_others(tmp_path: Path) -> None:
-    def refuse() -> None:
+    def refuse() -> float:
         raise LeaseRanOut
 
     async with ses_place(tmp_path, threads=1) as place:
-        attempt = Attempt(1, asyncio.get_running_loop().time() + PATIENCE_SECONDS, refuse, admitted=refuse)
+        attempt = Attempt(1, asyncio.get_running_loop().time() + PATIENCE_SECONDS, lambda: None, admission=refuse)
         with pytest.raises(LeaseRanOut):
             await place.provider.send(an_email(), attempt)
 

@@ -221,12 +221,12 @@ async def test_a_wait_for_a_free_connection_that_is_too_long_is_no_word_about_th
 
 async def test_who_has_waited_for_a_connection_has_all_of_his_time_then(tmp_path: Path) -> None:
     loop = asyncio.get_running_loop()
-    attempt = Attempt(1, loop.time() + LATER_SECONDS, lambda: None)
-    attempt.admitted = lambda: setattr(attempt, "deadline", loop.time() + PATIENCE_SECONDS)
     behaviour = Behaviour(script={Step.MAIL: Act.HANG})
     async with smtp_place(tmp_path, behaviour, connections=1) as place:
         first = asyncio.create_task(send(place.provider, an_email()))
         await _until(lambda: place.sink.commands["MAIL"] == 1)
+        attempt = Attempt(1, loop.time() + LATER_SECONDS, lambda: None)
+        attempt.admission = lambda: loop.time() + PATIENCE_SECONDS
         second = asyncio.create_task(place.provider.send(an_email(), attempt))
         await asyncio.sleep(0)
 
@@ -242,13 +242,13 @@ async def test_whoever_is_not_admitted_leaves_his_place_to_others(tmp_path: Path
     class RouteClosed(Exception):
         pass
 
-    def refuse() -> None:
+    def refuse() -> float:
         raise RouteClosed
 
     async with smtp_place(tmp_path, connections=1) as place:
         deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
         with pytest.raises(RouteClosed):
-            await place.provider.send(an_email(), Attempt(1, deadline, _must_not_leave, admitted=refuse))
+            await place.provider.send(an_email(), Attempt(1, deadline, _must_not_leave, admission=refuse))
 
         assert isinstance((await send(place.provider, an_email())).outcome, Accepted)
 

@@ -1,0 +1,62 @@
+"""What was sent is gone at once: what refers to itself stays until the garbage collector comes by, which may take hours."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.providers.contract import Attempt
+from dispatcher.providers.mime import RenderedEmail
+from dispatcher.providers.smtp_transaction import Transaction
+from dispatcher.store.leases import Lease
+from dispatcher.worker.coalescing import coalesced
+from dispatcher.worker.sending import Sending
+from tests.providers.places import smtp_place
+from tests.providers.sendgrid_place import sendgrid_place
+from tests.providers.ses_place import ses_place
+from tests.worker.bench import Bench
+
+COUNT = 100
+OF_AN_EMAIL = (Attempt, Lease, OutgoingEmail, RenderedEmail, Sending, Transaction)
+
+
+@pytest.fixture
+def garbage() -> Iterator[Callable[[], Counter[str]]]:
+    """Switches the collector off; gives what it would have had to find since, of what emails have, by type."""
+
+    def found() -> Counter[str]:
+        gc.collect()
+        return Counter(type(each).__name__ for each in gc.garbage if type(each) in OF_AN_EMAIL)
+
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        yield found
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("opened", "most_in_a_call"),
+    [(sendgrid_place, 1), (sendgrid_place, 10), (ses_place, 1), (ses_place, 10), (smtp_place, 1)],
+)
+async def test_what_was_sent_leaves_nothing_for_the_collector(
+    bench: Bench, tmp_path: Path, opened: Any, most_in_a_call: int, garbage: Callable[[], Counter[str]]
+) -> None:
+    template = {"template_id": "d-1", "template_data": {}, "text": None, "subject": ""} if most_in_a_call > 1 else {}
+    async with opened(tmp_path / "double") as place:
+        await bench.start([coalesced(place.provider, most_in_a_call)])
+
+        await bench.enqueue(COUNT, **template)
+        await bench.settled({"sent": COUNT})
+
+        assert garbage() == {}
