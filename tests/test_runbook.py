@@ -173,7 +173,7 @@ def test_after_a_restore_nothing_leaves_that_may_have_been_sent_since_the_backup
     with restored.started("run") as run:
         new = books.enqueue_one()
         replayed = restored("dlq", "replay", "--error-type", "refused", "--yes", *why)
-        wait_until(lambda: books.status(new) == "sent")
+        wait_until(lambda: books.status(new) == "sent", DEADLINE_SECONDS)
 
         assert sent(restored) == {new}
         assert replayed.code == 1
@@ -183,7 +183,7 @@ def test_after_a_restore_nothing_leaves_that_may_have_been_sent_since_the_backup
         assert restored("held", "confirm", str(again), *why).code == 0
         assert restored("dlq", "replay", "--status", "held", "--held", "--yes", *why).code == 0
         assert restored("dlq", "replay", "--error-type", "refused", "--held", "--yes", *why).code == 0
-        wait_until(lambda: books.statuses() == {"sent": 4})
+        wait_until(lambda: books.statuses() == {"sent": 4}, DEADLINE_SECONDS)
         assert sent(restored) == {new, waiting, failed}
         run.send_signal(signal.SIGTERM)
         assert run.wait(DEADLINE_SECONDS) == 0

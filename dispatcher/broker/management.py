@@ -146,6 +146,9 @@ class Management:
         cut = threading.Timer(self._timeout_seconds, _cut, [connection, is_late])
         cut.start()
         try:
+            connection.connect()
+            if is_late.is_set():  # before there was anything to cut
+                raise self._silence()
             connection.request("GET", f"{self._path}/{path}", headers=self._headers)
             reply = connection.getresponse()
             answer = reply.status, _json(reply.read(MAX_REPLY_OCTETS))

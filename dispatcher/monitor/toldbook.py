@@ -46,16 +46,25 @@ class ToldBook:
         is_alone: PostgreSQL does not answer.
     """
 
-    def __init__(self, store: AlertStore, *, hold_seconds: float, store_seconds: float = STORE_SECONDS) -> None:
+    def __init__(
+        self,
+        store: AlertStore,
+        *,
+        hold_seconds: float,
+        store_seconds: float = STORE_SECONDS,
+        release_seconds: float = RELEASE_SECONDS,
+    ) -> None:
         """
         Args:
             hold_seconds: How long the watch stays with a monitor that has said nothing since.
             store_seconds: How long to wait for PostgreSQL.
+            release_seconds: The same at the end, which a stop waits for.
         """
         self.is_alone = False
         self._store = store
         self._hold_seconds = hold_seconds
         self._store_seconds = store_seconds
+        self._release_seconds = release_seconds
         self._told: dict[Place, _Entry] = {}
         self._unentered: dict[Place, _Entry | None] = {}
         self._lock = asyncio.Lock()
@@ -103,7 +112,7 @@ class ToldBook:
     async def release(self) -> None:
         """Leaves the watch to other monitors."""
         with suppress(DispatcherError, TimeoutError):
-            await within(RELEASE_SECONDS, self._store.release_watch())
+            await within(self._release_seconds, self._store.release_watch())
 
     async def _consult_store(self) -> tuple[bool, list[Told]]:
         await self._enter_all()

@@ -24,7 +24,7 @@ from dispatcher.worker.outage import StoreOutage
 
 Arrival = tuple[Delivery, Pointer]
 
-_IN_HAND_SECONDS: Final = 0.5
+IN_HAND_SECONDS: Final = 0.5
 """How often a message may come back while its email is still in hand, here or in somebody's transaction."""
 
 
@@ -222,7 +222,7 @@ class Leasing:
         return True
 
     def _requeue_later(self, delivery: Delivery) -> None:
-        asyncio.get_running_loop().call_later(_IN_HAND_SECONDS, self._consumer.requeue, delivery)
+        asyncio.get_running_loop().call_later(IN_HAND_SECONDS, self._consumer.requeue, delivery)
 
 
 def _is_dead(found: Standing | None, pointer: Pointer) -> bool:

@@ -17,7 +17,8 @@ from pika.spec import BasicProperties
 
 from dispatcher.broker.connection import Connection
 from dispatcher.broker.pointer import TRACEPARENT, Pointer, decode
-from tests.waiting import wait_until
+from dispatcher.broker.topology import Topology, depths
+from tests.waiting import until_answer, wait_until
 
 DEADLINE_SECONDS = 20.0
 
@@ -29,6 +30,20 @@ async def eventually(condition: Callable[[], Any], what: str = "the condition") 
         assert asyncio.get_running_loop().time() < give_up_at, f"{what} did not come true"
         await asyncio.sleep(0.01)
     return value
+
+
+async def depths_are(amqp_url: str, topology: Topology, wanted: dict[str, int]) -> bool:
+    """Whether so much waits on the queues. A quorum queue that is slow to answer is said to be empty: ask again."""
+    return await depths(amqp_url, topology) == wanted
+
+
+async def depth(amqp_url: str, topology: Topology) -> int:
+    """How much waits on the send queue, where something does: see `depths_are`."""
+
+    async def look() -> int:
+        return (await depths(amqp_url, topology))[topology.queue]
+
+    return await until_answer(look)
 
 
 @dataclass(frozen=True)
@@ -166,7 +181,7 @@ class Operator:
     def _request(self, method: str, path: str, fields: object = None) -> bytes:
         credentials = f"{unquote(self._parts.username or '')}:{unquote(self._parts.password or '')}"
         headers = {"Authorization": "Basic " + base64.b64encode(credentials.encode()).decode()}
-        connection = http.client.HTTPConnection(self._parts.hostname or "", self._parts.port, timeout=10)
+        connection = http.client.HTTPConnection(self._parts.hostname or "", self._parts.port, timeout=30)
         try:
             connection.request(method, path, body=None if fields is None else json.dumps(fields), headers=headers)
             reply = connection.getresponse()

@@ -11,13 +11,13 @@ from dispatcher.broker.management import Management
 from dispatcher.broker.topology import Topology, declare
 from dispatcher.dev.servers import Servers
 from tests.broker.rabbit import Operator, Rabbit
-from tests.waiting import until
+from tests.waiting import DEADLINE_SECONDS, until
 
 
 @pytest.fixture
 def management(servers: Servers) -> Management:
     """Who reports."""
-    return Management(servers.management_url)
+    return Management(servers.management_url, timeout_seconds=DEADLINE_SECONDS)
 
 
 def words_of(management: Management, topology: Topology) -> list[str]:

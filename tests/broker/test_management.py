@@ -14,6 +14,7 @@ from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
 from dispatcher.errors import BrokerUnavailable, ConfigurationError, TopologyError
 from tests.broker.rabbit import Rabbit, eventually
+from tests.waiting import DEADLINE_SECONDS
 
 PASSWORD = "hunter2"
 
@@ -58,11 +59,11 @@ def impostor() -> Iterator[Impostor]:
 
 
 def test_the_version_is_told(servers: Servers) -> None:
-    assert Management(servers.management_url).version()[0].isdigit()
+    assert Management(servers.management_url, timeout_seconds=DEADLINE_SECONDS).version()[0].isdigit()
 
 
 async def test_the_depth_is_counted(servers: Servers, topology: Topology, rabbit: Rabbit) -> None:
-    management = Management(servers.management_url)
+    management = Management(servers.management_url, timeout_seconds=DEADLINE_SECONDS)
     for _ in range(3):
         await rabbit.publish(topology.dlq, b"dead")
 
@@ -79,17 +80,17 @@ async def test_the_depth_is_counted(servers: Servers, topology: Topology, rabbit
 
 def test_a_missing_queue_is_said(servers: Servers, topology_names: Topology) -> None:
     with pytest.raises(TopologyError, match=topology_names.dlq):
-        Management(servers.management_url).depth(topology_names.dlq)
+        Management(servers.management_url, timeout_seconds=DEADLINE_SECONDS).depth(topology_names.dlq)
 
 
 def test_names_cannot_leave_their_place_in_the_path(servers: Servers) -> None:
     with pytest.raises(TopologyError):
-        Management(servers.management_url).depth("../../overview?x#")
+        Management(servers.management_url, timeout_seconds=DEADLINE_SECONDS).depth("../../overview?x#")
 
 
 def test_a_wrong_password_is_said_and_not_shown(servers: Servers) -> None:
     url = servers.management_url.rpartition("@")
-    management = Management(f"http://nobody:{PASSWORD}@{url[2]}")
+    management = Management(f"http://nobody:{PASSWORD}@{url[2]}", timeout_seconds=DEADLINE_SECONDS)
 
     for ask in (management.version, lambda: management.depth("q")):
         with pytest.raises(BrokerUnavailable, match="refuses the user name or the password") as fault:
@@ -141,4 +142,4 @@ def test_an_unusable_url_is_refused_at_once(url: str) -> None:
 
 async def test_a_queue_of_another_virtual_host_is_not_found(servers: Servers, topology: Topology) -> None:
     with pytest.raises(TopologyError):
-        Management(servers.management_url, vhost="other").depth(topology.queue)
+        Management(servers.management_url, vhost="other", timeout_seconds=DEADLINE_SECONDS).depth(topology.queue)

@@ -19,11 +19,11 @@ from dispatcher.broker.connection import open_connection
 from dispatcher.broker.faults import ACCESS_REFUSED, ChannelClosed
 from dispatcher.broker.inspection import find_faults
 from dispatcher.broker.management import Management
-from dispatcher.broker.topology import Topology, declare, depths, verify
+from dispatcher.broker.topology import Topology, declare, verify
 from dispatcher.broker.users import users_of
 from dispatcher.dev.servers import Servers
-from tests.broker.rabbit import Operator, Rabbit
-from tests.waiting import until_answer
+from tests.broker.rabbit import Operator, Rabbit, depths_are
+from tests.waiting import DEADLINE_SECONDS, until_answer
 
 PASSWORD = "only-for-this-test"
 
@@ -95,7 +95,7 @@ def http_status(url: str, method: str, path: str, fields: object = None) -> int:
     """What the management API answers this user."""
     parts = urlsplit(url)
     credentials = base64.b64encode(f"{parts.username}:{parts.password}".encode()).decode()
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
     try:
         body = None if fields is None else json.dumps(fields)
         connection.request(method, path, body=body, headers={"Authorization": f"Basic {credentials}"})
@@ -113,11 +113,7 @@ async def test_a_worker_publishes_takes_and_rejects_and_may_do_nothing_else(
     await worker.consume_one(topology.queue)
     await worker.publish(topology.exchange, topology.queue)
     await worker.consume_one(topology.queue, reject=True)
-
-    async def is_dead_lettered() -> bool:
-        return await depths(worker.amqp_url, topology) == {topology.queue: 0, topology.dlq: 1}
-
-    await until_answer(is_dead_lettered)
+    await until_answer(lambda: depths_are(worker.amqp_url, topology, {topology.queue: 0, topology.dlq: 1}))
     with refused():
         await worker.consume_one(topology.dlq)
     for exchange in ("", "amq.direct"):
@@ -129,7 +125,7 @@ async def test_a_worker_publishes_takes_and_rejects_and_may_do_nothing_else(
                 await Rabbit(connection).declare_queue(queue)
             with refused():
                 await Rabbit(connection).delete_queue(queue)
-    assert await depths(amqp_url, topology) == {topology.queue: 0, topology.dlq: 1}
+    await until_answer(lambda: depths_are(amqp_url, topology, {topology.queue: 0, topology.dlq: 1}))
 
 
 async def test_a_producer_publishes_and_may_do_nothing_else(accounts: dict[str, Account], topology: Topology) -> None:
@@ -163,7 +159,7 @@ async def test_an_operator_makes_the_queues_and_reads_dead_letters_and_touches_n
 
 async def test_a_probe_only_looks(accounts: dict[str, Account], topology: Topology) -> None:
     probe = accounts["probe"]
-    management = Management(probe.management_url)
+    management = Management(probe.management_url, timeout_seconds=DEADLINE_SECONDS)
     assert management.version()
     assert find_faults(management, topology) == []
     assert management.queue(topology.dlq) is not None

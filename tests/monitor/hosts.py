@@ -94,7 +94,7 @@ async def host(
     pool = make_pool(database_url, name=name, size=2)
     await pool.open()
     store = AlertStore(pool, queue=DLQ, holder=name)
-    book = ToldBook(store, hold_seconds=hold_seconds, store_seconds=store_seconds)
+    book = ToldBook(store, hold_seconds=hold_seconds, store_seconds=store_seconds, release_seconds=store_seconds)
     watch = Watch(DLQ, depth, store, book, host=name, interval_seconds=interval_seconds)
     announcers = [
         Announcer(ear, watch, book, reminder_seconds=reminder_seconds, first_wait_seconds=0.001) for ear in ears

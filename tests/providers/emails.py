@@ -22,6 +22,8 @@ SOON_SECONDS = 0.3
 """A deadline that is, where it may come at any moment."""
 LATER_SECONDS = 2.0
 """One that a busy machine gets to somewhere before."""
+MANY_SECONDS = 120.0
+"""One for each of hundreds at once, of which most wait for the others."""
 
 
 def an_email(**changes: Any) -> OutgoingEmail:
@@ -76,7 +78,7 @@ async def send(
 async def send_surely(provider: Provider, outgoing: OutgoingEmail, *, most: int = 3) -> Sending:
     """The attempt that left. Of hundreds of connections one may break off before TLS stands, and nothing leaves."""
     for _ in range(most):
-        sending = await send(provider, outgoing)
+        sending = await send(provider, outgoing, seconds=MANY_SECONDS)
         if sending.left:
             return sending
         assert isinstance(sending.outcome, Deferred)

@@ -14,7 +14,7 @@ from dispatcher.domain.email_id import new_email_id
 from dispatcher.domain.outcome import Accepted, Reason, Rejected
 from dispatcher.domain.outgoing import Attachment
 from dispatcher.setting_values import KNOWN_PROVIDERS
-from tests.providers.emails import an_email, parsed, send
+from tests.providers.emails import MANY_SECONDS, an_email, parsed, send
 from tests.providers.places import PLACES, Place
 
 
@@ -53,7 +53,7 @@ async def test_a_second_sending_of_the_same_email_shows(place: Place) -> None:
 async def test_many_at_once_arrive_once_each(place: Place) -> None:
     emails = [an_email() for _ in range(200)]
 
-    sendings = await asyncio.gather(*(send(place.provider, email) for email in emails))
+    sendings = await asyncio.gather(*(send(place.provider, email, seconds=MANY_SECONDS) for email in emails))
 
     assert all(isinstance(sending.outcome, Accepted) for sending in sendings)
     assert place.times() == Counter(str(email.email_id) for email in emails)

@@ -15,7 +15,7 @@ from moto.server import ThreadedMotoServer
 from dispatcher.domain.outcome import Accepted, Rejected
 from dispatcher.domain.outgoing import Attachment
 from dispatcher.providers.ses import SesProvider
-from tests.providers.emails import an_email, parsed, send
+from tests.providers.emails import MANY_SECONDS, an_email, parsed, send
 from tests.providers.ses_place import REGION, aws_environment, ses_provider
 
 
@@ -85,7 +85,9 @@ async def test_it_agrees_on_refusals(provider: SesProvider) -> None:
 
 
 async def test_many_at_once_arrive_once_each(provider: SesProvider) -> None:
-    sendings = await asyncio.gather(*(send(provider, an_email(subject=f"Order {number}")) for number in range(100)))
+    emails = [an_email(subject=f"Order {number}") for number in range(100)]
+
+    sendings = await asyncio.gather(*(send(provider, email, seconds=MANY_SECONDS) for email in emails))
 
     ids = [sending.outcome.provider_message_id for sending in sendings if isinstance(sending.outcome, Accepted)]
     assert sorted(arrived(name).subject for name in ids) == sorted(f"Order {number}" for number in range(100))

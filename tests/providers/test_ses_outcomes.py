@@ -18,7 +18,7 @@ from dispatcher.domain.outgoing import Attachment
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.ses_errors import VERDICTS
 from tests.providers.conftest import Authority
-from tests.providers.emails import PATIENCE_SECONDS, SOON_SECONDS, an_email, send, send_surely
+from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, an_email, send, send_surely
 from tests.providers.ses_place import ses_place
 from tests.waiting import until
 
@@ -140,9 +140,11 @@ CASES: Final = [
     Case(SILENCE, "uncertain", Act.RESET_UNREAD),
     Case(SILENCE, "uncertain", Act.CLOSE, detail="the connection broke", accepted=1),
     Case(SILENCE, "uncertain", Act.RESET, detail="the connection broke", accepted=1),
-    Case(SILENCE, "uncertain", Act.HANG, detail="no answer before the deadline", accepted=1, seconds=SOON),
-    Case(SILENCE, "uncertain", Act.DRIP, detail="no answer before the deadline", accepted=1, seconds=SOON),
-    Case(SILENCE, "uncertain", Act.DRIP_BODY, detail="no answer before the deadline", accepted=1, seconds=SOON),
+    Case(SILENCE, "uncertain", Act.HANG, detail="no answer before the deadline", accepted=1, seconds=LATER_SECONDS),
+    Case(SILENCE, "uncertain", Act.DRIP, detail="no answer before the deadline", accepted=1, seconds=LATER_SECONDS),
+    Case(
+        SILENCE, "uncertain", Act.DRIP_BODY, detail="no answer before the deadline", accepted=1, seconds=LATER_SECONDS
+    ),
     Case(BROKEN, "uncertain", Reply(200, ["MessageId"])),
     Case(BROKEN, "uncertain", Reply(503, ["?"]), detail="no sense in it"),
     Case(BROKEN, "uncertain", Act.HALF, accepted=1),

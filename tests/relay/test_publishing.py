@@ -72,7 +72,7 @@ async def start() -> AsyncIterator[Start]:
     async with AsyncExitStack() as stack:
 
         async def run(settings: Settings, *, poll_seconds: float = POLL_SECONDS) -> Publishing:
-            publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay", batch_seconds=5)
+            publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay")
             publishing = Publishing(
                 settings, publisher, lambda: (), poll_seconds=poll_seconds, mark_after_seconds=MARK_AFTER_SECONDS
             )

@@ -66,7 +66,8 @@ class Books:
 
     def statuses(self) -> Counter[str]:
         """How many emails there are in each status."""
-        return Counter(row["status"] for row in self.rows())
+        rows = self.select("select status, count(*) from email_log group by status")
+        return Counter({row["status"]: row["count"] for row in rows})
 
     def attempts(self, email_id: UUID) -> list[Row]:
         """Its rows of `email_attempt`, in their order; of one attempt, as they were written."""

@@ -157,7 +157,8 @@ async def test_all_sessions_at_once_can_lease_without_running_out_of_locks(datab
         await until(lambda: books.waiting_for_a_lock("planned"))
         (held,) = books.select(
             "select count(*) as locks, 2 * current_setting('max_locks_per_transaction')::integer as room from pg_locks "
-            "where pid in (select pid from pg_stat_activity where application_name = 'planned')"
+            "where pid in (select pid from pg_stat_activity "
+            "where application_name = 'planned' and datname = current_database())"
         )
         other.rollback()
         assert len(await lease) == 1

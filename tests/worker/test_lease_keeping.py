@@ -133,7 +133,7 @@ async def test_what_is_stopped_before_its_task_took_a_step_is_given_back(
 
 async def test_who_finds_its_lease_lost_while_it_waits_for_a_retry_does_not_try_again(bench: Bench) -> None:
     bench.provider.always = answer(Deferred(Reason.REFUSED, retry_after=50.0))
-    worker = await bench.start(LEASE_SECONDS="1", RETRY_CAP_SECONDS="60")
+    worker = await bench.start(LEASE_SECONDS=LEASE_SECONDS, RETRY_CAP_SECONDS="60")
     (email_id,) = await bench.enqueue()
     await until(lambda: bench.books.outcomes(email_id) == ["deferred"])
     bench.books.change(email_id, status="held", lease_token=7, locked_by=None, locked_until="epoch")
@@ -190,7 +190,7 @@ async def test_a_lease_that_was_renewed_since_the_relay_declared_others_void_is_
 
 async def test_what_is_on_the_wire_when_its_lease_is_lost_is_recorded_as_evidence(bench: Bench) -> None:
     bench.provider.always = accept_when_let_go
-    await bench.start(LEASE_SECONDS="1")
+    await bench.start(LEASE_SECONDS=LEASE_SECONDS)
     (email_id,) = await bench.enqueue()
     await until(lambda: bench.provider.waiting)
     bench.books.change(email_id, status="held", lease_token=7, locked_by=None, dead_letter_due_at=FAR)
@@ -215,7 +215,7 @@ async def test_a_lease_that_may_have_run_out_lets_nothing_leave(bench: Bench, po
         return provider.accept(email.email_id)
 
     bench.provider.always = leave_late
-    await bench.start(DATABASE_URL=postgres.url, LEASE_SECONDS="1")
+    await bench.start(DATABASE_URL=postgres.url, LEASE_SECONDS="3")
     (email_id,) = await bench.enqueue()
     await until(lambda: bench.provider.waiting)
     postgres.freeze()  # nothing is renewed any more

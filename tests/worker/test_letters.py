@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -9,6 +10,7 @@ import pytest
 
 from dispatcher.broker.dead_letter import decode
 from dispatcher.domain.outcome import Reason, Rejected
+from dispatcher.worker.leasing import IN_HAND_SECONDS
 from tests.ops.morgue import Morgue
 from tests.waiting import until
 from tests.worker.bench import Bench
@@ -50,6 +52,8 @@ async def test_a_letter_that_is_put_back_a_hundred_times_sends_its_email_once(be
     await bench.deliver([email_id])  # as the relay does; unless another letter was as good as that
 
     await bench.settled({"sent": 1})
+    # Letters that met one another's lock are on their way back to the queue until then, and no longer.
+    await asyncio.sleep(IN_HAND_SECONDS)
     await bench.nothing_left_on_the_queue()
     assert bench.provider.accepted == {email_id: 1}
     assert [attempt["attempt_number"] for attempt in bench.books.attempts(email_id)] == [4]

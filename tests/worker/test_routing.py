@@ -75,7 +75,7 @@ async def test_what_burns_nothing_goes_to_the_next_within_the_attempt_and_leaves
     assert {row["attempt_count"] for row in bench.books.rows()} == {1}
     assert second.accepted == dict.fromkeys(email_ids, 1)
     await until(lambda: worker.in_flight == 0)
-    assert state_of(bench, "first") in ("open", "paused")
+    await until(lambda: state_of(bench, "first") in ("open", "half_open", "paused"))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ async def test_a_provider_that_fails_as_a_whole_is_left_alone_and_its_emails_are
 
     await until(lambda: state_of(bench) == "open")
     await until(lambda: bench.books.statuses()["sending"] == 0)
-    burnt = sum(row["attempt_count"] for row in bench.books.rows())
+    burnt = bench.books.count("email_attempt")
     bench.provider.always = accept
     await bench.deliver(email_ids)
 
@@ -348,7 +348,7 @@ async def test_no_more_messages_of_many_emails_are_held_than_a_low_ceiling_lets_
     await bench.start(ceiling=2.0, LEASE_SECONDS="10", SEND_TIMEOUT_SECONDS="1", BUNDLE="10")
 
     await until(lambda: bench.provider.calls)
-    assert await bench.waiting_messages() == 2  # ten emails and a quarter more are worth holding: two messages
+    await bench.messages_wait(2)  # ten emails and a quarter more are worth holding: two messages
 
 
 async def test_providers_that_nobody_can_tell_of_do_not_stop_the_worker(bench: Bench) -> None:
