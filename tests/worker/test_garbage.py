@@ -52,7 +52,9 @@ def garbage() -> Iterator[Callable[[], Counter[str]]]:
 async def test_what_was_sent_leaves_nothing_for_the_collector(
     bench: Bench, tmp_path: Path, opened: Any, most_in_a_call: int, garbage: Callable[[], Counter[str]]
 ) -> None:
-    template = {"template_id": "d-1", "template_data": {}, "text": None, "subject": ""} if most_in_a_call > 1 else {}
+    template: dict[str, object] = (
+        {"template_id": "d-1", "template_data": {}, "text": None, "subject": ""} if most_in_a_call > 1 else {}
+    )
     async with opened(tmp_path / "double") as place:
         await bench.start([coalesced(place.provider, most_in_a_call)])
 
