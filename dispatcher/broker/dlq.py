@@ -100,7 +100,7 @@ class DeadLetterQueue:
 
     async def _depth(self, channel: Channel) -> int:
         try:
-            answer = await channel.call(channel.raw.queue_declare, queue=self.queue, passive=True)
+            answer = await channel.find_queue(self.queue)
         except ChannelClosed as fault:
             if fault.code != NOT_FOUND:
                 raise

@@ -196,7 +196,7 @@ async def _find(connection: Connection, queue: str) -> FoundQueue | None:
     """A queue as it is now; None if there is no such queue."""
     channel = await connection.open_channel()
     try:
-        answer = await channel.call(channel.raw.queue_declare, queue=queue, passive=True)
+        answer = await channel.find_queue(queue)
     except ChannelClosed as fault:
         if fault.code != NOT_FOUND:
             raise

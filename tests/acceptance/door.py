@@ -8,6 +8,8 @@ from contextlib import suppress
 from typing import Self
 from urllib.parse import urlsplit, urlunsplit
 
+from dispatcher.dev.ports import choose
+
 
 class Door:
     """Passes bytes both ways while it is open; shut, nobody listens.
@@ -19,8 +21,8 @@ class Door:
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self._target = (parts.hostname or "", parts.port or 0)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._port: int = self._listener.getsockname()[1]
+        (self._port,) = choose(1)  # as nobody else is given: it has to be free again when the door opens again
+        self._listener = socket.create_server(("127.0.0.1", self._port))
         self._passing: list[socket.socket] = []
         self._changing = threading.Lock()
         """Held to shut, and to let somebody in: who comes at that moment is either refused or broken off."""

@@ -14,6 +14,7 @@ from uuid import UUID
 import orjson
 
 from dispatcher.dev.ledger import read_ledger
+from dispatcher.dev.ports import choose
 from tests.acceptance.harness import Recipient
 from tests.supervisor.program import Program, eventually
 
@@ -31,7 +32,7 @@ class Double:
         folder.mkdir()
         self._folder = folder
         self._options = options
-        self._port = 0
+        (self._port,) = choose(1)  # as nobody else is given: it has to be free again after each restart
         self.start()
 
     def start(self) -> None:

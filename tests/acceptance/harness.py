@@ -24,6 +24,7 @@ import psycopg
 from dispatcher import Email, OnUncertain, enqueue_many
 from dispatcher.broker.topology import Topology
 from dispatcher.dev.ledger import read_ledger
+from dispatcher.dev.ports import choose
 from dispatcher.dev.servers import Servers
 from tests.acceptance.books import FINAL, Books, Row
 from tests.acceptance.rabbit import Rabbit
@@ -82,7 +83,7 @@ class Sink:
         folder.mkdir()
         self._folder = folder
         self._options = options if keeps_eml else ("--no-eml", *options)
-        self._port = 0
+        (self._port,) = choose(1)  # as nobody else is given: it has to be free again after each restart
         self.start()
 
     def start(self) -> None:

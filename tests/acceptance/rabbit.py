@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
 
+from dispatcher.broker.connection import DOUBTFUL_SECONDS
 from tests.waiting import wait_until
 
 
@@ -62,7 +64,11 @@ class Rabbit:
     def waiting(self, queue: str) -> int:
         """How many messages wait there; those that consumers hold are not counted."""
         with self._channel() as channel:
-            return int(channel.queue_declare(queue, passive=True).method.message_count)
+            while True:
+                asked_at = time.monotonic()
+                count = int(channel.queue_declare(queue, passive=True).method.message_count)
+                if count or time.monotonic() - asked_at < DOUBTFUL_SECONDS:  # see `Channel.find_queue`
+                    return count
 
     def unsettled(self, queue: str) -> int:
         """How many messages wait there or are with consumers; RabbitMQ tells so some seconds late."""

@@ -29,7 +29,7 @@ def test_a_send_that_outlasts_its_lease_keeps_it(host: Host) -> None:
 
 def test_a_worker_that_freezes_past_its_lease_sends_nothing_twice_when_it_goes_on(host: Host) -> None:
     host.sink("--latency-ms", "100")
-    run = host.run(LEASE_SECONDS=5, PREFETCH=30)
+    run = host.run(LEASE_SECONDS=5, PREFETCH=30, HANG_SECONDS=0)
     host.await_consumers()
     ids = host.enqueue(emails(600))  # so that it has much to do still, however late it freezes
     host.await_work(frozen := run.pid_of("worker 0"))

@@ -77,8 +77,7 @@ def heard_at(run: Program) -> dict[str, float]:
 
 def test_a_provider_that_is_down_for_a_while_costs_no_email(host: Host, double: Double) -> None:
     run = host.run()
-    host.enqueue(emails(1, name="first"))
-    host.await_delivered(1)
+    host.await_finished(host.enqueue(emails(1, name="first")))
     double.kill()
 
     ids = host.enqueue(emails(500))

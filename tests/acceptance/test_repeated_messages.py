@@ -47,7 +47,13 @@ def test_a_message_published_a_hundred_times_to_two_workers_is_one_acceptance(ho
         # Until both have asked for the same leases: neither can have them before the other asks.
         connection.execute("select from email_log for update")
         run = host.run(PREFETCH=64)
-        eventually(lambda: len(waiting_workers(host)) == 2, "two workers that want the same leases")
+        asked: set[str] = set()  # over all looks: each of them waits for a while only
+
+        def both_have_asked() -> bool:
+            asked.update(waiting_workers(host))
+            return len(asked) == 2
+
+        eventually(both_have_asked, "two workers that want the same leases")
 
     books = host.await_finished(ids)
     eventually(lambda: is_used_up(host), "the end of all copies")

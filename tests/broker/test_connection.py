@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
@@ -14,7 +16,7 @@ import uvloop
 from pika import exceptions
 from pika.spec import BasicProperties
 
-from dispatcher.broker.connection import open_connection, parameters
+from dispatcher.broker.connection import MOST_LOOKS, Channel, open_connection, parameters
 from dispatcher.broker.faults import NOT_FOUND, ChannelClosed, reason
 from dispatcher.broker.topology import Topology
 from dispatcher.errors import BrokerUnavailable, ConfigurationError
@@ -243,3 +245,40 @@ def test_every_fault_of_pika_has_words_of_ours(kind: type[Exception]) -> None:
 
     assert not reason(error).startswith(kind.__name__)
     assert " " in reason(error)
+
+
+class SlowBroker:
+    """What a channel asks; a quorum queue of it answers late, and until then is said to be empty."""
+
+    def __init__(self, *, looks_in_vain: int, messages: int, seconds: float) -> None:
+        self.looks = 0
+        self._looks_in_vain = looks_in_vain
+        self._messages = messages
+        self._seconds = seconds
+
+    def add_on_close_callback(self, _: object) -> None:
+        """It does not close."""
+
+    def queue_declare(self, *, callback: Callable[[object], None], **_: object) -> None:
+        """Pika's."""
+        self.looks += 1
+        count = 0 if self.looks <= self._looks_in_vain else self._messages
+        answer = SimpleNamespace(method=SimpleNamespace(message_count=count, consumer_count=0))
+        asyncio.get_running_loop().call_later(self._seconds, callback, answer)
+
+
+@pytest.mark.parametrize(
+    ("broker", "looks", "messages"),
+    [
+        (SlowBroker(looks_in_vain=2, messages=7, seconds=0.25), 3, 7),
+        (SlowBroker(looks_in_vain=0, messages=7, seconds=0.25), 1, 7),
+        (SlowBroker(looks_in_vain=0, messages=0, seconds=0.25), MOST_LOOKS, 0),
+    ],
+    ids=["said to be empty twice", "slow", "slow and empty"],
+)
+async def test_a_queue_that_is_said_to_be_empty_late_is_asked_again(
+    broker: SlowBroker, looks: int, messages: int
+) -> None:
+    found = await Channel(broker).find_queue("q")
+
+    assert (broker.looks, found.message_count) == (looks, messages)

@@ -244,7 +244,9 @@ def _name(pid: int) -> str:
 
 def _sockets(pid: int) -> Iterator[str]:
     """The inodes of the process's sockets."""
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+    gone = contextlib.suppress(FileNotFoundError, ProcessLookupError)
+    with gone:
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            if match := re.fullmatch(r"socket:\[(\d+)\]", str(descriptor.readlink())):
-                yield match.group(1)
+            with gone:  # one that was closed meanwhile hides no other
+                if match := re.fullmatch(r"socket:\[(\d+)\]", str(descriptor.readlink())):
+                    yield match.group(1)

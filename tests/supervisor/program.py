@@ -16,7 +16,7 @@ import orjson
 
 T = TypeVar("T")
 
-DEADLINE_SECONDS: Final = 30.0
+DEADLINE_SECONDS: Final = 90.0
 """Far above what anything takes on a busy machine; nothing waits that long unless it is broken."""
 LOOK_SECONDS: Final = 0.01
 CHECKOUT: Final = Path(__file__).parents[2]

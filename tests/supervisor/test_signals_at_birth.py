@@ -31,7 +31,7 @@ def storm(tmp_path: Path, parents: int) -> Iterator[Program]:
 
 
 def test_a_stop_is_heard_whatever_the_parent_is_doing(storm: Program, parents: int) -> None:
-    ended = storm.await_events("storm.ended", seconds=parents)
+    ended = storm.await_events("storm.ended", seconds=5 * parents)
 
     assert ended["codes"] == {"0": parents}
     assert storm.await_exit() == 0

@@ -1,4 +1,4 @@
-"""What was sent is gone at once: what refers to itself stays until the garbage collector comes by, which may take hours."""
+"""What was sent is gone at once: what refers to itself stays until the garbage collector comes by, maybe in hours."""
 
 from __future__ import annotations
 
