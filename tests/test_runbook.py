@@ -17,7 +17,7 @@ from dispatcher.broker.connection import open_connection
 from dispatcher.broker.topology import Topology
 from dispatcher.cli.main import dispatcher
 from dispatcher.dev.servers import Servers
-from tests.cli.commandline import DEADLINE_SECONDS, CommandLine
+from tests.cli.commandline import DEADLINE_SECONDS, CommandLine, settings_for
 from tests.store.books import Books
 from tests.waiting import wait_until
 
@@ -118,13 +118,7 @@ def test_what_was_restored_from_a_backup_is_held_by_the_statement_that_it_gives(
 def restored(tmp_path: Path, servers: Servers, database_url: str, topology: Topology) -> CommandLine:
     """`dispatcher` with the tables of a backup; its emails become files."""
     settings = {
-        "DISPATCHER_DATABASE_URL": database_url,
-        "DISPATCHER_AMQP_URL": servers.amqp_url,
-        "DISPATCHER_EXCHANGE": topology.exchange,
-        "DISPATCHER_QUEUE": topology.queue,
-        "DISPATCHER_DLQ": topology.dlq,
-        "DISPATCHER_PROVIDERS": "capture",
-        "DISPATCHER_CAPTURE_DIR": "mail",
+        **settings_for(topology, servers, database_url),
         "DISPATCHER_WORKERS": "1",
         "DISPATCHER_RUN_DIR": str(tmp_path / "run"),
         "DISPATCHER_METRICS_ADDRESS": "off",

@@ -17,8 +17,7 @@ from pika.spec import BasicProperties
 
 from dispatcher.broker.connection import Connection
 from dispatcher.broker.pointer import TRACEPARENT, Pointer, decode
-from dispatcher.broker.topology import Topology, depths
-from tests.waiting import until_answer, wait_until
+from tests.waiting import wait_until
 
 DEADLINE_SECONDS = 20.0
 
@@ -30,20 +29,6 @@ async def eventually(condition: Callable[[], Any], what: str = "the condition") 
         assert asyncio.get_running_loop().time() < give_up_at, f"{what} did not come true"
         await asyncio.sleep(0.01)
     return value
-
-
-async def depths_are(amqp_url: str, topology: Topology, wanted: dict[str, int]) -> bool:
-    """Whether so much waits on the queues. A quorum queue that is slow to answer is said to be empty: ask again."""
-    return await depths(amqp_url, topology) == wanted
-
-
-async def depth(amqp_url: str, topology: Topology) -> int:
-    """How much waits on the send queue, where something does: see `depths_are`."""
-
-    async def look() -> int:
-        return (await depths(amqp_url, topology))[topology.queue]
-
-    return await until_answer(look)
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from pika import frame, spec
 from dispatcher.broker.outgoing import Outgoing
 from dispatcher.broker.pointer import Pointer
 from dispatcher.broker.publisher import BATCH_SECONDS, Publisher
-from dispatcher.broker.topology import Topology, declare
+from dispatcher.broker.topology import Topology, declare, depths
 from dispatcher.errors import BrokerUnavailable, ConfigurationError
 from tests.broker.proxy import Proxy
-from tests.broker.rabbit import Operator, Rabbit, depth, eventually
+from tests.broker.rabbit import Operator, Rabbit, eventually
 
 MakePublisher = Callable[..., Publisher]
 DOZENS_OF_CONFIRMS = 2000
@@ -176,7 +176,7 @@ async def test_a_cut_in_the_middle_gives_what_is_known(
     assert len(flags) == 1000
     assert any(flags)
     assert not all(flags)
-    assert 1 + sum(flags) <= await depth(amqp_url, topology) <= 1 + sum(flags) + 4
+    assert 1 + sum(flags) <= (await depths(amqp_url, topology))[topology.queue] <= 1 + sum(flags) + 4
 
 
 async def test_an_answer_that_does_not_come_is_given_up(
@@ -218,7 +218,7 @@ async def test_an_alarm_is_said_and_bounds_what_is_written(
     proxy.tell_clients(frame.Method(0, spec.Connection.Unblocked()).marshal())
     publisher.batch_seconds = BATCH_SECONDS
     assert await publisher.publish(pointers(topology.queue)) == [True]
-    assert await depth(amqp_url, topology) == 1 + written + 1
+    assert (await depths(amqp_url, topology))[topology.queue] == 1 + written + 1
 
 
 async def test_a_cancelled_publish_does_not_disturb_the_next(

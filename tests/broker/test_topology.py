@@ -10,8 +10,7 @@ import pytest
 from dispatcher.broker.topology import DELIVERY_LIMIT, Topology, declare, depths, difference, verify
 from dispatcher.config import load
 from dispatcher.errors import TopologyError
-from tests.broker.rabbit import Operator, Rabbit, depths_are
-from tests.waiting import until_answer
+from tests.broker.rabbit import Operator, Rabbit
 
 
 def test_the_settings_name_everything() -> None:
@@ -58,7 +57,7 @@ async def test_declaring_makes_only_what_is_missing(amqp_url: str, topology: Top
     words = await declare(amqp_url, topology)
 
     assert [line.split()[0] for line in words] == ["exchange", "queue", "declared"]
-    await until_answer(lambda: depths_are(amqp_url, topology, {topology.queue: 0, topology.dlq: 1}))
+    assert await depths(amqp_url, topology) == {topology.queue: 0, topology.dlq: 1}
 
 
 async def test_a_queue_with_other_arguments_is_refused_by_name_with_the_difference(
@@ -112,7 +111,7 @@ async def test_depths_count_what_waits(amqp_url: str, topology: Topology, rabbit
     for _ in range(3):
         await rabbit.publish(topology.queue, b"one")
 
-    await until_answer(lambda: depths_are(amqp_url, topology, {topology.queue: 3, topology.dlq: 0}))
+    assert await depths(amqp_url, topology) == {topology.queue: 3, topology.dlq: 0}
 
 
 async def test_a_user_who_may_not_configure_can_verify_but_not_declare(

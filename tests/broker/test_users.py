@@ -19,10 +19,10 @@ from dispatcher.broker.connection import open_connection
 from dispatcher.broker.faults import ACCESS_REFUSED, ChannelClosed
 from dispatcher.broker.inspection import find_faults
 from dispatcher.broker.management import Management
-from dispatcher.broker.topology import Topology, declare, verify
+from dispatcher.broker.topology import Topology, declare, depths, verify
 from dispatcher.broker.users import users_of
 from dispatcher.dev.servers import Servers
-from tests.broker.rabbit import Operator, Rabbit, depths_are
+from tests.broker.rabbit import Operator, Rabbit
 from tests.waiting import DEADLINE_SECONDS, until_answer
 
 PASSWORD = "only-for-this-test"
@@ -113,7 +113,11 @@ async def test_a_worker_publishes_takes_and_rejects_and_may_do_nothing_else(
     await worker.consume_one(topology.queue)
     await worker.publish(topology.exchange, topology.queue)
     await worker.consume_one(topology.queue, reject=True)
-    await until_answer(lambda: depths_are(worker.amqp_url, topology, {topology.queue: 0, topology.dlq: 1}))
+
+    async def is_dead_lettered() -> bool:
+        return await depths(worker.amqp_url, topology) == {topology.queue: 0, topology.dlq: 1}
+
+    await until_answer(is_dead_lettered)
     with refused():
         await worker.consume_one(topology.dlq)
     for exchange in ("", "amq.direct"):
@@ -125,7 +129,7 @@ async def test_a_worker_publishes_takes_and_rejects_and_may_do_nothing_else(
                 await Rabbit(connection).declare_queue(queue)
             with refused():
                 await Rabbit(connection).delete_queue(queue)
-    await until_answer(lambda: depths_are(amqp_url, topology, {topology.queue: 0, topology.dlq: 1}))
+    assert await depths(amqp_url, topology) == {topology.queue: 0, topology.dlq: 1}
 
 
 async def test_a_producer_publishes_and_may_do_nothing_else(accounts: dict[str, Account], topology: Topology) -> None:

@@ -19,7 +19,9 @@ from typing import Any, Final
 
 import orjson
 
+from dispatcher.broker.topology import Topology
 from dispatcher.cli.main import main
+from dispatcher.dev.servers import Servers
 
 DEADLINE_SECONDS: Final = 60.0
 """Far above what any command takes on a busy machine."""
@@ -130,3 +132,17 @@ class CommandLine:
     def whole_environment(self) -> dict[str, str]:
         """With what any process needs."""
         return {"PATH": os.environ["PATH"], "HOME": str(self.folder), "TERM": "xterm", **self.environment}
+
+
+def settings_for(topology: Topology, servers: Servers, database_url: str) -> dict[str, str]:
+    """What leads `dispatcher` to a test's queues and tables; its emails become files."""
+    return {
+        "DISPATCHER_DATABASE_URL": database_url,
+        "DISPATCHER_AMQP_URL": servers.amqp_url,
+        "DISPATCHER_EXCHANGE": topology.exchange,
+        "DISPATCHER_QUEUE": topology.queue,
+        "DISPATCHER_DLQ": topology.dlq,
+        "DISPATCHER_PROVIDERS": "capture",
+        "DISPATCHER_CAPTURE_DIR": "mail",
+        "DISPATCHER_LOG_FORMAT": "json",
+    }

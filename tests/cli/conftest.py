@@ -12,7 +12,7 @@ from psycopg import sql
 
 from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
-from tests.cli.commandline import CommandLine
+from tests.cli.commandline import CommandLine, settings_for
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def bare(tmp_path: Path) -> CommandLine:
 @pytest.fixture
 def prepared(bare: CommandLine, servers: Servers, database_url: str, topology: Topology) -> CommandLine:
     """`dispatcher` as after `init`, with the capture provider."""
-    return bare.having(**_names(topology, servers, database_url))
+    return bare.having(**settings_for(topology, servers, database_url))
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +37,7 @@ def settled(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Comma
     topology = Topology(exchange=name, queue=f"{name}.send", dlq=f"{name}.dlq")
     folder = tmp_path_factory.mktemp("settled")
     commandline = CommandLine(folder, {"DISPATCHER_RUN_DIR": str(folder / "run")})
-    commandline = commandline.having(**_names(topology, servers, database_url))
+    commandline = commandline.having(**settings_for(topology, servers, database_url))
     assert commandline("init").code == 0
     return commandline
 
@@ -51,17 +51,4 @@ def storing(bare: CommandLine, database_url: str) -> CommandLine:
 @pytest.fixture
 def unprepared(bare: CommandLine, servers: Servers, empty_database_url: str, topology_names: Topology) -> CommandLine:
     """`dispatcher` as before `init`: servers that hold nothing of ours."""
-    return bare.having(**_names(topology_names, servers, empty_database_url))
-
-
-def _names(topology: Topology, servers: Servers, database_url: str) -> dict[str, str]:
-    return {
-        "DISPATCHER_DATABASE_URL": database_url,
-        "DISPATCHER_AMQP_URL": servers.amqp_url,
-        "DISPATCHER_EXCHANGE": topology.exchange,
-        "DISPATCHER_QUEUE": topology.queue,
-        "DISPATCHER_DLQ": topology.dlq,
-        "DISPATCHER_PROVIDERS": "capture",
-        "DISPATCHER_CAPTURE_DIR": "mail",
-        "DISPATCHER_LOG_FORMAT": "json",
-    }
+    return bare.having(**settings_for(topology_names, servers, empty_database_url))

@@ -348,7 +348,7 @@ async def test_no_more_messages_of_many_emails_are_held_than_a_low_ceiling_lets_
     await bench.start(ceiling=2.0, LEASE_SECONDS="10", SEND_TIMEOUT_SECONDS="1", BUNDLE="10")
 
     await until(lambda: bench.provider.calls)
-    await bench.messages_wait(2)  # ten emails and a quarter more are worth holding: two messages
+    assert await bench.waiting_messages() == 2  # ten emails and a quarter more are worth holding: two messages
 
 
 async def test_providers_that_nobody_can_tell_of_do_not_stop_the_worker(bench: Bench) -> None:
