@@ -265,6 +265,12 @@ class Settings:
     retain_emails_days: int = setting(
         values.whole(0, 36500), "400", "Days that a finished email is kept at all, and up to a week more; 0: for ever."
     )
+    retain_undecided_days: int = setting(
+        values.whole(0, 36500),
+        "180",
+        "Days that a failed or held email keeps its content while no operator has replayed, confirmed, released or "
+        "discarded it; an alert warns a week before; 0: for ever.",
+    )
     retain_keys_days: int = setting(
         values.whole(0, 36500), "0", "Days after which the key of an email that is gone may be used again; 0: never."
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dispatcher.alerts.wording import summary
-from dispatcher.domain.alert import COMPONENT, SEVERITY, Notice, Phase
+from dispatcher.domain.alert import SEVERITY, Notice, Phase
 from dispatcher.telemetry.log import get_log
 
 
@@ -21,7 +21,7 @@ class LogChannel:
         log.error(
             "alert.raised",
             severity=SEVERITY,
-            component=COMPONENT,
+            component=notice.alert.component,
             kind=alert.kind,
             phase=notice.phase,
             queue=alert.queue,

@@ -7,14 +7,14 @@ from typing import Final, assert_never
 
 import orjson
 
-from dispatcher.domain.alert import COMPONENT, MANUAL, SEVERITY, Alert, Kind, Notice, Phase
+from dispatcher.domain.alert import MANUAL, SEVERITY, Alert, Kind, Notice, Phase
 
 _ALONE: Final = "PostgreSQL is away: this host tells for itself, and others may tell the same."
 
 
 def subject(notice: Notice) -> str:
     """One line that says it all to who reads no further."""
-    return f"{_HEADS[notice.phase]} {COMPONENT}: {summary(notice)}"
+    return f"{_HEADS[notice.phase]} {notice.alert.component}: {summary(notice)}"
 
 
 _HEADS: Final = {
@@ -61,7 +61,7 @@ def _facts(notice: Notice) -> dict[str, object]:
     age = alert.oldest_age_seconds
     return {
         "severity": SEVERITY,
-        "component": COMPONENT,
+        "component": alert.component,
         "phase": notice.phase,
         "kind": alert.kind,
         "timestamp": instant(notice.at),
@@ -92,6 +92,11 @@ def _trouble(alert: Alert) -> str:
             return f"dead letters do not reach the queue {alert.queue}, and the oldest grows older"
         case Kind.PROBE_FAILED:
             return f"the dead-letter queue {alert.queue} cannot be watched, so nobody knows what is on it"
+        case Kind.UNDECIDED_EXPIRING:
+            emails = "email loses its" if alert.count == 1 else "emails lose their"
+            return (
+                f"{alert.count} failed or held {emails} content within a week unless replayed, confirmed or discarded"
+            )
         case _:
             assert_never(alert.kind)
 
@@ -104,6 +109,8 @@ def _resolution(alert: Alert) -> str:
             return f"dead letters reach the queue {alert.queue} again"
         case Kind.PROBE_FAILED:
             return f"the dead-letter queue {alert.queue} can be watched again"
+        case Kind.UNDECIDED_EXPIRING:
+            return "no failed or held email is about to lose its content any more"
         case _:
             assert_never(alert.kind)
 

@@ -28,13 +28,17 @@ def command(dry_run: bool, as_json: bool) -> int:
 
     The monitor of every host does so each hour; this is for a host without one, or for a user of PostgreSQL who owns
     the tables where the dispatcher's own does not. Emails leave by whole weeks, up to seven days after their time.
-    Emails that are pending or being sent stay, with everything of their week but the others' content. Those tagged
-    `one_time_code` lose their content as soon as they are sent. Needs DISPATCHER_DATABASE_URL.
+    Emails tagged `one_time_code` lose their content as soon as they are sent. Needs DISPATCHER_DATABASE_URL.
+
+    Pending, in-flight and undecided emails are kept. An undecided email is failed or held, and no operator has
+    replayed, confirmed, released or discarded it. Its weekly partition is kept, too; the content of the other emails in
+    that partition is deleted.
 
     \b
     Settings, in days; 0 keeps for ever:
       DISPATCHER_RETAIN_CONTENT_DAYS   subject, bodies, addresses, attachments
       DISPATCHER_RETAIN_EMAILS_DAYS    everything else about an email; replays
+      DISPATCHER_RETAIN_UNDECIDED_DAYS content and row of an undecided email
       DISPATCHER_RETAIN_KEYS_DAYS      message keys: a forgotten key may be used again
       DISPATCHER_RETAIN_AUDIT_DAYS     operators' acts: who, when, why
 

@@ -49,6 +49,9 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
     that workers hold are not counted: their emails are `sending`, or about to be. A provider is named only while some
     worker cannot use it: `paused` (it throttles us), `open` (it fails as a whole), `half_open` (one email probes it).
 
+    Failed and held emails that no operator has decided lose their content after DISPATCHER_RETAIN_UNDECIDED_DAYS.
+    `expiring` counts those with less than a week left; it is null where they are kept for ever.
+
     \b
     Examples:
       dispatcher status
@@ -60,6 +63,7 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
       {"emails": {"pending": 0, "sending": 0, "sent": 0, "failed": 0, "held": 0},
        "queues": {"email.dispatcher.send": 0, "email.dispatcher.dlq": 0},
        "oldest_pending_seconds": null, "longest_due_seconds": null,
+       "expiring": {"emails": 2, "first_in_seconds": 432000.0},
        "providers": {"smtp": {"state": "open", "workers": 2, "reason": "connection_failed", "seconds_left": 1.5}},
        "workers": [{"name": "host-1:w0:4711:9f86d081", "age_seconds": 86400.0, "in_flight": 12}],
        "latency_seconds": {"p50": 0.021, "p95": 0.05, "p99": 0.11}}
@@ -86,17 +90,19 @@ def look(settings: Settings) -> Standing:
     from dispatcher.store.connections import connected
     from dispatcher.store.counts import count_emails
     from dispatcher.store.providers import find_trouble
+    from dispatcher.store.retention import Retention, count_expiring
 
     with connected(settings.database_url, name="dispatcher status") as connection:
         counts = count_emails(connection)
         troubles, workers, latency = find_trouble(connection), list_workers(connection), measure_latency(connection)
+        expiring = count_expiring(connection, Retention.of(settings))
     queues, fault = None, None
     try:
         found = asyncio.run(depths(settings.amqp_url, Topology.of(settings), ca_file=settings.ca_file))
         queues = {queue: found[queue] for queue in (settings.queue, settings.dlq)}
     except (BrokerUnavailable, TopologyError) as error:
         fault = str(error)
-    return Standing(counts, troubles, workers, latency, queues, fault, time.monotonic())
+    return Standing(counts, expiring, troubles, workers, latency, queues, fault, time.monotonic())
 
 
 def _show(standing: Standing, *, as_json: bool) -> Exit:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dispatcher.store.activity import Latency, WorkerSeen
     from dispatcher.store.counts import Counts
     from dispatcher.store.providers import Trouble
+    from dispatcher.store.retention import Expiring
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Standing:
     """The books, the queues and the workers at about one instant.
 
     Attributes:
+        expiring: Undecided emails that are about to lose their content; None where they are kept for ever.
         troubles: Providers that some worker cannot use now.
         queues: Waiting messages by queue, the DLQ last; None if RabbitMQ did not tell.
         queues_fault: Why it did not.
@@ -31,6 +33,7 @@ class Standing:
     """
 
     counts: Counts
+    expiring: Expiring | None
     troubles: list[Trouble]
     workers: list[WorkerSeen]
     latency: Latency | None
@@ -45,6 +48,8 @@ class Standing:
             "queues": self.queues,
             "oldest_pending_seconds": self.counts.oldest_pending_seconds,
             "longest_due_seconds": self.counts.longest_due_seconds,
+            "expiring": self.expiring
+            and {"emails": self.expiring.emails, "first_in_seconds": self.expiring.first_in_seconds},
             "providers": {
                 trouble.provider: {
                     "state": trouble.state,
@@ -78,6 +83,9 @@ def table(standing: Standing) -> Table:
     shown.add_section()
     shown.add_row("oldest pending", _duration(standing.counts.oldest_pending_seconds))
     shown.add_row("longest due", _duration(standing.counts.longest_due_seconds))
+    if standing.expiring and standing.expiring.emails:
+        left = _days(standing.expiring.first_in_seconds)
+        shown.add_row("undecided, expiring", f"{standing.expiring.emails:,} ({left})", style="red")
     shown.add_section()
     living = [worker for worker in standing.workers if worker.age_seconds is not None]
     hosts = len({worker.name.partition(":")[0] for worker in living})
@@ -148,6 +156,12 @@ def _words(trouble: Trouble) -> str:
     left = f", {_duration(trouble.seconds_left)} left" if trouble.seconds_left else ""
     reason = f"\n{trouble.reason}" if trouble.reason else ""
     return f"{trouble.state.replace('_', ' ')} ({workers}{left}){reason}"
+
+
+def _days(seconds: float | None) -> str:
+    """How soon the first of the expiring emails loses its content."""
+    days = (seconds or 0.0) / 86400
+    return "due" if days <= 0 else f"first in {days:.1f} days"
 
 
 def _style(status: str, count: int) -> str | None:

@@ -14,7 +14,6 @@ from enum import StrEnum
 from typing import Final
 
 SEVERITY: Final = "CRITICAL"
-COMPONENT: Final = "RabbitMQ"
 MANUAL: Final = "Manual intervention is required."
 MAX_CORRELATION_IDS: Final = 10
 """Enough to find the cause; an alert is no list of emails."""
@@ -29,6 +28,8 @@ class Kind(StrEnum):
     """Dead letters grow old without reaching the DLQ, so that its depth does not tell of them."""
     PROBE_FAILED = "probe_failed"
     """Nobody knows how many messages the DLQ holds."""
+    UNDECIDED_EXPIRING = "undecided_expiring"
+    """Failed or held emails lose their content within a week, because no operator has decided them."""
 
 
 class Phase(StrEnum):
@@ -50,7 +51,7 @@ class Alert:
         stands: Whether the state is there; else it was, or may never have been.
         queue: The DLQ.
         raised_at: Since when we know of it.
-        count: Messages on the DLQ; None where nobody knows.
+        count: Messages on the DLQ, or emails that expire; None where nobody knows.
         oldest_age_seconds: Since the oldest one failed, or at least since we know of it; None where nobody knows.
         correlation_ids: Of the oldest, at most `MAX_CORRELATION_IDS`.
         reason: Why the probe failed, or what else there is to say; None if nothing.
@@ -68,6 +69,11 @@ class Alert:
     correlation_ids: tuple[str, ...] = ()
     reason: str | None = None
     is_alone: bool = False
+
+    @property
+    def component(self) -> str:
+        """The server that holds what the alert is about."""
+        return "PostgreSQL" if self.kind is Kind.UNDECIDED_EXPIRING else "RabbitMQ"
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,13 +31,13 @@ def tasks_of(settings: Settings, pool: Pool, roster: Roster) -> list[Task]:
     """
     retention = Retention.of(settings)
     codes, housekeeping = CodesHousekeeping(pool, retention), Housekeeping(settings.database_url, retention)
-    return [*_alerting(settings, pool), codes, housekeeping, *pages_of(settings, pool, roster.unready)]
+    return [*_alerting(settings, pool, retention), codes, housekeeping, *pages_of(settings, pool, roster.unready)]
 
 
-def _alerting(settings: Settings, pool: Pool) -> list[Task]:
+def _alerting(settings: Settings, pool: Pool, retention: Retention) -> list[Task]:
     """The watch over the DLQ, and a task per channel; our own log is one."""
     host = settings.host_name
-    store = AlertStore(pool, queue=settings.dlq, holder=_holder(settings, host))
+    store = AlertStore(pool, queue=settings.dlq, holder=_holder(settings, host), retention=retention)
     book = ToldBook(store, hold_seconds=2 * settings.dlq_probe_seconds + HOLD_MARGIN_SECONDS)
     interval_seconds = settings.dlq_probe_seconds
     watch = Watch(settings.dlq, probe_of(settings), store, book, host=host, interval_seconds=interval_seconds)

@@ -14,6 +14,7 @@ from dispatcher.monitor.probe import Probe
 from dispatcher.monitor.toldbook import STORE_SECONDS, ToldBook
 from dispatcher.providers.scrub import scrub
 from dispatcher.store.alerts import OldestDeadLetters
+from dispatcher.store.retention import Expiring
 
 MAX_CORRELATION_CHARACTERS: Final = 100
 LONGEST_DUE_SECONDS: Final = 60.0
@@ -22,7 +23,7 @@ interval, is growing old."""
 
 
 class Tables(Protocol):
-    """What PostgreSQL knows of dead letters; both raise a DispatcherError where it does not answer."""
+    """What PostgreSQL knows of dead letters; each raises a DispatcherError where it does not answer."""
 
     async def find_oldest(self) -> OldestDeadLetters:
         """The oldest emails that failed or are held."""
@@ -30,6 +31,10 @@ class Tables(Protocol):
 
     async def longest_due_seconds(self) -> float | None:
         """How long a dead letter has waited for its place on the DLQ; None if none waits."""
+        ...
+
+    async def count_expiring(self) -> Expiring | None:
+        """Undecided emails that are about to lose their content; None where they are kept for ever."""
         ...
 
 
@@ -42,12 +47,14 @@ class Findings:
         fault: Why it did.
         oldest: None if PostgreSQL did not say.
         due_seconds: How long a dead letter waits that is not on the DLQ yet; None if none is known to.
+        expiring: How many undecided emails are about to lose their content; None if PostgreSQL did not say.
     """
 
     depth: int | None
     fault: str | None
     oldest: OldestDeadLetters | None
     due_seconds: float | None
+    expiring: int | None
 
 
 class Watch:
@@ -100,17 +107,18 @@ class Watch:
             depth, fault = await self._probe.depth(), None
         except DispatcherError as error:
             depth, fault = None, scrub(str(error))
-        oldest, due_seconds = await self._ask_tables()
-        return Findings(depth, fault, oldest, due_seconds)
+        return Findings(depth, fault, *await self._ask_tables())
 
-    async def _ask_tables(self) -> tuple[OldestDeadLetters | None, float | None]:
+    async def _ask_tables(self) -> tuple[OldestDeadLetters | None, float | None, int | None]:
         if self._book.is_alone:
-            return None, None
+            return None, None, None
         try:
             oldest = await within(STORE_SECONDS, self._tables.find_oldest())
-            return oldest, await within(STORE_SECONDS, self._tables.longest_due_seconds())
+            due_seconds = await within(STORE_SECONDS, self._tables.longest_due_seconds())
+            expiring = await within(STORE_SECONDS, self._tables.count_expiring())
         except (DispatcherError, TimeoutError):
-            return None, None
+            return None, None, None
+        return oldest, due_seconds, expiring.emails if expiring else 0
 
     def _states(self, findings: Findings) -> dict[Kind, bool]:
         """What stands and what does not; what nobody could see is left out."""
@@ -120,6 +128,8 @@ class Watch:
         if findings.oldest is not None:
             longest_seconds = max(LONGEST_DUE_SECONDS, self._interval_seconds)
             states[Kind.OLDEST_AGE_GROWING] = (findings.due_seconds or 0.0) > longest_seconds
+        if findings.expiring is not None:
+            states[Kind.UNDECIDED_EXPIRING] = findings.expiring > 0
         return states
 
     def _judge(self, kind: Kind, stands: bool, findings: Findings) -> Alert:
@@ -135,7 +145,7 @@ class Watch:
             self._queue,
             known_at,
             self._host,
-            count=findings.depth,
+            count=findings.expiring if kind is Kind.UNDECIDED_EXPIRING else findings.depth,
             oldest_age_seconds=_oldest_age(kind, stands, findings, (now - known_at).total_seconds()),
             correlation_ids=_correlation_ids(findings) if stands else (),
             reason=findings.fault if kind is Kind.PROBE_FAILED else None,

@@ -9,6 +9,7 @@ from typing import Any
 from dispatcher.domain.alert import MAX_CORRELATION_IDS, Kind
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.queries import query
+from dispatcher.store.retention import Expiring, Retention, expiring_parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,12 @@ class OldestDeadLetters:
 class AlertStore:
     """The monitor's statements about one DLQ; each raises StoreUnavailable where the same call may succeed later."""
 
-    def __init__(self, pool: Pool, *, queue: str, holder: str) -> None:
+    def __init__(self, pool: Pool, *, queue: str, holder: str, retention: Retention) -> None:
         """
         Args:
             holder: This monitor, the same over restarts.
         """
+        self._retention = retention
         self._pool = pool
         self._queue = queue
         self._holder = holder
@@ -78,6 +80,13 @@ class AlertStore:
         """The oldest emails that failed or are held."""
         rows = await self._fetch("find_oldest_dead_letters", {"limit": MAX_CORRELATION_IDS})
         return OldestDeadLetters(tuple(row[0] for row in rows if row[0]), rows[0][1] if rows else None)
+
+    async def count_expiring(self) -> Expiring | None:
+        """Undecided emails that are about to lose their content; None where they are kept for ever."""
+        if not self._retention.undecided_days:
+            return None
+        rows = await self._fetch("count_expiring", expiring_parameters(self._retention))
+        return Expiring(*rows[0])
 
     async def longest_due_seconds(self) -> float | None:
         """How long a dead letter has waited for its place on the DLQ; None if none waits."""

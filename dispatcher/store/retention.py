@@ -2,8 +2,11 @@
 
 Old emails leave with their weekly partition, whose dropping costs nothing however many they are; so content and emails
 stay up to a week longer than their days. Before, each email of the week is looked at, which takes as long as it takes.
-Nothing that is pending or being sent is ever forgotten, nor anything of its week dropped: finished emails of such a
-week lose their content by rows.
+
+Three kinds of emails keep their content, their row and their weekly partition: pending, in flight, and undecided ones.
+An undecided email is failed or held, and no operator has replayed, confirmed, released or discarded it. It is kept for
+DISPATCHER_RETAIN_UNDECIDED_DAYS; the monitor warns a week before that. The other emails of such a week lose their
+content row by row.
 """
 
 from __future__ import annotations
@@ -11,6 +14,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Final
+
+from psycopg import Connection
+from psycopg.rows import TupleRow
 
 from dispatcher.config import Settings
 from dispatcher.errors import DispatcherError, StoreBusy, StoreUnavailable
@@ -25,28 +31,65 @@ CONTENT_TABLES: Final = ("email_attachment", "email_content")
 EMAIL_TABLES: Final = (*CONTENT_TABLES, "email_attempt", "email_log")
 """The log last: what it has no row of any more has nothing left anywhere."""
 BATCH: Final = 1000
+WARN_DAYS: Final = 7
+"""How long before an undecided email's limit operators are warned."""
 KINDS: Final = ("content", "one_time_code", "key", "replayed", "replay", "act")
 """What is forgotten by rows: emails' content, keys, what replays noted of their emails, replays, operators' acts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """For how many days what is kept; 0 is for ever."""
+    """For how many days what is kept; 0 is for ever.
+
+    Attributes:
+        undecided_days: Content and row of a failed or held email that no operator has decided.
+    """
 
     content_days: int
     emails_days: int
     keys_days: int
     audit_days: int = 0
+    undecided_days: int = 0
 
     @classmethod
     def of(cls, settings: Settings) -> Retention:
-        """What an operator has set."""
+        """The retention settings. An undecided email is never kept for less time than a decided one."""
+        undecided_days = settings.retain_undecided_days
+        decided_days = settings.retain_content_days or settings.retain_emails_days
         return cls(
             settings.retain_content_days,
             settings.retain_emails_days,
             settings.retain_keys_days,
             settings.retain_audit_days,
+            max(undecided_days, decided_days) if undecided_days else 0,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Expiring:
+    """Undecided emails that are about to lose their content.
+
+    Attributes:
+        first_in_seconds: How soon the oldest may lose it; None if there is none, negative if its limit has passed.
+    """
+
+    emails: int
+    first_in_seconds: float | None
+
+
+def expiring_parameters(retention: Retention) -> dict[str, Any]:
+    """The parameters of the statement `count_expiring`."""
+    return {"undecided_days": retention.undecided_days, "warn_days": min(WARN_DAYS, retention.undecided_days)}
+
+
+def count_expiring(connection: Connection[TupleRow], retention: Retention) -> Expiring | None:
+    """Undecided emails that reach their limit within WARN_DAYS; None where they are kept for ever."""
+    if not retention.undecided_days:
+        return None
+    with translated():
+        row = connection.execute(query("count_expiring"), expiring_parameters(retention)).fetchone()
+    assert row is not None
+    return Expiring(*row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +161,7 @@ class Pruning:
         await unhurry(self._session)
         names: dict[str, None] = {}
         for parent, days in self._due_tables():
-            rows = await self._fetch("list_prunable_partitions", {"parent": parent, "days": days})
+            rows = await self._fetch("list_prunable_partitions", self._limits(days) | {"parent": parent})
             names |= dict.fromkeys(row[0] for row in rows)
         return list(names)
 
@@ -140,13 +183,16 @@ class Pruning:
         return [(parent, days) for parent, days in due if days]
 
     async def _drop(self, parent: str, days: int) -> AsyncIterator[Pruned]:
-        while rows := await self._fetch("prune_partition", {"parent": parent, "days": days}):
+        while rows := await self._fetch("prune_partition", self._limits(days) | {"parent": parent}):
             yield Pruned("partition", 1, rows[0][0])
 
     async def _forget(self, name: str, what: str, days: int) -> AsyncIterator[Pruned]:
         if days:
-            async for count in self._repeat(name, days=days):
+            async for count in self._repeat(name, **self._limits(days)):
                 yield Pruned(what, count)
+
+    def _limits(self, days: int) -> dict[str, int]:
+        return {"days": days, "undecided_days": self._retention.undecided_days}
 
     async def _repeat(self, name: str, **parameters: Any) -> AsyncIterator[int]:
         while rows := await self._fetch(name, {**parameters, "limit": BATCH}):

@@ -1,24 +1,33 @@
 -- name: prune_partition
--- Drops one partition of old, finished emails; its name, or zero rows where there is none left to drop.
-select email_partition_prune(%(parent)s, clock_timestamp() - %(days)s * interval '1 day');
+-- Drops one partition of old emails that are finished and decided; its name, or zero rows where there is none left to
+-- drop. Here and below, undecided_days is how long a failed or held email waits for a decision; 0: for ever.
+select email_partition_prune(
+    %(parent)s,
+    statement_timestamp() - %(days)s * interval '1 day',
+    case
+        when %(undecided_days)s::integer = 0 then '-infinity'
+        else statement_timestamp() - %(undecided_days)s::integer * interval '1 day'
+    end
+);
 
 -- name: list_prunable_partitions
 -- What prune_partition would drop, one after the other: a row per partition.
 select partition
 from email_partitions_ended(%(parent)s, clock_timestamp() - %(days)s * interval '1 day') as ended
-where not exists (
-    select
-    from email_log
-    where email_id >= ended.from_id
-        and email_id < ended.until_id
-        and status in ('pending', 'sending')
+where not email_log_must_stay(
+    ended.from_id,
+    ended.until_id,
+    case
+        when %(undecided_days)s::integer = 0 then '-infinity'
+        else statement_timestamp() - %(undecided_days)s::integer * interval '1 day'
+    end
 )
     and not email_log_enqueued_since(
         ended.from_id, ended.until_id, clock_timestamp() - %(days)s * interval '1 day'
     );
 
 -- name: forget_content
--- Deletes the content of some finished emails of before an instant, where their partition could not go as a whole: of
+-- Deletes the content of some finished and decided emails of before an instant, where their partition could not go as a whole: of
 -- weeks that ended before it, and of the default partition, which never goes. Returns a row per email. The statement's
 -- time, because no index is searched by what may change from row to row.
 with old as (
@@ -40,6 +49,14 @@ with old as (
     join email_log as e on e.email_id = c.email_id
     where e.created_at < statement_timestamp() - %(days)s * interval '1 day'
         and e.status not in ('pending', 'sending')
+        and (
+            e.status = 'sent'
+            or e.dead_letter_discarded_at is not null
+            or (
+                %(undecided_days)s::integer > 0
+                and e.created_at < statement_timestamp() - %(undecided_days)s::integer * interval '1 day'
+            )
+        )
     order by c.email_id
     limit %(limit)s
     for update of e skip locked
@@ -118,3 +135,17 @@ returning replay_id;
 -- name: forget_acts
 -- Deletes some acts of operators of before an instant. Returns a row per act.
 select operator_audit_prune(clock_timestamp() - %(days)s * interval '1 day', %(limit)s);
+
+-- name: count_expiring
+-- Failed and held emails that nobody has decided and whose content goes within warn_days: how many, and in how many seconds
+-- the first of them may go (null if there is none). The range of ids, with a day for a producer's wrong clock, spares a
+-- look at the younger ones.
+select
+    count(*),
+    extract(epoch from min(created_at) + %(undecided_days)s * interval '1 day' - statement_timestamp())::double precision
+from email_log as e
+where status in ('failed', 'held')
+    and email_id < email_id_lowest_at(statement_timestamp() - (%(undecided_days)s - %(warn_days)s - 1) * interval '1 day')
+    and created_at < statement_timestamp() - (%(undecided_days)s - %(warn_days)s) * interval '1 day'
+    and dead_letter_discarded_at is null
+    and exists (select from email_content as c where c.email_id = e.email_id);

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from datetime import UTC, datetime, timedelta
 
 import orjson
 import psycopg
 import pytest
 
 from dispatcher.broker.topology import Topology
+from dispatcher.domain.email_id import lowest_id_at
 from tests.cli.commandline import DEADLINE_SECONDS, CommandLine
 from tests.waiting import wait_until
 
@@ -39,6 +41,24 @@ def test_json_has_the_form_that_scripts_rely_on(prepared: CommandLine, topology:
     assert 0 < ended.json["oldest_pending_seconds"] < 60
     assert 0 < ended.json["longest_due_seconds"] < 60
     assert ended.json["providers"] == {}
+
+
+def test_undecided_emails_are_counted_in_the_week_before_they_lose_their_content(
+    prepared: CommandLine, connection: psycopg.Connection
+) -> None:
+    prepared("enqueue", "--key", "one", *ONE)
+    assert prepared("status", "--json").json["expiring"] == {"emails": 0, "first_in_seconds": None}
+    old = lowest_id_at(datetime.now(UTC) - timedelta(days=178))
+    connection.execute("update email_content set email_id = %s", [old])
+    connection.execute(
+        "update email_log set email_id = %s, status = 'held', created_at = now() - interval '178 days'", [old]
+    )
+
+    expiring = prepared("status", "--json").json["expiring"]
+
+    assert expiring["emails"] == 1
+    assert expiring["first_in_seconds"] == pytest.approx(2 * 86400, abs=600)
+    assert "1 (first in 2.0 days)" in prepared("status").stdout
 
 
 def test_a_provider_that_workers_cannot_use_is_named_with_the_worst_that_any_says(

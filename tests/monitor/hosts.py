@@ -16,9 +16,11 @@ from dispatcher.monitor.toldbook import ToldBook
 from dispatcher.monitor.watch import Watch
 from dispatcher.store.alerts import AlertStore
 from dispatcher.store.connections import make_pool
+from dispatcher.store.retention import Retention
 from tests.waiting import until
 
 DLQ = "test.dlq"
+UNDECIDED_DAYS = 180
 
 
 @dataclass
@@ -93,7 +95,7 @@ async def host(
     """A host that is up for the length of a block; leaving it is as kill -9 for what it holds."""
     pool = make_pool(database_url, name=name, size=2)
     await pool.open()
-    store = AlertStore(pool, queue=DLQ, holder=name)
+    store = AlertStore(pool, queue=DLQ, holder=name, retention=Retention(30, 400, 0, 0, UNDECIDED_DAYS))
     book = ToldBook(store, hold_seconds=hold_seconds, store_seconds=store_seconds, release_seconds=store_seconds)
     watch = Watch(DLQ, depth, store, book, host=name, interval_seconds=interval_seconds)
     announcers = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -11,9 +12,9 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from dispatcher.domain.email_id import new_email_id
+from dispatcher.domain.email_id import lowest_id_at
 from tests.broker.proxy import Proxy
-from tests.monitor.hosts import DLQ, Depth, Ear, Host, hears, host
+from tests.monitor.hosts import DLQ, UNDECIDED_DAYS, Depth, Ear, Host, hears, host
 from tests.waiting import until, until_answer
 
 RAISED = "dead_letters raised"
@@ -38,8 +39,8 @@ async def entered(database_url: str, count: int) -> None:
 
 def insert_failed(database_url: str, correlation_id: str | None, *, age: timedelta, due: bool = False) -> UUID:
     """An email that failed so long ago."""
-    email_id = new_email_id()
     at = datetime.now(UTC) - age
+    email_id = UUID(int=lowest_id_at(at).int + secrets.randbits(60))
     with tables(database_url) as connection:
         connection.execute(
             "insert into email_log (email_id, tenant_id, message_key, status, correlation_id, created_at, "
@@ -207,6 +208,28 @@ async def test_the_oldest_are_named(tables_url: str) -> None:
     alert = ear.heard[0].alert
     assert alert.oldest_age_seconds == pytest.approx(20 * 3600, abs=60)
     assert alert.correlation_ids == tuple(f"order-{number}" for number in range(10))
+
+
+async def test_undecided_emails_that_are_about_to_lose_their_content_are_an_alert_until_somebody_decides(
+    tables_url: str,
+) -> None:
+    ear = Ear()
+    email_id = insert_failed(tables_url, None, age=timedelta(days=UNDECIDED_DAYS - 6))
+    insert_failed(tables_url, None, age=timedelta(days=UNDECIDED_DAYS - 8))
+    with tables(tables_url) as connection:
+        connection.execute(
+            "insert into email_content (email_id, sender, recipients, subject) "
+            "select email_id, 'shop@example.com', '{}', 'Hello' from email_log"
+        )
+    async with host(tables_url, Depth(0), ear) as one:
+        await one.look()
+        await hears(ear, "undecided_expiring raised")
+        with tables(tables_url) as connection:
+            connection.execute("update email_log set status = 'sent' where email_id = %s", [email_id])
+        await one.look()
+        await hears(ear, "undecided_expiring raised", "undecided_expiring resolved")
+
+    assert ear.heard[0].alert.count == 1
 
 
 async def test_addresses_in_correlation_ids_are_taken_out(tables_url: str) -> None:

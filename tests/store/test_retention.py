@@ -17,7 +17,7 @@ from dispatcher.domain.email_id import lowest_id_at
 from dispatcher.errors import DispatcherError, StoreBusy, StoreUnavailable
 from dispatcher.store.connections import TimedSession, connect_async
 from dispatcher.store.queries import query
-from dispatcher.store.retention import Failed, Pruned, Pruning, Retention
+from dispatcher.store.retention import Failed, Pruned, Pruning, Retention, count_expiring
 from tests.store.books import Books
 from tests.waiting import until
 
@@ -31,6 +31,8 @@ NOW = datetime.now(UTC)
 OLD = NOW - timedelta(days=100)
 OLD_WEEK = week_of(OLD)
 FOR_EVER = Retention(0, 0, 0)
+SHORT = Retention(30, 60, 0, undecided_days=90)
+"""An undecided email of a hundred days ago has reached its limit; one of eighty days ago has not."""
 
 Prune = Callable[[Retention], Awaitable[list[Pruned | Failed]]]
 
@@ -81,11 +83,17 @@ def has(books: Books, table: str, email_id: UUID) -> bool:
     return books.connection.execute(found, [email_id]).fetchone() is not None
 
 
+def discard(books: Books, email_id: UUID) -> None:
+    """As `dispatcher dlq discard` does."""
+    books.connection.execute("update email_log set dead_letter_discarded_at = now() where email_id = %s", [email_id])
+
+
 @pytest.mark.parametrize("status", ["sent", "failed", "held"])
-async def test_a_week_of_finished_emails_loses_its_content_and_keeps_its_emails(
+async def test_a_week_of_finished_and_decided_emails_loses_its_content_and_keeps_its_emails(
     books: Books, prune: Prune, status: str
 ) -> None:
     email_id = enqueue_long_ago(books, status)
+    discard(books, email_id)
 
     steps = await prune(Retention(30, 0, 0))
 
@@ -107,6 +115,61 @@ async def test_a_week_with_an_unfinished_email_stays_and_only_the_others_lose_th
     assert has(books, "email_content", unfinished)
     assert has(books, "email_log", sent)
     assert not has(books, "email_content", sent)
+
+
+@pytest.mark.parametrize("status", ["failed", "held"])
+async def test_an_undecided_email_keeps_its_content_and_its_row_for_ever(
+    books: Books, prune: Prune, status: str
+) -> None:
+    undecided = enqueue_long_ago(books, status)
+    decided = enqueue_long_ago(books, status, number=1)
+    discard(books, decided)
+
+    steps = await prune(Retention(30, 60, 90))
+
+    assert steps == [Pruned("content", 1)]
+    assert has(books, "email_content", undecided)
+    assert has(books, "email_log", undecided)
+    assert not has(books, "email_content", decided)
+
+
+@pytest.mark.parametrize("status", ["failed", "held"])
+@pytest.mark.parametrize("partition", [True, False])
+async def test_an_undecided_email_leaves_after_its_limit(
+    books: Books, prune: Prune, status: str, partition: bool
+) -> None:
+    expired = enqueue_long_ago(books, status, partition=partition)
+    waiting = enqueue_long_ago(books, status, at=NOW - timedelta(days=80), partition=partition)
+
+    await prune(SHORT)
+
+    assert not has(books, "email_content", expired)
+    assert has(books, "email_log", expired) is not partition
+    assert has(books, "email_content", waiting)
+    assert has(books, "email_log", waiting)
+
+
+async def test_a_release_that_knows_no_limit_keeps_what_is_undecided(books: Books) -> None:
+    enqueue_long_ago(books, "failed")
+
+    pruned = books.select("select email_partition_prune('email_content', now() - interval '30 days')")
+
+    assert pruned == []
+
+
+def test_undecided_emails_are_counted_a_week_before_they_lose_their_content(books: Books) -> None:
+    for days in (89, 84, 82, 10):
+        enqueue_long_ago(books, "held", at=NOW - timedelta(days=days))
+    discard(books, enqueue_long_ago(books, "held", at=NOW - timedelta(days=88)))
+    forgotten = enqueue_long_ago(books, "failed", at=NOW - timedelta(days=95))
+    books.connection.execute("delete from email_content where email_id = %s", [forgotten])
+
+    expiring = count_expiring(books.connection, SHORT)
+
+    assert expiring is not None
+    assert expiring.emails == 2
+    assert expiring.first_in_seconds == pytest.approx(86400, abs=600)
+    assert count_expiring(books.connection, FOR_EVER) is None
 
 
 async def test_emails_leave_by_the_week_and_their_keys_after_them(books: Books, prune: Prune) -> None:
@@ -284,6 +347,7 @@ async def test_an_email_that_a_person_is_just_releasing_keeps_its_content(
     books: Books, prune: Prune, database_url: str
 ) -> None:
     email_id = enqueue_long_ago(books, "held")
+    discard(books, email_id)
     # As `held release` does: one statement that reads the content and makes the email pending.
     release = """
         update email_log set status = 'pending'
@@ -352,7 +416,7 @@ async def test_who_looks_for_rows_of_an_age_reads_those_by_the_index_and_no_othe
 ) -> None:
     """A time that may change from row to row is compared with each of a million rows."""
     async with await connect_async(database_url, name="test") as session:
-        cursor = await session.execute(b"explain " + query(name), {"days": 30, "limit": 100})
+        cursor = await session.execute(b"explain " + query(name), {"days": 30, "undecided_days": 90, "limit": 100})
         plan = "\n".join(row[0] for row in await cursor.fetchall())
 
     assert re.search(r"Index Cond: \(\(?(email_id|created_at) [<>] ", plan)
