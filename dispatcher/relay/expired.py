@@ -24,7 +24,7 @@ from dispatcher.domain.decision import decide
 from dispatcher.domain.outcome import Uncertain
 from dispatcher.domain.retry import RetryPolicy
 from dispatcher.domain.status import Status
-from dispatcher.errors import DispatcherError, StoreUnavailable
+from dispatcher.errors import DispatcherError, StoreBusy, StoreUnavailable
 from dispatcher.inflight import Flight, LivingLedger, steady_clock
 from dispatcher.results import result_of
 from dispatcher.store.connections import Pool, session
@@ -87,7 +87,10 @@ class ExpiredLeases:
         async with session(self._pool) as connection:
             expired = await find_expired(connection, list(by_worker))
         for worker in {lease.worker for lease in expired}:
-            await self._settle(by_worker[worker], [lease for lease in expired if lease.worker == worker])
+            try:
+                await self._settle(by_worker[worker], [lease for lease in expired if lease.worker == worker])
+            except StoreBusy as error:  # the leases of other workers do not wait for it; the next look tries again
+                self._log.error("ledger.delayed", file=by_worker[worker].path.name, reason=error.message)
 
     async def _settle(self, ledger: LivingLedger, expired: Sequence[ExpiredLease]) -> None:
         try:

@@ -11,6 +11,10 @@ what the worker or an earlier settlement has recorded; then what is left. A ledg
 as soon as its lock is free, that is within moments of the worker's death, and its file goes last: a settlement that
 dies half-way is done again. So is one that found emails locked by somebody else: what it could not judge, it left.
 
+A session that PostgreSQL cannot end (its process is stopped, or waits for a dead disk) delays the ledger of its own worker
+alone. Until the session is gone that worker is treated as a living one: `expired` settles its leases as they run out,
+fenced against whatever the session may still commit.
+
 Living workers whose leases ran out are settled in `expired`.
 """
 
@@ -29,7 +33,7 @@ from dispatcher.domain.decision import decide
 from dispatcher.domain.outcome import Reason, Uncertain
 from dispatcher.domain.retry import RetryPolicy
 from dispatcher.domain.status import Status
-from dispatcher.errors import DispatcherError, StoreUnavailable
+from dispatcher.errors import DispatcherError, StoreBusy, StoreUnavailable
 from dispatcher.inflight import (
     SUFFIX,
     DeadLedger,
@@ -58,7 +62,8 @@ LOOK_SECONDS: Final = 0.2
 MOST_CRASHES: Final = 3
 """An email that so many workers died of is failed. One that merely was being rendered when somebody killed its worker
 is hardly ever so again: that takes a fraction of a millisecond."""
-_SESSIONS_GONE_SECONDS: Final = 5.0
+SESSIONS_GONE_SECONDS: Final = 1.0
+"""PostgreSQL ends a session within milliseconds. After this, the other ledgers go first."""
 
 
 class Settlement:
@@ -70,6 +75,7 @@ class Settlement:
         self._pool = pool
         self._log = get_log()
         self._reported: set[Path] = set()
+        self._delayed: set[Path] = set()
         self._workers_here: frozenset[str] | None = None
         self._locked = LockedRows(lambda: session(pool))
         self._expired = ExpiredLeases(settings, pool, lambda ledger, reason: self._report(ledger.path, reason))
@@ -106,12 +112,18 @@ class Settlement:
             return None
 
     async def _settle_dead(self, path: Path) -> bool:
-        """Settles what a dead worker left; returns whether it is one's."""
+        """Settles what a dead worker left; returns False where the worker lives, or a session of it does."""
         try:
             with dead_ledger(path) as ledger:
                 if ledger is not None:
                     await self._settle(ledger)
+                self._delayed.discard(path)
                 return ledger is not None
+        except StoreBusy as error:
+            if path not in self._delayed:
+                self._delayed.add(path)
+                self._log.error("ledger.delayed", file=path.name, reason=error.message)
+            return False
         except StoreUnavailable:
             raise
         except DispatcherError as error:
@@ -120,7 +132,7 @@ class Settlement:
             return True
 
     async def _settle(self, ledger: DeadLedger) -> None:
-        await self._end_sessions(ledger.worker)
+        await self._end_sessions(ledger)
         bases = await self._attempt_bases(ledger)
         results = [self._result(flight, bases.get(flight.email_id, 0)) for flight in ledger.flights]
         recorded, locked = await self._record(ledger, results)
@@ -142,13 +154,17 @@ class Settlement:
             uncertain=uncertain,
         )
 
-    async def _end_sessions(self, worker: str) -> None:
-        """Returns once nothing of the worker can commit any more; raises StoreUnavailable if that takes too long."""
-        give_up_at = time.monotonic() + _SESSIONS_GONE_SECONDS
+    async def _end_sessions(self, ledger: DeadLedger) -> None:
+        """Returns once nothing of the worker can commit any more.
+
+        Raises:
+            StoreBusy: a session does not end. A later look only checks, and does not wait.
+        """
+        give_up_at = time.monotonic() + (0.0 if ledger.path in self._delayed else SESSIONS_GONE_SECONDS)
         async with session(self._pool) as connection:
-            while await terminate_sessions(connection, worker):
+            while await terminate_sessions(connection, ledger.worker):
                 if time.monotonic() >= give_up_at:
-                    raise StoreUnavailable("PostgreSQL has not ended the sessions of a dead worker yet.")
+                    raise StoreBusy(f"PostgreSQL does not end the sessions of the dead worker {ledger.worker}.")
                 await asyncio.sleep(0.02)  # PostgreSQL announces no session's end
 
     async def _release(self, ledger: DeadLedger, unrecorded: Collection[UUID]) -> tuple[int, bool]:

@@ -52,12 +52,12 @@ def rendering(ledger: Ledger, lease: Lease) -> None:
     ledger.begin_rendering(lease.email_id, lease.token)
 
 
-def die(run_dir: Path, steps: Sequence[tuple[Lease, Step]], *, boot: str | None = None) -> None:
+def die(run_dir: Path, steps: Sequence[tuple[Lease, Step]], *, worker: str = WORKER, boot: str | None = None) -> None:
     """A worker process gets so far with each lease, and is killed as by `kill -9`."""
     pid = os.fork()
     if pid == 0:
         try:
-            ledger = Ledger(run_dir, worker=WORKER, slot=SLOT, slots=max(1, len(steps)), boot=boot)
+            ledger = Ledger(run_dir, worker=worker, slot=SLOT, slots=max(1, len(steps)), boot=boot)
             for lease, step in steps:
                 step(ledger, lease)
             os.kill(os.getpid(), signal.SIGKILL)

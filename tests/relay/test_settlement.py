@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Iterator
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import psycopg
@@ -21,7 +22,7 @@ from dispatcher.store.leases import Lease, LeaseStore
 from tests.relay.settlement_world import BEGAN, WORKER, answered, die, on_the_wire, rendering, unsent
 from tests.store.books import Books
 from tests.store.results import result
-from tests.waiting import until
+from tests.waiting import until, until_answer
 
 
 @pytest.fixture
@@ -54,8 +55,8 @@ async def settlement(tables_url: str, run_dir: Path) -> AsyncIterator[Settlement
     await opened.close()
 
 
-def settings(run_dir: Path) -> Settings:
-    return load({"DISPATCHER_RUN_DIR": str(run_dir), "DISPATCHER_MAX_ATTEMPTS": "3"})
+def settings(run_dir: Path, **given: str) -> Settings:
+    return load({"DISPATCHER_RUN_DIR": str(run_dir), "DISPATCHER_MAX_ATTEMPTS": "3", **given})
 
 
 async def lease(worker: LeaseStore, books: Books, count: int = 1, **fields: object) -> list[Lease]:
@@ -483,6 +484,52 @@ async def test_what_somebody_has_locked_is_settled_when_it_can_be_and_holds_up_n
     assert [books.outcomes(each.email_id) for each in (done, wire)] == [["accepted"], ["uncertain"]]
     assert left_over(run_dir) == []
     await pool.close()
+
+
+@contextlib.contextmanager
+def frozen_sessions(books: Books, name: str) -> Iterator[None]:
+    """PostgreSQL's processes for these sessions are stopped: they end no session, and let go of nothing."""
+    pids = [row["pid"] for row in books.sessions(name)]
+    assert pids
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+async def test_a_session_that_does_not_end_delays_no_other_ledger_and_its_own_only_until_the_leases_run_out(
+    pool: Pool, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
+) -> None:
+    settlement = Settlement(settings(run_dir, DISPATCHER_LEASE_SECONDS="1"), pool)
+    unnamed, wire, done = await lease(worker, books, 3)
+    other_pool = make_pool(tables_url, name="host:w1:18:cafe", size=1)
+    await other_pool.open()
+    other = LeaseStore(other_pool, worker="host:w1:18:cafe", slot="slot-2")
+    others = await lease(other, books, 2)
+    await other_pool.close()
+    die(run_dir, [(unnamed, unsent), (wire, on_the_wire), (done, answered(Accepted()))])
+    die(run_dir, [(others[0], unsent), (others[1], on_the_wire)], worker="host:w1:18:cafe")
+    with frozen_sessions(books, WORKER):
+        await settlement.settle_all()
+
+        assert [books.status(each.email_id) for each in others] == ["pending", "held"]
+        assert [books.status(each.email_id) for each in (unnamed, wire, done)] == ["sending"] * 3
+        books.connection.execute("update email_log set locked_until = '2026-01-01' where status = 'sending'")
+        await until_answer(lambda: looked(settlement, lambda: books.statuses()["sending"] == 0))
+        assert [books.status(each.email_id) for each in (unnamed, wire, done)] == ["pending", "held", "sent"]
+        assert len(left_over(run_dir)) == 1
+
+    await until_answer(lambda: looked(settlement, lambda: left_over(run_dir) == []))
+    assert [books.status(each.email_id) for each in (unnamed, wire, done)] == ["pending", "held", "sent"]
+
+
+async def looked(settlement: Settlement, is_done: Callable[[], bool]) -> bool:
+    """One look of the settlement; whether it was enough."""
+    await settlement.settle_all()
+    return is_done()
 
 
 async def test_without_postgresql_a_ledger_waits(run_dir: Path) -> None:
