@@ -68,11 +68,25 @@ class Settings:
     """Everything that an operator can set; one field, one setting."""
 
     database_url: str = setting(
-        values.database_url, None, "PostgreSQL, as a libpq URL or keywords.", secret=True, empty=""
+        values.database_url,
+        None,
+        "PostgreSQL, as a libpq URL or keywords; several hosts: postgresql://…@a,b/db?target_session_attrs=read-write.",
+        secret=True,
+        empty="",
     )
-    amqp_url: str = setting(values.url("amqp", "amqps"), None, "RabbitMQ, as an AMQP URL.", secret=True, empty="")
+    amqp_url: str = setting(
+        values.urls("amqp", "amqps"),
+        None,
+        "RabbitMQ, as an AMQP URL; for a cluster, the URLs of its nodes, comma-separated.",
+        secret=True,
+        empty="",
+    )
     rabbitmq_management_url: str = setting(
-        values.url("http", "https"), None, "RabbitMQ's management API, with its user.", secret=True, empty=""
+        values.urls("http", "https"),
+        None,
+        "RabbitMQ's management API, with its user; for a cluster, the URLs of its nodes, comma-separated.",
+        secret=True,
+        empty="",
     )
     exchange: str = setting(values.queue_name, "email.dispatcher", "The exchange that we publish to.")
     queue: str = setting(values.queue_name, "email.dispatcher.send", "The queue of emails to send.")

@@ -130,9 +130,35 @@ def url(*schemes: str) -> Callable[[str], str]:
     return parse
 
 
+def addresses(text: str) -> list[str]:
+    """The URLs of a comma-separated list. A comma separates only where another URL begins: passwords may hold some."""
+    return re.split(r"\s*,\s*(?=[a-z]+://)", text)
+
+
+def urls(*schemes: str) -> Callable[[str], str]:
+    """One URL, or a comma-separated list of them; the text stays as it is."""
+    one = url(*schemes)
+
+    def parse(text: str) -> str:
+        for each in addresses(text):
+            if "," in (urlsplit(one(each)).hostname or ""):
+                raise ValueError(
+                    f"names several hosts in one URL; give each node a whole URL: {schemes[0]}://…,{schemes[0]}://…"
+                )
+        return text
+
+    return parse
+
+
 def database_url(text: str) -> str:
-    # libpq also takes "host=… dbname=…"; both forms reach psycopg unchanged.
-    return text if "://" not in text and "=" in text else url("postgresql", "postgres")(text)
+    """libpq's keywords, or its URL, which may name several hosts; both reach libpq unchanged."""
+    if "://" not in text and "=" in text:
+        return text
+    parts = re.fullmatch(r"([^/]*//(?:[^/?#]*@)?)([^/?#]*)(.*)", text, re.DOTALL)
+    before, hosts, after = parts.groups() if parts else ("", text, "")
+    for host in hosts.split(","):
+        url("postgresql", "postgres")(f"{before}{host}{after}")
+    return text
 
 
 def smtp_url(text: str) -> SmtpServer:

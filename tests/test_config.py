@@ -13,6 +13,7 @@ from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import ConfigurationError
 from dispatcher.setting_values import KNOWN_PROVIDERS, SmtpServer
 
+SEVERAL_HOSTS = "postgresql://app:pg-secret@a:5432,[::1]:5433/db?target_session_attrs=read-write"
 DATABASE = "postgresql://app:pg-secret@db.example:5432/dispatcher"
 WEBHOOK_SECRET = "whsec_" + "c2VjcmV0" * 4
 BROKER = "amqp://app:mq-secret@mq.example:5672/%2F"
@@ -60,6 +61,8 @@ def test_no_two_settings_share_a_variable_and_each_says_what_it_is_about() -> No
         ("DISPATCHER_PROVIDERS", " smtp ", "providers", ("smtp",)),
         ("DISPATCHER_QUEUE_TYPE", "CLASSIC", "queue_type", "classic"),
         ("DISPATCHER_DATABASE_URL", "host=db dbname=mail", "database_url", "host=db dbname=mail"),
+        ("DISPATCHER_DATABASE_URL", SEVERAL_HOSTS, "database_url", SEVERAL_HOSTS),
+        ("DISPATCHER_AMQP_URL", "amqp://a/m,amqps://b/m", "amqp_url", "amqp://a/m,amqps://b/m"),
         ("DISPATCHER_HOST_NAME", "mail-1.example", "host_name", "mail-1.example"),
         ("DISPATCHER_RUN_DIR", "~/run", "run_dir", Path.home() / "run"),
         ("DISPATCHER_SMTP_URL", "smtp://mx", "smtp_url", SmtpServer("mx", 587, "starttls")),
@@ -102,6 +105,9 @@ def test_what_an_operator_writes_is_understood(variable: str, text: str, field: 
         ("DISPATCHER_PROVIDERS", ",", "must name each provider once"),
         ("DISPATCHER_DATABASE_URL", "mysql://db/x", "must be a URL that begins with postgresql:// or postgres://"),
         ("DISPATCHER_DATABASE_URL", "db.example", "must be a URL that begins with postgresql://"),
+        ("DISPATCHER_DATABASE_URL", "postgresql://a:1,b:x/db", "is not a URL"),
+        ("DISPATCHER_AMQP_URL", "amqp://a/m,http://b/m", "must be a URL that begins with amqp:// or amqps://"),
+        ("DISPATCHER_AMQP_URL", "amqp://a,b/m", "names several hosts in one URL"),
         ("DISPATCHER_AMQP_URL", "http://mq", "must be a URL that begins with amqp:// or amqps://"),
         ("DISPATCHER_AMQP_URL", "amqp://", "must be a URL"),
         ("DISPATCHER_AMQP_URL", "amqp://mq:port", "is not a URL"),

@@ -1,6 +1,6 @@
 """A connection to RabbitMQ: pika's callbacks made awaitable, its faults translated, its end told once.
 
-    async with await open_connection(url, name="relay") as connection:
+    async with await open_connection(urls, name="relay") as connection:
         channel = await connection.open_channel()
         answer = await channel.call(channel.raw.queue_declare, queue="x", passive=True)
 
@@ -11,6 +11,7 @@ opened it: never across a fork.
 from __future__ import annotations
 
 import asyncio
+import random
 import ssl
 import struct
 from collections.abc import Callable, Sequence
@@ -22,18 +23,24 @@ from urllib.parse import parse_qs, urlsplit
 import pika
 from pika import exceptions, frame, spec
 from pika.adapters.asyncio_connection import AsyncioConnection
+from pika.heartbeat import HeartbeatChecker
 
 from dispatcher.broker.deliveries import UNREADABLE, acks, delivery_at, is_under_way
 from dispatcher.broker.faults import REMEDIES, channel_fault, reason
 from dispatcher.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
+from dispatcher.setting_values import addresses
 from dispatcher.version import VERSION
 
 T = TypeVar("T")
 
 CONNECT_SECONDS: Final = 10.0
+NEXT_NODE_SECONDS: Final = 2.0
+"""After so long without an answer from one node the next is tried as well; whichever opens first is taken."""
 ANSWER_SECONDS: Final = 30.0
 """For what is asked on a channel; declaring a quorum queue takes a vote of the cluster."""
 CLOSE_SECONDS: Final = 5.0
+CHECKS_PER_HEARTBEAT: Final = 10
+"""How often we look whether anything came, within the time after which a silent connection is lost."""
 DOUBTFUL_SECONDS: Final = 0.2
 """RabbitMQ says that a quorum queue is empty where it has heard nothing of it for 0.25 s (rabbit_quorum_queue:stat)."""
 MOST_LOOKS: Final = 10
@@ -41,30 +48,38 @@ _DEFAULTS: Final = {
     "socket_timeout": CONNECT_SECONDS / 2,
     "stack_timeout": CONNECT_SECONDS,
     "connection_attempts": 1,
-    "heartbeat": 60,
+    "heartbeat": 10,
     # An alarm lasts as long as it lasts and heartbeats tell a dead broker from a blocked one; this is the backstop.
     "blocked_connection_timeout": 600.0,
 }
 """What an URL's query may set otherwise, such as `?heartbeat=10`."""
 
 
-def parameters(amqp_url: str, *, name: str = "", ca_file: Path | None = None) -> pika.URLParameters:
-    """How to connect.
+def parameters(amqp_url: str, *, name: str = "", ca_file: Path | None = None) -> list[pika.URLParameters]:
+    """How to connect to each node.
 
     Args:
+        amqp_url: A URL, or the comma-separated URLs of a cluster's nodes.
         name: What RabbitMQ's management shows for the connection.
         ca_file: Certificates to trust instead of the system's, for amqps://.
 
     Raises:
-        ConfigurationError: the URL cannot be used.
+        ConfigurationError: a URL cannot be used, or they name different virtual hosts.
         OSError: the certificates cannot.
     """
+    found = [_parameters(url, name, ca_file) for url in addresses(amqp_url)]
+    if len({each.virtual_host for each in found}) > 1:
+        raise ConfigurationError(["DISPATCHER_AMQP_URL names different virtual hosts: name the same one in each URL."])
+    return found
+
+
+def _parameters(amqp_url: str, name: str, ca_file: Path | None) -> pika.URLParameters:
     try:
         found = pika.URLParameters(amqp_url)
     except (ValueError, TypeError, SyntaxError, OSError) as error:
         # Not the error's own words: they may quote the URL, with its password.
         mistake = f"DISPATCHER_AMQP_URL is not a usable AMQP URL ({type(error).__name__}): check it against"
-        raise ConfigurationError([f"{mistake} amqp://user:password@host:5672/%2F?heartbeat=60."]) from None
+        raise ConfigurationError([f"{mistake} amqp://user:password@host:5672/%2F?heartbeat=10."]) from None
     given = parse_qs(urlsplit(amqp_url).query)
     for option, value in _DEFAULTS.items():
         if option not in given:
@@ -76,29 +91,69 @@ def parameters(amqp_url: str, *, name: str = "", ca_file: Path | None = None) ->
 
 
 def vhost_of(amqp_url: str) -> str:
-    """The virtual host that an URL names.
+    """The virtual host that a URL, or every URL of a list, names.
 
     Raises:
-        ConfigurationError: the URL cannot be used.
+        ConfigurationError: a URL cannot be used.
     """
-    return str(parameters(amqp_url).virtual_host)
+    return str(parameters(amqp_url)[0].virtual_host)
 
 
 async def open_connection(amqp_url: str, *, name: str, ca_file: Path | None = None) -> Connection:
-    """An open connection.
+    """An open connection to a node of those that the URLs name: they are tried in turn, in random order.
 
     Raises:
-        BrokerUnavailable: it cannot be had; says where and why.
-        ConfigurationError: the URL cannot be used.
+        BrokerUnavailable: no node can be reached; says where and why.
+        ConfigurationError: a URL cannot be used.
     """
     try:
         wanted = parameters(amqp_url, name=name, ca_file=ca_file)
     except OSError as error:
         # It was in order when the settings were read: somebody is replacing it.
         raise BrokerUnavailable(f"DISPATCHER_CA_FILE cannot be used now ({type(error).__name__}).") from error
+    return await _first_opened(random.sample(wanted, len(wanted)))
+
+
+async def _first_opened(wanted: list[pika.URLParameters]) -> Connection:
+    """A connection to the first node that opens one. A node that is silent delays the next one only briefly."""
+    tries: set[asyncio.Task[Connection]] = set()
+    faults: list[BrokerUnavailable] = []
+    try:
+        while wanted or tries:
+            if wanted:
+                tries.add(asyncio.create_task(_opened(wanted.pop())))
+            patience = NEXT_NODE_SECONDS if wanted else None
+            done, _ = await asyncio.wait(tries, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                tries.remove(each)
+                try:
+                    return each.result()
+                except BrokerUnavailable as fault:
+                    faults.append(fault)
+    finally:
+        for each in tries:
+            each.add_done_callback(_abandon)
+            each.cancel()
+    raise _summary(faults)
+
+
+def _abandon(attempt: asyncio.Task[Connection]) -> None:
+    """Drops a connection that opened although another was taken."""
+    if not attempt.cancelled() and attempt.exception() is None:
+        attempt.result().abort()
+
+
+async def _opened(wanted: pika.URLParameters) -> Connection:
     connection = Connection(wanted)
     await connection.opened()
     return connection
+
+
+def _summary(faults: Sequence[BrokerUnavailable]) -> BrokerUnavailable:
+    """The faults of all nodes as one: a refusal where a node refused us, because waiting does not mend that."""
+    words = " ".join(fault.message for fault in faults)
+    refusal = next((fault for fault in faults if isinstance(fault, BrokerRefused)), None)
+    return BrokerRefused(words, remedy=refusal.remedy) if refusal else BrokerUnavailable(words)
 
 
 class Connection:
@@ -300,6 +355,27 @@ def resolve(future: asyncio.Future[T], value: T) -> None:
         future.set_result(value)
 
 
+class _Heartbeats(HeartbeatChecker):  # type: ignore[misc]  # pika 1.4 has no py.typed
+    """Pika's heartbeats, but a connection that brings nothing for the timeout ends then. Pika waits up to twice as long.
+
+    RabbitMQ sends one at every half of the timeout. This counts looks, not seconds: while our own process is stopped
+    there are none, and what came meanwhile is read before the next one.
+    """
+
+    def __init__(self, connection: AsyncioConnection, timeout: int) -> None:
+        self._check_seconds = timeout / CHECKS_PER_HEARTBEAT
+        super().__init__(connection, timeout)
+
+    def _start_check_timer(self) -> None:
+        self._check_interval = self._check_seconds
+        super()._start_check_timer()
+
+    @property
+    def connection_is_idle(self) -> bool:
+        """Whether nothing came for so many looks in a row."""
+        return bool(self._idle_byte_intervals >= CHECKS_PER_HEARTBEAT)
+
+
 class _Pika(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has no py.typed
     """Pika's connection, with a few things that it lacks. They reach into it, hence the tests of each."""
 
@@ -315,6 +391,9 @@ class _Pika(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has no py.type
             self._terminate_stream(exceptions.StreamLostError("dropped by us"))
         elif not self.is_closing:
             self.close()
+
+    def _create_heartbeat_checker(self) -> HeartbeatChecker | None:
+        return _Heartbeats(self, self.params.heartbeat) if self.params.heartbeat else None
 
     def _output_marshaled_frames(self, marshaled_frames: Sequence[bytes]) -> None:
         """Writes the frames of many messages in one piece: pika would make three system calls for each of them.

@@ -83,7 +83,7 @@ class Consumer:
             name: What RabbitMQ's management shows for the connection.
 
         Raises:
-            ConfigurationError: the URL cannot be used.
+            ConfigurationError: a URL cannot be used.
         """
         parameters(amqp_url)
         self._amqp_url = amqp_url

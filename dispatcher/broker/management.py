@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 import socket
 import ssl
 import threading
@@ -21,6 +22,7 @@ from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
 from dispatcher.errors import BrokerUnavailable, ConfigurationError, TopologyError
+from dispatcher.setting_values import addresses
 
 TIMEOUT_SECONDS: Final = 5.0
 MAX_REPLY_OCTETS: Final = 4 * 1024 * 1024
@@ -49,7 +51,10 @@ class NoFigures(BrokerUnavailable):
 
 
 class Management:
-    """A client for one node's HTTP API. Follows no redirect and uses no proxy: either would learn the password."""
+    """A client for the HTTP API of one node, or of a cluster's nodes: the one that answered last, else any other.
+
+    Follows no redirect and uses no proxy: either would learn the password.
+    """
 
     def __init__(
         self, url: str, *, vhost: str = "/", ca_file: Path | None = None, timeout_seconds: float = TIMEOUT_SECONDS
@@ -57,27 +62,22 @@ class Management:
         """Connects to nothing yet.
 
         Args:
-            url: `http://user:password@host:15672`; the user needs the monitoring tag.
+            url: `http://user:password@host:15672`, or several of them, comma-separated; the user needs the monitoring
+                tag.
             ca_file: Certificates to trust instead of the system's, for https://.
-            timeout_seconds: For a whole answer, however slowly it comes.
+            timeout_seconds: For a node's whole answer, however slowly it comes.
 
         Raises:
-            ConfigurationError: the URL cannot be used, or the certificates.
+            ConfigurationError: a URL cannot be used, or the certificates.
         """
-        try:
-            parts = urlsplit(url)
-            self._port = parts.port or _PORTS[parts.scheme]
-        except (ValueError, KeyError):
-            raise ConfigurationError([_MISTAKE]) from None
-        if not parts.hostname:
-            raise ConfigurationError([_MISTAKE])
-        self._host = parts.hostname
-        self._path = f"{parts.path.rstrip('/')}/api"
+        self._nodes = [_Node(one, ca_file, timeout_seconds) for one in addresses(url)]
+        random.shuffle(self._nodes)
         self._vhost = quote(vhost, safe="")
-        self._headers = {"Authorization": _basic(parts.username or "guest", parts.password or "guest")}
-        self._timeout_seconds = timeout_seconds
-        self._tls = _tls(ca_file) if parts.scheme == "https" else None
-        self._place = f"RabbitMQ's management API at {self._host}:{self._port}"
+        self.longest_seconds = timeout_seconds * len(self._nodes)
+
+    @property
+    def _place(self) -> str:
+        return self._nodes[0].place
 
     def version(self) -> str:
         """RabbitMQ's version, and so whether the API answers.
@@ -139,6 +139,47 @@ class Management:
         return status, value if isinstance(value, dict) else {}
 
     def _ask(self, path: str) -> tuple[int, Any]:
+        """The status and the JSON of the reply of the first node that gives one; None where it holds no JSON."""
+        words = []
+        for node in list(self._nodes):
+            try:
+                return node.ask(path)
+            except BrokerUnavailable as error:
+                words.append(error.message)
+                self._nodes.append(self._nodes.pop(0))
+        raise BrokerUnavailable(" ".join(words))
+
+    def _refusal(self, status: int) -> BrokerUnavailable:
+        words: dict[int, str] = {
+            HTTPStatus.OK: "does not answer as RabbitMQ does",
+            HTTPStatus.UNAUTHORIZED: "refuses the user name or the password, or the user has no monitoring tag",
+            HTTPStatus.FORBIDDEN: "refuses this user",
+        }
+        is_refused = status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+        return BrokerUnavailable(
+            f"{self._place} {words.get(status, f'answers {status}')}.", remedy=_REFUSED if is_refused else None
+        )
+
+
+class _Node:
+    """One node's HTTP API."""
+
+    def __init__(self, url: str, ca_file: Path | None, timeout_seconds: float) -> None:
+        try:
+            parts = urlsplit(url)
+            self._port = parts.port or _PORTS[parts.scheme]
+        except (ValueError, KeyError):
+            raise ConfigurationError([_MISTAKE]) from None
+        if not parts.hostname:
+            raise ConfigurationError([_MISTAKE])
+        self._host = parts.hostname
+        self._path = f"{parts.path.rstrip('/')}/api"
+        self._headers = {"Authorization": _basic(parts.username or "guest", parts.password or "guest")}
+        self._timeout_seconds = timeout_seconds
+        self._tls = _tls(ca_file) if parts.scheme == "https" else None
+        self.place = f"RabbitMQ's management API at {self._host}:{self._port}"
+
+    def ask(self, path: str) -> tuple[int, Any]:
         """The status and the JSON of a reply; None where it holds none."""
         connection = self._connection()
         # The connection's own timeout is for each piece, and a server may drip them for ever.
@@ -156,7 +197,7 @@ class Management:
             if is_late.is_set():
                 raise self._silence() from error
             words = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise BrokerUnavailable(f"{self._place} cannot be reached: {words.lower()}.") from error
+            raise BrokerUnavailable(f"{self.place} cannot be reached: {words.lower()}.") from error
         finally:
             cut.cancel()
             # No thread may be left where a fork follows.
@@ -168,23 +209,12 @@ class Management:
         return answer
 
     def _silence(self) -> BrokerUnavailable:
-        return BrokerUnavailable(f"{self._place} does not answer within {self._timeout_seconds:g} s.")
+        return BrokerUnavailable(f"{self.place} does not answer within {self._timeout_seconds:g} s.")
 
     def _connection(self) -> HTTPConnection:
         if self._tls is None:
             return HTTPConnection(self._host, self._port, timeout=self._timeout_seconds)
         return HTTPSConnection(self._host, self._port, timeout=self._timeout_seconds, context=self._tls)
-
-    def _refusal(self, status: int) -> BrokerUnavailable:
-        words: dict[int, str] = {
-            HTTPStatus.OK: "does not answer as RabbitMQ does",
-            HTTPStatus.UNAUTHORIZED: "refuses the user name or the password, or the user has no monitoring tag",
-            HTTPStatus.FORBIDDEN: "refuses this user",
-        }
-        is_refused = status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-        return BrokerUnavailable(
-            f"{self._place} {words.get(status, f'answers {status}')}.", remedy=_REFUSED if is_refused else None
-        )
 
 
 _REFUSED: Final = (

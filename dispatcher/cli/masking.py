@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from dispatcher.setting_values import addresses
+
 MASK: Final = "***"
 
 # To the last @, because an unescaped @, / or # in a password is a common mistake and must not show its tail.
@@ -19,7 +21,11 @@ _SECRET_PARAMETER: Final = re.compile(
 
 
 def masked(text: str) -> str:
-    """A secret setting's text without its password: a URL or libpq's keywords; anything else is masked whole."""
+    """A secret setting's text without its password: URLs or libpq's keywords; anything else is masked whole."""
+    urls = addresses(text)
+    # Every one has a login: else a part of a password might pass for a URL.
+    if len(urls) > 1 and all("@" in url for url in urls):
+        return ",".join(map(masked, urls))
     if found := _URL.fullmatch(text):
         password = f":{MASK}" if found["password"] else ""
         return f"{found['scheme']}{found['user']}{password}@{_without_parameters(found['rest'])}"

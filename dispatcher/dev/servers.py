@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 from dispatcher.dev import cache, keeper, postgres, rabbitmq
 from dispatcher.dev.processes import Processes
 from dispatcher.errors import ServerUnavailable
+from dispatcher.setting_values import addresses
 
 DATABASE_URL = "DISPATCHER_DATABASE_URL"
 AMQP_URL = "DISPATCHER_AMQP_URL"
@@ -205,7 +206,11 @@ def _broker(named: str | None, processes: Processes, progress: Progress, *, disp
 
 
 def guess_management_url(amqp_url: str) -> str:
-    """The HTTP API beside an AMQP server, if it is where RabbitMQ puts it by default."""
+    """The HTTP API beside each AMQP server, if it is where RabbitMQ puts it by default."""
+    return ",".join(map(_management_url_beside, addresses(amqp_url)))
+
+
+def _management_url_beside(amqp_url: str) -> str:
     parts = urlsplit(amqp_url)
     credentials = parts.netloc.rpartition("@")[0] or "guest:guest"
     host = parts.hostname or "localhost"

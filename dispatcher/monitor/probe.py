@@ -79,12 +79,13 @@ class ManagementProbe:
             return await self._ask()
 
     async def _ask(self) -> int:
+        seconds = self._management.longest_seconds
         asked = asyncio.get_running_loop().run_in_executor(self._thread, self._management.depth, self._queue)
         try:
-            async with asyncio.timeout(PROBE_SECONDS + 1):
+            async with asyncio.timeout(seconds + 1):
                 return (await asked).messages
         except TimeoutError:
-            raise BrokerUnavailable(f"RabbitMQ's management API does not answer within {PROBE_SECONDS:g} s.") from None
+            raise BrokerUnavailable(f"RabbitMQ's management API does not answer within {seconds:g} s.") from None
 
 
 class AmqpProbe:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
@@ -42,6 +43,11 @@ CONNECT_SECONDS: Final = 5
 STATEMENT_SECONDS: Final = 30
 ANSWER_SECONDS: Final = 45.0
 """After so long a statement gets no answer any more: the server itself ends it after `STATEMENT_SECONDS`."""
+DOUBT_SECONDS: Final = 4.0
+"""While a statement waits for so long, and so long again, its server is asked whether it still answers anybody. It may
+take as long over that answer, so that a server that is frozen costs about twice as much."""
+_SSL_REQUEST: Final = struct.pack("!ii", 8, 80877103)
+"""What any PostgreSQL server, and any pooler before one, answers with a byte, and to anybody (PostgreSQL, 55.7)."""
 UNHURRIED_SECONDS: Final = 86_400.0
 """The same where the server ends no statement (see `unhurry`): far above what reading any week takes."""
 LOCK_SECONDS: Final = 10
@@ -60,31 +66,69 @@ _ENCODING: Final = "utf8"
 # How soon we notice that the server vanished without a word. The other way round, so that a dead host's locks are set
 # free, `configure_session` says the same to the server.
 _KEEPALIVES: Final[dict[str, Any]] = {
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
+    "keepalives_idle": 5,
+    "keepalives_interval": 3,
     "keepalives_count": 3,
-    "tcp_user_timeout": 25_000,
+    "tcp_user_timeout": 15_000,
 }
 
 
 class TimedSession(psycopg.AsyncConnection[TupleRow]):
-    """A session that ends where its server stands, and says nothing: its system keeps the connection alive for good.
+    """A session that ends when its server is frozen: its system keeps the connection alive for good.
 
-    Such as one whose disk is gone: nothing on it can end a statement, and another may have taken its place.
+    Such as a server whose disk is gone or whose processes are stopped. It cannot end a statement, and another may have
+    taken its place. While a statement takes long, the session asks the server over another connection whether it still
+    answers. It ends when there is no answer, and else after `answer_seconds`.
 
     Attributes:
         answer_seconds: How long a statement may take.
+        doubt_seconds: See DOUBT_SECONDS.
     """
 
     answer_seconds = ANSWER_SECONDS
+    doubt_seconds = DOUBT_SECONDS
 
     async def wait(self, gen: PQGen[T], *arguments: Any, **named: Any) -> T:
         """What psycopg waits by, for everything that it asks."""
-        late = asyncio.get_running_loop().call_later(self.answer_seconds, self._cut)
+        loop = asyncio.get_running_loop()
+        doubts: list[asyncio.Task[None]] = []
+        late = loop.call_later(
+            min(self.doubt_seconds, self.answer_seconds),
+            lambda give_up_at: doubts.append(loop.create_task(self._doubt(give_up_at))),
+            loop.time() + self.answer_seconds,
+        )
         try:
             return await super().wait(gen, *arguments, **named)
         finally:
             late.cancel()
+            for doubt in doubts:
+                doubt.cancel()
+
+    async def _doubt(self, give_up_at: float) -> None:
+        """Cuts the session once its server answers nobody, and at the latest when the time is up."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(give_up_at):
+                while await self._server_answers():  # noqa: ASYNC110 - a frozen server can wake nobody
+                    await asyncio.sleep(self.doubt_seconds)
+        self._cut()
+
+    async def _server_answers(self) -> bool:
+        try:
+            with socket.socket(fileno=os.dup(self.pgconn.socket)) as shared:
+                address = shared.getpeername()
+            async with asyncio.timeout(self.doubt_seconds):
+                reader, writer = await (
+                    asyncio.open_unix_connection(address)
+                    if isinstance(address, str)
+                    else asyncio.open_connection(*address[:2])
+                )
+                try:
+                    writer.write(_SSL_REQUEST)
+                    return bool(await reader.read(1))
+                finally:
+                    writer.transport.abort()
+        except (OSError, psycopg.Error):
+            return False
 
     def _cut(self) -> None:
         # To psycopg it looks as if the server had ended the session, whatever it is waiting for.

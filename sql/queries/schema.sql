@@ -41,7 +41,7 @@ select
 
 -- name: configure_session
 -- A commit waits for the disk, because an outside action follows it; nothing waits for ever; and a client whose host
--- vanished without a word is noticed within half a minute, so that its locks are set free.
+-- vanished without a word is noticed within a quarter of a minute, so that its locks are set free.
 -- Every statement finds its rows by an index. A plan that was made while a partition was all but empty would read it from
 -- end to end, and be kept while it fills: each Monday, and until the next autoanalyze.
 select
@@ -50,10 +50,10 @@ select
     set_config('lock_timeout', %(lock_seconds)s::text || 's', false),
     set_config('enable_seqscan', 'off', false),
     set_config('jit', 'off', false),
-    set_config('tcp_keepalives_idle', '10', false),
-    set_config('tcp_keepalives_interval', '5', false),
+    set_config('tcp_keepalives_idle', '5', false),
+    set_config('tcp_keepalives_interval', '3', false),
     set_config('tcp_keepalives_count', '3', false),
-    set_config('tcp_user_timeout', '25000', false);
+    set_config('tcp_user_timeout', '15000', false);
 
 -- name: lift_statement_timeout
 -- Besides configure_session, for who reads large tables from end to end and keeps nobody waiting meanwhile.

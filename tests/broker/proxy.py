@@ -20,6 +20,8 @@ class Proxy:
         self._target = urlsplit(amqp_url)
         self._flowing = asyncio.Event()
         self._flowing.set()
+        self._speaking = asyncio.Event()
+        self._speaking.set()
         self._clients: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.connections = 0
@@ -59,9 +61,15 @@ class Proxy:
         self.holds = False
         self._flowing.clear()
 
+    def freeze_node(self) -> None:
+        """Nobody gets anything more from either side, as if RabbitMQ's processes were stopped."""
+        self.freeze()
+        self._speaking.clear()
+
     def thaw(self) -> None:
         """Passes on what was held back."""
         self._flowing.set()
+        self._speaking.set()
 
     def tell_clients(self, frame: bytes) -> None:
         """Writes a frame to every client as if RabbitMQ had; nothing else may be under way to them."""
@@ -91,6 +99,7 @@ class Proxy:
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while data := await reader.read(65536):
+                await self._speaking.wait()
                 writer.write(data)
                 await writer.drain()
                 self._count(len(data))

@@ -16,10 +16,17 @@ import uvloop
 from pika import exceptions
 from pika.spec import BasicProperties
 
-from dispatcher.broker.connection import MOST_LOOKS, Channel, open_connection, parameters
+from dispatcher.broker.connection import (
+    MOST_LOOKS,
+    NEXT_NODE_SECONDS,
+    Channel,
+    first_of,
+    open_connection,
+    parameters,
+)
 from dispatcher.broker.faults import NOT_FOUND, ChannelClosed, reason
 from dispatcher.broker.topology import Topology
-from dispatcher.errors import BrokerUnavailable, ConfigurationError
+from dispatcher.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
 from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Rabbit, eventually
 
@@ -100,16 +107,77 @@ def test_an_unusable_url_is_a_configuration_mistake_that_does_not_quote_it(url: 
 
 
 def test_an_url_may_set_what_we_would() -> None:
-    assert parameters("amqp://u:p@h/").heartbeat == 60
-    assert parameters("amqp://u:p@h/?heartbeat=7").heartbeat == 7
-    assert parameters("amqp://u:p@h/").connection_attempts == 1
+    (ours,), (theirs,) = parameters("amqp://u:p@h/"), parameters("amqp://u:p@h/?heartbeat=7")
+
+    assert (ours.heartbeat, ours.connection_attempts) == (10, 1)
+    assert theirs.heartbeat == 7
+
+
+def test_the_nodes_of_a_cluster_share_a_virtual_host() -> None:
+    nodes = parameters("amqp://u:p@a/mail, amqps://u:p,q@b:5671/mail")
+    with pytest.raises(ConfigurationError, match="different virtual hosts"):
+        parameters("amqp://u:p@a/mail,amqp://u:p@b/%2F")
+
+    assert [(each.host, each.port) for each in nodes] == [("a", 5672), ("b", 5671)]
+    assert nodes[1].credentials.password == "p,q"
+
+
+async def test_one_node_that_lives_is_enough(amqp_url: str, closed_port: int) -> None:
+    dead = f"amqp://u:{PASSWORD}@127.0.0.1:{closed_port}{urlsplit(amqp_url).path}"
+    for _ in range(4):
+        async with await open_connection(f"{dead},{amqp_url},{dead}", name="test") as connection:
+            assert not connection.lost.done()
+
+
+async def test_a_node_that_is_frozen_delays_the_next_one_briefly(amqp_url: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        frozen = f"amqp://u:p@127.0.0.1:{silent.getsockname()[1]}{urlsplit(amqp_url).path}"
+        async with asyncio.timeout(3 * NEXT_NODE_SECONDS):
+            connection = await open_connection(f"{frozen},{frozen},{amqp_url}", name="test")
+        await connection.close()
+
+
+async def test_connections_spread_over_the_nodes(amqp_url: str) -> None:
+    async with Proxy(amqp_url) as one, Proxy(amqp_url) as another:
+        for _ in range(30):
+            await (await open_connection(f"{one.url},{another.url}", name="test")).close()
+
+        assert one.connections
+        assert another.connections
+
+
+async def test_every_node_that_cannot_be_reached_is_named(amqp_url: str, closed_port: int) -> None:
+    dead = f"amqp://u:{PASSWORD}@127.0.0.1:{closed_port}{urlsplit(amqp_url).path}"
+    stranger = changed(amqp_url, credentials=f"nobody:{PASSWORD}")
+    with pytest.raises(BrokerRefused, match="refused the user name") as fault:
+        await open_connection(f"{dead},{stranger}", name="test")
+
+    assert f"127.0.0.1:{closed_port} cannot be reached: connection refused" in str(fault.value)
+    assert "DISPATCHER_AMQP_URL" in str(fault.value.remedy)
+    assert PASSWORD not in str(fault.value)
+
+
+async def test_a_frozen_node_is_noticed_within_a_heartbeat(proxy: Proxy) -> None:
+    connection = await open_connection(f"{proxy.url}?heartbeat=1", name="test")
+    proxy.freeze_node()
+
+    async with asyncio.timeout(4):
+        assert await connection.lost == "its heartbeats stopped"
+
+
+async def test_a_connection_that_rests_outlives_its_heartbeats(amqp_url: str) -> None:
+    connection = await open_connection(f"{amqp_url}?heartbeat=1", name="test")
+    await first_of(connection.lost, seconds=2.5)
+
+    assert not connection.lost.done()
+    await connection.close()
 
 
 def test_a_ca_file_is_trusted_instead_of_the_system(tmp_path: Path) -> None:
     ca_file = tmp_path / "ca.pem"
     ca_file.write_text(CERTIFICATE)
 
-    context = parameters("amqps://u:p@h/", ca_file=ca_file).ssl_options.context
+    context = parameters("amqps://u:p@h/", ca_file=ca_file)[0].ssl_options.context
 
     assert len(context.get_ca_certs()) == 1
     assert context.check_hostname

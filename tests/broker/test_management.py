@@ -127,6 +127,21 @@ def test_every_other_status_is_a_failure_and_no_redirect_is_followed(impostor: I
     assert PASSWORD not in str(fault.value)
 
 
+def test_one_node_that_answers_is_enough(servers: Servers, closed_port: int) -> None:
+    dead = f"http://guest:{PASSWORD}@127.0.0.1:{closed_port}"
+    management = Management(f"{dead},{servers.management_url},{dead}", timeout_seconds=DEADLINE_SECONDS)
+
+    assert management.version()[0].isdigit()
+
+
+def test_every_node_that_does_not_answer_is_named(closed_port: int) -> None:
+    nodes = [f"http://guest:{PASSWORD}@{host}:{closed_port}" for host in ("127.0.0.1", "127.0.0.2")]
+    with pytest.raises(BrokerUnavailable, match=r"127\.0\.0\.1.*127\.0\.0\.2|127\.0\.0\.2.*127\.0\.0\.1") as fault:
+        Management(",".join(nodes)).version()
+
+    assert PASSWORD not in str(fault.value)
+
+
 def test_nobody_listening_is_said(closed_port: int) -> None:
     with pytest.raises(BrokerUnavailable, match="cannot be reached: connection refused"):
         Management(f"http://guest:{PASSWORD}@127.0.0.1:{closed_port}").version()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 
@@ -66,6 +67,21 @@ def test_servers_that_are_away_come_with_a_remedy(settled: CommandLine) -> None:
         assert found[subject]["remedy"]
         assert "secret" not in found[subject]["words"]
     assert found["provider smtp"]["state"] == "failed"
+
+
+def test_of_several_nodes_one_that_lives_is_enough(settled: CommandLine, servers: Servers) -> None:
+    place = urlsplit(servers.database_url).netloc.rpartition("@")[2]
+    database = settled.environment["DISPATCHER_DATABASE_URL"].replace(place, f"{AWAY},{place}")
+    found = _findings(
+        settled.having(
+            DISPATCHER_DATABASE_URL=f"{database}?target_session_attrs=read-write",
+            DISPATCHER_AMQP_URL=f"amqp://u:secret@{AWAY}{urlsplit(servers.amqp_url).path},{servers.amqp_url}",
+            DISPATCHER_RABBITMQ_MANAGEMENT_URL=f"http://u:secret@{AWAY},{servers.management_url}",
+        ),
+        code=0,
+    )
+
+    assert {finding["state"] for finding in found.values()} == {"ok"}
 
 
 def test_tables_and_queues_that_are_missing_want_init(unprepared: CommandLine, topology_names: Topology) -> None:

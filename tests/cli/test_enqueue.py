@@ -30,6 +30,16 @@ def test_email_is_accepted_and_its_id_told(storing: CommandLine, connection: psy
     assert (stored["sender"], stored["subject"], stored["text_body"]) == ("Shop <shop@example.com>", "Hi", "Thank you.")
 
 
+def test_email_is_accepted_by_the_host_that_answers(storing: CommandLine, connection: psycopg.Connection) -> None:
+    url = storing.environment["DISPATCHER_DATABASE_URL"]
+    several = f"{url.replace('@', '@127.0.0.1:1,')}?target_session_attrs=read-write"
+
+    ended = storing.having(DISPATCHER_DATABASE_URL=several)("enqueue", *ONE)
+
+    assert ended.code == 0, ended.stderr
+    assert ended.stdout == f"accepted: {_contents(connection)['email_id']}\n"
+
+
 def test_every_option_reaches_the_tables(storing: CommandLine, connection: psycopg.Connection) -> None:
     (storing.folder / "bill.pdf").write_bytes(b"%PDF")
     (storing.folder / "page.html").write_text("<p>ä</p>", encoding="utf-8")

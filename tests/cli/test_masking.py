@@ -23,6 +23,13 @@ from dispatcher.cli.masking import masked
         ("amqp://ann:se%2Fcret@mq:5672/%2F?heartbeat=10", "amqp://ann:***@mq:5672/%2F?heartbeat=10"),
         ("smtp://ann:se@cret@mx:587", "smtp://ann:***@mx:587"),
         ("amqp://ann:se/cr#et?@mq/", "amqp://ann:***@mq/"),
+        ("amqp://ann:se@x@a/,amqp://bob:se,c@b/mail", "amqp://ann:***@a/,amqp://bob:***@b/mail"),
+        ("amqp://ann:se,amqp://cret@mq/", "amqp://ann:***@mq/"),
+        ("amqp://mq/,amqp://ann:secret@mq/", "***"),
+        (
+            "postgresql://ann:secret@a:1,b:2/m?target_session_attrs=any",
+            "postgresql://ann:***@a:1,b:2/m?target_session_attrs=any",
+        ),
         ("SG.abcdef", "***"),
         ("", "***"),
     ],

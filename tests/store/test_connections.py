@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext, suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -69,10 +70,10 @@ async def test_the_server_is_told_to_notice_a_client_that_vanished(tables_url: s
         ).fetchall()
 
     assert dict(rows) == {
-        "tcp_keepalives_idle": 10,
-        "tcp_keepalives_interval": 5,
+        "tcp_keepalives_idle": 5,
+        "tcp_keepalives_interval": 3,
         "tcp_keepalives_count": 3,
-        "tcp_user_timeout": 25_000,
+        "tcp_user_timeout": 15_000,
     }
 
 
@@ -210,6 +211,43 @@ async def test_a_server_that_stands_without_a_word_is_an_outage_in_the_end(table
             await opened.execute("select 1")
 
         assert opened.closed
+
+
+async def test_a_frozen_server_is_an_outage_as_soon_as_it_answers_nobody(tables_url: str) -> None:
+    async with Proxy(tables_url) as server:
+        opened = await connect_async(server.url, name="patient")
+        assert isinstance(opened, TimedSession)
+        opened.doubt_seconds = 0.2
+        server.freeze_node()
+
+        async with asyncio.timeout(10):  # it would wait for `answer_seconds`
+            with pytest.raises(StoreUnavailable), translated():
+                await opened.execute("select 1")
+
+
+async def test_a_slow_statement_of_a_server_that_answers_is_waited_for(tables_url: str) -> None:
+    opened = await connect_async(tables_url, name="patient")
+    assert isinstance(opened, TimedSession)
+    opened.doubt_seconds = 0.1
+
+    await opened.execute("select pg_sleep(0.5)")
+
+    await opened.close()
+
+
+async def test_of_several_hosts_the_one_that_answers_serves(tables_url: str) -> None:
+    place = urlsplit(tables_url).netloc.rpartition("@")[2]
+    several = f"{tables_url.replace(place, f'127.0.0.1:1,{place}')}?target_session_attrs=read-write"
+    pool = make_pool(several, name="several", size=1)
+    await pool.open()
+    async with session(pool) as pooled:
+        await pooled.execute("select 1")
+    await pool.close()
+    single = await connect_async(several, name="several")
+    await single.execute("select 1")
+    await single.close()
+    with connected(several) as simple:
+        simple.execute("select 1")
 
 
 async def test_a_session_of_the_pool_that_stands_without_a_word_is_replaced(tables_url: str) -> None:
