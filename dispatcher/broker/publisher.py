@@ -67,7 +67,7 @@ class Publisher:
         self._stream: _Stream | None = None
         self._connecting = asyncio.Lock()
 
-    async def publish(self, messages: Sequence[Outgoing]) -> list[bool]:
+    async def publish(self, messages: Sequence[Outgoing]) -> Answers:
         """Which of the messages are published, in their order: confirmed by RabbitMQ and routed to a queue.
 
         False says that the message was refused or came back unroutable, or that nobody knows because the connection was
@@ -77,7 +77,7 @@ class Publisher:
             BrokerUnavailable: none of them is known to be published, because RabbitMQ is away, blocks publishers, has
                 no such exchange, or does not answer in time. Never raised where one is.
         """
-        batch = _Batch([False] * len(messages))
+        batch = _Batch(Answers([False] * len(messages)))
         fault: BrokerUnavailable | None = None
         try:
             async with asyncio.timeout(self.batch_seconds):
@@ -119,6 +119,17 @@ class Publisher:
         return BrokerUnavailable(f"RabbitMQ did not confirm {unanswered} of {len(batch.published)} messages {within}.")
 
 
+class Answers(list[bool]):
+    """Which of some messages are published, in their order.
+
+    Attributes:
+        returned: How many came back because no queue is bound for them. The other unpublished ones were refused (by a
+            queue without a quorum, or a full one), or the connection was lost before RabbitMQ answered.
+    """
+
+    returned = 0
+
+
 @dataclass(slots=True)
 class _Batch:
     """One call of `publish`.
@@ -127,7 +138,7 @@ class _Batch:
         done: What became of it as a whole, once every message is answered (None) or none can be any more.
     """
 
-    published: list[bool]
+    published: Answers
     answered: int = 0
     done: asyncio.Future[BrokerUnavailable | None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -223,6 +234,7 @@ class _Stream:
         returned = self._returned[name] > 0 if self._returned else False
         if returned:
             self._returned -= Counter((name,))
+            batch.published.returned += 1
         batch.answer(index, published=confirmed and not returned)
 
     def _on_closed(self, closed: asyncio.Future[BrokerUnavailable]) -> None:

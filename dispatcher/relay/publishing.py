@@ -12,7 +12,7 @@ from typing import Final
 from dispatcher.broker.dead_letter import DeadLetter
 from dispatcher.broker.outgoing import Outgoing
 from dispatcher.broker.pointer import Pointer
-from dispatcher.broker.publisher import Publisher
+from dispatcher.broker.publisher import Answers, Publisher
 from dispatcher.broker.topology import Topology, depths
 from dispatcher.config import Settings
 from dispatcher.domain.backoff import Backoff
@@ -248,14 +248,15 @@ class Publishing:
             self._log.info("relay.dead_lettered", count=len(published))
         return len(published) == len(due)
 
-    async def _publish(self, messages: list[Outgoing]) -> list[bool]:
+    async def _publish(self, messages: list[Outgoing]) -> Answers:
         confirmed = await self._publisher.publish(messages)
         gate = self._gates[messages[0].queue]
-        if unconfirmed := confirmed.count(False):
-            seconds = gate.close()
-            self._log.error(
-                "relay.unroutable", count=unconfirmed, queue=messages[0].queue, retry_in_seconds=round(seconds, 2)
-            )
+        if unpublished := confirmed.count(False):
+            fields = {"queue": messages[0].queue, "retry_in_seconds": round(gate.close(), 2)}
+            if confirmed.returned:
+                self._log.error("relay.unroutable", count=confirmed.returned, **fields)
+            if unpublished > confirmed.returned:
+                self._log.error("relay.unconfirmed", count=unpublished - confirmed.returned, **fields)
         else:
             gate.open()
         if self._broker_outage.worked():

@@ -89,12 +89,16 @@ class LockedRows:
 
     async def _tell(self, email_ids: set[UUID]) -> None:
         rows = await self._fetch("find_holders", {"age_seconds": BATCH_LOCK_SECONDS})
-        self._log.warning(
-            "email.locked",
-            count=len(email_ids),
-            email_ids=[str(email_id) for email_id in sorted(email_ids)[:MOST_NAMED]],
-            held_by=[_holder(*row) for row in rows],
-        )
+        fields = {
+            "count": len(email_ids),
+            "email_ids": [str(email_id) for email_id in sorted(email_ids)[:MOST_NAMED]],
+            "held_by": [_holder(*row) for row in rows],
+        }
+        # A commit that waits for a standby keeps its rows locked, and no operator has to end its session.
+        if rows and all(is_committing for *_, is_committing in rows):
+            self._log.warning("store.commits_waiting", **fields)
+        else:
+            self._log.warning("email.locked", **fields)
 
     async def _fetch(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
         async with self._open_session() as session:
@@ -103,8 +107,11 @@ class LockedRows:
                 return await cursor.fetchall()
 
 
-def _holder(pid: int | None, application: str | None, state: str | None, age_seconds: float | None) -> str:
+def _holder(
+    pid: int | None, application: str | None, state: str | None, age_seconds: float | None, is_committing: bool
+) -> str:
     if pid is None:
         return "a prepared transaction (see pg_prepared_xacts)"
     age = "" if age_seconds is None else f", its transaction {age_seconds:.0f} s old"
-    return f"pid {pid} ({application or 'unnamed'}), {state or 'of another user'}{age}"
+    waits = ", its commit waits for a synchronous standby" if is_committing else ""
+    return f"pid {pid} ({application or 'unnamed'}), {state or 'of another user'}{age}{waits}"

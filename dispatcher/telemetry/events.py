@@ -32,6 +32,8 @@ EVENTS: Final = MappingProxyType(
         "broker.connection_lost": "RabbitMQ is away; we connect again with growing waits: reason, retry_in_seconds.",
         "store.connection_lost": "PostgreSQL is away; results are kept and tried again: reason, retry_in_seconds.",
         "store.connected": "PostgreSQL answers again.",
+        "store.commits_waiting": "Commits wait for a synchronous standby, and keep emails' rows locked: count, "
+        "email_ids (a few), held_by (the sessions that wait).",
         "provider.paused": "The provider cannot be used as a whole; its emails wait: provider, state, reason, seconds.",
         "provider.resumed": "The provider can be used again: provider.",
         "provider.slowed": "The provider throttled us, and its rate is halved for all workers: provider, per_second.",
@@ -63,6 +65,8 @@ EVENTS: Final = MappingProxyType(
         "relay.republished": "RabbitMQ lost messages, as of a purged queue; they are due again: count, queue, reason.",
         "relay.dead_lettered": "Dead letters went to the DLQ: count.",
         "relay.unroutable": "RabbitMQ could not route messages; they stay due: count, queue, retry_in_seconds.",
+        "relay.unconfirmed": "RabbitMQ did not confirm messages: the queue has no quorum or is full, or the connection "
+        "was lost; they stay due: count, queue, retry_in_seconds.",
         "api.started": "The HTTP API listens: listener.",
         "api.opened": "The HTTP API asks nobody on this host for a key, until there is one: setting.",
         "api.refused": "What the HTTP API refused since it last told, by reason: counts.",

@@ -42,8 +42,11 @@ where e.email_id = any(%(email_ids)s)
 -- name: find_holders
 -- Sessions whose transaction is that old, has locked rows of emails or keys, and waits for nobody itself: the oldest few.
 -- PostgreSQL does not tell who holds a row unless one waits for it. No statement's text, which may hold private data. Of
--- another user's session it may show no more than the number; a prepared transaction has none.
-select l.pid, a.application_name, a.state, extract(epoch from clock_timestamp() - min(a.xact_start))::double precision
+-- another user's session it may show no more than the number; a prepared transaction has none. Last column: its commit is
+-- done here and waits for a synchronous standby.
+select
+    l.pid, a.application_name, a.state, extract(epoch from clock_timestamp() - min(a.xact_start))::double precision,
+    coalesce(a.wait_event = 'SyncRep', false)
 from pg_locks as l
 left join pg_stat_activity as a on a.pid = l.pid
 where l.locktype = 'relation'
@@ -57,6 +60,6 @@ where l.locktype = 'relation'
     and l.pid is distinct from pg_backend_pid()
     and a.wait_event_type is distinct from 'Lock'
     and (a.xact_start is null or a.xact_start < clock_timestamp() - %(age_seconds)s * interval '1 second')
-group by l.pid, a.application_name, a.state
+group by l.pid, a.application_name, a.state, a.wait_event
 order by min(a.xact_start) nulls first
 limit 5;

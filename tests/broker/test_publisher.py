@@ -66,6 +66,7 @@ async def test_each_message_has_its_own_answer(
     flags = await make_publisher().publish([send, unroutable, dead, unroutable, send])
 
     assert flags == [True, False, True, False, True]
+    assert flags.returned == 2
     assert [message.body for message in await rabbit.take_all(topology.queue, 2)] == [send.body, send.body]
     assert [message.body for message in await rabbit.take_all(topology.dlq, 1)] == [dead.body]
 
@@ -88,7 +89,8 @@ async def test_what_a_queue_refuses_is_not_published(
     publisher = make_publisher()
 
     assert await publisher.publish(pointers(full)) == [True]
-    assert await publisher.publish(pointers(full)) == [False]
+    refused = await publisher.publish(pointers(full))
+    assert (refused, refused.returned) == ([False], 0)
     assert await publisher.publish([*pointers(topology.queue), *pointers(full)]) == [True, False]
 
     await rabbit.delete_queue(full)

@@ -181,6 +181,23 @@ async def test_what_cannot_be_routed_stays_due_until_it_can(
     assert {each.email_id for each in pointers} == set(email_ids)
 
 
+async def test_messages_that_a_queue_refuses_are_reported_as_unconfirmed_and_stay_due(
+    start: Start, settings: Settings, topology: Topology, books: Books, rabbit: Rabbit
+) -> None:
+    """A queue without a quorum refuses as a full one does; a full one is quicker to have."""
+    await rabbit.delete_queue(topology.queue)
+    await rabbit.declare_queue(topology.queue, **{"x-max-length": 1, "x-overflow": "reject-publish"})
+    await rabbit.bind_queue(topology.queue, topology.exchange)
+    books.enqueue(3)
+
+    with capture_logs() as logs:
+        await start(settings)
+        await until(lambda: "relay.unconfirmed" in {log["event"] for log in logs})
+
+    assert "relay.unroutable" not in {log["event"] for log in logs}
+    assert any(row["publish_due_at"] for row in books.rows())
+
+
 async def test_only_what_was_confirmed_is_marked_when_the_connection_breaks(
     start: Start, servers: Servers, tables_url: str, topology: Topology, books: Books, rabbit: Rabbit
 ) -> None:

@@ -13,9 +13,7 @@ from tests.store.steered_clock import SteeredClock
 
 
 @pytest.mark.parametrize("ahead", [timedelta(hours=1), timedelta(hours=-1)], ids=str)
-def test_a_step_of_the_clock_is_seen_by_sessions_that_are_open(
-    tables_url: str, books: Books, ahead: timedelta
-) -> None:
+def test_a_step_of_the_clock_is_seen_by_sessions_that_are_open(tables_url: str, books: Books, ahead: timedelta) -> None:
     clock = SteeredClock(tables_url)
     with psycopg.connect(clock.url, autocommit=True) as connection:
         first = enqueue(connection, email("before"))
