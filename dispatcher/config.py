@@ -145,9 +145,10 @@ class Settings:
         "This host's name in rows, logs and alerts, unlike every other host's; auto: the machine's.",
     )
     run_dir: Path = setting(
-        values.folder,
-        "/tmp/email-dispatcher-{uid}",  # noqa: S108  # the user's own; made with mode 0700
-        "Where a host's `run` keeps its process files; {uid} is the user's number.",
+        values.run_folder,
+        "auto",
+        "Where a host's `run` keeps its in-flight ledgers; auto: /var/lib/email-dispatcher for root, else "
+        "email-dispatcher in $XDG_STATE_HOME or ~/.local/state.",
     )
     smtp_url: values.SmtpServer | None = setting(
         values.smtp_url,

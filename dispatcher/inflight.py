@@ -205,6 +205,7 @@ class Ledger:
         self._free = deque(range(slots))
         self._renderings = deque(range(_RENDERINGS))
         self._map = _create(self.path, _header(worker, slot, slots, boot_id() if boot is None else boot), slots)
+        self._found = self.path.stat()
 
     def leaving(
         self,
@@ -248,6 +249,14 @@ class Ledger:
     def voided_at(self) -> float:
         """When the relay last voided leases, by `steady_clock`: look after `leaving`, and before the first byte."""
         return float(_VOIDED.unpack_from(self._map, _VOIDED_AT)[0])
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the relay would find this ledger by its path: nobody deleted or replaced the file."""
+        try:
+            return os.path.samestat(self.path.stat(), self._found)
+        except OSError:
+            return False
 
     def begin_rendering(self, email_id: UUID, lease_token: int) -> int | None:
         """Writes down who is to blame if this process dies now; None where too many are rendered at once."""

@@ -313,7 +313,19 @@ def path_of(text: str) -> Path:
 
 
 def folder(text: str) -> Path:
-    return path_of(text.replace("{uid}", str(os.getuid())))
+    return path_of(text)
+
+
+def run_folder(text: str) -> Path:
+    """A folder; `auto` is where programs of this user keep state that outlives a start, and that no cleaner empties."""
+    if text.lower() != "auto":
+        return path_of(text)
+    if os.getuid() == 0:
+        return Path("/var/lib/email-dispatcher")
+    try:
+        return path_of(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "email-dispatcher"
+    except ValueError:  # a user without a home, as in a container
+        return Path("/var/lib/email-dispatcher")
 
 
 def certificates(text: str) -> Path:

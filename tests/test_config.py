@@ -84,6 +84,26 @@ def test_what_an_operator_writes_is_understood(variable: str, text: str, field: 
 
 
 @pytest.mark.parametrize(
+    ("uid", "home", "state", "folder"),
+    [
+        (0, "/root", "/root/state", "/var/lib/email-dispatcher"),
+        (1000, "/home/ann", None, "/home/ann/.local/state/email-dispatcher"),
+        (1000, "/home/ann", "/home/ann/state", "/home/ann/state/email-dispatcher"),
+    ],
+)
+def test_the_run_directory_is_by_default_where_nothing_is_emptied(
+    uid: int, home: str, state: str | None, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getuid", lambda: uid)
+    monkeypatch.setenv("HOME", home)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    if state:
+        monkeypatch.setenv("XDG_STATE_HOME", state)
+
+    assert load({}).run_dir == Path(folder)
+
+
+@pytest.mark.parametrize(
     ("variable", "text", "sentence"),
     [
         ("DISPATCHER_WORKERS", "many", "must be a whole number from 1 to 256"),

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import resource
+import shutil
 import signal
 import socket
 import struct
@@ -217,6 +218,19 @@ class TestALivingWorker:
         ledger.close()
 
         assert list((tmp_path / "made").iterdir()) == []
+
+    def test_it_is_in_place_until_its_file_or_folder_is_deleted_or_replaced(self, tmp_path: Path) -> None:
+        deleted, replaced, folderless = (
+            Ledger(tmp_path / name, worker="host:w0:1:ab", slot="host:w0", slots=4) for name in "abc"
+        )
+        assert all(each.is_in_place for each in (deleted, replaced, folderless))
+
+        deleted.path.unlink()
+        replaced.path.with_suffix(".copy").write_bytes(replaced.path.read_bytes())
+        replaced.path.with_suffix(".copy").rename(replaced.path)
+        shutil.rmtree(folderless.path.parent)
+
+        assert not any(each.is_in_place for each in (deleted, replaced, folderless))
 
     def test_what_is_still_in_it_when_it_closes_is_left_to_the_relay(self, tmp_path: Path) -> None:
         def work() -> None:

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from dispatcher.config import Settings
@@ -24,6 +25,8 @@ OLDEST_POSTGRESQL: Final = 14
 OLDEST_PYTHON: Final = (3, 11)
 SPARE_CONNECTIONS: Final = 10
 """For relay, monitor, other commands, and what PostgreSQL keeps for its superuser."""
+EMPTIED: Final = ("/tmp", "/var/tmp", "/run/user")  # noqa: S108 - named to be warned of
+"""Where cleaners delete files that are old, or whose user has logged out."""
 SPARE_DESCRIPTORS: Final = 64
 """For logs, pipes, the database and RabbitMQ."""
 _START: Final = "Start it, or correct {variable}. `dispatcher dev up` has a private one."
@@ -92,10 +95,39 @@ def check_run_dir(settings: Settings) -> Iterator[Finding]:
             yield Finding(subject, State.FAILED, f"{settings.run_dir} {fault}", remedy)
             return
         with tempfile.TemporaryFile(dir=settings.run_dir):
-            yield well(subject, f"{settings.run_dir} is writable")
+            fault = volatility(settings.run_dir.resolve(), _mounts())
+            remedy = "Set DISPATCHER_RUN_DIR to a folder on a disk of this host, such as /var/lib/email-dispatcher."
+            words = f"{settings.run_dir} is writable{', but ' + fault if fault else ''}"
+            yield judge(subject, not fault, words, remedy, State.WARNING)
     except OSError as error:
         remedy = "Set DISPATCHER_RUN_DIR to a folder that this user may write."
         yield Finding(subject, State.FAILED, f"{settings.run_dir}: {error.strerror}", remedy)
+
+
+def volatility(folder: Path, mounts: str) -> str | None:
+    """Why the ledgers in a folder may vanish while their workers live, or before they are settled; None if they stay.
+
+    Args:
+        folder: Without symbolic links.
+        mounts: The text of /proc/mounts.
+    """
+    for place in EMPTIED:
+        if folder.is_relative_to(place):
+            return f"cleaners empty {place}"
+    # Device, folder, type, and what does not matter here. The innermost folder counts; of several there, the last.
+    entries = [line.split()[1:3] for line in mounts.splitlines() if len(line.split()) > 2]
+    around = [(len(place), kind) for place, kind in entries if folder.is_relative_to(place)]
+    _, kind = max(reversed(around), key=lambda each: each[0], default=(0, ""))
+    return (
+        f"it is kept in memory ({kind}): the host's next start finds it empty" if kind in ("tmpfs", "ramfs") else None
+    )
+
+
+def _mounts() -> str:
+    try:
+        return Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def check_postgresql(settings: Settings) -> Iterator[Finding]:

@@ -11,9 +11,9 @@ what the worker or an earlier settlement has recorded; then what is left. A ledg
 as soon as its lock is free, that is within moments of the worker's death, and its file goes last: a settlement that
 dies half-way is done again. So is one that found emails locked by somebody else: what it could not judge, it left.
 
-A session that PostgreSQL cannot end (its process is stopped, or waits for a dead disk) delays the ledger of its own worker
-alone. Until the session is gone that worker is treated as a living one: `expired` settles its leases as they run out,
-fenced against whatever the session may still commit.
+A session that PostgreSQL cannot end (its process is stopped, or waits for a dead disk) delays the ledger of its own
+worker alone. Until the session is gone that worker is treated as a living one: `expired` settles its leases as they run
+out, fenced against whatever the session may still commit.
 
 Living workers whose leases ran out are settled in `expired`.
 """

@@ -80,8 +80,9 @@ EVENTS: Final = MappingProxyType(
         "partition.made": "Partitions were made ahead: names.",
         "ledger.settled": "An in-flight ledger was settled, as its worker died or was frozen past its leases: worker, "
         "reason (worker_died, worker_frozen), released, recorded, uncertain.",
-        "ledger.delayed": "A dead worker's ledger cannot be settled yet, mostly because PostgreSQL does not end a session "
-        "of that worker; its leases are settled as they run out, other ledgers at once: file, reason.",
+        "ledger.delayed": "A dead worker's ledger cannot be settled yet, mostly because PostgreSQL does not end one of "
+        "its sessions; its leases are settled as they run out, other ledgers at once: file, reason.",
+        "ledger.lost": "Somebody deleted or replaced a worker's ledger; the worker asks to be replaced: file.",
         "ledger.unreadable": "A file in the run directory is no ledger that we can read; it is kept: file, reason.",
         "web.listening": "The monitor serves its pages: listener.",
         "web.unheard": "The monitor cannot have its address, and tries again: listener, reason, retry_in_seconds.",

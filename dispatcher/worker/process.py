@@ -39,7 +39,7 @@ CANCEL_SECONDS = 2.0
 """A RabbitMQ that hangs must not use up the drain's time; what it may still deliver then is not taken."""
 RECYCLE_SPREAD = 0.2
 """Each worker picks its own number, so far around the one that is set: else they all ask at once."""
-_COUNT_SECONDS = 1.0
+_LOOK_SECONDS = 1.0
 AT_HAND = 4
 """One of so many messages more than emails may be sent at once: the next are here when a place is free, and the window
 stays full over the way to RabbitMQ and back."""
@@ -175,7 +175,7 @@ async def _dispatch(
     async with asyncio.TaskGroup() as group:
         working = group.create_task(pipeline.run())
         consuming = group.create_task(unless_cut_off(consumer.run))
-        retiring = group.create_task(_ask_for_successor(seat, pipeline, settings.recycle_emails))
+        retiring = group.create_task(_ask_for_successor(seat, pipeline, ledger, settings.recycle_emails))
         await stop.wait()
         with suppress(TimeoutError):
             async with asyncio.timeout(CANCEL_SECONDS):
@@ -205,11 +205,16 @@ def _messages_at_hand(window: int, settings: Settings) -> int:
     return emails
 
 
-async def _ask_for_successor(seat: Seat, pipeline: Pipeline, after_emails: int) -> None:
-    """Asks for it once, after about so many emails; never where that is 0. The worker works on until it is stopped."""
-    if not after_emails:
-        return
-    enough = after_emails * random.uniform(1 - RECYCLE_SPREAD, 1 + RECYCLE_SPREAD)  # noqa: S311
-    while pipeline.finished_count < enough:  # noqa: ASYNC110 - nothing is done per email that can be done per second
-        await asyncio.sleep(_COUNT_SECONDS)
+async def _ask_for_successor(seat: Seat, pipeline: Pipeline, ledger: Ledger, after_emails: int) -> None:
+    """Asks once: after about so many emails (never where that is 0), or when its ledger's file is lost.
+
+    The worker works on until it is stopped: then it drains, and what is on the wire ends first.
+    """
+    spread = random.uniform(1 - RECYCLE_SPREAD, 1 + RECYCLE_SPREAD)  # noqa: S311
+    enough = after_emails * spread if after_emails else math.inf
+    # Nothing is done per email that can be done per second.
+    while pipeline.finished_count < enough and ledger.is_in_place:  # noqa: ASYNC110
+        await asyncio.sleep(_LOOK_SECONDS)
+    if not ledger.is_in_place:
+        log.get_log().error("ledger.lost", file=ledger.path.name)
     seat.ask_for_successor()

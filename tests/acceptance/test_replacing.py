@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -85,6 +86,26 @@ def test_workers_that_have_sent_their_share_are_replaced_one_by_one(host: Host) 
     ids = host.enqueue(emails(400))
 
     run.await_events("process.exited", 2, reason="recycled")
+    books = host.await_finished(ids)
+    stop(run)
+    books.assert_balanced()
+    assert books.counts == {"sent": 400}
+
+
+def test_workers_whose_ledgers_are_deleted_are_replaced_by_such_as_have_ledgers(host: Host) -> None:
+    host.sink("--latency-ms", "5")
+    run = host.run()
+    host.await_consumers()
+    ids = host.enqueue(emails(400))
+    before = set(host.run_dir.glob("*.ledger"))
+
+    shutil.rmtree(host.run_dir)
+
+    run.await_events("process.exited", 2, reason="recycled")
+    assert {event["file"] for event in run.events("ledger.lost")} == {path.name for path in before}
+    after = set(host.run_dir.glob("*.ledger"))
+    assert len(after) == 2
+    assert not after & before
     books = host.await_finished(ids)
     stop(run)
     books.assert_balanced()

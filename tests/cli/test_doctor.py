@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import tempfile
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
+import pytest
 
 from dispatcher.broker.topology import Topology
+from dispatcher.cli.checks import volatility
 from dispatcher.dev.servers import Servers
 from tests.broker.rabbit import Operator
 from tests.cli.commandline import CommandLine
@@ -27,7 +31,8 @@ def _findings(commandline: CommandLine, *, code: int) -> dict[str, dict[str, Any
 def test_all_is_well(settled: CommandLine, servers: Servers) -> None:
     found = _findings(settled.having(DISPATCHER_RABBITMQ_MANAGEMENT_URL=servers.management_url), code=0)
 
-    assert {finding["state"] for finding in found.values()} == {"ok"}
+    # The tests' folders lie in /tmp or in memory, where a run directory should not.
+    assert {subject for subject, finding in found.items() if finding["state"] != "ok"} == {"run directory"}
     assert found.keys() == {
         *("settings", "Python", "file descriptors", "run directory"),
         *("PostgreSQL", "PostgreSQL durability", "PostgreSQL connections", "tables", "partitions"),
@@ -39,7 +44,9 @@ def test_table_marks_what_is_well(settled: CommandLine, servers: Servers) -> Non
     ended = settled.having(DISPATCHER_RABBITMQ_MANAGEMENT_URL=servers.management_url)("doctor")
 
     assert ended.code == 0
-    assert {line.split()[0] for line in ended.stdout.splitlines()} == {"✓"}
+    marks = {line.split()[0]: line for line in ended.stdout.splitlines()}
+    assert marks.keys() == {"✓", "!", "→"}
+    assert "run directory" in marks["!"]  # it lies where a run directory should not
 
 
 def test_without_settings_each_missing_one_is_a_finding(bare: CommandLine) -> None:
@@ -197,6 +204,32 @@ def test_run_directory_that_cannot_be_made_fails(settled: CommandLine) -> None:
     found = _findings(settled.having(DISPATCHER_RUN_DIR=str(settled.folder / "file" / "run")), code=1)
 
     assert found["run directory"]["state"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"),
+    [
+        ("/tmp/email-dispatcher", "cleaners empty /tmp"),
+        ("/var/tmp/mail/run", "cleaners empty /var/tmp"),
+        ("/run/user/1000/email-dispatcher", "cleaners empty /run/user"),
+        ("/run/email-dispatcher", "it is kept in memory (tmpfs): the host's next start finds it empty"),
+        ("/var/lib/email-dispatcher", None),
+        ("/tmpfiles/run", None),
+        ("/run/disk/email-dispatcher", None),
+    ],
+)
+def test_run_directory_that_is_emptied_sooner_or_later_is_named(folder: str, words: str | None) -> None:
+    mounts = "/dev/sda1 / ext4 rw 0 0\ntmpfs /run tmpfs rw 0 0\n/dev/sdb1 /run/disk ext4 rw 0 0\n"
+
+    assert volatility(Path(folder), mounts) == words
+
+
+def test_run_directory_in_a_place_that_is_emptied_is_a_warning(settled: CommandLine) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        found = _findings(settled.having(DISPATCHER_RUN_DIR=folder), code=0)
+
+    assert found["run directory"]["state"] == "warning"
+    assert "cleaners empty /tmp" in found["run directory"]["words"]
 
 
 def test_run_directory_that_strangers_may_write_fails(settled: CommandLine) -> None:
