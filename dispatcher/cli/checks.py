@@ -133,7 +133,7 @@ def _mounts() -> str:
 def check_postgresql(settings: Settings) -> Iterator[Finding]:
     """The server, its durability, its room for our connections, and our tables."""
     from dispatcher.store.connections import connected
-    from dispatcher.store.server import describe_server
+    from dispatcher.store.server import describe_server, verify_sessions
 
     try:
         with connected(settings.database_url, name="dispatcher doctor") as connection:
@@ -146,6 +146,8 @@ def check_postgresql(settings: Settings) -> Iterator[Finding]:
             yield judge("PostgreSQL durability", is_durable, words, "Switch both on: a crash would lose emails.")
             yield _room(settings, server.max_connections)
             yield from _check_tables(connection)
+        verify_sessions(settings.database_url, name="dispatcher doctor")
+        yield well("PostgreSQL sessions", "a connection keeps its session, as locks and notifications need")
     except DispatcherError as error:
         yield failed("PostgreSQL", error, _START.format(variable="DISPATCHER_DATABASE_URL"))
 

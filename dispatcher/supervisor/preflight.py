@@ -26,6 +26,7 @@ from dispatcher.errors import (
 from dispatcher.providers.registry import open_provider
 from dispatcher.store.connections import connected
 from dispatcher.store.migrations import verify_schema
+from dispatcher.store.server import verify_sessions
 from dispatcher.telemetry.log import get_log
 
 LONGEST_WAIT_SECONDS = 10.0
@@ -49,7 +50,7 @@ def prepare_store(settings: Settings) -> None:
     """The same for a process that a RabbitMQ that is away, or not fit, does not keep from its work.
 
     Raises:
-        ConfigurationError: the tables are not fit.
+        ConfigurationError: the tables, or a pooler before them, are not fit.
     """
     if mistakes := _examine("store", lambda: _verify_store(settings)):
         raise ConfigurationError(mistakes)
@@ -61,6 +62,7 @@ async def _try_provider(name: str, settings: Settings) -> None:
 
 
 def _verify_store(settings: Settings) -> None:
+    verify_sessions(settings.database_url, name="dispatcher run")
     with connected(settings.database_url, name="dispatcher run") as connection:
         verify_schema(connection)
 
@@ -93,6 +95,8 @@ def _examine(server: str, look: Callable[[], None], *, is_patient: bool = True) 
             if not is_patient:
                 return []
             _wait(server, error, backoff)
+        except ConfigurationError as error:
+            return list(error.mistakes)
         except (SchemaError, TopologyError) as error:
             return [str(error)]
         else:

@@ -35,7 +35,8 @@ def test_all_is_well(settled: CommandLine, servers: Servers) -> None:
     assert {subject for subject, finding in found.items() if finding["state"] != "ok"} == {"run directory"}
     assert found.keys() == {
         *("settings", "Python", "file descriptors", "run directory"),
-        *("PostgreSQL", "PostgreSQL durability", "PostgreSQL connections", "tables", "partitions"),
+        *("PostgreSQL", "PostgreSQL durability", "PostgreSQL connections", "PostgreSQL sessions"),
+        *("tables", "partitions"),
         *("RabbitMQ", "RabbitMQ management", "RabbitMQ topology", "provider capture"),
     }
 
