@@ -78,11 +78,12 @@ def check_process(settings: Settings) -> Iterator[Finding]:
     oldest = ".".join(map(str, OLDEST_PYTHON))
     is_new = sys.version_info >= OLDEST_PYTHON
     yield judge("Python", is_new, platform.python_version(), f"Install Python {oldest} or newer.")
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)  # `run` and `api` raise their own to the hard limit
     needed = settings.prefetch + settings.smtp_connections + SPARE_DESCRIPTORS
     is_enough = limit == resource.RLIM_INFINITY or limit >= needed
-    words = f"{limit} per process, {needed} may be needed"
-    yield judge("file descriptors", is_enough, words, f"Raise it: ulimit -n {2 * needed}.", State.WARNING)
+    words = f"at most {limit} per process, {needed} may be needed"
+    remedy = f"Raise the hard limit to {2 * needed}: LimitNOFILE in a unit, minfds in supervisord.conf, or ulimit -Hn."
+    yield judge("file descriptors", is_enough, words, remedy, State.WARNING)
 
 
 def check_run_dir(settings: Settings) -> Iterator[Finding]:

@@ -76,8 +76,10 @@ class CaptureProvider:
 
     def _make(self) -> None:
         if not self._is_made:
-            for part in ("tmp", "new", "cur"):
-                (self._folder / part).mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._folder.parent.mkdir(parents=True, exist_ok=True)
+            # Private whatever the umask: it will hold what people are sent.
+            for folder in (self._folder, *(self._folder / part for part in ("tmp", "new", "cur"))):
+                folder.mkdir(exist_ok=True, mode=0o700)
             self._is_made = True
 
     def _write(self, name: str, content: bytes) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import resource
 import time
 from collections.abc import Callable
 
@@ -32,12 +33,22 @@ from dispatcher.telemetry.log import get_log
 LONGEST_WAIT_SECONDS = 10.0
 
 
+def raise_file_limit() -> None:
+    """Raises the limit of open files to what the system allows this user; children inherit it.
+
+    The usual soft limit of 1,024 is there for programs that use select(2), and none of ours does.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def prepare(settings: Settings) -> None:
     """Returns once a start can succeed; waits for servers that are away. Leaves no thread and no connection behind.
 
     Raises:
         ConfigurationError: with everything that an operator has to mend: settings, tables, queues.
     """
+    raise_file_limit()
     for name in settings.providers:
         asyncio.run(_try_provider(name, settings))
     mistakes = _examine("store", lambda: _verify_store(settings))
@@ -52,6 +63,7 @@ def prepare_store(settings: Settings) -> None:
     Raises:
         ConfigurationError: the tables, or a pooler before them, are not fit.
     """
+    raise_file_limit()
     if mistakes := _examine("store", lambda: _verify_store(settings)):
         raise ConfigurationError(mistakes)
 
