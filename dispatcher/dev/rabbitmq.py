@@ -1,4 +1,7 @@
-"""A private RabbitMQ with its management plugin: found, configured and started on loopback, with an epmd of its own."""
+"""A private RabbitMQ with its management plugin: found, configured and started on loopback, with an epmd of its own.
+
+One node, or a cluster of several.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from dispatcher.dev import cache, debian, ports
@@ -24,7 +29,6 @@ NAME = "rabbitmq"
 EPMD = "epmd"
 USER = "dispatcher"
 VHOST = "/"
-ACCESS_FILE = "rabbitmq.json"
 READY_SECONDS = 120.0
 REMEDY = (
     "Check the network, install RabbitMQ (apt-get install rabbitmq-server), or name a server in DISPATCHER_AMQP_URL."
@@ -33,6 +37,9 @@ ERLANG_PACKAGES = r"rabbitmq-server|erlang-\S+"
 
 # Schedulers that spin while they wait would take a core from whatever is measured beside this server.
 ERLANG_ARGUMENTS = "+sbwt none +sbwtdcpu none +sbwtdio none -kernel inet_dist_use_interface {127,0,0,1}"
+# Nodes of a cluster take a frozen one for gone after about so long; the default is 60 s.
+NET_TICK_SECONDS = 10
+CLUSTER_ARGUMENTS = f"+S 1:1 -kernel net_ticktime {NET_TICK_SECONDS}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,7 @@ class Binaries:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a folder's node keeps from one start to the next."""
+    """What a node of a folder keeps from one start to the next; nodes of a cluster share all but names and ports."""
 
     password: str
     cookie: str
@@ -83,31 +90,42 @@ class Access:
 
 def known_url(folder: Path) -> str | None:
     """The AMQP URL that the folder's node had when it ran last; None if it never did."""
-    path = folder / ACCESS_FILE
+    path = folder / f"{NAME}.json"
     return Access(**json.loads(path.read_text())).amqp_url if path.exists() else None
 
 
-def start(processes: Processes, progress: Callable[[str], None], *, disposable: bool) -> tuple[str, str, str]:
-    """The AMQP URL and the management URL of a running private node, and in words where its programs came from.
+def names_of(nodes: int) -> tuple[str, ...]:
+    """The names of the processes of so many nodes."""
+    return (NAME,) if nodes == 1 else tuple(f"{NAME}-{number}" for number in range(1, nodes + 1))
 
-    A disposable node, whose data nobody will read again, is killed in the end; an orderly stop takes it six seconds.
+
+def start(
+    processes: Processes, progress: Callable[[str], None], *, disposable: bool, nodes: int = 1
+) -> tuple[tuple[Access, ...], str]:
+    """The access to each running private node, and in words where the programs came from.
+
+    Args:
+        disposable: Nobody will read the data again: they are killed in the end. An orderly stop takes six seconds.
+        nodes: Several form a cluster that pauses minorities; all have joined it when this returns.
 
     Raises:
         ServerUnavailable: There are no programs to be had, or they do not work here.
     """
     began = time.monotonic()
     binaries = find(progress)
-    home = processes.folder / "rabbitmq"
-    home.mkdir(mode=0o700, exist_ok=True)
-    access = _access(processes.folder)
-    _configure(home, access)
+    names = names_of(nodes)
+    accesses = _accesses(processes.folder, names)
     progress(f"starting RabbitMQ {binaries.version}".rstrip())
-    processes.launch(EPMD, _epmd_plan(processes.folder, binaries, access))
-    _await(processes, EPMD, "Erlang's port mapper", lambda: ports.accepts(access.epmd_port))
-    processes.launch(NAME, _plan(processes.folder, binaries, access, disposable=disposable))
-    _await(processes, NAME, "RabbitMQ", lambda: is_ready(access))
+    epmd = _epmd_plan(processes.folder, binaries, accesses[0])
+    processes.launch(EPMD, epmd)
+    _await(processes, EPMD, "Erlang's port mapper", lambda: ports.accepts(accesses[0].epmd_port))
+    for name, access in zip(names, accesses, strict=True):
+        _configure(processes.folder / name, access, accesses)
+        processes.launch(name, _plan(processes.folder, name, binaries, access, disposable=disposable, nodes=nodes))
+    for name, access in zip(names, accesses, strict=True):
+        _await(processes, name, "RabbitMQ", partial(_has_joined, access, nodes))
     progress(f"RabbitMQ {binaries.version} is ready after {time.monotonic() - began:.1f} s ({binaries.source})")
-    return access.amqp_url, access.management_url, binaries.source
+    return accesses, binaries.source
 
 
 def find(progress: Callable[[str], None]) -> Binaries:
@@ -147,6 +165,16 @@ def is_ready(access: Access) -> bool:
     return ports.accepts(access.amqp_port) and all(_answers(access, path) for path in ("/api/overview", listening))
 
 
+def running_nodes(access: Access) -> int:
+    """How many nodes of its cluster run, as this one sees it; 0 if it does not answer."""
+    status, nodes = ask(access, "/api/nodes")
+    return sum(node.get("running", False) for node in nodes) if status == http.HTTPStatus.OK else 0
+
+
+def _has_joined(access: Access, nodes: int) -> bool:
+    return is_ready(access) and (nodes == 1 or running_nodes(access) == nodes)
+
+
 def patch_root(script: Path, root: Path) -> None:
     """Tell one of Erlang's start scripts where Erlang is; Debian's build knows only /usr/lib/erlang."""
     text = script.read_text()
@@ -156,20 +184,26 @@ def patch_root(script: Path, root: Path) -> None:
 
 def _answers(access: Access, path: str) -> bool:
     """Whether the management API says 200."""
+    return ask(access, path)[0] == http.HTTPStatus.OK
+
+
+def ask(access: Access, path: str) -> tuple[int, Any]:
+    """The management API's status and JSON; 0 and None if it does not answer."""
     connection = http.client.HTTPConnection(ports.LOOPBACK, access.management_port, timeout=5)
     credentials = base64.b64encode(f"{USER}:{access.password}".encode()).decode()
     try:
         connection.request("GET", path, headers={"Authorization": f"Basic {credentials}"})
-        return connection.getresponse().status == http.HTTPStatus.OK
-    except (OSError, http.client.HTTPException):
-        return False
+        reply = connection.getresponse()
+        return reply.status, json.loads(reply.read())
+    except (OSError, http.client.HTTPException, ValueError):
+        return 0, None
     finally:
         connection.close()
 
 
 def _fetch_debian(progress: Callable[[str], None]) -> Binaries:
     """Debian's programs, unpacked in the cache folder."""
-    name = f"rabbitmq-{debian.system()}"
+    name = f"rabbitmq-{_system()}"
     final = cache.place(name)
 
     def build(folder: Path) -> None:
@@ -189,24 +223,38 @@ def _fetch_debian(progress: Callable[[str], None]) -> Binaries:
     return Binaries(scripts, root / "usr/lib/erlang/bin", libraries, f"from Debian's packages, in {root}")
 
 
-def _access(folder: Path) -> Access:
-    """The password, cookie, node name and ports of last time; new ports if somebody took one of the old."""
-    path = folder / ACCESS_FILE
-    known = json.loads(path.read_text()) if path.exists() else {}
-    names = ("amqp_port", "management_port", "distribution_port", "epmd_port")
-    chosen = ports.keep_or_choose([known[name] for name in names if name in known], len(names))
-    access = Access(
-        password=known.get("password") or secrets.token_urlsafe(24),
-        cookie=known.get("cookie") or secrets.token_hex(16),
-        node=known.get("node") or f"dispatcher-{secrets.token_hex(4)}@localhost",
-        **dict(zip(names, chosen, strict=True)),
-    )
-    replace_json(path, asdict(access))
-    return access
+def _system() -> str:
+    """This system's name for the cache: what was unpacked for one release may not run on another."""
+    try:
+        text = Path("/etc/os-release").read_text()
+    except OSError:
+        text = ""
+    fields = dict(re.findall(r'^(ID|VERSION_ID)="?([\w.-]+)"?$', text, flags=re.MULTILINE))
+    return "-".join((fields.get("ID", "linux"), fields.get("VERSION_ID", "rolling"), os.uname().machine))
 
 
-def _configure(home: Path, access: Access) -> None:
+def _accesses(folder: Path, names: Sequence[str]) -> tuple[Access, ...]:
+    """The passwords, cookies, node names and ports of last time; new ports if somebody took one of the old."""
+    paths = [folder / f"{name}.json" for name in names]
+    known = [json.loads(path.read_text()) if path.exists() else {} for path in paths]
+    first, own = known[0], ("amqp_port", "management_port", "distribution_port")
+    earlier = [first["epmd_port"], *(each[port] for each in known for port in own)] if all(known) else []
+    chosen = iter(ports.keep_or_choose(earlier, 1 + len(own) * len(names)))
+    password = first.get("password") or secrets.token_urlsafe(24)
+    cookie = first.get("cookie") or secrets.token_hex(16)
+    epmd_port = next(chosen)
+    accesses = []
+    for path, each in zip(paths, known, strict=True):
+        node = each.get("node") or f"dispatcher-{secrets.token_hex(4)}@localhost"
+        access = Access(password, cookie, node, epmd_port=epmd_port, **{port: next(chosen) for port in own})
+        replace_json(path, asdict(access))
+        accesses.append(access)
+    return tuple(accesses)
+
+
+def _configure(home: Path, access: Access, cluster: Sequence[Access]) -> None:
     """Write what the node reads when it starts."""
+    home.mkdir(mode=0o700, exist_ok=True)
     settings = {
         "listeners.tcp.1": f"{ports.LOOPBACK}:{access.amqp_port}",
         "management.tcp.ip": ports.LOOPBACK,
@@ -218,6 +266,10 @@ def _configure(home: Path, access: Access) -> None:
         "log.console": "true",
         "log.console.level": "info",
     }
+    if len(cluster) > 1:
+        settings["cluster_formation.peer_discovery_backend"] = "classic_config"
+        settings |= {f"cluster_formation.classic_config.nodes.{n}": each.node for n, each in enumerate(cluster, 1)}
+        settings["cluster_partition_handling"] = "pause_minority"
     _write_private(home / "rabbitmq.conf", "".join(f"{name} = {value}\n" for name, value in settings.items()))
     _write_private(home / "enabled_plugins", "[rabbitmq_management].\n")
     cookie = home / ".erlang.cookie"
@@ -234,7 +286,7 @@ def _write_private(path: Path, text: str) -> None:
 
 def _epmd_plan(folder: Path, binaries: Binaries, access: Access) -> Plan:
     """Erlang's port mapper in the foreground; left to itself the node starts one that outlives it and serves others."""
-    environment = _environment(binaries, folder / "rabbitmq", access)
+    environment = _environment(binaries, folder, access)
     return Plan(
         argv=[str(binaries.erlang / "epmd"), "-address", ports.LOOPBACK, "-port", str(access.epmd_port)],
         env=environment,
@@ -245,13 +297,14 @@ def _epmd_plan(folder: Path, binaries: Binaries, access: Access) -> Plan:
     )
 
 
-def _plan(folder: Path, binaries: Binaries, access: Access, *, disposable: bool) -> Plan:
-    """How the keeper is to run the node.
+def _plan(folder: Path, name: str, binaries: Binaries, access: Access, *, disposable: bool, nodes: int) -> Plan:
+    """How the keeper is to run a node.
 
     The script is started from its own folder by a relative name, because it does not survive a space in its path, and
     told that input is allowed, because only then does it become the Erlang machine and not a shell that waits for it.
     """
-    home = folder / "rabbitmq"
+    home = folder / name
+    arguments = ERLANG_ARGUMENTS if nodes == 1 else f"{ERLANG_ARGUMENTS} {CLUSTER_ARGUMENTS}"
     return Plan(
         argv=["/bin/sh", "./rabbitmq-server"],
         env={
@@ -269,10 +322,10 @@ def _plan(folder: Path, binaries: Binaries, access: Access, *, disposable: bool)
             "RABBITMQ_GENERATED_CONFIG_DIR": str(home / "generated"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "enabled_plugins"),
             "RABBITMQ_PID_FILE": str(home / "node.pid"),
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": ERLANG_ARGUMENTS,
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": arguments,
         },
         cwd=str(binaries.scripts),
-        log=str(folder / "log" / f"{NAME}.log"),
+        log=str(folder / "log" / f"{name}.log"),
         stop=["SIGKILL" if disposable else "SIGTERM"],
         orphaned="SIGKILL",
     )

@@ -195,13 +195,17 @@ def _database(
     named: str | None, processes: Processes, progress: Progress, settings: Mapping[str, str]
 ) -> tuple[str, str]:
     """PostgreSQL's URL and source."""
-    return (named, _source(DATABASE_URL)) if named else postgres.start(processes, progress, settings)
+    if named:
+        return named, _source(DATABASE_URL)
+    access, source = postgres.start(processes, progress, settings)
+    return access.url, source
 
 
 def _broker(named: str | None, processes: Processes, progress: Progress, *, disposable: bool) -> tuple[str, str, str]:
     """RabbitMQ's two URLs and its source."""
     if not named:
-        return rabbitmq.start(processes, progress, disposable=disposable)
+        (access,), source = rabbitmq.start(processes, progress, disposable=disposable)
+        return access.amqp_url, access.management_url, source
     return named, os.environ.get(MANAGEMENT_URL) or guess_management_url(named), _source(AMQP_URL)
 
 
