@@ -6,11 +6,11 @@ import base64
 import json
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
@@ -33,11 +33,11 @@ class Message:
 
 
 class Rabbit:
-    """A client apart from the product's, blocking, a connection per act."""
+    """A client apart from the product's, blocking, a connection per act; of several URLs, the first that answers."""
 
     def __init__(self, amqp_url: str, management_url: str) -> None:
-        self._amqp_url = amqp_url
-        self._management = urlsplit(management_url)
+        self._amqp_urls = [pika.URLParameters(url) for url in amqp_url.split(",")]
+        self._managements = [urlsplit(url) for url in management_url.split(",")]
 
     def publish(
         self, queue: str, *bodies: bytes, properties: pika.BasicProperties | None = None, exchange: str = ""
@@ -72,7 +72,7 @@ class Rabbit:
 
     def unsettled(self, queue: str) -> int:
         """How many messages wait there or are with consumers; RabbitMQ tells so some seconds late."""
-        vhost = pika.URLParameters(self._amqp_url).virtual_host
+        vhost = self._amqp_urls[0].virtual_host
         found = json.loads(self._request("GET", f"/api/queues/{quote(vhost, safe='')}/{quote(queue, safe='')}"))
         return int(found.get("messages", 1))
 
@@ -119,16 +119,23 @@ class Rabbit:
 
     @contextmanager
     def _channel(self) -> Iterator[BlockingChannel]:
-        connection = pika.BlockingConnection(pika.URLParameters(self._amqp_url))
+        connection = pika.BlockingConnection(self._amqp_urls)
         try:
             yield connection.channel()
         finally:
             connection.close()
 
     def _request(self, method: str, path: str) -> bytes:
-        login = f"{unquote(self._management.username or '')}:{unquote(self._management.password or '')}"
+        *others, last = self._managements
+        for management in others:
+            with suppress(OSError):
+                return self._request_of(management, method, path)
+        return self._request_of(last, method, path)
+
+    def _request_of(self, management: SplitResult, method: str, path: str) -> bytes:
+        login = f"{unquote(management.username or '')}:{unquote(management.password or '')}"
         headers = {"Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"}
-        connection = HTTPConnection(self._management.hostname or "", self._management.port, timeout=30)
+        connection = HTTPConnection(management.hostname or "", management.port, timeout=30)
         try:
             connection.request(method, path, headers=headers)
             reply = connection.getresponse()

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -24,6 +25,9 @@ from dispatcher.config import MOST_BUNDLED
 from dispatcher.dev.servers import AMQP_URL, DATABASE_URL, MANAGEMENT_URL, private_servers
 from dispatcher.errors import DispatcherError
 from tests.acceptance.outages import POSTGRES, RABBITMQ, Removable
+from tests.chaos.cluster_storm import DECK, PAUSE_SECONDS, cluster_ground, measured, print_standstills
+from tests.chaos.cluster_storm import to_json as standstill_to_json
+from tests.chaos.faults import Standstill
 from tests.chaos.mutants import MUTANTS
 from tests.chaos.report import print_outcome, to_json
 from tests.chaos.storm import Ground, Plan, play
@@ -43,6 +47,9 @@ PROGRAM: Final = "./run chaos"
 @click.option("--bundle", type=click.IntRange(1, MOST_BUNDLED), default=1, show_default=True, help=(
     "Most emails that a message on the send queue points to (DISPATCHER_BUNDLE)."
 ))  # fmt: skip
+@click.option("--cluster", is_flag=True, help=(
+    "On three RabbitMQ nodes and a PostgreSQL primary with a synchronous standby, which are killed and frozen."
+))  # fmt: skip
 @click.option("--mutant", type=click.Choice(list(MUTANTS)), help="A dispatcher with a safety off: exit 1 is right.")
 @click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help=(
     "Keep logs, ledgers and the adversary's diary there.  [default: kept nowhere if all is well]"
@@ -56,6 +63,7 @@ def command(
     emails: int | None,
     workers: int,
     bundle: int,
+    cluster: bool,
     mutant: str | None,
     folder: Path | None,
     as_json: bool,
@@ -72,9 +80,14 @@ def command(
       ./run chaos --minutes 5 --seed 1
       ./run chaos --policy resend
       ./run chaos --bundle 16 --rate 500
+      ./run chaos --cluster --minutes 5 --rate 50
       ./run chaos --mutant ledger-off; test $? = 1
 
-    Exit codes: 0 the books balance, 1 they do not, or it could not be played.
+    With --cluster he kills, freezes and restarts RabbitMQ's nodes and PostgreSQL's primary and standby, one fault at a
+    time, and promotes the standby. It prints the standstill after each fault: the longest time without an acceptance at
+    the provider while emails are due.
+
+    Exit codes: 0 the books balance, 1 they do not, a standstill was longer than 15 s, or it could not be played.
     """
     seed = secrets.randbelow(1_000_000) if seed is None else seed
     plan = Plan(
@@ -85,6 +98,8 @@ def command(
         workers=workers,
         bundle=bundle,
     )
+    if cluster:
+        plan = replace(plan, deck=DECK, pause_seconds=PAUSE_SECONDS)
     if mutant:
         plan = MUTANTS[mutant].afflict(plan)
     say(
@@ -94,16 +109,26 @@ def command(
     # SIGINT as well: a shell that starts us in the background has us ignore it.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
+    tell = _teller()
     with _place(folder) as place:
-        with _ground(place) as ground:
-            outcome = play(plan, ground, place, _teller())
-        if not (folder or mutant or outcome.verdict.is_good):
+        found: list[Standstill] = []
+        if cluster:
+            with cluster_ground(plan, place, tell) as (ground, faults):
+                outcome = play(plan, ground, place, tell)
+            found = measured(faults, place)
+        else:
+            with _ground(place) as ground:
+                outcome = play(plan, ground, place, tell)
+        is_good = outcome.verdict.is_good and not any(each.is_too_long for each in found)
+        if not (folder or mutant or is_good):
             _keep(place)
     if as_json:
-        print_json(to_json(plan, outcome))
+        print_json(to_json(plan, outcome) | {"standstills": [standstill_to_json(each) for each in found]})
     else:
         print_outcome(plan, outcome)
-    return Exit.DONE if outcome.verdict.is_good else Exit.FAILED
+        if found:
+            print_standstills(found)
+    return Exit.DONE if is_good else Exit.FAILED
 
 
 @contextmanager
@@ -126,7 +151,7 @@ def _keep(place: Path) -> None:
     kept = place.with_name(f"{place.name}-bad")
     shutil.rmtree(place / "servers", ignore_errors=True)
     shutil.copytree(place, kept)
-    say(f"chaos: the books do not balance; logs, ledgers and the adversary's diary are in {kept}")
+    say(f"chaos: what must hold does not; logs, ledgers and the adversary's diary are in {kept}")
 
 
 @contextmanager

@@ -82,6 +82,7 @@ class Ground:
     Attributes:
         removable: Names of those that it may take away.
         shares_broker: Whether somebody else uses the same RabbitMQ.
+        outages: What takes them away, where that is not the deeds' to say.
     """
 
     removable: Removable
@@ -89,6 +90,7 @@ class Ground:
     database_url: str
     topology: Topology
     shares_broker: bool
+    outages: Outages | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,8 @@ def _stage(plan: Plan, ground: Ground, folder: Path) -> Iterator[Stage]:
         producers = Producers(folder, ground.database_url, diary, rate=plan.rate, seconds=plan.seconds)
         servers = ground.removable.servers
         # A broker whose alarm is on reads nothing: our own messages must not wait for it.
-        patient = f"{servers.amqp_url}?blocked_connection_timeout=5&socket_timeout=5"
+        patience = "blocked_connection_timeout=5&socket_timeout=5&stack_timeout=5"
+        patient = ",".join(f"{url}?{patience}" for url in servers.amqp_url.split(","))
         yield Stage(
             database_url=ground.database_url,
             topology=ground.topology,
@@ -149,7 +152,7 @@ def _stage(plan: Plan, ground: Ground, folder: Path) -> Iterator[Stage]:
             producers=producers,
             double=double,
             rabbit=Rabbit(patient, servers.management_url),
-            outages=Outages(ground.removable, ground.removable_names),
+            outages=ground.outages or Outages(ground.removable, ground.removable_names),
             diary=diary,
             lease_seconds=plan.lease_seconds,
             latency_ms=plan.latency_ms,

@@ -35,8 +35,7 @@ def test_all_is_well(settled: CommandLine, servers: Servers) -> None:
     assert {subject for subject, finding in found.items() if finding["state"] != "ok"} == {"run directory"}
     assert found.keys() == {
         *("settings", "Python", "file descriptors", "run directory"),
-        *("PostgreSQL", "PostgreSQL durability", "PostgreSQL connections", "PostgreSQL sessions"),
-        *("tables", "partitions"),
+        *("PostgreSQL", "PostgreSQL durability", "PostgreSQL connections", "tables", "partitions"),
         *("RabbitMQ", "RabbitMQ management", "RabbitMQ topology", "provider capture"),
     }
 
@@ -89,8 +88,7 @@ def test_of_several_nodes_one_that_lives_is_enough(settled: CommandLine, servers
         code=0,
     )
 
-    servers_found = [found[subject]["state"] for subject in ("PostgreSQL", "RabbitMQ", "RabbitMQ management")]
-    assert servers_found == ["ok", "ok", "ok"]
+    assert {finding["state"] for finding in found.values()} == {"ok"}
 
 
 def test_tables_and_queues_that_are_missing_want_init(unprepared: CommandLine, topology_names: Topology) -> None:

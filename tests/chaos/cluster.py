@@ -1,0 +1,210 @@
+"""Three RabbitMQ nodes, and a PostgreSQL primary with a synchronous standby, all of them ours to kill and to freeze.
+
+For PostgreSQL this is the HA manager as well, as Patroni is in production: it fences a primary before it promotes the
+standby, builds the old primary anew as a standby, and names a standby as synchronous once it streams. Everything here
+blocks until it is done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+
+from dispatcher.dev import keeper, postgres, rabbitmq
+from dispatcher.dev.keeper import Plan, descendants
+from dispatcher.dev.processes import Processes
+from dispatcher.dev.servers import Servers
+from tests.supervisor.program import eventually
+
+NODES: Final = 3
+MEMBERS: Final = ("postgres-1", "postgres-2")
+SETTINGS: Final = {
+    "shared_buffers": "64MB",
+    "wal_keep_size": "1GB",  # a standby that was away for a while catches up by it
+    "wal_retrieve_retry_interval": "500ms",  # so long a standby may sleep before it heeds its promotion
+}
+BOOT_SECONDS: Final = 120.0
+LOOK_SECONDS: Final = 0.1
+
+
+class Cluster:
+    """The servers, by name: `rabbitmq-1` to `rabbitmq-3`, `postgres-1` and `postgres-2`.
+
+    Attributes:
+        servers: With the URLs of all nodes and members.
+        primary: The member that takes writes.
+        standby: The other one.
+    """
+
+    def __init__(self, processes: Processes, progress: Callable[[str], None]) -> None:
+        """Starts them."""
+        self._processes = processes
+        self._progress = progress
+        self._plans: dict[str, Plan] = {}
+        accesses, rabbitmq_source = rabbitmq.start(processes, progress, disposable=True, nodes=NODES)
+        self.nodes = dict(zip(rabbitmq.names_of(NODES), accesses, strict=True))
+        self.primary, self.standby = MEMBERS
+        first, postgres_source = postgres.start(processes, progress, SETTINGS, name=self.primary)
+        self._members = {self.primary: first}
+        self.rebuild_standby()
+        hosts = ",".join(f"127.0.0.1:{self._members[name].port}" for name in MEMBERS)
+        login = f"{postgres.ROLE}:{first.password}"
+        self.servers = Servers(
+            database_url=f"postgresql://{login}@{hosts}/{postgres.DATABASE}?target_session_attrs=read-write",
+            amqp_url=",".join(access.amqp_url for access in accesses),
+            management_url=",".join(access.management_url for access in accesses),
+            folder=processes.folder,
+            owned=True,
+            postgres_source=postgres_source,
+            rabbitmq_source=rabbitmq_source,
+        )
+
+    # Any server
+
+    def freeze(self, name: str) -> None:
+        """Has a server hang, with every connection open, until `thaw`."""
+        for pid in self._family(name):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+
+    def thaw(self, name: str) -> None:
+        """Has it go on."""
+        for pid in self._family(name):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def end(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Ends a server; SIGKILL ends its children as well, and frozen ones. It stays away until `bring_back`."""
+        # Whatever is planned is started with the next one that is.
+        path = self._processes.folder / "plan" / f"{name}.json"
+        self._plans[name] = json.loads(path.read_text())
+        path.unlink()
+        family = self._family(name)
+        for pid in family if number == signal.SIGKILL else family[:1]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        gone = [identity for pid in family if (identity := keeper.identify(pid))]
+        self._await(lambda: not any(map(keeper.is_alive, gone)), f"the end of {name}")
+        self._await(lambda: name not in self._processes.running(), f"the keeper's word of the end of {name}")
+
+    def bring_back(self, name: str) -> None:
+        """Starts a server that was ended, with its data; does not wait for it."""
+        self._processes.launch(name, self._plans.pop(name))
+
+    # RabbitMQ
+
+    def leader_of(self, queue: str) -> str:
+        """The node that leads a quorum queue."""
+        node = self._queue(queue).get("leader")
+        return next(name for name, access in self.nodes.items() if access.node == node)
+
+    def await_nodes(self, count: int = NODES) -> None:
+        """Waits until so many nodes answer, and know of each other."""
+
+        def have_met() -> bool:
+            return sum(rabbitmq.running_nodes(access) == count for access in self.nodes.values()) == count
+
+        self._await(have_met, f"{count} nodes of RabbitMQ", looks_every=0.5)
+
+    def await_quorum(self) -> None:
+        """Waits until at least two nodes answer, and know of each other."""
+
+        def is_quorum() -> bool:
+            return any(rabbitmq.running_nodes(access) > NODES // 2 for access in self.nodes.values())
+
+        self._await(is_quorum, "a quorum of RabbitMQ's nodes")
+
+    def await_replicas(self, queue: str) -> None:
+        """Waits until every member of a quorum queue is online."""
+        self._await(lambda: len(self._queue(queue).get("online", ())) == NODES, f"the members of {queue}", 0.5)
+
+    def _queue(self, queue: str) -> dict[str, Any]:
+        for access in self.nodes.values():
+            status, found = rabbitmq.ask(access, f"/api/queues/%2F/{queue}")
+            if status == 200:
+                return dict(found)
+        return {}
+
+    # PostgreSQL
+
+    def promote(self) -> None:
+        """Has the standby take the place of the primary, which has to be fenced: ended, and not to come back."""
+        assert self.primary not in self._processes.running(), "the primary is not fenced"
+        with self._session(self.standby) as session:
+            # It has no standby of its own yet; with one named, its commits would wait.
+            session.execute("alter system set synchronous_standby_names = ''")
+            session.execute("select pg_reload_conf()")
+            session.execute("select pg_promote(wait => false)")
+        self._await(lambda: self._says(self.standby, "select not pg_is_in_recovery()"), "the promotion")
+        self.primary, self.standby = self.standby, self.primary
+
+    def rebuild_standby(self) -> None:
+        """Builds the standby anew from the primary, and has commits wait for it."""
+        self._plans.pop(self.standby, None)
+        primary = self._members[self.primary]
+        access, _ = postgres.start(self._processes, self._progress, SETTINGS, name=self.standby, primary=primary)
+        self._members[self.standby] = access
+        self.trust_standby()
+
+    def distrust_standby(self) -> None:
+        """Commits wait for no standby any more, and those that wait are done."""
+        self._set_synchronous("")
+
+    def trust_standby(self) -> None:
+        """Has commits wait for the standby, once it streams."""
+        streams = "select count(*) = 1 from pg_stat_replication where state = 'streaming'"
+        self._await(lambda: self._says(self.primary, streams), f"the stream to {self.standby}")
+        self._set_synchronous(f'ANY 1 ("{self.standby}")')
+        quorum = "select count(*) = 1 from pg_stat_replication where sync_state = 'quorum'"
+        self._await(lambda: self._says(self.primary, quorum), f"{self.standby} as a synchronous standby")
+
+    def _set_synchronous(self, names: str) -> None:
+        with self._session(self.primary) as session:
+            session.execute(f"alter system set synchronous_standby_names = '{names}'".encode())
+            session.execute("select pg_reload_conf()")
+
+    def _says(self, name: str, question: str) -> bool:
+        with suppress(psycopg.OperationalError), self._session(name) as session:
+            row = session.execute(question.encode()).fetchone()
+            return bool(row and row[0])
+        return False
+
+    @contextmanager
+    def _session(self, name: str) -> Iterator[psycopg.Connection]:
+        with psycopg.connect(self._members[name].url, autocommit=True, connect_timeout=2) as session:
+            yield session
+
+    def _family(self, name: str) -> list[int]:
+        pid = self._processes.running()[name]
+        return [pid, *descendants(pid)]
+
+    def _await(self, condition: Callable[[], bool], what: str, looks_every: float = LOOK_SECONDS) -> None:
+        def holds() -> bool:
+            time.sleep(looks_every)
+            return condition()
+
+        eventually(holds, what, seconds=BOOT_SECONDS)
+
+
+@contextmanager
+def private_cluster(folder: Path, progress: Callable[[str], None]) -> Iterator[Cluster]:
+    """A cluster that ends with the block, and with this process should it be killed inside.
+
+    Raises:
+        ServerUnavailable: The servers cannot be had.
+    """
+    folder.mkdir(mode=0o700)
+    processes = Processes(folder.absolute())
+    processes.spawn_keeper(os.getpid())
+    try:
+        yield Cluster(processes, progress)
+    finally:
+        processes.stop()

@@ -1,0 +1,79 @@
+"""A storm on a cluster: `./run chaos --cluster`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from rich.table import Table
+
+from dispatcher.broker.topology import Topology
+from dispatcher.cli.output import print_data, print_table
+from dispatcher.dev.ledger import read_ledger
+from tests.acceptance.outages import Removable
+from tests.chaos.cluster import private_cluster
+from tests.chaos.faults import Faults, Standstill, standstills
+from tests.chaos.storm import Ground, Plan
+
+DECK: Final[Mapping[str, int]] = {
+    "kill worker": 3,
+    "kill relay": 2,
+    "kill producer": 2,
+    "freeze worker": 1,
+    "end worker": 1,
+    "cut sessions": 1,
+    "inject duplicates": 1,
+}
+"""What our own processes suffer meanwhile, now and then (`PAUSE_SECONDS`)."""
+PAUSE_SECONDS: Final = (4.0, 12.0)
+
+
+@contextmanager
+def cluster_ground(
+    plan: Plan, place: Path, progress: Callable[[str], None], names: Sequence[str] | None = None
+) -> Iterator[tuple[Ground, Faults]]:
+    """A cluster of its own, and the faults that the seed draws for it, or these in this order."""
+    topology = Topology("chaos", "chaos.send", "chaos.dlq")
+    with private_cluster(place / "servers", progress) as cluster:
+        faults = Faults(cluster, topology.queue, seed=plan.seed, seconds=plan.seconds, names=names, tell=progress)
+        ground = Ground(
+            removable=Removable(cluster.servers),
+            removable_names=(),
+            database_url=cluster.servers.database_url,
+            topology=topology,
+            shares_broker=False,
+            outages=faults,
+        )
+        yield ground, faults
+
+
+def measured(faults: Faults, place: Path) -> list[Standstill]:
+    """The standstill after each fault of a storm that is over, by the ledger of the provider's double."""
+    accepted_at = sorted(entry.accepted_at for entry in read_ledger(place / "double" / "ledger.jsonl").entries)
+    return standstills(faults.faults, accepted_at, faults.ended_at)
+
+
+def to_json(found: Standstill) -> dict[str, Any]:
+    """One of them as a plain object."""
+    return {
+        "fault": found.fault.name,
+        "standstill_seconds": round(found.seconds, 1),
+        "standstill_seconds_after_quorum": round(found.seconds_after_quorum, 1),
+        "whole_after_seconds": round((found.fault.whole_at or found.fault.began_at) - found.fault.began_at, 1),
+    }
+
+
+def print_standstills(found: Sequence[Standstill]) -> None:
+    """All of them as a table."""
+    table = Table("fault", "s without an acceptance", "since the quorum was back", "s until whole", title="Standstills")
+    for each in found:
+        _, seconds, after_quorum, whole_after = to_json(each).values()
+        table.add_row(
+            each.fault.name, str(seconds), str(after_quorum if each.fault.quorum_since else ""), str(whole_after)
+        )
+    print_table(table)
+    for each in found:
+        if each.is_too_long:
+            print_data(f"WRONG: nothing was accepted for {each.seconds_after_quorum:.1f} s after: {each.fault.name}")
