@@ -30,6 +30,7 @@ from dispatcher.broker.topology import Topology, declare
 from dispatcher.dev.servers import Servers, private_servers
 from dispatcher.store.connections import connected
 from dispatcher.store.migrations import migrate
+from dispatcher.supervisor.preflight import raise_file_limit
 
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
@@ -96,6 +97,7 @@ def pytest_configure() -> None:
 
     The programs under test would inherit that, and wait for ever for a stop that they cannot hear.
     """
+    raise_file_limit()  # tests open hundreds of connections at once
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:

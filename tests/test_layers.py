@@ -22,7 +22,7 @@ FLOORS: Final = (
     # Ground floor first.
     {"errors", "version", "sql"},
     {"domain"},
-    {"setting_values"},
+    {"setting_values", "trust"},
     {"config"},
     {"telemetry"},
     {"store", "broker", "providers", "alerts", "inflight", "roster"},  # siblings that do not know each other

@@ -18,6 +18,7 @@ from dispatcher.alerts.contract import NotDelivered
 from dispatcher.alerts.wording import subject, text
 from dispatcher.domain.alert import Notice
 from dispatcher.setting_values import SmtpServer
+from dispatcher.trust import client_context
 
 TOTAL_SECONDS: Final = 15.0
 # Folding would part a subject from its name, and some readers show the fold.
@@ -71,7 +72,7 @@ class MailChannel:
             password=server.password or None,
             use_tls=server.security == "tls",
             start_tls=server.security == "starttls",
-            tls_context=None if server.security == "none" else self._context(),
+            tls_context=None if server.security == "none" else client_context(self._ca_file),
             timeout=self._total_seconds,
             # Else it asks the resolver for our full name, in the loop's own thread.
             local_hostname=socket.gethostname(),
@@ -79,9 +80,6 @@ class MailChannel:
         async with client:
             refused, _ = await client.sendmail(self._sender, self._recipients, message.as_bytes())
             return len(refused)
-
-    def _context(self) -> ssl.SSLContext:
-        return ssl.create_default_context(cafile=str(self._ca_file) if self._ca_file else None)
 
     def _message(self, notice: Notice) -> EmailMessage:
         message = EmailMessage(_WHOLE_LINES)

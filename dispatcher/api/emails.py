@@ -18,6 +18,7 @@ from dispatcher.api.problems import Problem
 from dispatcher.api.quotas import UsedUp
 from dispatcher.api.refusals import Refusals
 from dispatcher.domain.api_key import Scope
+from dispatcher.domain.capabilities import recipients_of
 from dispatcher.domain.email import Email
 from dispatcher.domain.status import Status
 from dispatcher.producers import Acceptance, Enqueued
@@ -117,11 +118,6 @@ class Emails:
         if not all(found):
             raise Problem("quota-used-up", retry_after=quota.retry_after)
         return await self.gathering.enqueue(drafts)
-
-
-def recipients_of(email: Email) -> int:
-    """How many recipients an email counts as."""
-    return len(email.to) + len(email.cc) + len(email.bcc)
 
 
 def accepted(email: Enqueued) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import ssl
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,6 +28,7 @@ from dispatcher.broker.deliveries import UNREADABLE, acks, delivery_at, is_under
 from dispatcher.broker.faults import REMEDIES, channel_fault, reason
 from dispatcher.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
 from dispatcher.setting_values import addresses
+from dispatcher.trust import client_context
 from dispatcher.version import VERSION
 
 T = TypeVar("T")
@@ -84,8 +84,8 @@ def _parameters(amqp_url: str, name: str, ca_file: Path | None) -> pika.URLParam
     for option, value in _DEFAULTS.items():
         if option not in given:
             setattr(found, option, value)
-    if found.ssl_options is not None and ca_file is not None:
-        found.ssl_options = pika.SSLOptions(ssl.create_default_context(cafile=ca_file))
+    if found.ssl_options is not None and (ca_file is not None or "ssl_options" not in given):
+        found.ssl_options = pika.SSLOptions(client_context(ca_file))
     found.client_properties = {"connection_name": name, "product": "Email Dispatcher", "version": VERSION}
     return found
 
@@ -356,7 +356,7 @@ def resolve(future: asyncio.Future[T], value: T) -> None:
 
 
 class _Heartbeats(HeartbeatChecker):  # type: ignore[misc]  # pika 1.4 has no py.typed
-    """Pika's heartbeats, but a connection that brings nothing for the timeout ends then. Pika waits up to twice as long.
+    """Pika's heartbeats, but a silent connection ends after the timeout; with pika's it may last more than twice as long.
 
     RabbitMQ sends one at every half of the timeout. This counts looks, not seconds: while our own process is stopped
     there are none, and what came meanwhile is read before the next one.

@@ -23,6 +23,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from dispatcher.errors import BrokerUnavailable, ConfigurationError, TopologyError
 from dispatcher.setting_values import addresses
+from dispatcher.trust import client_context
 
 TIMEOUT_SECONDS: Final = 5.0
 MAX_REPLY_OCTETS: Final = 4 * 1024 * 1024
@@ -242,7 +243,7 @@ def _json(text: bytes) -> Any:
 
 def _tls(ca_file: Path | None) -> ssl.SSLContext:
     try:
-        return ssl.create_default_context(cafile=ca_file)
+        return client_context(ca_file)
     except OSError as error:
         raise ConfigurationError([f"DISPATCHER_CA_FILE cannot be used now ({type(error).__name__})."]) from error
 

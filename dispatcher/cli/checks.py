@@ -78,11 +78,12 @@ def check_process(settings: Settings) -> Iterator[Finding]:
     oldest = ".".join(map(str, OLDEST_PYTHON))
     is_new = sys.version_info >= OLDEST_PYTHON
     yield judge("Python", is_new, platform.python_version(), f"Install Python {oldest} or newer.")
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)  # `run` and `api` raise their own to the hard limit
     needed = settings.prefetch + settings.smtp_connections + SPARE_DESCRIPTORS
     is_enough = limit == resource.RLIM_INFINITY or limit >= needed
-    words = f"{limit} per process, {needed} may be needed"
-    yield judge("file descriptors", is_enough, words, f"Raise it: ulimit -n {2 * needed}.", State.WARNING)
+    words = f"at most {limit} per process, {needed} may be needed"
+    remedy = f"Raise the hard limit to {2 * needed}: LimitNOFILE in a unit, minfds in supervisord.conf, or ulimit -Hn."
+    yield judge("file descriptors", is_enough, words, remedy, State.WARNING)
 
 
 def check_run_dir(settings: Settings) -> Iterator[Finding]:
@@ -133,7 +134,7 @@ def _mounts() -> str:
 def check_postgresql(settings: Settings) -> Iterator[Finding]:
     """The server, its durability, its room for our connections, and our tables."""
     from dispatcher.store.connections import connected
-    from dispatcher.store.server import describe_server
+    from dispatcher.store.server import describe_server, verify_sessions
 
     try:
         with connected(settings.database_url, name="dispatcher doctor") as connection:
@@ -146,6 +147,8 @@ def check_postgresql(settings: Settings) -> Iterator[Finding]:
             yield judge("PostgreSQL durability", is_durable, words, "Switch both on: a crash would lose emails.")
             yield _room(settings, server.max_connections)
             yield from _check_tables(connection)
+        verify_sessions(settings.database_url, name="dispatcher doctor")
+        yield well("PostgreSQL sessions", "a connection keeps its session, as locks and notifications need")
     except DispatcherError as error:
         yield failed("PostgreSQL", error, _START.format(variable="DISPATCHER_DATABASE_URL"))
 

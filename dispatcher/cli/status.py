@@ -49,6 +49,9 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
     that workers hold are not counted: their emails are `sending`, or about to be. A provider is named only while some
     worker cannot use it: `paused` (it throttles us), `open` (it fails as a whole), `half_open` (one email probes it).
 
+    A host has vanished if it has leases, and none of its workers has a session. Another host settles its emails at the
+    latest in `settled_in_seconds`: by DISPATCHER_ON_UNCERTAIN they are held, or sent again.
+
     Failed and held emails that no operator has decided lose their content after DISPATCHER_RETAIN_UNDECIDED_DAYS.
     `expiring` counts those with less than a week left; it is null where they are kept for ever.
 
@@ -65,6 +68,7 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
        "oldest_pending_seconds": null, "longest_due_seconds": null,
        "expiring": {"emails": 2, "first_in_seconds": 432000.0},
        "providers": {"smtp": {"state": "open", "workers": 2, "reason": "connection_failed", "seconds_left": 1.5}},
+       "vanished_hosts": [{"name": "host-2", "in_flight": 64, "settled_in_seconds": 27.5}],
        "workers": [{"name": "host-1:w0:4711:9f86d081", "age_seconds": 86400.0, "in_flight": 12}],
        "latency_seconds": {"p50": 0.021, "p95": 0.05, "p99": 0.11}}
     """
@@ -86,6 +90,7 @@ def look(settings: Settings) -> Standing:
     """
     from dispatcher.broker.topology import Topology, depths
     from dispatcher.cli.status_page import Standing
+    from dispatcher.relay.publishing import longest_rescue_seconds
     from dispatcher.store.activity import list_workers, measure_latency
     from dispatcher.store.connections import connected
     from dispatcher.store.counts import count_emails
@@ -102,7 +107,8 @@ def look(settings: Settings) -> Standing:
         queues = {queue: found[queue] for queue in (settings.queue, settings.dlq)}
     except (BrokerUnavailable, TopologyError) as error:
         fault = str(error)
-    return Standing(counts, expiring, troubles, workers, latency, queues, fault, time.monotonic())
+    rescue_seconds = longest_rescue_seconds(settings.lease_seconds)
+    return Standing(counts, expiring, troubles, workers, rescue_seconds, latency, queues, fault, time.monotonic())
 
 
 def _show(standing: Standing, *, as_json: bool) -> Exit:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from dispatcher.cli.output import plain_table
 from dispatcher.domain.status import Status
+from dispatcher.store.activity import VanishedHost, find_vanished_hosts
 
 if TYPE_CHECKING:
     from dispatcher.store.activity import Latency, WorkerSeen
@@ -27,6 +28,7 @@ class Standing:
     Attributes:
         expiring: Undecided emails that are about to lose their content; None where they are kept for ever.
         troubles: Providers that some worker cannot use now.
+        rescue_seconds: How long after its end the lease of a vanished host is settled, at most.
         queues: Waiting messages by queue, the DLQ last; None if RabbitMQ did not tell.
         queues_fault: Why it did not.
         looked_at: Steady seconds, to tell rates from two looks.
@@ -36,10 +38,17 @@ class Standing:
     expiring: Expiring | None
     troubles: list[Trouble]
     workers: list[WorkerSeen]
+    rescue_seconds: float
     latency: Latency | None
     queues: dict[str, int] | None
     queues_fault: str | None
     looked_at: float
+
+    @property
+    def vanished(self) -> list[tuple[VanishedHost, float]]:
+        """Hosts that are gone and have leases, and in how many seconds these are settled at the latest."""
+        hosts = find_vanished_hosts(self.workers)
+        return [(host, max(0.0, host.leases_end_in_seconds) + self.rescue_seconds) for host in hosts]
 
     def to_json(self) -> dict[str, Any]:
         """The form that scripts rely on."""
@@ -59,6 +68,10 @@ class Standing:
                 }
                 for trouble in self.troubles
             },
+            "vanished_hosts": [
+                {"name": host.name, "in_flight": host.in_flight, "settled_in_seconds": seconds}
+                for host, seconds in self.vanished
+            ],
             "workers": [
                 {"name": worker.name, "age_seconds": worker.age_seconds, "in_flight": worker.in_flight}
                 for worker in self.workers
@@ -88,9 +101,12 @@ def table(standing: Standing) -> Table:
         shown.add_row("undecided, expiring", f"{standing.expiring.emails:,} ({left})", style="red")
     shown.add_section()
     living = [worker for worker in standing.workers if worker.age_seconds is not None]
-    hosts = len({worker.name.partition(":")[0] for worker in living})
+    hosts = len({worker.host for worker in living})
     on_hosts = f" on {hosts:,} hosts" if hosts > 1 else ""
     shown.add_row("workers", f"{len(living):,}{on_hosts}" if living else "none", style=None if living else "yellow")
+    for host, seconds in standing.vanished:
+        emails = f"{host.in_flight:,} email{'' if host.in_flight == 1 else 's'}"
+        shown.add_row(f"{host.name} vanished", f"{emails}, settled within {_duration(seconds)}", style="yellow")
     shown.add_section()
     if standing.queues is None:
         shown.add_row("queues", "unknown")

@@ -10,9 +10,11 @@ import time
 from pathlib import Path
 from typing import Final
 
+from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import Accepted, Outcome, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
+from dispatcher.providers.capabilities import CAPTURE
 from dispatcher.providers.contract import Attempt
 from dispatcher.providers.mime import rendered
 from dispatcher.providers.mime_headers import UnrenderableEmail
@@ -38,6 +40,11 @@ class CaptureProvider:
     def name(self) -> str:
         """`capture`."""
         return NAME
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See `contract.Provider.capabilities`."""
+        return CAPTURE
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         """One attempt; see `contract.Provider.send`. The deadline is not looked at: this waits for nobody."""
@@ -76,8 +83,10 @@ class CaptureProvider:
 
     def _make(self) -> None:
         if not self._is_made:
-            for part in ("tmp", "new", "cur"):
-                (self._folder / part).mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._folder.parent.mkdir(parents=True, exist_ok=True)
+            # Private whatever the umask: it will hold what people are sent.
+            for folder in (self._folder, *(self._folder / part for part in ("tmp", "new", "cur"))):
+                folder.mkdir(exist_ok=True, mode=0o700)
             self._is_made = True
 
     def _write(self, name: str, content: bytes) -> None:

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import Outcome
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
@@ -61,6 +62,14 @@ class Provider(Protocol):
     @property
     def name(self) -> str:
         """The provider's word in settings, logs, metrics and `email_log.provider`."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can carry: routing offers it nothing else.
+
+        What shows only later is for `send` to say: `Rejected` without a code, and the next provider is tried.
+        """
         ...
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:

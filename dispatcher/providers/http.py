@@ -29,6 +29,7 @@ from dispatcher.domain.values import value
 from dispatcher.providers.http_connection import HttpConnection
 from dispatcher.providers.scrub import scrub
 from dispatcher.providers.tls import Tls
+from dispatcher.trust import client_context
 
 CONNECT_SECONDS: Final = 10.0
 """For the name, TCP and TLS; the call's own deadline may be sooner."""
@@ -354,7 +355,7 @@ def _head(method: str, target: _Target, headers: Mapping[str, str]) -> bytes:
 
 
 def _tls(ca_file: Path | None) -> ssl.SSLContext:
-    context = ssl.create_default_context()
+    context = client_context()
     if ca_file is not None:
         context.load_verify_locations(cafile=str(ca_file))
     context.set_alpn_protocols(["http/1.1"])

@@ -20,9 +20,11 @@ import orjson
 from sendgrid import SendGridAPIClient
 
 from dispatcher.config import Settings
+from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import Deferred, Outcome, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ConfigurationError, ProviderFault
+from dispatcher.providers.capabilities import SENDGRID
 from dispatcher.providers.contract import Attempt, CallLimits, Part, RefusedTogether
 from dispatcher.providers.http import Answer, HttpTransport, NoAnswer, NothingLeft
 from dispatcher.providers.mime_headers import UnrenderableEmail
@@ -94,6 +96,11 @@ class SendGridProvider:
     def name(self) -> str:
         """`sendgrid`."""
         return NAME
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See `contract.Provider.capabilities`."""
+        return SENDGRID
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         """One attempt; see `contract.Provider.send`. A fault may come after `leaving`: SendGrid took nothing."""

@@ -16,9 +16,11 @@ from typing import Any, TypeVar
 
 from botocore.exceptions import ClientError
 
+from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain, outcome_name
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
+from dispatcher.providers.capabilities import SES
 from dispatcher.providers.contract import Attempt, CallLimits, NoPlace, Part, RefusedTogether
 from dispatcher.providers.mime_headers import UnrenderableEmail
 from dispatcher.providers.ses_bulk import (
@@ -72,6 +74,11 @@ class SesProvider:
     def name(self) -> str:
         """`ses`."""
         return NAME
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See `contract.Provider.capabilities`."""
+        return SES
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         """One attempt; see `contract.Provider.send`."""

@@ -12,16 +12,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from dispatcher.domain.capabilities import recipients_of
 from dispatcher.domain.outcome import Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.template_data import canonical_data
 from dispatcher.errors import ProviderFault
+from dispatcher.providers.capabilities import SES_MAX_RECIPIENTS
 from dispatcher.providers.contract import CallLimits, Part, RefusedTogether
 from dispatcher.providers.mime_headers import UnrenderableEmail
 from dispatcher.providers.ses_errors import entry_outcome
-from dispatcher.providers.ses_request import MAX_RECIPIENTS, Parameters, bulk_entry, mailbox_of
+from dispatcher.providers.ses_request import Parameters, bulk_entry, mailbox_of
 
-LIMITS: Final = CallLimits(emails=50, recipients=MAX_RECIPIENTS, octets=8 * 1024 * 1024)
+LIMITS: Final = CallLimits(emails=50, recipients=SES_MAX_RECIPIENTS, octets=8 * 1024 * 1024)
 """SES's; the octets are ours."""
 MAX_DATA_CHARACTERS: Final = 262_144
 """TemplateData in boto3's model."""
@@ -32,8 +34,8 @@ _OF_THE_CALL: Final = frozenset({"NotFoundException", "TemplateDoesNotExistExcep
 
 def part_of(email: OutgoingEmail) -> Part | None:
     """The email as part of a call; None where it has no template, has files, or cannot be rendered."""
-    recipients = len(email.to) + len(email.cc) + len(email.bcc)
-    if email.template_id is None or email.attachments or recipients > MAX_RECIPIENTS:
+    recipients = recipients_of(email)
+    if email.template_id is None or email.attachments or recipients > SES_MAX_RECIPIENTS:
         return None
     try:
         data = canonical_data(email.template_data)

@@ -15,16 +15,14 @@ from dataclasses import replace
 from typing import Any, Final
 
 from dispatcher.domain.address import parse_address
+from dispatcher.domain.capabilities import recipients_of
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import Attachment, OutgoingEmail
 from dispatcher.domain.template_data import canonical_data
+from dispatcher.providers.capabilities import SES_MAX_OCTETS, SES_MAX_RECIPIENTS
 from dispatcher.providers.mime import RenderedEmail, render
 from dispatcher.providers.mime_headers import UnrenderableEmail, ascii_spec, mailbox
 
-MAX_RECIPIENTS: Final = 50
-"""To, Cc and Bcc together: https://docs.aws.amazon.com/ses/latest/dg/quotas.html"""
-MAX_MESSAGE_OCTETS: Final = 40 * 1024 * 1024
-"""After encoding; the same page."""
 MAX_HEADERS: Final = 15
 MAX_HEADER_CHARACTERS: Final = 996
 """Name and value together. Both of the API's own headers: API_MessageHeader, and MessageHeaderList in boto3's model."""
@@ -82,10 +80,10 @@ def bulk_entry(email: OutgoingEmail, data: str) -> Parameters:
 
 
 def _check(email: OutgoingEmail, rendered: RenderedEmail) -> None:
-    if len(email.to) + len(email.cc) + len(email.bcc) > MAX_RECIPIENTS:
-        raise UnrenderableEmail(Reason.REJECTED_RECIPIENT, f"SES takes at most {MAX_RECIPIENTS} recipients")
-    if len(rendered.content) > MAX_MESSAGE_OCTETS:
-        raise UnrenderableEmail(Reason.TOO_LARGE, f"SES takes at most {MAX_MESSAGE_OCTETS} octets")
+    if recipients_of(email) > SES_MAX_RECIPIENTS:
+        raise UnrenderableEmail(Reason.REJECTED_RECIPIENT, f"SES takes at most {SES_MAX_RECIPIENTS} recipients")
+    if len(rendered.content) > SES_MAX_OCTETS:
+        raise UnrenderableEmail(Reason.TOO_LARGE, f"SES takes at most {SES_MAX_OCTETS} octets")
     if rendered.needs_smtputf8:
         _check_all_locals(email)
 

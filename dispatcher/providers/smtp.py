@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 
+from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import Outcome, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
+from dispatcher.providers.capabilities import SMTP
 from dispatcher.providers.contract import Attempt, NoPlace
 from dispatcher.providers.mime import RenderedEmail, rendered
 from dispatcher.providers.mime_headers import UnrenderableEmail
@@ -56,6 +58,11 @@ class SmtpProvider:
     def name(self) -> str:
         """`smtp`."""
         return NAME
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See `contract.Provider.capabilities`."""
+        return SMTP
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         """One attempt; see `contract.Provider.send`.

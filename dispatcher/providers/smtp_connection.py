@@ -23,6 +23,7 @@ from dispatcher.providers.scrub import scrub
 from dispatcher.providers.smtp_conversation import Conversation, conversation_over
 from dispatcher.providers.smtp_replies import Phase, refusal, reply_of
 from dispatcher.setting_values import SmtpServer
+from dispatcher.trust import client_context
 
 NAME: Final = "smtp"
 
@@ -100,7 +101,7 @@ def tls_context(options: SmtpOptions) -> ssl.SSLContext | None:
     """A context that verifies certificate and host name; None where the server is reached without TLS."""
     if options.server.security == "none":
         return None
-    return ssl.create_default_context(cafile=str(options.ca_file) if options.ca_file else None)
+    return client_context(options.ca_file)
 
 
 async def open_connection(options: SmtpOptions, context: ssl.SSLContext | None) -> Connection:

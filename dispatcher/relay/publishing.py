@@ -34,6 +34,8 @@ RESCUE_GRACE: Final = 3.0
 HOST_GRACE_SECONDS: Final = 5.0
 """A lease that ran out is left to the relay of its owner's host for so long, or for half of its length: that one can
 look into the owner's in-flight ledger."""
+MOST_RESCUE_SECONDS: Final = 5.0
+"""Between two looks for the leases of other hosts, at most."""
 VANISHED_SECONDS: Final = 10.0
 MOST_OVERTAKEN: Final = 100
 """At a look: whoever is overtaken for another reason must not fill the queue with second messages."""
@@ -144,7 +146,7 @@ class Publishing:
     async def _look_after(self, outbox: Outbox) -> None:
         now = time.monotonic()
         if now >= self._rescue_at:
-            self._rescue_at = now + min(5.0, self._settings.lease_seconds / 4)
+            self._rescue_at = now + _rescue_interval_seconds(self._settings.lease_seconds)
             await self._rescue(outbox)
         if now >= self._notices_at:
             self._notices_at = now + NOTICES_SECONDS
@@ -163,7 +165,7 @@ class Publishing:
             settings.on_uncertain,
             settings.max_attempts,
             BATCH,
-            grace_seconds=min(HOST_GRACE_SECONDS, settings.lease_seconds / 2),
+            grace_seconds=_host_grace_seconds(settings.lease_seconds),
             workers_here=workers_here,
         )
         for email in rescued:
@@ -278,6 +280,19 @@ class Publishing:
             failed_at=row.failed_at,
         )
         return Outgoing.of_dead_letter(self._settings.dlq, letter, row.traceparent)
+
+
+def longest_rescue_seconds(lease_seconds: float) -> float:
+    """How long after its end the lease of a vanished host is settled, at most, while a relay leads."""
+    return _host_grace_seconds(lease_seconds) + _rescue_interval_seconds(lease_seconds)
+
+
+def _host_grace_seconds(lease_seconds: float) -> float:
+    return min(HOST_GRACE_SECONDS, lease_seconds / 2)
+
+
+def _rescue_interval_seconds(lease_seconds: float) -> float:
+    return min(MOST_RESCUE_SECONDS, lease_seconds / 4)
 
 
 async def _without_locked(outbox: Outbox, due: list[DueDeadLetter]) -> list[DueDeadLetter]:

@@ -1,22 +1,32 @@
 """The providers in the operator's order, and which of them gets the next attempt.
 
-The next one is tried only where the one before gave a definite no that concerns itself (see
-`domain.outcome.CONCERNS_PROVIDER`), never after silence.
+Only a provider that can carry the email is tried. The next one is tried only where the one before gave a definite no
+that concerns itself (see `domain.outcome.CONCERNS_PROVIDER`) or found that it cannot carry the email, never after
+silence.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+import random
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import Final, assert_never
 
+from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import CONCERNS_PROVIDER, Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
+from dispatcher.providers.capabilities import Uncarried, uncarried
 from dispatcher.providers.contract import Provider
 from dispatcher.routing.breaker import LONGEST_OPEN_SECONDS, UNREACHED_IN_A_ROW, Breaker, State
 from dispatcher.routing.rate import RateLimit
 from dispatcher.telemetry import metrics
+
+SHORTEST_AWAY_SECONDS: Final = 1.0
+"""An email whose provider is being probed stays away so long: the probe has an answer by then, or nearly."""
+AWAY_SPREAD: Final = 0.5
+"""So much is added at most, by chance: emails that wait for one provider come back one after another, not at once."""
 
 
 @dataclass(slots=True)
@@ -26,15 +36,18 @@ class Route:
     Attributes:
         limit: None where the operator set no ceiling.
         name: The provider's.
+        capabilities: The provider's.
     """
 
     provider: Provider
     breaker: Breaker
     limit: RateLimit | None = None
     name: str = field(init=False)
+    capabilities: Capabilities = field(init=False)
 
     def __post_init__(self) -> None:
         self.name = self.provider.name
+        self.capabilities = self.provider.capabilities
 
     @property
     def is_closed(self) -> bool:
@@ -92,20 +105,53 @@ class Route:
 class Routes:
     """All routes of one worker, in order."""
 
-    def __init__(self, routes: Sequence[Route]) -> None:
+    def __init__(self, routes: Sequence[Route], *, jitter: Callable[[], float] = random.random) -> None:
+        """
+        Args:
+            jitter: From 0 up to 1; spreads the emails that wait for one provider.
+        """
         self._routes = tuple(routes)
+        self._jitter = jitter
 
     @property
     def first_name(self) -> str:
         """The name of the first provider in order."""
         return self._routes[0].name
 
-    def choose(self, refused_by: Collection[str] = ()) -> Route | None:
-        """The first route that may be tried now, those left out that have just refused this email; None if none may."""
+    def choose(self, email: OutgoingEmail, left_out: Collection[str] = ()) -> Route | None:
+        """The first route that can carry the email and may be tried now; None if there is none.
+
+        Args:
+            left_out: Providers that have just refused this email, or have found that they cannot carry it.
+        """
         for route in self._routes:
-            if route.name not in refused_by and route.may_be_tried:
+            if route.name not in left_out and route.may_be_tried and route.capabilities.lacks(email) is None:
                 return route
         return None
+
+    def uncarried(self, email: OutgoingEmail) -> Uncarried | None:
+        """Why no provider could ever carry the email; None if one could."""
+        return uncarried(email, {route.name: route.capabilities for route in self._routes})
+
+    def able(self, email: OutgoingEmail, unable: Collection[str] = ()) -> list[Route]:
+        """The routes that could carry the email, now or later.
+
+        Args:
+            unable: Providers that have found that they cannot.
+        """
+        return [route for route in self._routes if route.name not in unable and route.capabilities.lacks(email) is None]
+
+    def away_seconds(self, able: Sequence[Route]) -> float:
+        """How long an email stays out of the queue if none of the routes that could carry it may be tried now.
+
+        0 if those are all routes: nothing is leased until one of them may be tried. Otherwise other emails go on over
+        the other routes, and this one would be leased and given back all the time.
+        """
+        if len(able) == len(self._routes):
+            return 0.0
+        wait_seconds = min((route.breaker.wait_seconds for route in able), default=0.0)
+        bounded = min(max(wait_seconds, SHORTEST_AWAY_SECONDS), LONGEST_OPEN_SECONDS)
+        return bounded * (1 + AWAY_SPREAD * self._jitter())
 
     @property
     def room(self) -> int | None:

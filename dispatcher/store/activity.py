@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from psycopg import Connection
@@ -19,11 +20,48 @@ class WorkerSeen:
         name: Host, slot, process and a nonce, with colons between.
         age_seconds: Since it began; None for one that is gone, and whose emails are about to be settled or rescued.
         in_flight: Emails under its lease.
+        leases_end_in_seconds: When the last of these leases ends, negative if it has; None if there is none.
     """
 
     name: str
     age_seconds: float | None
     in_flight: int
+    leases_end_in_seconds: float | None = None
+
+    @property
+    def host(self) -> str:
+        """The host that it runs on, or ran on."""
+        return self.name.partition(":")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class VanishedHost:
+    """A host that has leases and no worker with a session: it lost its power, its network, or its only worker.
+
+    Attributes:
+        in_flight: Emails under its leases.
+        leases_end_in_seconds: When the last of these leases ends; negative if it has.
+    """
+
+    name: str
+    in_flight: int
+    leases_end_in_seconds: float
+
+
+def find_vanished_hosts(workers: Iterable[WorkerSeen]) -> list[VanishedHost]:
+    """The hosts all of whose workers are gone, by name."""
+    by_host: dict[str, list[WorkerSeen]] = {}
+    for worker in workers:
+        by_host.setdefault(worker.host, []).append(worker)
+    return [
+        VanishedHost(
+            host,
+            sum(worker.in_flight for worker in seen),
+            max(worker.leases_end_in_seconds or 0.0 for worker in seen),
+        )
+        for host, seen in by_host.items()
+        if all(worker.age_seconds is None for worker in seen)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,9 +172,16 @@ class LeaseStore:
         """Prolongs leases, given as token by id; returns the ids that are still ours."""
         return await self._ids("renew", {**_tokens(leases), "lease_seconds": lease_seconds})
 
-    async def release(self, leases: dict[UUID, int]) -> set[UUID]:
-        """Gives back leases under which nothing left; returns the ids that were still ours."""
-        return await self._ids("release", _tokens(leases))
+    async def release(
+        self, leases: dict[UUID, int], away_seconds: Mapping[UUID, float] = MappingProxyType({})
+    ) -> set[UUID]:
+        """Gives back leases under which nothing left; returns the ids that were still ours.
+
+        Args:
+            away_seconds: How long from now an email becomes due; at once where it is missing.
+        """
+        waits = [away_seconds.get(email_id, 0.0) for email_id in sorted(leases)]
+        return await self._ids("release", {**_tokens(leases), "away_seconds": waits})
 
     async def release_unanswered(self, email_ids: Sequence[UUID]) -> None:
         """Gives back what a `lease` whose answer was lost may have leased to us; these ids must not be in our hands.
@@ -186,9 +193,13 @@ class LeaseStore:
         if ours := {i: found.our_token for i, found in standing.items() if found.our_token is not None}:
             await self.release_free(ours)
 
-    async def release_free(self, leases: dict[UUID, int]) -> set[UUID]:
+    async def release_free(
+        self, leases: dict[UUID, int], away_seconds: Mapping[UUID, float] = MappingProxyType({})
+    ) -> set[UUID]:
         """As `release`, without those that are locked; returns the ids of these, which have to be released later."""
-        _, locked = await self.locked.around(leases, lambda free: self.release({i: leases[i] for i in free}))
+        _, locked = await self.locked.around(
+            leases, lambda free: self.release({i: leases[i] for i in free}, away_seconds)
+        )
         return locked
 
     async def record(self, results: Sequence[Result]) -> set[UUID]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
+from typing import Final
 
 from psycopg import Connection
 from psycopg.rows import TupleRow
 
-from dispatcher.store.connections import translated
+from dispatcher.errors import ConfigurationError
+from dispatcher.store.connections import connected, translated
 from dispatcher.store.queries import query
 
 
@@ -36,6 +39,33 @@ def describe_server(connection: Connection[TupleRow]) -> Server:
         row = connection.execute(query("show_server")).fetchone()
     assert row is not None
     return Server(*row)
+
+
+def verify_sessions(database_url: str, *, name: str) -> None:
+    """Asserts that a connection keeps its session from one transaction to the next.
+
+    A pooler in transaction mode does not: session settings, LISTEN, prepared statements and the relay's advisory lock
+    end up with another connection. Two connections mark their sessions and look for their marks in turn. A pooler that
+    shares sessions either gives both the same one, or gives one of them two.
+
+    Raises:
+        ConfigurationError: a mark is gone or is the other connection's.
+        StoreUnavailable: PostgreSQL is away.
+    """
+    with connected(database_url, name=name) as one, connected(database_url, name=name) as other, translated():
+        marks = {one: secrets.token_hex(8), other: secrets.token_hex(8)}
+        for connection, mark in marks.items():
+            connection.execute(query("mark_session"), {"mark": mark})
+        for connection in (one, other, other, one):
+            if connection.execute(query("read_session_mark")).fetchone() != (marks[connection],):
+                raise ConfigurationError([_SHARED])
+
+
+_SHARED: Final = (
+    "DISPATCHER_DATABASE_URL leads to a pooler that shares sessions between connections, such as PgBouncer in "
+    "transaction mode. Session settings, LISTEN and advisory locks do not work there. Use session mode "
+    "(pool_mode = session), or connect to PostgreSQL directly."
+)
 
 
 def find_filled_defaults(connection: Connection[TupleRow]) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import resource
 import time
 from collections.abc import Callable
 
@@ -26,9 +27,19 @@ from dispatcher.errors import (
 from dispatcher.providers.registry import open_provider
 from dispatcher.store.connections import connected
 from dispatcher.store.migrations import verify_schema
+from dispatcher.store.server import verify_sessions
 from dispatcher.telemetry.log import get_log
 
 LONGEST_WAIT_SECONDS = 10.0
+
+
+def raise_file_limit() -> None:
+    """Raises the limit of open files to what the system allows this user; children inherit it.
+
+    The usual soft limit of 1,024 is there for programs that use select(2), and none of ours does.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def prepare(settings: Settings) -> None:
@@ -37,6 +48,7 @@ def prepare(settings: Settings) -> None:
     Raises:
         ConfigurationError: with everything that an operator has to mend: settings, tables, queues.
     """
+    raise_file_limit()
     for name in settings.providers:
         asyncio.run(_try_provider(name, settings))
     mistakes = _examine("store", lambda: _verify_store(settings))
@@ -49,8 +61,9 @@ def prepare_store(settings: Settings) -> None:
     """The same for a process that a RabbitMQ that is away, or not fit, does not keep from its work.
 
     Raises:
-        ConfigurationError: the tables are not fit.
+        ConfigurationError: the tables, or a pooler before them, are not fit.
     """
+    raise_file_limit()
     if mistakes := _examine("store", lambda: _verify_store(settings)):
         raise ConfigurationError(mistakes)
 
@@ -61,6 +74,7 @@ async def _try_provider(name: str, settings: Settings) -> None:
 
 
 def _verify_store(settings: Settings) -> None:
+    verify_sessions(settings.database_url, name="dispatcher run")
     with connected(settings.database_url, name="dispatcher run") as connection:
         verify_schema(connection)
 
@@ -93,6 +107,8 @@ def _examine(server: str, look: Callable[[], None], *, is_patient: bool = True) 
             if not is_patient:
                 return []
             _wait(server, error, backoff)
+        except ConfigurationError as error:
+            return list(error.mistakes)
         except (SchemaError, TopologyError) as error:
             return [str(error)]
         else:

@@ -1,7 +1,8 @@
-"""One attempt for one email: over the first provider that may be tried now, the ledger told before anything leaves.
+"""One attempt for one email: over the first provider that can carry it and may be tried now, the ledger told before
+anything leaves.
 
-Where a provider refuses for reasons of its own that burn no attempt (credentials, throttling, an open breaker), the
-next one in order is tried within the same attempt.
+Where a provider refuses for reasons of its own that burn no attempt (credentials, throttling, an open breaker), or
+finds that it cannot carry the email, the next one in order is tried within the same attempt.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Awaitable
 from typing import NamedTuple
 
 from dispatcher.domain.outcome import CONCERNS_PROVIDER, Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
 from dispatcher.inflight import Ledger, steady_clock
 from dispatcher.providers.contract import Attempt, NoPlace
@@ -25,7 +27,15 @@ from dispatcher.worker.sending import LeaseRanOut, Phase, Sending
 
 
 class NoRoute(Exception):
-    """No provider may be tried now. Never leaves the worker."""
+    """No provider that can carry the email may be tried now. Never leaves the worker.
+
+    Attributes:
+        away_seconds: How long the email is to stay out of the queue.
+    """
+
+    def __init__(self, away_seconds: float = 0.0) -> None:
+        super().__init__()
+        self.away_seconds = away_seconds
 
 
 class _RouteClosed(Exception):
@@ -62,14 +72,17 @@ class Attempts:
 
     def begin(self, sending: Sending) -> Ride | None:
         """Begins an attempt that needs nobody to wait for it, because a call carries it; None where one has to."""
-        route = self._routes.choose()
-        if sending.lease.email is None or route is None or route.limit or not isinstance(route.provider, Coalescing):
+        email = sending.lease.email
+        if email is None:
+            return None
+        route = self._routes.choose(email)
+        if route is None or route.limit or not isinstance(route.provider, Coalescing):
             return None
         self._prepare(sending)
         trial = route.breaker.begin()
         attempt = self._attempt(sending, route, trial)
         try:
-            outcome = route.provider.begin(sending.lease.email, attempt)
+            outcome = route.provider.begin(email, attempt)
         except Exception:  # noqa: BLE001 - whoever makes the attempt comes upon it again, and judges it
             outcome = None
         if outcome is None:
@@ -99,7 +112,8 @@ class Attempts:
         Raises:
             NoRoute, LeaseRanOut, CancelledError: nothing left, and no attempt is burnt.
         """
-        if sending.lease.email is None:
+        email = sending.lease.email
+        if email is None:
             self._prepare(sending)
             sending.begin_attempt()
             return Rejected(Reason.CONTENT_DELETED, "The email's content was deleted before it was sent.")
@@ -108,11 +122,16 @@ class Attempts:
                 route, trial, attempt, answer = ride
                 outcome, ride = await self._finish(sending, route, trial, attempt, answer), None
             else:
-                route = self._choose(sending)
+                chosen = self._choose(sending, email)
+                if chosen is None:
+                    return self._uncarried(sending, email)
+                route = chosen
                 if route.limit is not None and not await self._has_token(route, route.limit):
                     continue
                 outcome = await self._try(sending, route)
-            if outcome is not None and not _burns_nothing(outcome, route):
+            if outcome is not None and not (
+                _burns_nothing(outcome, route) or self._passes_on(sending, email, route, outcome)
+            ):
                 return outcome
             if sending.is_over:  # the drain ran out of time meanwhile
                 raise NoRoute
@@ -120,10 +139,11 @@ class Attempts:
 
     def may_fail_over(self, sending: Sending, outcome: Outcome) -> bool:
         """Whether the next attempt goes to another provider at once, because the one that refused spoke of itself."""
-        if not isinstance(outcome, Deferred) or outcome.reason not in CONCERNS_PROVIDER:
+        email = sending.lease.email
+        if email is None or not isinstance(outcome, Deferred) or outcome.reason not in CONCERNS_PROVIDER:
             return False
         sending.refused_by.add(sending.provider)
-        return self._routes.choose(sending.refused_by) is not None
+        return self._routes.choose(email, sending.refused_by | sending.unable) is not None
 
     def forget(self, sending: Sending) -> None:
         """Empties the ledger's slot: nothing left, or the provider says that it took nothing."""
@@ -131,15 +151,34 @@ class Attempts:
             self._ledger.clear(sending.ledger_slot)
             sending.ledger_slot = None
 
-    def _choose(self, sending: Sending) -> Route:
-        """The route that may be tried now."""
+    def _choose(self, sending: Sending, email: OutgoingEmail) -> Route | None:
+        """The route that may be tried now; None if no provider could ever carry the email.
+
+        Raises:
+            NoRoute: those that could may not be tried now.
+        """
         if sending.is_cancelled:  # by an adapter that did not hear of it
             raise asyncio.CancelledError
         self._prepare(sending)
-        route = self._routes.choose(sending.refused_by) or self._routes.choose()
-        if route is None:
-            raise NoRoute
+        choose, unable = self._routes.choose, sending.unable
+        route = choose(email, sending.refused_by | unable) or choose(email, unable)
+        if route is None and (able := self._routes.able(email, unable)):
+            raise NoRoute(self._routes.away_seconds(able))
         return route
+
+    def _uncarried(self, sending: Sending, email: OutgoingEmail) -> Rejected:
+        """The outcome for an email that no provider could ever carry."""
+        sending.begin_attempt()
+        why = self._routes.uncarried(email)
+        assert why is not None, "a provider that found itself unable was the last one, and its refusal is the outcome"
+        return Rejected(why.reason, str(why))
+
+    def _passes_on(self, sending: Sending, email: OutgoingEmail, route: Route, outcome: Outcome) -> bool:
+        """Whether the adapter itself found that its provider cannot carry the email, and another one could."""
+        if not isinstance(outcome, Rejected) or outcome.code is not None:
+            return False
+        sending.unable |= {route.name}
+        return bool(self._routes.able(email, sending.unable))
 
     @staticmethod
     async def _has_token(route: Route, limit: RateLimit) -> bool:

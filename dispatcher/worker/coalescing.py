@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import CONCERNS_PROVIDER, Deferred, Outcome, Reason
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
@@ -78,6 +79,11 @@ class Coalescing:
     def name(self) -> str:
         """The provider's."""
         return self._provider.name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The provider's."""
+        return self._provider.capabilities
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         """One attempt, perhaps in a call with others; more than one call where the provider refuses them together.

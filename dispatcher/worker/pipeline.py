@@ -225,7 +225,9 @@ class Pipeline:
                     break
                 await self._wait_for_retry(wait_seconds)
                 sending.attempt_number += 1
-        except (NoRoute, LeaseRanOut):
+        except NoRoute as error:
+            sending.away_seconds = error.away_seconds
+        except LeaseRanOut:
             pass
         except asyncio.CancelledError:
             if sending.phase is Phase.ON_THE_WIRE:  # the process ends: its ledger says so
@@ -320,12 +322,16 @@ class Pipeline:
         self._leasing.wake()
 
     async def _release(self, batch: list[Sending]) -> None:
-        """Gives back leases under which nothing left: pending and due again, so their messages have done their work."""
+        """Gives back leases under which nothing left: pending and due again, so their messages have done their work.
+
+        An email whose provider is away while others work is due later: leased at once, it would only come back again.
+        """
         tokens = {sending.email_id: sending.lease.token for sending in batch}
+        away_seconds = {sending.email_id: sending.away_seconds for sending in batch}
         locked: set[UUID] | None = None
         while locked is None:
             try:
-                locked = await self._store.release_free(tokens)
+                locked = await self._store.release_free(tokens, away_seconds)
             except StoreUnavailable as error:
                 await self._outage.wait(error)
         self._outage.over()

@@ -53,6 +53,8 @@ class Sending:
         ledger_slot: Where the in-flight ledger has the attempt; None before it left.
         provider: Whom the attempt goes to.
         refused_by: Providers whose refusal the next attempt does not wait for.
+        unable: Providers that have found that they cannot carry it.
+        away_seconds: How long it stays out of the queue once it is given back.
         started_at: When the attempt began, unix seconds.
         started_steadily_at: The same by `inflight.steady_clock`, which nobody sets.
         lease_lost: Somebody else judged it; its result is only evidence now.
@@ -72,6 +74,8 @@ class Sending:
     ledger_slot: int | None = None
     provider: str = ""
     refused_by: set[str] = field(default_factory=set)
+    unable: frozenset[str] = frozenset()
+    away_seconds: float = 0.0
     started_at: float = 0.0
     started_steadily_at: float = 0.0
     lease_lost: bool = False

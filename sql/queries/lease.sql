@@ -82,7 +82,8 @@ where e.email_id = any(%(email_ids)s)
 returning e.email_id;
 
 -- name: release
--- Gives back leases under which no attempt was made: pending and due again, the attempt unburnt.
+-- Gives back leases under which no attempt was made: pending and due again, the attempt unburnt. Due after away_seconds,
+-- where the provider that the email needs is away while others work.
 -- An id that is missing was lost.
 update email_log as e
 set
@@ -90,15 +91,13 @@ set
     attempt_count = e.attempt_count - 1,
     locked_by = null,
     locked_until = 'epoch',
-    publish_due_at = clock_timestamp()
+    publish_due_at = clock_timestamp() + w.away_seconds * interval '1 second'
+from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[], %(away_seconds)s::double precision[])
+    as w (email_id, lease_token, away_seconds)
 where e.email_id = any(%(email_ids)s)
     and e.email_id between %(lowest_id)s and %(highest_id)s
-    and (
-        (e.email_id, e.lease_token, e.status) in (
-            select w.email_id, w.lease_token, 'sending'
-            from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[]) as w (email_id, lease_token)
-        )
-    ) is true
+    and e.email_id = w.email_id
+    and (e.lease_token = w.lease_token and e.status = 'sending') is true
 returning e.email_id;
 
 -- name: replay_letters

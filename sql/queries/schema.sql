@@ -39,6 +39,14 @@ select
     current_setting('fsync'),
     current_setting('max_connections')::integer;
 
+-- name: mark_session
+-- A setting that means nothing to PostgreSQL and lasts as long as the session. One row.
+select set_config('dispatcher.session', %(mark)s, false);
+
+-- name: read_session_mark
+-- What mark_session set in this session; null or empty: a pooler has put another session behind the connection. One row.
+select current_setting('dispatcher.session', true);
+
 -- name: configure_session
 -- A commit waits for the disk, because an outside action follows it; nothing waits for ever; and a client whose host
 -- vanished without a word is noticed within a quarter of a minute, so that its locks are set free.

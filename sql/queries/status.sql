@@ -44,7 +44,8 @@ where outcome = 'accepted'
     and hour > now() - interval '26 hours';
 
 -- name: list_workers
--- Who has sessions or leases: name, seconds since it began (null: it has no session any more), emails under its lease.
+-- Who has sessions or leases: name, seconds since it began (null: it has no session any more), emails under its lease, and
+-- in how many seconds the last of these leases ends (null: it has none).
 with present as (
     select application_name as worker, min(backend_start) as began_at
     from pg_stat_activity
@@ -53,7 +54,7 @@ with present as (
     group by application_name
 ),
 leasing as (
-    select locked_by as worker, count(*) as emails
+    select locked_by as worker, count(*) as emails, max(locked_until) as last_lease_until
     from email_log
     where status = 'sending'
     group by locked_by
@@ -61,7 +62,8 @@ leasing as (
 select
     worker,
     extract(epoch from clock_timestamp() - present.began_at)::double precision,
-    coalesce(leasing.emails, 0)
+    coalesce(leasing.emails, 0),
+    extract(epoch from leasing.last_lease_until - clock_timestamp())::double precision
 from present
 full join leasing using (worker)
 order by worker;

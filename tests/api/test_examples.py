@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import MutableMapping
@@ -15,6 +16,7 @@ import orjson
 import psycopg
 import pytest
 
+from dispatcher.dev import cache, debian
 from dispatcher.errors import InvalidEmail
 from tests.api.place import Api
 
@@ -33,9 +35,22 @@ def books(connection: psycopg.Connection) -> tuple[list[Any], list[Any]]:
     return placed, [row[0] for row in connection.execute("select message_key from email_log order by 1").fetchall()]
 
 
+def environment_with_curl() -> dict[str, str]:
+    """An environment whose PATH has a curl: the system's, or Debian's, which is fetched once without root."""
+    if shutil.which("curl"):
+        return {"PATH": os.environ["PATH"]}
+
+    def fetch(folder: Path) -> None:
+        debian.fetch("curl", folder, unless_installed="curl", remedy="Install curl.", progress=print)
+
+    root = cache.obtain(f"curl-{debian.system()}", fetch)
+    libraries = ":".join(map(str, debian.library_folders(root)))
+    return {"PATH": f"{root / 'usr/bin'}:{os.environ['PATH']}", "LD_LIBRARY_PATH": libraries}
+
+
 async def test_curl(api: Api, connection: psycopg.Connection) -> None:
     def run() -> subprocess.CompletedProcess[str]:
-        env = {"PATH": os.environ["PATH"], "DISPATCHER_API_URL": api.url}
+        env = {**environment_with_curl(), "DISPATCHER_API_URL": api.url}
         return subprocess.run(
             ["sh", "examples/curl.sh"], cwd=ROOT, env=env, capture_output=True, text=True, check=False
         )

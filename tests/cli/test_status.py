@@ -13,6 +13,7 @@ import pytest
 
 from dispatcher.broker.topology import Topology
 from dispatcher.domain.email_id import lowest_id_at
+from dispatcher.relay.publishing import longest_rescue_seconds
 from tests.cli.commandline import DEADLINE_SECONDS, CommandLine
 from tests.waiting import wait_until
 
@@ -92,7 +93,10 @@ def test_workers_and_latency_are_those_of_the_moment(prepared: CommandLine, conn
     prepared("enqueue", "--key", "one", *ONE)
     prepared("enqueue", "--key", "two", *ONE)
     sent = "update email_log set status = 'sent', sent_at = created_at + interval '250 ms' where message_key = 'one'"
-    leased = "update email_log set status = 'sending', locked_by = 'gone:w1:7:cafe' where message_key = 'two'"
+    leased = (
+        "update email_log set status = 'sending', locked_by = 'gone:w1:7:cafe', locked_until = now() + interval '20 s' "
+        "where message_key = 'two'"
+    )
     connection.execute(sent)
     connection.execute(leased)
     worker = "host-a:w0:4711:9f86d081"
@@ -101,6 +105,10 @@ def test_workers_and_latency_are_those_of_the_moment(prepared: CommandLine, conn
         told = prepared("status", "--json").json
         table = prepared("status").stdout
 
+    (vanished,) = told["vanished_hosts"]
+    assert (vanished["name"], vanished["in_flight"]) == ("gone", 1)
+    assert 0 < vanished["settled_in_seconds"] - longest_rescue_seconds(60) <= 20
+    assert "gone vanished" in table
     assert ["workers", "1"] in [line.split() for line in table.splitlines()]
     # PostgreSQL notices the end of a session a moment later.
     wait_until(lambda: ["workers", "none"] in [line.split() for line in prepared("status").stdout.splitlines()])

@@ -12,12 +12,10 @@ class Habits:
     Attributes:
         own_headers: Those of ours that it replaces with its own, or of which it takes none.
         takes_empty_files: Whether an attachment may have no content.
-        has_templates: Whether it writes subject and body of `template_id`.
     """
 
     own_headers: frozenset[str] = frozenset()
     takes_empty_files: bool = True
-    has_templates: bool = False
 
 
 PLAIN = Habits()

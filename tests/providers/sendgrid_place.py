@@ -22,7 +22,7 @@ from tests.providers.habits import Habits
 
 KEY = "SG.the-key-that-nobody-may-see.0123456789"
 
-HABITS = Habits(frozenset({"Date"}), takes_empty_files=False, has_templates=True)
+HABITS = Habits(frozenset({"Date"}), takes_empty_files=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from tests.providers.habits import Habits
 ACCESS_KEY: Final = "AKIATHEKEYSNAMEXYZ12"
 SECRET_KEY: Final = "the/secret+that/nobody+may/see/0123456789"
 REGION: Final = "eu-west-1"
-SES_HABITS: Final = Habits(own_headers=frozenset({"Message-ID", "Date"}), has_templates=True)
+SES_HABITS: Final = Habits(own_headers=frozenset({"Message-ID", "Date"}))
 
 
 @dataclass(frozen=True, slots=True)

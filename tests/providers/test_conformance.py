@@ -13,6 +13,7 @@ import pytest
 from dispatcher.domain.email_id import new_email_id
 from dispatcher.domain.outcome import Accepted, Reason, Rejected
 from dispatcher.domain.outgoing import Attachment
+from dispatcher.providers.capabilities import CAPABILITIES
 from dispatcher.setting_values import KNOWN_PROVIDERS
 from tests.providers.emails import MANY_SECONDS, an_email, parsed, send
 from tests.providers.places import PLACES, Place
@@ -146,11 +147,31 @@ async def test_what_could_inject_headers_or_cannot_be_built_is_refused_before_it
     assert not place.times()
 
 
-async def test_a_template_is_for_providers_that_have_them(place: Place) -> None:
-    sending = await send(place.provider, an_email(template_id="welcome", template_data={"name": "Ann"}, text=None))
+def test_an_adapter_has_the_capabilities_that_are_declared_for_its_name(place: Place) -> None:
+    assert place.provider.capabilities is CAPABILITIES[place.provider.name]
 
-    assert isinstance(sending.outcome, Accepted if place.habits.has_templates else Rejected)
-    assert place.times().total() == place.habits.has_templates
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"template_id": "welcome", "template_data": {"name": "Ann"}, "text": None},
+        {"to": tuple(f"ann-{number}@example.com" for number in range(51))},
+        {"to": ("zoë@example.com",)},
+    ],
+    ids=["template", "51 recipients", "smtputf8"],
+)
+async def test_an_adapter_itself_accepts_and_refuses_as_its_capabilities_say(
+    place: Place, changes: dict[str, Any]
+) -> None:
+    email = an_email(**changes)
+    is_able = place.provider.capabilities.lacks(email) is None
+
+    sending = await send(place.provider, email)
+
+    assert isinstance(sending.outcome, Accepted if is_able else Rejected)
+    assert place.times().total() == is_able
+    # Routing takes a refusal without a code for the adapter's own, and tries the next provider.
+    assert isinstance(sending.outcome, Accepted) or (sending.outcome.code, sending.left) == (None, 0)
 
 
 async def test_an_email_beside_a_refused_one_arrives(place: Place) -> None:

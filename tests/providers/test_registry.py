@@ -9,12 +9,13 @@ import pytest
 
 from dispatcher.config import load
 from dispatcher.errors import ConfigurationError, ProviderFault
+from dispatcher.providers.capabilities import CAPABILITIES
 from dispatcher.providers.registry import ADAPTERS, check_provider, open_provider
 from dispatcher.setting_values import KNOWN_PROVIDERS
 
 
-def test_every_provider_that_settings_may_name_has_an_adapter() -> None:
-    assert tuple(ADAPTERS) == KNOWN_PROVIDERS
+def test_every_provider_that_settings_may_name_has_an_adapter_and_capabilities() -> None:
+    assert tuple(ADAPTERS) == tuple(CAPABILITIES) == KNOWN_PROVIDERS
 
 
 @pytest.mark.parametrize(("name", "variable"), [("smtp", "DISPATCHER_SMTP_URL"), ("capture", "DISPATCHER_CAPTURE_DIR")])

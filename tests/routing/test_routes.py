@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import (
     CONCERNS_PROVIDER,
     Accepted,
@@ -14,23 +15,28 @@ from dispatcher.domain.outcome import (
     Uncertain,
     outcome_name,
 )
+from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
 from dispatcher.routing.breaker import FAILURES_IN_A_ROW, FIRST_OPEN_SECONDS, LONGEST_OPEN_SECONDS, Breaker, State
-from dispatcher.routing.routes import Route, Routes
-from tests.worker.scripted import ScriptedProvider
+from dispatcher.routing.routes import AWAY_SPREAD, SHORTEST_AWAY_SECONDS, Route, Routes
+from tests.providers.emails import an_email
+from tests.worker.scripted import ANYTHING, ScriptedProvider
 
 FAILED = Deferred(Reason.CONNECTION_FAILED)
+PLAIN = an_email()
+TEMPLATED = an_email(template_id="d-1", text=None)
+NO_TEMPLATES = Capabilities(templates=False)
 THROTTLED = Deferred(Reason.THROTTLED, "slow down", "429", 90.0)
 
 
 class Scene:
     """Routes in the order of their names, and the clock that they share."""
 
-    def __init__(self, names: str = "abc") -> None:
+    def __init__(self, names: str = "abc", **capabilities: Capabilities) -> None:
         self.now = 1000.0
-        self.providers = [ScriptedProvider(name) for name in names]
+        self.providers = [ScriptedProvider(name, capabilities.get(name, ANYTHING)) for name in names]
         self.by_name = {each.name: Route(each, self._breaker()) for each in self.providers}
-        self.routes = Routes(list(self.by_name.values()))
+        self.routes = Routes(list(self.by_name.values()), jitter=lambda: 1.0)
 
     def _breaker(self) -> Breaker:
         return Breaker(lambda: self.now, lambda *_: None, jitter=lambda: 1.0)
@@ -44,10 +50,14 @@ class Scene:
         """The provider cannot be used."""
         self.by_name[name].note_fault(ProviderFault(name, "bad credentials"), self.by_name[name].breaker.begin())
 
-    def chosen(self, *refused_by: str) -> str | None:
+    def chosen(self, *refused_by: str, email: OutgoingEmail = PLAIN) -> str | None:
         """Who gets the next attempt."""
-        route = self.routes.choose(refused_by)
+        route = self.routes.choose(email, refused_by)
         return route.name if route else None
+
+    def away_seconds(self, *unable: str) -> float:
+        """How long an email with a template stays out of the queue."""
+        return self.routes.away_seconds(self.routes.able(TEMPLATED, unable))
 
     def state(self, name: str) -> State:
         """How that provider is seen."""
@@ -196,3 +206,43 @@ def test_what_a_shared_call_says_of_the_provider_counts_once_but_its_silence_for
 
     assert after_failures is State.CLOSED
     assert scene.state("a") is State.OPEN
+
+
+def test_a_provider_that_cannot_carry_the_email_is_not_chosen() -> None:
+    scene = Scene("ab", a=NO_TEMPLATES)
+
+    assert (scene.chosen(), scene.chosen(email=TEMPLATED), scene.chosen("b", email=TEMPLATED)) == ("a", "b", None)
+
+
+def test_an_email_stays_away_as_long_as_the_only_provider_that_can_carry_it() -> None:
+    scene = Scene("ab", b=NO_TEMPLATES)
+    scene.fault("a")
+
+    assert (scene.chosen(email=TEMPLATED), scene.routes.room) == (None, None)
+    assert scene.away_seconds() == FIRST_OPEN_SECONDS * (1 + AWAY_SPREAD)
+
+
+def test_an_email_stays_away_for_a_moment_while_another_one_probes_its_provider() -> None:
+    scene = Scene("ab", b=NO_TEMPLATES)
+    scene.fault("a")
+    scene.now += FIRST_OPEN_SECONDS
+    scene.by_name["a"].breaker.begin()
+
+    assert scene.chosen(email=TEMPLATED) is None
+    assert scene.away_seconds() == SHORTEST_AWAY_SECONDS * (1 + AWAY_SPREAD)
+
+
+def test_an_email_looks_again_within_a_bound_however_long_its_provider_asks_to_be_left_alone() -> None:
+    scene = Scene("ab", b=NO_TEMPLATES)
+    scene.hear("a", Deferred(Reason.THROTTLED, "slow down", "429", 3000.0))
+
+    assert scene.away_seconds() == LONGEST_OPEN_SECONDS * (1 + AWAY_SPREAD)
+
+
+def test_an_email_that_every_provider_could_carry_is_due_at_once_because_nothing_is_leased_meanwhile() -> None:
+    scene = Scene("ab")
+    scene.fault("a")
+    scene.fault("b")
+
+    assert (scene.routes.room, scene.away_seconds()) == (0, 0.0)
+    assert scene.away_seconds("b") > 0

@@ -205,6 +205,19 @@ async def test_releasing_gives_back_what_is_ours_with_its_attempt_and_makes_it_d
     assert {lease.email_id: books.row(lease.email_id) for lease in (lost, done)} == before
 
 
+async def test_an_email_may_be_released_to_become_due_later(store: LeaseStore, books: Books) -> None:
+    now, later = await store.lease(books.keys(books.enqueue(2)), 60)
+
+    await store.release({lease.email_id: lease.token for lease in (now, later)}, {later.email_id: 60.0})
+
+    due = (
+        "select email_id from email_log where publish_due_at between clock_timestamp() + %s and clock_timestamp() + %s"
+    )
+    seconds = [timedelta(seconds=each) for each in (-30, 0, 30, 60)]
+    assert [row["email_id"] for row in books.select(due, *seconds[:2])] == [now.email_id]
+    assert [row["email_id"] for row in books.select(due, *seconds[2:])] == [later.email_id]
+
+
 async def test_what_was_released_can_be_leased_at_once(
     store: LeaseStore, other_store: LeaseStore, books: Books
 ) -> None:

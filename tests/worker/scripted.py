@@ -7,10 +7,12 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from uuid import UUID
 
+from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.providers.contract import Attempt, CallLimits, Part, RefusedTogether
 
+ANYTHING = Capabilities(templates=True)
 Act = Callable[["ScriptedProvider", OutgoingEmail, Attempt], Awaitable[Outcome]]
 
 
@@ -25,8 +27,9 @@ class ScriptedProvider:
         most_at_once: The most calls that there were at the same time.
     """
 
-    def __init__(self, name: str = "scripted") -> None:
+    def __init__(self, name: str = "scripted", capabilities: Capabilities = ANYTHING) -> None:
         self._name = name
+        self._capabilities = capabilities
         self.script: defaultdict[UUID, deque[Act]] = defaultdict(deque)
         self.always: Act = accept
         self.calls: list[UUID] = []
@@ -40,6 +43,11 @@ class ScriptedProvider:
     def name(self) -> str:
         """Its name."""
         return self._name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can carry."""
+        return self._capabilities
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         """Follows the script."""

@@ -1,0 +1,50 @@
+"""Behind PgBouncer: session pooling serves like PostgreSQL itself, transaction pooling is refused."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.harness import CONNECTIONS, Host, emails, stop
+from tests.acceptance.pooler import pgbouncer
+
+pytestmark = pytest.mark.slow
+
+
+def test_behind_session_pooling_every_email_is_sent_once_through_a_kill(host: Host, tmp_path: Path) -> None:
+    host.sink("--latency-ms", "100")
+    with pgbouncer(tmp_path, host.database_url, mode="session") as url:
+        run = host.run(DATABASE_URL=url)
+        host.await_consumers()
+        ids = host.enqueue(emails(400))
+        host.await_work(victim := run.pid_of("worker 0"))
+        run.send_to(victim, signal.SIGKILL)
+
+        run.await_events("ledger.settled")
+        books = host.await_finished(ids)
+        stop(run)
+
+    books.assert_balanced()
+    assert books.count("held") <= CONNECTIONS
+
+
+@pytest.mark.parametrize("command", ["run", "api"])
+def test_transaction_pooling_is_refused_at_start(host: Host, tmp_path: Path, command: str) -> None:
+    with pgbouncer(tmp_path, host.database_url, mode="transaction") as url:
+        started = host.command(command, DATABASE_URL=url)
+
+        assert started.await_exit() == 78
+
+    assert "PgBouncer in transaction mode" in started.words
+    assert "pool_mode = session" in started.words
+
+
+def test_doctor_names_transaction_pooling(host: Host, tmp_path: Path) -> None:
+    with pgbouncer(tmp_path, host.database_url, mode="transaction") as url:
+        looked = host.command("doctor", DATABASE_URL=url)
+
+        assert looked.await_exit() == 1
+
+    assert "PgBouncer in transaction mode" in looked.log

@@ -1,0 +1,107 @@
+"""What providers declare that they can carry, and the words where none of them will do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dispatcher.domain.email import Email
+from dispatcher.domain.outgoing import Attachment
+from dispatcher.providers.capabilities import CAPABILITIES, capabilities_of, uncarried
+from tests.providers.emails import an_email
+
+TEMPLATE = {"template_id": "d-1", "text": None}
+FILE = {"attachments": (Attachment("film.mp4", "video/mp4", b"x" * 24 * 1024 * 1024),)}
+MANY = {"to": tuple(f"ann-{number}@example.com" for number in range(60))}
+LARGE = {"attachments": (Attachment("film.mp4", "video/mp4", b"x" * 32 * 1024 * 1024),)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "able"),
+    [
+        ({}, ["sendgrid", "ses", "smtp", "capture"]),
+        (TEMPLATE, ["sendgrid", "ses"]),
+        (MANY, ["sendgrid", "smtp", "capture"]),
+        (FILE, ["ses", "smtp", "capture"]),
+        ({"reply_to": ("zoë@example.com",)}, ["sendgrid", "smtp", "capture"]),
+        ({"to": ("Zoë <zoe@exämple.com>",)}, ["sendgrid", "ses", "smtp", "capture"]),
+        ({**TEMPLATE, **MANY}, ["sendgrid"]),
+    ],
+    ids=["plain", "template", "60 recipients", "file of 24 MiB", "smtputf8", "name and domain", "both"],
+)
+def test_who_can_carry_what(changes: dict[str, Any], able: list[str]) -> None:
+    email = an_email(**changes)
+
+    assert [name for name, capabilities in CAPABILITIES.items() if capabilities.lacks(email) is None] == able
+
+
+@pytest.mark.parametrize(
+    ("changes", "configured", "field", "words"),
+    [
+        (
+            TEMPLATE,
+            ["smtp", "capture"],
+            "template_id",
+            (
+                "template_id needs a provider with templates (sendgrid, ses); configured: smtp, capture. "
+                "Add one to DISPATCHER_PROVIDERS, or set text or html."
+            ),
+        ),
+        (
+            MANY,
+            ["ses"],
+            "to",
+            (
+                "the number of recipients needs a provider with room for 60 (sendgrid, smtp); configured: ses. "
+                "Add one to DISPATCHER_PROVIDERS, or make several emails of it."
+            ),
+        ),
+        (
+            {**TEMPLATE, **MANY},
+            ["ses", "smtp"],
+            "to",
+            (
+                "the number of recipients and template_id need a provider with room for 60 and templates (sendgrid); "
+                "configured: ses, smtp. Add one to DISPATCHER_PROVIDERS, or make several emails of it and set text or html."
+            ),
+        ),
+        (
+            {"to": ("zoë@example.com",)},
+            ["ses"],
+            "to",
+            (
+                "an address in to needs a provider with SMTPUTF8 (sendgrid, smtp); configured: ses. "
+                "Add one to DISPATCHER_PROVIDERS, or use another address."
+            ),
+        ),
+        (
+            {**TEMPLATE, **LARGE},
+            ["sendgrid"],
+            "attachments",
+            (
+                "the size needs a provider with room for 44,739,242 octets (none is known); configured: sendgrid. "
+                "Attach less."
+            ),
+        ),
+    ],
+    ids=["template", "recipients", "two needs", "smtputf8", "nobody"],
+)
+def test_an_email_that_no_configured_provider_can_carry_is_told_what_it_needs_and_who_has_it(
+    changes: dict[str, Any], configured: list[str], field: str, words: str
+) -> None:
+    why = uncarried(an_email(**changes), capabilities_of(configured))
+
+    assert why is not None
+    assert (why.field, str(why)) == (field, words)
+
+
+@pytest.mark.parametrize("configured", [["smtp", "ses"], []], ids=["one can", "none is configured"])
+def test_an_email_is_let_through_that_some_provider_might_carry(configured: list[str]) -> None:
+    assert uncarried(an_email(**TEMPLATE), capabilities_of(configured)) is None
+
+
+def test_an_email_is_judged_alike_before_it_is_enqueued() -> None:
+    email = Email(message_key="k", sender="shop@example.com", to="ann@example.org", template_id="d-1")
+
+    assert uncarried(email, capabilities_of(["smtp"])) is not None

@@ -1,0 +1,40 @@
+"""Every client of ours verifies its server, and notices a connection that is cut off."""
+
+from __future__ import annotations
+
+import ast
+import ssl
+from pathlib import Path
+
+import pytest
+
+from dispatcher.trust import client_context
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_a_client_verifies_its_server_and_takes_a_cut_connection_for_an_error() -> None:
+    context = client_context()
+
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.check_hostname
+    assert not context.options & ssl.OP_IGNORE_UNEXPECTED_EOF
+
+
+def test_a_file_without_certificates_is_an_error(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.pem"
+    empty.write_text("")
+
+    with pytest.raises(OSError, match=r"PEM|certificate|X509"):
+        client_context(empty)
+
+
+def test_contexts_of_clients_come_from_one_place() -> None:
+    makers = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "dispatcher").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr == "create_default_context"
+    }
+
+    assert makers == {"dispatcher/trust.py"}

@@ -1,0 +1,133 @@
+"""Providers that cannot carry every email: who is tried, who waits, and what fails at once."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from uuid import UUID
+
+import pytest
+
+from dispatcher.domain.capabilities import Capabilities
+from dispatcher.domain.outcome import Reason, Rejected
+from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.errors import ProviderFault
+from dispatcher.providers.contract import Attempt
+from tests.waiting import until
+from tests.worker.bench import Bench
+from tests.worker.scripted import Act, ScriptedProvider, accept, fail
+
+AWAY = fail(ProviderFault("sendgrid", "bad credentials"), after_leaving=False)
+NO_TEMPLATES = Capabilities(templates=False)
+TEMPLATED: Final[dict[str, Any]] = {"template_id": "d-1", "text": None}
+
+
+async def refuse_templates(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Rejected:
+    """What an adapter says that finds itself unable, before anything leaves."""
+    return Rejected(Reason.INVALID_CONTENT, "template_id names a provider's template, and MIME has none")
+
+
+def pair(first: Act = accept) -> tuple[ScriptedProvider, ScriptedProvider]:
+    """One with templates that does this, and one without that says so if it is asked."""
+    sendgrid, smtp = ScriptedProvider("sendgrid"), ScriptedProvider("smtp", NO_TEMPLATES)
+    sendgrid.always = first
+    return sendgrid, smtp
+
+
+def waiting_seconds(bench: Bench, email_id: UUID) -> float:
+    """How long from now a pending email becomes due; negative if it is due."""
+    (row,) = bench.books.select(
+        "select extract(epoch from publish_due_at - clock_timestamp())::float8 as seconds from email_log"
+        " where email_id = %s and status = 'pending'",
+        email_id,
+    )
+    return float(row["seconds"])
+
+
+@pytest.mark.parametrize("declares", [NO_TEMPLATES, Capabilities(templates=True)], ids=["declared", "found"])
+async def test_templated_emails_wait_for_the_provider_with_templates_while_others_go_by_the_next(
+    bench: Bench, declares: Capabilities
+) -> None:
+    sendgrid, smtp = ScriptedProvider("sendgrid"), ScriptedProvider("smtp", declares)
+    sendgrid.always = AWAY
+    templated = bench.books.enqueue(20, **TEMPLATED)
+    for each in templated:
+        smtp.script[each].extend([refuse_templates] * 20)
+    worker = await bench.start([sendgrid, smtp])
+
+    await bench.deliver(templated)
+    texts = await bench.enqueue(20)
+
+    await bench.settled({"pending": 20, "sent": 20})
+    assert smtp.accepted == dict.fromkeys(texts, 1)
+    assert all(waiting_seconds(bench, each) > 0 for each in templated)
+    assert {(row["status"], row["attempt_count"]) for row in bench.books.rows()} == {("pending", 0), ("sent", 1)}
+    assert worker.in_flight == 0
+
+    sendgrid.always = accept
+    await until(lambda: all(waiting_seconds(bench, each) <= 0 for each in templated))
+    await bench.deliver(templated[:1])  # as the relay does; this one probes
+    await bench.settled({"pending": 19, "sent": 21})
+    await bench.deliver(templated[1:])
+
+    await bench.settled({"sent": 40})
+    assert sendgrid.accepted == dict.fromkeys(templated, 1)
+    assert {row["attempt_count"] for row in bench.books.rows()} == {1}
+    await bench.nothing_left_on_the_queue()
+
+
+async def test_emails_that_wait_for_their_provider_hold_no_place_of_the_window(bench: Bench) -> None:
+    sendgrid, smtp = pair(AWAY)
+    await bench.start([sendgrid, smtp], PREFETCH="2")
+    await bench.enqueue(10, **TEMPLATED)
+
+    texts = await bench.enqueue(10)
+
+    await bench.settled({"pending": 10, "sent": 10})
+    assert smtp.accepted == dict.fromkeys(texts, 1)
+    assert {row["lease_token"] for row in bench.books.rows()} == {1}  # leased once, and not again and again
+
+
+async def test_an_email_that_no_configured_provider_can_carry_fails_at_once_and_says_what_it_needs(
+    bench: Bench,
+) -> None:
+    smtp = ScriptedProvider("smtp", NO_TEMPLATES)
+    await bench.start([smtp])
+
+    (email_id,) = await bench.enqueue(**TEMPLATED)
+
+    await bench.settled({"failed": 1})
+    row = bench.books.row(email_id)
+    assert (smtp.calls, row["attempt_count"], row["error_type"]) == ([], 1, "invalid_content")
+    assert row["last_error"] == (
+        "template_id needs a provider with templates (sendgrid, ses); configured: smtp. "
+        "Add one to DISPATCHER_PROVIDERS, or set text or html."
+    )
+    assert row["dead_letter_due_at"] is not None
+
+
+async def test_the_next_provider_gets_what_an_adapter_finds_that_it_cannot_carry_within_the_attempt(
+    bench: Bench,
+) -> None:
+    first, second = ScriptedProvider("first"), ScriptedProvider("second")
+    first.always = refuse_templates
+    worker = await bench.start([first, second])
+
+    email_ids = await bench.enqueue(20)
+
+    await bench.settled({"sent": 20})
+    assert second.accepted == dict.fromkeys(email_ids, 1)
+    assert {row["attempt_count"] for row in bench.books.rows()} == {1}
+    await until(lambda: worker.in_flight == 0)
+
+
+async def test_an_email_that_every_adapter_refuses_fails_with_the_words_of_the_last(bench: Bench) -> None:
+    first, second = ScriptedProvider("first"), ScriptedProvider("second")
+    first.always = second.always = refuse_templates
+    await bench.start([first, second])
+
+    (email_id,) = await bench.enqueue()
+
+    await bench.settled({"failed": 1})
+    row = bench.books.row(email_id)
+    assert (row["provider"], row["attempt_count"]) == ("second", 1)
+    assert row["last_error"] == "template_id names a provider's template, and MIME has none"
