@@ -12,7 +12,8 @@ the database the slot is empty again. Each write costs some microseconds, and ou
 A ledger whose file lock is free belongs to a dead worker. The relay settles it: answered → recorded as answered, on
 the wire → uncertain, by policy; every other lease of that worker → released, because nothing of it left. A ledger of
 before the host's last start proves nothing of what it does not name: what was written last may never have reached the
-disk. Those leases are left to the rescue.
+disk. Those leases are left to the rescue. A ledger also names the database that its leases are in, since the settings
+of a host may come to name another one: there its emails are unknown, and nothing of it is settled or deleted.
 
 A ledger whose lock is held belongs to a living worker, perhaps one that is frozen (stopped, swapped out) while its
 leases run out. To take those away the relay must know that nothing of them left, and that nothing will. Each side
@@ -54,7 +55,7 @@ from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import DispatcherError
 
 SUFFIX: Final = ".ledger"
-FORMAT: Final = 3
+FORMAT: Final = 4
 
 _MAGIC: Final = b"EDLEDGER"
 # magic, format, octets per slot, slots, worker, slot's name, boot id, checksum
@@ -72,6 +73,9 @@ _RENDERING: Final = struct.Struct("<16sq")
 _RENDERING_AT: Final = 200
 _RENDERINGS: Final = 12
 _NOT_RENDERING: Final = bytes(_RENDERING.size)
+# the database's identity, and a checksum; not there before the first lease
+_DATABASE: Final = struct.Struct("<16s")
+_DATABASE_AT: Final = _RENDERING_AT + _RENDERINGS * _RENDERING.size
 
 # more than any ledger has; what lies there may be somebody's database dump
 _MOST_BYTES: Final = 64 * 1024 * 1024
@@ -135,11 +139,13 @@ class DeadLedger:
         flights: What had left and was not recorded.
         suspects: What was being rendered.
         names_all: Whether nothing but these flights can have left; not so once the host went down.
+        database_id: Where its leases are; None if it never had one.
     """
 
     path: Path
     worker: str
     slot: str
+    database_id: UUID | None
     flights: tuple[Flight, ...]
     suspects: tuple[Suspect, ...]
     names_all: bool
@@ -152,11 +158,13 @@ class LivingLedger:
     Attributes:
         worker: Its identity, as it stands in `email_log.locked_by`.
         slot: Its slot's name.
+        database_id: Where its leases are; None before the first.
     """
 
     path: Path
     worker: str
     slot: str
+    database_id: UUID | None
 
     def void_leases(self, at: float) -> None:
         """From now on nothing leaves under a lease that was last confirmed by then; it takes a moment to be seen.
@@ -189,7 +197,11 @@ class LivingLedger:
 
 
 class Ledger:
-    """A worker's own ledger. Not safe for use from several threads, but for what is said of rendering."""
+    """A worker's own ledger. Not safe for use from several threads, but for what is said of rendering.
+
+    Attributes:
+        is_named: It names its database.
+    """
 
     def __init__(self, folder: Path, *, worker: str, slot: str, slots: int, boot: str | None = None) -> None:
         """Creates the file and locks it until this process ends.
@@ -206,6 +218,12 @@ class Ledger:
         self._renderings = deque(range(_RENDERINGS))
         self._map = _create(self.path, _header(worker, slot, slots, boot_id() if boot is None else boot), slots)
         self._found = self.path.stat()
+        self.is_named = False
+
+    def name_database(self, database_id: UUID) -> None:
+        """Writes down which database the leases are in; to be called before the first one."""
+        self._write(_DATABASE_AT, database_id.bytes)
+        self.is_named = True
 
     def leaving(
         self,
@@ -364,7 +382,7 @@ def living_ledger(path: Path) -> LivingLedger | None:
     """
     with _opened(path) as descriptor:
         head = None if descriptor is None else _head(_content(descriptor, _HEADER_BYTES))
-    return None if head is None else LivingLedger(path, head.worker, head.slot)
+    return None if head is None else LivingLedger(path, head.worker, head.slot, head.database_id)
 
 
 @contextmanager
@@ -414,6 +432,7 @@ class _Head:
     slot: str
     boot: str
     slots: int
+    database_id: UUID | None
 
 
 def _head(content: bytes) -> _Head:
@@ -426,7 +445,8 @@ def _head(content: bytes) -> _Head:
     if checksum != crc32(repr((magic, version, slot_bytes, slots, *names)).encode()):
         raise LedgerUnreadable("its header is damaged")
     worker_name, slot_name, boot_name = (name.decode() for name in names)
-    return _Head(worker_name, slot_name, boot_name, slots)
+    database = _part(content, _DATABASE_AT, _DATABASE)
+    return _Head(worker_name, slot_name, boot_name, slots, None if database is None else UUID(bytes=database))
 
 
 def _read(path: Path, content: bytes) -> DeadLedger:
@@ -438,11 +458,15 @@ def _read(path: Path, content: bytes) -> DeadLedger:
         found = [_flight(content[at : at + _SLOT_BYTES]) for at in range(_HEADER_BYTES, end, _SLOT_BYTES)]
     except (ValueError, IndexError) as error:
         raise LedgerUnreadable("it holds a word that this release does not know") from error
+    flights = tuple(flight for flight in found if flight)
+    if flights and head.database_id is None:
+        raise LedgerUnreadable("it does not name the database of its emails")
     return DeadLedger(
         path=path,
         worker=head.worker,
         slot=head.slot,
-        flights=tuple(flight for flight in found if flight),
+        database_id=head.database_id,
+        flights=flights,
         suspects=tuple(_suspects(content)),
         names_all=head.boot != "" and head.boot == boot_id(),
     )

@@ -41,6 +41,7 @@ HEADER_BYTES: Final = 512
 SLOT_BYTES: Final = 512
 INODE_AT: Final = 184
 ID: Final = UUID("018f3a1e-7b5c-7def-8abc-0123456789ab")
+DATABASE_ID: Final = UUID("0d150a7c-0000-4000-8000-0000000000db")
 OTHER_ID: Final = UUID("018f3a1e-7b5d-7def-8abc-0123456789ab")
 
 OUTCOMES: Final[tuple[Outcome, ...]] = (
@@ -68,6 +69,7 @@ def die(act: Callable[[], object]) -> None:
 
 
 def leave(ledger: Ledger, email_id: UUID = ID, token: int = 7, *, policy: OnUncertain = OnUncertain.HOLD) -> int:
+    ledger.name_database(DATABASE_ID)
     return ledger.leaving(email_id, token, 3, provider="smtp", started_at=1_790_000_000.25, policy=policy)
 
 
@@ -569,7 +571,7 @@ class TestFilesThatAreNoLedgerOfOurs:
             read(path)
 
     def test_a_living_workers_file_is_judged_by_the_same_rules(self, good: Path) -> None:
-        assert living_ledger(good) == LivingLedger(good, "host:w0:17:cafe", "host:w0")
+        assert living_ledger(good) == LivingLedger(good, "host:w0:17:cafe", "host:w0", DATABASE_ID)
         assert living_ledger(good.with_name("gone.ledger")) is None
         os.truncate(good, 100)
         with pytest.raises(LedgerUnreadable):

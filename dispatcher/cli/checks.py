@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
 from dispatcher.config import Settings
 from dispatcher.errors import ConfigurationError, DispatcherError, ServerUnavailable
+from dispatcher.inflight import SUFFIX, living_ledger
 from dispatcher.supervisor.parent import run_dir_fault
 
 if TYPE_CHECKING:
@@ -146,7 +148,7 @@ def check_postgresql(settings: Settings) -> Iterator[Finding]:
             is_durable = server.fsync == "on" and server.synchronous_commit != "off"
             yield judge("PostgreSQL durability", is_durable, words, "Switch both on: a crash would lose emails.")
             yield _room(settings, server.max_connections)
-            yield from _check_tables(connection)
+            yield from _check_tables(settings, connection)
         verify_sessions(settings.database_url, name="dispatcher doctor")
         yield well("PostgreSQL sessions", "a connection keeps its session, as locks and notifications need")
     except DispatcherError as error:
@@ -162,9 +164,9 @@ def _room(settings: Settings, max_connections: int) -> Finding:
     return judge("PostgreSQL connections", max_connections >= needed, words, remedy)
 
 
-def _check_tables(connection: Session) -> Iterator[Finding]:
+def _check_tables(settings: Settings, connection: Session) -> Iterator[Finding]:
     from dispatcher.store.migrations import all_migrations, verify_schema
-    from dispatcher.store.server import find_filled_defaults
+    from dispatcher.store.server import find_database_id, find_filled_defaults
 
     try:
         verify_schema(connection)
@@ -175,6 +177,27 @@ def _check_tables(connection: Session) -> Iterator[Finding]:
     filled = find_filled_defaults(connection)
     words = f"rows stand in {', '.join(filled)}" if filled else "the default ones are empty"
     yield judge("partitions", not filled, words, "Run `dispatcher init`, which moves this week's.", State.WARNING)
+    yield from _check_ledgers(settings, find_database_id(connection))
+
+
+def _check_ledgers(settings: Settings, database_id: UUID) -> Iterator[Finding]:
+    """The in-flight ledgers in the run directory that the relay does not settle."""
+    subject = "in-flight ledgers"
+    faults = 0
+    for path in sorted(settings.run_dir.glob(f"*{SUFFIX}")):
+        remedy = "Decide about that worker's emails (`dispatcher held list`), then move the file away."
+        try:
+            found = living_ledger(path)
+            if found is None or found.database_id in (None, database_id):
+                continue
+            words = f"{path.name} is of another database ({found.database_id}); nothing of it is settled or deleted"
+            remedy = "Run once with the DISPATCHER_DATABASE_URL of that database; if it is gone, move the file away."
+        except DispatcherError as error:
+            words = f"{path.name} is not settled: {error.message}"
+        faults += 1
+        yield Finding(subject, State.WARNING, words, remedy)
+    if not faults:
+        yield well(subject, "the relay of this host settles all that there are")
 
 
 def check_rabbitmq(settings: Settings) -> Iterator[Finding]:

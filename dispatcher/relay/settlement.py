@@ -50,6 +50,7 @@ from dispatcher.store.leases import LeaseStore, Result
 from dispatcher.store.locked import LockedRows
 from dispatcher.store.settlement import (
     find_attempt_bases,
+    find_database_id,
     has_leases,
     note_crashes,
     release_dead,
@@ -74,6 +75,7 @@ class Settlement:
         self._policy = RetryPolicy(settings.max_attempts, settings.retry_base_seconds, settings.retry_cap_seconds)
         self._pool = pool
         self._log = get_log()
+        self._database_id: UUID | None = None
         self._reported: set[Path] = set()
         self._delayed: set[Path] = set()
         self._workers_here: frozenset[str] | None = None
@@ -93,23 +95,37 @@ class Settlement:
 
     async def settle_all(self) -> None:
         """One look at every ledger in the folder."""
-        paths = sorted(self._folder.glob(f"*{SUFFIX}"))
-        ledgers = [found for path in paths if (found := self._read(path))]
-        # What of one ledger cannot be settled is left to the rescue.
-        self._workers_here = frozenset(ledger.worker for ledger in ledgers if ledger.path not in self._reported)
         try:
+            database_id = await self._find_database_id()
+            paths = sorted(self._folder.glob(f"*{SUFFIX}"))
+            ledgers = [found for path in paths if (found := self._read(path, database_id))]
+            # What of one ledger cannot be settled is left to the rescue.
+            self._workers_here = frozenset(ledger.worker for ledger in ledgers if ledger.path not in self._reported)
             living = [ledger for ledger in ledgers if not await self._settle_dead(ledger.path)]
             await self._expired.settle_when_due(living)
         except StoreUnavailable as error:
             self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=LOOK_SECONDS)
             self._expired.postpone()
 
-    def _read(self, path: Path) -> LivingLedger | None:
+    async def _find_database_id(self) -> UUID:
+        if self._database_id is None:
+            async with session(self._pool) as connection:
+                self._database_id = await find_database_id(connection)
+        return self._database_id
+
+    def _read(self, path: Path, database_id: UUID) -> LivingLedger | None:
+        """A ledger of this database; None where there is none that could be settled."""
         try:
-            return living_ledger(path)
+            found = living_ledger(path)
         except LedgerUnreadable as error:
             self._report(path, error.message)
             return None
+        if found is None or found.database_id in (None, database_id):
+            return found
+        if path not in self._reported:
+            self._reported.add(path)
+            self._log.error("ledger.foreign", file=path.name, database_id=str(found.database_id))
+        return None
 
     async def _settle_dead(self, path: Path) -> bool:
         """Settles what a dead worker left; returns False where the worker lives, or a session of it does."""

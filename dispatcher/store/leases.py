@@ -147,6 +147,11 @@ class LeaseStore:
         attachments = await self._attachments(with_attachments) if with_attachments else {}
         return [_lease(row, attachments.get(row[0], ()) if row[-1] else ()) for row in rows]
 
+    async def find_database_id(self) -> UUID:
+        """The database's identity."""
+        ((database_id,),) = await self._fetch("find_database_id", {})
+        return UUID(str(database_id))
+
     async def find_standing(self, email_ids: Sequence[UUID]) -> dict[UUID, Standing]:
         """Where emails stand, by id; an id without a row is left out."""
         rows = await self._fetch("find_standing", {**ids_within(email_ids), "worker": self._worker})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 from typing import Final
+from uuid import UUID
 
 from psycopg import Connection
 from psycopg.rows import TupleRow
@@ -66,6 +67,14 @@ _SHARED: Final = (
     "transaction mode. Session settings, LISTEN and advisory locks do not work there. Use session mode "
     "(pool_mode = session), or connect to PostgreSQL directly."
 )
+
+
+def find_database_id(connection: Connection[TupleRow]) -> UUID:
+    """The identity that `init` gave the database."""
+    with translated():
+        row = connection.execute(query("find_database_id")).fetchone()
+    assert row is not None
+    return UUID(str(row[0]))
 
 
 def find_filled_defaults(connection: Connection[TupleRow]) -> list[str]:

@@ -82,6 +82,8 @@ EVENTS: Final = MappingProxyType(
         "reason (worker_died, worker_frozen), released, recorded, uncertain.",
         "ledger.delayed": "A dead worker's ledger cannot be settled yet, mostly because PostgreSQL does not end one of "
         "its sessions; its leases are settled as they run out, other ledgers at once: file, reason.",
+        "ledger.foreign": "A ledger in the run directory is of another database; nothing of it is settled or deleted: "
+        "file, database_id.",
         "ledger.lost": "Somebody deleted or replaced a worker's ledger; the worker asks to be replaced: file.",
         "ledger.unreadable": "A file in the run directory is no ledger that we can read; it is kept: file, reason.",
         "web.listening": "The monitor serves its pages: listener.",

@@ -14,7 +14,7 @@ from dispatcher.broker.dead_letter import DeadLetter, decode
 from dispatcher.broker.pointer import Pointer
 from dispatcher.domain.status import Status
 from dispatcher.errors import InvalidPointer, StoreUnavailable, ValueRefused
-from dispatcher.inflight import steady_clock
+from dispatcher.inflight import Ledger, steady_clock
 from dispatcher.store.leases import Lease, LeaseStore, LetterVerdict, Standing
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
@@ -36,6 +36,7 @@ class Leasing:
         store: LeaseStore,
         consumer: Consumer,
         outage: StoreOutage,
+        ledger: Ledger,
         *,
         lease_seconds: float,
         room: Callable[[], int],
@@ -51,6 +52,7 @@ class Leasing:
         self._store = store
         self._consumer = consumer
         self._outage = outage
+        self._ledger = ledger
         self._lease_seconds = lease_seconds
         self._in_hand = in_hand
         self._begin = begin
@@ -153,6 +155,8 @@ class Leasing:
     async def _lease_free(self, free: set[UUID], keys_by_id: dict[UUID, str]) -> list[Lease]:
         if len(free) < len(keys_by_id):
             keys_by_id = {email_id: keys_by_id[email_id] for email_id in free}
+        if not self._ledger.is_named:
+            self._ledger.name_database(await self._store.find_database_id())
         self._asked_at = steady_clock()
         return await self._store.lease(keys_by_id, self._lease_seconds)
 

@@ -88,6 +88,7 @@ class Pipeline:
             store,
             consumer,
             self._outage,
+            ledger,
             lease_seconds=settings.lease_seconds,
             room=self._room,
             in_hand=self._active.__contains__,

@@ -26,6 +26,11 @@ order by number;
 insert into dispatcher_migration (number, name, checksum)
 values (%(number)s, %(name)s, %(checksum)s);
 
+-- name: find_database_id
+-- This database's identity, as `init` made it.
+select database_id
+from dispatcher_database;
+
 -- name: make_partitions
 -- Weekly partitions from the current week on; a row per partition that it made, none where all were there.
 select email_partitions_make(clock_timestamp(), %(weeks_ahead)s);

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -14,11 +15,14 @@ import pytest
 from dispatcher.broker.topology import Topology
 from dispatcher.cli.checks import volatility
 from dispatcher.dev.servers import Servers
+from dispatcher.inflight import Ledger
 from tests.broker.rabbit import Operator
 from tests.cli.commandline import CommandLine
 
 AWAY = "127.0.0.1:1"
 WRONG_LOGIN = re.compile(r"//[^@]*@")
+
+LEDGERS: Final = "in-flight ledgers"
 
 
 def _findings(commandline: CommandLine, *, code: int) -> dict[str, dict[str, Any]]:
@@ -36,7 +40,7 @@ def test_all_is_well(settled: CommandLine, servers: Servers) -> None:
     assert found.keys() == {
         *("settings", "Python", "file descriptors", "run directory"),
         *("PostgreSQL", "PostgreSQL durability", "PostgreSQL connections", "PostgreSQL sessions"),
-        *("tables", "partitions"),
+        *("tables", "partitions", "in-flight ledgers"),
         *("RabbitMQ", "RabbitMQ management", "RabbitMQ topology", "provider capture"),
     }
 
@@ -206,6 +210,18 @@ def test_run_directory_that_cannot_be_made_fails(settled: CommandLine) -> None:
     found = _findings(settled.having(DISPATCHER_RUN_DIR=str(settled.folder / "file" / "run")), code=1)
 
     assert found["run directory"]["state"] == "failed"
+
+
+def test_a_ledger_of_another_database_or_of_nobody_is_a_warning(settled: CommandLine) -> None:
+    run_dir = settled.folder / "ledgers"
+    ledger = Ledger(run_dir, worker="host:w0:17:cafe", slot="host:w0", slots=1)
+    ledger.name_database(uuid4())
+    assert "another database" in _findings(settled.having(DISPATCHER_RUN_DIR=str(run_dir)), code=0)[LEDGERS]["words"]
+
+    ledger.path.write_bytes(b"a dump")
+
+    found = _findings(settled.having(DISPATCHER_RUN_DIR=str(run_dir)), code=0)[LEDGERS]
+    assert (found["state"], "not an in-flight ledger" in found["words"]) == ("warning", True)
 
 
 @pytest.mark.parametrize(

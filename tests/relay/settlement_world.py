@@ -7,11 +7,13 @@ import signal
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from uuid import UUID
 
 from dispatcher.domain.outcome import Outcome
 from dispatcher.domain.status import OnUncertain
 from dispatcher.inflight import Ledger
 from dispatcher.store.leases import Lease
+from tests.store.fixtures import DATABASE_ID
 
 WORKER = "host:w0:17:cafe"
 SLOT = "slot-1"
@@ -52,12 +54,20 @@ def rendering(ledger: Ledger, lease: Lease) -> None:
     ledger.begin_rendering(lease.email_id, lease.token)
 
 
-def die(run_dir: Path, steps: Sequence[tuple[Lease, Step]], *, worker: str = WORKER, boot: str | None = None) -> None:
+def die(
+    run_dir: Path,
+    steps: Sequence[tuple[Lease, Step]],
+    *,
+    worker: str = WORKER,
+    boot: str | None = None,
+    database_id: UUID = DATABASE_ID,
+) -> None:
     """A worker process gets so far with each lease, and is killed as by `kill -9`."""
     pid = os.fork()
     if pid == 0:
         try:
             ledger = Ledger(run_dir, worker=worker, slot=SLOT, slots=max(1, len(steps)), boot=boot)
+            ledger.name_database(database_id)
             for lease, step in steps:
                 step(ledger, lease)
             os.kill(os.getpid(), signal.SIGKILL)

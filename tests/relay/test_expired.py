@@ -25,6 +25,7 @@ from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
 from tests.relay.settlement_world import SLOT, WORKER, on_the_wire
 from tests.store.books import Books
+from tests.store.fixtures import DATABASE_ID
 from tests.store.results import result
 from tests.waiting import until
 
@@ -51,7 +52,9 @@ def worker(worker_pool: Pool) -> LeaseStore:
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     """The worker's ledger; it lives as long as the test."""
-    return Ledger(tmp_path / "run", worker=WORKER, slot=SLOT, slots=64)
+    made = Ledger(tmp_path / "run", worker=WORKER, slot=SLOT, slots=64)
+    made.name_database(DATABASE_ID)
+    return made
 
 
 @pytest.fixture

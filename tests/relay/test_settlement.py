@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -21,6 +22,7 @@ from dispatcher.store.connections import Pool, make_pool
 from dispatcher.store.leases import Lease, LeaseStore
 from tests.relay.settlement_world import BEGAN, WORKER, answered, die, on_the_wire, rendering, unsent
 from tests.store.books import Books
+from tests.store.fixtures import DATABASE_ID
 from tests.store.results import result
 from tests.waiting import until, until_answer
 
@@ -282,6 +284,7 @@ async def test_a_living_workers_ledger_is_left_alone(
 ) -> None:
     (each,) = await lease(worker, books)
     living = Ledger(run_dir, worker=WORKER, slot="slot-1", slots=1)
+    living.name_database(DATABASE_ID)
     on_the_wire(living, each)
 
     await settlement.settle_all()
@@ -530,6 +533,25 @@ async def looked(settlement: Settlement, is_done: Callable[[], bool]) -> bool:
     """One look of the settlement; whether it was enough."""
     await settlement.settle_all()
     return is_done()
+
+
+async def test_a_ledger_of_another_database_is_kept_and_reported_and_nothing_of_it_is_settled(
+    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (theirs,) = await lease(worker, books)
+    other = UUID("0d150a7c-0000-4000-8000-00000000000a")
+    die(run_dir, [(theirs, on_the_wire)], database_id=other)
+    living = Ledger(run_dir, worker="host:w1:18:cafe", slot="slot-2", slots=1)
+    living.name_database(other)
+    before = left_over(run_dir)
+
+    for _ in range(2):
+        await settlement.settle_all()
+
+    assert left_over(run_dir) == before
+    assert books.status(theirs.email_id) == "sending"
+    assert settlement.workers_here == frozenset()
+    assert capsys.readouterr().out.count("ledger.foreign") == 2  # once for each
 
 
 async def test_without_postgresql_a_ledger_waits(run_dir: Path) -> None:

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import AsyncIterator, Iterator
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -20,10 +21,12 @@ from dispatcher.store.leases import LeaseStore
 from tests.store.books import Books
 from tests.waiting import wait_until
 
+DATABASE_ID: Final = UUID("0d150a7c-0000-4000-8000-0000000000db")
+"""The identity of that database, for ledgers that tests write."""
 _TABLES: Final = """
     select relname from pg_class
     where relkind in ('r', 'p') and not relispartition and relnamespace = 'public'::regnamespace
-        and relname <> 'dispatcher_migration'
+        and relname not in ('dispatcher_migration', 'dispatcher_database')
 """
 _OTHERS: Final = """
     from pg_stat_activity
@@ -39,7 +42,10 @@ def kept_database_url(servers: Servers, template_database: str) -> Iterator[str]
         administration.execute(f"create database {name} template {template_database}".encode())
         # For what tests write themselves; our own sessions wait for the disk, and a test says so.
         administration.execute(f"alter database {name} set synchronous_commit = off".encode())
-        yield urlunsplit(urlsplit(servers.database_url)._replace(path=f"/{name}"))
+        url = urlunsplit(urlsplit(servers.database_url)._replace(path=f"/{name}"))
+        with psycopg.connect(url) as connection:
+            connection.execute("update dispatcher_database set database_id = %s", [DATABASE_ID])
+        yield url
         administration.execute(f"drop database {name} with (force)".encode())
 
 

@@ -13,6 +13,7 @@ from dispatcher.broker.consumer import Consumer, Delivery
 from dispatcher.broker.pointer import Pointer
 from dispatcher.domain.outcome import Deferred, Outcome, Reason
 from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.inflight import Ledger
 from dispatcher.providers.contract import Attempt
 from dispatcher.store.leases import LeaseStore
 from dispatcher.worker.leasing import Leasing
@@ -261,6 +262,7 @@ async def test_what_is_delivered_while_the_last_lease_is_taken_does_not_hold_up_
         store,
         consumer,
         StoreOutage(),
+        Ledger(settings.run_dir, worker="worker-1", slot="slot-1", slots=2),
         lease_seconds=60,
         room=lambda: 0 if begun else 1,
         in_hand=begun.__contains__,
