@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import shutil
@@ -43,6 +44,16 @@ def fetch(package: str, into: Path, *, unless_installed: str, remedy: str, progr
             run(["dpkg-deb", "-x", file, into], purpose=f"unpack {file.name}", remedy=remedy)
     for needless in ("usr/share/doc", "usr/share/man", "usr/share/locale"):
         shutil.rmtree(into / needless, ignore_errors=True)
+
+
+def system() -> str:
+    """This system's name for the cache: packages of one release may not run on another."""
+    try:
+        text = Path("/etc/os-release").read_text()
+    except OSError:
+        text = ""
+    fields = dict(re.findall(r'^(ID|VERSION_ID)="?([\w.-]+)"?$', text, flags=re.MULTILINE))
+    return "-".join((fields.get("ID", "linux"), fields.get("VERSION_ID", "rolling"), os.uname().machine))
 
 
 def to_install(simulation: str) -> list[str]:

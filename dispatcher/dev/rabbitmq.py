@@ -203,7 +203,7 @@ def ask(access: Access, path: str) -> tuple[int, Any]:
 
 def _fetch_debian(progress: Callable[[str], None]) -> Binaries:
     """Debian's programs, unpacked in the cache folder."""
-    name = f"rabbitmq-{_system()}"
+    name = f"rabbitmq-{debian.system()}"
     final = cache.place(name)
 
     def build(folder: Path) -> None:
@@ -221,16 +221,6 @@ def _fetch_debian(progress: Callable[[str], None]) -> Binaries:
         raise ServerUnavailable(f"Debian's RabbitMQ in {root} has no start script.", remedy=REMEDY)
     libraries = tuple(debian.library_folders(root))
     return Binaries(scripts, root / "usr/lib/erlang/bin", libraries, f"from Debian's packages, in {root}")
-
-
-def _system() -> str:
-    """This system's name for the cache: what was unpacked for one release may not run on another."""
-    try:
-        text = Path("/etc/os-release").read_text()
-    except OSError:
-        text = ""
-    fields = dict(re.findall(r'^(ID|VERSION_ID)="?([\w.-]+)"?$', text, flags=re.MULTILINE))
-    return "-".join((fields.get("ID", "linux"), fields.get("VERSION_ID", "rolling"), os.uname().machine))
 
 
 def _accesses(folder: Path, names: Sequence[str]) -> tuple[Access, ...]:
