@@ -134,9 +134,9 @@ def _mounts() -> str:
 
 
 def check_postgresql(settings: Settings) -> Iterator[Finding]:
-    """The server, its durability, its room for our connections, and our tables."""
+    """The server, its durability, its room for our connections, our tables, and whether it commits."""
     from dispatcher.store.connections import connected
-    from dispatcher.store.server import describe_server, verify_sessions
+    from dispatcher.store.server import describe_server
 
     try:
         with connected(settings.database_url, name="dispatcher doctor") as connection:
@@ -149,10 +149,25 @@ def check_postgresql(settings: Settings) -> Iterator[Finding]:
             yield judge("PostgreSQL durability", is_durable, words, "Switch both on: a crash would lose emails.")
             yield _room(settings, server.max_connections)
             yield from _check_tables(settings, connection)
-        verify_sessions(settings.database_url, name="dispatcher doctor")
-        yield well("PostgreSQL sessions", "a connection keeps its session, as locks and notifications need")
+        yield from _check_sessions(settings)
     except DispatcherError as error:
         yield failed("PostgreSQL", error, _START.format(variable="DISPATCHER_DATABASE_URL"))
+
+
+def _check_sessions(settings: Settings) -> Iterator[Finding]:
+    from dispatcher.store.server import time_commit, verify_sessions
+
+    try:
+        verify_sessions(settings.database_url, name="dispatcher doctor")
+        yield well("PostgreSQL sessions", "a connection keeps its session, as locks and notifications need")
+    except ConfigurationError as error:
+        yield failed("PostgreSQL sessions", error)
+        return  # the write would change the settings of others' sessions
+    try:
+        seconds = asyncio.run(time_commit(settings.database_url, name="dispatcher doctor"))
+        yield well("PostgreSQL commits", f"connected and committed a small write in {seconds:.2f} s")
+    except DispatcherError as error:
+        yield failed("PostgreSQL commits", error)
 
 
 def _room(settings: Settings, max_connections: int) -> Finding:

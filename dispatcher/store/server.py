@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+import time
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -10,9 +12,12 @@ from uuid import UUID
 from psycopg import Connection
 from psycopg.rows import TupleRow
 
-from dispatcher.errors import ConfigurationError
-from dispatcher.store.connections import connected, translated
+from dispatcher.errors import ConfigurationError, StoreUnavailable
+from dispatcher.store.connections import connect_async, connected, translated
 from dispatcher.store.queries import query
+
+COMMIT_SECONDS: Final = 5.0
+"""A commit that takes longer is no better than none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,62 @@ def describe_server(connection: Connection[TupleRow]) -> Server:
         row = connection.execute(query("show_server")).fetchone()
     assert row is not None
     return Server(*row)
+
+
+def verify_writable(connection: Connection[TupleRow]) -> None:
+    """Asserts that the server takes writes.
+
+    Raises:
+        StoreUnavailable: it is a standby, or read-only.
+    """
+    with translated():
+        _assert_writable(connection.execute(query("describe_writes")).fetchone())
+
+
+async def time_commit(database_url: str, *, name: str, within_seconds: float = COMMIT_SECONDS) -> float:
+    """How many seconds it takes to connect and to commit a small write; it leaves no row.
+
+    Raises:
+        StoreUnavailable: it took longer than it may, or PostgreSQL takes no writes, or is away.
+    """
+    began_at = time.monotonic()
+    async with await connect_async(database_url, name=name) as session:
+        with translated():
+            standbys = _assert_writable(await (await session.execute(query("describe_writes"))).fetchone())
+            try:
+                async with asyncio.timeout(within_seconds):
+                    await session.execute(query("write_nothing"))
+            except TimeoutError:
+                words = f"PostgreSQL did not commit a small write within {within_seconds:g} s."
+                raise StoreUnavailable(words, remedy=_hanging_remedy(standbys)) from None
+    return time.monotonic() - began_at
+
+
+def _assert_writable(row: TupleRow | None) -> str:
+    """The standbys whose confirmation a commit waits for."""
+    assert row is not None
+    is_standby, is_read_only, standby_names = row
+    if is_standby:
+        raise StoreUnavailable("PostgreSQL is a standby and takes no writes.", remedy=_STANDBY)
+    if is_read_only:
+        raise StoreUnavailable("PostgreSQL is read-only and takes no writes.", remedy=_READ_ONLY)
+    return str(standby_names)
+
+
+def _hanging_remedy(standby_names: str) -> str:
+    if not standby_names:
+        return "Look at its log, its disk, and what its sessions wait for (pg_stat_activity)."
+    return (
+        f"A commit waits for a standby (synchronous_standby_names is '{standby_names}'): bring back the one that is "
+        "away, or take it out of that setting and reload."
+    )
+
+
+_STANDBY: Final = (
+    "Name the primary in DISPATCHER_DATABASE_URL, or all hosts with ?target_session_attrs=read-write, or promote the "
+    "standby."
+)
+_READ_ONLY: Final = "Set default_transaction_read_only to off for the server, the database and the role."
 
 
 def verify_sessions(database_url: str, *, name: str) -> None:

@@ -27,7 +27,7 @@ from dispatcher.errors import (
 from dispatcher.providers.registry import open_provider
 from dispatcher.store.connections import connected
 from dispatcher.store.migrations import verify_schema
-from dispatcher.store.server import verify_sessions
+from dispatcher.store.server import verify_sessions, verify_writable
 from dispatcher.telemetry.log import get_log
 
 LONGEST_WAIT_SECONDS = 10.0
@@ -76,6 +76,7 @@ async def _try_provider(name: str, settings: Settings) -> None:
 def _verify_store(settings: Settings) -> None:
     verify_sessions(settings.database_url, name="dispatcher run")
     with connected(settings.database_url, name="dispatcher run") as connection:
+        verify_writable(connection)
         verify_schema(connection)
 
 

@@ -44,6 +44,18 @@ select
     current_setting('fsync'),
     current_setting('max_connections')::integer;
 
+-- name: describe_writes
+-- Whether the server takes no writes, because it is a standby or because it, the database or the role is set so; and
+-- whose confirmation a commit waits for. One row.
+select
+    pg_is_in_recovery(),
+    current_setting('transaction_read_only')::boolean,
+    current_setting('synchronous_standby_names');
+
+-- name: write_nothing
+-- The smallest write whose commit waits for what any other's waits for: a message in the WAL that nobody reads. One row.
+select pg_logical_emit_message(true, 'dispatcher', '');
+
 -- name: mark_session
 -- A setting that means nothing to PostgreSQL and lasts as long as the session. One row.
 select set_config('dispatcher.session', %(mark)s, false);

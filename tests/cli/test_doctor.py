@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any, Final
@@ -39,7 +40,8 @@ def test_all_is_well(settled: CommandLine, servers: Servers) -> None:
     assert {subject for subject, finding in found.items() if finding["state"] != "ok"} == {"run directory"}
     assert found.keys() == {
         *("settings", "Python", "file descriptors", "run directory"),
-        *("PostgreSQL", "PostgreSQL durability", "PostgreSQL connections", "PostgreSQL sessions"),
+        *("PostgreSQL", "PostgreSQL durability", "PostgreSQL connections"),
+        *("PostgreSQL sessions", "PostgreSQL commits"),
         *("tables", "partitions", "in-flight ledgers"),
         *("RabbitMQ", "RabbitMQ management", "RabbitMQ topology", "provider capture"),
     }
@@ -140,6 +142,23 @@ def test_asynchronous_commit_fails(settled: CommandLine) -> None:
     found = _findings(settled.having(DISPATCHER_DATABASE_URL=lax), code=1)
 
     assert found["PostgreSQL durability"]["state"] == "failed"
+
+
+def test_a_read_only_database_fails_and_is_waited_for(settled: CommandLine) -> None:
+    read_only = settled.having(
+        DISPATCHER_DATABASE_URL=f"{settled.environment['DISPATCHER_DATABASE_URL']}"
+        "?options=-c%20default_transaction_read_only%3Don"
+    )
+
+    found = _findings(read_only, code=1)
+
+    assert found["PostgreSQL commits"]["state"] == "failed"
+    assert "read-only" in found["PostgreSQL commits"]["words"]
+    assert "default_transaction_read_only" in found["PostgreSQL commits"]["remedy"]
+    with read_only.started("run", stderr=subprocess.STDOUT) as run:
+        assert run.stdout is not None
+        assert b"store.connection_lost" in (line := run.stdout.readline())
+        assert b"read-only" in line
 
 
 def test_more_workers_than_the_database_has_connections_for_fails(settled: CommandLine) -> None:
