@@ -60,6 +60,41 @@ def find_faults(management: Management, topology: Topology) -> list[TopologyErro
     return [*_exchange_faults(management, topology), *_all_queue_faults(management, topology)]
 
 
+def find_absent_members(management: Management, topology: Topology) -> list[Absence]:
+    """The quorum queues of which a member is not online, the DLQ first; none for classic queues.
+
+    Raises:
+        BrokerUnavailable: the management API does not answer, or not to this user.
+    """
+    found = (absence_in(management.queue(name) or {}) for name in topology.queues)
+    return [absence for absence in found if absence is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """A quorum queue that lacks members.
+
+    Attributes:
+        absent: Their nodes.
+        is_lost: No majority is online: nothing can be published to the queue or consumed from it.
+    """
+
+    queue: str
+    absent: tuple[str, ...]
+    is_lost: bool
+
+
+def absence_in(fields: Mapping[str, Any]) -> Absence | None:
+    """The members that a queue lacks, from what the management API reports of it; None where all are online."""
+    members, online = fields.get("members"), fields.get("online")
+    if not isinstance(members, list) or not isinstance(online, list):
+        return None
+    absent = tuple(sorted(str(member) for member in members if member not in online))
+    if not absent:
+        return None
+    return Absence(str(fields.get("name")), absent, is_lost=2 * (len(members) - len(absent)) <= len(members))
+
+
 def _exchange_faults(management: Management, topology: Topology) -> Iterator[TopologyError]:
     fields = management.exchange(topology.exchange)
     subject = f"The exchange {topology.exchange}"

@@ -20,6 +20,7 @@ from dispatcher.inflight import SUFFIX, living_ledger
 from dispatcher.supervisor.parent import run_dir_fault
 
 if TYPE_CHECKING:
+    from dispatcher.broker.inspection import Absence
     from dispatcher.broker.topology import Topology
     from dispatcher.store.connections import Session
 
@@ -238,7 +239,7 @@ def check_rabbitmq(settings: Settings) -> Iterator[Finding]:
 
 def _check_management(settings: Settings, topology: Topology) -> Iterator[Finding]:
     from dispatcher.broker.connection import vhost_of
-    from dispatcher.broker.inspection import find_faults
+    from dispatcher.broker.inspection import find_absent_members, find_faults
     from dispatcher.broker.management import Management
 
     subject = "RabbitMQ topology"
@@ -251,9 +252,20 @@ def _check_management(settings: Settings, topology: Topology) -> Iterator[Findin
             yield failed(subject, fault)
         if not faults:
             yield well(subject, "as reported: bindings are there, and neither arguments nor policies lose messages")
+        yield from map(_absence, find_absent_members(management, topology))
     except DispatcherError as error:
         remedy = "Enable its management plugin, or correct DISPATCHER_RABBITMQ_MANAGEMENT_URL."
         yield failed("RabbitMQ management", error, remedy)
+
+
+def _absence(absence: Absence) -> Finding:
+    nodes = ", ".join(absence.absent)
+    if absence.is_lost:
+        words = f"the queue {absence.queue} has lost its quorum and takes no messages: {nodes} not online"
+        remedy = "Start those nodes again. See rabbitmq-queues quorum_status."
+        return Finding("RabbitMQ quorum", State.FAILED, words, remedy)
+    words = f"the queue {absence.queue} has members that are not online: {nodes}"
+    return Finding("RabbitMQ quorum", State.WARNING, words, "Start those nodes again before another one stops.")
 
 
 def check_providers(settings: Settings) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dispatcher.broker.inspection import find_faults
+from dispatcher.broker.inspection import Absence, absence_in, find_absent_members, find_faults
 from dispatcher.broker.management import Management
 from dispatcher.broker.topology import Topology, declare
 from dispatcher.dev.servers import Servers
@@ -112,3 +112,26 @@ async def test_a_send_queue_that_rejects_into_nothing_is_named(
 
     assert len(words) == 2
     assert f"dead-letter-exchange is not set, we need {undeclared.exchange}" in words[0]
+
+
+@pytest.mark.parametrize(
+    ("members", "online", "absent", "is_lost"),
+    [
+        (["a", "b", "c"], ["a", "c"], ("b",), False),
+        (["a", "b", "c"], ["b"], ("a", "c"), True),
+        (["a", "b"], ["a"], ("b",), True),
+    ],
+)
+def test_a_quorum_queue_without_a_majority_is_lost(
+    members: list[str], online: list[str], absent: tuple[str, ...], *, is_lost: bool
+) -> None:
+    found = absence_in({"name": "q", "members": members, "online": online})
+
+    assert found == Absence("q", absent, is_lost=is_lost)
+
+
+async def test_a_queue_whose_members_are_online_lacks_none(management: Management, topology: Topology) -> None:
+    await until(lambda: (management.queue(topology.queue) or {}).get("members"))
+
+    assert find_absent_members(management, topology) == []
+    assert absence_in({"name": "classic"}) is None
