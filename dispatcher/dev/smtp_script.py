@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 
 class Step(StrEnum):
@@ -46,6 +48,7 @@ class Behaviour:
 
     Attributes:
         script: Steps at which it does something else: an `Act`, or says this reply, its lines parted by CRLF.
+        times: How often the script applies; None for always.
         security: `none`, `starttls` or `tls`.
         tls: The server's side of TLS; where it is missing STARTTLS is not offered.
         login: The user and password that MAIL needs; None for an open server.
@@ -59,6 +62,7 @@ class Behaviour:
     """
 
     script: dict[Step, str] = field(default_factory=dict)
+    times: int | None = None
     security: str = "none"
     tls: ssl.SSLContext | None = None
     login: tuple[str, str] | None = None
@@ -69,3 +73,22 @@ class Behaviour:
     size_limit: int = 0
     extensions: tuple[str, ...] = ("PIPELINING", "8BITMIME", "SMTPUTF8", "ENHANCEDSTATUSCODES")
     strict: bool = True
+
+    def scripted(self, step: Step) -> str | None:
+        """What the script has for this step; None if it has nothing, or has applied often enough."""
+        wanted = self.script.get(step)
+        if wanted is None or self.times is None:
+            return wanted
+        if self.times <= 0:
+            return None
+        self.times -= 1
+        return wanted
+
+    def change(self, document: Mapping[str, Any]) -> None:
+        """Behaves as a JSON object says: `script` (an object of step and text), `times`, `latency_ms`.
+
+        What the object does not name is reset; the rest of the behaviour stays.
+        """
+        script = {Step(step): text for step, text in document.get("script", {}).items()}
+        self.latency_seconds = document.get("latency_ms", 0) / 1000
+        self.script, self.times = script, document.get("times")

@@ -22,6 +22,14 @@ from dispatcher.dev.smtp_script import Act, Behaviour, Step
 DRIP_SECONDS: Final = 0.02
 _PATH: Final = re.compile(r"(?:FROM|TO): ?<([^<>]*)>(.*)", re.IGNORECASE)
 _GREYLISTED_TIMES: Final = 1
+_MESSAGE_ID: Final = re.compile(rb"^message-id: *<([^@<>\r\n]+)@", re.IGNORECASE | re.MULTILINE)
+_DEFERRALS: Final[Mapping[str, str]] = {
+    "busy": "450 4.2.1 mailbox busy",
+    "limited": "450 4.7.1 recipient rate limit exceeded",
+    "unverified": "451 4.3.0 recipient address lookup failed",
+    "full": "452 4.2.2 mailbox full",
+}
+"""What a recipient gets whose address begins so, on each attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +45,12 @@ class Received:
     content: bytes = field(repr=False)
     parameters: str = ""
 
+    @property
+    def email_id(self) -> str:
+        """Its id, by the Message-ID; empty if that is not one of ours."""
+        found = _MESSAGE_ID.search(self.content)
+        return found[1].decode("ascii", "replace") if found else ""
+
 
 class Mailbox(Protocol):
     """Where a session puts what it accepts, and what all sessions share."""
@@ -50,17 +64,24 @@ class Mailbox(Protocol):
         """Record an email; the name that the answer gives it."""
         ...
 
+    def witness(self, connection: int, event: str, email: Received | None = None, **fields: object) -> None:
+        """Record what is seen on the wire, if the wire is watched."""
+        ...
+
 
 class Session(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, mailbox: Mailbox) -> None:
+    def __init__(self, mailbox: Mailbox, number: int = 0) -> None:
         self._mailbox = mailbox
+        self._number = number
         self._behaviour = mailbox.behaviour
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray()
         self._searched = 0
         self._in_body = False
+        self._has_begun = False
+        self._closes = False
         self._is_waiting = False
         self._is_secure = self._behaviour.security == "tls"
         self._continue_login: Callable[[str], None] | None = None
@@ -83,9 +104,10 @@ class Session(asyncio.Protocol):
         elif is_new:
             self._reply("220 sink.test ESMTP", Step.CONNECT)
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+    def connection_lost(self, exc: Exception | None) -> None:
         """Forget the session (asyncio calls this)."""
         self._mailbox.sessions.discard(self)
+        self._mailbox.witness(self._number, "ended", by_us=self._closes, by_reset=exc is not None)
 
     def data_received(self, data: bytes) -> None:
         """Obey (asyncio calls this)."""
@@ -94,6 +116,7 @@ class Session(asyncio.Protocol):
 
     def drop(self) -> None:
         """End the connection without a word."""
+        self._closes = True
         self._transport.abort()
 
     def freeze(self) -> None:
@@ -126,6 +149,9 @@ class Session(asyncio.Protocol):
         return True
 
     def _read_body(self) -> bool:
+        if self._buffer and not self._has_begun:
+            self._has_begun = True
+            self._mailbox.witness(self._number, "began")
         if self._buffer and self._act(Step.BODY):
             return False
         if self._buffer.startswith(b".\r\n"):
@@ -148,6 +174,7 @@ class Session(asyncio.Protocol):
         if b"\r\n." in content or content.startswith(b"."):
             content = content.removeprefix(b".").replace(b"\r\n.", b"\r\n")
         email = Received(self._sender, tuple(self._recipients), content, self._parameters)
+        self._mailbox.witness(self._number, "read", email)
         self._forget()
         limit = self._behaviour.size_limit
         if 0 < limit < len(content):
@@ -255,6 +282,9 @@ class Session(asyncio.Protocol):
         if address.startswith("refused"):
             self._reply(f"550 5.1.1 <{address}>: Recipient address rejected: User unknown in virtual mailbox table")
             return
+        if reply := _DEFERRALS.get(address.partition("-")[0]):
+            self._reply(f"{reply} <{address}>")
+            return
         if address.startswith("greylisted") and self._mailbox.greylisted[address] < _GREYLISTED_TIMES:
             self._mailbox.greylisted[address] += 1
             self._reply(f"451 4.7.1 <{address}>: Recipient address rejected: Greylisted, try again")
@@ -266,7 +296,7 @@ class Session(asyncio.Protocol):
         if not self._recipients:
             self._reply("554 5.5.1 no valid recipients")
         elif not self._act(Step.DATA):
-            self._in_body, self._searched = True, 0
+            self._in_body, self._has_begun, self._searched = True, False, 0
             self._reply("354 End data with <CR><LF>.<CR><LF>")
 
     def _rset(self, _: str) -> None:
@@ -299,7 +329,14 @@ class Session(asyncio.Protocol):
 
     def _reply(self, line: str, step: Step | None = None) -> None:
         if step is None or not self._act(step):
-            self._send(line)
+            self._tell(line, step)
+
+    def _tell(self, line: str, step: Step | None) -> None:
+        """Send a reply; one to an email is witnessed if the kernel took it whole."""
+        was_open = not self._transport.is_closing()
+        self._send(line)
+        if step in (Step.END, Step.ANSWER) and was_open and not self._transport.get_write_buffer_size():
+            self._mailbox.witness(self._number, "answered")
 
     def _send(self, line: str) -> None:
         if not self._transport.is_closing():
@@ -307,9 +344,10 @@ class Session(asyncio.Protocol):
 
     def _act(self, step: Step) -> bool:
         """Do what the script says for this step; False if it says nothing."""
-        wanted = self._behaviour.script.get(step)
+        wanted = self._behaviour.scripted(step)
         if wanted is None:
             return False
+        self._closes = self._closes or wanted in (Act.CLOSE, Act.RESET)
         if wanted == Act.CLOSE:
             self._transport.close()
         elif wanted == Act.RESET:
@@ -322,8 +360,9 @@ class Session(asyncio.Protocol):
             self._is_waiting = True
             self._drip(b"250-")
         else:
-            self._send(wanted)
+            self._tell(wanted, step if wanted[:3].isdigit() else None)
             if wanted.startswith("421"):
+                self._closes = True
                 self._transport.close()
         return True
 

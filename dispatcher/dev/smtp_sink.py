@@ -1,13 +1,19 @@
 """A local SMTP server that keeps a ledger of what it accepted: for the demo, tests and benchmarks. It delivers nothing.
 
-    python -m dispatcher.dev.smtp_sink --folder FOLDER [--port 0] [--no-eml] [--latency-ms 5] [--reply STEP=TEXT]
+    python -m dispatcher.dev.smtp_sink --folder FOLDER [--port 0] [--no-eml] [--wire] [--latency-ms 5] [--reply X=TEXT]
 
-prints one line of JSON with its port and paths, and runs until SIGTERM. In the folder: `ledger.jsonl` (see `ledger`),
-and `mail/<email id>.<n>.eml` for each acceptance. Recipients decide their own fate by how they begin:
+prints one line of JSON with its ports and paths, and runs until SIGTERM. In the folder: `ledger.jsonl` (see `ledger`),
+`mail/<email id>.<n>.eml` for each acceptance, and with `--wire`, `wire.jsonl`, with what was seen of each email and
+connection (see `SmtpSink.witness`). A line of JSON on the control port changes its behaviour while it runs (see
+`smtp_script.Behaviour.change`), and gets a line back. Recipients decide their own fate by how they begin:
 
     refused…      550 5.1.1, always
     greylisted…   451 4.7.1 the first time
     slow…         accepted, late
+    busy-…        450 4.2.1, always
+    limited-…     450 4.7.1, always
+    unverified-…  451 4.3.0, always
+    full-…        452 4.2.2, always
 """
 
 from __future__ import annotations
@@ -34,7 +40,6 @@ from dispatcher.dev.smtp_script import Act, Behaviour, Step
 from dispatcher.dev.smtp_session import Received, Session
 
 PR_SET_PDEATHSIG: Final = 1
-_MESSAGE_ID: Final = re.compile(rb"^message-id: *<([^@<>\r\n]+)@", re.IGNORECASE | re.MULTILINE)
 
 
 class SmtpSink:
@@ -49,7 +54,13 @@ class SmtpSink:
     """
 
     def __init__(
-        self, folder: Path, behaviour: Behaviour | None = None, *, writes_eml: bool = True, keeps: bool = False
+        self,
+        folder: Path,
+        behaviour: Behaviour | None = None,
+        *,
+        writes_eml: bool = True,
+        keeps: bool = False,
+        watches_wire: bool = False,
     ) -> None:
         self.behaviour = behaviour or Behaviour()
         self.received: list[Received] = []
@@ -61,6 +72,8 @@ class SmtpSink:
         self._mail_prefix = f"{folder / 'mail'}/"
         self._writes_eml = writes_eml
         self._keeps = keeps
+        self._watches_wire = watches_wire
+        self._wire = -1
         self._numbers = itertools.count(1)
         self._ledger: LedgerWriter | None = None
         self._server: asyncio.Server | None = None
@@ -69,6 +82,11 @@ class SmtpSink:
     def ledger_path(self) -> Path:
         """Where the ledger is."""
         return self._folder / "ledger.jsonl"
+
+    @property
+    def wire_path(self) -> Path:
+        """Where the wire's events are."""
+        return self._folder / "wire.jsonl"
 
     @property
     def mail_folder(self) -> Path:
@@ -91,6 +109,8 @@ class SmtpSink:
         """Listen on the loopback; 0 finds a free port."""
         self.mail_folder.mkdir(parents=True, exist_ok=True)
         self._ledger = LedgerWriter(self.ledger_path)
+        if self._watches_wire:
+            self._wire = os.open(self.wire_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         tls = self.behaviour.tls if self.behaviour.security == "tls" else None
         self._server = await asyncio.get_running_loop().create_server(
             self._new_session, "127.0.0.1", port, ssl=tls, backlog=1024
@@ -106,6 +126,9 @@ class SmtpSink:
         if self._ledger is not None:
             self._ledger.close()
             self._ledger = None
+        if self._wire >= 0:
+            os.close(self._wire)
+            self._wire = -1
 
     def drop_connections(self) -> None:
         """End every open session without a word, as a restarted server does."""
@@ -114,8 +137,7 @@ class SmtpSink:
 
     def accept(self, email: Received) -> str:
         """Enter an email into the books, before the answer goes out; the name that it got."""
-        found = _MESSAGE_ID.search(email.content)
-        email_id = found[1].decode("ascii", "replace") if found else ""
+        email_id = email.email_id
         name = f"{email_id or 'unnamed'}.{next(self._numbers)}"
         if self._writes_eml:
             _write_new(f"{self._mail_prefix}{_file_name(name)}.eml", email.content)
@@ -125,9 +147,30 @@ class SmtpSink:
         self._ledger.append(Entry(email_id, len(email.recipients), len(email.content), time.time()))
         return name
 
+    def witness(self, connection: int, event: str, email: Received | None = None, **fields: object) -> None:
+        """Enter what is seen on the wire: a body `began`, an email was `read` to its final dot (`email_id`), its reply
+        was `answered` (the kernel took the whole reply while the connection was open), and a connection `ended`
+        (`by_us`, `by_reset`).
+        """
+        if self._wire >= 0:
+            told = {"email_id": email.email_id} if email else {}
+            line = {"connection": connection, "event": event, "at": time.time(), **told, **fields}
+            os.write(self._wire, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+
+    async def obey(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Change the behaviour as each line says; answer it with a line."""
+        while line := await reader.readline():
+            try:
+                self.behaviour.change(orjson.loads(line))
+            except (ValueError, TypeError, AttributeError):
+                writer.write(b'{"error": "not a behaviour"}\n')
+            else:
+                writer.write(b"{}\n")
+        writer.close()
+
     def _new_session(self) -> Session:
         self.connections += 1
-        return Session(self)
+        return Session(self, self.connections)
 
 
 def _file_name(name: str) -> str:
@@ -161,10 +204,18 @@ async def _serve(sink: SmtpSink, port: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await sink.start(port)
-    told = {"host": "127.0.0.1", "port": sink.port, "ledger": str(sink.ledger_path), "mail": str(sink.mail_folder)}
+    control = await asyncio.start_server(sink.obey, "127.0.0.1", 0)
+    told = {
+        "host": "127.0.0.1",
+        "port": sink.port,
+        "control_port": control.sockets[0].getsockname()[1],
+        "ledger": str(sink.ledger_path),
+        "mail": str(sink.mail_folder),
+    }
     sys.stdout.buffer.write(orjson.dumps(told, option=orjson.OPT_APPEND_NEWLINE))
     sys.stdout.flush()
     await stop.wait()
+    control.close()
     await sink.close()
 
 
@@ -180,6 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"say this instead; steps: {', '.join(Step)}; instead of a text: {', '.join(Act)}"
     ))  # fmt: skip
     parser.add_argument("--login", metavar="USER:PASSWORD", help="what MAIL needs; default: an open server")
+    parser.add_argument("--wire", action="store_true", help="keep a record of every email and connection")
     parser.add_argument("--die-with-parent", action="store_true", help="end when the process that started us does")
     options = parser.parse_args(arguments)
     if options.die_with_parent:
@@ -192,7 +244,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     import uvloop
 
-    uvloop.run(_serve(SmtpSink(options.folder, behaviour, writes_eml=not options.no_eml), options.port))
+    sink = SmtpSink(options.folder, behaviour, writes_eml=not options.no_eml, watches_wire=options.wire)
+    uvloop.run(_serve(sink, options.port))
 
 
 def _login(text: str | None) -> tuple[str, str] | None:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from uuid import UUID
 
 import orjson
@@ -94,6 +95,7 @@ class Sink:
         eventually(lambda: program.log.endswith("\n"), "the SMTP sink")
         told = orjson.loads(program.log)
         self._port = told["port"]
+        self._control_port = told["control_port"]
         self._ledger = Path(told["ledger"])
 
     @property
@@ -104,6 +106,17 @@ class Sink:
     def kill(self) -> None:
         """Ends it without a word to anybody."""
         self.program.destroy()
+
+    def behave(self, **behaviour: object) -> None:
+        """See `dispatcher.dev.smtp_script.Behaviour.change`."""
+        with socket.create_connection(("127.0.0.1", self._control_port), timeout=10) as control:
+            control.sendall(orjson.dumps(behaviour) + b"\n")
+            assert control.makefile("rb").readline() == b"{}\n", behaviour
+
+    def witnessed(self) -> list[dict[str, Any]]:
+        """What it saw on the wire, if it was told to watch (`--wire`); see `SmtpSink.witness`."""
+        *lines, _unfinished = (self._folder / "wire.jsonl").read_bytes().split(b"\n")
+        return [orjson.loads(line) for line in lines]
 
     def become(self, *options: str) -> None:
         """Starts it again with other options, and the same port and ledger."""

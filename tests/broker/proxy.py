@@ -1,4 +1,4 @@
-"""A TCP proxy between the product and the real RabbitMQ, which can do what networks and alarms do."""
+"""A TCP proxy between the product and a real server, which can do what networks and alarms do."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ class Proxy:
     """Passes bytes both ways until it is told otherwise.
 
     Attributes:
-        url: The AMQP URL that leads through it.
+        url: The server's URL, through the proxy.
         connections: How many were made through it so far.
-        holds: Whether it has something that RabbitMQ does not get, because it is frozen.
+        holds: Whether it has something that the server does not get, because it is frozen.
     """
 
-    def __init__(self, amqp_url: str) -> None:
-        self._target = urlsplit(amqp_url)
+    def __init__(self, url: str) -> None:
+        self._target = urlsplit(url)
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._speaking = asyncio.Event()
         self._speaking.set()
+        self._is_severed = False
         self._clients: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.connections = 0
@@ -56,6 +57,11 @@ class Proxy:
         """Drops every connection as soon as RabbitMQ has said so much more."""
         self._cuts_after = octets
 
+    def sever(self) -> None:
+        """Drops every connection, and each new one until `thaw`."""
+        self._is_severed = True
+        self.cut()
+
     def freeze(self) -> None:
         """RabbitMQ gets nothing more of what clients write."""
         self.holds = False
@@ -67,7 +73,8 @@ class Proxy:
         self._speaking.clear()
 
     def thaw(self) -> None:
-        """Passes on what was held back."""
+        """Passes on what was held back, and lets new connections through."""
+        self._is_severed = False
         self._flowing.set()
         self._speaking.set()
 
@@ -80,8 +87,16 @@ class Proxy:
         self.connections += 1
         if task := asyncio.current_task():
             self._tasks.add(task)
+        if self._is_severed:
+            writer.transport.abort()
+            return
         self._clients.add(writer)
-        above, below = await asyncio.open_connection(self._target.hostname, self._target.port)
+        try:
+            above, below = await asyncio.open_connection(self._target.hostname, self._target.port)
+        except OSError:
+            self._clients.discard(writer)
+            writer.transport.abort()
+            return
         back = asyncio.create_task(self._pass(above, writer))
         try:
             while data := await reader.read(65536):

@@ -6,8 +6,10 @@ import os
 import signal
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 
 import orjson
 
@@ -21,12 +23,14 @@ class Diary:
         deeds: How often each was done.
         faults: What our own processes did that they must not.
         garbage: Bodies that may have been injected.
+        unledgered: Emails that a worker whose ledger was deleted had leased when it ended or stood still.
     """
 
     def __init__(self, path: Path) -> None:
         self.deeds: Counter[str] = Counter()
         self.faults: list[str] = []
         self.garbage: set[bytes] = set()
+        self.unledgered: set[UUID] = set()
         self._path = path
         self._disturbances: list[Disturbance] = []
         self._frozen: dict[int, int] = {}
@@ -68,6 +72,11 @@ class Diary:
         except ProcessLookupError:
             return
         self._disturbances[index] = replace(self._disturbances[index], until=time.time())
+
+    def part(self, pids: Iterable[int], since: float) -> None:
+        """These processes went on from then until now, and reached no server of ours."""
+        until = time.time()
+        self._disturbances += [Disturbance(pid, since, until, stands_still=False) for pid in pids]
 
     @property
     def frozen(self) -> tuple[int, ...]:

@@ -37,15 +37,16 @@ def collect(stage: Stage, policy: str) -> Books:
         told=stage.producers.told(),
         rows=rows,
         attempts=attempts,
-        rescued=Counter(UUID(event["email_id"]) for event in stage.subject.events("email.rescued")),
+        rescued=Counter(UUID(event["email_id"]) for event in stage.events("email.rescued")),
         letters=letters,
         refuse=refuse,
         garbage=frozenset(stage.diary.garbage),
         waiting=stage.rabbit.waiting(stage.topology.queue),
-        accepted=stage.double.delivered(),
-        wire=Wire.of(stage.double.witnessed()),
+        accepted=stage.provider.delivered(),
+        wire=Wire.of(stage.provider.witnessed()),
         disturbances=stage.diary.disturbances,
         faults=tuple(stage.diary.faults),
+        unledgered=frozenset(stage.diary.unledgered),
     )
 
 

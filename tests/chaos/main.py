@@ -20,7 +20,7 @@ import click
 
 from dispatcher.broker.topology import Topology
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.output import prepare_streams, print_json, say
+from dispatcher.cli.output import prepare_streams, print_data, print_json, say
 from dispatcher.config import MOST_BUNDLED
 from dispatcher.dev.servers import AMQP_URL, DATABASE_URL, MANAGEMENT_URL, private_servers
 from dispatcher.errors import DispatcherError
@@ -28,11 +28,14 @@ from tests.acceptance.outages import POSTGRES, RABBITMQ, Removable
 from tests.chaos.cluster_storm import DECK, PAUSE_SECONDS, cluster_ground, measured, print_standstills
 from tests.chaos.cluster_storm import to_json as standstill_to_json
 from tests.chaos.faults import Standstill
+from tests.chaos.harness import HarnessFailed
 from tests.chaos.mutants import MUTANTS
 from tests.chaos.report import print_outcome, to_json
-from tests.chaos.storm import Ground, Plan, play
+from tests.chaos.storm import Ground, Outcome, Plan, play
 
 PROGRAM: Final = "./run chaos"
+NOT_JUDGED: Final = 75
+"""EX_TEMPFAIL of sysexits.h."""
 
 
 @click.command(PROGRAM, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -43,7 +46,13 @@ PROGRAM: Final = "./run chaos"
 ))  # fmt: skip
 @click.option("--rate", type=click.FloatRange(1, 5000), default=100.0, show_default=True, help="Emails per second.")
 @click.option("--emails", type=click.IntRange(1), help="About so many in all, instead of a rate.")
-@click.option("--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Worker processes.")
+@click.option("--hosts", type=click.IntRange(1, 8), help=(
+    "Hosts; the network of each but the first can break.  [default: 2; with --cluster 1, and no network breaks]"
+))  # fmt: skip
+@click.option("--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Worker processes of a host.")
+@click.option("--provider", type=click.Choice(["sendgrid", "smtp"]), default="sendgrid", show_default=True, help=(
+    "Whom the double stands for."
+))  # fmt: skip
 @click.option("--bundle", type=click.IntRange(1, MOST_BUNDLED), default=1, show_default=True, help=(
     "Most emails that a message on the send queue points to (DISPATCHER_BUNDLE)."
 ))  # fmt: skip
@@ -61,7 +70,9 @@ def command(
     policy: str,
     rate: float,
     emails: int | None,
+    hosts: int | None,
     workers: int,
+    provider: str,
     bundle: int,
     cluster: bool,
     mutant: str | None,
@@ -70,15 +81,16 @@ def command(
 ) -> int:
     """Proves the promise: dispatches under load while an adversary does his worst, and counts.
 
-    He kills, freezes and stops workers, relay, parent and producers, cuts and restarts PostgreSQL and RabbitMQ, has the
-    provider answer late, with a no, or not at all, and injects messages. All on servers of its own; nothing is sent to
-    anybody. Then everything is healed and comes to rest, and an oracle that knows nothing of the product compares what
-    the producers were told, the database, the dead letters and the provider's ledger.
+    He kills, freezes and stops workers, relay, parent, producers and whole hosts, cuts and black-holes a host's
+    network, cuts and restarts PostgreSQL and RabbitMQ, hangs PostgreSQL's backends and sets its clock, deletes ledgers,
+    has the provider answer late, with a no, or not at all, and injects messages. All on servers of its own; nothing is
+    sent to anybody. Then everything is healed and comes to rest, and an oracle that knows nothing of the product
+    compares what the producers were told, the database, the dead letters and the provider's ledger.
 
     \b
     Examples:
       ./run chaos --minutes 5 --seed 1
-      ./run chaos --policy resend
+      ./run chaos --policy resend --provider smtp
       ./run chaos --bundle 16 --rate 500
       ./run chaos --cluster --minutes 5 --rate 50
       ./run chaos --mutant ledger-off; test $? = 1
@@ -87,7 +99,8 @@ def command(
     time, and promotes the standby. It prints the standstill after each fault: the longest time without an acceptance at
     the provider while emails are due.
 
-    Exit codes: 0 the books balance, 1 they do not, a standstill was longer than 15 s, or it could not be played.
+    Exit codes: 0 the books balance, 1 they do not, a standstill was longer than 15 s, or the dispatcher did not start,
+    75 not judged: the harness failed, and the storm says nothing about the dispatcher; try again.
     """
     seed = secrets.randbelow(1_000_000) if seed is None else seed
     plan = Plan(
@@ -95,7 +108,9 @@ def command(
         seed=seed,
         policy=policy,
         rate=emails / (minutes * 60) if emails else rate,
+        hosts=hosts or (1 if cluster else 2),
         workers=workers,
+        provider=provider,
         bundle=bundle,
     )
     if cluster:
@@ -103,25 +118,23 @@ def command(
     if mutant:
         plan = MUTANTS[mutant].afflict(plan)
     say(
-        f"chaos: seed {seed}, {minutes:g} min, policy {policy}, {plan.rate:g} emails/s, {workers} workers, "
-        f"bundles of {bundle}"
+        f"chaos: seed {seed}, {minutes:g} min, policy {policy}, {provider}, {plan.rate:g} emails/s, {plan.hosts} hosts "
+        f"with {plan.workers} workers each, bundles of {bundle}"
     )
     # SIGINT as well: a shell that starts us in the background has us ignore it.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
     tell = _teller()
     with _place(folder) as place:
-        found: list[Standstill] = []
-        if cluster:
-            with cluster_ground(plan, place, tell) as (ground, faults):
-                outcome = play(plan, ground, place, tell)
-            found = measured(faults, place)
-        else:
-            with _ground(place) as ground:
-                outcome = play(plan, ground, place, tell)
+        try:
+            outcome, found = (_play_on_cluster if cluster else _play)(plan, place, tell)
+        except HarnessFailed as failure:
+            if not folder:
+                _keep(place, "the storm is not judged")
+            return _tell_failure(plan, failure, as_json)
         is_good = outcome.verdict.is_good and not any(each.is_too_long for each in found)
         if not (folder or mutant or is_good):
-            _keep(place)
+            _keep(place, "what must hold does not")
     if as_json:
         print_json(to_json(plan, outcome) | {"standstills": [standstill_to_json(each) for each in found]})
     else:
@@ -129,6 +142,25 @@ def command(
         if found:
             print_standstills(found)
     return Exit.DONE if is_good else Exit.FAILED
+
+
+def _play(plan: Plan, place: Path, tell: Callable[[str], None]) -> tuple[Outcome, list[Standstill]]:
+    with _ground(place) as ground:
+        return play(plan, ground, place, tell), []
+
+
+def _play_on_cluster(plan: Plan, place: Path, tell: Callable[[str], None]) -> tuple[Outcome, list[Standstill]]:
+    with cluster_ground(plan, place, tell) as (ground, faults):
+        outcome = play(plan, ground, place, tell)
+    return outcome, measured(faults, place)
+
+
+def _tell_failure(plan: Plan, failure: HarnessFailed, as_json: bool) -> int:
+    if as_json:
+        print_json({"seed": plan.seed, "good": None, "not_judged": str(failure)})
+    else:
+        print_data(f"Not judged: the harness failed, because {failure}")
+    return NOT_JUDGED
 
 
 @contextmanager
@@ -146,12 +178,12 @@ def _place(folder: Path | None) -> Iterator[Path]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _keep(place: Path) -> None:
+def _keep(place: Path, why: str) -> None:
     """Moves what a bad storm has left to where it stays."""
     kept = place.with_name(f"{place.name}-bad")
     shutil.rmtree(place / "servers", ignore_errors=True)
     shutil.copytree(place, kept)
-    say(f"chaos: what must hold does not; logs, ledgers and the adversary's diary are in {kept}")
+    say(f"chaos: {why}; logs, ledgers and the adversary's diary are in {kept}")
 
 
 @contextmanager

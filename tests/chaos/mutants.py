@@ -100,7 +100,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     "ledger-off": Mutant(
         "the in-flight ledger is switched off",
         _without_ledger,
-        {"kill worker": 4, "kill all": 1},
+        {"kill worker": 4, "kill host": 1},
         "accepted more than once",
     ),
     "fencing-off": Mutant(
@@ -115,7 +115,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     "early-ack": Mutant(
         "messages are acked, and slots freed, before the commit that records the answer",
         _with_early_ack,
-        {"restart database": 2, "kill worker": 4, "kill all": 2},
+        {"restart database": 2, "kill worker": 4, "kill host": 2},
         "accepted more than once",
     ),
 }

@@ -70,6 +70,7 @@ class Books:
         garbage: Bodies that the adversary injected.
         waiting: Messages that are left on the send queue.
         faults: What went wrong with the processes themselves.
+        unledgered: Emails that a worker whose ledger was deleted had leased when it ended or stood still.
     """
 
     policy: str = "hold"
@@ -86,6 +87,7 @@ class Books:
     wire: Wire = field(default_factory=Wire)
     disturbances: Sequence[Disturbance] = ()
     faults: Sequence[str] = ()
+    unledgered: frozenset[UUID] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ class Verdict:
         duplicates: Acceptances beyond each email's first.
         held_on_wire: Held emails whose request reached the provider and whose answer reached nobody.
         held_at_edge: Held emails whose worker was struck in a moment that no ledger can see.
+        held_without_ledger: Held emails of a worker whose ledger was deleted.
         held_unexplained: The others.
         uncertain: Attempts and leases that ended without anybody knowing the outcome.
         violations: What is wrong, with examples; empty if all is well.
@@ -109,6 +112,7 @@ class Verdict:
     duplicates: int
     held_on_wire: int
     held_at_edge: int
+    held_without_ledger: int
     held_unexplained: int
     uncertain: int
     violations: Mapping[str, Sequence[str]]
@@ -139,6 +143,7 @@ def judge(books: Books) -> Verdict:
         duplicates=sum(times - 1 for times in books.accepted.values() if times > 1),
         held_on_wire=held[Explanation.ON_THE_WIRE],
         held_at_edge=held[Explanation.AT_THE_EDGE],
+        held_without_ledger=held[Explanation.WITHOUT_LEDGER],
         held_unexplained=held[Explanation.NONE],
         uncertain=sum(unknown_outcomes(books).values()),
         violations={name: _examples(found) for name, found in wrong.items() if found},
@@ -170,6 +175,8 @@ def _explained(
     # A refusal that came after the rescue had judged is on record, and the email stays held.
     unknown = [each for each in own if each.outcome == "uncertain"] or own
     whys = {explain(each, requests_of(each, own, seen), books.wire, books.disturbances, spent) for each in unknown}
+    if email_id in books.unledgered:
+        whys.add(Explanation.WITHOUT_LEDGER)
     why = next((why for why in Explanation if why in whys), Explanation.NONE)
     pids = {each.pid for each in own}
     return Held(email_id, why, own, seen, [each for each in books.disturbances if each.pid in pids])

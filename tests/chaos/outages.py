@@ -76,6 +76,9 @@ class Outages:
             if absence.is_launched:
                 if self._ground.answers(name):
                     del self._absences[name]
+                else:
+                    # A server may refuse to start while processes of the one before hold its memory or its name.
+                    self._launch(name)
             elif time.monotonic() >= absence.back_at:
                 absence.is_launched = self._ground.is_replaced(name, absence.pid) or self._launch(name)
         self._end_alarm()
@@ -94,8 +97,10 @@ class Outages:
             self._alarm_until = 0.0
 
     def _end_alarm(self) -> None:
-        if self._control is not None and self._control.poll() is not None:
+        if self._control is not None and (code := self._control.poll()) is not None:
             self._control = None
+            if code and self._alarm_until is None:
+                self._alarm_until = 0.0  # an alarm that could not be ended: once more
         if self._control is None and self._alarm_until is not None and time.monotonic() >= self._alarm_until:
             self._alarm_until = None
             self._set_watermark(USUAL_WATERMARK)

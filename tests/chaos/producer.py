@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +33,22 @@ LOOK_SECONDS: Final = 0.05
 IMPOSTOR_EVERY: Final = 40
 """Of the shared keys, so many have another payload with each producer: one of them gets it, the others a conflict."""
 ATTACHMENT_EVERY: Final = 25
+LARGE_EVERY: Final = 300
+"""So many emails have an attachment of some MiB."""
+LARGE_MIB: Final = (1, 4)
+TROUBLED_EVERY: Final = 16
+"""So many emails go to a mailbox that the SMTP double answers with a 4xx (`dispatcher.dev.smtp_sink`): each second one
+of them only at first."""
+TROUBLES: Final = (
+    "greylisted-",
+    "busy-",
+    "greylisted-",
+    "limited-",
+    "greylisted-",
+    "unverified-",
+    "greylisted-",
+    "full-",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +94,31 @@ def email_of(key: str, asker: str) -> Email:
     family, _, digits = key.rpartition("-")
     number = int(digits)
     is_impostor = family == SHARED and number % IMPOSTOR_EVERY == 0
-    receipt = Attachment("receipt.txt", "text/plain", b"Thank you. " * 100)
     return Email(
         message_key=key,
         sender="Shop <shop@example.com>",
-        to=f"{key}@example.org",
+        to=f"{_trouble(number)}{key}@example.org",
         subject=f"Receipt {number}",
         text=f"Thank you for order {number}{f', says {asker}' if is_impostor else ''}.",
         html=f"<p>Thank you for order {number}.</p>" if number % 3 == 0 else None,
-        attachments=(receipt,) if number % ATTACHMENT_EVERY == 0 else (),
+        attachments=_attachments(number),
         correlation_id=key,
     )
+
+
+def _trouble(number: int) -> str:
+    turn, place = divmod(number, TROUBLED_EVERY)
+    return TROUBLES[turn % len(TROUBLES)] if place == TROUBLED_EVERY - 1 else ""
+
+
+def _attachments(number: int) -> tuple[Attachment, ...]:
+    if number % LARGE_EVERY == LARGE_EVERY - 1:
+        chance = random.Random(number)
+        octets = chance.randint(*(mib * 1024 * 1024 for mib in LARGE_MIB))
+        return (Attachment("photo.jpg", "image/jpeg", chance.randbytes(octets)),)
+    if number % ATTACHMENT_EVERY == 0:
+        return (Attachment("receipt.txt", "text/plain", b"Thank you. " * 100),)
+    return ()
 
 
 class Producer:
@@ -125,8 +157,9 @@ class Producer:
     def _ask(self, keys: list[str]) -> None:
         try:
             answers = self._enqueue([email_of(key, self._name) for key in keys])
-        except psycopg.OperationalError:
+        except psycopg.Error as error:
             # Committed or not: nobody knows, and asking again by the same key settles it.
+            print(f"{type(error).__name__}: {error}".splitlines()[0], file=sys.stderr, flush=True)
             self._hang_up()
             return
         self._note({"told": answers})

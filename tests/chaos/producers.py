@@ -11,6 +11,7 @@ from typing import Final
 from uuid import UUID
 
 from tests.chaos.diary import Diary
+from tests.chaos.harness import HarnessFailed
 from tests.chaos.oracle import Answer
 from tests.chaos.producer import read_notes
 from tests.supervisor.program import Program
@@ -50,7 +51,7 @@ class Producers:
             if program.exit_code == -signal.SIGKILL:
                 self._programs[name] = self._start(name)
             elif program.exit_code:
-                raise AssertionError(f"Producer {name} ended with {program.exit_code}.\n{program.words[-2000:]}")
+                raise HarnessFailed(f"producer {name} ended with {program.exit_code}:\n{program.words[-2000:]}")
 
     @property
     def are_done(self) -> bool:
@@ -60,10 +61,7 @@ class Producers:
     @property
     def told_of_ends(self) -> str:
         """How each of them ended, in words."""
-        return ", ".join(
-            f"{name} {'is at work' if program.exit_code is None else f'ended with {program.exit_code}'}"
-            for name, program in self._programs.items()
-        )
+        return ", ".join(f"{name} {_state(program)}" for name, program in self._programs.items())
 
     def told(self) -> list[Answer]:
         """Every answer that any of them got."""
@@ -90,3 +88,10 @@ class Producers:
 
     def _file(self, name: str) -> Path:
         return self._folder / f"{name}.notes"
+
+
+def _state(program: Program) -> str:
+    if program.exit_code is not None:
+        return f"ended with {program.exit_code}"
+    said = program.words.strip().splitlines()
+    return f"is at work, and last said: {said[-1]}" if said else "is at work"

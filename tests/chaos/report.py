@@ -20,6 +20,8 @@ def to_json(plan: Plan, outcome: Outcome) -> dict[str, Any]:
     return {
         "seed": plan.seed,
         "policy": plan.policy,
+        "provider": plan.provider,
+        "hosts": plan.hosts,
         "bundle": plan.bundle,
         "minutes": round(plan.seconds / 60, 2),
         "enqueued": verdict.enqueued,
@@ -29,6 +31,7 @@ def to_json(plan: Plan, outcome: Outcome) -> dict[str, Any]:
         "uncertain": verdict.uncertain,
         "held_on_wire": verdict.held_on_wire,
         "held_at_edge": verdict.held_at_edge,
+        "held_without_ledger": verdict.held_without_ledger,
         "held_unexplained": verdict.held_unexplained,
         "kills": sum(kills.values()),
         "kills_by_kind": kills,

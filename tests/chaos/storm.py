@@ -13,8 +13,9 @@ from __future__ import annotations
 import os
 import random
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,21 +25,29 @@ import psycopg
 
 from dispatcher.broker.topology import Topology
 from tests.acceptance.double import Double
-from tests.acceptance.outages import Removable
+from tests.acceptance.harness import Sink
+from tests.acceptance.outages import POSTGRES, RABBITMQ, Removable
 from tests.acceptance.rabbit import Rabbit
-from tests.chaos.deeds import DECK
+from tests.chaos.deeds import BROKEN, DECK
 from tests.chaos.diary import Diary
 from tests.chaos.evidence import collect
+from tests.chaos.harness import HarnessFailed
+from tests.chaos.network import Network
 from tests.chaos.oracle import Books, Verdict, explain_held, judge
+from tests.chaos.orphans import Orphans
 from tests.chaos.outages import Outages
 from tests.chaos.producers import Producers
-from tests.chaos.stage import Stage
+from tests.chaos.stage import Provider, Stage
 from tests.chaos.subject import COMMAND, Subject
+from tests.store.steered_clock import SteeredClock
 from tests.supervisor.program import Program, eventually
 
 LOOK_SECONDS: Final = 0.05
 DRAIN_SECONDS: Final = 5
 STOP_SECONDS: Final = 30.0
+CALM_SECONDS: Final = 180.0
+"""For servers to come back, and for producers to be told the rest: RabbitMQ alone may take a minute to start on a busy
+machine."""
 MOST_FURTHER_RUNS: Final = 3
 
 Tell = Callable[[str], None]
@@ -51,6 +60,9 @@ class Plan:
     Attributes:
         seconds: How long the adversary works.
         rate: Emails per second.
+        hosts: How many; the network of all but the first leads through proxies, unless the servers are a cluster.
+        workers: Of each host.
+        provider: `sendgrid` or `smtp`.
         latency_ms: The provider's.
         connections: How many requests a worker may have on the wire; what else it has leased waits.
         bundle: Most emails that a message on the send queue points to.
@@ -64,7 +76,9 @@ class Plan:
     seed: int
     policy: str = "hold"
     rate: float = 100.0
+    hosts: int = 2
     workers: int = 2
+    provider: str = "sendgrid"
     pause_seconds: tuple[float, float] = (0.1, 1.2)
     lease_seconds: float = 3.0
     latency_ms: int = 30
@@ -92,6 +106,11 @@ class Ground:
     shares_broker: bool
     outages: Outages | None = None
 
+    @property
+    def urls(self) -> Mapping[str, str]:
+        """Where a host finds each server."""
+        return {POSTGRES: self.database_url, RABBITMQ: self.removable.servers.amqp_url}
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -109,16 +128,27 @@ class Outcome:
 
 
 def play(plan: Plan, ground: Ground, folder: Path, tell: Tell) -> Outcome:
-    """Plays a storm to its end; leaves no process behind."""
+    """Plays a storm to its end; leaves no process behind.
+
+    Raises:
+        HarnessFailed: the storm cannot be judged.
+        AssertionError: the dispatcher did not start.
+    """
     began_at = time.monotonic()
     with _stage(plan, ground, folder) as stage:
-        _rage(plan, stage, tell)
-        _calm(plan, stage, tell)
-        _rest(plan, stage, tell, stage.rabbit.waiting)
-        _stop(stage)
-        _finish_the_queue(plan, stage, tell)
-        tell("counting")
-        books = collect(stage, plan.policy)
+        try:
+            _rage(plan, stage, tell)
+            _calm(plan, stage, tell)
+            _rest(plan, stage, tell, stage.rabbit.waiting)
+            _stop(stage)
+            _finish_the_queue(plan, stage, tell)
+            tell("counting")
+            books = collect(stage, plan.policy)
+        except HarnessFailed:
+            raise
+        except Exception as error:  # what the product does wrong is in the diary, and is no exception
+            (folder / "harness.txt").write_text(traceback.format_exc())
+            raise HarnessFailed(f"{type(error).__name__}: {error}") from error
     _write_held(folder / "held.jsonl", books)
     return Outcome(judge(books), books, stage.diary.deeds, time.monotonic() - began_at)
 
@@ -132,15 +162,23 @@ def _write_held(path: Path, books: Books) -> None:
 @contextmanager
 def _stage(plan: Plan, ground: Ground, folder: Path) -> Iterator[Stage]:
     diary = Diary(folder / "diary.jsonl")
-    double = Double(folder / "double", "--wire")
-    env = _environment(plan, ground, folder, double.settings)
-    subject = producers = None
+    provider = _provider(plan, folder)
+    hosts: list[Subject] = []
+    producers = None
     try:
+        clock = SteeredClock(ground.database_url)
+        direct = {**ground.urls, POSTGRES: clock.url}
+        env = _environment(plan, ground, folder, "init", direct, provider.settings)
         init = Program([*COMMAND[:-1], "init"], folder, "init", env=env)
         assert init.await_exit() == 0, init.words
-        subject = Subject(folder, env, diary, plan.command)
-        subject.program.await_events("broker.connected", plan.workers)
-        producers = Producers(folder, ground.database_url, diary, rate=plan.rate, seconds=plan.seconds)
+        for number in range(plan.hosts):
+            network = Network(direct) if number and ground.outages is None else None
+            urls = network.urls if network else direct
+            env = _environment(plan, ground, folder, f"host{number}", urls, provider.settings)
+            hosts.append(Subject(folder, env, diary, plan.command, network))
+        for host in hosts:
+            host.program.await_events("broker.connected", plan.workers)
+        producers = Producers(folder, clock.url, diary, rate=plan.rate, seconds=plan.seconds)
         servers = ground.removable.servers
         # A broker whose alarm is on reads nothing: our own messages must not wait for it.
         patience = "blocked_connection_timeout=5&socket_timeout=5&stack_timeout=5"
@@ -148,36 +186,48 @@ def _stage(plan: Plan, ground: Ground, folder: Path) -> Iterator[Stage]:
         yield Stage(
             database_url=ground.database_url,
             topology=ground.topology,
-            subject=subject,
+            hosts=hosts,
             producers=producers,
-            double=double,
+            provider=provider,
+            provider_name=plan.provider,
             rabbit=Rabbit(patient, servers.management_url),
             outages=ground.outages or Outages(ground.removable, ground.removable_names),
+            clock=clock,
+            orphans=Orphans(ground.database_url, diary, watch_seconds=plan.lease_seconds),
             diary=diary,
             lease_seconds=plan.lease_seconds,
             latency_ms=plan.latency_ms,
             shares_broker=ground.shares_broker,
         )
     finally:
-        for process in (producers, subject):
-            if process is not None:
-                process.destroy()
-        double.kill()
+        if producers is not None:
+            producers.destroy()
+        for host in hosts:
+            host.destroy()
+        provider.kill()
 
 
-def _environment(plan: Plan, ground: Ground, folder: Path, provider: Mapping[str, str]) -> dict[str, str]:
+def _provider(plan: Plan, folder: Path) -> Provider:
+    double = Sink if plan.provider == "smtp" else Double
+    return double(folder / "double", "--wire")
+
+
+def _environment(
+    plan: Plan, ground: Ground, folder: Path, host: str, urls: Mapping[str, str], provider: Mapping[str, str]
+) -> dict[str, str]:
     """Short leases and few connections, so that much is leased and not on the wire when it is struck."""
     servers, topology = ground.removable.servers, ground.topology
     settings = {
         "METRICS_ADDRESS": "off",
-        "DATABASE_URL": ground.database_url,
-        "AMQP_URL": servers.amqp_url,
+        "DATABASE_URL": urls[POSTGRES],
+        "AMQP_URL": urls[RABBITMQ],
         "RABBITMQ_MANAGEMENT_URL": servers.management_url,
         "EXCHANGE": topology.exchange,
         "QUEUE": topology.queue,
         "DLQ": topology.dlq,
         "QUEUE_TYPE": topology.queue_type,
-        "RUN_DIR": folder / "run",
+        "HOST_NAME": host,
+        "RUN_DIR": folder / "run" / host,
         "WORKERS": plan.workers,
         "ON_UNCERTAIN": plan.policy,
         "LEASE_SECONDS": plan.lease_seconds,
@@ -187,14 +237,14 @@ def _environment(plan: Plan, ground: Ground, folder: Path, provider: Mapping[str
         "RETRY_BASE_SECONDS": 0.1,
         "RETRY_CAP_SECONDS": 1,
         # Used up attempts are held, whatever the policy says: under `resend` that would be a verdict on the harness.
-        "MAX_ATTEMPTS": 5 if plan.policy == "hold" else 100,
+        "MAX_ATTEMPTS": 5 if plan.policy == "hold" else 25,
         "PREFETCH": 64,
         "BUNDLE": plan.bundle,
-        "HTTP_CONNECTIONS": plan.connections,
+        **{f"{kind}_CONNECTIONS": plan.connections for kind in ("HTTP", "SMTP")},
     }
     named = {f"DISPATCHER_{name}": str(value) for name, value in settings.items()}
     vendor = {name if name == "SENDGRID_API_KEY" else f"DISPATCHER_{name}": value for name, value in provider.items()}
-    return {"PATH": os.defpath, **named, **vendor}
+    return {"PATH": os.defpath, **vendor, **named}
 
 
 def _rage(plan: Plan, stage: Stage, tell: Tell) -> None:
@@ -202,7 +252,11 @@ def _rage(plan: Plan, stage: Stage, tell: Tell) -> None:
     # Apart from the cards: how often a deed throws its dice is the moment's, and must not change what is drawn next.
     chance = random.Random(f"the deeds of {plan.seed}")
     stage.behave()
-    _await(stage, lambda: bool(stage.double.delivered()), "the first email", 60)
+    try:
+        _await(stage, lambda: bool(stage.provider.delivered()), "the first email", 60)
+    except AssertionError as error:
+        stage.diary.blame(str(error))
+        return
     ends_at = time.monotonic() + plan.seconds
     told_at = time.monotonic()
     for name in drawn(plan):
@@ -230,13 +284,14 @@ def drawn(plan: Plan) -> Iterator[str]:
 
 
 def _seen(stage: Stage) -> str:
-    asked, accepted = len(stage.producers.asked()), stage.double.delivered().total()
+    asked, accepted = len(stage.producers.asked()), stage.provider.delivered().total()
     return f"{asked} emails asked for, {accepted} accepted"
 
 
 def _calm(plan: Plan, stage: Stage, tell: Tell) -> None:
     """Heals everything, and lets the producers hear what they still wait for."""
     tell(f"calm: {_seen(stage)}, {stage.diary.deeds.total()} deeds")
+    stage.wake()
     stage.step(everything=True)
     stage.behave()
     stage.outages.heal()
@@ -244,7 +299,13 @@ def _calm(plan: Plan, stage: Stage, tell: Tell) -> None:
     def away() -> str:
         return f"servers ({stage.outages.told or 'all are there'}) and producers ({stage.producers.told_of_ends})"
 
-    _await(stage, lambda: stage.outages.is_over and stage.producers.are_done, away, 90)
+    def is_calm() -> bool:
+        return stage.outages.is_over and stage.producers.are_done and not stage.calm
+
+    try:
+        _await(stage, is_calm, away, CALM_SECONDS)
+    except AssertionError as error:
+        raise HarnessFailed(str(error)) from error
 
 
 def _rest(plan: Plan, stage: Stage, tell: Tell, queued: Callable[[str], int]) -> None:
@@ -256,11 +317,14 @@ def _rest(plan: Plan, stage: Stage, tell: Tell, queued: Callable[[str], int]) ->
     left = [0]
 
     def at_rest() -> bool:
-        with psycopg.connect(stage.database_url, autocommit=True) as session:
-            row = session.execute(_OPEN).fetchone()
-        assert row is not None
-        left[0] = row[0]
-        return not left[0] and not queued(stage.topology.queue)
+        # A server that has just come back may refuse a look.
+        with suppress(*BROKEN):
+            with psycopg.connect(stage.database_url, autocommit=True) as session:
+                row = session.execute(_OPEN).fetchone()
+            assert row is not None
+            left[0] = row[0]
+            return not left[0] and not queued(stage.topology.queue)
+        return False
 
     try:
         _await(stage, at_rest, "rest", plan.rest_seconds)
@@ -279,7 +343,8 @@ def _finish_the_queue(plan: Plan, stage: Stage, tell: Tell) -> None:
         if not (waiting := stage.rabbit.waiting(stage.topology.queue)):
             return
         tell(f"{waiting} messages were given back: once more")
-        stage.subject.start()
+        for host in stage.hosts:
+            host.start()
         # Those at hand too: a message that points to fifty emails is not settled as soon as a worker has it.
         _rest(plan, stage, tell, stage.rabbit.unsettled)
         _stop(stage)
@@ -301,14 +366,15 @@ def _await(stage: Stage, condition: Callable[[], bool], what: str | Callable[[],
 
 
 def _stop(stage: Stage) -> None:
-    """SIGTERM: it must exit 0, and every process must be gone."""
-    subject = stage.subject
-    subject.program.await_events("dispatcher.started")
-    subject.ask_to_end()
-    try:
-        code = subject.program.await_exit(STOP_SECONDS)
-        if code != 0:
-            stage.diary.blame(f"the last run ended with {code}")
-        eventually(lambda: not subject.members(), "the end of every process")
-    except AssertionError as error:
-        stage.diary.blame(str(error)[:300])
+    """SIGTERM: every run must exit 0, and every process must be gone."""
+    for host in stage.hosts:
+        host.program.await_events("dispatcher.started")
+        host.ask_to_end()
+    for host in stage.hosts:
+        try:
+            code = host.program.await_exit(STOP_SECONDS)
+            if code != 0:
+                stage.diary.blame(f"the last run of {host.name} ended with {code}")
+            host.await_all_gone()
+        except AssertionError as error:
+            stage.diary.blame(str(error)[:300])

@@ -1,4 +1,4 @@
-"""The dispatcher under test: one `dispatcher run` after the other in one run directory, as under supervisord."""
+"""One host under test: one `dispatcher run` after the other in one run directory, as under supervisord."""
 
 from __future__ import annotations
 
@@ -9,25 +9,37 @@ from pathlib import Path
 from typing import Final
 
 from tests.chaos.diary import Diary
-from tests.supervisor.program import Event, Program
+from tests.chaos.network import Network
+from tests.supervisor.program import Event, Program, eventually
 
 COMMAND: Final = (sys.executable, "-m", "dispatcher.cli.main", "run")
 
 
 class Subject:
-    """What runs, and what ran.
+    """What runs there, and what ran.
 
     Attributes:
+        name: The host's.
         program: The latest `dispatcher run`.
         was_asked_to_end: Whether that got a SIGTERM.
         run_dir: Where it keeps its ledgers.
+        network: The proxies between the host and its servers; None if it reaches them directly.
     """
 
     program: Program
     was_asked_to_end: bool
 
-    def __init__(self, folder: Path, env: Mapping[str, str], diary: Diary, command: Sequence[str] = COMMAND) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        env: Mapping[str, str],
+        diary: Diary,
+        command: Sequence[str] = COMMAND,
+        network: Network | None = None,
+    ) -> None:
+        self.name = env["DISPATCHER_HOST_NAME"]
         self.run_dir = Path(env["DISPATCHER_RUN_DIR"])
+        self.network = network
         self._folder = folder
         self._env = env
         self._diary = diary
@@ -38,7 +50,7 @@ class Subject:
     def start(self) -> None:
         """Starts the next one."""
         self.was_asked_to_end = False
-        self.program = Program(self._command, self._folder, f"run-{len(self._programs)}", env=self._env)
+        self.program = Program(self._command, self._folder, f"{self.name}-{len(self._programs)}", env=self._env)
         self._programs.append(self.program)
 
     @property
@@ -73,18 +85,26 @@ class Subject:
         """Whoever lives of any run, orphans included."""
         return [pid for program in self._programs for pid in program.members()]
 
+    def await_all_gone(self) -> None:
+        """Waits for the end of every process of every run; fails when that takes too long."""
+        eventually(lambda: not self.members(), f"the end of every process of {self.name}")
+
+    def workers(self) -> dict[str, int]:
+        """The pids of the living workers that have a ledger, by the worker's identity in `email_log.locked_by`."""
+        pids = set(self.find("worker"))
+        named = {path.stem: int(path.stem.split(":")[-2]) for path in self.run_dir.glob("*.ledger")}
+        return {worker: pid for worker, pid in named.items() if pid in pids}
+
     def events(self, name: str) -> list[Event]:
         """The log events of every run."""
         return [event for program in self._programs for event in program.events(name)]
-
-    def words(self) -> str:
-        """What they said on stderr, all of them."""
-        return "".join(program.words for program in self._programs)
 
     def destroy(self) -> None:
         """Kills what is left."""
         for program in self._programs:
             program.destroy()
+        if self.network is not None:
+            self.network.close()
 
 
 def _title(pid: int) -> str:

@@ -15,7 +15,7 @@ FAULTS = ("kill leading node", "freeze primary", "freeze standby", "freeze leadi
 
 @pytest.mark.slow
 def test_a_cluster_whose_leaders_are_killed_and_frozen_goes_on_within_seconds_and_loses_and_repeats_nothing() -> None:
-    plan = Plan(seconds=120, seed=1, rate=50.0, deck=DECK, pause_seconds=PAUSE_SECONDS)
+    plan = Plan(seconds=120, seed=1, rate=50.0, hosts=1, deck=DECK, pause_seconds=PAUSE_SECONDS)
     # A short path: cookies live in it.
     with tempfile.TemporaryDirectory(prefix="dispatcher-cluster-") as folder:
         with cluster_ground(plan, Path(folder), print, FAULTS) as (ground, faults):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -70,3 +71,21 @@ def test_a_server_stays_away_until_its_time_has_come(ground: Removable) -> None:
 
     assert outages.told == f"{POSTGRES} is gone"
     assert ground.is_gone(POSTGRES)
+
+
+def test_a_server_that_ends_as_it_starts_is_started_again(ground: Removable, tmp_path: Path) -> None:
+    # As PostgreSQL does while processes of the one before hold its memory.
+    refusals = tmp_path / "refusals"
+    outages = Outages(ground, (POSTGRES,))
+    outages.take_away(POSTGRES, signal.SIGKILL, LONG_SECONDS)
+    eventually(lambda: ground.is_gone(POSTGRES), "its end")
+    plan = _sleeper(tmp_path, POSTGRES)
+    plan["argv"] = ["/bin/sh", "-c", f"echo >> {refusals}; [ $(wc -l < {refusals}) -gt 2 ] && exec sleep 600"]
+    (ground.servers.folder / "plan" / f"{POSTGRES}.json").write_text(json.dumps(plan))
+    outages.heal()
+
+    def runs() -> bool:
+        outages.step()
+        return refusals.exists() and refusals.read_bytes() == b"\n\n\n" and not ground.is_gone(POSTGRES)
+
+    eventually(runs, "the third start")

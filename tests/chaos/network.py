@@ -1,0 +1,76 @@
+"""A host's network: its connections to PostgreSQL and RabbitMQ lead through proxies that a deed cuts or black-holes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from typing import Any, Final
+
+from tests.acceptance.outages import POSTGRES, RABBITMQ
+from tests.broker.proxy import Proxy
+
+SERVERS: Final = (POSTGRES, RABBITMQ)
+TURN_SECONDS: Final = 30.0
+"""Far above what the proxies' thread takes for an order."""
+
+
+class Network:
+    """Runs the proxies in a thread of its own; every method returns when the proxies have done as told.
+
+    Attributes:
+        urls: Each server's URL, through its proxy.
+    """
+
+    def __init__(self, urls: Mapping[str, str]) -> None:
+        """Starts a proxy for each server."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._proxies = {name: Proxy(url) for name, url in urls.items()}
+        self._away: frozenset[str] = frozenset()
+        self._do(*self._proxies, act=Proxy.__aenter__)
+        self.urls = {name: proxy.url for name, proxy in self._proxies.items()}
+
+    @property
+    def away(self) -> frozenset[str]:
+        """The servers that the host cannot reach now."""
+        return self._away
+
+    def cut(self, names: Collection[str]) -> None:
+        """Connections to these servers break, and new ones are refused, until `heal`."""
+        self._away |= frozenset(names)
+        self._do(*names, act=_sever)
+
+    def black_hole(self, names: Collection[str]) -> None:
+        """Connections to these servers stay open, and nothing passes through them, until `heal`."""
+        self._away |= frozenset(names)
+        self._do(*names, act=_swallow)
+
+    def heal(self) -> None:
+        """The host reaches every server again. Idempotent."""
+        self._do(*self._proxies, act=_thaw)
+        self._away = frozenset()
+
+    def close(self) -> None:
+        """Ends the proxies and their connections."""
+        self._do(*self._proxies, act=Proxy.__aexit__)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _do(self, *names: str, act: Callable[[Proxy], Coroutine[Any, Any, object]]) -> None:
+        for name in names:
+            asyncio.run_coroutine_threadsafe(act(self._proxies[name]), self._loop).result(TURN_SECONDS)
+
+
+async def _sever(proxy: Proxy) -> None:
+    proxy.sever()
+
+
+async def _swallow(proxy: Proxy) -> None:
+    proxy.freeze_node()
+
+
+async def _thaw(proxy: Proxy) -> None:
+    proxy.thaw()
