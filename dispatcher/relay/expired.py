@@ -4,6 +4,8 @@
     answered                → recorded as answered
     on the wire             → uncertain, by the ledger's policy, after a wait: a worker that wakes can still tell
 
+A lease has run out where PostgreSQL says so and `unrenewed` agrees.
+
 What the database says of the lease is asked first, and fences every write afterwards by token and end: whatever the
 worker commits in between, a renewal included, makes ours find nothing. It may wake at any point: its own writes find
 the token gone, an acceptance still proves `sent`, and what it has not begun it does not begin.
@@ -26,11 +28,12 @@ from dispatcher.domain.retry import RetryPolicy
 from dispatcher.domain.status import Status
 from dispatcher.errors import DispatcherError, StoreBusy, StoreUnavailable
 from dispatcher.inflight import Flight, LivingLedger, steady_clock
+from dispatcher.relay.unrenewed import Unrenewed
 from dispatcher.results import result_of
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.leases import LeaseStore, Result
 from dispatcher.store.locked import LockedRows
-from dispatcher.store.settlement import ExpiredLease, find_expired, release_expired
+from dispatcher.store.settlement import ExpiringLease, find_expiring, release_expired
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
@@ -38,26 +41,33 @@ LOOK_SECONDS: Final = 0.5
 SEEN_SECONDS: Final = 0.01
 """Until every processor sees what we wrote, and we what it wrote before: a matter of nanoseconds."""
 PATIENCE: Final = 3.0
-"""A lease's length divided by this is what a worker is given to come back, after an outage of PostgreSQL or with an
-answer: time for two renewals."""
+"""A lease's length divided by this is what a worker is given beyond its end to come back with an answer: time for two
+renewals."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
     """A lease that ran out, and what its worker's ledger says of it."""
 
-    lease: ExpiredLease
+    lease: ExpiringLease
     flight: Flight | None
 
 
 class ExpiredLeases:
     """Settles the expired leases of workers that live on this host."""
 
-    def __init__(self, settings: Settings, pool: Pool, report: Callable[[LivingLedger, str], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        pool: Pool,
+        report: Callable[[LivingLedger, str], None],
+        clock: Callable[[], float] = steady_clock,
+    ) -> None:
         """
         Args:
             report: Takes a ledger that we cannot use any more, and why.
         """
+        self._unrenewed = Unrenewed(settings.lease_seconds, clock)
         self._patience_seconds = settings.lease_seconds / PATIENCE
         self._policy = RetryPolicy(settings.max_attempts, settings.retry_base_seconds, settings.retry_cap_seconds)
         self._pool = pool
@@ -65,11 +75,6 @@ class ExpiredLeases:
         self._report = report
         self._log = get_log()
         self._look_at = 0.0
-        self.postpone()
-
-    def postpone(self) -> None:
-        """PostgreSQL may have been away for longer than leases last: their owners come back first."""
-        self._look_at = time.monotonic() + self._patience_seconds
 
     async def settle_when_due(self, ledgers: Sequence[LivingLedger]) -> None:
         """As `settle`, if it is time for a look."""
@@ -85,14 +90,16 @@ class ExpiredLeases:
         """
         by_worker = {ledger.worker: ledger for ledger in ledgers}
         async with session(self._pool) as connection:
-            expired = await find_expired(connection, list(by_worker))
+            found = await find_expiring(connection, by_worker, within_seconds=self._unrenewed.within_seconds)
+        self._unrenewed.look(found)
+        expired = [lease for lease in found if self._unrenewed.has_expired(lease)]
         for worker in {lease.worker for lease in expired}:
             try:
                 await self._settle(by_worker[worker], [lease for lease in expired if lease.worker == worker])
             except StoreBusy as error:  # the leases of other workers do not wait for it; the next look tries again
                 self._log.error("ledger.delayed", file=by_worker[worker].path.name, reason=error.message)
 
-    async def _settle(self, ledger: LivingLedger, expired: Sequence[ExpiredLease]) -> None:
+    async def _settle(self, ledger: LivingLedger, expired: Sequence[ExpiringLease]) -> None:
         try:
             ledger.void_leases(steady_clock())
             await asyncio.sleep(SEEN_SECONDS)
@@ -119,9 +126,11 @@ class ExpiredLeases:
 
     def _is_due(self, found: _Found) -> bool:
         assert found.flight is not None
-        return found.flight.outcome is not None or found.lease.age_seconds >= self._patience_seconds
+        if found.flight.outcome is not None:
+            return True
+        return self._unrenewed.has_expired(found.lease, patience_seconds=self._patience_seconds)
 
-    async def _release(self, leases: Sequence[ExpiredLease]) -> int:
+    async def _release(self, leases: Sequence[ExpiringLease]) -> int:
         async def release(free: set[UUID]) -> set[UUID]:
             async with session(self._pool) as connection:
                 return await release_expired(connection, [lease for lease in leases if lease.email_id in free])
@@ -149,7 +158,7 @@ class ExpiredLeases:
             return []
         return [result for result in results if result.email_id in recorded]
 
-    def _result(self, lease: ExpiredLease, flight: Flight) -> Result:
+    def _result(self, lease: ExpiringLease, flight: Flight) -> Result:
         outcome = flight.outcome or Uncertain("The worker was frozen while the email was on the wire.")
         number = flight.attempt_number - lease.attempt_base
         decision = decide(outcome, number, flight.policy, self._policy, random.random)

@@ -19,6 +19,7 @@ from dispatcher.domain.backoff import Backoff
 from dispatcher.domain.status import Status
 from dispatcher.errors import BrokerUnavailable, StoreUnavailable, TopologyError
 from dispatcher.relay.pointers import BATCH, MARK_AFTER_SECONDS, Pointers
+from dispatcher.relay.unrenewed import Unrenewed
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, connect_async
 from dispatcher.store.outbox import DueDeadLetter, DuePointer, Outbox
 from dispatcher.telemetry import metrics
@@ -29,8 +30,6 @@ POLL_SECONDS: Final = 0.25
 PACE_SECONDS: Final = 0.005
 """After a look that found something, until the next: what commits meanwhile shares a look, a write, and a lease."""
 STANDBY_SECONDS: Final = 1.0
-RESCUE_GRACE: Final = 3.0
-"""The rescue waits for a lease's length divided by this when a relay begins to lead: time for two renewals."""
 HOST_GRACE_SECONDS: Final = 5.0
 """A lease that ran out is left to the relay of its owner's host for so long, or for half of its length: that one can
 look into the owner's in-flight ledger."""
@@ -73,6 +72,7 @@ class Publishing:
         self._pointers = Pointers(self._publish_pointers, mark_after_seconds=mark_after_seconds)
         self._dead_letters_at = 0.0
         self._rescue_at = 0.0
+        self._unrenewed = Unrenewed(settings.lease_seconds)
         self._vanished_at = 0.0
         self._partitions_at = 0.0
         self._notices_at = 0.0
@@ -112,7 +112,7 @@ class Publishing:
             await asyncio.sleep(STANDBY_SECONDS)
         await outbox.listen()
         # PostgreSQL may have been away for longer than leases last: their living owners come back first.
-        self._rescue_at = time.monotonic() + self._settings.lease_seconds / RESCUE_GRACE
+        self._unrenewed = Unrenewed(self._settings.lease_seconds)
         self._outage.worked()
         self._log.info("relay.leading")
         while not self._stopping:
@@ -161,12 +161,14 @@ class Publishing:
         workers_here = self._workers_here()
         if workers_here is None:
             return
+        found = await outbox.find_expiring(workers_here, within_seconds=self._unrenewed.within_seconds)
+        self._unrenewed.look(found)
+        expired = [lease for lease in found if self._unrenewed.has_expired(lease)][:BATCH]
         rescued = await outbox.rescue_expired(
             settings.on_uncertain,
             settings.max_attempts,
-            BATCH,
+            expired,
             grace_seconds=_host_grace_seconds(settings.lease_seconds),
-            workers_here=workers_here,
         )
         for email in rescued:
             metrics.RESCUED.add(1, "lease_expired")

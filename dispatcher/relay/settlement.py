@@ -105,7 +105,6 @@ class Settlement:
             await self._expired.settle_when_due(living)
         except StoreUnavailable as error:
             self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=LOOK_SECONDS)
-            self._expired.postpone()
 
     async def _find_database_id(self) -> UUID:
         if self._database_id is None:

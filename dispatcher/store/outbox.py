@@ -15,6 +15,7 @@ from dispatcher.store.connections import AsyncSession, translated
 from dispatcher.store.locked import LockedRows
 from dispatcher.store.migrations import WEEKS_AHEAD
 from dispatcher.store.queries import ids_within, query
+from dispatcher.store.settlement import ExpiringLease, as_found, find_expiring
 
 IDLE_SECONDS: Final = 60.0
 """A relay that works says something four times a second; one that waits for RabbitMQ, within half a minute. Whoever
@@ -121,27 +122,37 @@ class Outbox:
 
         await self.locked.around(email_ids, execute)
 
+    async def find_expiring(
+        self, workers_here: Collection[str] = (), *, within_seconds: float = 0.0
+    ) -> list[ExpiringLease]:
+        """Leases that have run out, or do so within some seconds.
+
+        Args:
+            workers_here: Whose leases are left to the settlement of this host.
+        """
+        return await find_expiring(self._session, workers_here, are_theirs=False, within_seconds=within_seconds)
+
     async def rescue_expired(
         self,
         on_uncertain: OnUncertain,
         max_attempts: int,
-        limit: int,
+        leases: Sequence[ExpiringLease],
         *,
         grace_seconds: float = 0.0,
-        workers_here: Collection[str] = (),
     ) -> list[Rescued]:
-        """Moves up to `limit` emails whose lease expired, by their policy or else the one given.
+        """Moves the emails of leases that expired, by their policy or else the one given.
 
         Args:
+            leases: As they were found; one that was renewed or closed since then is left alone.
             grace_seconds: So long after the lease's end, the owner's host has had its chance.
-            workers_here: Whose leases are left to the settlement of this host.
         """
+        if not leases:
+            return []
         parameters = {
+            **as_found(leases),
             "on_uncertain": on_uncertain.value,
             "max_attempts": max_attempts,
-            "limit": limit,
             "grace_seconds": grace_seconds,
-            "workers_here": list(workers_here),
         }
         rows = await self._fetch("rescue_expired", parameters)
         return [Rescued(row[0], row[1], Status(row[2]), row[3]) for row in rows]

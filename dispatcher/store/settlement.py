@@ -15,14 +15,14 @@ from dispatcher.store.queries import ids_within, query
 
 
 @dataclass(frozen=True, slots=True)
-class ExpiredLease:
-    """A lease that has run out.
+class ExpiringLease:
+    """A lease that has run out by PostgreSQL's clock, or is about to.
 
     Attributes:
         token: Fences every write under this lease.
         worker: Whose it is.
         expired_at: Its end; with the token it tells whether anything came of the lease since.
-        age_seconds: Since its end.
+        has_run_out: Whether PostgreSQL's clock is past its end.
         attempt_base: How many attempts the email had when it was last replayed.
     """
 
@@ -30,7 +30,7 @@ class ExpiredLease:
     token: int
     worker: str
     expired_at: datetime
-    age_seconds: float
+    has_run_out: bool
     attempt_base: int
 
 
@@ -97,20 +97,31 @@ async def note_crashes(
     ]
 
 
-async def find_expired(session: AsyncSession, workers: Sequence[str]) -> list[ExpiredLease]:
-    """The leases of these workers that have run out."""
-    return [ExpiredLease(*row) for row in await _fetch(session, "find_expired", {"workers": list(workers)})]
+async def find_expiring(
+    session: AsyncSession, workers: Collection[str], *, are_theirs: bool = True, within_seconds: float = 0.0
+) -> list[ExpiringLease]:
+    """Leases that have run out by PostgreSQL's clock, or do so within some seconds.
+
+    Args:
+        are_theirs: The leases of these workers; else of all others.
+    """
+    parameters = {"workers": list(workers), "is_theirs": are_theirs, "within_seconds": within_seconds}
+    return [ExpiringLease(*row) for row in await _fetch(session, "find_expiring", parameters)]
 
 
-async def release_expired(session: AsyncSession, leases: Sequence[ExpiredLease]) -> set[UUID]:
+async def release_expired(session: AsyncSession, leases: Sequence[ExpiringLease]) -> set[UUID]:
     """Gives back leases under which nothing left nor can leave; returns the ids of those that nothing came of since."""
+    return {row[0] for row in await _fetch(session, "release_expired", as_found(leases))}
+
+
+def as_found(leases: Sequence[ExpiringLease]) -> dict[str, Any]:
+    """The parameters of statements that change leases only as they were found; one lease at least."""
     ordered = sorted(leases, key=lambda lease: lease.email_id)
-    parameters = {
+    return {
         **ids_within(lease.email_id for lease in ordered),
         "lease_tokens": [lease.token for lease in ordered],
         "expired_ats": [lease.expired_at for lease in ordered],
     }
-    return {row[0] for row in await _fetch(session, "release_expired", parameters)}
 
 
 async def _fetch(session: AsyncSession, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:

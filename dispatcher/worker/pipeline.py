@@ -44,7 +44,8 @@ from dispatcher.worker.telling import tell_attempt
 from dispatcher.worker.watch import ProviderWatch
 
 RENEWALS_PER_LEASE: Final = 3
-"""A slow send's lease is renewed at a third of its length: two more tries before it ends."""
+"""A lease is renewed at a third of its length, also while its email waits for a retry: two more tries before it ends,
+and other hosts see that its owner lives (see `relay.unrenewed`)."""
 
 
 SHOW_SECONDS: Final = 1.0
@@ -347,7 +348,7 @@ class Pipeline:
         self._leasing.wake()
 
     async def _renew(self) -> None:
-        """Keeps the leases of slow sends, and finds those that were lost."""
+        """Keeps the leases of slow sends and of emails that wait for a retry, and finds those that were lost."""
         lease_seconds = self._settings.lease_seconds
         while True:
             await asyncio.sleep(lease_seconds / RENEWALS_PER_LEASE / 2)
@@ -355,7 +356,7 @@ class Pipeline:
             old = {
                 email_id: sending
                 for email_id, sending in self._active.items()
-                if not sending.lease_lost and sending.leased_until - now < lease_seconds * (1 - 1 / RENEWALS_PER_LEASE)
+                if not sending.lease_lost and now - sending.confirmed_at > lease_seconds / RENEWALS_PER_LEASE
             }
             if not old:
                 continue

@@ -81,8 +81,8 @@ where email_id = any(%(email_ids)s)
 
 -- name: rescue_expired
 -- Emails whose lease ended without a word from its owner. Nobody knows whether they left: by policy they are held, with a
--- dead letter due, or pending and due again; held, too, if no attempt is left, as in domain/decision.py. Not before a grace,
--- and not those of workers_here: their own host knows better, by their in-flight ledgers. Returns a row per email that it
+-- dead letter due, or pending and due again; held, too, if no attempt is left, as in domain/decision.py. Not before a grace.
+-- Only leases that are as find_expiring found them: a renewal since then keeps its lease. Returns a row per email that it
 -- moved.
 with expired as (
     select
@@ -92,11 +92,17 @@ with expired as (
             else 'hold'
         end as policy
     from email_log
-    where status = 'sending'
+    where email_id = any(%(email_ids)s)
+        and email_id between %(lowest_id)s and %(highest_id)s
+        and (
+            (email_id, lease_token, locked_until, status) in (
+                select w.email_id, w.lease_token, w.expired_at, 'sending'
+                from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[], %(expired_ats)s::timestamptz[])
+                    as w (email_id, lease_token, expired_at)
+            )
+        ) is true
         and locked_until < now() - %(grace_seconds)s * interval '1 second'
-        and locked_by <> all(%(workers_here)s)
     order by email_id
-    limit %(limit)s
     for update skip locked
 ),
 rescued as (
@@ -112,7 +118,9 @@ rescued as (
         publish_due_at = case x.policy when 'hold' then null else clock_timestamp() end,
         dead_letter_due_at = case x.policy when 'hold' then clock_timestamp() end
     from expired as x
-    where e.email_id = x.email_id
+    where e.email_id = any(%(email_ids)s)
+        and e.email_id between %(lowest_id)s and %(highest_id)s
+        and e.email_id = x.email_id
     returning e.email_id, e.correlation_id, e.status, e.attempt_count
 )
 select email_id, correlation_id, status, attempt_count

@@ -82,19 +82,17 @@ where e.email_id = any(array(select email_id from free))
     and e.email_id between %(lowest_id)s and %(highest_id)s
 returning e.email_id, e.correlation_id, e.status, e.crash_count;
 
--- name: find_expired
--- Leases of these workers that have run out, with their age since then. This look comes before any look into a ledger.
-select
-    email_id, lease_token, locked_by, locked_until,
-    extract(epoch from clock_timestamp() - locked_until)::double precision,
-    attempt_base
+-- name: find_expiring
+-- Leases that have run out by PostgreSQL's clock, or do so within some seconds: of these workers, or of all others. This
+-- look comes before any look into a ledger.
+select email_id, lease_token, locked_by, locked_until, locked_until < clock_timestamp(), attempt_base
 from email_log
 where status = 'sending'
-    and locked_by = any(%(workers)s)
-    and locked_until < clock_timestamp();
+    and (locked_by = any(%(workers)s)) = %(is_theirs)s
+    and locked_until < clock_timestamp() + %(within_seconds)s * interval '1 second';
 
 -- name: release_expired
--- Gives back leases that find_expired found and under which nothing left nor can leave: pending and due again, the attempt
+-- Gives back leases that find_expiring found and under which nothing left nor can leave: pending and due again, the attempt
 -- unburnt. One that came to something since, a renewal included, is left alone. Returns a row per email that it moved.
 update email_log as e
 set

@@ -331,10 +331,10 @@ async def test_after_postgresql_was_away_for_longer_than_a_lease_its_living_owne
     for email_id in (living, gone):
         books.change(email_id, locked_until=EXPIRED)
 
-    await start(settings_for(servers.amqp_url, tables_url, topology, LEASE_SECONDS="18"))
+    await start(settings_for(servers.amqp_url, tables_url, topology, LEASE_SECONDS="8"))
     await until(lambda: books.sessions("dispatcher relay"))
     enqueue(books.connection, email("next"))
-    await rabbit.take_all(topology.queue, 1)  # it leads, has looked at everything once, and waits a third of a lease
+    await rabbit.take_all(topology.queue, 1)  # it leads, has looked at everything once, and watches leases for three quarters of one
 
     assert await store.renew({living: leases[living].token}, 60) == {living}
     await until(lambda: books.status(gone) == "held")

@@ -30,7 +30,7 @@ from dispatcher.store.held import confirm_held, release_held
 from dispatcher.store.leases import Lease, LeaseStore, LetterVerdict
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.replays import ItemOutcome, create_replay, replay_next
-from dispatcher.store.settlement import ExpiredLease, find_expired, note_crashes, release_dead, release_expired
+from dispatcher.store.settlement import ExpiringLease, find_expiring, note_crashes, release_dead, release_expired
 from dispatcher.store.standings import announce_again, discard_dead, find_announced
 from tests.store.altered import Mutant, connection_class
 from tests.store.books import Books, email
@@ -64,6 +64,7 @@ WRITES: Final = (
     "_renew",
     "_record_as_seen",  # before what ends a lease of today, or proves that it was sent: nothing is left to settle then
     "_release_as_seen",
+    "_rescue_as_seen",
     "_release",
     "_release_unanswered",
     "_record",
@@ -135,7 +136,7 @@ class Machine(RuleBasedStateMachine):
         self.instant = 0
         self.known: dict[UUID, Known] = {}
         self.counted: Counter[str] = Counter()
-        self.expired: list[ExpiredLease] = []
+        self.expired: list[ExpiringLease] = []
 
     @initialize(policy=st.sampled_from([None, *OnUncertain]))
     def begin(self, policy: OnUncertain | None) -> None:
@@ -237,7 +238,7 @@ class Machine(RuleBasedStateMachine):
                 known.crash(self._now(), most_crashes)
 
     def _look(self, worker: str) -> None:
-        self.expired = self.run(find_expired(self.relay, [worker]))
+        self.expired = self.run(find_expiring(self.relay, [worker]))
         wanted = {known.email_id for known in self.known.values() if known.expired_at and known.owner == worker}
         assert {lease.email_id for lease in self.expired} == wanted
 
@@ -248,6 +249,13 @@ class Machine(RuleBasedStateMachine):
             assert released == {known.email_id for known in wanted}
             for known in wanted:
                 known.release(self._now(), token_moves=True)
+
+    def _rescue_as_seen(self, *_: object) -> None:
+        rescued = self.run(self.outbox.rescue_expired(OnUncertain.RESEND, 5, self.expired))
+        wanted = [known for lease in self.expired for known in self._as_seen(lease)]
+        assert {row.email_id for row in rescued} == {known.email_id for known in wanted}
+        for known in wanted:
+            known.rescue(OnUncertain.RESEND, 5, self._now())
 
     def _record_as_seen(self, _: Known, __: str, ___: Lease, status: Status) -> None:
         for seen in self.expired if status is not Status.SENDING else []:
@@ -261,7 +269,7 @@ class Machine(RuleBasedStateMachine):
                 self.counted[closing.outcome] += 1
                 known.record(status, closing.outcome, self._now())
 
-    def _as_seen(self, lease: ExpiredLease) -> list[Known]:
+    def _as_seen(self, lease: ExpiringLease) -> list[Known]:
         known = self.known[lease.email_id]
         return [known] if (known.token, known.expired_at) == (lease.token, lease.expired_at) else []
 
@@ -273,11 +281,14 @@ class Machine(RuleBasedStateMachine):
         here: tuple[str, ...] = (),
         grace_seconds: float = 0.0,
     ) -> None:
-        rescue = self.outbox.rescue_expired(default, max_attempts, 100, grace_seconds=grace_seconds, workers_here=here)
-        rescued = {row.email_id for row in self.run(rescue)}
-        everything = [] if grace_seconds else self.known.values()
-        gone = [known for known in everything if known.expired_at and known.owner not in here]
-        assert rescued == {known.email_id for known in gone}
+        found = self.run(self.outbox.find_expiring(here, within_seconds=10 * LONG_SECONDS))
+        leased = [known for known in self.known.values() if known.status is Status.SENDING and known.owner not in here]
+        assert {lease.email_id: lease.has_run_out for lease in found} == {
+            known.email_id: bool(known.expired_at) for known in leased
+        }
+        gone = [known for known in leased if known.expired_at and not grace_seconds]
+        rescue = self.outbox.rescue_expired(default, max_attempts, found, grace_seconds=grace_seconds)
+        assert {row.email_id for row in self.run(rescue)} == {known.email_id for known in gone}
         for known in gone:
             known.rescue(default, max_attempts, self._now())
 

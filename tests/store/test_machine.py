@@ -23,6 +23,10 @@ _WANTED: Final = (
 _OURS: Final = "(e.email_id, e.lease_token, e.status) in (\n            select w.email_id, w.lease_token, 'sending'"
 _BY_ANY_TOKEN: Final = "(e.email_id, e.status) in (\n            select w.email_id, 'sending'"
 _WHATEVER_ITS_STATUS: Final = "(e.email_id, e.lease_token) in (\n            select w.email_id, w.lease_token"
+_SEEN: Final = (
+    "(email_id, lease_token, locked_until, status) in (\n"
+    "                select w.email_id, w.lease_token, w.expired_at, 'sending'"
+)
 _EXPIRED: Final = (
     "(e.email_id, e.lease_token, e.locked_until, e.status) in (\n"
     "            select w.email_id, w.lease_token, w.expired_at, 'sending'"
@@ -78,13 +82,24 @@ MUTANTS: Final = {
     "dead_letter_since_the_look": Mutant(
         "mark_dead_lettered", "dead_letter_due_at <= %(looked_at)s", "%(looked_at)s is not null"
     ),
-    "rescue_of_what_is_not_leased": Mutant("rescue_expired", "status = 'sending'\n        and "),
+    "rescue_under_any_token": Mutant(
+        "rescue_expired",
+        _SEEN,
+        "(email_id, locked_until, status) in (\n                select w.email_id, w.expired_at, 'sending'",
+    ),
+    "rescue_of_what_was_renewed": Mutant(
+        "rescue_expired",
+        _SEEN,
+        "(email_id, lease_token, status) in (\n                select w.email_id, w.lease_token, 'sending'",
+    ),
     "rescue_of_what_has_not_expired": Mutant(
         "rescue_expired", "locked_until < now()", "now() < now() + interval '1 s'"
     ),
     "rescue_without_grace": Mutant("rescue_expired", "%(grace_seconds)s *", "0 * %(grace_seconds)s *"),
     "rescue_where_the_host_lives": Mutant(
-        "rescue_expired", "locked_by <> all(%(workers_here)s)", "%(workers_here)s::text[] is not null"
+        "find_expiring",
+        "(locked_by = any(%(workers)s)) = %(is_theirs)s",
+        "%(workers)s::text[] is not null and %(is_theirs)s is not null",
     ),
     "rescue_under_the_same_token": Mutant("rescue_expired", "e.lease_token + 1", "e.lease_token"),
     "rescue_that_resends_for_ever": Mutant(
@@ -95,8 +110,8 @@ MUTANTS: Final = {
         "rescue_expired", "coalesce(on_uncertain, %(on_uncertain)s)", "%(on_uncertain)s"
     ),
     "rescue_that_forgets_doubt": Mutant("rescue_expired", "        was_uncertain = true,\n"),
-    "expired_before_its_end": Mutant("find_expired", "\n    and locked_until < clock_timestamp()"),
-    "expired_of_anybody": Mutant("find_expired", "locked_by = any(%(workers)s)", "%(workers)s::text[] is not null"),
+    "expired_before_its_end": Mutant("find_expiring", "locked_until < clock_timestamp(), ", "true, "),
+    "expiring_at_any_time": Mutant("find_expiring", "%(within_seconds)s *", "1e6 * %(within_seconds)s *"),
     "expired_released_by_any_token": Mutant(
         "release_expired",
         _EXPIRED,

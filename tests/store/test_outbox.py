@@ -173,7 +173,7 @@ async def test_an_expired_lease_is_judged_by_the_emails_policy_or_else_by_the_ho
     (lease,) = await store.lease(books.keys([email_id]), 60)
     books.change(email_id, locked_until=EXPIRED)
 
-    (rescued,) = await outbox.rescue_expired(default, 5, 10)
+    (rescued,) = await outbox.rescue_expired(default, 5, await outbox.find_expiring())
 
     assert (rescued.email_id, rescued.status, rescued.attempt_count) == (email_id, status, 1)
     row = books.row(email_id)
@@ -193,7 +193,7 @@ async def test_an_email_without_attempts_left_is_held_even_if_it_may_be_resent(
     for _ in range(3):
         await store.lease(books.keys([email_id]), 60)
         books.change(email_id, locked_until=EXPIRED)
-        await outbox.rescue_expired(RESEND, 3, 10)
+        await outbox.rescue_expired(RESEND, 3, await outbox.find_expiring())
         statuses.append(books.status(email_id))
 
     assert statuses == ["pending", "pending", "held"]
@@ -205,7 +205,7 @@ async def test_only_expired_leases_are_rescued(outbox: Outbox, store: LeaseStore
     await store.record([result(leases[failed], Status.FAILED)])
     books.change(pending, locked_until=EXPIRED)
 
-    assert await outbox.rescue_expired(HOLD, 5, 10) == []
+    assert await outbox.find_expiring() == []
 
     assert books.statuses() == {"sending": 1, "pending": 1, "failed": 1}
 
@@ -220,7 +220,7 @@ async def test_a_lease_that_is_being_recorded_is_left_alone(
     with psycopg.connect(tables_url) as worker:
         Books(worker).lock(email_ids[0])
 
-        rescued = await outbox.rescue_expired(HOLD, 5, 10)
+        rescued = await outbox.rescue_expired(HOLD, 5, await outbox.find_expiring())
 
     assert [email.email_id for email in rescued] == email_ids[1:]
 

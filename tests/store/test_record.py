@@ -322,7 +322,8 @@ async def test_no_statement_moves_an_email_otherwise_than_the_table_of_transitio
             case "release_dead":
                 await release_dead(session, "worker-1")
             case "rescue":
-                await Outbox(session).rescue_expired(OnUncertain.HOLD, 5, 10)
+                outbox = Outbox(session)
+                await outbox.rescue_expired(OnUncertain.HOLD, 5, await outbox.find_expiring())
             case status:
                 await store.record([result(lease, Status(status))])
         seen.add((before, Status(books.status(lease.email_id))))
