@@ -244,10 +244,10 @@ class Publishing:
         if not due:
             return False
         confirmed = await self._publish([self._dead_letter(row) for row in due])
-        published = [row.email_id for row, is_confirmed in zip(due, confirmed, strict=True) if is_confirmed]
+        published = {row.email_id: row.failed_at for row, is_told in zip(due, confirmed, strict=True) if is_told}
         metrics.UNROUTABLE.add(confirmed.count(False), "dlq")
         if published:
-            await outbox.mark_dead_lettered(published, due[0].looked_at)
+            await outbox.mark_dead_lettered(published)
             metrics.PUBLISHED.add(len(published), "dlq")
             self._log.info("relay.dead_lettered", count=len(published))
         return len(published) == len(due)

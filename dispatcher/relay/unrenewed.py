@@ -1,9 +1,9 @@
 """Which leases their owners have not renewed for most of a lease, by our own steady clock.
 
-PostgreSQL's clock says when a lease ends, and that clock can be set: after a step forward every living lease has run out.
-A worker that lives renews each of its leases after a third to a half of its length, and a renewal always moves the end.
-So a lease counts as expired only if we have also seen the same end for `SHARE` of a lease. Watching begins before the
-end, so that this delays nothing while clocks are right.
+PostgreSQL's clock says when a lease ends, and that clock can be set: after a step forward every living lease has run
+out. A worker that lives renews each of its leases after a third to a half of its length, and a renewal always moves the
+end. So a lease counts as expired only if we have also seen the same end for `SHARE` of a lease. Watching begins before
+the end, so that this delays nothing while clocks are right.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dispatcher.store.settlement import ExpiringLease
 
 SHARE: Final = 3 / 4
 """Of a lease: a worker renews after a half at the latest, and may be a sixth later after a failed statement."""
-LONGEST_GAP_SECONDS: Final = 6.0
-"""Between two looks; a sixth of a lease if that is longer. After a longer gap PostgreSQL may have been away, and no
-worker could renew: the watch begins anew."""
+LONGEST_GAP_SECONDS: Final = 12.0
+"""Between two looks; a sixth of a lease if that is longer. A relay without RabbitMQ looks each ten seconds. After a
+longer gap PostgreSQL may have been away, so that no worker could renew: the watch begins anew."""
 
 _End = tuple[UUID, int, datetime]
 

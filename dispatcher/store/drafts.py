@@ -23,7 +23,7 @@ from dispatcher.store.enqueueing import (
     insert_parameters,
     key_parameters,
 )
-from dispatcher.store.outbox import published
+from dispatcher.store.outbox import due_since
 from dispatcher.store.queries import query
 
 
@@ -86,4 +86,4 @@ class DraftStore:
     async def mark_announced(self, due: Mapping[UUID, datetime]) -> None:
         """A broker confirmed the messages of these emails, one at least, which were inserted as due then."""
         async with session(self._pool) as connection:
-            await connection.execute(query("mark_published"), published(due))
+            await connection.execute(query("mark_published"), due_since(due))

@@ -52,7 +52,6 @@ class DueDeadLetter:
     provider: str | None
     created_at: datetime
     failed_at: datetime
-    looked_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,21 +105,21 @@ class Outbox:
     async def mark_published(self, due: Mapping[UUID, datetime]) -> set[UUID]:
         """The broker confirmed the messages of these emails, which were due since then; returns what somebody has
         locked, and what is due as before."""
-        return {row[0] for row in await self._fetch("mark_published", published(due))}
+        return {row[0] for row in await self._fetch("mark_published", due_since(due))}
 
     async def find_dead_letter_due(self, limit: int) -> list[DueDeadLetter]:
         """Up to `limit` dead letters to publish, longest due first."""
         rows = await self._fetch("find_dead_letter_due", {"limit": limit})
         return [_dead_letter(row) for row in rows]
 
-    async def mark_dead_lettered(self, email_ids: Sequence[UUID], looked_at: datetime) -> None:
-        """The broker confirmed these dead letters."""
+    async def mark_dead_lettered(self, due: Mapping[UUID, datetime]) -> None:
+        """The broker confirmed the dead letters of these emails, which were due since then."""
 
         async def execute(free: set[UUID]) -> None:
             with translated():
-                await self._session.execute(query("mark_dead_lettered"), {**ids_within(free), "looked_at": looked_at})
+                await self._session.execute(query("mark_dead_lettered"), due_since({i: due[i] for i in free}))
 
-        await self.locked.around(email_ids, execute)
+        await self.locked.around(due, execute)
 
     async def find_expiring(
         self, workers_here: Collection[str] = (), *, within_seconds: float = 0.0
@@ -179,8 +178,8 @@ class Outbox:
             return await cursor.fetchall()
 
 
-def published(due: Mapping[UUID, datetime]) -> dict[str, Any]:
-    """The parameters of `mark_published`: emails, one at least, and since when each was due."""
+def due_since(due: Mapping[UUID, datetime]) -> dict[str, Any]:
+    """The parameters of `mark_published` and its like: emails, one at least, and since when each was due."""
     ids = ids_within(due)
     return {**ids, "due_ats": [due[email_id] for email_id in ids["email_ids"]]}
 

@@ -11,9 +11,12 @@ listen email_dispatcher_due;
 
 -- name: find_publish_due
 -- Emails whose message must go to the send queue, longest due first; of those alone that are due since an instant or later.
+-- A due mark is the time of its writing, or some seconds later (see enqueue). One that is further ahead was written before
+-- the clock was set back: it is due, too.
 select email_id, message_key, correlation_id, traceparent, publish_due_at
 from email_log
-where publish_due_at between %(since)s and now()
+where publish_due_at >= %(since)s
+    and publish_due_at not between now() and now() + interval '1 minute'
 order by publish_due_at
 limit %(limit)s;
 
@@ -62,22 +65,29 @@ where (select count(*) from marked) < cardinality(%(email_ids)s::uuid[])
     and e.email_id not in (select email_id from marked);
 
 -- name: find_dead_letter_due
--- Emails whose dead letter must go to the DLQ, longest due first, with the instant of this look.
+-- Emails whose dead letter must go to the DLQ, longest due first; also marks from before the clock was set back, as above.
 select
     email_id, tenant_id, message_key, correlation_id, traceparent, status, error_type, last_error, attempt_count,
-    provider, created_at, dead_letter_due_at, now()
+    provider, created_at, dead_letter_due_at
 from email_log
-where dead_letter_due_at <= now()
+where dead_letter_due_at is not null
+    and dead_letter_due_at not between now() and now() + interval '1 minute'
 order by dead_letter_due_at
 limit %(limit)s;
 
 -- name: mark_dead_lettered
--- A broker confirmed and routed these dead letters.
+-- A broker confirmed and routed these dead letters. Only what is due since the instant that the letter tells: an email that
+-- failed again since then has another letter due.
 update email_log
 set dead_letter_due_at = null
 where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s
-    and dead_letter_due_at <= %(looked_at)s;
+    and (
+        (email_id, dead_letter_due_at) in (
+            select t.email_id, t.due_at
+            from unnest(%(email_ids)s::uuid[], %(due_ats)s::timestamptz[]) as t (email_id, due_at)
+        )
+    ) is true;
 
 -- name: rescue_expired
 -- Emails whose lease ended without a word from its owner. Nobody knows whether they left: by policy they are held, with a
@@ -127,12 +137,14 @@ select email_id, correlation_id, status, attempt_count
 from rescued;
 
 -- name: find_vanished
--- A row: there are emails whose message was published so long ago that a worker should have had it, unless many wait.
+-- A row: there are emails whose message was published so long ago that a worker should have had it, unless many wait. When
+-- those were published that stand a minute ahead of the clock, here and below, nobody knows: before it was set back.
 select 1
 from email_log
 where status = 'pending'
     and publish_due_at is null
-    and published_at < clock_timestamp() - %(age_seconds)s * interval '1 second'
+    and published_at not between clock_timestamp() - %(age_seconds)s * interval '1 second'
+        and clock_timestamp() + interval '1 minute'
 limit 1;
 
 -- name: republish_vanished
@@ -143,7 +155,8 @@ with vanished as (
     from email_log
     where status = 'pending'
         and publish_due_at is null
-        and published_at < clock_timestamp() - %(age_seconds)s * interval '1 second'
+        and published_at not between clock_timestamp() - %(age_seconds)s * interval '1 second'
+            and clock_timestamp() + interval '1 minute'
     order by email_id
     limit %(limit)s
     for update skip locked

@@ -28,6 +28,7 @@ from tests.relay.settlement_world import SLOT, WORKER, on_the_wire
 from tests.store.books import Books
 from tests.store.fixtures import DATABASE_ID
 from tests.store.results import result
+from tests.store.steered_clock import SteeredClock
 from tests.waiting import until
 
 EXPIRED: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -361,3 +362,19 @@ async def test_a_ledger_that_cannot_be_read_any_more_is_reported_and_nothing_is_
 
     assert set(reported) == {"it is truncated"}
     assert books.status(each.email_id) == "sending"
+
+
+async def test_a_step_of_postgresqls_clock_takes_nothing_from_a_worker_that_renews(
+    clock: SteeredClock, look: Look, worker: LeaseStore, books: Books, ledger: Ledger
+) -> None:
+    wire, unsent = await lease(worker, books, 2)
+    on_the_wire(ledger, wire)
+    await look(5)
+    clock.set(3600)
+
+    for _ in range(3):
+        await look(40)
+        await worker.renew({each.email_id: each.token for each in (wire, unsent)}, 60)
+
+    assert books.statuses() == {"sending": 2}
+    assert ledger.voided_at == 0.0

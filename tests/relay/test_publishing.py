@@ -28,12 +28,14 @@ from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Rabbit
 from tests.store.books import Books, email
 from tests.store.results import result
+from tests.store.steered_clock import SteeredClock
 from tests.waiting import until
 
 EXPIRED = datetime(2026, 1, 1, tzinfo=UTC)
 LOOKS = 4
 """Of the relay: so many statements are two rounds."""
-FOR_EVER = 3600.0
+HOUR = 3600.0
+FOR_EVER = HOUR
 MARK_AFTER_SECONDS = 0.5
 """Sooner than in production, so that nobody waits."""
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -93,7 +95,7 @@ async def next_look(books: Books) -> None:
     """Returns once the relay has looked at what is committed by now, and so begun to publish what is due."""
     statement = "select query_start from pg_stat_activity where datname = current_database() and application_name = %s"
 
-    (now,) = books.select("select clock_timestamp() as instant")
+    (now,) = books.select("select pg_catalog.clock_timestamp() as instant")
     seen: set[datetime] = set()
 
     def have_been_two_rounds() -> bool:
@@ -334,7 +336,9 @@ async def test_after_postgresql_was_away_for_longer_than_a_lease_its_living_owne
     await start(settings_for(servers.amqp_url, tables_url, topology, LEASE_SECONDS="8"))
     await until(lambda: books.sessions("dispatcher relay"))
     enqueue(books.connection, email("next"))
-    await rabbit.take_all(topology.queue, 1)  # it leads, has looked at everything once, and watches leases for three quarters of one
+    await rabbit.take_all(
+        topology.queue, 1
+    )  # it leads, has looked at everything once, and watches leases for three quarters of one
 
     assert await store.renew({living: leases[living].token}, 60) == {living}
     await until(lambda: books.status(gone) == "held")
@@ -511,10 +515,73 @@ async def test_an_email_that_later_ones_overtook_is_published_again_while_the_qu
     await store.lease(books.keys([being_sent]), 60)
     for email_id in waiting:
         # Long enough from now that the relay misses none of them, however slowly we take what a worker would lease.
-        books.change(email_id, published_at=datetime.now(UTC) + timedelta(hours=1))
+        books.change(email_id, published_at=datetime.now(UTC) + timedelta(seconds=50))
         await rabbit.publish(topology.queue, pointer.encode(pointer.Pointer(email_id, books.key(email_id))))
 
     await start(settings_for(servers.amqp_url, tables_url, topology, LEASE_SECONDS="1"))
 
     messages = await rabbit.take_all(topology.queue, len(waiting) + 1)
     assert messages[-1].pointer.email_id == lost
+
+
+async def test_a_step_of_postgresqls_clock_takes_no_lease_from_a_worker_of_another_host_that_renews_it(
+    clock: SteeredClock,
+    start: Start,
+    servers: Servers,
+    tables_url: str,
+    topology: Topology,
+    books: Books,
+    store: LeaseStore,
+    other_store: LeaseStore,
+) -> None:
+    living, gone = books.enqueue(2)
+    leases = {lease.email_id: lease for lease in await store.lease(books.keys([living, gone]), 60)}
+    await start(settings_for(servers.amqp_url, tables_url, topology, LEASE_SECONDS="4"))
+    await next_look(books)
+
+    clock.set(HOUR)
+
+    while books.status(gone) == "sending":
+        for _ in range(3):  # a look for leases is among them
+            await next_look(books)
+        assert await store.renew({living: leases[living].token}, 60) == {living}
+        assert await other_store.lease(books.keys([living]), 60) == []
+    assert books.statuses() == {"sending": 1, "held": 1}
+
+
+async def test_what_became_due_before_postgresqls_clock_was_set_back_is_published_at_once_and_marked(
+    clock: SteeredClock,
+    start: Start,
+    settings: Settings,
+    books: Books,
+    store: LeaseStore,
+    rabbit: Rabbit,
+    tables_url: str,
+) -> None:
+    clock.set(HOUR)
+    with psycopg.connect(tables_url, autocommit=True) as producer:
+        pending, failed = Books(producer).enqueue(2)
+    (lease,) = await store.lease(books.keys([failed]), 60)
+    await store.record([result(lease, Status.FAILED)])
+    clock.set(0.0)
+
+    await start(settings)
+
+    (message,) = await rabbit.take_all(settings.queue, 1)
+    (letter,) = await rabbit.take_all(settings.dlq, 1)
+    assert (message.pointer.email_id, letter.pointer.email_id) == (pending, failed)
+    await until(lambda: not any(row["publish_due_at"] or row["dead_letter_due_at"] for row in books.rows()))
+    assert await rabbit.take(settings.queue) is None
+    assert await rabbit.take(settings.dlq) is None
+
+
+async def test_a_message_that_was_published_before_the_clock_was_set_back_and_is_lost_is_published_again(
+    start: Start, settings: Settings, books: Books, rabbit: Rabbit
+) -> None:
+    email_id = books.enqueue_one()
+    books.change(email_id, publish_due_at=None, published_at=datetime.now(UTC) + timedelta(hours=1))
+
+    await start(settings)
+
+    (message,) = await rabbit.take_all(settings.queue, 1)
+    assert message.pointer.email_id == email_id

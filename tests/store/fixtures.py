@@ -19,6 +19,7 @@ from dispatcher.dev.servers import Servers
 from dispatcher.store.connections import Pool, make_pool
 from dispatcher.store.leases import LeaseStore
 from tests.store.books import Books
+from tests.store.steered_clock import SEARCH_PATH, SteeredClock
 from tests.waiting import wait_until
 
 DATABASE_ID: Final = UUID("0d150a7c-0000-4000-8000-0000000000db")
@@ -60,6 +61,17 @@ def tables_url(kept_database_url: str) -> Iterator[str]:
         cleaner.execute(f"select pg_terminate_backend(pid) {_OTHERS}".encode())
         # They end a moment later, and until then hold locks and names that the next test would find.
         wait_until(lambda: cleaner.execute(f"select {_OTHERS}".encode()).fetchone() is None)
+
+
+@pytest.fixture
+def clock(tables_url: str) -> Iterator[SteeredClock]:
+    """PostgreSQL's clock, for sessions of `tables_url` that begin after this: a test names it before what has some."""
+    name = urlsplit(tables_url).path.removeprefix("/")
+    with psycopg.connect(tables_url, autocommit=True) as administration:
+        clock = SteeredClock(tables_url)
+        administration.execute(f"alter database {name} set search_path = {SEARCH_PATH}".encode())
+        yield clock
+        administration.execute(f"alter database {name} reset search_path".encode())
 
 
 @pytest.fixture

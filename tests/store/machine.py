@@ -413,7 +413,7 @@ class Machine(RuleBasedStateMachine):
             self._brought(number, Status.PENDING)
             self._brought(number, Status.FAILED)
         if due:
-            self.run(self.outbox.mark_dead_lettered([known.email_id for known in wanted], due[0].looked_at))
+            self.run(self.outbox.mark_dead_lettered({row.email_id: row.failed_at for row in due}))
         for known in wanted:
             since = known.dead_letter_since
             known.dead_letter_since = since if since and since > looked else None

@@ -80,7 +80,9 @@ MUTANTS: Final = {
         "        for update",
     ),
     "dead_letter_since_the_look": Mutant(
-        "mark_dead_lettered", "dead_letter_due_at <= %(looked_at)s", "%(looked_at)s is not null"
+        "mark_dead_lettered",
+        "(email_id, dead_letter_due_at) in (\n            select t.email_id, t.due_at",
+        "(email_id) in (\n            select t.email_id",
     ),
     "rescue_under_any_token": Mutant(
         "rescue_expired",

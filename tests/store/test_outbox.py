@@ -147,7 +147,7 @@ async def test_a_dead_letter_that_was_confirmed_is_due_no_more(outbox: Outbox, s
     await store.record([result(lease, Status.HELD) for lease in leases])
     due = await outbox.find_dead_letter_due(10)
 
-    await outbox.mark_dead_lettered([due[0].email_id], due[0].looked_at)
+    await outbox.mark_dead_lettered({due[0].email_id: due[0].failed_at})
 
     assert [row.email_id for row in await outbox.find_dead_letter_due(10)] == [due[1].email_id]
 

@@ -113,7 +113,7 @@ async def do_all_of_the_relay(outbox: Outbox, due: dict[UUID, datetime]) -> int:
     await outbox.find_publish_due(BATCH)
     left = await outbox.mark_published(due)
     await outbox.find_dead_letter_due(BATCH)
-    await outbox.mark_dead_lettered(list(due), datetime.now(UTC))
+    await outbox.mark_dead_lettered(due)
     await outbox.find_expiring()
     await outbox.find_expiring()
     leases = [ExpiringLease(email_id, 1, "planned", due_at, True, 0) for email_id, due_at in due.items()]
