@@ -13,6 +13,7 @@ from rich.text import Text
 from dispatcher.cli.output import plain_table
 from dispatcher.domain.status import Status
 from dispatcher.store.activity import VanishedHost, find_vanished_hosts
+from dispatcher.store.stock import CLOCK_SECONDS
 
 if TYPE_CHECKING:
     from dispatcher.store.activity import Latency, WorkerSeen
@@ -94,8 +95,8 @@ def table(standing: Standing) -> Table:
     for status, count in standing.counts.emails.items():
         shown.add_row(status.value, f"{count:,}", style=_style(status.value, count))
     shown.add_section()
-    shown.add_row("oldest pending", _duration(standing.counts.oldest_pending_seconds))
-    shown.add_row("longest due", _duration(standing.counts.longest_due_seconds))
+    shown.add_row("oldest pending", _age(standing.counts.oldest_pending_seconds))
+    shown.add_row("longest due", _age(standing.counts.longest_due_seconds))
     if standing.expiring and standing.expiring.emails:
         left = _days(standing.expiring.first_in_seconds)
         shown.add_row("undecided, expiring", f"{standing.expiring.emails:,} ({left})", style="red")
@@ -183,6 +184,13 @@ def _days(seconds: float | None) -> str:
 def _style(status: str, count: int) -> str | None:
     """Colour only for what a person has to look at."""
     return {"failed": "red", "held": "yellow"}.get(status) if count else None
+
+
+def _age(seconds: float | None) -> Text:
+    """A negative age is a clock that was set back, unless it is some seconds (see the statement `enqueue`)."""
+    if seconds is not None and seconds < -CLOCK_SECONDS:
+        return Text(f"{_duration(-seconds)} ahead of PostgreSQL's clock", style="red")
+    return Text(_duration(seconds and max(0.0, seconds)))
 
 
 def _duration(seconds: float | None) -> str:

@@ -10,7 +10,7 @@ from dispatcher.broker.topology import FoundQueue
 from dispatcher.config import Settings
 from dispatcher.errors import SchemaError, TopologyError
 from dispatcher.monitor.looking import ANSWER_SECONDS, LOOK_SECONDS, Look
-from dispatcher.store.stock import Stock
+from dispatcher.store.stock import CLOCK_SECONDS, Stock
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.scrape import ProcessCollector
 
@@ -89,7 +89,12 @@ class Health:
 
     def _pending(self) -> str | None:
         stock, longest = self._store.found, self._settings.ready_pending_seconds
-        if stock is None or stock.oldest_pending_seconds is None or stock.oldest_pending_seconds <= longest:
+        if stock is None or stock.oldest_pending_seconds is None:
+            return None
+        if stock.oldest_pending_seconds < -CLOCK_SECONDS:
+            ahead = f"{-stock.oldest_pending_seconds:.0f} s ahead of PostgreSQL's clock"
+            return f"The oldest pending email was enqueued {ahead}: the clock was set back, so that ages say nothing."
+        if stock.oldest_pending_seconds <= longest:
             return None
         return f"The oldest pending email has waited for {stock.oldest_pending_seconds:.0f} s, above {longest:g}."
 

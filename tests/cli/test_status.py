@@ -135,6 +135,15 @@ def test_table_names_every_status_and_both_queues(prepared: CommandLine, topolog
     ]
 
 
+def test_an_email_from_before_the_clock_was_set_back_is_told_from_a_young_one(
+    prepared: CommandLine, connection: psycopg.Connection
+) -> None:
+    prepared("enqueue", "--key", "one", *ONE)
+    connection.execute("update email_log set created_at = clock_timestamp() + interval '3 hours'")
+
+    assert "3.0 h ahead of PostgreSQL's clock" in prepared("status").stdout
+
+
 @pytest.mark.parametrize(
     "missing", [{"DISPATCHER_AMQP_URL": "amqp://u:p@127.0.0.1:1/"}, {"DISPATCHER_QUEUE": "nowhere"}]
 )

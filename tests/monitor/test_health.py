@@ -64,6 +64,7 @@ async def test_nobody_is_ready_before_the_servers_have_answered(tmp_path: Path) 
         (STOCK, TopologyError('RabbitMQ has no queue "x".'), "topology"),
         (STOCK, {**QUEUES, SETTINGS.queue: FoundQueue(3, 0)}, "consumers"),
         (replace(STOCK, oldest_pending_seconds=61.0), QUEUES, "pending"),
+        (replace(STOCK, oldest_pending_seconds=-3500.0), QUEUES, "pending"),
     ],
 )
 async def test_each_fault_fails_its_check_alone(tmp_path: Path, stock: object, queues: object, failing: str) -> None:
