@@ -11,12 +11,12 @@ listen email_dispatcher_due;
 
 -- name: find_publish_due
 -- Emails whose message must go to the send queue, longest due first; of those alone that are due since an instant or later.
--- A due mark is the time of its writing, or some seconds later (see enqueue). One that is further ahead was written before
--- the clock was set back: it is due, too.
+-- A due mark is the time of its writing, or up to 90 seconds later (see enqueue and release). One that is five
+-- minutes ahead was written before the clock was set back: it is due, too.
 select email_id, message_key, correlation_id, traceparent, publish_due_at
 from email_log
 where publish_due_at >= %(since)s
-    and publish_due_at not between now() and now() + interval '1 minute'
+    and publish_due_at not between now() and now() + interval '5 minutes'
 order by publish_due_at
 limit %(limit)s;
 
@@ -71,7 +71,7 @@ select
     provider, created_at, dead_letter_due_at
 from email_log
 where dead_letter_due_at is not null
-    and dead_letter_due_at not between now() and now() + interval '1 minute'
+    and dead_letter_due_at not between now() and now() + interval '5 minutes'
 order by dead_letter_due_at
 limit %(limit)s;
 
@@ -138,13 +138,13 @@ from rescued;
 
 -- name: find_vanished
 -- A row: there are emails whose message was published so long ago that a worker should have had it, unless many wait. When
--- those were published that stand a minute ahead of the clock, here and below, nobody knows: before it was set back.
+-- those were published that stand minutes ahead of the clock, here and below, nobody knows: before it was set back.
 select 1
 from email_log
 where status = 'pending'
     and publish_due_at is null
     and published_at not between clock_timestamp() - %(age_seconds)s * interval '1 second'
-        and clock_timestamp() + interval '1 minute'
+        and clock_timestamp() + interval '5 minutes'
 limit 1;
 
 -- name: republish_vanished
@@ -156,7 +156,7 @@ with vanished as (
     where status = 'pending'
         and publish_due_at is null
         and published_at not between clock_timestamp() - %(age_seconds)s * interval '1 second'
-            and clock_timestamp() + interval '1 minute'
+            and clock_timestamp() + interval '5 minutes'
     order by email_id
     limit %(limit)s
     for update skip locked

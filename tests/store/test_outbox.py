@@ -77,7 +77,7 @@ async def test_emails_that_are_enqueued_together_are_due_since_instants_of_their
 
 
 async def test_what_will_be_due_is_not_yet(outbox: Outbox, books: Books) -> None:
-    books.change(books.enqueue_one(), publish_due_at=datetime.now(UTC) + timedelta(hours=1))
+    books.change(books.enqueue_one(), publish_due_at=datetime.now(UTC) + timedelta(minutes=4))
 
     assert await outbox.find_publish_due(10) == []
 

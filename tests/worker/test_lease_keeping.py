@@ -60,7 +60,7 @@ async def test_the_lease_of_a_slow_send_is_renewed_again_and_again(bench: Bench)
     assert bench.books.row(email_id)["lease_token"] == 1
 
 
-async def test_the_lease_of_an_email_that_waits_for_its_retry_outlasts_the_wait(bench: Bench) -> None:
+async def test_the_lease_of_an_email_that_waits_for_its_retry_outlasts_the_wait_and_is_renewed_meanwhile(bench: Bench) -> None:
     (email_id,) = bench.books.enqueue(1)
     bench.provider.script[email_id].append(answer(Deferred(Reason.REFUSED, retry_after=LONGER_SECONDS)))
     await bench.start(LEASE_SECONDS=LEASE_SECONDS, RETRY_CAP_SECONDS="7")
@@ -68,13 +68,16 @@ async def test_the_lease_of_an_email_that_waits_for_its_retry_outlasts_the_wait(
     await until(lambda: bench.books.outcomes(email_id) == ["deferred"])
 
     seen: list[bool] = []
+    ends: set[datetime] = set()
 
     def is_sent() -> bool:
         seen.append(expired(bench.books))
+        ends.add(bench.books.row(email_id)["locked_until"])
         return bench.books.status(email_id) == "sent"
 
     await until(is_sent)
     assert not any(seen)
+    assert len(ends) >= 3  # of the wait, of a renewal at least, and of no lease any more
     assert bench.books.row(email_id)["lease_token"] == 1
 
 
