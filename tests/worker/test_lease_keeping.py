@@ -60,7 +60,9 @@ async def test_the_lease_of_a_slow_send_is_renewed_again_and_again(bench: Bench)
     assert bench.books.row(email_id)["lease_token"] == 1
 
 
-async def test_the_lease_of_an_email_that_waits_for_its_retry_outlasts_the_wait_and_is_renewed_meanwhile(bench: Bench) -> None:
+async def test_the_lease_of_an_email_that_waits_for_its_retry_outlasts_the_wait_and_is_renewed_meanwhile(
+    bench: Bench,
+) -> None:
     (email_id,) = bench.books.enqueue(1)
     bench.provider.script[email_id].append(answer(Deferred(Reason.REFUSED, retry_after=LONGER_SECONDS)))
     await bench.start(LEASE_SECONDS=LEASE_SECONDS, RETRY_CAP_SECONDS="7")
