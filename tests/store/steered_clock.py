@@ -29,7 +29,7 @@ _INSTALL: Final = f"""
         as 'select pg_catalog.statement_timestamp() + ahead from {SCHEMA}.clock';
     create function {SCHEMA}.clock_timestamp() returns timestamptz language sql volatile
         as 'select pg_catalog.clock_timestamp() + ahead from {SCHEMA}.clock';
-"""
+"""  # noqa: S608 - our own names
 
 
 class SteeredClock:
@@ -48,7 +48,7 @@ class SteeredClock:
 
     def set(self, ahead_seconds: float) -> None:
         """Sets it so far ahead of the true time; a negative number sets it behind."""
-        statement = f"update {SCHEMA}.clock set ahead = %s * interval '1 second'"
+        statement = f"update {SCHEMA}.clock set ahead = %s * interval '1 second'"  # noqa: S608
         with psycopg.connect(self._database_url, autocommit=True) as connection:
             connection.execute(statement.encode(), [ahead_seconds])
 
