@@ -66,6 +66,11 @@ class Double:
         """See `Recipient`."""
         return Counter({UUID(email_id): times for email_id, times in read_ledger(self._ledger).times.items()})
 
+    @property
+    def ledger_octets(self) -> int:
+        """The size of its ledger, which grows with each email that it accepts."""
+        return self._ledger.stat().st_size
+
     def requests(self, came: str | None = None) -> list[dict[str, Any]]:
         """Every request that it has read, or of which this came: `email_id`, `came` and `at`, in unix seconds."""
         found = self._lines("requests.jsonl")

@@ -107,6 +107,11 @@ class Sink:
         """Ends it without a word to anybody."""
         self.program.destroy()
 
+    @property
+    def ledger_octets(self) -> int:
+        """The size of its ledger, which grows with each email that it accepts."""
+        return self._ledger.stat().st_size
+
     def behave(self, **behaviour: object) -> None:
         """See `dispatcher.dev.smtp_script.Behaviour.change`."""
         with socket.create_connection(("127.0.0.1", self._control_port), timeout=10) as control:

@@ -42,6 +42,11 @@ class Provider(Protocol):
         """How often each email was accepted."""
         ...
 
+    @property
+    def ledger_octets(self) -> int:
+        """The size of its ledger, which grows with each email that it accepts."""
+        ...
+
     def witnessed(self) -> list[dict[str, Any]]:
         """What it saw on the wire."""
         ...

@@ -44,6 +44,10 @@ from tests.supervisor.program import Program, eventually
 
 LOOK_SECONDS: Final = 0.05
 DRAIN_SECONDS: Final = 5
+STANDSTILL_SECONDS: Final = 3.0
+"""So much longer the adversary waits where nothing was accepted since his last deed: on a busy machine, where processes
+take seconds to start, he would else strike nobody at work."""
+START_SECONDS: Final = 90.0
 STOP_SECONDS: Final = 30.0
 CALM_SECONDS: Final = 180.0
 """For servers to come back, and for producers to be told the rest: RabbitMQ alone may take a minute to start on a busy
@@ -264,7 +268,11 @@ def _rage(plan: Plan, stage: Stage, tell: Tell) -> None:
         if deed(stage, chance):
             stage.diary.note(name)
         acts_at = time.monotonic() + chance.uniform(*plan.pause_seconds)
-        while (now := time.monotonic()) < min(acts_at, ends_at):
+        accepted = stage.provider.ledger_octets
+        while (now := time.monotonic()) < ends_at:
+            is_standing = stage.provider.ledger_octets == accepted and now < acts_at + STANDSTILL_SECONDS
+            if now >= acts_at and not is_standing:
+                break
             stage.step()
             time.sleep(LOOK_SECONDS)
         if now - told_at >= 5:
@@ -367,8 +375,12 @@ def _await(stage: Stage, condition: Callable[[], bool], what: str | Callable[[],
 
 def _stop(stage: Stage) -> None:
     """SIGTERM: every run must exit 0, and every process must be gone."""
+    try:
+        # One of them may have been asked to end just before.
+        _await(stage, lambda: all(host.is_up for host in stage.hosts), "the start of every host", START_SECONDS)
+    except AssertionError as error:
+        stage.diary.blame(str(error))
     for host in stage.hosts:
-        host.program.await_events("dispatcher.started")
         host.ask_to_end()
     for host in stage.hosts:
         try:

@@ -58,6 +58,11 @@ class Subject:
         """Whether there is one."""
         return self.program.exit_code is None
 
+    @property
+    def is_up(self) -> bool:
+        """Whether it has begun and is not about to end."""
+        return self.is_running and not self.was_asked_to_end and bool(self.program.events("dispatcher.started"))
+
     def find(self, role: str) -> list[int]:
         """The living processes of a role, by how they call themselves: `worker`, `relay`."""
         return (
@@ -65,8 +70,8 @@ class Subject:
         )
 
     def send(self, number: signal.Signals) -> bool:
-        """Signals the parent, if it has begun and is not about to end; returns whether."""
-        if self.was_asked_to_end or not self.is_running or not self.program.events("dispatcher.started"):
+        """Signals the parent, if it is up; returns whether."""
+        if not self.is_up:
             return False
         self.program.send(number)
         return True
@@ -74,7 +79,8 @@ class Subject:
     def ask_to_end(self) -> None:
         """SIGTERM; it has to drain."""
         self.was_asked_to_end = True
-        self.program.send(signal.SIGTERM)
+        if self.is_running:
+            self.program.send(signal.SIGTERM)
 
     def kill(self) -> None:
         """SIGKILL to the parent alone; its children end by themselves."""
