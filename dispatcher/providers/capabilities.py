@@ -44,7 +44,7 @@ _REASONS: Final = {
 }
 _REMEDIES: Final = {
     Need.TEMPLATES: "set text or html",
-    Need.RECIPIENTS: "make several emails of it",
+    Need.RECIPIENTS: "split the email",
     Need.OCTETS: "attach less",
     Need.SMTPUTF8: "use another address",
 }

@@ -37,63 +37,54 @@ def test_who_can_carry_what(changes: dict[str, Any], able: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "configured", "field", "words"),
+    ("changes", "configured", "field", "message", "remedy"),
     [
         (
             TEMPLATE,
             ["smtp", "capture"],
             "template_id",
-            (
-                "template_id needs a provider with templates (sendgrid, ses); configured: smtp, capture. "
-                "Add one to DISPATCHER_PROVIDERS, or set text or html."
-            ),
+            "template_id needs a provider with templates (sendgrid, ses); configured: smtp, capture.",
+            "Add one to DISPATCHER_PROVIDERS, or set text or html.",
         ),
         (
             MANY,
             ["ses"],
             "to",
-            (
-                "the number of recipients needs a provider with room for 60 (sendgrid, smtp); configured: ses. "
-                "Add one to DISPATCHER_PROVIDERS, or make several emails of it."
-            ),
+            "the number of recipients needs a provider with room for 60 (sendgrid, smtp); configured: ses.",
+            "Add one to DISPATCHER_PROVIDERS, or split the email.",
         ),
         (
             {**TEMPLATE, **MANY},
-            ["ses", "smtp"],
-            "to",
-            (
-                "the number of recipients and template_id need a provider with room for 60 and templates (sendgrid); "
-                "configured: ses, smtp. Add one to DISPATCHER_PROVIDERS, or make several emails of it and set text or html."
-            ),
+            ["smtp", "ses"],
+            "template_id",
+            "template_id and the number of recipients need a provider with templates and room for 60 (sendgrid); "
+            + "configured: smtp, ses.",
+            "Add one to DISPATCHER_PROVIDERS, or set text or html and split the email.",
         ),
         (
             {"to": ("zoë@example.com",)},
             ["ses"],
             "to",
-            (
-                "an address in to needs a provider with SMTPUTF8 (sendgrid, smtp); configured: ses. "
-                "Add one to DISPATCHER_PROVIDERS, or use another address."
-            ),
+            "an address in to needs a provider with SMTPUTF8 (sendgrid, smtp); configured: ses.",
+            "Add one to DISPATCHER_PROVIDERS, or use another address.",
         ),
         (
             {**TEMPLATE, **LARGE},
             ["sendgrid"],
             "attachments",
-            (
-                "the size needs a provider with room for 44,739,242 octets (none is known); configured: sendgrid. "
-                "Attach less."
-            ),
+            "the size needs a provider with room for 44,739,242 octets (none is known); configured: sendgrid.",
+            "Attach less.",
         ),
     ],
     ids=["template", "recipients", "two needs", "smtputf8", "nobody"],
 )
 def test_an_email_that_no_configured_provider_can_carry_is_told_what_it_needs_and_who_has_it(
-    changes: dict[str, Any], configured: list[str], field: str, words: str
+    changes: dict[str, Any], configured: list[str], field: str, message: str, remedy: str
 ) -> None:
     why = uncarried(an_email(**changes), capabilities_of(configured))
 
     assert why is not None
-    assert (why.field, str(why)) == (field, words)
+    assert (why.field, why.message, why.remedy) == (field, message, remedy)
 
 
 @pytest.mark.parametrize("configured", [["smtp", "ses"], []], ids=["one can", "none is configured"])
