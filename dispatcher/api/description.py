@@ -25,7 +25,7 @@ _EVERYWHERE: Final = ("malformed-request", "request-timeout", "head-too-large", 
 _WITH_KEY: Final = ("unauthorized", "scope-missing", "tenant-forbidden", "host-forbidden", "rate-limited")
 _WITH_BODY: Final = ("malformed-json", "body-too-large", "unsupported-media-type")
 _STORE: Final = ("store-unavailable",)
-_EMAIL: Final = ("invalid-email", "email-not-allowed", "sender-forbidden")
+_EMAIL: Final = ("invalid-email", "email-not-allowed", "no-capable-provider", "sender-forbidden")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, assert_never
 
@@ -13,10 +13,12 @@ from dispatcher.api.access import Caller
 from dispatcher.api.gathering import Answer
 from dispatcher.api.policy import Policy
 from dispatcher.api.problems import Flaw, Problem, pointer_of
+from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.email import Email
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.errors import DispatcherError, InvalidEmail, StoreBusy, StoreUnavailable
 from dispatcher.producers import Acceptance, Enqueued
+from dispatcher.providers.capabilities import uncarried
 
 KEY_HEADER: Final = "Idempotency-Key"
 MOST_IN_BATCH: Final = 1000
@@ -49,9 +51,14 @@ def _unquoted(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """What an email must be to get in."""
+    """What an email must be to get in.
+
+    Attributes:
+        configured: What the configured providers can carry; empty where this process does not know who they are.
+    """
 
     policy: Policy
+    configured: Mapping[str, Capabilities]
 
     def email(self, document: object, caller: Caller, *, key: str | None = None, below: str = "") -> Email:
         """The email that a JSON value describes, allowed for this caller.
@@ -73,6 +80,9 @@ class Intake:
             self.policy.check(email)
         except InvalidEmail as error:
             raise Problem("email-not-allowed", flaws=[_flaw(error, below)]) from None
+        if why := uncarried(email, self.configured):
+            flaw = Flaw("pointer", pointer_of(why.field, below), why.message)
+            raise Problem("no-capable-provider", str(why), flaws=[flaw])
         return email
 
 

@@ -54,6 +54,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "unsupported-media-type": Kind(415, "The body must be application/json."),
         "invalid-email": Kind(422, "The email breaks a rule."),
         "email-not-allowed": Kind(422, "The email has what this API does not allow."),
+        "no-capable-provider": Kind(422, "No configured provider could ever carry the email."),
         "idempotency-key-reused": Kind(422, "The key names an email with another content."),
         "invalid-body": Kind(422, "The body does not have the form that is needed."),
         "rate-limited": Kind(429, "The API key sends too many requests."),

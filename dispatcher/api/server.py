@@ -32,6 +32,7 @@ from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
 from dispatcher.errors import ConfigurationError, DispatcherError
 from dispatcher.monitor.http import Answer, WebServer
+from dispatcher.providers.capabilities import capabilities_of
 from dispatcher.setting_values import LOOPBACKS
 from dispatcher.stopping import heed
 from dispatcher.store.api_keys import KeyStore
@@ -153,7 +154,14 @@ async def serve(
         announcing = Announcing(publisher, drafts, settings.queue, bundle=settings.bundle)
         gathering = Gathering(drafts, announcing.add, settings.api_gathered_emails)
         refusals = Refusals()
-        emails = Emails(access, _bodies(settings), Intake(Policy.of(settings)), gathering, drafts, refusals)
+        emails = Emails(
+            access,
+            _bodies(settings),
+            Intake(Policy.of(settings), capabilities_of(settings.providers)),
+            gathering,
+            drafts,
+            refusals,
+        )
         reading = Reading(access, EmailStore(readers), asyncio.Semaphore(LISTS_AT_ONCE))
         operating = Operating(access, _bodies(settings), EmailStore(readers), deciders, settings)
         opened.push_async_callback(operating.stop)

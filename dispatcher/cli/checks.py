@@ -194,6 +194,7 @@ def _check_tables(settings: Settings, connection: Session) -> Iterator[Finding]:
     words = f"rows stand in {', '.join(filled)}" if filled else "the default ones are empty"
     yield judge("partitions", not filled, words, "Run `dispatcher init`, which moves this week's.", State.WARNING)
     yield from _check_ledgers(settings, find_database_id(connection))
+    yield from _check_pending(settings, connection)
 
 
 def _check_ledgers(settings: Settings, database_id: UUID) -> Iterator[Finding]:
@@ -214,6 +215,18 @@ def _check_ledgers(settings: Settings, database_id: UUID) -> Iterator[Finding]:
         yield Finding(subject, State.WARNING, words, remedy)
     if not faults:
         yield well(subject, "the relay of this host settles all that there are")
+
+
+def _check_pending(settings: Settings, connection: Session) -> Iterator[Finding]:
+    """Emails that fail as soon as `run` takes them, because no configured provider can carry them."""
+    from dispatcher.providers.capabilities import capabilities_of, uncarried
+    from dispatcher.store.pending import SAMPLE, sample_pending
+
+    configured = capabilities_of(settings.providers)
+    reasons = [why for email in sample_pending(connection) if (why := uncarried(email, configured))]
+    if reasons:
+        words = f"of the oldest {SAMPLE:,} pending emails, {len(reasons):,} will fail; the first: {reasons[0].message}"
+        yield Finding("pending emails", State.FAILED, words, "Add one to DISPATCHER_PROVIDERS before `dispatcher run`.")
 
 
 def check_rabbitmq(settings: Settings) -> Iterator[Finding]:
@@ -270,8 +283,13 @@ def _absence(absence: Absence) -> Finding:
 
 def check_providers(settings: Settings) -> Iterator[Finding]:
     """Whether each provider would take emails; sends nothing."""
+    from dispatcher.providers.capabilities import capabilities_of, limits_of
     from dispatcher.providers.registry import check_provider
 
+    if settings.providers:
+        limits = limits_of(capabilities_of(settings.providers))
+        words = f"no provider for emails with {' or '.join(limits)}" if limits else "a provider for every kind of email"
+        yield well("capabilities", words)
     for name in settings.providers:
         try:
             yield well(f"provider {name}", asyncio.run(check_provider(name, settings)))

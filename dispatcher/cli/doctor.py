@@ -26,7 +26,8 @@ def command(as_json: bool) -> int:
     """Check everything that sending depends on, and say how to mend it. Sends nothing; makes missing folders only.
 
     Looks at the settings, Python and the process's limits, the run directory, PostgreSQL (version, durability,
-    connections, tables, partitions), RabbitMQ (exchange, queues, management API if one is set), and the provider.
+    connections, tables, partitions), RabbitMQ (exchange, queues, management API if one is set), the providers, and
+    what none of them can carry.
 
     \b
     Examples:

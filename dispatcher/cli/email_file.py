@@ -6,7 +6,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final
@@ -14,9 +14,11 @@ from typing import Any, BinaryIO, Final
 from dispatcher.cli.email_lines import Entry, Refusal, read_entries
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import console_for, plain_table, print_json, print_table, say
+from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.email import Email
 from dispatcher.errors import DispatcherError
 from dispatcher.producers import BATCH_EMAILS, Acceptance, Enqueued, enqueue_many
+from dispatcher.providers.capabilities import uncarried
 from dispatcher.store.connections import Session, connected, translated
 
 BATCH_OCTETS: Final = 8 * 1024 * 1024
@@ -70,8 +72,11 @@ class Tally:
                 self.refuse(Refusal(entry.number, "message_key", reason))
 
 
-def enqueue_file(database_url: str, file: BinaryIO, *, as_json: bool) -> Exit:
+def enqueue_file(database_url: str, file: BinaryIO, configured: Mapping[str, Capabilities], *, as_json: bool) -> Exit:
     """Enqueues a file's emails and tells what became of them; a second run finds them known and is harmless.
+
+    Args:
+        configured: What the configured providers can carry; emails that none of them could ever carry are refused.
 
     Raises:
         DispatcherError: nothing could be enqueued, because PostgreSQL is away or has no tables.
@@ -79,7 +84,7 @@ def enqueue_file(database_url: str, file: BinaryIO, *, as_json: bool) -> Exit:
     tally, started_at = Tally(), time.monotonic()
     with connected(database_url, name="dispatcher enqueue") as connection, _progress(file) as advance:
         try:
-            for batch in _batches(read_entries(file), tally):
+            for batch in _batches(read_entries(file), configured, tally):
                 _enqueue(connection, batch, tally)
                 advance(batch[-1].end)
         except DispatcherError as error:
@@ -93,13 +98,16 @@ def enqueue_file(database_url: str, file: BinaryIO, *, as_json: bool) -> Exit:
     return tally.exit
 
 
-def _batches(entries: Iterable[Entry], tally: Tally) -> Iterator[list[Entry]]:
-    """Batches of those entries that are emails; the others are refused."""
+def _batches(entries: Iterable[Entry], configured: Mapping[str, Capabilities], tally: Tally) -> Iterator[list[Entry]]:
+    """Batches of those entries that are emails which a provider could carry; the others are refused."""
     batch: list[Entry] = []
     octets = 0
     for entry in entries:
         if isinstance(entry.content, Refusal):
             tally.refuse(entry.content)
+            continue
+        if why := uncarried(entry.content, configured):
+            tally.refuse(Refusal(entry.number, why.field, str(why)))
             continue
         batch.append(entry)
         octets += entry.octets

@@ -32,7 +32,8 @@ class Refusal:
     reason: str
 
     def __str__(self) -> str:
-        return f"line {self.line}: {'' if self.field == 'line' else f'{self.field}: '}{self.reason}"
+        names_itself = self.field == "line" or self.reason.startswith(f"{self.field} ")
+        return f"line {self.line}: {'' if names_itself else f'{self.field}: '}{self.reason}"
 
 
 @dataclass(frozen=True, slots=True)

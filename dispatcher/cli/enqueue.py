@@ -14,6 +14,8 @@ from dispatcher.cli.output import print_data, print_json
 from dispatcher.domain.email import Email
 from dispatcher.domain.outgoing import Attachment
 from dispatcher.domain.status import OnUncertain
+from dispatcher.errors import DispatcherError
+from dispatcher.providers.capabilities import capabilities_of, uncarried
 
 _WHY_A_KEY: Final = (
     "--key is missing. It is your own name for this email, such as order-17-receipt: the same key never makes a second "
@@ -65,6 +67,9 @@ def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
     stream. Bad lines are told by number and do not stop the good ones; a file that was interrupted can simply be
     enqueued again.
 
+    Where DISPATCHER_PROVIDERS is set, an email that none of those providers could ever carry is refused: a template
+    over smtp, for example.
+
     \b
     Examples:
       dispatcher enqueue --key order-17-receipt --from 'Shop <shop@example.com>' \\
@@ -85,15 +90,22 @@ def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
         raise click.UsageError(f"--file brings whole emails; it takes no {_option_name(given[0])} beside it.")
     from dispatcher.cli.email_file import enqueue_file
 
-    return enqueue_file(load_settings("database_url").database_url, file, as_json=as_json)
+    settings = load_settings("database_url")
+    return enqueue_file(settings.database_url, file, capabilities_of(settings.providers), as_json=as_json)
 
 
 def _enqueue_one(email: Email, *, as_json: bool) -> Exit:
-    """Enqueues and tells the id; a conflict is raised as it is."""
+    """Enqueues and tells the id; a conflict is raised as it is.
+
+    Raises:
+        DispatcherError: no configured provider could ever carry the email.
+    """
     from dispatcher.producers import enqueue
     from dispatcher.store.connections import connected
 
     settings = load_settings("database_url")
+    if why := uncarried(email, capabilities_of(settings.providers)):
+        raise DispatcherError(f'Email "{email.message_key}": {why.message}', remedy=why.remedy)
     with connected(settings.database_url, name="dispatcher enqueue") as connection, connection.transaction():
         answer = enqueue(connection, email)
     if as_json:

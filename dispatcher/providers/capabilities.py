@@ -5,7 +5,7 @@ A table apart from the adapters, because `enqueue` and the HTTP API must not imp
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -68,6 +68,27 @@ class Uncarried:
 
     def __str__(self) -> str:
         return f"{self.message} {self.remedy}"
+
+
+def limits_of(configured: Mapping[str, Capabilities]) -> list[str]:
+    """What emails may not have, because no configured provider can carry it, in words such as `a template`."""
+    each = configured.values()
+    limits = []
+    if not any(one.templates for one in each):
+        limits.append("a template")
+    if not any(one.smtputf8 for one in each):
+        limits.append("an address that needs SMTPUTF8")
+    if recipients := _highest([one.max_recipients for one in each]):
+        limits.append(f"more than {recipients:,} recipients")
+    if octets := _highest([one.max_octets for one in each]):
+        limits.append(f"more than {octets // 1024 // 1024} MiB")
+    return limits
+
+
+def _highest(limits: Sequence[int | None]) -> int | None:
+    """None if one of them has no limit."""
+    known = [limit for limit in limits if limit is not None]
+    return max(known) if len(known) == len(limits) else None
 
 
 def capabilities_of(names: Iterable[str]) -> dict[str, Capabilities]:

@@ -11,3 +11,15 @@ where exists (select 1 from email_attachment_default)
 union all
 select 'email_attempt_default'
 where exists (select 1 from email_attempt_default);
+
+-- name: sample_pending
+-- The oldest pending emails, without bodies and attachments: what tells which providers can carry them.
+select e.email_id, e.created_at, c.sender, c.recipients, c.template_id
+from (
+    select email_id, created_at
+    from email_log
+    where status = 'pending'
+    order by email_id
+    limit %(limit)s
+) as e
+join email_content as c on c.email_id = e.email_id;

@@ -71,6 +71,29 @@ async def test_an_email_that_abuses_is_refused_by_its_field(api: Api, connection
     assert connection.execute("select count(*) from email_idempotency").fetchone() == (0,)
 
 
+async def test_an_email_that_no_configured_provider_can_carry_is_refused_with_what_it_needs(
+    settings: Settings, connection: psycopg.Connection
+) -> None:
+    templated = {"template_id": "d-1", "text": None}
+    async with running(replace(settings, providers=("smtp",))) as api:
+        answer = await api.post("k-1", EMAIL | templated)
+        batch = {"emails": [EMAIL | {"message_key": "k-2"}, EMAIL | templated | {"message_key": "k-3"}]}
+        several = await api.call("POST", "/v1/emails/batch", body=batch)
+
+    assert (answer.status, answer.code, answer.pointers) == (422, "no-capable-provider", ["#/template_id"])
+    assert answer.json["detail"] == (
+        "template_id needs a provider with templates (sendgrid, ses); configured: smtp. "
+        "Add one to DISPATCHER_PROVIDERS, or set text or html."
+    )
+    accepted, refused = several.json["results"]
+    assert (accepted["outcome"], refused["problem"]["code"]) == ("accepted", "no-capable-provider")
+    assert connection.execute("select count(*) from email_idempotency").fetchone() == (1,)
+
+
+async def test_a_template_is_accepted_where_the_api_does_not_know_who_sends(api: Api) -> None:
+    assert (await api.post("k-1", EMAIL | {"template_id": "d-1", "text": None})).status == 202
+
+
 NAMED_TWICE: Final = (
     b'{"from": "shop@example.com", "from": "eve@example.net"}',
     b'{"from": "shop@example.com", "fr\\u006fm": "eve@example.net"}',

@@ -16,7 +16,9 @@ import pytest
 from dispatcher.broker.topology import Topology
 from dispatcher.cli.checks import volatility
 from dispatcher.dev.servers import Servers
+from dispatcher.domain.email import Email
 from dispatcher.inflight import Ledger
+from dispatcher.producers import enqueue
 from tests.broker.rabbit import Operator
 from tests.cli.commandline import CommandLine
 
@@ -43,7 +45,7 @@ def test_all_is_well(settled: CommandLine, servers: Servers) -> None:
         *("PostgreSQL", "PostgreSQL durability", "PostgreSQL connections"),
         *("PostgreSQL sessions", "PostgreSQL commits"),
         *("tables", "partitions", "in-flight ledgers"),
-        *("RabbitMQ", "RabbitMQ management", "RabbitMQ topology", "provider capture"),
+        *("RabbitMQ", "RabbitMQ management", "RabbitMQ topology", "capabilities", "provider capture"),
     }
 
 
@@ -278,3 +280,16 @@ def test_run_directory_that_strangers_may_write_fails(settled: CommandLine) -> N
 
     assert found["run directory"]["state"] == "failed"
     assert "every user" in found["run directory"]["words"]
+
+
+def test_pending_emails_that_no_configured_provider_can_carry_are_told_and_what_can_be_sent_at_all(
+    settled: CommandLine,
+) -> None:
+    with psycopg.connect(settled.environment["DISPATCHER_DATABASE_URL"]) as connection:
+        enqueue(connection, Email(message_key="k", sender="shop@example.com", to="ann@example.org", template_id="d-1"))
+
+    found = _findings(settled, code=1)
+
+    assert found["pending emails"]["state"] == "failed"
+    assert "1 will fail; the first: template_id needs a provider" in found["pending emails"]["words"]
+    assert found["capabilities"]["words"] == "no provider for emails with a template"

@@ -157,3 +157,16 @@ def test_body_that_is_not_utf_8_is_refused(bare: CommandLine) -> None:
 
     assert ended.code == 2
     assert "is not UTF-8" in ended.stderr
+
+
+def test_an_email_that_no_configured_provider_can_carry_is_refused(
+    storing: CommandLine, connection: psycopg.Connection
+) -> None:
+    many = [word for number in range(50) for word in ("--to", f"reader-{number}@example.org")]
+
+    ended = storing.having(DISPATCHER_PROVIDERS="ses")("enqueue", *ONE, *many)
+
+    assert ended.code == 1
+    assert 'Email "order-17": the number of recipients needs a provider with room for 51' in ended.stderr
+    assert "configured: ses.\nAdd one to DISPATCHER_PROVIDERS, or split the email.\n" in ended.stderr
+    assert connection.execute("select count(*) from email_log").fetchone() == (0,)

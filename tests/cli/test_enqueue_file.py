@@ -165,3 +165,25 @@ def test_terminal_shows_progress_and_the_summary(storing: CommandLine) -> None:
     assert ended.code == 3
     assert "enqueueing" in ended.stdout
     assert "line 21: email: must be an object" in ended.stdout
+
+
+def test_lines_that_no_configured_provider_can_carry_are_refused_and_the_others_accepted(
+    storing: CommandLine, connection: psycopg.Connection
+) -> None:
+    templated = _email(1, template_id="d-1", text=None)
+    (storing.folder / "emails.jsonl").write_bytes(_lines([_email(0), templated]))
+
+    ended = storing.having(DISPATCHER_PROVIDERS="smtp")("enqueue", "--file", "emails.jsonl", "--json")
+
+    assert (ended.code, ended.json["accepted"], ended.json["refused"]) == (3, 1, 1)
+    assert ended.stderr.splitlines()[0] == (
+        "line 2: template_id needs a provider with templates (sendgrid, ses); configured: smtp. "
+        "Add one to DISPATCHER_PROVIDERS, or set text or html."
+    )
+    assert ended.json["refusals"][0]["field"] == "template_id"
+
+
+def test_templates_are_accepted_where_nobody_says_who_sends(storing: CommandLine) -> None:
+    (storing.folder / "emails.jsonl").write_bytes(_lines([_email(1, template_id="d-1", text=None)]))
+
+    assert storing("enqueue", "--file", "emails.jsonl").code == 0

@@ -57,8 +57,10 @@ def test_who_can_carry_what(changes: dict[str, Any], able: list[str]) -> None:
             {**TEMPLATE, **MANY},
             ["smtp", "ses"],
             "template_id",
-            "template_id and the number of recipients need a provider with templates and room for 60 (sendgrid); "
-            + "configured: smtp, ses.",
+            (
+                "template_id and the number of recipients need a provider with templates and room for 60 (sendgrid); "
+                "configured: smtp, ses."
+            ),
             "Add one to DISPATCHER_PROVIDERS, or set text or html and split the email.",
         ),
         (
