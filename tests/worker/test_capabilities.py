@@ -59,9 +59,9 @@ async def test_templated_emails_wait_for_the_provider_with_templates_while_other
 
     await bench.settled({"pending": 20, "sent": 20})
     assert smtp.accepted == dict.fromkeys(texts, 1)
-    assert all(waiting_seconds(bench, each) > 0 for each in templated)
+    await until(lambda: all(waiting_seconds(bench, each) > 0 for each in templated))
     assert {(row["status"], row["attempt_count"]) for row in bench.books.rows()} == {("pending", 0), ("sent", 1)}
-    assert worker.in_flight == 0
+    await until(lambda: worker.in_flight == 0)
 
     sendgrid.always = accept
     await until(lambda: all(waiting_seconds(bench, each) <= 0 for each in templated))
