@@ -27,6 +27,8 @@ DECK: Final[Mapping[str, int]] = {
     "inject duplicates": 1,
 }
 """What our own processes suffer meanwhile, now and then (`PAUSE_SECONDS`)."""
+DECK_OF_HOSTS: Final[Mapping[str, int]] = {**DECK, "kill parent": 1, "kill host": 1}
+"""The same where another host goes on: a host that starts while a node is frozen may take a while."""
 PAUSE_SECONDS: Final = (4.0, 12.0)
 
 

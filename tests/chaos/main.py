@@ -25,7 +25,14 @@ from dispatcher.config import MOST_BUNDLED
 from dispatcher.dev.servers import AMQP_URL, DATABASE_URL, MANAGEMENT_URL, private_servers
 from dispatcher.errors import DispatcherError
 from tests.acceptance.outages import POSTGRES, RABBITMQ, Removable
-from tests.chaos.cluster_storm import DECK, PAUSE_SECONDS, cluster_ground, measured, print_standstills
+from tests.chaos.cluster_storm import (
+    DECK,
+    DECK_OF_HOSTS,
+    PAUSE_SECONDS,
+    cluster_ground,
+    measured,
+    print_standstills,
+)
 from tests.chaos.cluster_storm import to_json as standstill_to_json
 from tests.chaos.faults import Standstill
 from tests.chaos.harness import HarnessFailed
@@ -114,7 +121,7 @@ def command(
         bundle=bundle,
     )
     if cluster:
-        plan = replace(plan, deck=DECK, pause_seconds=PAUSE_SECONDS)
+        plan = replace(plan, deck=DECK if plan.hosts == 1 else DECK_OF_HOSTS, pause_seconds=PAUSE_SECONDS)
     if mutant:
         plan = MUTANTS[mutant].afflict(plan)
     say(
