@@ -1,7 +1,8 @@
 """The roster: who of a host's processes is there, and how he is; shared memory that every process of the host sees.
 
     parent   makes it before the first fork, gives each child a seat, and reads what the children say
-    child    says in its own seat that it is up, that its loop works (a heartbeat), and that it wants to be replaced
+    child    says in its own seat that it is up, that its loop works (a heartbeat), that it wants to be replaced, since
+             when it waits for a commit or for RabbitMQ's confirms, and when RabbitMQ last served it
     monitor  reads all of it: `unready` says in words what is not as it should be; `members` has the figures
 
 Up means: it has everything that it needs of its own (settings, files, providers), it hears a stop, and it has tried its
@@ -14,6 +15,7 @@ Nothing is locked, because each 64-bit cell has one writer at a time and is writ
 from __future__ import annotations
 
 import mmap
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -28,9 +30,16 @@ class _Cell(IntEnum):
 
     TAKEN, ROLE, NUMBER, PID, IS_ENDING, FAILED_BOOTS = range(6)
     IS_UP, BEATS, WANTS_SUCCESSOR = range(6, 9)
+    AWAITS_COMMIT, AWAITS_CONFIRM, SERVED = range(9, 12)
+    """Instants by `_now`; 0: never, or not now."""
 
 
 _CELLS: Final = len(_Cell)
+
+
+def _now() -> int:
+    """Milliseconds by the clock that all processes of a host share and nobody sets."""
+    return time.monotonic_ns() // 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,9 @@ class Member:
         is_ending: It was told to end: replaced, removed, or with the whole host.
         failed_boots: How often in a row it ended before it was up.
         beats: Grows while its loop works.
+        commit_wait_seconds: How long it has waited for a commit without any; None where it waits for none.
+        confirm_wait_seconds: The same of RabbitMQ's confirms.
+        served_seconds: How long ago RabbitMQ has confirmed something to it, or it has acked something; None if never.
     """
 
     role: str
@@ -53,6 +65,9 @@ class Member:
     is_ending: bool
     failed_boots: int
     beats: int
+    commit_wait_seconds: float | None = None
+    confirm_wait_seconds: float | None = None
+    served_seconds: float | None = None
 
 
 class Roster:
@@ -90,15 +105,57 @@ class Roster:
             is_ending=bool(row[_Cell.IS_ENDING]),
             failed_boots=row[_Cell.FAILED_BOOTS],
             beats=row[_Cell.BEATS],
+            commit_wait_seconds=_seconds_since(row[_Cell.AWAITS_COMMIT]),
+            confirm_wait_seconds=_seconds_since(row[_Cell.AWAITS_CONFIRM]),
+            served_seconds=_seconds_since(row[_Cell.SERVED]),
         )
 
 
-class Seat:
-    """One process's row."""
+def _seconds_since(instant: int) -> float | None:
+    return (_now() - instant) / 1000 if instant else None
+
+
+class Wait:
+    """What a process waits for, as its seat says it: `begin` keeps the first instant until `end`."""
 
     def __init__(self, cells: memoryview[int], at: int) -> None:
         self._cells = cells
         self._at = at
+
+    def begin(self) -> None:
+        """It waits from now on, if it did not before."""
+        if not self._cells[self._at]:
+            self._cells[self._at] = _now()
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it has waited; None if it does not."""
+        return _seconds_since(self._cells[self._at])
+
+    def end(self) -> None:
+        """An answer came, or nothing is waited for any more."""
+        self._cells[self._at] = 0
+
+    def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
+class Seat:
+    """One process's row.
+
+    Attributes:
+        commit: Its wait for a commit; begun by the child.
+        confirm: Its wait for RabbitMQ's confirms.
+    """
+
+    def __init__(self, cells: memoryview[int], at: int) -> None:
+        self._cells = cells
+        self._at = at
+        self.commit = Wait(cells, at + _Cell.AWAITS_COMMIT)
+        self.confirm = Wait(cells, at + _Cell.AWAITS_CONFIRM)
 
     # What the child says.
 
@@ -110,6 +167,10 @@ class Seat:
         """Its loop works."""
         self._cells[self._at + _Cell.BEATS] += 1
 
+    def served(self) -> None:
+        """RabbitMQ has just confirmed something, or given it messages."""
+        self._cells[self._at + _Cell.SERVED] = _now()
+
     def ask_for_successor(self) -> None:
         """It wants to be replaced, and works on until it is told to stop."""
         self._cells[self._at + _Cell.WANTS_SUCCESSOR] = 1
@@ -118,7 +179,7 @@ class Seat:
 
     def begin(self) -> None:
         """A process is about to be forked for it: nothing that an earlier one said is true of this one."""
-        for cell in (_Cell.IS_UP, _Cell.BEATS, _Cell.WANTS_SUCCESSOR, _Cell.IS_ENDING):
+        for cell in (_Cell.IS_ENDING, *range(_Cell.IS_UP, _CELLS)):
             self._cells[self._at + cell] = 0
 
     def note_process(self, pid: int | None) -> None:
@@ -126,6 +187,8 @@ class Seat:
         self._cells[self._at + _Cell.PID] = pid or 0
         if pid is None:
             self._cells[self._at + _Cell.IS_UP] = 0
+            self.commit.end()
+            self.confirm.end()
 
     def note_ending(self) -> None:
         """Its process was told to end."""

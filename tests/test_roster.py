@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from dispatcher.roster import Member, Roster
+from tests.waiting import wait_until
 
 
 def test_what_a_forked_child_says_is_read_by_whoever_has_the_roster() -> None:
@@ -76,3 +77,31 @@ def test_a_seat_that_was_left_is_taken_again() -> None:
         roster.seat("worker", number).leave()
 
     assert roster.members() == []
+
+
+def test_a_wait_is_as_old_as_its_beginning_until_it_ends() -> None:
+    roster = Roster(["worker"])
+    seat = roster.seat("worker", 0)
+
+    def waits() -> tuple[float | None, float | None, float | None]:
+        (member,) = roster.members()
+        return member.commit_wait_seconds, member.confirm_wait_seconds, member.served_seconds
+
+    assert waits() == (None, None, None)
+
+    seat.commit.begin()
+    wait_until(lambda: (seat.commit.seconds or 0) > 0.01)
+    seat.commit.begin()
+    seat.served()
+    commit, confirm, served = waits()
+    assert commit is not None
+    assert served is not None
+    assert commit > 0.01 > served >= 0
+    assert confirm is None
+
+    seat.commit.end()
+    assert seat.commit.seconds is None
+
+    seat.confirm.begin()
+    seat.note_process(None)  # it died while it waited
+    assert seat.confirm.seconds is None

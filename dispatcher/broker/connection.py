@@ -356,7 +356,7 @@ def resolve(future: asyncio.Future[T], value: T) -> None:
 
 
 class _Heartbeats(HeartbeatChecker):  # type: ignore[misc]  # pika 1.4 has no py.typed
-    """Pika's heartbeats, but a silent connection ends after the timeout; with pika's it may last more than twice as long.
+    """Pika's heartbeats, but a silent connection ends after the timeout; pika itself may take more than twice as long.
 
     RabbitMQ sends one at every half of the timeout. This counts looks, not seconds: while our own process is stopped
     there are none, and what came meanwhile is read before the next one.

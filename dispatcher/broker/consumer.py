@@ -56,6 +56,9 @@ class Consumer:
     """Consumes one queue.
 
     `run` is a task; everything else is called from the same event loop, and returns at once unless it is a coroutine.
+
+    Attributes:
+        acked_count: Messages that were acked so far.
     """
 
     def __init__(
@@ -104,6 +107,7 @@ class Consumer:
         self._resumed = asyncio.Event()
         self._resumed.set()
         self._closing = False
+        self.acked_count = 0
 
     @property
     def is_consuming(self) -> bool:
@@ -158,6 +162,7 @@ class Consumer:
         if acks and self._session is not None:
             with suppress(exceptions.AMQPError):
                 self._session.channel.ack(acks)
+                self.acked_count += len(done)
 
     def reject(self, delivery: Delivery) -> None:
         """Sends it to the DLQ: it can never be worked on."""

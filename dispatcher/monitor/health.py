@@ -10,11 +10,19 @@ from dispatcher.broker.topology import FoundQueue
 from dispatcher.config import Settings
 from dispatcher.errors import SchemaError, TopologyError
 from dispatcher.monitor.looking import ANSWER_SECONDS, LOOK_SECONDS, Look
+from dispatcher.roster import Member
 from dispatcher.store.stock import CLOCK_SECONDS, Stock
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.scrape import ProcessCollector
 
-CHECKS: Final = ("processes", "database", "schema", "broker", "topology", "consumers", "providers", "pending")
+CHECKS: Final = (
+    *("processes", "database", "schema", "commits"),
+    *("broker", "topology", "confirms", "consumers", "providers", "pending"),
+)
+LATE_SECONDS: Final = 20.0
+"""What waits for a commit, or for RabbitMQ's confirms, for longer than this may as well get none."""
+FRESH_SECONDS: Final = 10.0
+"""While RabbitMQ has served a process of this host so lately, a look that it does not answer counts for nothing."""
 OLD_SECONDS: Final = 6 * LOOK_SECONDS
 """An answer older than this tells nothing about now, unless it is as slow to come as that."""
 
@@ -46,26 +54,33 @@ class Health:
         broker: Look[dict[str, FoundQueue]],
         processes: ProcessCollector,
         unready: Callable[[], list[str]],
+        members: Callable[[], list[Member]] = list,
     ) -> None:
         """
         Args:
             unready: A sentence for each process of this host that should work and does not.
+            members: What the processes of this host say of themselves.
         """
         self._settings = settings
         self._store = store
         self._broker = broker
         self._processes = processes
         self._unready = unready
+        self._members = members
 
     def checks(self) -> list[Check]:
         """Every check, in the order of `CHECKS`."""
+        members = [member for member in self._members() if not member.is_ending]
+        is_served = any((seconds := each.served_seconds) is not None and seconds < FRESH_SECONDS for each in members)
         reasons = {
             "processes": " ".join(self._unready()) or None,
             "database": _plight(self._store, "PostgreSQL", SchemaError),
             "schema": _words(self._store, SchemaError),
-            "broker": _plight(self._broker, "RabbitMQ", TopologyError),
+            "commits": _late("a commit", [member.commit_wait_seconds for member in members]),
+            "broker": None if is_served else _plight(self._broker, "RabbitMQ", TopologyError),
             "topology": _words(self._broker, TopologyError),
-            "consumers": self._consumers(),
+            "confirms": _late("RabbitMQ's confirms", [member.confirm_wait_seconds for member in members]),
+            "consumers": None if is_served else self._consumers(),
             "providers": self._providers(),
             "pending": self._pending(),
         }
@@ -110,6 +125,11 @@ def _plight(look: Look[Stock] | Look[dict[str, FoundQueue]], server: str, answer
     if look.age_seconds > max(OLD_SECONDS, look.interval_seconds + ANSWER_SECONDS):
         return f"{server} was last heard of {look.age_seconds:.0f} s ago."
     return None
+
+
+def _late(what: str, waits: list[float | None]) -> str | None:
+    longest = max((seconds for seconds in waits if seconds is not None), default=0.0)
+    return f"A process of this host has waited for {what} for {longest:.0f} s." if longest > LATE_SECONDS else None
 
 
 def _words(look: Look[Stock] | Look[dict[str, FoundQueue]], kind: type[Exception]) -> str | None:

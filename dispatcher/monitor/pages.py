@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -18,6 +17,7 @@ from dispatcher.monitor.http import Answer, WebServer
 from dispatcher.monitor.keeping import Task
 from dispatcher.monitor.looking import Look
 from dispatcher.monitor.readings import Readings
+from dispatcher.roster import Roster
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.migrations import verify_schema_async
 from dispatcher.store.stock import Stock, take_stock
@@ -53,11 +53,11 @@ class Pages:
         return _json({"status": "ok" if is_ready else "degraded", "checks": said}, is_ok=is_ready)
 
 
-def pages_of(settings: Settings, pool: Pool, unready: Callable[[], list[str]]) -> list[Task]:
+def pages_of(settings: Settings, pool: Pool, roster: Roster) -> list[Task]:
     """The looks at the servers and the web server that tells of them; nothing where it is switched off.
 
     Args:
-        unready: A sentence for each process of this host that should work and does not.
+        roster: What the processes of this host say of themselves.
     """
     if not settings.metrics_address.host:
         return []
@@ -70,7 +70,7 @@ def pages_of(settings: Settings, pool: Pool, unready: Callable[[], list[str]]) -
     queues = QueueWatch(settings.amqp_url, Topology.of(settings), name="dispatcher monitor", ca_file=settings.ca_file)
     store, broker = Look(ask_store), Look(queues.look, close=queues.close)
     processes = ProcessCollector(settings.metrics_folder)
-    health = Health(settings, store, broker, processes, unready)
+    health = Health(settings, store, broker, processes, roster.unready, roster.members)
     registry = CollectorRegistry()
     registry.register(processes)
     registry.register(Readings(settings, store, broker, health))

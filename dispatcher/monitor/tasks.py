@@ -31,7 +31,7 @@ def tasks_of(settings: Settings, pool: Pool, roster: Roster) -> list[Task]:
     """
     retention = Retention.of(settings)
     codes, housekeeping = CodesHousekeeping(pool, retention), Housekeeping(settings.database_url, retention)
-    return [*_alerting(settings, pool, retention), codes, housekeeping, *pages_of(settings, pool, roster.unready)]
+    return [*_alerting(settings, pool, retention), codes, housekeeping, *pages_of(settings, pool, roster)]
 
 
 def _alerting(settings: Settings, pool: Pool, retention: Retention) -> list[Task]:

@@ -73,6 +73,11 @@ class Pointers:
         self._full_look_at = 0.0
         self._calls: set[asyncio.Task[None]] = set()
 
+    @property
+    def are_on_the_way(self) -> bool:
+        """Whether some were written and RabbitMQ has not answered yet."""
+        return bool(self._on_the_way)
+
     async def look(self, outbox: Outbox, *, is_last: bool = False) -> int:
         """Begins to publish what is due and was not published, a batch at most; returns how many that are.
 

@@ -20,6 +20,7 @@ from dispatcher.domain.status import Status
 from dispatcher.errors import BrokerUnavailable, StoreUnavailable, TopologyError
 from dispatcher.relay.pointers import BATCH, MARK_AFTER_SECONDS, Pointers
 from dispatcher.relay.unrenewed import Unrenewed
+from dispatcher.roster import Roster, Seat
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, connect_async
 from dispatcher.store.outbox import DueDeadLetter, DuePointer, Outbox
 from dispatcher.telemetry import metrics
@@ -54,9 +55,11 @@ class Publishing:
         *,
         poll_seconds: float = POLL_SECONDS,
         mark_after_seconds: float = MARK_AFTER_SECONDS,
+        seat: Seat | None = None,
     ) -> None:
         """
         Args:
+            seat: Where it says since when it waits for RabbitMQ's confirms; nowhere if None.
             workers_here: Whose leases the settlement of this host looks after; None while it does not know.
             poll_seconds: How long it sleeps where nobody wakes it.
             mark_after_seconds: See `Pointers`.
@@ -65,6 +68,7 @@ class Publishing:
         self._poll_seconds = poll_seconds
         self._publisher = publisher
         self._workers_here = workers_here
+        self._seat = seat or Roster(["relay"]).seat("relay", 0)
         self._log = get_log()
         self._outage = Backoff(base_seconds=0.1, cap_seconds=5.0)
         self._broker_outage = Backoff(base_seconds=0.1, cap_seconds=5.0)
@@ -106,6 +110,7 @@ class Publishing:
 
     async def _lead(self, session: AsyncSession) -> None:
         outbox = Outbox(session)
+        self._seat.confirm.end()
         while not await outbox.try_lock():
             if self._stopping:
                 return
@@ -140,6 +145,8 @@ class Publishing:
         if found:
             await asyncio.sleep(PACE_SECONDS)
             return True
+        if not self._pointers.are_on_the_way and all(gate.is_open for gate in self._gates.values()):
+            self._seat.confirm.end()  # nothing is due
         await outbox.wait(self._poll_seconds)
         return False
 
@@ -253,7 +260,11 @@ class Publishing:
         return len(published) == len(due)
 
     async def _publish(self, messages: list[Outgoing]) -> Answers:
+        self._seat.confirm.begin()
         confirmed = await self._publisher.publish(messages)
+        if any(confirmed):
+            self._seat.confirm.end()
+            self._seat.served()
         gate = self._gates[messages[0].queue]
         if unpublished := confirmed.count(False):
             fields = {"queue": messages[0].queue, "retry_in_seconds": round(gate.close(), 2)}

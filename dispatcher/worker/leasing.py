@@ -110,7 +110,9 @@ class Leasing:
     async def _lease_all(self, batch: list[Arrival]) -> None:
         waiting: dict[UUID, Arrival] = {}
         repeated = [arrival for arrival in batch if not self._is_first(arrival, waiting)]
-        leases = await self._lease_surely({email_id: pointer.message_key for email_id, (_, pointer) in waiting.items()})
+        with self._outage.committing:
+            keys_by_id = {email_id: pointer.message_key for email_id, (_, pointer) in waiting.items()}
+            leases = await self._lease_surely(keys_by_id)
         if leases is None:
             return
         for lease in leases:

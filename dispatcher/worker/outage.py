@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import AbstractContextManager, nullcontext
 
 from dispatcher.domain.backoff import Backoff
 from dispatcher.errors import StoreUnavailable
@@ -11,9 +12,14 @@ from dispatcher.telemetry.log import get_log
 
 
 class StoreOutage:
-    """The worker's one view of whether PostgreSQL answers."""
+    """The worker's one view of whether PostgreSQL answers.
 
-    def __init__(self) -> None:
+    Attributes:
+        committing: To be entered while something is to be committed, however often that is tried.
+    """
+
+    def __init__(self, committing: AbstractContextManager[None] | None = None) -> None:
+        self.committing = committing or nullcontext()
         self._backoff = Backoff(base_seconds=0.1, cap_seconds=5.0)
         self._log = get_log()
 

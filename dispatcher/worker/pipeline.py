@@ -29,6 +29,7 @@ from dispatcher.domain.status import Status
 from dispatcher.errors import DispatcherError, InvalidPointer, StoreUnavailable
 from dispatcher.inflight import Flight, Ledger, steady_clock
 from dispatcher.results import result_of
+from dispatcher.roster import Seat
 from dispatcher.routing.routes import Routes
 from dispatcher.stopping import unless_cut_off
 from dispatcher.store.leases import Lease, LeaseStore
@@ -67,10 +68,12 @@ class Pipeline:
         routes: Routes,
         watch: ProviderWatch,
         ledger: Ledger,
+        seat: Seat,
     ) -> None:
         """
         Args:
             watch: Made the breakers of `routes`.
+            seat: Where it says whether commits and acks flow.
         """
         self._settings = settings
         self._policy = RetryPolicy(settings.max_attempts, settings.retry_base_seconds, settings.retry_cap_seconds)
@@ -82,7 +85,8 @@ class Pipeline:
         self._attempts = Attempts(routes, ledger, timeout_seconds=settings.send_timeout_seconds)
         self._log = get_log()
         self._loop = asyncio.get_running_loop()
-        self._outage = StoreOutage()
+        self._seat = seat
+        self._outage = StoreOutage(seat.commit)
         self._draining = False
         self._active: dict[UUID, Sending] = {}
         self._leasing = Leasing(
@@ -378,8 +382,12 @@ class Pipeline:
 
     async def _show_in_flight(self) -> None:
         # Now and then, and not per email: whoever looks at a gauge sees moments.
+        acked = 0
         while True:
             metrics.IN_FLIGHT.set(len(self._active))
+            if self._consumer.acked_count != acked:
+                acked = self._consumer.acked_count
+                self._seat.served()
             await asyncio.sleep(SHOW_SECONDS)
 
     def _note_renewal(self, sending: Sending, asked_at: float, *, is_ours: bool) -> None:

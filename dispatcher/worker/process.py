@@ -171,7 +171,7 @@ async def _dispatch(
         name=f"dispatcher {identity.worker}",
         ca_file=settings.ca_file,
     )
-    pipeline = Pipeline(settings, consumer=consumer, store=store, routes=routes, watch=watch, ledger=ledger)
+    pipeline = Pipeline(settings, consumer=consumer, store=store, routes=routes, watch=watch, ledger=ledger, seat=seat)
     async with asyncio.TaskGroup() as group:
         working = group.create_task(pipeline.run())
         consuming = group.create_task(unless_cut_off(consumer.run))

@@ -76,10 +76,11 @@ class Recorder:
         await self._batches.finish()
 
     async def _record(self, batch: list[Closing]) -> None:
-        for closing in batch:
-            if closing.is_doubtful:
-                await self._record_surely([closing], answer_lost=True)
-        await self._record_surely([closing for closing in batch if not closing.is_doubtful])
+        with self._outage.committing:
+            for closing in batch:
+                if closing.is_doubtful:
+                    await self._record_surely([closing], answer_lost=True)
+            await self._record_surely([closing for closing in batch if not closing.is_doubtful])
 
     async def _record_surely(self, batch: list[Closing], *, answer_lost: bool = False) -> None:
         """Records what is not locked, however long PostgreSQL is away; the rest is added again, later."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +14,14 @@ from dispatcher.domain.status import Status
 from dispatcher.errors import BrokerUnavailable, DispatcherError, SchemaError, StoreUnavailable, TopologyError
 from dispatcher.monitor.health import CHECKS, Health
 from dispatcher.monitor.looking import Look, interval_after
+from dispatcher.roster import Member
 from dispatcher.store.stock import Stock
 from dispatcher.telemetry.scrape import ProcessCollector
 from tests.telemetry.counting import counting
 
 STOCK = Stock({Status.PENDING: 1}, 10.0, 0.5, 0.0, 0.0)
 SETTINGS = load({"DISPATCHER_READY_PENDING_SECONDS": "60"})
+WORKER = Member("worker", 0, 1, is_up=True, is_ending=False, failed_boots=0, beats=1)
 QUEUES = {SETTINGS.queue: FoundQueue(3, 2), SETTINGS.dlq: FoundQueue(0, 0)}
 
 
@@ -33,14 +35,20 @@ def answer(value: object) -> Callable[[], Awaitable[object]]:
 
 
 async def reasons(
-    folder: Path, stock: object = STOCK, queues: object = QUEUES, settings: Settings = SETTINGS, *unready: str
+    folder: Path,
+    stock: object = STOCK,
+    queues: object = QUEUES,
+    settings: Settings = SETTINGS,
+    *unready: str,
+    members: Sequence[Member] = (),
 ) -> dict[str, str]:
     """What does not hold, by check, once the servers have answered so."""
     store: Look[Stock] = Look(answer(stock))  # type: ignore[arg-type]
     broker: Look[dict[str, FoundQueue]] = Look(answer(queues))  # type: ignore[arg-type]
     await store.ask()
     await broker.ask()
-    checks = Health(settings, store, broker, ProcessCollector(folder), lambda: list(unready)).checks()
+    processes = ProcessCollector(folder)
+    checks = Health(settings, store, broker, processes, lambda: list(unready), lambda: list(members)).checks()
     assert tuple(check.name for check in checks) == CHECKS
     return {check.name: check.reason for check in checks if check.reason is not None}
 
@@ -78,6 +86,35 @@ async def test_a_process_that_cannot_boot_makes_its_host_unready(tmp_path: Path)
     plights = ("worker 0 could not boot, 3 times in a row.", "relay is starting.")
 
     assert await reasons(tmp_path, STOCK, QUEUES, SETTINGS, *plights) == {"processes": " ".join(plights)}
+
+
+@pytest.mark.parametrize(("waited", "failing"), [(None, []), (5.0, []), (21.0, ["commits"])])
+async def test_a_host_that_gets_no_commit_is_not_ready(
+    tmp_path: Path, waited: float | None, failing: list[str]
+) -> None:
+    waiting = replace(WORKER, commit_wait_seconds=waited)
+
+    assert list(await reasons(tmp_path, members=[WORKER, waiting])) == failing
+    assert await reasons(tmp_path, members=[replace(waiting, is_ending=True)]) == {}
+
+
+async def test_a_host_whose_relay_gets_no_confirm_is_not_ready(tmp_path: Path) -> None:
+    relay = replace(WORKER, role="relay", confirm_wait_seconds=21.0)
+
+    found = await reasons(tmp_path, members=[WORKER, relay])
+
+    assert found == {"confirms": "A process of this host has waited for RabbitMQ's confirms for 21 s."}
+
+
+@pytest.mark.parametrize(("served", "is_well"), [(3.0, True), (30.0, False), (None, False)])
+async def test_acks_that_flow_outweigh_a_look_that_failed(
+    tmp_path: Path, served: float | None, *, is_well: bool
+) -> None:
+    late, nobody = DispatcherError("No answer came within 15 s."), {**QUEUES, SETTINGS.queue: FoundQueue(0, 0)}
+    members = [WORKER, replace(WORKER, served_seconds=served)]
+
+    assert (await reasons(tmp_path, STOCK, late, members=members) == {}) is is_well
+    assert (await reasons(tmp_path, STOCK, nobody, members=members) == {}) is is_well
 
 
 async def test_no_pending_email_is_no_old_one(tmp_path: Path) -> None:

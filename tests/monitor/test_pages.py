@@ -19,6 +19,7 @@ from dispatcher.config import Settings, load
 from dispatcher.dev.servers import Servers
 from dispatcher.monitor.http import WebServer
 from dispatcher.monitor.pages import pages_of
+from dispatcher.roster import Roster
 from dispatcher.setting_values import Listener
 from dispatcher.store.connections import make_pool
 from dispatcher.store.stock import take_stock
@@ -79,7 +80,7 @@ def settings(servers: Servers, tables_url: str, topology: Topology, tmp_path: Pa
 async def monitoring(settings: Settings) -> AsyncIterator[Monitor]:
     pool = make_pool(settings.database_url, name="monitor", size=1)
     await pool.open()
-    tasks = pages_of(settings, pool, list)
+    tasks = pages_of(settings, pool, Roster([]))
     running = [asyncio.create_task(task.run()) for task in tasks]
     try:
         yield Monitor(next(task for task in tasks if isinstance(task, WebServer)))
@@ -160,7 +161,7 @@ async def test_metrics_are_served_while_files_are_broken(settings: Settings) -> 
 def test_nothing_is_asked_and_served_where_it_is_switched_off(settings: Settings) -> None:
     pool = make_pool(settings.database_url, name="monitor", size=1)
 
-    assert pages_of(replace(settings, metrics_address=Listener("", 0)), pool, list) == []
+    assert pages_of(replace(settings, metrics_address=Listener("", 0)), pool, Roster([])) == []
 
 
 async def test_an_hour_that_lies_partly_within_counts_by_that_part(settings: Settings, tables_url: str) -> None:

@@ -23,6 +23,7 @@ from dispatcher.config import Settings, load
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.status import Status
 from dispatcher.relay.publishing import POLL_SECONDS, Publishing
+from dispatcher.roster import Roster
 from dispatcher.store.leases import LeaseStore
 from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Rabbit
@@ -425,6 +426,28 @@ async def test_an_email_that_somebody_has_locked_is_published_once_and_holds_up_
 
     await until(lambda: books.row(locked)["publish_due_at"] is None)
     assert await rabbit.take(settings.queue) is None
+
+
+async def test_a_relay_says_since_when_it_waits_for_confirms(
+    settings: Settings, books: Books, tables_url: str, topology: Topology
+) -> None:
+    seat = Roster(["relay"]).seat("relay", 0)
+    async with Proxy(settings.amqp_url) as proxy:
+        publisher = Publisher(proxy.url, settings.exchange, name="test relay")
+        task = asyncio.create_task(Publishing(settings, publisher, lambda: (), seat=seat).run())
+        books.enqueue_one()
+        await until(lambda: books.rows()[0]["published_at"])
+        assert seat.confirm.seconds is None
+        proxy.freeze_node()
+        books.enqueue_one()
+
+        await until(lambda: (seat.confirm.seconds or 0) > 0.2)
+
+        proxy.thaw()
+        await until(lambda: seat.confirm.seconds is None)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await publisher.close()
 
 
 async def test_what_is_published_is_not_published_again_before_it_is_marked(

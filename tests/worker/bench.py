@@ -48,6 +48,7 @@ class Worker:
     ledger: Path
     task: asyncio.Task[None]
     seat: Seat
+    roster: Roster
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -139,7 +140,8 @@ class Bench:
         ledger = Ledger(settings.run_dir, worker=identity.worker, slot=identity.slot, slots=slots)
         await pool.open()
         stopping = asyncio.Event()
-        seat = Roster(["worker"]).seat("worker", 0)
+        roster = Roster(["worker"])
+        seat = roster.seat("worker", 0)
         leases = LeaseStore(pool, worker=identity.worker, slot=identity.slot)
 
         async def work() -> None:
@@ -147,7 +149,7 @@ class Bench:
             ledger.close()
 
         task = asyncio.create_task(work())
-        worker = Worker(identity.worker, ledger.path, task, seat, stopping)
+        worker = Worker(identity.worker, ledger.path, task, seat, roster, stopping)
         self._stack.push_async_callback(pool.close)
         self._stack.push_async_callback(self._end, task)
         self.workers.append(worker)

@@ -396,3 +396,26 @@ class TestRabbitmqAway:
 
 def waiting(books: Books, worker: Worker) -> list[Any]:
     return [session for session in books.sessions(worker.name) if session["wait_event_type"] == "Lock"]
+
+
+async def test_a_worker_says_since_when_it_waits_for_a_commit(bench: Bench, tables_url: str) -> None:
+    email_ids = bench.books.enqueue(2)
+    await bench.deliver(email_ids)
+    with psycopg.connect(tables_url) as person:
+        person.execute("lock table email_log in share mode")
+        worker = await bench.start(lock_seconds=0.1)
+
+        await until(lambda: (worker.seat.commit.seconds or 0) > 0.5)
+
+    await bench.settled({"sent": 2})
+    await until(lambda: worker.seat.commit.seconds is None)
+
+
+async def test_a_worker_says_when_its_acks_flow(bench: Bench) -> None:
+    worker = await bench.start()
+    (member,) = worker.roster.members()
+    assert member.served_seconds is None
+
+    await bench.enqueue(1)
+
+    await until(lambda: worker.roster.members()[0].served_seconds is not None)
