@@ -90,6 +90,19 @@ class Publisher:
             raise fault
         return batch.published
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection to publish by; RabbitMQ may block it."""
+        return self._stream is not None and not self._stream.channel.closed.done()
+
+    async def open(self) -> None:
+        """Connects, unless it has.
+
+        Raises:
+            BrokerUnavailable: RabbitMQ is away.
+        """
+        await self._connected()
+
     async def close(self) -> None:
         """Closes the connection, if there is one; a later `publish` opens another."""
         stream, self._stream = self._stream, None
@@ -98,7 +111,7 @@ class Publisher:
 
     async def _connected(self) -> _Stream:
         async with self._connecting:
-            if self._stream is None or self._stream.channel.closed.done():
+            if self._stream is None or not self.is_open:
                 await self.close()
                 self._stream = await _open_stream(self._amqp_url, self._name, self._ca_file, self._window)
             return self._stream

@@ -18,6 +18,7 @@ from dispatcher.config import Settings
 from dispatcher.domain.backoff import Backoff
 from dispatcher.domain.status import Status
 from dispatcher.errors import BrokerUnavailable, StoreUnavailable, TopologyError
+from dispatcher.relay.leadership import Leadership
 from dispatcher.relay.pointers import BATCH, MARK_AFTER_SECONDS, Pointers
 from dispatcher.relay.unrenewed import Unrenewed
 from dispatcher.roster import Roster, Seat
@@ -71,7 +72,7 @@ class Publishing:
         self._seat = seat or Roster(["relay"]).seat("relay", 0)
         self._log = get_log()
         self._outage = Backoff(base_seconds=0.1, cap_seconds=5.0)
-        self._broker_outage = Backoff(base_seconds=0.1, cap_seconds=5.0)
+        self._broker_outage = Backoff(base_seconds=0.1, cap_seconds=2.0)
         self._gates = {queue: _Gate() for queue in (settings.queue, settings.dlq)}
         self._pointers = Pointers(self._publish_pointers, mark_after_seconds=mark_after_seconds)
         self._dead_letters_at = 0.0
@@ -111,10 +112,18 @@ class Publishing:
     async def _lead(self, session: AsyncSession) -> None:
         outbox = Outbox(session)
         self._seat.confirm.end()
-        while not await outbox.try_lock():
+        leadership = Leadership(outbox, self._publisher)
+        while not await leadership.gain():
             if self._stopping:
                 return
             await asyncio.sleep(STANDBY_SECONDS)
+        try:
+            await self._lead_on(outbox, leadership)
+        finally:
+            await leadership.close()
+
+    async def _lead_on(self, outbox: Outbox, leadership: Leadership) -> None:
+        """Publishes until we are stopped, or another relay can and we cannot; the lock ends with the session."""
         await outbox.listen()
         # PostgreSQL may have been away for longer than leases last: their living owners come back first.
         self._unrenewed = Unrenewed(self._settings.lease_seconds)
@@ -122,6 +131,10 @@ class Publishing:
         self._log.info("relay.leading")
         while not self._stopping:
             await self._publish_round(outbox)
+            if await leadership.must_be_given_up():
+                self._log.warning("relay.handed_over")
+                await self._pointers.mark_all(outbox)
+                return
         # What became due since that look: the workers' last results.
         while await self._publish_round(outbox):
             pass

@@ -60,6 +60,7 @@ EVENTS: Final = MappingProxyType(
         "alert.undelivered": "A channel did not take an alert: channel, kind, phase, reason, retry_in_seconds.",
         "monitor.stopped": "The monitor ended.",
         "relay.leading": "This relay publishes for the database; others stand by.",
+        "relay.handed_over": "RabbitMQ is away from this relay while another one reaches it: that one publishes now.",
         "relay.stopped": "The relay ended.",
         "relay.published": "Messages went to the send queue: count.",
         "relay.republished": "RabbitMQ lost messages, as of a purged queue; they are due again: count, queue, reason.",

@@ -5,6 +5,24 @@ select
     pg_try_advisory_lock(hashtext('email_dispatcher_relay')),
     set_config('idle_session_timeout', (%(idle_seconds)s * 1000)::integer::text || 'ms', false);
 
+-- name: say_ready
+-- Until it is taken back or the session ends, other relays find that this one could publish (see find_ready_relay).
+select pg_advisory_lock_shared(hashtext('email_dispatcher_relay_ready'));
+
+-- name: say_unready
+-- Takes say_ready back.
+select pg_advisory_unlock_shared(hashtext('email_dispatcher_relay_ready'));
+
+-- name: find_ready_relay
+-- A row: the relay of another session could publish.
+select 1
+from pg_locks
+where locktype = 'advisory'
+    and objid::bigint = hashtext('email_dispatcher_relay_ready')::bigint & 4294967295
+    and database = (select oid from pg_database where datname = current_database())
+    and pid <> pg_backend_pid()
+limit 1;
+
 -- name: listen_due
 -- Wakes the relay when an enqueue commits.
 listen email_dispatcher_due;

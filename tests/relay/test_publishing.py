@@ -92,6 +92,17 @@ async def start() -> AsyncIterator[Start]:
         yield run
 
 
+def leader(books: Books) -> int | None:
+    """The session that publishes; there is one at most."""
+    held = books.select(
+        "select pid from pg_locks where locktype = 'advisory' and granted "
+        "and objid::bigint = hashtext('email_dispatcher_relay')::bigint & 4294967295 "
+        "and database = (select oid from pg_database where datname = current_database())"
+    )
+    assert len(held) <= 1
+    return held[0]["pid"] if held else None
+
+
 async def next_look(books: Books) -> None:
     """Returns once the relay has looked at what is committed by now, and so begun to publish what is due."""
     statement = "select query_start from pg_stat_activity where datname = current_database() and application_name = %s"
@@ -352,23 +363,15 @@ async def test_one_of_two_relays_leads_and_the_other_takes_over_when_its_session
     for _ in range(2):
         await start(settings)
 
-    def leaders() -> list[Any]:
-        held = books.select(
-            "select pid from pg_locks where locktype = 'advisory' and granted "
-            "and objid::bigint = hashtext('email_dispatcher_relay')::bigint & 4294967295 "
-            "and database = (select oid from pg_database where datname = current_database())"
-        )
-        return [row["pid"] for row in held]
-
     await until(lambda: len(books.sessions("dispatcher relay")) == 2)
-    (first,) = await until(leaders)
+    first = await until(lambda: leader(books))
     books.connection.execute("select pg_terminate_backend(%s)", [first])
-    (second,) = await until(lambda: [pid for pid in leaders() if pid != first])
+    second = await until(lambda: leader(books) not in (None, first) and leader(books))
     email_ids = books.enqueue(5)
 
     messages = await rabbit.take_all(settings.queue, 5)
     assert {message.pointer.email_id for message in messages} == set(email_ids)
-    assert len(leaders()) == 1
+    assert leader(books) == second
     assert second in {row["pid"] for row in books.sessions("dispatcher relay")}
 
 
@@ -608,3 +611,50 @@ async def test_a_message_that_was_published_before_the_clock_was_set_back_and_is
 
     (message,) = await rabbit.take_all(settings.queue, 1)
     assert message.pointer.email_id == email_id
+
+
+async def test_a_leader_that_rabbitmq_is_away_from_hands_over_to_a_relay_that_reaches_it(
+    start: Start,
+    settings: Settings,
+    servers: Servers,
+    tables_url: str,
+    topology: Topology,
+    books: Books,
+    rabbit: Rabbit,
+) -> None:
+    async with Proxy(servers.amqp_url) as proxy:
+        await start(settings_for(proxy.url, tables_url, topology))
+        first = await until(lambda: leader(books))
+        await until(lambda: proxy.connections)
+        await start(settings)
+        await until(lambda: len(books.sessions("dispatcher relay")) == 2)
+
+        proxy.sever()
+        email_ids = books.enqueue(5)
+
+        messages = await rabbit.take_all(settings.queue, 5)
+        assert {message.pointer.email_id for message in messages} == set(email_ids)
+        second = leader(books)
+        assert second not in (None, first)
+        proxy.thaw()
+        await until(lambda: not proxy.is_idle)
+        assert leader(books) == second
+
+
+@pytest.mark.slow
+async def test_where_no_relay_reaches_rabbitmq_one_leads_on_and_rescues(
+    start: Start, servers: Servers, tables_url: str, topology: Topology, books: Books, store: LeaseStore
+) -> None:
+    async with Proxy(servers.amqp_url) as proxy:
+        for _ in range(2):
+            await start(settings_for(proxy.url, tables_url, topology, LEASE_SECONDS="6"))
+        first = await until(lambda: leader(books))
+        await until(lambda: len(books.sessions("dispatcher relay")) == 2)
+        proxy.sever()
+        email_id = books.enqueue_one()
+        await store.lease(books.keys([email_id]), 60)
+        books.change(email_id, locked_until=EXPIRED)
+
+        await until(lambda: books.status(email_id) == "held")  # after it would have given up to another
+
+        assert leader(books) == first
