@@ -464,5 +464,8 @@ DECK: Final[Mapping[str, tuple[Deed, int]]] = {
 }
 """Every deed by its name, and how often it is in the deck that the adversary draws from."""
 
+GENTLE: Final = ("provider", "step clock", "inject", "purge queue", "alarm broker", "add worker")
+"""How the names of those begin that keep no worker from renewing its leases."""
+
 KILLS: Final = ("kill worker", "kill relay", "kill parent", "kill host", "kill producer")
 """Those that are a SIGKILL to one of our processes."""

@@ -23,6 +23,7 @@ class Diary:
         deeds: How often each was done.
         faults: What our own processes did that they must not.
         garbage: Bodies that may have been injected.
+        struck_at: When a deed was done that can keep a worker from renewing its leases.
         unledgered: Emails that a worker whose ledger was deleted had leased when it ended or stood still.
     """
 
@@ -30,14 +31,21 @@ class Diary:
         self.deeds: Counter[str] = Counter()
         self.faults: list[str] = []
         self.garbage: set[bytes] = set()
+        self.struck_at: list[float] = []
         self.unledgered: set[UUID] = set()
         self._path = path
         self._disturbances: list[Disturbance] = []
         self._frozen: dict[int, int] = {}
 
-    def note(self, deed: str, **details: object) -> None:
-        """A deed was done."""
+    def note(self, deed: str, *, strikes: bool = True, **details: object) -> None:
+        """A deed was done.
+
+        Args:
+            strikes: Whether it can keep a worker from renewing its leases.
+        """
         self.deeds[deed] += 1
+        if strikes:
+            self.struck_at.append(time.time())
         self.remark(deed, **details)
 
     def remark(self, what: str, **details: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import datetime
 from uuid import UUID
 
 import orjson
@@ -11,6 +12,7 @@ import psycopg
 from tests.chaos.oracle import Books, Letter, Row
 from tests.chaos.stage import Stage
 from tests.chaos.wire import Attempt, Wire
+from tests.supervisor.program import Event
 
 _ROWS = """
     select l.email_id, l.message_key, l.status, k.completed_at is not null
@@ -47,7 +49,13 @@ def collect(stage: Stage, policy: str) -> Books:
         disturbances=stage.diary.disturbances,
         faults=tuple(stage.diary.faults),
         unledgered=frozenset(stage.diary.unledgered),
+        expired_at=[_unix(event) for event in stage.events("email.rescued") if event["reason"] == "lease_expired"],
+        struck_at=tuple(stage.diary.struck_at),
     )
+
+
+def _unix(event: Event) -> float:
+    return datetime.fromisoformat(event["timestamp"]).timestamp()
 
 
 def _dead_letters(stage: Stage) -> tuple[list[Letter], list[bytes]]:

@@ -96,6 +96,16 @@ def _with_early_ack() -> None:
     Recorder._record = early  # type: ignore[method-assign]
 
 
+def _with_trusted_clock() -> None:
+    """A relay takes PostgreSQL's word for the end of a lease, and asks no clock of its own."""
+    from dispatcher.relay.unrenewed import Unrenewed
+
+    def has_expired(_: Any, lease: Any, **__: object) -> bool:
+        return bool(lease.has_run_out)
+
+    Unrenewed.has_expired = has_expired  # type: ignore[assignment, method-assign]
+
+
 MUTANTS: Final[Mapping[str, Mutant]] = {
     "ledger-off": Mutant(
         "the in-flight ledger is switched off",
@@ -117,6 +127,12 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         _with_early_ack,
         {"restart database": 2, "kill worker": 4, "kill host": 2},
         "accepted more than once",
+    ),
+    "clock-trusted": Mutant(
+        "a lease has expired as soon as PostgreSQL's clock says so",
+        _with_trusted_clock,
+        {"step clock": 1},
+        "leases taken without need",
     ),
 }
 """By name; `./run chaos --mutant NAME` must exit 1 for each."""

@@ -26,6 +26,8 @@ from tests.chaos.wire import Attempt, Disturbance, Exchange, Explanation, Fragme
 T = TypeVar("T", Attempt, Exchange)
 
 FINAL: Final = ("sent", "failed", "held")
+STRUCK_SECONDS: Final = 30.0
+"""So long after a deed a lease may expire by it: the deed lasts, then the lease and the grace of other hosts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class Books:
         waiting: Messages that are left on the send queue.
         faults: What went wrong with the processes themselves.
         unledgered: Emails that a worker whose ledger was deleted had leased when it ended or stood still.
+        expired_at: When a relay took a lease for expired whose host it did not know.
+        struck_at: When the adversary did anything that can keep a worker from renewing its leases.
     """
 
     policy: str = "hold"
@@ -88,6 +92,8 @@ class Books:
     disturbances: Sequence[Disturbance] = ()
     faults: Sequence[str] = ()
     unledgered: frozenset[UUID] = frozenset()
+    expired_at: Sequence[float] = ()
+    struck_at: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +138,7 @@ def judge(books: Books) -> Verdict:
         **_deliveries(books),
         **_announcements(books),
         "held without need": [each.email_id for each in all_held if each.why is Explanation.NONE],
+        "leases taken without need": [at for at in books.expired_at if not _was_struck_before(at, books)],
         "processes": books.faults,
     }
     counts = Counter(row.status for row in books.rows.values())
@@ -180,6 +187,10 @@ def _explained(
     why = next((why for why in Explanation if why in whys), Explanation.NONE)
     pids = {each.pid for each in own}
     return Held(email_id, why, own, seen, [each for each in books.disturbances if each.pid in pids])
+
+
+def _was_struck_before(at: float, books: Books) -> bool:
+    return any(0 <= at - struck_at < STRUCK_SECONDS for struck_at in books.struck_at)
 
 
 def unknown_outcomes(books: Books) -> Counter[UUID]:

@@ -28,7 +28,7 @@ from tests.acceptance.double import Double
 from tests.acceptance.harness import Sink
 from tests.acceptance.outages import POSTGRES, RABBITMQ, Removable
 from tests.acceptance.rabbit import Rabbit
-from tests.chaos.deeds import BROKEN, DECK
+from tests.chaos.deeds import BROKEN, DECK, GENTLE
 from tests.chaos.diary import Diary
 from tests.chaos.evidence import collect
 from tests.chaos.harness import HarnessFailed
@@ -266,7 +266,7 @@ def _rage(plan: Plan, stage: Stage, tell: Tell) -> None:
     for name in drawn(plan):
         deed, _ = DECK[name]
         if deed(stage, chance):
-            stage.diary.note(name)
+            stage.diary.note(name, strikes=not name.startswith(GENTLE))
         acts_at = time.monotonic() + chance.uniform(*plan.pause_seconds)
         accepted = stage.provider.ledger_octets
         while (now := time.monotonic()) < ends_at:

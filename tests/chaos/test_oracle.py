@@ -52,6 +52,7 @@ BAD: dict[str, Books] = {
     "alive with a dead letter": replace(GOOD, letters=[*GOOD.letters, Letter(SENT, "failed")]),
     "on the DLQ and not garbage": replace(GOOD, refuse=[b"a message of ours"]),
     "held without need": replace(GOOD, wire=Wire()),
+    "leases taken without need": replace(GOOD, expired_at=[140.0], struck_at=[100.0, 150.0]),
     "processes": replace(GOOD, faults=["the last run ended with 1"]),
 }
 
@@ -84,6 +85,10 @@ def test_every_kind_of_wrong_is_found(name: str) -> None:
 )
 def test_emails_that_nobody_would_hear_of_again_are_lost(books: Books, lost: int) -> None:
     assert judge(books).lost == lost
+
+
+def test_a_lease_that_expires_soon_after_a_deed_was_taken_for_it() -> None:
+    assert judge(replace(GOOD, expired_at=[120.0], struck_at=[100.0])).is_good
 
 
 def test_every_acceptance_beyond_the_first_is_a_duplicate() -> None:
