@@ -28,6 +28,8 @@ _DEFERRALS: Final[Mapping[str, str]] = {
     "limited": "450 4.7.1 recipient rate limit exceeded",
     "unverified": "451 4.3.0 recipient address lookup failed",
     "full": "452 4.2.2 mailbox full",
+    "closing": "421 4.3.2 closing the connection for",
+    "hurried": "421 4.7.28 rate limit exceeded for",
 }
 """What a recipient gets whose address begins so, on each attempt."""
 
@@ -284,6 +286,9 @@ class Session(asyncio.Protocol):
             return
         if reply := _DEFERRALS.get(address.partition("-")[0]):
             self._reply(f"{reply} <{address}>")
+            if reply.startswith("421"):
+                self._closes = True
+                self._transport.close()
             return
         if address.startswith("greylisted") and self._mailbox.greylisted[address] < _GREYLISTED_TIMES:
             self._mailbox.greylisted[address] += 1

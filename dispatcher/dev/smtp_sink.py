@@ -14,6 +14,8 @@ connection (see `SmtpSink.witness`). A line of JSON on the control port changes 
     limited-…     450 4.7.1, always
     unverified-…  451 4.3.0, always
     full-…        452 4.2.2, always
+    closing-…     421 4.3.2, always, and the connection ends
+    hurried-…     421 4.7.28, always, and the connection ends
 """
 
 from __future__ import annotations
