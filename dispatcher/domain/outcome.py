@@ -7,7 +7,7 @@ acceptance left is `Uncertain`; failing before that byte is `Deferred`. What con
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from typing import Final
 
 from dispatcher.domain.values import value
@@ -55,6 +55,17 @@ CONCERNS_PROVIDER: Final = frozenset(
 """A definite no for one of these says nothing about the email: another provider may be tried at once."""
 
 
+class Concern(Enum):
+    """Whom a deferral may be about."""
+
+    EMAIL = auto()
+    """The email, or its recipients."""
+    EITHER = auto()
+    """The email or the provider as a whole: what other emails hear will tell."""
+    PROVIDER = auto()
+    """The provider as a whole: it had been told nothing of the email."""
+
+
 @value
 class Accepted:
     """The provider took responsibility for the email.
@@ -77,12 +88,23 @@ class Deferred:
         detail: The provider's words, scrubbed of addresses.
         code: The provider's own code, such as `451 4.7.1` or `429`.
         retry_after: Seconds that the provider asked us to wait; None if it did not say.
+        known_concern: Whom it may be about, where the adapter knows more than the reason says.
     """
 
     reason: Reason
     detail: str | None = None
     code: str | None = None
     retry_after: float | None = None
+    known_concern: Concern | None = None
+
+    @property
+    def concern(self) -> Concern:
+        """Whom it may be about."""
+        if self.known_concern is not None:
+            return self.known_concern
+        if self.reason is Reason.CONNECTION_FAILED:
+            return Concern.PROVIDER
+        return Concern.EITHER if self.reason in CONCERNS_PROVIDER else Concern.EMAIL
 
 
 @value

@@ -10,14 +10,14 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import aiosmtplib
 
 from dispatcher.config import Settings
-from dispatcher.domain.outcome import Deferred, Reason
+from dispatcher.domain.outcome import Concern, Deferred, Reason
 from dispatcher.errors import ConfigurationError, ProviderFault
 from dispatcher.providers.scrub import scrub
 from dispatcher.providers.smtp_conversation import Conversation, conversation_over
@@ -72,7 +72,7 @@ class NotConnected(Exception):
 
     def __init__(self, outcome: Deferred) -> None:
         super().__init__(outcome.detail)
-        self.outcome = outcome
+        self.outcome = replace(outcome, known_concern=Concern.PROVIDER)
         self.is_full = (outcome.code or "").startswith("421")
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from dispatcher.domain.outcome import SOME_REFUSED, Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.outcome import SOME_REFUSED, Accepted, Concern, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.providers.scrub import scrub
 
 
@@ -106,7 +106,8 @@ def refusal(reply: Reply, phase: Phase) -> Outcome:
     """What a reply other than the expected one means for the email."""
     words = scrub(reply.text) or None
     if reply.is_transient:
-        return Deferred(_transient_reason(reply, phase), words, reply.codes)
+        reason, concern = _transient_reason(reply, phase)
+        return Deferred(reason, words, reply.codes, known_concern=concern)
     if reply.is_permanent:
         return Rejected(_permanent_reason(reply, phase), words, reply.codes)
     detail = f"unexpected reply {phase}" + (f": {words}" if words else "")
@@ -135,9 +136,7 @@ def no_recipient_left(refused: Sequence[tuple[int, Reply]]) -> Outcome:
     if len(refused) == 1 or isinstance(outcome, Accepted | Uncertain):
         return outcome
     detail = f"{refused_recipients(refused)}; {outcome.detail}"
-    if isinstance(outcome, Deferred):
-        return Deferred(outcome.reason, detail, outcome.code)
-    return Rejected(outcome.reason, detail, outcome.code)
+    return replace(outcome, detail=detail)
 
 
 def refused_recipients(refused: Sequence[tuple[int, Reply]]) -> str:
@@ -153,16 +152,15 @@ def refused_recipients(refused: Sequence[tuple[int, Reply]]) -> str:
     return f"{SOME_REFUSED}{', '.join(shown)}{f' and {left} more' if left else ''}"
 
 
-def _transient_reason(reply: Reply, phase: Phase) -> Reason:
+def _transient_reason(reply: Reply, phase: Phase) -> tuple[Reason, Concern | None]:
     words = reply.text[:1000]
     if reply.enhanced.startswith(("4.1.", "4.2.")) or _GREYLISTED_WORDS.search(words):
-        return Reason.RECIPIENT_DEFERRED
-    if reply.enhanced in _THROTTLED_CODES or _THROTTLED_WORDS.search(words):
-        return Reason.THROTTLED
-    # The server as a whole has trouble if it says so (4.3.x, 4.4.x); else a no to RCPT is about whom RCPT names.
-    if phase is Phase.RCPT and not reply.closes and not reply.enhanced.startswith(("4.3.", "4.4.")):
-        return Reason.RECIPIENT_DEFERRED
-    return Reason.SERVER_ERROR
+        return Reason.RECIPIENT_DEFERRED, Concern.EMAIL
+    # A no to RCPT is about the recipient, whatever its words. If many recipients hear it, it is about the server.
+    if phase is Phase.RCPT and not reply.closes:
+        return Reason.RECIPIENT_DEFERRED, Concern.EITHER
+    is_throttled = reply.enhanced in _THROTTLED_CODES or _THROTTLED_WORDS.search(words)
+    return Reason.THROTTLED if is_throttled else Reason.SERVER_ERROR, None
 
 
 def _permanent_reason(reply: Reply, phase: Phase) -> Reason:

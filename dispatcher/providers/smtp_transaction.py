@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from typing import Final
 
-from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.outcome import Concern, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import Attempt
 from dispatcher.providers.mime import RenderedEmail
@@ -90,13 +90,15 @@ class Transaction:
         detail = f"{broke or 'the deadline passed'} {self.phase}"
         if self.phase is Phase.FINAL:
             return Uncertain(detail)
+        concern = Concern.PROVIDER if self.phase in (Phase.WAITING, Phase.CONNECTING) else Concern.EITHER
         if broke is None:
-            return Deferred(Reason.TIMEOUT_BEFORE_SEND, detail)
+            return Deferred(Reason.TIMEOUT_BEFORE_SEND, detail, known_concern=concern)
         if isinstance(broke, ServerClosing):
             judged = refusal(broke.reply, self.phase)
             assert isinstance(judged, Deferred)
             return judged
-        return Deferred(Reason.SERVER_ERROR if isinstance(broke, GarbledReply) else Reason.CONNECTION_FAILED, detail)
+        reason = Reason.SERVER_ERROR if isinstance(broke, GarbledReply) else Reason.CONNECTION_FAILED
+        return Deferred(reason, detail, known_concern=concern)
 
     async def _envelope(
         self, email: RenderedEmail, connection: Connection, *, kept: bool

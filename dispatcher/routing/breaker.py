@@ -2,12 +2,16 @@
 
     closed ──failures in a row, or a fault──▶ open ──time──▶ half open ──one email succeeds──▶ closed
       ▲  │                                     ▲                │
-      │  └──throttled──▶ paused                └──it fails──────┘ (and waits twice as long)
+      │  └──throttled──▶ paused                └──probes fail───┘ (and waits twice as long)
       └───────time──────────┘
 
-A failure counts if it concerns the provider as a whole: a connection, a timeout, a server error. Silence counts too,
-but only a whole window of it opens the breaker: one restart at the provider's end silences whatever was on the wire.
-What the provider says about an email, even a no, is a success here: the provider works.
+A failure counts if it may concern the provider as a whole: a connection, a timeout, a server error. Failures count only
+as far as they come from different emails and domains (see `evidence`); a connection that failed says nothing of any
+email, and always counts. Silence counts too, but only a whole window of it opens the breaker: one restart at the
+provider's end silences whatever was on the wire. What the provider says about an email, even a no, is a success here:
+the provider works.
+
+Half open, an email that was refused before, or to whose domains others were, is no probe while there may be others.
 """
 
 from __future__ import annotations
@@ -18,17 +22,27 @@ from enum import StrEnum
 from typing import Final
 
 from dispatcher.domain.backoff import Backoff
+from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.routing.evidence import Blame, Refusals, Suspects
 
 FAILURES_IN_A_ROW: Final = 8
 """Fewer are the noise of a busy provider; more is a provider that every email would be tried on in vain."""
 UNREACHED_IN_A_ROW: Final = 3
 """A provider that cannot be reached is no email's fault: opened before a lone email has used up its attempts."""
+THROTTLED_IN_A_ROW: Final = 2
+"""Emails that are asked to slow down, where the provider names no time: one alone may be about its recipient."""
+PROBES: Final = 3
+"""So many emails that nobody suspects have to fail before a half-open breaker opens again."""
+SUSPECT_SECONDS: Final = 1.0
+"""How long a half-open breaker waits for an email that nobody suspects before it takes any."""
 FIRST_OPEN_SECONDS: Final = 2.0
 LONGEST_OPEN_SECONDS: Final = 60.0
 DEFAULT_PAUSE_SECONDS: Final = 1.0
 """For a provider that throttles without saying for how long, or for less; doubles while it goes on."""
 LONGEST_PAUSE_SECONDS: Final = 3600.0
 """Asking again once an hour harms no provider; a reset in the year 30000 would stop us for good."""
+_MOST_DOUBLINGS: Final = 6
+"""Of an email's own wait: about a minute."""
 _TELL_SECONDS: Final = 1.0
 """A pause that is prolonged by less is not told again: hundreds of emails hear the same no, each a moment later."""
 
@@ -69,8 +83,11 @@ class Breaker:
         self._silences_in_a_row = max(window, FAILURES_IN_A_ROW)
         self._jitter = jitter
         self._state = State.CLOSED
-        self._failures = 0
+        self._refusals = Refusals()
+        self._suspects = Suspects()
+        self._successes = 0
         self._silences = 0
+        self._failed_probes = 0
         self._until = 0.0
         self._told_until = 0.0
         self._opens = Backoff(FIRST_OPEN_SECONDS, LONGEST_OPEN_SECONDS)
@@ -104,6 +121,25 @@ class Breaker:
             case _:
                 return 0
 
+    def admits(self, email: OutgoingEmail) -> bool:
+        """Whether this email may be tried now: a probe is left to emails that nobody suspects."""
+        if self._state is State.CLOSED:  # as it nearly always is
+            return True
+        return self.room != 0 and not self.doubt_seconds(email)
+
+    def doubt_seconds(self, email: OutgoingEmail) -> float:
+        """How long the email is to leave the probe to others, because it may be what the provider refuses."""
+        if not self._is_half_open or not self._suspects_it(email):
+            return 0.0
+        if self._probe is not None:
+            return SUSPECT_SECONDS
+        return max(0.0, self._until + SUSPECT_SECONDS - self._clock())
+
+    def lone_seconds(self, email: OutgoingEmail) -> float:
+        """How long an email waits that alone was refused; doubles with each refusal."""
+        doublings = min(max(self._suspects.times(email) - 1, 0), _MOST_DOUBLINGS)
+        return DEFAULT_PAUSE_SECONDS * 2.0**doublings * (0.5 + 0.5 * self._jitter())
+
     def begin(self) -> int:
         """An email is tried now; half open, it is the probe. Returns the trial's number, for its end."""
         self._trials += 1
@@ -123,25 +159,43 @@ class Breaker:
     def succeed(self, trial: int) -> None:
         """The provider answered about the email."""
         self.give_up(trial)
-        self._failures = self._silences = 0
+        self._successes += 1
+        self._silences = 0
+        if self._refusals.total:
+            self._refusals.clear()
         if self._is_half_open:
             self._enter(State.CLOSED, None, 0.0)
         if self._state is State.CLOSED:
             self._opens.worked()
             self._pauses.worked()
 
-    def fail(self, trial: int, reason: str, *, in_a_row: int = FAILURES_IN_A_ROW) -> None:
-        """The provider failed as a whole for one email.
+    def fail(
+        self,
+        trial: int,
+        reason: str,
+        email: OutgoingEmail | None = None,
+        *,
+        in_a_row: int = FAILURES_IN_A_ROW,
+        by_recipient: bool = False,
+    ) -> Blame:
+        """The provider failed for one email, perhaps as a whole; returns what that is laid to.
 
         Args:
+            email: None if the provider had not been told of it.
             in_a_row: How many failures, this one included, open it.
+            by_recipient: It was said of the recipients: several emails to the same ones count once, and none that was
+                refused before, and others got through since.
         """
         self.give_up(trial)
-        if self._is_old(trial):
-            return
-        self._failures += 1
-        if self._is_half_open or self._failures >= in_a_row:
-            self._open(reason)
+        if not self._is_old(trial):
+            is_suspect = email is not None and self._suspects_it(email)
+            if not (by_recipient and email is not None and self._suspects.note(email, self._successes)):
+                self._refusals.add(email, by_recipient=by_recipient)
+            if self._is_half_open:
+                self._fail_probe(reason, is_suspect=is_suspect, is_certain=email is None)
+            elif self._refusals.are_enough(in_a_row):
+                self._open(reason)
+        return Blame.EMAIL if self.state is State.CLOSED else Blame.PROVIDER
 
     def miss(self, trial: int, reason: str) -> None:
         """The email left, and no answer came."""
@@ -152,33 +206,70 @@ class Breaker:
         if self._is_half_open or self._silences >= self._silences_in_a_row:
             self._open(reason)
 
-    def open(self, trial: int, reason: str) -> None:
-        """The provider cannot be used at all."""
-        self.give_up(trial)
-        if not self._is_old(trial):
-            self._open(reason)
+    def open(self, trial: int, reason: str, email: OutgoingEmail | None = None) -> Blame:
+        """The provider cannot be used at all; returns what that is laid to.
 
-    def pause(self, trial: int, seconds: float | None, reason: str) -> None:
-        """The provider asked us to slow down, for so long or it did not say."""
+        Args:
+            email: What it said so to; None if it had not been told of any.
+        """
+        self.give_up(trial)
+        if self._is_old(trial):
+            return Blame.PROVIDER
+        if email is not None and self._suspects.note(email, self._successes):
+            return Blame.EMAIL
+        self._refusals.add(email)
+        self._open(reason)
+        return Blame.PROVIDER
+
+    def pause(self, trial: int, seconds: float | None, reason: str, email: OutgoingEmail | None = None) -> Blame:
+        """The provider asked us to slow down, for so long or it did not say; returns what that is laid to.
+
+        Args:
+            email: None if the provider had not been told of it.
+        """
         self.give_up(trial)
         asked = seconds if seconds is not None and seconds >= 0 else 0.0
         is_waiting = self.state in (State.PAUSED, State.OPEN)
+        if not is_waiting and email is not None:
+            blame = self._blame(email, names_time=asked >= DEFAULT_PAUSE_SECONDS)
+            if blame is not Blame.PROVIDER:
+                return blame
         if asked < DEFAULT_PAUSE_SECONDS and not is_waiting:
             # Hundreds of emails may hear the same no at once; it counts once.
             asked = max(asked, self._pauses.next_wait(lambda: 1.0))
         self._until = max(self._until, self._clock() + min(asked, LONGEST_PAUSE_SECONDS))
         if self._until <= self._told_until + (_TELL_SECONDS if is_waiting else 0.0):
-            return
+            return Blame.PROVIDER
         if self._state is State.OPEN:
             # It stays so, and is probed when the pause is over, too.
             self._enter(State.OPEN, self.reason, self._until - self._clock())
         else:
             self._enter(State.PAUSED, reason, self._until - self._clock())
+        return Blame.PROVIDER
+
+    def _blame(self, email: OutgoingEmail, *, names_time: bool) -> Blame:
+        """What it is laid to that an email is asked to slow down: no email pauses the provider a second time."""
+        others_got_through = self._suspects.note(email, self._successes)
+        if others_got_through is not None:
+            return Blame.EMAIL if others_got_through else Blame.UNKNOWN
+        self._refusals.add(email)
+        is_for_all = names_time or self._refusals.are_enough(THROTTLED_IN_A_ROW)
+        return Blame.PROVIDER if is_for_all else Blame.UNKNOWN
+
+    def _fail_probe(self, reason: str, *, is_suspect: bool, is_certain: bool) -> None:
+        """Opens again, where it takes no more probes: only for longer if the last one was no suspect's."""
+        self._failed_probes += 1
+        if is_certain or is_suspect or self._failed_probes >= PROBES:
+            self._open(reason, for_longer=not is_suspect)
 
     @property
     def _is_half_open(self) -> bool:
         # Nearly always it is closed, and stays so however long one waits.
         return self._state is not State.CLOSED and self.state is State.HALF_OPEN
+
+    def _suspects_it(self, email: OutgoingEmail) -> bool:
+        """Whether the email may be what the provider refuses."""
+        return self._suspects.times(email) > 0 or self._refusals.include(email)
 
     def _look(self) -> float:
         """Ends a wait whose time has come; returns how long it still is, in seconds."""
@@ -195,9 +286,11 @@ class Breaker:
         """Whether it began before the breaker last opened: what it tells of is why it opened, and not how it is now."""
         return trial <= self._old_trials
 
-    def _open(self, reason: str) -> None:
+    def _open(self, reason: str, *, for_longer: bool = True) -> None:
         if self.state is State.OPEN:
             return
+        if not for_longer and self._opens.failures:
+            self._opens.failures -= 1
         # Half of the wait is jitter: workers that saw the same failure probe one after another.
         longest = self._opens.next_wait(lambda: 1.0)
         # Never before the end of a pause that the provider has asked for.
@@ -209,7 +302,9 @@ class Breaker:
         self._state = state
         self._until = self._told_until = self._clock() + seconds
         self._probe = None
+        self._failed_probes = 0
         self.reason = None if state is State.CLOSED else reason
         if state is State.CLOSED:
-            self._failures = self._silences = 0
+            self._silences = 0
+            self._refusals.clear()
         self._on_change(state, self.reason, seconds)

@@ -14,12 +14,22 @@ from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 from dispatcher.domain.capabilities import Capabilities
-from dispatcher.domain.outcome import CONCERNS_PROVIDER, Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.outcome import (
+    CONCERNS_PROVIDER,
+    Accepted,
+    Concern,
+    Deferred,
+    Outcome,
+    Reason,
+    Rejected,
+    Uncertain,
+)
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.capabilities import Uncarried, uncarried
 from dispatcher.providers.contract import Provider
-from dispatcher.routing.breaker import LONGEST_OPEN_SECONDS, UNREACHED_IN_A_ROW, Breaker, State
+from dispatcher.routing.breaker import FAILURES_IN_A_ROW, LONGEST_OPEN_SECONDS, UNREACHED_IN_A_ROW, Breaker, State
+from dispatcher.routing.evidence import Blame
 from dispatcher.routing.rate import RateLimit
 from dispatcher.telemetry import metrics
 
@@ -59,8 +69,12 @@ class Route:
         """Whether an email may be tried on it now."""
         return self.breaker.room != 0
 
-    def note(self, outcome: Outcome, trial: int, *, is_told_already: bool = False) -> None:
-        """Learns from what the provider said, or did not say, about an email.
+    def may_take(self, email: OutgoingEmail) -> bool:
+        """Whether this email may be tried on it now."""
+        return self.breaker.admits(email)
+
+    def note(self, outcome: Outcome, trial: int, email: OutgoingEmail, *, is_told_already: bool = False) -> Blame:
+        """Learns from what the provider said, or did not say, about an email; returns what a refusal is laid to.
 
         Args:
             trial: Its number, as `breaker.begin` gave it.
@@ -68,22 +82,13 @@ class Route:
                 Silence counts for each all the same, because it bounds how many emails are held.
         """
         match outcome:
-            case Deferred() if is_told_already and outcome.reason in CONCERNS_PROVIDER:
-                self.breaker.give_up(trial)
             case Accepted():
                 self.breaker.succeed(trial)
             case Uncertain():
                 # Silence is no answer: a provider that gives none to anybody would have the whole queue held.
                 self.breaker.miss(trial, outcome.reason)
-            case Deferred(reason=Reason.THROTTLED):
-                self._slow_down()
-                self.breaker.pause(trial, outcome.retry_after, outcome.reason)
-            case Deferred() if _is_away_for_long(outcome):
-                self.breaker.pause(trial, outcome.retry_after, outcome.reason)
-            case Deferred(reason=Reason.CONNECTION_FAILED):
-                self.breaker.fail(trial, outcome.reason, in_a_row=UNREACHED_IN_A_ROW)
-            case Deferred() if outcome.reason in CONCERNS_PROVIDER:
-                self.breaker.fail(trial, outcome.reason)
+            case Deferred() if outcome.concern is not Concern.EMAIL:
+                return self._note_refusal(outcome, trial, email, is_told_already=is_told_already)
             case Deferred(code=None) | Rejected(code=None):
                 # Our own word: the adapter refused the content, or failed. The provider may not even have been asked.
                 self.breaker.give_up(trial)
@@ -91,15 +96,35 @@ class Route:
                 self.breaker.succeed(trial)
             case _:
                 assert_never(outcome)
+        return Blame.EMAIL
 
-    def _slow_down(self) -> None:
-        metrics.THROTTLES.add(1, self.name)
-        if self.limit:
-            self.limit.slow_down()
+    def _note_refusal(self, refusal: Deferred, trial: int, email: OutgoingEmail, *, is_told_already: bool) -> Blame:
+        """Learns from a refusal that may be about the provider as a whole."""
+        is_throttled = refusal.reason is Reason.THROTTLED
+        witness = None if refusal.concern is Concern.PROVIDER else email
+        if is_told_already:
+            self.breaker.give_up(trial)
+            blame = Blame.PROVIDER if not self.is_closed else Blame.UNKNOWN if is_throttled else Blame.EMAIL
+        elif is_throttled or _is_away_for_long(refusal):
+            blame = self.breaker.pause(trial, refusal.retry_after, refusal.reason, witness)
+        else:
+            is_unreached = refusal.reason is Reason.CONNECTION_FAILED and witness is None
+            blame = self.breaker.fail(
+                trial,
+                refusal.reason,
+                witness,
+                in_a_row=UNREACHED_IN_A_ROW if is_unreached else FAILURES_IN_A_ROW,
+                by_recipient=refusal.reason is Reason.RECIPIENT_DEFERRED,
+            )
+        if is_throttled:
+            metrics.THROTTLES.add(1, self.name)
+            if self.limit and blame is Blame.PROVIDER:
+                self.limit.slow_down()
+        return blame
 
-    def note_fault(self, fault: ProviderFault, trial: int) -> None:
-        """Learns that the provider cannot be used as a whole."""
-        self.breaker.open(trial, fault.message)
+    def note_fault(self, fault: ProviderFault, trial: int, email: OutgoingEmail) -> Blame:
+        """Learns that the provider cannot be used, it says; returns what that is laid to."""
+        return self.breaker.open(trial, fault.message, email)
 
 
 class Routes:
@@ -125,7 +150,7 @@ class Routes:
             left_out: Providers that have just refused this email, or have found that they cannot carry it.
         """
         for route in self._routes:
-            if route.name not in left_out and route.may_be_tried and route.capabilities.lacks(email) is None:
+            if route.name not in left_out and route.may_take(email) and route.capabilities.lacks(email) is None:
                 return route
         return None
 
@@ -152,6 +177,16 @@ class Routes:
         wait_seconds = min((route.breaker.wait_seconds for route in able), default=0.0)
         bounded = min(max(wait_seconds, SHORTEST_AWAY_SECONDS), LONGEST_OPEN_SECONDS)
         return bounded * (1 + AWAY_SPREAD * self._jitter())
+
+    @staticmethod
+    def doubt_seconds(able: Sequence[Route], email: OutgoingEmail) -> float:
+        """How long an email is to wait here, because it may be what one of these routes refuses."""
+        return max((route.breaker.doubt_seconds(email) for route in able), default=0.0)
+
+    @property
+    def is_probing(self) -> bool:
+        """Whether no provider may be tried but by a probe."""
+        return self.room == 1
 
     @property
     def room(self) -> int | None:

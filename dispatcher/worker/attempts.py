@@ -19,6 +19,8 @@ from dispatcher.providers.contract import Attempt, NoPlace
 from dispatcher.providers.echo import without_echo, words_without_echo
 from dispatcher.providers.scrub import scrub
 from dispatcher.results import storable
+from dispatcher.routing.breaker import LONGEST_OPEN_SECONDS
+from dispatcher.routing.evidence import Blame
 from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.telemetry.log import get_log
@@ -36,6 +38,18 @@ class NoRoute(Exception):
     def __init__(self, away_seconds: float = 0.0) -> None:
         super().__init__()
         self.away_seconds = away_seconds
+
+
+class TryLater(Exception):
+    """Nothing of the email left, no attempt is burnt, and it is to be tried again here. Never leaves the worker.
+
+    Attributes:
+        seconds: How long to wait first.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
 
 
 class _RouteClosed(Exception):
@@ -100,7 +114,7 @@ class Attempts:
             outcome = without_echo(storable(outcome), sending.lease.email)
         except Exception:  # noqa: BLE001 - an answer that is none
             return None
-        ride.route.note(outcome, ride.trial)
+        ride.route.note(outcome, ride.trial, sending.lease.email)
         return outcome
 
     async def make(self, sending: Sending, ride: Ride | None = None) -> Outcome:
@@ -110,7 +124,7 @@ class Attempts:
             ride: The attempt, if it is one.
 
         Raises:
-            NoRoute, LeaseRanOut, CancelledError: nothing left, and no attempt is burnt.
+            NoRoute, TryLater, LeaseRanOut, CancelledError: nothing left, and no attempt is burnt.
         """
         email = sending.lease.email
         if email is None:
@@ -120,7 +134,7 @@ class Attempts:
         while True:
             if ride is not None:
                 route, trial, attempt, answer = ride
-                outcome, ride = await self._finish(sending, route, trial, attempt, answer), None
+                outcome, ride = await self._finish(sending, email, route, trial, attempt, answer), None
             else:
                 chosen = self._choose(sending, email)
                 if chosen is None:
@@ -128,10 +142,8 @@ class Attempts:
                 route = chosen
                 if route.limit is not None and not await self._has_token(route, route.limit):
                     continue
-                outcome = await self._try(sending, route)
-            if outcome is not None and not (
-                _burns_nothing(outcome, route) or self._passes_on(sending, email, route, outcome)
-            ):
+                outcome = await self._try(sending, email, route)
+            if outcome is not None and not self._passes_on(sending, email, route, outcome):
                 return outcome
             if sending.is_over:  # the drain ran out of time meanwhile
                 raise NoRoute
@@ -156,6 +168,7 @@ class Attempts:
 
         Raises:
             NoRoute: those that could may not be tried now.
+            TryLater: one of those is to be probed by other emails first.
         """
         if sending.is_cancelled:  # by an adapter that did not hear of it
             raise asyncio.CancelledError
@@ -163,6 +176,8 @@ class Attempts:
         choose, unable = self._routes.choose, sending.unable
         route = choose(email, sending.refused_by | unable) or choose(email, unable)
         if route is None and (able := self._routes.able(email, unable)):
+            if seconds := self._routes.doubt_seconds(able, email):
+                raise TryLater(seconds)
             raise NoRoute(self._routes.away_seconds(able))
         return route
 
@@ -189,34 +204,59 @@ class Attempts:
         sending.phase = Phase.PREPARING
         sending.provider = sending.provider or self._routes.first_name
 
-    async def _try(self, sending: Sending, route: Route) -> Outcome | None:
+    async def _try(self, sending: Sending, email: OutgoingEmail, route: Route) -> Outcome | None:
         """One provider's outcome; see `_finish`."""
-        assert sending.lease.email is not None
         trial = route.breaker.begin()
         attempt = self._attempt(sending, route, trial)
-        return await self._finish(sending, route, trial, attempt, route.provider.send(sending.lease.email, attempt))
+        return await self._finish(sending, email, route, trial, attempt, route.provider.send(email, attempt))
 
     async def _finish(
-        self, sending: Sending, route: Route, trial: int, attempt: Attempt, answer: Awaitable[Outcome]
+        self,
+        sending: Sending,
+        email: OutgoingEmail,
+        route: Route,
+        trial: int,
+        attempt: Attempt,
+        answer: Awaitable[Outcome],
     ) -> Outcome | None:
-        """The outcome of what was begun, of which its route has learned; None where the provider took nothing of it.
+        """The outcome of what was begun, of which its route has learned; None where it is no fault of the email's.
 
         Raises:
+            TryLater: Nobody knows whose fault it is, and no other provider may be tried.
             LeaseRanOut, CancelledError: nothing left.
         """
+        outcome: Outcome
         try:
             outcome = await self._judged(sending, answer)
         except ProviderFault as fault:
-            route.note_fault(fault, trial)
-            return None
+            outcome = Deferred(Reason.REFUSED, fault.message)
+            blame = route.note_fault(fault, trial, email)
+            return outcome if blame is Blame.EMAIL else None
         except (_RouteClosed, NoPlace):
             route.breaker.give_up(trial)
             return None
         except BaseException:
             route.breaker.give_up(trial)
             raise
-        route.note(outcome, trial, is_told_already=attempt.is_told_already)
-        return outcome
+        match route.note(outcome, trial, email, is_told_already=attempt.is_told_already):
+            case Blame.EMAIL:
+                return outcome
+            case Blame.UNKNOWN:
+                self._wait_alone(sending, email, route, outcome)
+        return None
+
+    def _wait_alone(self, sending: Sending, email: OutgoingEmail, route: Route, outcome: Outcome) -> None:
+        """Returns if another provider may be tried.
+
+        Raises:
+            TryLater: None may.
+        """
+        sending.refused_by.add(route.name)
+        if self._routes.choose(email, sending.refused_by | sending.unable) is not None:
+            return
+        sending.refused_by.clear()
+        asked = outcome.retry_after if isinstance(outcome, Deferred) else None
+        raise TryLater(min(max(route.breaker.lone_seconds(email), asked or 0.0), LONGEST_OPEN_SECONDS))
 
     def _attempt(self, sending: Sending, route: Route, trial: int) -> Attempt:
         """The attempt over this route, which begins now."""
@@ -314,10 +354,3 @@ class _Rendering:
 
     def __exit__(self, *_: object) -> None:
         self._ledger.end_rendering(self._place)
-
-
-def _burns_nothing(outcome: Outcome, route: Route) -> bool:
-    """Whether the provider refused as a whole: throttled, or failing so often that its breaker is not closed."""
-    if not isinstance(outcome, Deferred):
-        return False
-    return outcome.reason is Reason.THROTTLED or (outcome.reason in CONCERNS_PROVIDER and not route.is_closed)

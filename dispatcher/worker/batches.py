@@ -8,6 +8,7 @@ What comes alone, a moment after everything else, is still handled at once.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final, Generic, TypeVar
@@ -34,6 +35,7 @@ class Batches(Generic[T]):
         full: int | None = None,
         linger_seconds: float = LINGER_SECONDS,
         is_awaited: Callable[[], bool] = lambda: False,
+        takes_any: Callable[[], bool] = lambda: False,
     ) -> None:
         """
         Args:
@@ -41,6 +43,7 @@ class Batches(Generic[T]):
             room: How many items may be handed over now; call `wake` when it grows. None: no bound but `MOST_AT_ONCE`.
             full: So many are a full batch; None: none is waited for.
             linger_seconds: How long a full batch is waited for at most, after the one before.
+            takes_any: Whether items may be handed over in any order: then a batch begins at one of them by chance.
             is_awaited: Whether somebody can only go on once a batch is handled: then nothing is waited for.
         """
         self._handle = handle
@@ -48,6 +51,7 @@ class Batches(Generic[T]):
         self._full = full
         self._linger_seconds = linger_seconds
         self._is_awaited = is_awaited
+        self._takes_any = takes_any
         self._filled: asyncio.Event | None = None
         self._items: deque[T] = deque()
         self._later_count = 0
@@ -117,4 +121,6 @@ class Batches(Generic[T]):
 
     def _next(self) -> list[T]:
         room = MOST_AT_ONCE if self._room is None else min(self._room(), MOST_AT_ONCE)
+        if 0 < room < len(self._items) and self._takes_any():
+            self._items.rotate(random.randrange(len(self._items)))  # noqa: S311
         return [self._items.popleft() for _ in range(min(room, len(self._items)))]

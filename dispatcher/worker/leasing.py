@@ -40,12 +40,15 @@ class Leasing:
         *,
         lease_seconds: float,
         room: Callable[[], int],
+        is_probing: Callable[[], bool],
         in_hand: Callable[[UUID], bool],
         begin: Callable[[Lease, Delivery, float], None],
     ) -> None:
         """
         Args:
             room: How many more emails may be under lease here.
+            is_probing: Whether these are probes: then any arrival is as good as the first. Those that the provider
+                refuses may have come all together.
             in_hand: Whether an email is under lease here, or was and we do not know yet that it no longer is.
             begin: Takes a lease, its delivery, and when its statement was sent (`steady_clock`).
         """
@@ -58,7 +61,7 @@ class Leasing:
         self._begin = begin
         self._log = get_log()
         self._asked_at = 0.0
-        self._arrivals: Batches[Arrival] = Batches(self._lease, room=room)
+        self._arrivals: Batches[Arrival] = Batches(self._lease, room=room, takes_any=is_probing)
         self._stopped = False
 
     def add(self, delivery: Delivery, pointer: Pointer) -> None:

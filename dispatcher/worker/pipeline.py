@@ -35,7 +35,7 @@ from dispatcher.stopping import unless_cut_off
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
-from dispatcher.worker.attempts import Attempts, NoRoute, Ride
+from dispatcher.worker.attempts import Attempts, NoRoute, Ride, TryLater
 from dispatcher.worker.batches import Batches
 from dispatcher.worker.leasing import Leasing
 from dispatcher.worker.outage import StoreOutage
@@ -97,6 +97,7 @@ class Pipeline:
             lease_seconds=settings.lease_seconds,
             room=self._room,
             in_hand=self._active.__contains__,
+            is_probing=lambda: routes.is_probing,
             begin=self._begin,
         )
         self._waiting_count = 0
@@ -221,7 +222,7 @@ class Pipeline:
         """
         try:
             while True:
-                outcome, ride = await self._attempts.make(sending, ride), None
+                outcome, ride = await self._attempt(sending, ride), None
                 wait_seconds = self._conclude(sending, outcome)
                 if wait_seconds is None:
                     return
@@ -246,6 +247,19 @@ class Pipeline:
             await self._until_recorded(sending, wait_seconds)
             sending.phase = Phase.WAITING
         self._give_back(sending)
+
+    async def _attempt(self, sending: Sending, ride: Ride | None) -> Outcome:
+        """What became of one attempt, which may have to wait for what other emails hear; raises as `Attempts.make`."""
+        while True:
+            try:
+                return await self._attempts.make(sending, ride)
+            except TryLater as later:
+                if self._draining or sending.is_over or sending.lease_lost:
+                    raise NoRoute from later
+                ride = None
+                self._attempts.forget(sending)
+                sending.phase = Phase.WAITING
+                await self._wait_for_retry(later.seconds)
 
     async def _wait_for_retry(self, seconds: float) -> None:
         self._waiting_count += 1

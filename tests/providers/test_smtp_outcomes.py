@@ -82,20 +82,21 @@ ROWS: Final[dict[tuple[str, str], list[Case]]] = {
         Case({Step.MAIL: "421 4.3.0 closing"}, code="421 4.3.0"),
         Case({Step.DATA: "421 closing"}, code="421"),
     ],
-    ("4xx to MAIL, DATA or the body; 4.3.x or 4.4.x to RCPT", "deferred server_error"): [
+    ("4xx to MAIL, DATA or the body", "deferred server_error"): [
         Case({Step.MAIL: "451 4.3.0 no"}, code="451 4.3.0"),
-        Case({Step.RCPT: "451 4.3.0 no"}, code="451 4.3.0"),
         Case({Step.DATA: "450 wait"}, code="450"),
         Case({Step.END: "451 4.3.0 no"}, left=True, code="451 4.3.0"),
         Case({Step.END: "421 4.3.0 closing"}, left=True, code="421 4.3.0"),
     ],
-    ("another 4xx to every RCPT; 4.1.x, 4.2.x or greylisting anywhere", "deferred recipient_deferred"): [
+    ("4xx but 421 to every RCPT; 4.1.x, 4.2.x or greylisting anywhere", "deferred recipient_deferred"): [
+        Case({Step.RCPT: "451 4.3.0 no"}, code="451 4.3.0"),
+        Case({Step.RCPT: "450 4.7.1 recipient rate limit exceeded"}, code="450 4.7.1"),
         Case(code="451 4.7.1", to=("greylisted@example.com",)),
         Case({Step.RCPT: "450 4.2.1 busy mailbox"}, code="450 4.2.1"),
         Case({Step.RCPT: "452 4.2.2 mailbox over quota"}, code="452 4.2.2"),
         Case({Step.DATA: "451 4.7.1 Greylisted for 5 minutes"}, code="451 4.7.1"),
     ],
-    ("4xx that speaks of rates", "deferred throttled"): [
+    ("another 4xx that speaks of rates", "deferred throttled"): [
         Case({Step.MAIL: "450 4.7.28 unusual rate"}, code="450 4.7.28"),
         Case({Step.END: "454 Throttling failure"}, left=True, code="454"),
     ],

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.domain.outcome import Accepted, Deferred, Reason, Rejected, Uncertain, left_out
+from dispatcher.domain.outcome import Accepted, Concern, Deferred, Reason, Rejected, Uncertain, left_out
 from dispatcher.providers.smtp_conversation import ConnectionBroke, Conversation, GarbledReply
 from dispatcher.providers.smtp_replies import Phase, Reply, acceptance, no_recipient_left, refusal, reply_of
 
@@ -68,6 +68,25 @@ def test_a_request_to_slow_down_is_told_from_another_no(text: str, reason: Reaso
     assert judged.reason is reason
 
 
+@pytest.mark.parametrize(
+    ("text", "concern"),
+    [
+        ("450 4.7.1 recipient rate limit exceeded", Concern.EITHER),
+        ("451 4.3.0 lookup failed", Concern.EITHER),
+        ("452 4.5.3 too many recipients", Concern.EITHER),
+        ("450 4.2.1 mailbox busy", Concern.EMAIL),
+        ("450 4.7.1 Greylisted", Concern.EMAIL),
+    ],
+)
+def test_a_no_for_now_to_a_recipient_is_about_the_recipient_until_others_hear_it_too(
+    text: str, concern: Concern
+) -> None:
+    judged = refusal(reply_of(int(text[:3]), text[4:]), Phase.RCPT)
+
+    assert isinstance(judged, Deferred)
+    assert (judged.reason, judged.concern) == (Reason.RECIPIENT_DEFERRED, concern)
+
+
 def test_refused_recipients_are_judged_together() -> None:
     gone, later, full = reply_of(550, "5.1.1 no"), reply_of(451, "4.7.1 later"), reply_of(552, "5.2.2 mailbox full")
 
@@ -78,7 +97,10 @@ def test_refused_recipients_are_judged_together() -> None:
         Reason.REJECTED_RECIPIENT, "refused recipients: 1 (550 5.1.1), 2 (552 5.2.2); no", "550 5.1.1"
     )
     assert one_later == Deferred(
-        Reason.RECIPIENT_DEFERRED, "refused recipients: 1 (550 5.1.1), 2 (451 4.7.1); later", "451 4.7.1"
+        Reason.RECIPIENT_DEFERRED,
+        "refused recipients: 1 (550 5.1.1), 2 (451 4.7.1); later",
+        "451 4.7.1",
+        known_concern=Concern.EITHER,
     )
 
 

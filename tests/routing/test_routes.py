@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from uuid import uuid4
+
 import pytest
 
 from dispatcher.domain.capabilities import Capabilities
@@ -41,14 +44,23 @@ class Scene:
     def _breaker(self) -> Breaker:
         return Breaker(lambda: self.now, lambda *_: None, jitter=lambda: 1.0)
 
+    @staticmethod
+    def email() -> OutgoingEmail:
+        """An email to a domain of its own."""
+        number = uuid4()
+        return OutgoingEmail(
+            number, datetime.now(UTC), "shop@example.com", (f"ann@{number.hex}.example",), "Hello", "Hi"
+        )
+
     def hear(self, name: str, outcome: Outcome, times: int = 1) -> None:
         """Emails are tried on that provider, and this is its word."""
         for _ in range(times):
-            self.by_name[name].note(outcome, self.by_name[name].breaker.begin())
+            self.by_name[name].note(outcome, self.by_name[name].breaker.begin(), self.email())
 
     def fault(self, name: str) -> None:
         """The provider cannot be used."""
-        self.by_name[name].note_fault(ProviderFault(name, "bad credentials"), self.by_name[name].breaker.begin())
+        route = self.by_name[name]
+        route.note_fault(ProviderFault(name, "bad credentials"), route.breaker.begin(), self.email())
 
     def chosen(self, *refused_by: str, email: OutgoingEmail = PLAIN) -> str | None:
         """Who gets the next attempt."""
@@ -197,12 +209,12 @@ def test_what_a_shared_call_says_of_the_provider_counts_once_but_its_silence_for
     first, rest = scene.by_name["a"], FAILURES_IN_A_ROW * 10
 
     for outcome in (Deferred(Reason.SERVER_ERROR), FAILED):
-        first.note(outcome, first.breaker.begin())
+        first.note(outcome, first.breaker.begin(), scene.email())
         for _ in range(rest):
-            first.note(outcome, first.breaker.begin(), is_told_already=True)
+            first.note(outcome, first.breaker.begin(), scene.email(), is_told_already=True)
     after_failures = scene.state("a")
     for _ in range(rest):
-        first.note(Uncertain(), first.breaker.begin(), is_told_already=True)
+        first.note(Uncertain(), first.breaker.begin(), scene.email(), is_told_already=True)
 
     assert after_failures is State.CLOSED
     assert scene.state("a") is State.OPEN

@@ -264,6 +264,7 @@ async def test_what_is_delivered_while_the_last_lease_is_taken_does_not_hold_up_
         StoreOutage(),
         Ledger(settings.run_dir, worker="worker-1", slot="slot-1", slots=2),
         lease_seconds=60,
+        is_probing=lambda: False,
         room=lambda: 0 if begun else 1,
         in_hand=begun.__contains__,
         begin=lambda lease, _delivery, _at: begun.append(lease.email_id),
