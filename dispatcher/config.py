@@ -20,6 +20,8 @@ from dispatcher.errors import ConfigurationError
 PREFIX: Final = "DISPATCHER_"
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 QUEUE_TYPES: Final = ("quorum", "classic")
+LONG_WAIT_SECONDS: Final = 600.0
+"""A retry may wait so long without a doubt."""
 MOST_BUNDLED: Final = 50
 """Emails that one message points to: with the longest keys it stays below `broker.pointer.MAX_BODY_OCTETS`."""
 
@@ -405,14 +407,21 @@ _REMEDIES: Final = {
 
 def doubts(settings: Settings) -> tuple[str, ...]:
     """What works, and is hardly meant so; a sentence each."""
-    if 0 < settings.hang_seconds < settings.lease_seconds or not settings.hang_seconds:
-        return ()
-    words = (
-        f"DISPATCHER_LEASE_SECONDS ({settings.lease_seconds:g}) is not above DISPATCHER_HANG_SECONDS "
-        f"({settings.hang_seconds:g}): a worker that hangs loses its leases before it is replaced, and what it has on "
-        "the wire counts as unknown. Raise the one, or lower the other."
-    )
-    return (words,)
+    found = []
+    lease, hang, cap = settings.lease_seconds, settings.hang_seconds, settings.retry_cap_seconds
+    if hang >= lease:
+        found.append(
+            f"DISPATCHER_LEASE_SECONDS ({lease:g}) is not above DISPATCHER_HANG_SECONDS ({hang:g}): a worker that "
+            "hangs loses its leases before it is replaced, and what it has on the wire counts as unknown. Raise the one, "
+            "or lower the other."
+        )
+    if settings.max_attempts > 1 and cap > max(LONG_WAIT_SECONDS, 10 * lease):
+        found.append(
+            f"DISPATCHER_RETRY_CAP_SECONDS ({cap:g}) is far above DISPATCHER_LEASE_SECONDS ({lease:g}): an email stays "
+            "leased while it waits for its next attempt, so that nobody sends it in that time if its host vanishes. "
+            "Lower the one, or raise the other."
+        )
+    return tuple(found)
 
 
 def _absences(needs: Collection[str], origins: Mapping[str, Origin], settings: Settings) -> list[str]:

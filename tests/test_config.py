@@ -226,6 +226,13 @@ def test_a_lease_that_ends_before_a_hanging_worker_does_is_doubted(hang: str, is
     assert ("DISPATCHER_LEASE_SECONDS" in words and "DISPATCHER_HANG_SECONDS" in words) is is_doubted
 
 
+@pytest.mark.parametrize(("cap", "is_doubted"), [("60", False), ("600", False), ("601", True), ("3600", True)])
+def test_a_retry_that_waits_for_many_leases_is_doubted(cap: str, is_doubted: bool) -> None:
+    words = " ".join(doubts(load({"DISPATCHER_LEASE_SECONDS": "60", "DISPATCHER_RETRY_CAP_SECONDS": cap})))
+
+    assert ("DISPATCHER_RETRY_CAP_SECONDS" in words and "DISPATCHER_LEASE_SECONDS" in words) is is_doubted
+
+
 def test_an_empty_variable_is_as_good_as_none() -> None:
     assert load({"DISPATCHER_PREFETCH": "", "DISPATCHER_DATABASE_URL": ""}) == load({})
 

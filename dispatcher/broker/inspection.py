@@ -18,6 +18,8 @@ _INIT: Final = "Run `dispatcher init`."
 _REMOVE: Final = "Remove it: messages would be lost without a word."
 _LENGTHS: Final = ("max-length", "max-length-bytes")
 _TIMES: Final = {"message-ttl": "drops messages that have waited", "expires": "deletes the queue when nobody uses it"}
+CONSUMER_TIMEOUT_SECONDS: Final = 1800.0
+"""RabbitMQ's default; what rabbitmq.conf says cannot be asked for."""
 _REFUSING: Final = ("reject-publish", "reject-publish-dlx")
 """A full queue that refuses loses nothing: what is refused stays due, or where it was."""
 
@@ -93,6 +95,12 @@ def absence_in(fields: Mapping[str, Any]) -> Absence | None:
     if not absent:
         return None
     return Absence(str(fields.get("name")), absent, is_lost=2 * (len(members) - len(absent)) <= len(members))
+
+
+def consumer_timeout_in(fields: Mapping[str, Any]) -> float | None:
+    """After how many seconds without an ack RabbitMQ closes a channel; None if the queue does not say."""
+    milliseconds = _Queue("", fields).effective("consumer-timeout")
+    return milliseconds / 1000 if isinstance(milliseconds, int) else None
 
 
 def _exchange_faults(management: Management, topology: Topology) -> Iterator[TopologyError]:

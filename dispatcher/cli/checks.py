@@ -21,6 +21,7 @@ from dispatcher.supervisor.parent import run_dir_fault
 
 if TYPE_CHECKING:
     from dispatcher.broker.inspection import Absence
+    from dispatcher.broker.management import Management
     from dispatcher.broker.topology import Topology
     from dispatcher.store.connections import Session
 
@@ -78,13 +79,15 @@ def judge(subject: str, is_well: bool, words: str, remedy: str, otherwise: State
 
 def check_process(settings: Settings) -> Iterator[Finding]:
     """Python, and what the system allows a process."""
+    from dispatcher.providers.registry import most_connections
+
     oldest = ".".join(map(str, OLDEST_PYTHON))
     is_new = sys.version_info >= OLDEST_PYTHON
     yield judge("Python", is_new, platform.python_version(), f"Install Python {oldest} or newer.")
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)  # `run` and `api` raise their own to the hard limit
-    needed = settings.prefetch + settings.smtp_connections + SPARE_DESCRIPTORS
+    needed = sum(most_connections(name, settings) for name in settings.providers) + SPARE_DESCRIPTORS
     is_enough = limit == resource.RLIM_INFINITY or limit >= needed
-    words = f"at most {limit} per process, {needed} may be needed"
+    words = f"at most {limit} per process, a worker may need {needed}"
     remedy = f"Raise the hard limit to {2 * needed}: LimitNOFILE in a unit, minfds in supervisord.conf, or ulimit -Hn."
     yield judge("file descriptors", is_enough, words, remedy, State.WARNING)
 
@@ -266,6 +269,7 @@ def _check_management(settings: Settings, topology: Topology) -> Iterator[Findin
         if not faults:
             yield well(subject, "as reported: bindings are there, and neither arguments nor policies lose messages")
         yield from map(_absence, find_absent_members(management, topology))
+        yield _consumer_timeout(settings, management)
     except DispatcherError as error:
         remedy = "Enable its management plugin, or correct DISPATCHER_RABBITMQ_MANAGEMENT_URL."
         yield failed("RabbitMQ management", error, remedy)
@@ -279,6 +283,23 @@ def _absence(absence: Absence) -> Finding:
         return Finding("RabbitMQ quorum", State.FAILED, words, remedy)
     words = f"the queue {absence.queue} has members that are not online: {nodes}"
     return Finding("RabbitMQ quorum", State.WARNING, words, "Start those nodes again before another one stops.")
+
+
+def _consumer_timeout(settings: Settings, management: Management) -> Finding:
+    """Whether a worker has acked a delivery before RabbitMQ takes its channel away for holding it."""
+    from dispatcher.broker.inspection import CONSUMER_TIMEOUT_SECONDS, consumer_timeout_in
+
+    found = consumer_timeout_in(management.queue(settings.queue) or {})
+    seconds = CONSUMER_TIMEOUT_SECONDS if found is None else found
+    # It waits for room, and for its attempt; while PostgreSQL is away for its record, which a drain waits for.
+    held = 2 * settings.send_timeout_seconds + settings.lease_seconds + settings.drain_seconds
+    source = "RabbitMQ's default, unless rabbitmq.conf says otherwise" if found is None else "the queue's"
+    words = f"{seconds:g} s ({source}); a worker may hold a delivery for {held:g} s"
+    remedy = (
+        "RabbitMQ would close the worker's channel and deliver its window again: raise consumer_timeout, or lower "
+        "DISPATCHER_SEND_TIMEOUT_SECONDS, DISPATCHER_LEASE_SECONDS or DISPATCHER_DRAIN_SECONDS."
+    )
+    return judge("RabbitMQ consumer timeout", held < seconds, words, remedy, State.WARNING)
 
 
 def check_providers(settings: Settings) -> Iterator[Finding]:

@@ -26,8 +26,9 @@ def command(as_json: bool) -> int:
     """Check everything that sending depends on, and say how to mend it. Sends nothing; makes missing folders only.
 
     Looks at the settings, Python and the process's limits, the run directory, PostgreSQL (version, durability,
-    connections, tables, partitions), RabbitMQ (exchange, queues, management API if one is set), the providers, and
-    what none of them can carry.
+    connections, tables, partitions, sessions, and whether it commits), RabbitMQ (exchange, queues, and by its
+    management API, if one is set, bindings, policies, quorum and consumer timeout), the providers, and what none of
+    them can carry.
 
     \b
     Examples:

@@ -66,14 +66,16 @@ ADAPTERS: Final[Mapping[str, Callable[[Settings], CheckableProvider]]] = Mapping
 """By the provider's word in `DISPATCHER_PROVIDERS`; a test holds it against `config.KNOWN_PROVIDERS`."""
 
 
+def most_connections(name: str, settings: Settings) -> int:
+    """How many connections, or files, one worker has open to this provider at most."""
+    ways = {"sendgrid": settings.http_connections, "ses": settings.ses_threads, "smtp": settings.smtp_connections}
+    return min(settings.prefetch, ways.get(name, settings.prefetch))
+
+
 def most_at_once(name: str, settings: Settings) -> int:
     """How many emails one worker has on the wire to this provider at most."""
-    ways = {
-        "sendgrid": settings.http_connections * settings.coalesce,
-        "ses": settings.ses_threads * settings.coalesce,
-        "smtp": settings.smtp_connections,
-    }
-    return min(settings.prefetch, ways.get(name, settings.prefetch))
+    calls = settings.coalesce if name in ("sendgrid", "ses") else 1
+    return min(settings.prefetch, most_connections(name, settings) * calls)
 
 
 def open_provider(name: str, settings: Settings) -> Provider:

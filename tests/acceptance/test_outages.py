@@ -24,6 +24,7 @@ from dispatcher.dev.servers import AMQP_URL, DATABASE_URL, MANAGEMENT_URL, start
 from dispatcher.dev.servers import stop as stop_servers
 from tests.acceptance.harness import CONNECTIONS, WORKERS, Host, emails, stop
 from tests.acceptance.outages import POSTGRES, RABBITMQ, Removable
+from tests.acceptance.test_metrics import address_of, failing
 from tests.supervisor.program import Program, eventually
 
 pytestmark = pytest.mark.slow
@@ -243,3 +244,31 @@ def test_a_run_that_starts_before_its_servers_sends_what_waits_when_they_come(ho
     stop(run)
     books.assert_balanced()
     assert books.counts == {"sent": 200}
+
+
+def test_commits_that_hang_are_seen_by_readyz_and_doctor(host: Host, removable: Removable) -> None:
+    """As where the only synchronous standby is away: PostgreSQL answers everything, and no commit returns."""
+    host.sink("--latency-ms", "100")
+    ids = host.enqueue(emails(400))
+    run = host.run(METRICS_ADDRESS="127.0.0.1:0")
+    address = address_of(run)
+    host.await_delivered(40)
+    with psycopg.connect(removable.servers.database_url, autocommit=True) as session:
+        session.execute("alter system set synchronous_standby_names = 'nobody'")
+        session.execute("select pg_reload_conf()")
+        try:
+            eventually(lambda: failing(address) == ["commits"], "/readyz", seconds=60)
+            looked = host.command("doctor")
+            code = looked.await_exit()
+        finally:
+            session.execute("alter system reset synchronous_standby_names")
+            session.execute("select pg_reload_conf()")
+
+    assert code == 1
+    assert "did not commit a small write within 5 s" in looked.log
+    assert "synchronous_standby_names is 'nobody'" in looked.log
+    books = host.await_finished(ids, seconds=120)
+    eventually(lambda: failing(address) == [], "readiness")
+    stop(run)
+    books.assert_balanced()
+    assert books.counts == {"sent": 400}

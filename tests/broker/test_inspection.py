@@ -6,7 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from dispatcher.broker.inspection import Absence, absence_in, find_absent_members, find_faults
+from dispatcher.broker.inspection import (
+    Absence,
+    absence_in,
+    consumer_timeout_in,
+    find_absent_members,
+    find_faults,
+)
 from dispatcher.broker.management import Management
 from dispatcher.broker.topology import Topology, declare
 from dispatcher.dev.servers import Servers
@@ -135,3 +141,16 @@ async def test_a_queue_whose_members_are_online_lacks_none(management: Managemen
 
     assert find_absent_members(management, topology) == []
     assert absence_in({"name": "classic"}) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "seconds"),
+    [
+        ({}, None),
+        ({"arguments": {}, "effective_policy_definition": []}, None),
+        ({"arguments": {"x-consumer-timeout": 60000}, "effective_policy_definition": {"consumer-timeout": 1}}, 60.0),
+        ({"effective_policy_definition": {"consumer-timeout": 90000}}, 90.0),
+    ],
+)
+def test_the_consumer_timeout_is_the_queues_argument_or_its_policys(fields: dict[str, object], seconds: float) -> None:
+    assert consumer_timeout_in(fields) == seconds

@@ -45,7 +45,14 @@ def test_all_is_well(settled: CommandLine, servers: Servers) -> None:
         *("PostgreSQL", "PostgreSQL durability", "PostgreSQL connections"),
         *("PostgreSQL sessions", "PostgreSQL commits"),
         *("tables", "partitions", "in-flight ledgers"),
-        *("RabbitMQ", "RabbitMQ management", "RabbitMQ topology", "capabilities", "provider capture"),
+        *(
+            "RabbitMQ",
+            "RabbitMQ management",
+            "RabbitMQ topology",
+            "RabbitMQ consumer timeout",
+            "capabilities",
+            "provider capture",
+        ),
     }
 
 
@@ -161,6 +168,21 @@ def test_a_read_only_database_fails_and_is_waited_for(settled: CommandLine) -> N
         assert run.stdout is not None
         assert b"store.connection_lost" in (line := run.stdout.readline())
         assert b"read-only" in line
+
+
+def test_settings_that_do_not_go_together_are_warnings(settled: CommandLine, servers: Servers) -> None:
+    found = _findings(
+        settled.having(
+            DISPATCHER_RABBITMQ_MANAGEMENT_URL=servers.management_url,
+            DISPATCHER_SEND_TIMEOUT_SECONDS="600",
+            DISPATCHER_DRAIN_SECONDS="900",
+            DISPATCHER_RETRY_CAP_SECONDS="3600",
+        ),
+        code=0,
+    )
+
+    assert found["RabbitMQ consumer timeout"]["state"] == "warning"
+    assert "a worker may hold a delivery for 2160 s" in found["RabbitMQ consumer timeout"]["words"]
 
 
 def test_more_workers_than_the_database_has_connections_for_fails(settled: CommandLine) -> None:
