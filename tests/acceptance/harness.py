@@ -275,16 +275,22 @@ def stop(run: Program, *, seconds: float = DEADLINE_SECONDS) -> None:
 
 
 def emails(
-    count: int, *, name: str = "email", to: Callable[[int], str] | None = None, on_uncertain: OnUncertain | None = None
+    count: int,
+    *,
+    name: str = "email",
+    to: Callable[[int], str] | None = None,
+    on_uncertain: OnUncertain | None = None,
+    template_id: str | None = None,
 ) -> Iterator[Email]:
-    """Plain emails, each to somebody else."""
+    """Plain emails, each to somebody else; without text where a template has it."""
     for number in range(count):
         yield Email(
             message_key=f"{name}-{number}",
             sender="Shop <shop@example.com>",
             to=to(number) if to else f"customer-{number}@example.org",
             subject=f"Receipt {number}",
-            text=f"Thank you for order {number}.",
+            text=None if template_id else f"Thank you for order {number}.",
+            template_id=template_id,
             correlation_id=f"order-{number}",
             on_uncertain=on_uncertain,
         )

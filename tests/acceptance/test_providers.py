@@ -109,6 +109,29 @@ def test_what_the_first_cannot_take_the_second_sends_each_once(host: Host, doubl
     assert not double.delivered()
 
 
+@pytest.mark.slow
+def test_templated_emails_wait_until_the_provider_with_templates_is_back_and_others_go_by_the_second(
+    host: Host, double: Double
+) -> None:
+    sink = host.sink()
+    host.recipient = InOrder(double, sink)
+    double.kill()
+    templated = set(host.enqueue(emails(20, name="templated", template_id="d-1")))
+    run = host.run(WORKERS=2)
+    run.await_events("provider.paused", provider="sendgrid")
+
+    texts = set(host.enqueue(emails(500, name="text")))
+
+    eventually(lambda: sink.delivered() == dict.fromkeys(texts, 1), "emails with text, by the second")
+    assert {row.status for email_id, row in host.rows().items() if email_id in templated} <= {"pending", "sending"}
+    double.start()
+    books = host.await_finished(templated | texts)
+    stop(run)
+    books.assert_balanced()
+    assert books.counts == {"sent": 520}
+    assert double.delivered() == dict.fromkeys(templated, 1)
+
+
 def test_answers_that_never_come_make_no_second_request_and_no_second_provider(host: Host, double: Double) -> None:
     # It accepts, and closes the connection instead of saying so.
     sink = host.sink()
