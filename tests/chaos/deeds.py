@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from random import Random
@@ -280,16 +279,8 @@ def _away(names: Collection[str], part: Callable[[Network, Collection[str]], Non
         host = random.choice(reachable)
         network = host.network
         assert network is not None
-        since, workers = time.time(), host.find("worker")
         part(network, names)
-
-        def heal() -> None:
-            network.heal()
-            # A shorter one is no reason to hold anything: nobody may judge a lease sooner.
-            if POSTGRES in names and time.time() - since >= stage.lease_seconds:
-                stage.diary.part(workers, since)
-
-        stage.later(seconds, heal)
+        stage.later(seconds, network.heal)
         return True
 
     return deed

@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
@@ -80,11 +79,6 @@ class Diary:
         except ProcessLookupError:
             return
         self._disturbances[index] = replace(self._disturbances[index], until=time.time())
-
-    def part(self, pids: Iterable[int], since: float) -> None:
-        """These processes went on from then until now, and reached no server of ours."""
-        until = time.time()
-        self._disturbances += [Disturbance(pid, since, until, stands_still=False) for pid in pids]
 
     @property
     def frozen(self) -> tuple[int, ...]:

@@ -250,9 +250,13 @@ def _announcements(books: Books) -> dict[str, Iterable[object]]:
 
 
 def _is_true(letter: Letter, books: Books) -> bool:
-    """Whether a dead letter says what the database says; a held email may be proved sent after it."""
+    """Whether a dead letter says what the database says. A held email may be proved sent after it; or failed, if it was
+    held because its host was away."""
     row = books.rows.get(letter.email_id)
-    return row is not None and (row.status == letter.status or (letter.status, row.status) == ("held", "sent"))
+    if row is None or row.status == letter.status:
+        return row is not None
+    was_held = letter.status == "held"
+    return was_held and (row.status == "sent" or (row.status == "failed" and books.rescued.get(letter.email_id, 0) > 0))
 
 
 def _names(answer: Answer, books: Books) -> bool:

@@ -198,19 +198,6 @@ def test_what_was_held_without_any_of_that_is_wrong(books: Books) -> None:
     assert "held without need" in verdict.violations
 
 
-CUT_OFF = Disturbance(77, 100.5, 104.0, stands_still=False)
-
-
-def test_a_refusal_that_a_cut_off_worker_could_not_record_was_on_the_wire() -> None:
-    verdict = judge(replace(held([Exchange(HELD, 100.1, 101.0)], [CUT_OFF]), attempts=[attempt(HELD, "rejected")]))
-
-    assert (verdict.held_on_wire, verdict.held_unexplained) == (1, 0)
-
-
-def test_a_worker_that_was_cut_off_and_whose_request_never_came_explains_nothing() -> None:
-    assert judge(held([], [CUT_OFF])).held_unexplained == 1
-
-
 def test_a_deleted_ledger_explains_what_its_worker_had_leased_and_nothing_else() -> None:
     no_trace = replace(held([], []), attempts=[])
 
@@ -232,6 +219,13 @@ def test_one_fragment_explains_one_email() -> None:
     verdict = judge(books)
 
     assert (verdict.held_on_wire, verdict.held_at_edge) == (1, 1)
+
+
+def test_a_held_email_that_failed_when_its_host_was_back_has_the_dead_letter_of_its_rescue() -> None:
+    books = replace(GOOD, letters=[*GOOD.letters, Letter(FAILED, "held")])
+
+    assert "alive with a dead letter" in judge(books).violations
+    assert judge(replace(books, rescued={FAILED: 1})).is_good
 
 
 def test_no_wrong_hides_another() -> None:

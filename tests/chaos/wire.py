@@ -3,14 +3,16 @@ attempts of which nobody knows the outcome, laid beside each other.
 
 Such an attempt is explained by one of these, and in this order:
 
-    on the wire   its request reached the provider, and no whole answer reached a worker that was awake to read it, and
-                  not cut off from the servers that record it; or it had begun to arrive when the worker was killed or
-                  frozen; or the provider closed a connection meanwhile, and the request went into that one
+    on the wire   its request reached the provider, and no whole answer reached a worker that was awake to read it; or
+                  it had begun to arrive when the worker was killed or frozen; or the provider closed a connection
+                  meanwhile, and the request went into that one
     at the edge   the worker was killed or frozen in one of the two moments that no ledger can see: the slot says *on
                   the wire* and the first octet has not left yet, so that the provider saw nothing; or the answer was
                   read and the slot does not say *answered* yet
     without a ledger   its worker's ledger was deleted, and the worker had leased the email when it ended or stood still
     unexplained   neither: it was held, or sent again, without need
+
+That its host was cut off from PostgreSQL explains nothing: once it is back, its ledger says what became of the email.
 """
 
 from __future__ import annotations
@@ -77,17 +79,15 @@ class Wire:
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """A worker was killed, or frozen for a time, or its host was cut off from our servers for longer than a lease.
+    """A worker was killed, or frozen for a time.
 
     Attributes:
-        until: When it went on, or reached the servers again; infinity if it never did.
-        stands_still: Whether the process did nothing; one that is cut off sends, and can record nothing.
+        until: When it went on; infinity if it never did.
     """
 
     pid: int
     since: float
     until: float = math.inf
-    stands_still: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,6 @@ def explain(
 def _explain_unseen(attempt: Attempt, wire: Wire, own: Sequence[Disturbance], spent: set[Fragment]) -> Explanation:
     if any(attempt.started_at - CLOCK_SECONDS <= at <= attempt.finished_at for at in wire.closed_at):
         return Explanation.ON_THE_WIRE
-    own = [each for each in own if each.stands_still]
     for fragment in wire.fragments:
         if fragment not in spent and any(_was_cut_off(fragment, attempt, each) for each in own):
             spent.add(fragment)
