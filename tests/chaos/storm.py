@@ -44,9 +44,6 @@ from tests.supervisor.program import Program, eventually
 
 LOOK_SECONDS: Final = 0.05
 DRAIN_SECONDS: Final = 5
-STANDSTILL_SECONDS: Final = 3.0
-"""So much longer the adversary waits where nothing was accepted since his last deed: on a busy machine, where processes
-take seconds to start, he would else strike nobody at work."""
 START_SECONDS: Final = 90.0
 STOP_SECONDS: Final = 30.0
 CALM_SECONDS: Final = 180.0
@@ -71,6 +68,8 @@ class Plan:
         connections: How many requests a worker may have on the wire; what else it has leased waits.
         bundle: Most emails that a message on the send queue points to.
         pause_seconds: The shortest and the longest between two deeds.
+        patience_seconds: So much longer the adversary waits where nothing was accepted since his last deed: on a busy
+            machine, where processes take seconds to start, he would otherwise strike nobody at work.
         deck: How often each deed is in the deck; those that the ground does not allow are never drawn.
         command: What is tested instead of `dispatcher run`.
         rest_seconds: How long everything may take to come to rest.
@@ -84,6 +83,7 @@ class Plan:
     workers: int = 2
     provider: str = "sendgrid"
     pause_seconds: tuple[float, float] = (0.1, 1.2)
+    patience_seconds: float = 3.0
     lease_seconds: float = 3.0
     latency_ms: int = 30
     connections: int = 12
@@ -270,7 +270,7 @@ def _rage(plan: Plan, stage: Stage, tell: Tell) -> None:
         acts_at = time.monotonic() + chance.uniform(*plan.pause_seconds)
         accepted = stage.provider.ledger_octets
         while (now := time.monotonic()) < ends_at:
-            is_standing = stage.provider.ledger_octets == accepted and now < acts_at + STANDSTILL_SECONDS
+            is_standing = stage.provider.ledger_octets == accepted and now < acts_at + plan.patience_seconds
             if now >= acts_at and not is_standing:
                 break
             stage.step()
