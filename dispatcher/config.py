@@ -113,6 +113,12 @@ class Settings:
         "Most emails of one sender and template in a call to SendGrid (up to 1000) or SES (up to 50); 1: a call each. "
         "More are faster; where a call's answer is lost, all of its emails are held.",
     )
+    worker_memory_mb: int = setting(
+        values.whole(16, 65536),
+        "256",
+        "Megabytes that a worker may use for large bodies and for attachments, with what rendering makes of them. "
+        "An email that needs more than all of it is sent alone; those that do not fit wait.",
+    )
     lease_seconds: float = setting(
         values.seconds(1, 3600), "60", "How long a worker owns an email; slow sends renew it."
     )

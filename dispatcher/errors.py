@@ -11,7 +11,8 @@
     │   │   └── StoreRefused      it knows no such user, password or database
     │   └── BrokerUnavailable
     │       └── BrokerRefused     it knows no such user, password or virtual host
-    ├── ValueRefused              a value that PostgreSQL cannot hold; its neighbours in a batch are well
+    ├── StatementRefused          PostgreSQL cannot execute a statement, perhaps because of one row that it names
+    │   └── ValueRefused          because of a value that it cannot hold
     ├── SchemaError               the database's tables are missing, older, newer or edited
     ├── TopologyError             RabbitMQ's queues or exchanges are missing or differ from what we need
     └── ProviderFault             the provider as a whole cannot be used: account, credentials, set-up
@@ -114,7 +115,14 @@ class BrokerRefused(BrokerUnavailable):
     """RabbitMQ answers, and does not let us in: a setting of ours, or of the server, has to be mended."""
 
 
-class ValueRefused(DispatcherError):
+class StatementRefused(DispatcherError):
+    """PostgreSQL answers, and cannot execute this statement: a damaged row, a trigger, a value, or a mistake of ours.
+
+    The same statement without the row at fault succeeds (see `store.apart`).
+    """
+
+
+class ValueRefused(StatementRefused):
     """PostgreSQL cannot hold a value of a statement; the same call with it never succeeds."""
 
 

@@ -38,6 +38,8 @@ class Reason(StrEnum):
     """The attempt's deadline passed before a byte that could cause acceptance left."""
     CONTENT_DELETED = "content_deleted"
     """The email's content was deleted before it was sent (retention, privacy); there is nothing to send."""
+    CONTENT_UNREADABLE = "content_unreadable"
+    """PostgreSQL cannot read the email's content: its storage is damaged; nothing of it left."""
     INTERNAL_ERROR = "internal_error"
     """Our own code failed on this email before anything of it left."""
     WORKER_CRASHED = "worker_crashed"

@@ -26,13 +26,13 @@ from dispatcher.domain.decision import decide
 from dispatcher.domain.outcome import Uncertain
 from dispatcher.domain.retry import RetryPolicy
 from dispatcher.domain.status import Status
-from dispatcher.errors import DispatcherError, StoreBusy, StoreUnavailable
+from dispatcher.errors import DispatcherError, StatementRefused, StoreBusy
 from dispatcher.inflight import Flight, LivingLedger, steady_clock
 from dispatcher.relay.unrenewed import Unrenewed
 from dispatcher.results import result_of
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.leases import LeaseStore, Result
-from dispatcher.store.locked import LockedRows
+from dispatcher.store.locked import RETRY_REFUSED_SECONDS, Around, LockedRows
 from dispatcher.store.settlement import ExpiringLease, find_expiring, release_expired
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
@@ -71,7 +71,7 @@ class ExpiredLeases:
         self._patience_seconds = settings.lease_seconds / PATIENCE
         self._policy = RetryPolicy(settings.max_attempts, settings.retry_base_seconds, settings.retry_cap_seconds)
         self._pool = pool
-        self._locked = LockedRows(lambda: session(pool))
+        self._locked = LockedRows(lambda: session(pool), retry_seconds=RETRY_REFUSED_SECONDS)
         self._report = report
         self._log = get_log()
         self._look_at = 0.0
@@ -137,25 +137,21 @@ class ExpiredLeases:
 
         if not leases:
             return 0
-        released, _ = await self._locked.around([lease.email_id for lease in leases], release)
-        return len(released or ())
+        around = await self._locked.around([lease.email_id for lease in leases], release)
+        return sum(map(len, around.answers))
 
     async def _record(self, ledger: LivingLedger, results: Sequence[Result]) -> list[Result]:
         """Records in our name: the worker may record the same attempts when it wakes, and count them as its own.
 
-        What is locked is found again at the next look.
+        What is locked is found again at the next look, and so is what PostgreSQL refuses.
         """
         if not results:
             return []
         name = f"{ledger.slot}:relay"
-        try:
-            recorded, _ = await record_free(LeaseStore(self._pool, worker=name, slot=name), self._locked, results)
-        except StoreUnavailable:
-            raise
-        except DispatcherError as error:
-            # PostgreSQL refuses what it says: neither other workers nor what is due may wait for it.
+        around = await record_free(LeaseStore(self._pool, worker=name, slot=name), self._locked, results)
+        for error in around.refused.values():
             self._report(ledger, error.message)
-            return []
+        recorded = set().union(*around.answers)
         return [result for result in results if result.email_id in recorded]
 
     def _result(self, lease: ExpiringLease, flight: Flight) -> Result:
@@ -165,26 +161,19 @@ class ExpiredLeases:
         return result_of(flight, outcome, decision)._replace(expired_at=lease.expired_at)
 
 
-async def record_free(
-    store: LeaseStore, locked_rows: LockedRows, results: Sequence[Result]
-) -> tuple[set[UUID], set[UUID]]:
-    """Records, as `record_each`, what is not locked; returns the ids whose lease still held, and those left out."""
-    ours, locked = await locked_rows.around(
-        [result.email_id for result in results],
-        lambda free: record_each(store, [result for result in results if result.email_id in free]),
-    )
-    return ours or set(), locked
+async def record_free(store: LeaseStore, rows: LockedRows, results: Sequence[Result]) -> Around[set[UUID]]:
+    """Records what is neither locked nor refused by PostgreSQL; one that is refused is tried again without its words.
 
+    The answers are the ids whose lease still held.
+    """
+    by_id = {result.email_id: result for result in results}
 
-async def record_each(store: LeaseStore, results: Sequence[Result]) -> set[UUID]:
-    """Records results in one batch; one that PostgreSQL refuses loses its words, and costs the others nothing."""
-    try:
-        return await store.record(results)
-    except StoreUnavailable:
-        raise
-    except DispatcherError:
-        if len(results) == 1:
-            bare = results[0]._replace(error=None, provider_code=None, provider_message_id=None)
-            return await store.record([bare])
-    middle = len(results) // 2
-    return await record_each(store, results[:middle]) | await record_each(store, results[middle:])
+    async def record(free: set[UUID]) -> set[UUID]:
+        try:
+            return await store.record([by_id[email_id] for email_id in free])
+        except StatementRefused:
+            if len(free) > 1:
+                raise
+            return await store.record([by_id[email_id].bare() for email_id in free])
+
+    return await rows.around(by_id, record)

@@ -47,7 +47,7 @@ from dispatcher.relay.expired import ExpiredLeases, record_free
 from dispatcher.results import result_of
 from dispatcher.store.connections import AsyncSession, Pool, session
 from dispatcher.store.leases import LeaseStore, Result
-from dispatcher.store.locked import LockedRows
+from dispatcher.store.locked import RETRY_REFUSED_SECONDS, LockedRows
 from dispatcher.store.settlement import (
     find_attempt_bases,
     find_database_id,
@@ -79,7 +79,7 @@ class Settlement:
         self._reported: set[Path] = set()
         self._delayed: set[Path] = set()
         self._workers_here: frozenset[str] | None = None
-        self._locked = LockedRows(lambda: session(pool))
+        self._locked = LockedRows(lambda: session(pool), retry_seconds=RETRY_REFUSED_SECONDS)
         self._expired = ExpiredLeases(settings, pool, lambda ledger, reason: self._report(ledger.path, reason))
 
     @property
@@ -204,14 +204,17 @@ class Settlement:
         return sum(email.status is Status.PENDING for email in crashed)
 
     async def _record(self, ledger: DeadLedger, results: list[Result]) -> tuple[list[Result], set[UUID]]:
-        """Records what is not locked; returns what that was, and the ids of the rest."""
+        """Records what is neither locked nor refused; returns what that was, and the ids of the rest."""
         store = LeaseStore(self._pool, worker=ledger.worker, slot=ledger.slot)
         # The worker, or an earlier settlement, may have recorded some of them and died before it could say so.
         missing = [result for result in results if not await store.is_recorded(result)]
         if not missing:
             return [], set()
-        _, locked = await record_free(store, self._locked, missing)
-        return [result for result in missing if result.email_id not in locked], locked
+        around = await record_free(store, self._locked, missing)
+        for error in around.refused.values():
+            self._report(ledger.path, error.message)
+        left = around.locked | around.refused.keys()
+        return [result for result in missing if result.email_id not in left], left
 
     async def _attempt_bases(self, ledger: DeadLedger) -> dict[UUID, int]:
         async with session(self._pool) as connection:

@@ -20,8 +20,8 @@ from psycopg.types.json import set_json_loads
 
 from dispatcher.errors import (
     ConfigurationError,
-    DispatcherError,
     SchemaError,
+    StatementRefused,
     StoreBusy,
     StoreRefused,
     StoreUnavailable,
@@ -61,6 +61,8 @@ _NAME_REMEDY: Final = (
     "Correct the database's name at the end of DISPATCHER_DATABASE_URL, or make that database: "
     "createdb --encoding UTF8 NAME."
 )
+# psycopg counts them among faults of the server. A block that the disk cannot read concerns the rows in it alone.
+_OF_ROWS: Final = (pg.IoError, pg.UndefinedFile, pg.ProgramLimitExceeded)
 # Whatever the URL, environment or role says: our lists are written so (see `arrays`), and emails hold any letter.
 _ENCODING: Final = "utf8"
 # How soon we notice that the server vanished without a word. The other way round, so that a dead host's locks are set
@@ -146,7 +148,8 @@ def translated() -> Iterator[None]:
             StoreRefused where the server does not let us in.
         SchemaError: a table or function is missing.
         ValueRefused: a value is out of range, or no text that it can hold.
-        DispatcherError: anything else that the server refused, by its code, without the statement's values.
+        StatementRefused: anything else that the server refused, by its code, without the statement's values: a damaged
+            row, a trigger that raises. Also a value in an answer that is no text or JSON: the statement was executed.
     """
     try:
         yield
@@ -158,6 +161,8 @@ def translated() -> Iterator[None]:
         raise StoreBusy(f"PostgreSQL is not available: {_first_line(error)}.") from error
     except (pg.InsufficientPrivilege, pg.InvalidPassword, pg.InvalidCatalogName, pg.ReadOnlySqlTransaction) as error:
         raise StoreUnavailable(f"PostgreSQL refuses us: {_first_line(error)}.") from error
+    except _OF_ROWS as error:
+        raise StatementRefused(_refused(error)) from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
         words = _first_line(error)
         if remedy := _remedy(words):
@@ -166,7 +171,13 @@ def translated() -> Iterator[None]:
     except psycopg.DataError as error:
         raise ValueRefused(f"PostgreSQL refused a value ({error.sqlstate or type(error).__name__}).") from error
     except psycopg.Error as error:
-        raise DispatcherError(f"PostgreSQL refused a statement ({error.sqlstate or type(error).__name__}).") from error
+        raise StatementRefused(_refused(error)) from error
+    except (UnicodeDecodeError, orjson.JSONDecodeError) as error:
+        raise StatementRefused(f"PostgreSQL holds a value that cannot be read ({type(error).__name__}).") from None
+
+
+def _refused(error: psycopg.Error) -> str:
+    return f"PostgreSQL refused a statement ({error.sqlstate or type(error).__name__})."
 
 
 def _remedy(words: str) -> str | None:

@@ -61,6 +61,7 @@ def insert_parameters(drafts: Sequence[Draft], *, publish_in_seconds: float = 0.
     """
     ordered = sorted(drafts, key=lambda item: item.key)
     emails = [item.email for item in ordered]
+    template_datas = [_json(dict(email.template_data)) for email in emails]
     return {
         "email_ids": [item.email_id for item in ordered],
         "tenant_ids": [email.tenant_id for email in emails],
@@ -75,10 +76,11 @@ def insert_parameters(drafts: Sequence[Draft], *, publish_in_seconds: float = 0.
         "text_bodies": [email.text for email in emails],
         "html_bodies": [email.html for email in emails],
         "template_ids": [email.template_id for email in emails],
-        "template_datas": [_json(dict(email.template_data)) for email in emails],
+        "template_datas": template_datas,
         "headers": [_json(dict(email.headers)) for email in emails],
         "tags": [_json(email.tags) for email in emails],
         "attachment_counts": [len(email.attachments) for email in emails],
+        "octets": list(map(_octets, emails, template_datas)),
         "publish_in_seconds": publish_in_seconds,
     }
 
@@ -123,6 +125,13 @@ def holders(rows: Iterable[Sequence[Any]]) -> Mapping[Key, tuple[UUID, bytes]]:
 def _recipients(email: Email) -> dict[str, tuple[str, ...]]:
     lists = {"to": email.to, "cc": email.cc, "bcc": email.bcc, "reply_to": email.reply_to}
     return {name: addresses for name, addresses in lists.items() if addresses}
+
+
+def _octets(email: Email, template_data: str | None) -> int:
+    """How much the content holds, about: a character that is not ASCII counts as the four octets that it may take."""
+    texts = [text for text in (email.text, email.html, template_data) if text]
+    octets = sum(len(text) if text.isascii() else 4 * len(text) for text in texts)
+    return octets + sum(len(attachment.content) for attachment in email.attachments)
 
 
 def _json(value: Any) -> str | None:

@@ -13,13 +13,19 @@ from uuid import UUID
 
 from dispatcher.domain.outgoing import Attachment, OutgoingEmail
 from dispatcher.domain.status import OnUncertain, Status
+from dispatcher.errors import StatementRefused
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.locked import LockedRows
 from dispatcher.store.queries import ids_within, query
 
 MOST_LETTER_REPLAYS: Final = 3
 """So often an email's dead letter may be put back by hand; more often, and it is a machine that moves it."""
+MOST_OCTETS: Final = 64 * 1024
+"""Content up to so much is read at the lease, where it has no attachments: far above nearly all emails."""
+SLICE_OCTETS: Final = 4 * 1024 * 1024
 _NUMBER: Final = attrgetter("email_id.int")
+_NO_EMAIL: Final = (AttributeError, TypeError, ValueError)
+"""What building an email raises where its row was altered by hand."""
 _NO_HEADERS: Final = MappingProxyType[str, str]({})
 _NO_DATA: Final = MappingProxyType[str, object]({})
 
@@ -28,12 +34,15 @@ class Lease(NamedTuple):
     """Timed ownership of an email, with all that sending it takes. A tuple: there are thousands a second.
 
     Attributes:
-        email: What to send; None if its content was deleted since.
+        email: What to send; None if its content was deleted since, or has to be read on its own.
         token: Fences every write under this lease.
         attempt_number: The number of the attempt that this lease is for, from 1.
         attempt_base: How many attempts there were when it was last replayed: they count anew from there.
         on_uncertain: The email's own policy; None for the host's.
         traceparent: W3C trace context of whoever enqueued it; None if there was none.
+        octets_apart: How much content there is to be read on its own before the email can be sent, because it is large
+            or could not be read together with others; 0 if there is none, negative if nobody knows.
+        created_at: When it was enqueued; None if that was not read.
     """
 
     email_id: UUID
@@ -44,6 +53,8 @@ class Lease(NamedTuple):
     correlation_id: str | None
     attempt_base: int = 0
     traceparent: str | None = None
+    octets_apart: int = 0
+    created_at: datetime | None = None
 
     @property
     def trace_id(self) -> str | None:
@@ -103,6 +114,10 @@ class Result(NamedTuple):
     provider_message_id: str | None = None
     expired_at: datetime | None = None
 
+    def bare(self) -> Result:
+        """The result without the provider's words, for where PostgreSQL refuses these."""
+        return self._replace(error=None, provider_code=None, provider_message_id=None)
+
 
 _COLUMNS: Final = (
     *("email_ids", "lease_tokens", "statuses", "attempt_numbers", "started_ats", "finished_ats", "outcomes"),
@@ -141,11 +156,59 @@ class LeaseStore:
             "message_keys": [keys_by_id[email_id] for email_id in ids["email_ids"]],
             "worker": self._worker,
             "lease_seconds": lease_seconds,
+            "most_octets": MOST_OCTETS,
         }
-        rows = await self._fetch("lease", parameters)
-        with_attachments = [row[0] for row in rows if row[-1]]
-        attachments = await self._attachments(with_attachments) if with_attachments else {}
-        return [_lease(row, attachments.get(row[0], ()) if row[-1] else ()) for row in rows]
+        return [_lease(row) for row in await self._fetch("lease", parameters)]
+
+    async def lease_unread(self, email_id: UUID, message_key: str, lease_seconds: float) -> Lease | None:
+        """As `lease`, for one email that it could not read. Its content is still to be read."""
+        parameters = {
+            "email_id": email_id,
+            "message_key": message_key,
+            "worker": self._worker,
+            "lease_seconds": lease_seconds,
+        }
+        for token, attempt_number, on_uncertain, attempt_base in await self._fetch("lease_unread", parameters):
+            policy = OnUncertain(on_uncertain) if on_uncertain else None
+            return Lease(email_id, None, token, attempt_number, policy, None, attempt_base, octets_apart=1)
+        return None
+
+    async def find_content_octets(self, email_id: UUID) -> int:
+        """How much the content of an email holds; 0 if it was deleted."""
+        ((octets,),) = await self._fetch("find_content_octets", {"email_id": email_id})
+        return int(octets or 0)
+
+    async def read_content(self, email_id: UUID) -> OutgoingEmail | None:
+        """An email's content; None if it was deleted, attachments included.
+
+        Raises:
+            StatementRefused: PostgreSQL cannot read it, or it is no email.
+        """
+        rows = await self._fetch("find_content", {"email_id": email_id})
+        attachments: list[Attachment] = []
+        for position, filename, content_type, octets in await self._fetch("find_attachments", {"email_id": email_id}):
+            content = await self._read_attachment(email_id, position, octets)
+            if content is None:
+                return None
+            attachments.append(Attachment(filename, content_type, content))
+        try:
+            return _outgoing(email_id, rows[0], tuple(attachments)) if rows else None
+        except _NO_EMAIL as error:
+            raise StatementRefused("PostgreSQL holds a row that is no email.") from error
+
+    async def _read_attachment(self, email_id: UUID, position: int, octets: int) -> bytes | None:
+        """An attachment, in slices: a session keeps as much memory as its largest answer took. None if it is gone."""
+        content = bytearray()
+        where = {"email_id": email_id, "position": position, "octets": SLICE_OCTETS}
+        while len(content) < octets:
+            async with session(self._pool) as connection:
+                cursor = connection.cursor(binary=True)
+                await cursor.execute(query("find_attachment_slice"), {**where, "from": len(content) + 1})
+                row = await cursor.fetchone()
+            if row is None or not row[0]:
+                return None
+            content += row[0]
+        return bytes(content)
 
     async def find_database_id(self) -> UUID:
         """The database's identity."""
@@ -201,11 +264,12 @@ class LeaseStore:
     async def release_free(
         self, leases: dict[UUID, int], away_seconds: Mapping[UUID, float] = MappingProxyType({})
     ) -> set[UUID]:
-        """As `release`, without those that are locked; returns the ids of these, which have to be released later."""
-        _, locked = await self.locked.around(
-            leases, lambda free: self.release({i: leases[i] for i in free}, away_seconds)
-        )
-        return locked
+        """As `release`, without those that are locked; returns the ids of these, which have to be released later.
+
+        What PostgreSQL refuses to release stays leased until the lease ends.
+        """
+        around = await self.locked.around(leases, lambda free: self.release({i: leases[i] for i in free}, away_seconds))
+        return around.locked
 
     async def record(self, results: Sequence[Result]) -> set[UUID]:
         """Records a batch; returns the ids whose lease was still ours (see the statement for the others)."""
@@ -225,12 +289,6 @@ class LeaseStore:
             "worker": self._worker,
         }
         return bool(await self._fetch("find_attempt", parameters))
-
-    async def _attachments(self, email_ids: list[UUID]) -> dict[UUID, tuple[Attachment, ...]]:
-        found: dict[UUID, tuple[Attachment, ...]] = {}
-        for email_id, filename, content_type, content in await self._fetch("find_attachments", ids_within(email_ids)):
-            found[email_id] = (*found.get(email_id, ()), Attachment(filename, content_type, content))
-        return found
 
     async def _ids(self, name: str, parameters: dict[str, Any]) -> set[UUID]:
         return {row[0] for row in await self._fetch(name, parameters)}
@@ -253,24 +311,31 @@ def _columns(results: Sequence[Result]) -> dict[str, Any]:
     return columns
 
 
-def _lease(row: tuple[Any, ...], attachments: tuple[Attachment, ...]) -> Lease:
+def _lease(row: tuple[Any, ...]) -> Lease:
     email_id, token, attempt_number, on_uncertain, correlation_id, attempt_base, traceparent = row[:7]
+    octets_apart = row[-1] or 0
+    try:
+        email = None if row[8] is None or octets_apart else _outgoing(email_id, row[7:-1])
+    except _NO_EMAIL:
+        email, octets_apart = None, 1
     return Lease(
         email_id,
-        None if row[8] is None else _outgoing(row, attachments),
+        email,
         token,
         attempt_number,
         OnUncertain(on_uncertain) if on_uncertain else None,
         correlation_id,
         attempt_base,
         traceparent,
+        octets_apart,
+        row[7],
     )
 
 
-def _outgoing(row: tuple[Any, ...], attachments: tuple[Attachment, ...]) -> OutgoingEmail:
-    created_at, sender, recipients, subject, text, html, template_id, template_data, headers, tags, _ = row[7:]
+def _outgoing(email_id: UUID, row: tuple[Any, ...], attachments: tuple[Attachment, ...] = ()) -> OutgoingEmail:
+    created_at, sender, recipients, subject, text, html, template_id, template_data, headers, tags = row
     return OutgoingEmail(
-        email_id=row[0],
+        email_id=email_id,
         created_at=created_at,
         sender=sender,
         to=tuple(recipients.get("to", ())),

@@ -1,37 +1,69 @@
-"""Emails whose rows somebody else's transaction holds: they wait alone, and the others go on without them.
+"""Emails that a batched statement goes around: another transaction holds their rows, or PostgreSQL refuses them.
 
 A batched statement waits for every row in it, so one row that stays locked (a `psql` left open in the middle of a
 transaction, say) would hold up all. Nothing is asked while nothing is locked. Where a statement has waited in vain, one
 look tells which of its emails are locked; they are remembered, and looked at alone before they are in a batch again.
+Where PostgreSQL refuses a statement, `store.apart` finds the emails for which it does.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter
+from typing import Any, Final, Generic, TypeVar
 from uuid import UUID
 
-from dispatcher.errors import StoreBusy
+from dispatcher.errors import StatementRefused, StoreBusy
+from dispatcher.store.apart import apart
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, translated
 from dispatcher.store.queries import ids_within, query
 from dispatcher.telemetry.log import get_log
 
 REMEMBERED_SECONDS: Final = 60.0
 """Since it was last seen locked; whoever has an email in hand looks far more often."""
+RETRY_REFUSED_SECONDS: Final = 10.0
+"""Until the relay tries an email again that PostgreSQL has refused."""
 MOST_NAMED: Final = 5
 """In one log line; somebody may have locked thousands."""
 
 T = TypeVar("T")
+_NUMBER: Final = attrgetter("int")
+
+
+@dataclass(frozen=True, slots=True)
+class Around(Generic[T]):
+    """What became of a batched statement.
+
+    Attributes:
+        answers: Its answers; several where the batch was split, none where it was executed for no email.
+        locked: The emails for which it was not executed, because another transaction holds them.
+        refused: The emails for which PostgreSQL refuses it, and why.
+    """
+
+    answers: list[T]
+    locked: set[UUID]
+    refused: Mapping[UUID, StatementRefused] = field(default_factory=dict)
 
 
 class LockedRows:
     """What one process knows of locked emails."""
 
-    def __init__(self, open_session: Callable[[], AbstractAsyncContextManager[AsyncSession]]) -> None:
+    def __init__(
+        self, open_session: Callable[[], AbstractAsyncContextManager[AsyncSession]], *, retry_seconds: float = 0.0
+    ) -> None:
+        """
+        Args:
+            retry_seconds: How long `around` leaves out an email that PostgreSQL has refused. For a loop that would
+                try it at each look.
+        """
         self._open_session = open_session
+        self._retry_seconds = retry_seconds
         self._seen_at: dict[UUID, float] = {}
+        self._refused: dict[UUID, tuple[float, StatementRefused]] = {}
         self._log = get_log()
 
     def __contains__(self, email_id: UUID) -> bool:
@@ -40,26 +72,37 @@ class LockedRows:
     def __len__(self) -> int:
         return len(self._seen_at)
 
-    async def around(
-        self, email_ids: Iterable[UUID], execute: Callable[[set[UUID]], Awaitable[T]]
-    ) -> tuple[T | None, set[UUID]]:
-        """Executes a batched statement for these emails without those that are locked.
-
-        Returns:
-            Its answer, None if all of them are locked; and the emails that it was not executed for.
+    async def around(self, email_ids: Iterable[UUID], execute: Callable[[set[UUID]], Awaitable[T]]) -> Around[T]:
+        """Executes a batched statement for these emails, but for those that are locked, or that PostgreSQL refuses.
 
         Raises:
             StoreBusy: what it waited for is none of these rows, and nothing was committed.
         """
         asked = set(email_ids)
         locked = await self.among(asked)
-        if asked and locked == asked:
-            return None, locked
-        try:
-            return await execute(asked - locked), locked
-        except StoreBusy:
-            locked |= await self.among(asked - locked, is_busy=True)
-        return (await execute(asked - locked) if asked > locked else None), locked
+
+        async def execute_free(part: Sequence[UUID]) -> list[T]:
+            free = set(part)
+            try:
+                return [await execute(free)]
+            except StoreBusy:
+                locked.update(found := await self.among(free, is_busy=True))
+                return [await execute(free - found)] if free > found else []
+
+        refused = self._still_refused(asked)
+        if not (free := asked - locked - refused.keys()):
+            return Around([], locked, refused)
+        answers, culprits = await apart(sorted(free, key=_NUMBER), execute_free)
+        for email_id, error in culprits:
+            self._refused[email_id] = time.monotonic(), error
+            self._log.error("email.refused", email_id=str(email_id), reason=error.message)
+        return Around([*chain.from_iterable(answers)], locked, refused | dict(culprits))
+
+    def _still_refused(self, email_ids: set[UUID]) -> dict[UUID, StatementRefused]:
+        """Those of these emails that are not to be tried yet."""
+        after = time.monotonic() - self._retry_seconds
+        self._refused = {i: (at, error) for i, (at, error) in self._refused.items() if at > after}
+        return {i: self._refused[i][1] for i in email_ids & self._refused.keys()} if self._refused else {}
 
     async def among(self, email_ids: Collection[UUID], *, is_busy: bool = False) -> set[UUID]:
         """Which of these are locked now, of those that were when we last looked.

@@ -22,6 +22,8 @@ EVENTS: Final = MappingProxyType(
         "email.answered_late": "A provider answered after the attempt had ended as uncertain: provider, outcome.",
         "email.locked": "Somebody else's transaction holds emails' rows; these wait and the others go on: count, "
         "email_ids (a few), held_by (sessions that it may be: pid, application, state, age).",
+        "email.refused": "PostgreSQL refuses to read or write one email, and the others go on without it: email_id, "
+        "reason.",
         "email.rescued": "An email was taken from an owner that is gone: reason (lease_expired, worker_crashed), "
         "status.",
         "message.duplicated": "A message came for an email that is finished or another's; it was acked: status.",

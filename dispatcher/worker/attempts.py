@@ -86,7 +86,7 @@ class Attempts:
 
     def begin(self, sending: Sending) -> Ride | None:
         """Begins an attempt that needs nobody to wait for it, because a call carries it; None where one has to."""
-        email = sending.lease.email
+        email = sending.email
         if email is None:
             return None
         route = self._routes.choose(email)
@@ -109,12 +109,12 @@ class Attempts:
         done = ride.outcome
         if done.cancelled() or done.exception() is not None or not isinstance(outcome := done.result(), Accepted):
             return None
-        assert sending.lease.email is not None
+        assert sending.email is not None
         try:
-            outcome = without_echo(storable(outcome), sending.lease.email)
+            outcome = without_echo(storable(outcome), sending.email)
         except Exception:  # noqa: BLE001 - an answer that is none
             return None
-        ride.route.note(outcome, ride.trial, sending.lease.email)
+        ride.route.note(outcome, ride.trial, sending.email)
         return outcome
 
     async def make(self, sending: Sending, ride: Ride | None = None) -> Outcome:
@@ -126,10 +126,12 @@ class Attempts:
         Raises:
             NoRoute, TryLater, LeaseRanOut, CancelledError: nothing left, and no attempt is burnt.
         """
-        email = sending.lease.email
+        email = sending.email
         if email is None:
             self._prepare(sending)
             sending.begin_attempt()
+            if sending.unreadable is not None:
+                return Rejected(Reason.CONTENT_UNREADABLE, sending.unreadable)
             return Rejected(Reason.CONTENT_DELETED, "The email's content was deleted before it was sent.")
         while True:
             if ride is not None:
@@ -151,7 +153,7 @@ class Attempts:
 
     def may_fail_over(self, sending: Sending, outcome: Outcome) -> bool:
         """Whether the next attempt goes to another provider at once, because the one that refused spoke of itself."""
-        email = sending.lease.email
+        email = sending.email
         if email is None or not isinstance(outcome, Deferred) or outcome.reason not in CONCERNS_PROVIDER:
             return False
         sending.refused_by.add(sending.provider)
@@ -279,13 +281,13 @@ class Attempts:
 
     async def _judged(self, sending: Sending, answer: Awaitable[Outcome]) -> Outcome:
         """What the adapter says; whatever else it raises is judged by whether anything left."""
-        assert sending.lease.email is not None
+        assert sending.email is not None
         try:
-            return without_echo(storable(await answer), sending.lease.email)
+            return without_echo(storable(await answer), sending.email)
         except (LeaseRanOut, _RouteClosed, NoPlace):
             raise
         except ProviderFault as fault:
-            words = words_without_echo(scrub(fault.message), sending.lease.email)
+            words = words_without_echo(scrub(fault.message), sending.email)
             raise ProviderFault(fault.provider, words, remedy=fault.remedy) from fault
         except asyncio.CancelledError as error:
             if sending.is_cancelled:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import Final
 from uuid import UUID
 
@@ -13,8 +15,9 @@ from dispatcher.broker.consumer import Consumer, Delivery
 from dispatcher.broker.dead_letter import DeadLetter, decode
 from dispatcher.broker.pointer import Pointer
 from dispatcher.domain.status import Status
-from dispatcher.errors import InvalidPointer, StoreUnavailable, ValueRefused
+from dispatcher.errors import InvalidPointer, StatementRefused, StoreUnavailable
 from dispatcher.inflight import Ledger, steady_clock
+from dispatcher.store.apart import apart
 from dispatcher.store.leases import Lease, LeaseStore, LetterVerdict, Standing
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
@@ -89,38 +92,24 @@ class Leasing:
         await self._arrivals.finish()
 
     async def _lease(self, batch: list[Arrival]) -> None:
-        if self._stopped:
-            return
-        try:
+        if not self._stopped:
             await self._lease_all(batch)
-        except ValueRefused as error:
-            await self._isolate(batch, error, self._lease)
-
-    async def _isolate(
-        self, batch: list[Arrival], error: ValueRefused, work: Callable[[list[Arrival]], Awaitable[None]]
-    ) -> None:
-        """Sends the one message whose values PostgreSQL refuses to the DLQ, and works on its neighbours."""
-        if len(batch) > 1:
-            middle = len(batch) // 2
-            await work(batch[:middle])
-            await work(batch[middle:])
-            return
-        ((delivery, pointer),) = batch
-        self._log.error("fault.unexpected", where="lease", error=error.message, email_id=str(pointer.email_id))
-        metrics.MESSAGES_REJECTED.add(1)
-        self._consumer.reject(delivery)
 
     async def _lease_all(self, batch: list[Arrival]) -> None:
         waiting: dict[UUID, Arrival] = {}
         repeated = [arrival for arrival in batch if not self._is_first(arrival, waiting)]
         with self._outage.committing:
             keys_by_id = {email_id: pointer.message_key for email_id, (_, pointer) in waiting.items()}
-            leases = await self._lease_surely(keys_by_id)
-        if leases is None:
+            found = await self._lease_surely(keys_by_id)
+        if found is None:
             return
+        leases, refused = found
         for lease in leases:
             delivery, _ = waiting.pop(lease.email_id)
             self._begin(lease, delivery, self._asked_at)
+        for email_id in refused:
+            delivery, _ = waiting.pop(email_id)
+            self._reject(delivery)
         if without_lease := [*waiting.values(), *repeated]:
             await self._settle(without_lease)
 
@@ -132,13 +121,13 @@ class Leasing:
         email_id = arrival[1].email_id
         return not self._in_hand(email_id) and waiting.setdefault(email_id, arrival) is arrival
 
-    async def _lease_surely(self, keys_by_id: dict[UUID, str]) -> list[Lease] | None:
-        """The leases, however long PostgreSQL is away; None if we were stopped meanwhile, and then there are none.
+    async def _lease_surely(self, keys_by_id: dict[UUID, str]) -> tuple[list[Lease], set[UUID]] | None:
+        """The leases, however long PostgreSQL is away, and the emails that it refuses to lease at all.
 
-        Emails that somebody has locked get none.
+        None if we were stopped meanwhile, and then there are none. Emails that somebody has locked get none.
         """
         if not keys_by_id:
-            return []
+            return [], set()
         answer_lost = False
         while True:
             try:
@@ -148,30 +137,51 @@ class Leasing:
                 if self._stopped:
                     return None
                 began_at = time.perf_counter()
-                leases, _ = await self._store.locked.around(keys_by_id, lambda free: self._lease_free(free, keys_by_id))
+                self._asked_at = steady_clock()
+                around = await self._store.locked.around(keys_by_id, lambda free: self._lease_free(free, keys_by_id))
+                leases, refused = [*chain.from_iterable(around.answers)], set(around.refused)
+                for email_id in around.refused:
+                    with suppress(StatementRefused):
+                        leases += await self._lease_unread(email_id, keys_by_id[email_id])
+                        refused.remove(email_id)
                 measure_lease(len(keys_by_id), time.perf_counter() - began_at)
             except StoreUnavailable as error:
                 answer_lost = True
                 await self._outage.wait(error)
             else:
                 self._outage.over()
-                return leases or []
+                return leases, refused
 
     async def _lease_free(self, free: set[UUID], keys_by_id: dict[UUID, str]) -> list[Lease]:
         if len(free) < len(keys_by_id):
             keys_by_id = {email_id: keys_by_id[email_id] for email_id in free}
         if not self._ledger.is_named:
             self._ledger.name_database(await self._store.find_database_id())
-        self._asked_at = steady_clock()
-        return await self._store.lease(keys_by_id, self._lease_seconds)
+        try:
+            return await self._store.lease(keys_by_id, self._lease_seconds)
+        except StatementRefused:
+            # Where the answer was unreadable, the statement was executed.
+            await self._store.release_unanswered(list(keys_by_id))
+            raise
+
+    async def _lease_unread(self, email_id: UUID, message_key: str) -> list[Lease]:
+        """The lease of an email that could not be leased with its content, if it may be leased."""
+        lease = await self._store.lease_unread(email_id, message_key, self._lease_seconds)
+        return [] if lease is None else [lease]
 
     async def _settle(self, arrivals: list[Arrival]) -> None:
-        try:
-            await self._settle_all(arrivals)
-        except ValueRefused as error:
-            await self._isolate(arrivals, error, self._settle)
+        """Settles what got no lease; what PostgreSQL refuses to tell of goes to the DLQ."""
+        _, culprits = await apart(arrivals, self._settle_all)
+        for (delivery, pointer), error in culprits:
+            self._log.error("email.refused", email_id=str(pointer.email_id), reason=error.message)
+            self._reject(delivery)
 
-    async def _settle_all(self, arrivals: list[Arrival]) -> None:
+    def _reject(self, delivery: Delivery) -> None:
+        """Sends a message to the DLQ. Where it is, its email can be found; on the queue it would come again at once."""
+        metrics.MESSAGES_REJECTED.add(1)
+        self._consumer.reject(delivery)
+
+    async def _settle_all(self, arrivals: Sequence[Arrival]) -> None:
         try:
             standing = await self._store.find_standing([pointer.email_id for _, pointer in arrivals])
             # A lease of ours that nobody here knows: its statement was cut off, and went on without us.
@@ -187,7 +197,7 @@ class Leasing:
             return
         self._consumer.ack([delivery for delivery, pointer in arrivals if self._is_done(delivery, pointer, standing)])
 
-    async def _replay_letters(self, arrivals: list[Arrival], standing: dict[UUID, Standing]) -> list[Arrival]:
+    async def _replay_letters(self, arrivals: Sequence[Arrival], standing: dict[UUID, Standing]) -> Sequence[Arrival]:
         """Settles the dead letters among what got no lease: a person has put them here. Returns the other messages."""
         dead = [(d, p) for d, p in arrivals if _is_dead(standing.get(p.email_id), p)]
         letters = [(delivery, letter) for delivery, _ in dead if (letter := _letter_in(delivery))]

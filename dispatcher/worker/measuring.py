@@ -38,9 +38,9 @@ def measure_record(batch: Sequence[Closing], seconds: float) -> None:
     _measure_others([result for result in results if result.outcome != ACCEPTED])
     _measure_send_seconds(results)
     metrics.END_TO_END_SECONDS.observe_all(
-        (closing.result.finished_at - closing.sending.lease.email.created_at).total_seconds()
+        (closing.result.finished_at - closing.sending.lease.created_at).total_seconds()
         for closing in batch
-        if closing.result.outcome == ACCEPTED and closing.sending.lease.email is not None
+        if closing.result.outcome == ACCEPTED and closing.sending.lease.created_at is not None
     )
 
 

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID
@@ -37,6 +39,7 @@ from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 from dispatcher.worker.attempts import Attempts, NoRoute, Ride, TryLater
 from dispatcher.worker.batches import Batches
+from dispatcher.worker.contents import Contents, NoMemory
 from dispatcher.worker.leasing import Leasing
 from dispatcher.worker.outage import StoreOutage
 from dispatcher.worker.recorder import LOCKED_SECONDS, Closing, Recorder
@@ -109,6 +112,13 @@ class Pipeline:
             is_awaited=lambda: self._room() < settings.prefetch // SCARCE_SHARE,
         )
         self._returns: Batches[Sending] = Batches(self._release)
+        self._contents = Contents(
+            store,
+            self._outage,
+            octets=settings.worker_memory_mb * 1_000_000,
+            window=settings.prefetch,
+            waiting=self._waiting,
+        )
         self.sent_count = 0
         self.finished_count = 0
         self.released_count = 0
@@ -191,6 +201,7 @@ class Pipeline:
             attempt_number=lease.attempt_number,
             confirmed_at=asked_at,
             leased_until=asked_at + self._settings.lease_seconds,
+            email=lease.email,
         )
         self._active[lease.email_id] = sending
         ride = self._attempts.begin(sending)
@@ -222,8 +233,7 @@ class Pipeline:
         """
         try:
             while True:
-                outcome, ride = await self._attempt(sending, ride), None
-                wait_seconds = self._conclude(sending, outcome)
+                wait_seconds, ride = await self._attempt(sending, ride), None
                 if wait_seconds is None:
                     return
                 await self._until_recorded(sending, wait_seconds)
@@ -232,7 +242,7 @@ class Pipeline:
                     break
                 await self._wait_for_retry(wait_seconds)
                 sending.attempt_number += 1
-        except NoRoute as error:
+        except (NoRoute, NoMemory) as error:
             sending.away_seconds = error.away_seconds
         except LeaseRanOut:
             pass
@@ -248,11 +258,11 @@ class Pipeline:
             sending.phase = Phase.WAITING
         self._give_back(sending)
 
-    async def _attempt(self, sending: Sending, ride: Ride | None) -> Outcome:
-        """What became of one attempt, which may have to wait for what other emails hear; raises as `Attempts.make`."""
+    async def _attempt(self, sending: Sending, ride: Ride | None) -> float | None:
+        """Makes and concludes one attempt, which may have to wait for what other emails hear; see `_conclude`."""
         while True:
             try:
-                return await self._attempts.make(sending, ride)
+                return await self._attempt_now(sending, ride)
             except TryLater as later:
                 if self._draining or sending.is_over or sending.lease_lost:
                     raise NoRoute from later
@@ -261,11 +271,24 @@ class Pipeline:
                 sending.phase = Phase.WAITING
                 await self._wait_for_retry(later.seconds)
 
+    async def _attempt_now(self, sending: Sending, ride: Ride | None) -> float | None:
+        """Makes and concludes one attempt. Content that was not leased with its email is read for it."""
+        if not sending.lease.octets_apart:
+            return self._conclude(sending, await self._attempts.make(sending, ride))
+        async with self._contents.held(sending):
+            return self._conclude(sending, await self._attempts.make(sending))
+
     async def _wait_for_retry(self, seconds: float) -> None:
+        with self._waiting():
+            await asyncio.sleep(seconds)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Lets other emails take the place of one that waits."""
         self._waiting_count += 1
         self._leasing.wake()
         try:
-            await asyncio.sleep(seconds)
+            yield
         finally:
             self._waiting_count -= 1
 
@@ -344,7 +367,8 @@ class Pipeline:
     async def _release(self, batch: list[Sending]) -> None:
         """Gives back leases under which nothing left: pending and due again, so their messages have done their work.
 
-        An email whose provider is away while others work is due later: leased at once, it would only come back again.
+        An email whose provider is away while others work, or for which there is no memory, is due later: leased at
+        once, it would only come back again.
         """
         tokens = {sending.email_id: sending.lease.token for sending in batch}
         away_seconds = {sending.email_id: sending.away_seconds for sending in batch}
@@ -387,12 +411,12 @@ class Pipeline:
                 self._note_renewal(old[email_id], now, is_ours=email_id in ours)
 
     async def _renew_free(self, tokens: dict[UUID, int]) -> tuple[set[UUID], set[UUID]]:
-        """Renews what nobody has locked; returns what is still ours, and what is locked: of that nobody can judge."""
+        """Renews what can be renewed; returns what is still ours, and what is locked or refused, which is unknown."""
         seconds = self._settings.lease_seconds
-        ours, locked = await self._store.locked.around(
+        around = await self._store.locked.around(
             tokens, lambda free: self._store.renew({i: tokens[i] for i in free}, seconds)
         )
-        return ours or set(), locked
+        return set().union(*around.answers), around.locked | around.refused.keys()
 
     async def _show_in_flight(self) -> None:
         # Now and then, and not per email: whoever looks at a gauge sees moments.

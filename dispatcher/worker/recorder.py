@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 from uuid import UUID
 
 from dispatcher.domain.status import Status
 from dispatcher.domain.values import value
-from dispatcher.errors import DispatcherError, StoreBusy, StoreUnavailable
+from dispatcher.errors import SchemaError, StatementRefused, StoreBusy, StoreUnavailable
+from dispatcher.store.apart import apart
 from dispatcher.store.leases import LeaseStore, Result
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
@@ -79,12 +80,17 @@ class Recorder:
         with self._outage.committing:
             for closing in batch:
                 if closing.is_doubtful:
-                    await self._record_surely([closing], answer_lost=True)
-            await self._record_surely([closing for closing in batch if not closing.is_doubtful])
+                    await self._record_apart([closing], answer_lost=True)
+            if certain := [closing for closing in batch if not closing.is_doubtful]:
+                await self._record_apart(certain)
 
-    async def _record_surely(self, batch: list[Closing], *, answer_lost: bool = False) -> None:
-        """Records what is not locked, however long PostgreSQL is away; the rest is added again, later."""
-        is_busy = False
+    async def _record_surely(self, part: Sequence[Closing], *, answer_lost: bool = False) -> None:
+        """Records what is not locked, however long PostgreSQL is away; the rest is added again, later.
+
+        Raises:
+            StatementRefused: PostgreSQL cannot record all of it in one statement; nothing of it is recorded.
+        """
+        batch, is_busy = list(part), False
         while batch:
             try:
                 if answer_lost and await self._store.is_recorded(batch[0].result):
@@ -104,12 +110,12 @@ class Recorder:
                 if is_busy:
                     await self._outage.wait(error)
                 is_busy = True
+            except SchemaError as error:
+                # A trigger's, most likely. What was sent must be kept until it can be recorded.
+                raise StatementRefused(error.message) from error
             except StoreUnavailable as error:
                 answer_lost = True
                 await self._outage.wait(error)
-            except DispatcherError as error:
-                await self._isolate(batch, error)
-                return
         if batch:
             self._outage.over()
             self._on_recorded(batch)
@@ -120,23 +126,19 @@ class Recorder:
                 self._batches.add_later(replace(closing, is_doubtful=is_doubtful), LOCKED_SECONDS)
         return [closing for closing in batch if closing.sending.email_id not in locked]
 
-    async def _isolate(self, batch: list[Closing], error: DispatcherError) -> None:
-        """Finds the one result that PostgreSQL refuses, and records its neighbours; that one loses its words."""
-        if len(batch) > 1:
-            middle = len(batch) // 2
-            await self._record(batch[:middle])
-            await self._record(batch[middle:])
-            return
-        closing = batch[0]
-        self._log.error("fault.unexpected", where="record", error=error.message, email_id=str(closing.sending.email_id))
-        bare = closing.result._replace(error=None, provider_code=None, provider_message_id=None)
-        if bare != closing.result:
-            await self._record([Closing(closing.sending, bare)])
-        else:
-            # The lease is not renewed any more: the rescue judges the email when it ends. Until it has, or PostgreSQL
-            # takes the result after all, the email has its place here. A drain does not wait for that.
-            closing.sending.lease_lost = True
-            asyncio.get_running_loop().call_later(REFUSED_SECONDS, self._batches.add, closing)
+    async def _record_apart(self, batch: list[Closing], *, answer_lost: bool = False) -> None:
+        """Records all that PostgreSQL can record; a culprit loses its words, or waits."""
+        _, culprits = await apart(batch, lambda part: self._record_surely(part, answer_lost=answer_lost))
+        for closing, error in culprits:
+            self._log.error("email.refused", email_id=str(closing.sending.email_id), reason=error.message)
+            bare = closing.result.bare()
+            if bare != closing.result:
+                await self._record([Closing(closing.sending, bare)])
+            else:
+                # The lease is not renewed any more: the rescue judges the email when it ends. Until it has, or
+                # PostgreSQL takes the result after all, the email has its place here. A drain does not wait for that.
+                closing.sending.lease_lost = True
+                asyncio.get_running_loop().call_later(REFUSED_SECONDS, self._batches.add, closing)
 
     def _doubt_leases(self, batch: list[Closing]) -> None:
         """The answer would have said whose lease was lost: what was to go on under its lease is given back instead."""

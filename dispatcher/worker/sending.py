@@ -11,6 +11,7 @@ from uuid import UUID
 
 from dispatcher.broker.consumer import Delivery
 from dispatcher.domain.outcome import Outcome
+from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import OnUncertain
 from dispatcher.inflight import steady_clock
 from dispatcher.store.leases import Lease
@@ -45,6 +46,8 @@ class Sending:
 
     Attributes:
         delivery: The message that brought it.
+        email: What to send; None while it is not read, or if there is nothing to read.
+        unreadable: Why PostgreSQL cannot read it; None if it can.
         attempt_number: The attempt under way, or the next one.
         policy: What to do if the outcome stays unknown.
         confirmed_at: When the statement was sent by which PostgreSQL last told us that the lease is ours, by
@@ -81,6 +84,8 @@ class Sending:
     lease_lost: bool = False
     task: asyncio.Task[None] | None = None
     carried: asyncio.Future[Outcome] | None = None
+    email: OutgoingEmail | None = None
+    unreadable: str | None = None
     is_stopped: bool = False
     recorded: asyncio.Future[None] | None = None
 

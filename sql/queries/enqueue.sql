@@ -24,10 +24,12 @@ with input as (
         %(template_datas)b::text[],
         %(headers)b::text[],
         %(tags)b::text[],
-        %(attachment_counts)b::integer[]
+        %(attachment_counts)b::integer[],
+        %(octets)b::integer[]
     ) as t (
         email_id, tenant_id, message_key, payload_hash, on_uncertain, correlation_id, traceparent,
-        sender, recipients, subject, text_body, html_body, template_id, template_data, headers, tags, attachment_count
+        sender, recipients, subject, text_body, html_body, template_id, template_data, headers, tags, attachment_count,
+        octets
     )
 ),
 claimed as (
@@ -51,11 +53,11 @@ logged as (
 stored as (
     insert into email_content (
         email_id, sender, recipients, subject, text_body, html_body, template_id, template_data, headers, tags,
-        attachment_count
+        attachment_count, octets
     )
     select
         email_id, sender, recipients::jsonb, subject, text_body, html_body, template_id, template_data::jsonb,
-        headers::jsonb, tags::jsonb, attachment_count
+        headers::jsonb, tags::jsonb, attachment_count, octets
     from input
     join claimed using (email_id)
 )

@@ -7,6 +7,9 @@
 -- tables held when it was made. One that began with the range of ids would read all that lies between the oldest email of
 -- a batch and the newest, for each of them. Hence emails are looked up by `= any` or laterally, here and below, and what
 -- else has to hold stands where neither a join nor another index can begin with it: in `… is true`.
+-- Content of more than most_octets, or with attachments, comes as its size alone: a worker reads it when it is about to
+-- send it (see content.sql). The size is 0 where the content is here, and negative where nobody knows it. What a value out
+-- of line holds is read from its pointer.
 with leased as (
     update email_log as e
     set
@@ -33,25 +36,46 @@ with leased as (
 select
     e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.attempt_base,
     e.traceparent, e.created_at,
-    c.sender, c.recipients, c.subject, c.text_body, c.html_body, c.template_id, c.template_data, c.headers, c.tags,
-    c.attachment_count
+    c.sender, c.recipients, c.subject,
+    case when c.octets_apart = 0 then c.text_body end,
+    case when c.octets_apart = 0 then c.html_body end,
+    c.template_id,
+    case when c.octets_apart = 0 then c.template_data end,
+    c.headers, c.tags, c.octets_apart
 from leased as e
 left join lateral (
     select
-        sender, recipients, subject, text_body, html_body, template_id, template_data, headers, tags, attachment_count
+        sender, recipients, subject, text_body, html_body, template_id, template_data, headers, tags,
+        case
+            when attachment_count = 0 and octets <= %(most_octets)s then 0
+            when octets is not null then greatest(octets, 1)
+            when attachment_count > 0 then -1
+            when coalesce(octet_length(text_body), 0) + coalesce(octet_length(html_body), 0) <= %(most_octets)s then 0
+            else coalesce(octet_length(text_body), 0) + coalesce(octet_length(html_body), 0)
+        end as octets_apart
     from email_content
     where email_id = e.email_id
         and email_id between %(lowest_id)s and %(highest_id)s
     offset 0
 ) as c on true;
 
--- name: find_attachments
--- In the order in which each email has them.
-select email_id, filename, content_type, content
-from email_attachment
-where email_id = any(%(email_ids)s)
-    and email_id between %(lowest_id)s and %(highest_id)s
-order by email_id, position;
+-- name: lease_unread
+-- As lease, for one email whose content, or whatever else PostgreSQL cannot read of it, has failed a lease: reads as little
+-- of it as can be.
+update email_log as e
+set
+    status = 'sending',
+    lease_token = e.lease_token + 1,
+    attempt_count = e.attempt_count + 1,
+    locked_by = %(worker)s,
+    locked_until = clock_timestamp() + %(lease_seconds)s * interval '1 second',
+    published_at = coalesce(e.published_at, clock_timestamp()),
+    publish_due_at = null
+where e.email_id = %(email_id)s
+    and e.message_key = %(message_key)s
+    and e.status = 'pending'
+    and e.locked_until < now()
+returning e.lease_token, e.attempt_count, e.on_uncertain, e.attempt_base;
 
 -- name: find_standing
 -- Where emails stand that could not be leased, and under which token they are ours; an id that is missing has no row.
@@ -83,7 +107,7 @@ returning e.email_id;
 
 -- name: release
 -- Gives back leases under which no attempt was made: pending and due again, the attempt unburnt. Due after away_seconds,
--- where the provider that the email needs is away while others work.
+-- where the provider that the email needs is away while others work, or where no memory is free for it.
 -- An id that is missing was lost.
 update email_log as e
 set

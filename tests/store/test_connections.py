@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from dispatcher.errors import DispatcherError, SchemaError, StoreUnavailable, ValueRefused
+from dispatcher.errors import DispatcherError, SchemaError, StatementRefused, StoreUnavailable, ValueRefused
 from dispatcher.store.connections import Pool, TimedSession, connect_async, connected, make_pool, session, translated
 from dispatcher.store.leases import LeaseStore
 from tests.broker.proxy import Proxy
@@ -116,7 +116,8 @@ async def test_a_pool_whose_server_is_away_says_so_in_time() -> None:
         ("set default_transaction_read_only = on; delete from email_log", StoreUnavailable),
         ("select 1/0", ValueRefused),
         ("select 'not a number'::integer", ValueRefused),
-        ("do $$ begin raise sqlstate 'XX000'; end $$", DispatcherError),
+        ("do $$ begin raise sqlstate 'XX000'; end $$", StatementRefused),
+        ("do $$ begin raise sqlstate '58030'; end $$", StatementRefused),
     ],
 )
 def test_every_fault_of_the_server_is_translated(tables_url: str, statement: str, fault: type[DispatcherError]) -> None:

@@ -13,7 +13,7 @@ from dispatcher.domain.email_id import new_email_id
 from dispatcher.domain.outgoing import Attachment
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.store.connections import Pool
-from dispatcher.store.leases import Lease, LeaseStore
+from dispatcher.store.leases import MOST_OCTETS, SLICE_OCTETS, Lease, LeaseStore
 from tests.store.books import Books
 from tests.store.results import result
 from tests.waiting import until
@@ -28,10 +28,6 @@ async def lease_one(store: LeaseStore, books: Books, **fields: object) -> Lease:
 
 
 async def test_a_lease_brings_the_whole_email(store: LeaseStore, books: Books) -> None:
-    files = (
-        Attachment("a.bin", "application/octet-stream", bytes(range(256)) * 40),
-        Attachment("b.txt", "text/plain", b""),
-    )
     lease = await lease_one(
         store,
         books,
@@ -44,7 +40,6 @@ async def test_a_lease_brings_the_whole_email(store: LeaseStore, books: Books) -
         text="línes\r\nand 漢字\n",
         html="<p>🦊</p>",
         headers={"X-One": "1", "X-Two": "zwei"},
-        attachments=files,
         tags=["receipt", "größe"],
         correlation_id="request-1",
         on_uncertain="resend",
@@ -60,8 +55,37 @@ async def test_a_lease_brings_the_whole_email(store: LeaseStore, books: Books) -
     assert (email.bcc, email.reply_to) == (("bcc@example.org",), ("reply@example.org",))
     assert (email.text, email.html) == ("línes\r\nand 漢字\n", "<p>🦊</p>")
     assert dict(email.headers) == {"X-One": "1", "X-Two": "zwei"}
-    assert (email.attachments, email.tags) == (files, ("receipt", "größe"))
+    assert email.tags == ("receipt", "größe")
+    assert lease.octets_apart == 0
     assert email.created_at == books.row(lease.email_id)["created_at"]
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["size stored", "written by the release before"])
+async def test_large_content_and_attachments_are_read_apart_from_the_lease(
+    store: LeaseStore, books: Books, *, is_known: bool
+) -> None:
+    files = (
+        Attachment("a.bin", "application/octet-stream", bytes(range(256)) * (SLICE_OCTETS // 200)),
+        Attachment("b.txt", "text/plain", b""),
+    )
+    with_files, large, small = (
+        books.enqueue_one(attachments=files, text="Ünïcode"),
+        books.enqueue_one(html="ä" * MOST_OCTETS),
+        books.enqueue_one(text="x" * (MOST_OCTETS // 2)),
+    )
+    if not is_known:
+        books.connection.execute("update email_content set octets = null")
+
+    leases = {lease.email_id: lease for lease in await store.lease(books.keys([with_files, large, small]), 60)}
+
+    assert {i for i, lease in leases.items() if lease.email is None} == {with_files, large}
+    assert leases[small].octets_apart == 0
+    assert leases[large].octets_apart >= 2 * MOST_OCTETS
+    assert (leases[with_files].octets_apart > SLICE_OCTETS) == is_known
+    assert await store.find_content_octets(with_files) == sum(len(file.content) for file in files) + len("Ünïcode") + 2
+    email = await store.read_content(with_files)
+    assert email is not None
+    assert (email.text, email.attachments) == ("Ünïcode", files)
 
 
 async def test_attachments_stay_with_their_email_and_in_order(store: LeaseStore, books: Books) -> None:
@@ -70,9 +94,9 @@ async def test_attachments_stay_with_their_email_and_in_order(store: LeaseStore,
         files = tuple(Attachment(f"{number}-{file}.bin", "a/b", bytes([number, file])) for file in range(12))
         wanted[books.enqueue_one(attachments=files)] = files
 
-    leases = await store.lease(books.keys(list(wanted)), 60)
+    found = {email_id: await store.read_content(email_id) for email_id in wanted}
 
-    assert {lease.email_id: lease.email and lease.email.attachments for lease in leases} == wanted
+    assert {email_id: email and email.attachments for email_id, email in found.items()} == wanted
 
 
 async def test_a_leased_row_says_by_whom_and_until_when_and_is_no_longer_due(store: LeaseStore, books: Books) -> None:

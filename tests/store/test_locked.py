@@ -37,8 +37,8 @@ def somebody(tables_url: str, *, locks: str, email_id: UUID) -> Iterator[None]:
 async def lease(store: LeaseStore, books: Books, email_ids: list[UUID]) -> tuple[set[UUID], set[UUID]]:
     """What was leased, and what is locked."""
     keys = books.keys(email_ids)
-    leases, locked = await store.locked.around(keys, lambda free: store.lease({i: keys[i] for i in free}, 60))
-    return {each.email_id for each in leases or ()}, locked
+    around = await store.locked.around(keys, lambda free: store.lease({i: keys[i] for i in free}, 60))
+    return {each.email_id for leases in around.answers for each in leases}, around.locked
 
 
 @pytest.mark.parametrize("table", ["email_log", "email_idempotency"])

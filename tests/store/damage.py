@@ -1,0 +1,50 @@
+"""Rows that PostgreSQL cannot read any more, as a bad disk leaves them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from psycopg import sql
+
+_TOAST_TABLES = """
+    select t.oid, t.relname
+    from pg_partition_tree(%s::regclass) as p
+    join pg_class as c on c.oid = p.relid
+    join pg_class as t on t.oid = c.reltoastrelid
+"""
+
+
+@contextmanager
+def damage(connection: psycopg.Connection, table: str) -> Iterator[None]:
+    """Loses what is stored out of line for the rows that are written to this table within.
+
+    Reading such a value is an error from then on: XX001, "missing chunk number 0 for toast value …".
+
+    Args:
+        connection: In autocommit, of a superuser.
+    """
+    before = _last_chunk(connection, table)
+    yield
+    lost = 0
+    for oid, name in connection.execute(_TOAST_TABLES.encode(), (table,)).fetchall():
+        with connection.transaction():
+            # As long as it is a TOAST table, PostgreSQL lets nobody write to it.
+            connection.execute("update pg_class set relkind = 'r' where oid = %s", (oid,))
+            delete = sql.SQL("delete from pg_toast.{} where chunk_id > %s").format(sql.Identifier(name))
+            lost += connection.execute(delete, (before,)).rowcount
+            connection.execute("update pg_class set relkind = 't' where oid = %s", (oid,))
+        # Until then a reader of the value still finds them.
+        connection.execute(sql.SQL("vacuum pg_toast.{}").format(sql.Identifier(name)))
+    assert lost > 0, "nothing was stored out of line"
+
+
+def _last_chunk(connection: psycopg.Connection, table: str) -> int:
+    """The highest id of a value in the table's TOAST tables."""
+    ids = [0]
+    for _, name in connection.execute(_TOAST_TABLES.encode(), (table,)).fetchall():
+        statement = sql.SQL("select max(chunk_id) from pg_toast.{}").format(sql.Identifier(name))
+        row = connection.execute(statement).fetchone()
+        ids.append(int(row[0]) if row and row[0] else 0)
+    return max(ids)

@@ -1,0 +1,84 @@
+"""Large emails share a bound on memory: they wait for it, and small ones go on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from dispatcher.domain.outcome import Outcome
+from dispatcher.domain.outgoing import Attachment, OutgoingEmail
+from dispatcher.providers.contract import Attempt
+from dispatcher.worker.contents import Memory, NoMemory
+from tests.waiting import until
+from tests.worker.bench import Bench
+from tests.worker.scripted import ScriptedProvider, accept, accept_when_let_go
+
+MEGABYTE = 1_000_000
+LARGE = [Attachment("a.bin", "a/b", bytes(2 * MEGABYTE))]
+TOO_LARGE = [Attachment("a.bin", "a/b", bytes(5 * MEGABYTE))]
+BOUND = "16"
+"""Megabytes. One email of LARGE fits at a time, and TOO_LARGE alone takes more."""
+
+
+async def wait_if_large(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+    """Small emails are accepted at once, and large ones when the test says so."""
+    return await (accept_when_let_go if email.attachments else accept)(provider, email, attempt)
+
+
+@pytest.mark.parametrize("prefetch", ["8", "256"])
+async def test_large_emails_are_sent_within_the_bound_and_small_ones_do_not_wait_for_them(
+    bench: Bench, prefetch: str
+) -> None:
+    bench.provider.always = wait_if_large
+    large = [*bench.books.enqueue(1, attachments=TOO_LARGE), *bench.books.enqueue(9, attachments=LARGE)]
+    small = bench.books.enqueue(50)
+    await bench.start(WORKER_MEMORY_MB=BOUND, PREFETCH=prefetch)
+
+    await bench.deliver([*large, *small])
+
+    await until(lambda: bench.provider.accepted == dict.fromkeys(small, 1) and len(bench.provider.waiting) == 1)
+    bench.provider.let_go()
+    await until(lambda: bench.books.statuses()["sending"] == 0)
+    given_back = bench.books.statuses()["pending"]
+    assert (not given_back) == (prefetch == "256")
+    while due := [row["email_id"] for row in bench.books.rows() if row["publish_due_at"] is not None]:
+        assert all(bench.books.attempts(email_id) == [] for email_id in due)
+        await bench.deliver(due)  # as the relay does when they are due
+        await until(lambda: bench.books.statuses()["sent"] > 60 - len(due))
+        await until(lambda: bench.books.statuses()["sending"] == 0)
+    await bench.settled({"sent": 60})
+    await bench.nothing_left_on_the_queue()
+    assert bench.provider.accepted == dict.fromkeys([*large, *small], 1)
+
+
+async def test_a_worker_that_stops_gives_back_what_waits_for_memory(bench: Bench) -> None:
+    bench.provider.always = accept_when_let_go
+    worker = await bench.start(WORKER_MEMORY_MB=BOUND)
+    await bench.enqueue(3, attachments=LARGE)
+    await until(lambda: len(bench.provider.waiting) == 1 and bench.books.statuses() == {"sending": 3})
+
+    worker.begin_to_stop()
+    await until(lambda: bench.books.statuses() == {"sending": 1, "pending": 2})
+    bench.provider.let_go()
+    await worker.stop()
+
+    assert bench.books.statuses() == {"sent": 1, "pending": 2}
+
+
+async def test_memory_is_handed_out_in_order_and_comes_back_from_those_that_leave() -> None:
+    memory = Memory(10, most_waiting=2)
+    assert memory.take(8) is None
+    first, second = memory.take(8), memory.take(2)
+    assert first is not None
+    assert second is not None
+    with pytest.raises(NoMemory) as refused:
+        memory.take(1)
+    assert refused.value.away_seconds > 0
+
+    memory.leave(8, first)
+    await asyncio.wait_for(second, 1)
+    memory.leave(2, second)
+    memory.give_back(8)
+
+    assert memory.take(100) is None

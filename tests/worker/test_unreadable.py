@@ -1,0 +1,120 @@
+"""An email that PostgreSQL cannot read, or does not let us write, fails alone; the worker and the others go on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+from uuid import UUID
+
+import pytest
+
+from dispatcher.domain.outgoing import Attachment
+from dispatcher.store.leases import MOST_OCTETS
+from tests.store.books import Books
+from tests.store.damage import damage
+from tests.waiting import until
+from tests.worker.bench import Bench
+from tests.worker.scripted import accept_when_let_go, leave_when_let_go
+
+OTHERS = 20
+
+
+def noise(characters: int) -> str:
+    """A text that cannot be compressed by much."""
+    return random.Random(1).randbytes(characters // 2).hex()
+
+
+DAMAGED: Final[dict[str, tuple[str, dict[str, object]]]] = {
+    "a body": ("email_content", {"text": noise(9_000)}),
+    "a large body": ("email_content", {"html": noise(2 * MOST_OCTETS)}),
+    "an attachment": ("email_attachment", {"attachments": [Attachment("a.bin", "a/b", noise(9_000).encode())]}),
+}
+
+
+@pytest.mark.parametrize("damaged", DAMAGED)
+async def test_an_email_with_a_damaged_value_fails_and_the_others_are_sent(bench: Bench, damaged: str) -> None:
+    table, fields = DAMAGED[damaged]
+    with damage(bench.books.connection, table):
+        culprit = bench.books.enqueue_one(**fields)
+    others = bench.books.enqueue(OTHERS)
+    worker = await bench.start()
+
+    await bench.deliver([*others[:7], culprit, *others[7:]])
+
+    await bench.settled({"sent": OTHERS, "failed": 1})
+    row = bench.books.row(culprit)
+    assert (row["status"], row["error_type"]) == ("failed", "content_unreadable")
+    assert "XX001" in row["last_error"]
+    assert row["dead_letter_due_at"] is not None
+    assert bench.books.outcomes(culprit) == ["rejected"]
+    assert not worker.task.done()
+    await bench.nothing_left_on_the_queue()
+    assert bench.provider.accepted == dict.fromkeys(others, 1)
+
+
+async def test_a_value_that_is_no_email_fails_its_email_alone(bench: Bench) -> None:
+    culprit, *others = bench.books.enqueue(OTHERS)
+    bench.books.connection.execute(
+        "update email_content set recipients = '[\"to\"]'::jsonb where email_id = %s", (culprit,)
+    )
+    await bench.start()
+
+    await bench.deliver([*others, culprit])
+
+    await bench.settled({"sent": OTHERS - 1, "failed": 1})
+    assert bench.books.row(culprit)["error_type"] == "content_unreadable"
+    await bench.nothing_left_on_the_queue()
+
+
+@contextmanager
+def refused(books: Books, email_id: UUID, change: str) -> Iterator[None]:
+    """PostgreSQL refuses to change this email's row in that way."""
+    books.connection.execute("""
+        create function refuse() returns trigger language plpgsql as $$ begin raise exception 'refused'; end $$
+    """)
+    books.connection.execute(
+        f"""
+        create trigger refuse before update on email_log
+        for each row when (old.email_id = '{email_id}' and ({change})) execute function refuse()
+        """.encode()
+    )
+    try:
+        yield
+    finally:
+        books.connection.execute("drop trigger refuse on email_log")
+        books.connection.execute("drop function refuse")
+
+
+async def test_an_email_that_cannot_be_renewed_costs_no_other_its_lease(bench: Bench) -> None:
+    bench.provider.always = accept_when_let_go
+    culprit, *others = bench.books.enqueue(4)
+    with refused(bench.books, culprit, "new.status = 'sending' and new.locked_until > old.locked_until"):
+        await bench.start(LEASE_SECONDS="1")
+        books = bench.books
+        # The lease itself is one such change.
+        books.connection.execute("alter table email_log disable trigger refuse")
+        await bench.deliver([culprit, *others])
+        await until(lambda: len(bench.provider.waiting) == 4)
+        books.connection.execute("alter table email_log enable trigger refuse")
+        first_ends = {each: books.row(each)["locked_until"] for each in others}
+
+        await until(lambda: all(books.row(each)["locked_until"] > first_ends[each] for each in others))
+
+        bench.provider.let_go()
+        await bench.settled({"sent": 4})
+
+
+async def test_an_email_that_cannot_be_given_back_keeps_its_lease_and_the_others_are_given_back(bench: Bench) -> None:
+    bench.provider.always = leave_when_let_go
+    culprit, *others = bench.books.enqueue(4)
+    worker = await bench.start()
+    await bench.deliver([culprit, *others])
+    await until(lambda: len(bench.provider.waiting) == 4)
+
+    with refused(bench.books, culprit, "new.status = 'pending'"):
+        await worker.stop()
+
+    assert bench.books.statuses() == {"pending": 3, "sending": 1}
+    assert bench.books.status(culprit) == "sending"
