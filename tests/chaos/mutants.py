@@ -120,7 +120,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "accepted more than once",
         # Slow sends: whoever is frozen has leases that had not left, and the others, who take them at once, are still
         # at them when it wakes.
-        {"latency_ms": 1200, "connections": 4, "workers": 4, "rate": 10.0, "pause_seconds": (1.2, 2.2)},
+        {"latency_ms": 1200, "connections": 4, "hosts": 1, "workers": 4, "rate": 10.0, "pause_seconds": (1.2, 2.2)},
     ),
     "early-ack": Mutant(
         "messages are acked, and slots freed, before the commit that records the answer",

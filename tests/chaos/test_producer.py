@@ -5,9 +5,15 @@ from __future__ import annotations
 from itertools import islice
 from pathlib import Path
 
+import pytest
+
 from tests.chaos.deeds import DECK
+from tests.chaos.diary import Diary
+from tests.chaos.harness import HarnessFailed
 from tests.chaos.producer import email_of, read_notes
+from tests.chaos.producers import Producers
 from tests.chaos.storm import Plan, drawn
+from tests.supervisor.program import eventually
 
 
 def test_what_was_asked_and_not_answered_is_open(tmp_path: Path) -> None:
@@ -38,6 +44,17 @@ def test_a_shared_key_is_the_same_email_whoever_asks_unless_it_is_an_impostors()
     assert email_of("shared-7", "p0") == email_of("shared-7", "p1")
     assert email_of("shared-40", "p0") != email_of("shared-40", "p1")
     assert email_of("p0-40", "p0") == email_of("p0-40", "p0")
+
+
+def test_a_producer_that_ends_by_itself_is_the_harness_that_failed(tmp_path: Path) -> None:
+    (tmp_path / "p1.notes").mkdir()  # where it wants to write its notes
+    nowhere = "postgresql://127.0.0.1:1/nothing"
+    producers = Producers(tmp_path, nowhere, Diary(tmp_path / "diary.jsonl"), rate=1.0, seconds=60.0)
+    try:
+        with pytest.raises(HarnessFailed, match=r"(?s)producer p1 ended with 1.*IsADirectoryError"):
+            eventually(producers.revive, "the end of a producer")
+    finally:
+        producers.destroy()
 
 
 def cards(seed: int, count: int) -> list[str]:
