@@ -31,7 +31,7 @@ SETTINGS: Final = {
     "wal_keep_size": "1GB",  # a standby that was away for a while catches up by it
     "wal_retrieve_retry_interval": "500ms",  # so long a standby may sleep before it heeds its promotion
 }
-BOOT_SECONDS: Final = 120.0
+BOOT_SECONDS: Final = 180.0
 LOOK_SECONDS: Final = 0.1
 
 
