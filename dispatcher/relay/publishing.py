@@ -274,19 +274,21 @@ class Publishing:
 
     async def _publish(self, messages: list[Outgoing]) -> Answers:
         self._seat.confirm.begin()
+        written_at = time.monotonic()
         confirmed = await self._publisher.publish(messages)
         if any(confirmed):
             self._seat.confirm.end()
             self._seat.served()
         gate = self._gates[messages[0].queue]
-        if unpublished := confirmed.count(False):
+        unpublished = confirmed.count(False)
+        if not unpublished:
+            gate.open()
+        elif not gate.has_closed_since(written_at):
             fields = {"queue": messages[0].queue, "retry_in_seconds": round(gate.close(), 2)}
             if confirmed.returned:
                 self._log.error("relay.unroutable", count=confirmed.returned, **fields)
             if unpublished > confirmed.returned:
                 self._log.error("relay.unconfirmed", count=unpublished - confirmed.returned, **fields)
-        else:
-            gate.open()
         if self._broker_outage.worked():
             self._log.info("broker.connected")
         return confirmed
@@ -334,6 +336,7 @@ class _Gate:
     One for each queue, because a DLQ that is missing must not delay an email.
     """
 
+    closed_at: float = 0.0
     opens_at: float = 0.0
     backoff: Backoff = field(default_factory=lambda: Backoff(base_seconds=0.2, cap_seconds=5.0))
 
@@ -341,9 +344,14 @@ class _Gate:
     def is_open(self) -> bool:
         return time.monotonic() >= self.opens_at
 
+    def has_closed_since(self, instant: float) -> bool:
+        """Whether messages of that instant belong to a refusal that is known: RabbitMQ refuses many batches at once."""
+        return self.closed_at >= instant
+
     def close(self) -> float:
         seconds = self.backoff.next_wait(random.random)
-        self.opens_at = time.monotonic() + seconds
+        self.closed_at = time.monotonic()
+        self.opens_at = self.closed_at + seconds
         return seconds
 
     def open(self) -> None:

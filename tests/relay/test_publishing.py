@@ -212,6 +212,29 @@ async def test_messages_that_a_queue_refuses_are_reported_as_unconfirmed_and_sta
     assert any(row["publish_due_at"] for row in books.rows())
 
 
+async def test_batches_that_are_refused_together_count_as_one_refusal(
+    start: Start, servers: Servers, tables_url: str, topology: Topology, books: Books, rabbit: Rabbit
+) -> None:
+    """When a quorum is lost, RabbitMQ refuses all that is on the way at once: that must not use up the longer waits."""
+    await rabbit.delete_queue(topology.queue)
+    await rabbit.declare_queue(topology.queue, **{"x-max-length": 1, "x-overflow": "reject-publish"})
+    await rabbit.bind_queue(topology.queue, topology.exchange)
+    async with Proxy(servers.amqp_url) as proxy:
+        await start(settings_for(proxy.url, tables_url, topology))
+        await until(lambda: leader(books))
+        proxy.freeze()
+        for _ in range(6):
+            books.enqueue_one()
+            await next_look(books)
+
+        with capture_logs() as logs:
+            proxy.thaw()
+            await until(lambda: [log for log in logs if log["event"] == "relay.unconfirmed" and log["count"] > 1])
+
+    refused_at_first = [log for log in logs if log["event"] == "relay.unconfirmed" and log["count"] == 1]
+    assert len(refused_at_first) == 1
+
+
 async def test_only_what_was_confirmed_is_marked_when_the_connection_breaks(
     start: Start, servers: Servers, tables_url: str, topology: Topology, books: Books, rabbit: Rabbit
 ) -> None:
