@@ -418,8 +418,8 @@ def doubts(settings: Settings) -> tuple[str, ...]:
     if hang >= lease:
         found.append(
             f"DISPATCHER_LEASE_SECONDS ({lease:g}) is not above DISPATCHER_HANG_SECONDS ({hang:g}): a worker that "
-            "hangs loses its leases before it is replaced, and what it has on the wire counts as unknown. Raise the one, "
-            "or lower the other."
+            "hangs loses its leases before it is replaced, and what it has on the wire counts as unknown. Raise the "
+            "one, or lower the other."
         )
     if settings.max_attempts > 1 and cap > max(LONG_WAIT_SECONDS, 10 * lease):
         found.append(
