@@ -85,10 +85,12 @@ class TimedSession(psycopg.AsyncConnection[TupleRow]):
     Attributes:
         answer_seconds: How long a statement may take.
         doubt_seconds: See DOUBT_SECONDS.
+        is_given_up: It ended because its server was silent.
     """
 
     answer_seconds = ANSWER_SECONDS
     doubt_seconds = DOUBT_SECONDS
+    is_given_up = False
 
     async def wait(self, gen: PQGen[T], *arguments: Any, **named: Any) -> T:
         """What psycopg waits by, for everything that it asks."""
@@ -133,6 +135,7 @@ class TimedSession(psycopg.AsyncConnection[TupleRow]):
             return False
 
     def _cut(self) -> None:
+        self.is_given_up = True
         # To psycopg it looks as if the server had ended the session, whatever it is waiting for.
         with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self.pgconn.socket)) as shared:
             shared.shutdown(socket.SHUT_RDWR)
@@ -303,6 +306,7 @@ def make_pool(
 async def session(pool: Pool) -> AsyncIterator[AsyncSession]:
     """A session of the pool; faults are ours (see `translated`)."""
     with translated():
+        connection: AsyncSession | None = None
         try:
             async with pool.connection() as connection:
                 _heed_cancellation()
@@ -317,8 +321,10 @@ async def session(pool: Pool) -> AsyncIterator[AsyncSession]:
         except pg.LockNotAvailable:
             raise
         except psycopg.OperationalError:
-            # What cut this session has cut the others, too: they are replaced now, before anybody trips over them.
-            await pool.check()
+            # What cut this session has cut the others, too: they are replaced now, before anybody trips over them. A
+            # server that was silent is not asked again for each of them.
+            is_silent = isinstance(connection, TimedSession) and connection.is_given_up
+            await (pool.drain() if is_silent else pool.check())
             _heed_cancellation()
             raise
 

@@ -11,7 +11,16 @@ import psycopg
 import pytest
 
 from dispatcher.errors import DispatcherError, SchemaError, StatementRefused, StoreUnavailable, ValueRefused
-from dispatcher.store.connections import Pool, TimedSession, connect_async, connected, make_pool, session, translated
+from dispatcher.store.connections import (
+    DOUBT_SECONDS,
+    Pool,
+    TimedSession,
+    connect_async,
+    connected,
+    make_pool,
+    session,
+    translated,
+)
 from dispatcher.store.leases import LeaseStore
 from tests.broker.proxy import Proxy
 from tests.store.books import Books
@@ -224,6 +233,24 @@ async def test_a_frozen_server_is_an_outage_as_soon_as_it_answers_nobody(tables_
         async with asyncio.timeout(10):  # it would wait for `answer_seconds`
             with pytest.raises(StoreUnavailable), translated():
                 await opened.execute("select 1")
+
+
+@pytest.mark.slow
+async def test_a_frozen_server_is_given_up_once_for_all_sessions_of_a_pool(tables_url: str) -> None:
+    async with Proxy(tables_url) as server:
+        pool = make_pool(server.url, name="patient", size=4)
+        await pool.open(wait=True)
+        server.freeze_node()
+
+        async with asyncio.timeout(2.5 * DOUBT_SECONDS):
+            with pytest.raises(StoreUnavailable):
+                async with session(pool) as opened:
+                    await opened.execute("select 1")
+
+        server.thaw()
+        async with session(pool) as another:
+            await another.execute("select 1")
+        await pool.close()
 
 
 async def test_a_slow_statement_of_a_server_that_answers_is_waited_for(tables_url: str) -> None:
