@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -72,7 +73,7 @@ class Plan:
             machine, where processes take seconds to start, he would otherwise strike nobody at work.
         deck: How often each deed is in the deck; those that the ground does not allow are never drawn.
         command: What is tested instead of `dispatcher run`.
-        rest_seconds: How long everything may take to come to rest.
+        rest_seconds: How long the way to rest may stand still after the storm.
     """
 
     seconds: float
@@ -317,28 +318,31 @@ def _calm(plan: Plan, stage: Stage, tell: Tell) -> None:
 
 
 def _rest(plan: Plan, stage: Stage, tell: Tell, queued: Callable[[str], int]) -> None:
-    """Everything final, announced and gone from the queue; what takes too long is left for the oracle to see.
+    """Everything final, announced and gone from the queue; what stands still for too long is left to the oracle.
 
     Args:
         queued: How many messages the queue has.
     """
-    left = [0]
+    fewest, moved_at = sys.maxsize, time.monotonic()
+    while left := _unfinished(stage, queued):
+        if left < fewest:
+            fewest, moved_at = left, time.monotonic()
+        elif time.monotonic() > moved_at + plan.rest_seconds:
+            tell(f"not at rest: {fewest} emails and messages are left, and were for {plan.rest_seconds:g} s")
+            stage.diary.remark("no rest", left=fewest)
+            return
+        stage.step()
+        time.sleep(LOOK_SECONDS)
 
-    def at_rest() -> bool:
-        # A server that has just come back may refuse a look.
-        with suppress(*BROKEN):
-            with psycopg.connect(stage.database_url, autocommit=True) as session:
-                row = session.execute(_OPEN).fetchone()
-            assert row is not None
-            left[0] = row[0]
-            return not left[0] and not queued(stage.topology.queue)
-        return False
 
-    try:
-        _await(stage, at_rest, "rest", plan.rest_seconds)
-    except AssertionError:
-        tell(f"not at rest after {plan.rest_seconds:g} s: {left[0]} emails are not")
-        stage.diary.remark("no rest", left=left[0])
+def _unfinished(stage: Stage, queued: Callable[[str], int]) -> int:
+    """How many emails are not final and announced, and messages not taken; many, if a server that is just back refuses
+    to say."""
+    with suppress(*BROKEN), psycopg.connect(stage.database_url, autocommit=True) as session:
+        row = session.execute(_OPEN).fetchone()
+        assert row is not None
+        return int(row[0]) + queued(stage.topology.queue)
+    return sys.maxsize
 
 
 def _finish_the_queue(plan: Plan, stage: Stage, tell: Tell) -> None:
