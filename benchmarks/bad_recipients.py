@@ -39,6 +39,7 @@ from dispatcher.store.connections import connected
 
 KINDS: Final = ("busy", "limited", "unverified", "full", "closing", "hurried")
 """What the double answers to RCPT: 450 4.2.1, 450 4.7.1, 451 4.3.0, 452 4.2.2, 421 4.3.2, 421 4.7.28."""
+BURST_KIND: Final = "unverified"
 DOMAINS: Final = tuple(f"{name}.example" for name in ("ash", "beech", "cedar", "elm", "fir", "larch", "oak", "pine"))
 START_SECONDS: Final = 60.0
 FINISH_SECONDS: Final = 600.0
@@ -127,10 +128,13 @@ def _warm_up(scene: Stage) -> None:
 
 
 def _enqueue(database_url: str, options: argparse.Namespace, arrivals: list[Arrival]) -> None:
-    """Enqueues by the clock, one commit for all that are due."""
+    """Enqueues by the clock, one commit for all that are due; the burst goes first."""
     chance = random.Random(options.seed)
     stop, began_at, number = threading.Event(), time.monotonic(), 0
     with connected(database_url) as connection:
+        burst = [_email(-2 - at, BURST_KIND, chance, f"burst{at}.example") for at in range(options.burst)]
+        answers = enqueue_many(connection, burst) if burst else []
+        arrivals += [Arrival(str(answer.email_id), BURST_KIND, time.time()) for answer in answers]
         while (now := time.monotonic() - began_at) < options.minutes * 60:
             kinds: list[str | None] = []
             while number + len(kinds) <= now * options.rate:
@@ -144,11 +148,11 @@ def _enqueue(database_url: str, options: argparse.Namespace, arrivals: list[Arri
             stop.wait(began_at + number / options.rate - time.monotonic())
 
 
-def _email(number: int, kind: str | None, chance: random.Random) -> Email:
+def _email(number: int, kind: str | None, chance: random.Random, domain: str | None = None) -> Email:
     return Email(
         message_key=f"receipt-{number}",
         sender="Shop <shop@example.com>",
-        to=f"{kind or 'customer'}-{number}@{chance.choice(DOMAINS)}",
+        to=f"{kind or 'customer'}-{number}@{domain or chance.choice(DOMAINS)}",
         subject=f"Your receipt {number}",
         text="Thank you for your order. It leaves our house tomorrow.\n" * 8,
     )
@@ -216,6 +220,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=10.0, metavar="N", help="how long emails arrive; default: 10")
     parser.add_argument("--rate", type=float, default=21.0, metavar="N", help="emails per second; default: 21")
     parser.add_argument("--bad", type=float, default=5.0, metavar="N", help="percent with a bad recipient; default: 5")
+    parser.add_argument("--burst", type=int, default=0, metavar="N", help=(
+        "so many bad emails, to domains of their own, arrive at once at the beginning; default: 0"
+    ))  # fmt: skip
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="default: 2")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the recipients; default: 1")
     parser.add_argument(

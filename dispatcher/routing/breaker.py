@@ -191,9 +191,13 @@ class Breaker:
             is_suspect = email is not None and self._suspects_it(email)
             if not (by_recipient and email is not None and self._suspects.note(email, self._successes)):
                 self._refusals.add(email, by_recipient=by_recipient)
-            if self._is_half_open:
+            are_enough = self._refusals.are_enough(in_a_row)
+            if self._is_half_open and by_recipient and not are_enough:
+                # It can be reached again, and what it said may be about this recipient alone.
+                self._enter(State.CLOSED, None, 0.0)
+            elif self._is_half_open:
                 self._fail_probe(reason, is_suspect=is_suspect, is_certain=email is None)
-            elif self._refusals.are_enough(in_a_row):
+            elif are_enough:
                 self._open(reason)
         return Blame.EMAIL if self.state is State.CLOSED else Blame.PROVIDER
 

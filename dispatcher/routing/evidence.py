@@ -54,9 +54,12 @@ class Refusals:
 
         Args:
             email: What was refused; None if the provider had not been told of it.
-            by_recipient: Several emails to the same recipients count once.
+            by_recipient: Several emails to the same recipients count once. The provider has heard them, so it can be
+                reached again.
         """
         self.total += 1
+        if by_recipient:
+            self.certain = 0
         if email is None:
             self.certain += 1
         elif len(self._email_ids) < MOST_REMEMBERED:

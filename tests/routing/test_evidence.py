@@ -14,6 +14,7 @@ from dispatcher.routing.breaker import (
     PROBES,
     SUSPECT_SECONDS,
     THROTTLED_IN_A_ROW,
+    UNREACHED_IN_A_ROW,
     Breaker,
     State,
 )
@@ -98,6 +99,25 @@ def test_a_recipient_that_was_refused_before_others_got_through_is_no_witness_an
     scene.succeed()
 
     assert {scene.fail(each, by_recipient=True) for each in [*bad, email()]} == {Blame.EMAIL}
+
+
+def test_a_recipient_that_is_refused_shows_that_a_server_that_was_away_is_back() -> None:
+    scene = Scene()
+    for _ in range(FAILURES_IN_A_ROW):
+        scene.breaker.fail(scene.breaker.begin(), "connection_failed", in_a_row=UNREACHED_IN_A_ROW)
+    scene.now += scene.breaker.wait_seconds
+
+    assert scene.fail(email(), by_recipient=True) is Blame.EMAIL
+    assert scene.breaker.state is State.CLOSED
+
+
+def test_recipients_that_are_refused_do_not_show_that_a_server_is_back_that_refused_every_recipient() -> None:
+    scene = Scene()
+    while scene.fail(email(), by_recipient=True) is not Blame.PROVIDER:
+        pass
+    scene.now += scene.breaker.wait_seconds
+
+    assert scene.fail(email(), by_recipient=True) is Blame.PROVIDER
 
 
 def test_failures_before_the_provider_was_told_of_an_email_always_count() -> None:
