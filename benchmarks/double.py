@@ -71,7 +71,7 @@ class Session(asyncio.Protocol):
         self._books = books
         self._latency_seconds = latency_seconds
         self._loop = asyncio.get_running_loop()
-        self._data = b""
+        self._data = bytearray()  # an email of 20 MiB comes in hundreds of pieces
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the way out (asyncio calls this, once TLS stands)."""
@@ -79,14 +79,14 @@ class Session(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Answer every request that is whole now (asyncio calls this)."""
-        self._data = self._data + data if self._data else data
+        self._data += data
         while (head_end := self._data.find(_HEAD_END)) >= 0:
             body_at = head_end + len(_HEAD_END)
             octets = self._body_octets(body_at)
             if len(self._data) < body_at + octets:
                 return
-            self._answer(self._data[:body_at], self._data[body_at : body_at + octets])
-            self._data = self._data[body_at + octets :]
+            self._answer(bytes(self._data[:body_at]), bytes(self._data[body_at : body_at + octets]))
+            del self._data[: body_at + octets]
 
     def _body_octets(self, body_at: int) -> int:
         if length := _LENGTH.search(self._data, 0, body_at):
