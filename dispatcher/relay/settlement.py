@@ -33,7 +33,7 @@ from dispatcher.domain.decision import decide
 from dispatcher.domain.outcome import Reason, Uncertain
 from dispatcher.domain.retry import RetryPolicy
 from dispatcher.domain.status import Status
-from dispatcher.errors import DispatcherError, StoreBusy, StoreUnavailable
+from dispatcher.errors import DispatcherError, StatementRefused, StoreBusy, StoreUnavailable
 from dispatcher.inflight import (
     SUFFIX,
     DeadLedger,
@@ -51,6 +51,7 @@ from dispatcher.store.locked import RETRY_REFUSED_SECONDS, LockedRows
 from dispatcher.store.settlement import (
     find_attempt_bases,
     find_database_id,
+    find_leases_of,
     has_leases,
     note_crashes,
     release_dead,
@@ -184,10 +185,27 @@ class Settlement:
 
     async def _release(self, ledger: DeadLedger, unrecorded: Collection[UUID]) -> tuple[int, bool]:
         """Gives back what is not locked and has no result to be recorded; returns how many, and whether that is all."""
+        try:
+            async with session(self._pool) as connection:
+                suspected = await self._blame(connection, ledger) if ledger.suspects else 0
+                released = suspected + await release_dead(connection, ledger.worker, unrecorded)
+                return released, not (unrecorded or await has_leases(connection, ledger.worker))
+        except StatementRefused:
+            return await self._release_apart(ledger, unrecorded)
+
+    async def _release_apart(self, ledger: DeadLedger, unrecorded: Collection[UUID]) -> tuple[int, bool]:
+        """As `_release`, where PostgreSQL refuses to release one of them: that one is left to the rescue."""
         async with session(self._pool) as connection:
-            suspected = await self._blame(connection, ledger) if ledger.suspects else 0
-            released = suspected + await release_dead(connection, ledger.worker, unrecorded)
-            return released, not (unrecorded or await has_leases(connection, ledger.worker))
+            leased = await find_leases_of(connection, ledger.worker)
+
+        async def release(free: set[UUID]) -> int:
+            async with session(self._pool) as connection:
+                return await release_dead(connection, ledger.worker, leased - free)
+
+        around = await self._locked.around(leased.difference(unrecorded), release)
+        for error in around.refused.values():
+            self._report(ledger.path, error.message)
+        return sum(around.answers), not (unrecorded or around.locked or around.refused)
 
     async def _blame(self, connection: AsyncSession, ledger: DeadLedger) -> int:
         tokens = {suspect.email_id: suspect.lease_token for suspect in ledger.suspects}

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
+from operator import itemgetter
 from typing import Any, Final
 from uuid import UUID
 
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.domain.values import value
+from dispatcher.errors import StatementRefused
 from dispatcher.store.connections import AsyncSession, translated
-from dispatcher.store.locked import LockedRows
+from dispatcher.store.locked import RETRY_REFUSED_SECONDS, LockedRows
 from dispatcher.store.migrations import WEEKS_AHEAD
 from dispatcher.store.queries import ids_within, query
 from dispatcher.store.settlement import ExpiringLease, as_found, find_expiring
@@ -75,7 +78,7 @@ class Outbox:
 
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
-        self.locked = LockedRows(lambda: nullcontext(session))
+        self.locked = LockedRows(lambda: nullcontext(session), retry_seconds=RETRY_REFUSED_SECONDS)
 
     async def try_lock(self, *, idle_seconds: float = IDLE_SECONDS) -> bool:
         """Whether this session is now the database's one relay; it stays so until the session ends.
@@ -108,16 +111,37 @@ class Outbox:
 
     async def find_publish_due(self, limit: int, *, since: datetime = THE_START) -> list[DuePointer]:
         """Up to `limit` messages to publish, longest due first; of those alone that are due since then or later."""
-        return [DuePointer(*row) for row in await self._fetch("find_publish_due", {"limit": limit, "since": since})]
+        parameters = {"limit": limit, "since": since}
+        try:
+            rows = await self._fetch("find_publish_due", parameters)
+        except StatementRefused:
+            ids = [row[0] for row in await self._fetch("find_publish_due_ids", parameters)]
+            rows, _ = await self._fetch_around("find_due_pointers", ids)
+            rows.sort(key=itemgetter(4))
+        return [DuePointer(*row) for row in rows]
 
     async def mark_published(self, due: Mapping[UUID, datetime]) -> set[UUID]:
         """The broker confirmed the messages of these emails, which were due since then; returns what somebody has
         locked, and what is due as before."""
-        return {row[0] for row in await self._fetch("mark_published", due_since(due))}
+        try:
+            return {row[0] for row in await self._fetch("mark_published", due_since(due))}
+        except StatementRefused:
+            around = await self.locked.around(
+                due, lambda free: self._fetch("mark_published", due_since({i: due[i] for i in free}))
+            )
+        return {row[0] for rows in around.answers for row in rows} | around.locked | around.refused.keys()
 
     async def find_dead_letter_due(self, limit: int) -> list[DueDeadLetter]:
         """Up to `limit` dead letters to publish, longest due first."""
-        rows = await self._fetch("find_dead_letter_due", {"limit": limit})
+        try:
+            rows = await self._fetch("find_dead_letter_due", {"limit": limit})
+        except StatementRefused:
+            ids = [row[0] for row in await self._fetch("find_dead_letter_due_ids", {"limit": limit})]
+            rows, refused = await self._fetch_around("find_due_letters", ids)
+            for email_id in refused:
+                # A letter without the words that cannot be read; if that fails, too, it waits.
+                with suppress(StatementRefused):
+                    rows += await self._fetch("find_bare_letter", {"email_id": email_id})
         return [_dead_letter(row) for row in rows]
 
     async def mark_dead_lettered(self, due: Mapping[UUID, datetime]) -> None:
@@ -156,13 +180,23 @@ class Outbox:
         if not leases:
             return []
         parameters = {
-            **as_found(leases),
             "on_uncertain": on_uncertain.value,
             "max_attempts": max_attempts,
             "grace_seconds": grace_seconds,
         }
-        rows = await self._fetch("rescue_expired", parameters)
+        try:
+            rows = await self._fetch("rescue_expired", {**parameters, **as_found(leases)})
+        except StatementRefused:
+            rows = await self._rescue_apart(parameters, {lease.email_id: lease for lease in leases})
         return [Rescued(row[0], row[1], Status(row[2]), row[3]) for row in rows]
+
+    async def _rescue_apart(
+        self, parameters: dict[str, Any], leases: Mapping[UUID, ExpiringLease]
+    ) -> list[tuple[Any, ...]]:
+        around = await self.locked.around(
+            leases, lambda free: self._fetch("rescue_expired", {**parameters, **as_found([leases[i] for i in free])})
+        )
+        return [*chain.from_iterable(around.answers)]
 
     async def has_vanished(self, age_seconds: float) -> bool:
         """Whether emails are still pending so long after their message was published."""
@@ -170,15 +204,28 @@ class Outbox:
 
     async def republish_vanished(self, age_seconds: float, limit: int) -> int:
         """Makes up to `limit` of these due again; returns how many."""
-        return len(await self._fetch("republish_vanished", {"age_seconds": age_seconds, "limit": limit}))
+        parameters = {"age_seconds": age_seconds, "limit": limit}
+        try:
+            return len(await self._fetch("republish_vanished", parameters))
+        except StatementRefused:
+            ids = [row[0] for row in await self._fetch("find_vanished_ids", parameters)]
+            return len((await self._fetch_around("republish", ids))[0])
 
     async def republish_overtaken(self, age_seconds: float, limit: int) -> int:
         """Makes up to `limit` emails due again that others published so much later overtook; returns how many."""
-        return len(await self._fetch("republish_overtaken", {"age_seconds": age_seconds, "limit": limit}))
+        try:
+            return len(await self._fetch("republish_overtaken", {"age_seconds": age_seconds, "limit": limit}))
+        except StatementRefused:
+            return 0  # once the queue is empty, `republish_vanished` finds them one by one
 
     async def make_partitions(self) -> list[str]:
         """Makes the partitions of the next weeks; returns the names of those that were missing."""
         return [row[0] for row in await self._fetch("make_partitions", {"weeks_ahead": WEEKS_AHEAD})]
+
+    async def _fetch_around(self, name: str, ids: Collection[UUID]) -> tuple[list[tuple[Any, ...]], Collection[UUID]]:
+        """The answer of a statement that names its emails, but for those that PostgreSQL refuses; and these."""
+        around = await self.locked.around(ids, lambda free: self._fetch(name, ids_within(free)))
+        return [*chain.from_iterable(around.answers)], around.refused.keys()
 
     async def _fetch(self, name: str, parameters: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
         with translated():

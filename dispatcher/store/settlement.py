@@ -76,6 +76,11 @@ async def has_leases(session: AsyncSession, worker: str) -> bool:
     return bool(await _fetch(session, "find_lease_of", {"worker": worker}))
 
 
+async def find_leases_of(session: AsyncSession, worker: str) -> set[UUID]:
+    """The emails that are leased to this worker."""
+    return {row[0] for row in await _fetch(session, "find_leases_of", {"worker": worker})}
+
+
 async def note_crashes(
     session: AsyncSession, worker: str, tokens: Mapping[UUID, int], most_crashes: int
 ) -> list[Crashed]:

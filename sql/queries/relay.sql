@@ -38,6 +38,23 @@ where publish_due_at >= %(since)s
 order by publish_due_at
 limit %(limit)s;
 
+-- name: find_publish_due_ids
+-- As find_publish_due where PostgreSQL cannot read one of the rows: the ids alone.
+select email_id
+from email_log
+where publish_due_at >= %(since)s
+    and publish_due_at not between now() and now() + interval '5 minutes'
+order by publish_due_at
+limit %(limit)s;
+
+-- name: find_due_pointers
+-- What find_publish_due tells of these emails.
+select email_id, message_key, correlation_id, traceparent, publish_due_at
+from email_log
+where email_id = any(%(email_ids)s)
+    and email_id between %(lowest_id)s and %(highest_id)s
+    and publish_due_at is not null;
+
 -- name: mark_published
 -- A broker confirmed and routed these messages. Only what is due since the instant that their publisher knew: a lease has
 -- taken the mark off meanwhile, and what became due again stays due.
@@ -92,6 +109,35 @@ where dead_letter_due_at is not null
     and dead_letter_due_at not between now() and now() + interval '5 minutes'
 order by dead_letter_due_at
 limit %(limit)s;
+
+-- name: find_dead_letter_due_ids
+-- As find_dead_letter_due where PostgreSQL cannot read one of the rows: the ids alone.
+select email_id
+from email_log
+where dead_letter_due_at is not null
+    and dead_letter_due_at not between now() and now() + interval '5 minutes'
+order by dead_letter_due_at
+limit %(limit)s;
+
+-- name: find_due_letters
+-- What find_dead_letter_due tells of these emails.
+select
+    email_id, tenant_id, message_key, correlation_id, traceparent, status, error_type, last_error, attempt_count,
+    provider, created_at, dead_letter_due_at
+from email_log
+where email_id = any(%(email_ids)s)
+    and email_id between %(lowest_id)s and %(highest_id)s
+    and dead_letter_due_at is not null
+order by dead_letter_due_at;
+
+-- name: find_bare_letter
+-- The same of one email, without what may be damaged and is not needed.
+select
+    email_id, tenant_id, message_key, null, null, status, null, null, attempt_count,
+    null, created_at, dead_letter_due_at
+from email_log
+where email_id = %(email_id)s
+    and dead_letter_due_at is not null;
 
 -- name: mark_dead_lettered
 -- A broker confirmed and routed these dead letters. Only what is due since the instant that the letter tells: an email that
@@ -164,6 +210,26 @@ where status = 'pending'
     and published_at not between clock_timestamp() - %(age_seconds)s * interval '1 second'
         and clock_timestamp() + interval '5 minutes'
 limit 1;
+
+-- name: find_vanished_ids
+-- The emails of find_vanished, some of them.
+select email_id
+from email_log
+where status = 'pending'
+    and publish_due_at is null
+    and published_at < clock_timestamp() - %(age_seconds)s * interval '1 second'
+order by email_id
+limit %(limit)s;
+
+-- name: republish
+-- As republish_vanished, for emails that are named.
+update email_log
+set publish_due_at = clock_timestamp()
+where email_id = any(%(email_ids)s)
+    and email_id between %(lowest_id)s and %(highest_id)s
+    and status = 'pending'
+    and publish_due_at is null
+returning email_id;
 
 -- name: republish_vanished
 -- Makes the emails of find_vanished due again, some of them; call it while the send queue is empty, so that their

@@ -40,6 +40,13 @@ where status = 'sending'
     and locked_by = %(worker)s
 limit 1;
 
+-- name: find_leases_of
+-- The emails that are leased to this worker.
+select email_id
+from email_log
+where status = 'sending'
+    and locked_by = %(worker)s;
+
 -- name: find_attempt_bases
 -- How many attempts emails had when they were last replayed; those that never were are left out.
 select email_id, attempt_base

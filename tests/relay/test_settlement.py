@@ -22,6 +22,7 @@ from dispatcher.store.connections import Pool, make_pool
 from dispatcher.store.leases import Lease, LeaseStore
 from tests.relay.settlement_world import BEGAN, WORKER, answered, die, on_the_wire, rendering, unsent
 from tests.store.books import Books
+from tests.store.damage import refused
 from tests.store.fixtures import DATABASE_ID
 from tests.store.results import result
 from tests.waiting import until, until_answer
@@ -328,6 +329,19 @@ async def test_what_postgresql_refuses_of_one_ledger_does_not_keep_the_others_fr
     # Without its words: what is known of it counts more.
     assert (books.status(refused.email_id), books.row(refused.email_id)["last_error"]) == ("failed", None)
     assert left_over(run_dir) == []
+
+
+async def test_a_lease_that_postgresql_does_not_let_go_keeps_no_other_of_its_worker(
+    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path
+) -> None:
+    leases = await lease(worker, books, 4)
+    die(run_dir, [(each, unsent) for each in leases])
+
+    with refused(books.connection, leases[0].email_id, "new.status = 'pending'"):
+        await settlement.settle_all()
+
+    assert books.statuses() == {"sending": 1, "pending": 3}
+    assert books.status(leases[0].email_id) == "sending"
 
 
 async def test_what_was_being_rendered_is_suspected_and_is_given_back(

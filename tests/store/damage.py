@@ -1,9 +1,11 @@
-"""Rows that PostgreSQL cannot read any more, as a bad disk leaves them."""
+"""Rows that PostgreSQL cannot read any more, as a bad disk leaves them, or that it refuses to change."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from uuid import UUID
 
 import psycopg
 from psycopg import sql
@@ -38,6 +40,30 @@ def damage(connection: psycopg.Connection, table: str) -> Iterator[None]:
         # Until then a reader of the value still finds them.
         connection.execute(sql.SQL("vacuum pg_toast.{}").format(sql.Identifier(name)))
     assert lost > 0, "nothing was stored out of line"
+
+
+@contextmanager
+def refused(connection: psycopg.Connection, email_id: UUID, change: str) -> Iterator[None]:
+    """PostgreSQL refuses to change this email's row in that way."""
+    connection.execute("""
+        create function refuse() returns trigger language plpgsql as $$ begin raise exception 'refused'; end $$
+    """)
+    connection.execute(
+        f"""
+        create trigger refuse before update on email_log
+        for each row when (old.email_id = '{email_id}' and ({change})) execute function refuse()
+        """.encode()
+    )
+    try:
+        yield
+    finally:
+        connection.execute("drop trigger refuse on email_log")
+        connection.execute("drop function refuse")
+
+
+def noise(characters: int) -> str:
+    """A text that cannot be compressed by much."""
+    return random.Random(1).randbytes(characters // 2).hex()
 
 
 def _last_chunk(connection: psycopg.Connection, table: str) -> int:

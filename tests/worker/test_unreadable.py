@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
-from uuid import UUID
 
 import pytest
 
 from dispatcher.domain.outgoing import Attachment
 from dispatcher.store.leases import MOST_OCTETS
-from tests.store.books import Books
-from tests.store.damage import damage
+from tests.store.damage import damage, noise, refused
 from tests.waiting import until
 from tests.worker.bench import Bench
 from tests.worker.scripted import accept_when_let_go, leave_when_let_go
 
 OTHERS = 20
-
-
-def noise(characters: int) -> str:
-    """A text that cannot be compressed by much."""
-    return random.Random(1).randbytes(characters // 2).hex()
 
 
 DAMAGED: Final[dict[str, tuple[str, dict[str, object]]]] = {
@@ -68,29 +58,10 @@ async def test_a_value_that_is_no_email_fails_its_email_alone(bench: Bench) -> N
     await bench.nothing_left_on_the_queue()
 
 
-@contextmanager
-def refused(books: Books, email_id: UUID, change: str) -> Iterator[None]:
-    """PostgreSQL refuses to change this email's row in that way."""
-    books.connection.execute("""
-        create function refuse() returns trigger language plpgsql as $$ begin raise exception 'refused'; end $$
-    """)
-    books.connection.execute(
-        f"""
-        create trigger refuse before update on email_log
-        for each row when (old.email_id = '{email_id}' and ({change})) execute function refuse()
-        """.encode()
-    )
-    try:
-        yield
-    finally:
-        books.connection.execute("drop trigger refuse on email_log")
-        books.connection.execute("drop function refuse")
-
-
 async def test_an_email_that_cannot_be_renewed_costs_no_other_its_lease(bench: Bench) -> None:
     bench.provider.always = accept_when_let_go
     culprit, *others = bench.books.enqueue(4)
-    with refused(bench.books, culprit, "new.status = 'sending' and new.locked_until > old.locked_until"):
+    with refused(bench.books.connection, culprit, "new.status = 'sending' and new.locked_until > old.locked_until"):
         await bench.start(LEASE_SECONDS="1")
         books = bench.books
         # The lease itself is one such change.
@@ -113,7 +84,7 @@ async def test_an_email_that_cannot_be_given_back_keeps_its_lease_and_the_others
     await bench.deliver([culprit, *others])
     await until(lambda: len(bench.provider.waiting) == 4)
 
-    with refused(bench.books, culprit, "new.status = 'pending'"):
+    with refused(bench.books.connection, culprit, "new.status = 'pending'"):
         await worker.stop()
 
     assert bench.books.statuses() == {"pending": 3, "sending": 1}
