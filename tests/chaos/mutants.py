@@ -133,6 +133,8 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         _with_trusted_clock,
         {"step clock": 1},
         "leases taken without need",
+        # Slow sends: there are leases to take at every step.
+        {"latency_ms": 1200, "rate": 30.0, "pause_seconds": (1.0, 2.0)},
     ),
 }
 """By name; `./run chaos --mutant NAME` must exit 1 for each."""
