@@ -90,7 +90,7 @@ def _circumstances(row: Record) -> dict[str, Any]:
     """The columns that need a sentence; nothing of those that have nothing to say."""
     told: dict[str, Any] = {"attempts": f"{row['attempt_count']:,}"}
     if row["attempt_base"]:
-        told["attempts"] += f", {row['attempt_count'] - row['attempt_base']:,} of them since the last replay"
+        told["attempts"] += f", {row['attempt_count'] - row['attempt_base']:,} since the last replay or recovery"
     if row["was_uncertain"]:
         told["may have arrived"] = "yes: an attempt went out and no answer came back"
     if row["crash_count"]:

@@ -4,11 +4,14 @@
        ▲  ▲               │ ├─ deferred, attempts left: stays sending (same lease), tries again in process
        │  │               │ ├─ rejected, or attempts used up ──▶ failed ──▶ DLQ
        │  └── released ───┘ └─ outcome unknown: policy hold ──▶ held ──▶ DLQ     policy resend ──▶ pending
-       └──────────────── replay (a person) ◀── failed | held         whatever it is ──evidence──▶ sent
+       ├──────────────── replay (a person) ◀── failed | held         whatever it is ──evidence──▶ sent
+       └──────────────── recovered ◀── held by a rescue whose worker comes back: nothing was accepted (or ──▶ failed)
 
 Rules:
 
-1. `failed` and `held` are left only by a person's decision or by evidence; no machine picks them up again.
+1. `failed` and `held` are left only by a person's decision or by evidence; no machine picks them up again. A rescue
+   holds without evidence. When the worker or its ledger comes back, what that knows replaces the rescue, unless
+   somebody has touched the email since.
 2. `sent` is final.
 3. An acceptance that comes late, from an owner that lost its lease, is evidence; it proves `sent` from any status.
 4. Only `pending` may be leased. An expired `sending` is the rescue's business: nobody knows what its owner did.
@@ -43,6 +46,7 @@ class Transition(StrEnum):
     RESEND = "resend"
     REPLAY = "replay"
     EVIDENCE = "evidence"
+    RECOVER = "recover"
 
 
 TRANSITIONS: Final = MappingProxyType(
@@ -56,6 +60,8 @@ TRANSITIONS: Final = MappingProxyType(
         (Status.SENDING, Transition.RESEND): Status.PENDING,
         (Status.FAILED, Transition.REPLAY): Status.PENDING,
         (Status.HELD, Transition.REPLAY): Status.PENDING,
+        (Status.HELD, Transition.RECOVER): Status.PENDING,
+        (Status.HELD, Transition.FAIL): Status.FAILED,
         (Status.SENDING, Transition.EVIDENCE): Status.SENT,
         (Status.HELD, Transition.EVIDENCE): Status.SENT,
         (Status.FAILED, Transition.EVIDENCE): Status.SENT,

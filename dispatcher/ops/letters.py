@@ -1,7 +1,8 @@
 """Dead letters on the DLQ, and what the database says of their emails.
 
 The database is the truth. A letter tells of one failure of one email, known by the attempts it counts: every later
-failure has more. It is stale once its email is no longer failed or held, has failed again since, or was discarded.
+failure has more, but where evidence makes a held email a failed one. It is stale once its email is no longer failed or
+held, has failed again since, or was discarded.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Read(NamedTuple):
 
 def tells(letter: DeadLetter, standing: Standing) -> bool:
     """Whether the letter tells of how its email stands now."""
-    return standing.status in DEAD and letter.attempts >= standing.attempt_count and not standing.is_discarded
+    is_of_this_failure = letter.status is standing.status and letter.attempts >= standing.attempt_count
+    return standing.status in DEAD and is_of_this_failure and not standing.is_discarded
 
 
 @asynccontextmanager

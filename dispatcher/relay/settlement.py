@@ -4,7 +4,8 @@
     on the wire   → uncertain, by the policy that the ledger holds
     being rendered → released, with a mark: it may be what the worker died of. At three marks it is failed
     not named     → released: nothing of it left; but left to the rescue where the host went down since, because what
-                    was written last may never have reached the disk
+                    was written last may never have reached the disk. The same where the rescue of another host has
+                    come first: held emails that nobody has touched since are pending again
 
 The order counts: first the sessions, so that nothing of the worker can commit any more; then the results, except for
 what the worker or an earlier settlement has recorded; then what is left. A ledger is settled by the relay of its host
@@ -52,6 +53,7 @@ from dispatcher.store.settlement import (
     find_attempt_bases,
     find_database_id,
     find_leases_of,
+    find_rescued,
     has_leases,
     note_crashes,
     release_dead,
@@ -154,6 +156,8 @@ class Settlement:
         recorded, locked = await self._record(ledger, results)
         # What was last written before the host went down may be missing, or may be old.
         released, is_all = await self._release(ledger, locked) if ledger.names_all else (0, not locked)
+        if ledger.names_all:
+            is_all = await self._recover(ledger, locked) and is_all
         if is_all:
             ledger.path.unlink(missing_ok=True)
         elif not (recorded or released):
@@ -206,6 +210,23 @@ class Settlement:
         for error in around.refused.values():
             self._report(ledger.path, error.message)
         return sum(around.answers), not (unrecorded or around.locked or around.refused)
+
+    async def _recover(self, ledger: DeadLedger, unrecorded: Collection[UUID]) -> bool:
+        """Undoes rescues of what had not left, since what is uncertain has confirmed its rescue as it was recorded.
+
+        Returns:
+            Whether that was all.
+        """
+        async with session(self._pool) as connection:
+            rescued = await find_rescued(connection, ledger.worker)
+        leases = {email_id: token for email_id, token in rescued.items() if email_id not in unrecorded}
+        if not leases:
+            return not rescued
+        store = LeaseStore(self._pool, worker=ledger.worker, slot=ledger.slot)
+        around = await self._locked.around(leases, lambda free: store.recover({i: leases[i] for i in free}))
+        for error in around.refused.values():
+            self._report(ledger.path, error.message)
+        return sum(map(len, around.answers)) == len(rescued)
 
     async def _blame(self, connection: AsyncSession, ledger: DeadLedger) -> int:
         tokens = {suspect.email_id: suspect.lease_token for suspect in ledger.suspects}

@@ -17,6 +17,8 @@ from dispatcher.errors import StatementRefused
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.locked import LockedRows
 from dispatcher.store.queries import ids_within, query
+from dispatcher.telemetry import metrics
+from dispatcher.telemetry.log import get_log
 
 MOST_LETTER_REPLAYS: Final = 3
 """So often an email's dead letter may be put back by hand; more often, and it is a machine that moves it."""
@@ -243,13 +245,30 @@ class LeaseStore:
     async def release(
         self, leases: dict[UUID, int], away_seconds: Mapping[UUID, float] = MappingProxyType({})
     ) -> set[UUID]:
-        """Gives back leases under which nothing left; returns the ids that were still ours.
+        """Gives back leases under which nothing was accepted, nor will be; returns the ids that were still ours.
+
+        What a rescue took away and held meanwhile is pending again, too (see `recover`).
 
         Args:
             away_seconds: How long from now an email becomes due; at once where it is missing.
         """
         waits = [away_seconds.get(email_id, 0.0) for email_id in sorted(leases)]
-        return await self._ids("release", {**_tokens(leases), "away_seconds": waits})
+        ours = await self._ids("release", {**_tokens(leases), "away_seconds": waits})
+        if len(ours) < len(leases):
+            await self.recover({email_id: token for email_id, token in leases.items() if email_id not in ours})
+        return ours
+
+    async def recover(self, leases: dict[UUID, int]) -> set[UUID]:
+        """Undoes the rescue of leases under which nothing was accepted, nor will be, as token by id.
+
+        Returns:
+            The emails that are pending again: those that the rescue held and that nobody has touched since.
+        """
+        rows = await self._fetch("recover_rescued", {**_tokens(leases), "worker": self._worker})
+        metrics.RESCUED.add(len(rows), "host_returned")
+        for email_id, correlation_id, _ in rows:
+            get_log().warning("email.recovered", email_id=str(email_id), correlation_id=correlation_id)
+        return {row[0] for row in rows}
 
     async def release_unanswered(self, email_ids: Sequence[UUID]) -> None:
         """Gives back what a `lease` whose answer was lost may have leased to us; these ids must not be in our hands.

@@ -81,6 +81,11 @@ async def find_leases_of(session: AsyncSession, worker: str) -> set[UUID]:
     return {row[0] for row in await _fetch(session, "find_leases_of", {"worker": worker})}
 
 
+async def find_rescued(session: AsyncSession, worker: str) -> dict[UUID, int]:
+    """What a rescue took from this worker and held, and nobody has touched since: tokens of its leases by id."""
+    return dict(await _fetch(session, "find_rescued", {"worker": worker}))
+
+
 async def note_crashes(
     session: AsyncSession, worker: str, tokens: Mapping[UUID, int], most_crashes: int
 ) -> list[Crashed]:

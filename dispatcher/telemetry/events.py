@@ -18,12 +18,15 @@ EVENTS: Final = MappingProxyType(
         # one email
         "email.attempted": "An attempt ended: email_id, attempt, provider, outcome, error_type, duration_ms, "
         "correlation_id, trace_id, worker.",
-        "email.lease_lost": "A result came after the lease was lost; nothing was overwritten.",
+        "email.lease_lost": "A result came after the lease was lost: evidence about an email that a rescue holds; else "
+        "it overwrites nothing.",
         "email.answered_late": "A provider answered after the attempt had ended as uncertain: provider, outcome.",
         "email.locked": "Somebody else's transaction holds emails' rows; these wait and the others go on: count, "
         "email_ids (a few), held_by (sessions that it may be: pid, application, state, age).",
         "email.refused": "PostgreSQL refuses to read or write one email, and the others go on without it: email_id, "
         "reason.",
+        "email.recovered": "An email that a rescue held is pending again: its worker or ledger came back, and proves "
+        "that nothing of it had left.",
         "email.rescued": "An email was taken from an owner that is gone: reason (lease_expired, worker_crashed), "
         "status.",
         "message.duplicated": "A message came for an email that is finished or another's; it was acked: status.",

@@ -42,7 +42,7 @@ RESCUED: Final = Counter(
     "dispatcher_rescued_emails_total",
     "Emails returned after their owner or their message was gone.",
     ("reason",),
-    (("worker_died",), ("worker_frozen",), ("lease_expired",), ("message_vanished",)),
+    (("worker_died",), ("worker_frozen",), ("lease_expired",), ("message_vanished",), ("host_returned",)),
 )
 
 # Messages and batches.

@@ -78,8 +78,14 @@ where e.email_id = %(email_id)s
 returning e.lease_token, e.attempt_count, e.on_uncertain, e.attempt_base;
 
 -- name: find_standing
--- Where emails stand that could not be leased, and under which token they are ours; an id that is missing has no row.
-select email_id, message_key, status, case when status = 'sending' and locked_by = %(worker)s then lease_token end
+-- Where emails stand that could not be leased, and under which token they are ours, or were until a rescue held them that
+-- nobody has touched since; an id that is missing has no row.
+select
+    email_id, message_key, status,
+    case
+        when status = 'sending' and locked_by = %(worker)s then lease_token
+        when status = 'held' and rescued_from = %(worker)s and lease_token = rescued_token + 1 then rescued_token
+    end
 from email_log
 where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s;

@@ -4,6 +4,9 @@
 -- Returns the ids whose lease was still ours. An id that is missing was lost: nothing of it was overwritten, but its attempt
 -- is on record; an acceptance is taken whoever holds the lease, because it proves that the email was sent.
 -- Ids and instants travel in binary: as text, writing and reading them costs five times as much.
+-- An email that the rescue took from this very lease and held, and that nobody has touched since, takes a definite no as if
+-- the lease still lasted, but for a retry: nothing of the lease was accepted. That is audited. An uncertain outcome confirms
+-- the rescue, so that nothing undoes it later. The ids of such emails are not returned: their lease is lost.
 -- A result with expired_at is recorded for a living owner whose lease ran out: only if nothing came of that lease since.
 -- Its plan is kept (see lease.sql): `= any` and `is true` leave no way to the emails but their ids, and an array of one
 -- tenant none to a key but its look-up, where a merge join would read all keys.
@@ -32,21 +35,40 @@ with result as (
 closed as (
     update email_log as e
     set
-        status = r.status,
-        attempt_count = case r.status when 'sending' then e.attempt_count + 1 else e.attempt_count end,
-        locked_by = case r.status when 'sending' then e.locked_by end,
-        locked_until = case r.status
-            when 'sending' then clock_timestamp() + r.lease_seconds * interval '1 second'
+        status = case
+            when e.status <> 'held' or r.status = 'sent' then r.status
+            when r.outcome = 'uncertain' then 'held'
+            when r.status = 'sending' then 'pending'
+            else r.status
+        end,
+        attempt_count = e.attempt_count + (r.status = 'sending' and e.status = 'sending')::integer,
+        locked_by = case when r.status = 'sending' then e.locked_by end,
+        locked_until = case
+            when r.status = 'sending' and e.status = 'sending'
+                then clock_timestamp() + r.lease_seconds * interval '1 second'
             else 'epoch'
         end,
         last_error = r.error,
         error_type = r.error_type,
         provider = r.provider,
         provider_message_id = coalesce(r.provider_message_id, e.provider_message_id),
-        was_uncertain = e.was_uncertain or r.outcome = 'uncertain',
+        was_uncertain = case
+            when e.status = 'held' and r.outcome in ('deferred', 'rejected') then e.rescued_in_doubt
+            else e.was_uncertain or r.outcome = 'uncertain'
+        end,
+        rescued_token = null,
         sent_at = case r.status when 'sent' then clock_timestamp() end,
-        publish_due_at = case r.status when 'pending' then clock_timestamp() end,
-        dead_letter_due_at = case when r.status in ('failed', 'held') then clock_timestamp() end
+        publish_due_at = case
+            when e.status = 'held' and r.outcome = 'uncertain' then null
+            when r.status = 'pending' or (r.status = 'sending' and e.status = 'held') then clock_timestamp()
+        end,
+        dead_letter_due_at = case
+            when e.status = 'held' and r.outcome = 'uncertain' then e.dead_letter_due_at
+            when r.status in ('failed', 'held') then clock_timestamp()
+        end,
+        dead_letter_discarded_at = case
+            when e.status <> 'held' or r.outcome not in ('deferred', 'rejected') then e.dead_letter_discarded_at
+        end
     from result as r
     where e.email_id = any(%(email_ids)b)
         and e.email_id between %(lowest_id)s and %(highest_id)s
@@ -54,9 +76,12 @@ closed as (
         and (
             (e.status = 'sending' and e.lease_token = r.lease_token)
             or (r.status = 'sent' and e.status <> 'sent')
+            or (e.status = 'held' and e.rescued_token = r.lease_token and e.lease_token = r.lease_token + 1)
         ) is true
         and (r.expired_at is null or (e.lease_token = r.lease_token and e.locked_until = r.expired_at))
-    returning e.email_id, e.tenant_id, e.message_key, r.status, r.outcome, r.provider
+    returning
+        e.email_id, e.tenant_id, e.message_key, r.status, r.outcome, r.provider, e.attempt_count,
+        r.status <> 'sent' and e.lease_token <> r.lease_token as was_rescued
 ),
 completed as (
     update email_idempotency as k
@@ -77,6 +102,15 @@ attempted as (
     where expired_at is null
         or email_id in (select email_id from closed)
 ),
+audited as (
+    insert into operator_audit (actor, action, reason, email_id, detail)
+    select
+        'recovery', 'recover', 'The worker came back: the provider had not accepted it when the lease was taken away.',
+        email_id, jsonb_build_object('attempts', attempt_count, 'worker', %(worker)s::text, 'outcome', outcome)
+    from closed
+    where was_rescued
+        and outcome <> 'uncertain'
+),
 counted as (
     insert into email_hourly (hour, provider, outcome, slot, email_count)
     select date_trunc('hour', now(), 'UTC'), provider, outcome, %(slot)s, count(*)
@@ -87,7 +121,8 @@ counted as (
     set email_count = email_hourly.email_count + excluded.email_count
 )
 select email_id
-from closed;
+from closed
+where not was_rescued;
 
 -- name: find_attempt
 -- A row: this batch was committed although its answer never reached us, because a batch commits as a whole.

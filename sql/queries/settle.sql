@@ -47,6 +47,51 @@ from email_log
 where status = 'sending'
     and locked_by = %(worker)s;
 
+-- name: find_rescued
+-- What the rescue of another host took from a worker and held, and nobody has touched since, with the token of its lease.
+select email_id, rescued_token
+from email_log
+where status = 'held'
+    and rescued_from = %(worker)s
+    and lease_token = rescued_token + 1;
+
+-- name: recover_rescued
+-- Undoes rescues that nobody has touched, by the word of the leases that they took away: nothing was accepted under those,
+-- and nothing will be. Pending and due again, the attempt given back; not by its number, which a dead letter tells of.
+-- Audited. Returns a row per email that it moved.
+with recovered as (
+    update email_log as e
+    set
+        status = 'pending',
+        attempt_base = e.attempt_base + 1,
+        was_uncertain = e.rescued_in_doubt,
+        rescued_token = null,
+        last_error = null,
+        error_type = null,
+        publish_due_at = clock_timestamp(),
+        dead_letter_due_at = null,
+        dead_letter_discarded_at = null
+    where e.email_id = any(%(email_ids)s)
+        and e.email_id between %(lowest_id)s and %(highest_id)s
+        and (
+            (e.email_id, e.rescued_token, e.status) in (
+                select w.email_id, w.lease_token, 'held'
+                from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[]) as w (email_id, lease_token)
+            )
+            and e.lease_token = e.rescued_token + 1
+        ) is true
+    returning e.email_id, e.correlation_id, e.attempt_count
+),
+audited as (
+    insert into operator_audit (actor, action, reason, email_id, detail)
+    select
+        'recovery', 'recover', 'The worker or its ledger came back: nothing had left when the lease was taken away.',
+        email_id, jsonb_build_object('attempts', attempt_count, 'worker', %(worker)s::text)
+    from recovered
+)
+select email_id, correlation_id, pg_notify('email_dispatcher_due', '')
+from recovered;
+
 -- name: find_attempt_bases
 -- How many attempts emails had when they were last replayed; those that never were are left out.
 select email_id, attempt_base

@@ -102,7 +102,9 @@ def test_sent_is_final_and_failed_and_held_are_left_by_a_person_or_by_evidence()
         leaving[before].add(transition)
 
     assert leaving[Status.SENT] == set()
-    assert leaving[Status.FAILED] == leaving[Status.HELD] == {Transition.REPLAY, Transition.EVIDENCE}
+    assert leaving[Status.FAILED] == {Transition.REPLAY, Transition.EVIDENCE}
+    # A rescue holds without evidence; that of a worker which comes back takes its place.
+    assert leaving[Status.HELD] == leaving[Status.FAILED] | {Transition.RECOVER, Transition.FAIL}
     assert leaving[Status.PENDING] == {Transition.LEASE, Transition.EVIDENCE}
 
 

@@ -16,5 +16,7 @@ MUTANTS: Final = {
     "leases_not_voided": Rules(voids=False, faults=_NONE),
     "settled_by_token_alone": Rules(fenced_settlement=False, faults=_NONE),
     "returned_by_name": Rules(fenced_return=False, faults=frozenset({Fault.LATE})),
+    "rescue_not_confirmed": Rules(confirms_rescues=False, faults=frozenset({Fault.RELAY, Fault.DEATH})),
+    "rescue_undone_unfenced": Rules(fenced_recovery=False, faults=frozenset({Fault.RELAY})),
     "recorded_in_the_workers_name": Rules(own_name=False, faults=frozenset({Fault.REPLY})),
 }

@@ -60,6 +60,8 @@ class Rules:
             name, and not.
         voids: The relay voids a living worker's leases before it reads the ledger.
         own_name: The relay records a living worker's attempts in its own name; else in the worker's.
+        confirms_rescues: An uncertain attempt that is recorded after a rescue has the rescue stand for good.
+        fenced_recovery: A rescue is undone only as long as nobody has touched the email; else whenever it is held.
     """
 
     policy: OnUncertain = OnUncertain.HOLD
@@ -72,6 +74,8 @@ class Rules:
     fenced_return: bool = True
     voids: bool = True
     own_name: bool = True
+    confirms_rescues: bool = True
+    fenced_recovery: bool = True
 
     def with_faults(self, faults: frozenset[Fault]) -> Rules:
         """The same rules where this may go wrong."""
@@ -149,7 +153,14 @@ def _closed(state: State, status: Status, **fields: Any) -> State:
     """The lease ends."""
     dead_letter = DeadLetter.DUE if status in (Status.FAILED, Status.HELD) else DeadLetter.NONE
     fields = {"due": status is Status.PENDING, **fields}
-    return _row_is(state, status=status, owner=NOBODY, expired=False, dead_letter=dead_letter, **fields)
+    state = _row_is(state, status=status, owner=NOBODY, expired=False, dead_letter=dead_letter, **fields)
+    return _rescue_stands(state)
+
+
+def _rescue_stands(state: State) -> State:
+    """Whatever was rescued before, nobody's word undoes it any more."""
+    workers = tuple(worker._replace(rescued=False) for worker in state.workers)
+    return _row_is(state, rescued=NOBODY)._replace(workers=workers, marking=state.marking)
 
 
 def _released(state: State, **fields: Any) -> State:
@@ -175,10 +186,19 @@ def _decided(state: State, answer: Answer, attempt: int, rules: Rules) -> tuple[
 
 
 def _recorded(
-    state: State, answer: Answer, attempt: int, rules: Rules, *, owns: bool, owner: int | None = None
+    state: State,
+    answer: Answer,
+    attempt: int,
+    rules: Rules,
+    *,
+    owns: bool,
+    owner: int | None = None,
+    owner_rescued: bool = False,
 ) -> tuple[State, Transition | None]:
     """The `record` statement; `owner` retries a deferral under its lease."""
     row = state.row
+    if owner_rescued and row.status is Status.HELD and answer is not Answer.ACCEPTED:
+        return _recorded_after_rescue(state, answer, attempt, rules)
     status, transition = _decided(state, answer, attempt, rules)
     is_ours = row.status is Status.SENDING and (owns or not rules.tokens)
     if answer is Answer.ACCEPTED and not owns:
@@ -191,6 +211,19 @@ def _recorded(
     if transition is Transition.RESEND:
         state = state._replace(resent=state.resent + 1)
     return _closed(state, status), transition
+
+
+def _recorded_after_rescue(state: State, answer: Answer, attempt: int, rules: Rules) -> tuple[State, Transition | None]:
+    """The `record` statement of a lease that a rescue took away, and nobody has touched the email since."""
+    if answer is Answer.UNCERTAIN:
+        return (_rescue_stands(state) if rules.confirms_rescues else state), None
+    status, _ = _decided(state, answer, attempt, rules)
+    return _closed(state, status), Transition.RECOVER if status is Status.PENDING else Transition.FAIL
+
+
+def _recovered(state: State) -> State:
+    """The `recover_rescued` statement."""
+    return _released(state)
 
 
 # The relay: publishes what is due, publishes dead letters, rescues, looks for what vanished.
@@ -220,6 +253,9 @@ def _relay(state: State, rules: Rules) -> Iterator[Change]:
 
 def _rescued(state: State, rules: Rules) -> tuple[State, Transition | None]:
     after, transition = _recorded(state, Answer.UNCERTAIN, state.row.attempts, rules, owns=True)
+    if transition is Transition.HOLD:
+        workers = tuple(worker._replace(rescued=worker.owns) for worker in after.workers)
+        after = _row_is(after, rescued=state.row.owner)._replace(workers=workers)
     return _token_moves(after, rules)._replace(may_be_held=True), transition
 
 
@@ -277,14 +313,25 @@ def _settles_dead(state: State, i: int, rules: Rules) -> Change:
     worker = state.workers[i]
     if worker.slot is not Answer.NONE and worker.attempted is Answer.NONE:
         answer = Answer.UNCERTAIN if worker.slot is Answer.ON_THE_WIRE else worker.slot
-        after, transition = _recorded(state, answer, worker.attempt, rules, owns=worker.owns)
+        after, transition = _recorded(
+            state, answer, worker.attempt, rules, owns=worker.owns, owner_rescued=worker.rescued
+        )
         text = f"relay: records what dead worker {i}'s ledger says: {_said(worker.slot)}"
         return Change(text, _worker_is(after, i, attempted=answer, late=Late.NONE), transition)
     fresh = _worker_is(state, i, **Worker()._asdict())
     if state.row.status is Status.SENDING and state.row.owner == i:
         after = _token_moves(_released(fresh), rules)
         return Change(f"relay: gives back what dead worker {i} had leased", after, Transition.RELEASE)
+    if _is_rescued(state, i, rules):
+        after = _recovered(fresh)
+        return Change(f"relay: undoes the rescue of what dead worker {i} had leased", after, Transition.RECOVER)
     return Change(f"relay: dead worker {i}'s ledger is settled", fresh)
+
+
+def _is_rescued(state: State, i: int, rules: Rules) -> bool:
+    """Whether the worker's name stands in the row as that from which a rescue took it."""
+    row = state.row
+    return row.status is Status.HELD and (row.rescued == i or not rules.fenced_recovery)
 
 
 def _said(slot: Answer) -> str:
@@ -370,7 +417,7 @@ def _leases(state: State, i: int, rules: Rules) -> Iterator[Change]:
         yield Change(f"worker {i}: leases it, and the reply is lost", lost, Transition.LEASE, fault=Fault.REPLY)
         late = _worker_is(state, i, step=Step.UNANSWERED, late=Late.LEASE)
         yield Change(f"worker {i}: leases it, the connection is lost, PostgreSQL is not done", late, fault=Fault.LATE)
-    elif row.status is Status.SENDING and row.owner == i:
+    elif (row.status is Status.SENDING and row.owner == i) or _is_rescued(state, i, rules):
         yield Change(
             f"worker {i}: finds a lease in its name that it does not know", _worker_is(state, i, step=Step.UNANSWERED)
         )
@@ -387,6 +434,10 @@ def _leased(state: State, i: int, rules: Rules) -> State:
 def _gives_back_unanswered(state: State, i: int, rules: Rules) -> Iterator[Change]:
     row = state.row
     again = _worker_is(state, i, step=Step.TAKEN)
+    if _is_rescued(state, i, rules):
+        after = _worker_is(_recovered(state), i, step=Step.TAKEN)
+        yield Change(f"worker {i}: undoes the rescue of the lease in its name", after, Transition.RECOVER)
+        return
     if row.status is not Status.SENDING or row.owner != i:
         yield Change(f"worker {i}: finds no lease in its name", again)
         return
@@ -451,9 +502,12 @@ def _records(state: State, i: int, rules: Rules) -> Iterator[Change]:
     worker = state.workers[i]
     match worker.step:
         case Step.ANSWERED:
-            after, transition = _recorded(state, worker.outcome, worker.attempt, rules, owns=worker.owns, owner=i)
+            after, transition = _recorded(
+                state, worker.outcome, worker.attempt, rules, owns=worker.owns, owner=i, owner_rescued=worker.rescued
+            )
             after = _worker_is(after, i, attempted=worker.outcome)
-            outcome = Answer.NONE if worker.outcome is Answer.DEFERRED and transition is None else worker.outcome
+            is_lost = worker.outcome is Answer.DEFERRED and transition in (None, Transition.RECOVER)
+            outcome = Answer.NONE if is_lost else worker.outcome
             text = f"worker {i}: records it ({_said(worker.outcome)})"
             yield Change(text, _worker_is(after, i, step=Step.RECORDED, outcome=outcome), transition)
             lost = _worker_is(after, i, step=Step.UNCONFIRMED)
@@ -495,6 +549,11 @@ def _returns(state: State, i: int, rules: Rules) -> Iterator[Change]:
         text = f"worker {i}: gives its lease back"
         yield Change(text, _worker_is(after, i, **_idle(worker)), Transition.RELEASE)
         yield Change(f"{text}, and the reply is lost", after, Transition.RELEASE, fault=Fault.REPLY)
+    elif row.status is Status.HELD and (worker.rescued or not rules.fenced_recovery):
+        after = _recovered(state)
+        text = f"worker {i}: had not begun it: undoes its rescue"
+        yield Change(text, _worker_is(after, i, **_idle(worker)), Transition.RECOVER)
+        yield Change(f"{text}, and the reply is lost", after, Transition.RECOVER, fault=Fault.REPLY)
     else:
         yield Change(f"worker {i}: is done with it", _worker_is(state, i, **_idle(worker)))
 
@@ -509,7 +568,7 @@ def _renews(state: State, i: int, rules: Rules) -> Iterator[Change]:
 
 def _goes_wrong(state: State, i: int, rules: Rules) -> Iterator[Change]:
     worker = state.workers[i]
-    if worker.step is Step.IDLE and worker.late is Late.NONE and state.row.owner != i:
+    if worker.step is Step.IDLE and worker.late is Late.NONE and i not in (state.row.owner, state.row.rescued):
         return
     messages = state.messages + worker.has_message
     back = state._replace(messages=messages)
@@ -517,6 +576,8 @@ def _goes_wrong(state: State, i: int, rules: Rules) -> Iterator[Change]:
     gone = _looks(_worker_is(back, i, **Worker()._asdict()), i, Look())
     if state.row.owner == i:
         gone = _row_is(gone, owner=GONE)
+    if state.row.rescued == i:
+        gone = _row_is(gone, rescued=GONE)
     yield Change(f"worker {i}'s host dies, its ledger is lost", gone, fault=Fault.HOST)
     if worker.has_message:
         after = _worker_is(back, i, has_message=False)

@@ -95,6 +95,7 @@ class Worker(NamedTuple):
         has_message: It holds a message that is not acked.
         slot: What its ledger says of the email.
         attempted: The outcome of this attempt that `email_attempt` has in the worker's name.
+        rescued: A rescue took its lease, and nobody has touched the email since.
     """
 
     step: Step = Step.IDLE
@@ -106,6 +107,7 @@ class Worker(NamedTuple):
     slot: Answer = Answer.NONE
     attempted: Answer = Answer.NONE
     late: Late = Late.NONE
+    rescued: bool = False
 
 
 class Look(NamedTuple):
@@ -125,7 +127,11 @@ class Look(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Its row of `email_log`."""
+    """Its row of `email_log`.
+
+    Attributes:
+        rescued: From which worker the rescue took it that holds it, as long as nobody has touched it since.
+    """
 
     status: Status = Status.PENDING
     attempts: int = 0
@@ -133,6 +139,7 @@ class Row(NamedTuple):
     expired: bool = False
     due: bool = True
     dead_letter: DeadLetter = DeadLetter.NONE
+    rescued: int = NOBODY
 
 
 class State(NamedTuple):
@@ -162,9 +169,10 @@ def canonical(state: State) -> State:
     """The same state, `tidy`, and with the workers in order: which of the two is the first makes no difference."""
     state = tidy(state)
     (first, second), (look, other), row = state.workers, state.looks, state.row
-    if (first, look, row.owner == 0) <= (second, other, row.owner == 1):
+    if (first, look, row.owner == 0, row.rescued == 0) <= (second, other, row.owner == 1, row.rescued == 1):
         return state
     row = row._replace(owner=1 - row.owner) if row.owner in WORKERS else row
+    row = row._replace(rescued=1 - row.rescued) if row.rescued in WORKERS else row
     return state._replace(row=row, workers=(second, first), looks=(other, look))
 
 
@@ -183,10 +191,11 @@ def _relevant(worker: Worker, *, is_sending: bool) -> Worker:
     step = worker.step
     if step is Step.DEAD:
         if worker.attempted is not Answer.NONE or worker.slot is Answer.NONE:
-            return Worker(step, late=worker.late)
+            return Worker(step, late=worker.late)  # what was rescued from it is found by its name
         return worker._replace(outcome=Answer.NONE, owns=worker.owns and is_sending, confirmed=False)
     if step is Step.RETURNING:
-        return Worker(step, owns=worker.owns and is_sending, has_message=worker.has_message, late=worker.late)
+        owns = worker.owns and is_sending
+        return Worker(step, owns=owns, has_message=worker.has_message, late=worker.late, rescued=worker.rescued)
     owns = worker.owns and is_sending
     confirmed = worker.confirmed and not Step.CHECKED <= step <= Step.UNCONFIRMED
     if owns is worker.owns and confirmed is worker.confirmed:

@@ -18,8 +18,9 @@ from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejec
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.inflight import Ledger
 from dispatcher.relay.settlement import Settlement
-from dispatcher.store.connections import Pool, make_pool
+from dispatcher.store.connections import Pool, connect_async, make_pool
 from dispatcher.store.leases import Lease, LeaseStore
+from dispatcher.store.outbox import Outbox
 from tests.relay.settlement_world import BEGAN, WORKER, answered, die, on_the_wire, rendering, unsent
 from tests.store.books import Books
 from tests.store.damage import refused
@@ -566,6 +567,81 @@ async def test_a_ledger_of_another_database_is_kept_and_reported_and_nothing_of_
     assert books.status(theirs.email_id) == "sending"
     assert settlement.workers_here == frozenset()
     assert capsys.readouterr().out.count("ledger.foreign") == 2  # once for each
+
+
+async def rescue_all(tables_url: str, books: Books) -> None:
+    """The leases run out, and the relay of another host rescues their emails."""
+    books.connection.execute("update email_log set locked_until = '2026-01-01' where status = 'sending'")
+    async with await connect_async(tables_url, name="leader") as session:
+        outbox = Outbox(session)
+        await outbox.rescue_expired(OnUncertain.HOLD, 3, await outbox.find_expiring())
+
+
+async def test_a_rescue_by_another_host_gives_way_to_what_the_ledger_of_the_dead_worker_proves(
+    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
+) -> None:
+    unnamed, wire, accepted, deferred, rejected, discarded = await lease(worker, books, 6)
+    answers: list[tuple[Lease, Outcome]] = [
+        (accepted, Accepted()),
+        (deferred, Deferred(Reason.THROTTLED)),
+        (rejected, Rejected(Reason.REFUSED)),
+    ]
+    steps = [(unnamed, unsent), (wire, on_the_wire), *((each, answered(outcome)) for each, outcome in answers)]
+    die(run_dir, steps)
+    await rescue_all(tables_url, books)
+    assert books.statuses() == {"held": 6}
+    books.change(discarded.email_id, dead_letter_discarded_at=BEGAN)
+
+    await settlement.settle_all()
+
+    found = {
+        each.email_id: books.row(each.email_id) for each in (unnamed, wire, accepted, deferred, rejected, discarded)
+    }
+    statuses = [row["status"] for row in found.values()]
+    assert statuses == ["pending", "held", "sent", "pending", "failed", "pending"]
+    # What had not left costs no attempt; a definite no does.
+    counts = [row["attempt_count"] - row["attempt_base"] for row in found.values()]
+    assert counts == [0, 1, 1, 1, 1, 0]
+    assert [row["was_uncertain"] for row in found.values()] == [False, True, True, False, False, False]
+    assert [row["dead_letter_due_at"] is None for row in found.values()] == [True, False, True, True, False, True]
+    assert {row["dead_letter_discarded_at"] for row in found.values()} == {None}
+    audited = books.select("select email_id, actor, action from operator_audit")
+    assert {row["email_id"] for row in audited} == {each.email_id for each in (unnamed, deferred, rejected, discarded)}
+    assert {(row["actor"], row["action"]) for row in audited} == {("recovery", "recover")}
+    assert left_over(run_dir) == []
+
+
+async def test_a_ledger_from_before_a_reboot_undoes_no_rescue_but_by_its_answers(
+    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
+) -> None:
+    unnamed, rejected = await lease(worker, books, 2)
+    die(run_dir, [(unnamed, unsent), (rejected, answered(Rejected(Reason.REFUSED)))], boot="another")
+    await rescue_all(tables_url, books)
+
+    await settlement.settle_all()
+
+    assert [books.status(each.email_id) for each in (unnamed, rejected)] == ["held", "failed"]
+    assert left_over(run_dir) == []
+
+
+async def test_a_rescue_whose_row_is_locked_is_undone_later(
+    worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
+) -> None:
+    (unnamed,) = await lease(worker, books)
+    die(run_dir, [(unnamed, unsent)])
+    await rescue_all(tables_url, books)
+    pool = make_pool(tables_url, name="dispatcher relay settlement", size=1, lock_seconds=0.1)
+    await pool.open()
+    settlement = Settlement(settings(run_dir), pool)
+
+    with locked(tables_url, unnamed):
+        await settlement.settle_all()
+        assert len(left_over(run_dir)) == 1
+    await settlement.settle_all()
+
+    assert books.status(unnamed.email_id) == "pending"
+    assert left_over(run_dir) == []
+    await pool.close()
 
 
 async def test_without_postgresql_a_ledger_waits(run_dir: Path) -> None:

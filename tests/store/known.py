@@ -24,6 +24,7 @@ class Known:
         due_since: The step at which it became due to be published; None while it is not. Its dead letter likewise.
         leases: All that there ever were of it, with the worker of each: most are lost.
         rows: Its attempts, as number, outcome and worker.
+        rescue_of: Worker, token and doubt of the lease that a rescue took away when it held the email.
     """
 
     email_id: UUID
@@ -44,6 +45,7 @@ class Known:
     was_uncertain: bool = False
     leases: list[tuple[str, Lease]] = field(default_factory=list)
     rows: list[tuple[int, str, str]] = field(default_factory=list)
+    rescue_of: tuple[str | None, int | None, bool] | None = None
 
     @property
     def is_dead(self) -> bool:
@@ -79,9 +81,38 @@ class Known:
         if self.crashes >= most_crashes:
             self.close(Status.FAILED, step)
 
+    @property
+    def rescued_token(self) -> int | None:
+        """The token of the lease that a rescue took away, if it holds the email and nobody has touched it since."""
+        token = self.rescue_of[1] if self.rescue_of else None
+        return token if self.status is Status.HELD and token is not None and self.token == token + 1 else None
+
+    def recover(self, step: int) -> None:
+        """The rescue is undone: nothing was accepted."""
+        assert self.rescue_of is not None
+        self.was_uncertain = self.rescue_of[2]
+        self.close(Status.PENDING, step)
+        self.attempt_base += 1
+        self.is_discarded = False
+        self._confirm_rescue()
+
+    def record_after_rescue(self, status: Status, outcome: str, step: int) -> None:
+        """An attempt's result is written whose lease a rescue has taken away."""
+        assert self.rescue_of is not None
+        if outcome != "uncertain":
+            self.was_uncertain = self.rescue_of[2]
+            self.is_discarded = False
+            self.close(Status.PENDING if status is Status.SENDING else status, step)
+        self._confirm_rescue()
+
+    def _confirm_rescue(self) -> None:
+        if self.rescue_of is not None:
+            self.rescue_of = (self.rescue_of[0], None, self.rescue_of[2])
+
     def record(self, status: Status, outcome: str, step: int) -> None:
         """An attempt's result is written."""
         self.was_uncertain |= outcome == "uncertain"
+        self._confirm_rescue()
         if status is Status.SENDING:
             self.attempts, self.expired_at = self.attempts + 1, None
         else:
@@ -90,6 +121,7 @@ class Known:
     def rescue(self, default: OnUncertain, max_attempts: int, step: int) -> None:
         """Its lease ran out, and nobody says what came of it."""
         resends = (self.policy or default) is OnUncertain.RESEND and self.attempts - self.attempt_base < max_attempts
+        self.rescue_of = None if resends else (self.owner, self.token, self.was_uncertain)
         self.close(Status.PENDING if resends else Status.HELD, step)
         self.token += 1
         self.was_uncertain = True

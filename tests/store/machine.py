@@ -30,7 +30,14 @@ from dispatcher.store.held import confirm_held, release_held
 from dispatcher.store.leases import Lease, LeaseStore, LetterVerdict
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.replays import ItemOutcome, create_replay, replay_next
-from dispatcher.store.settlement import ExpiringLease, find_expiring, note_crashes, release_dead, release_expired
+from dispatcher.store.settlement import (
+    ExpiringLease,
+    find_expiring,
+    find_rescued,
+    note_crashes,
+    release_dead,
+    release_expired,
+)
 from dispatcher.store.standings import announce_again, discard_dead, find_announced
 from tests.store.altered import Mutant, connection_class
 from tests.store.books import Books, email
@@ -68,6 +75,7 @@ WRITES: Final = (
     "_release",
     "_release_unanswered",
     "_record",
+    "_recover",
     "_blame",
     "_renew",
     "_give_back",
@@ -204,11 +212,15 @@ class Machine(RuleBasedStateMachine):
         assert bool(ours) == known.is_under(lease)
         if ours:
             known.release(self._now(), token_moves=False)
+        elif known.rescued_token == lease.token:
+            known.recover(self._now())
 
     def _release_unanswered(self, known: Known, worker: str, _: Lease, __: Status) -> None:
         self.run(self.stores[worker].release_unanswered([known.email_id]))
         if known.owner == worker:
             known.release(self._now(), token_moves=False)
+        elif known.rescued_token is not None and known.rescue_of is not None and known.rescue_of[0] == worker:
+            known.recover(self._now())
 
     def _record(self, known: Known, worker: str, lease: Lease, status: Status) -> None:
         closing = result(lease, status, lease_seconds=LONG_SECONDS if status is Status.SENDING else None)
@@ -220,6 +232,9 @@ class Machine(RuleBasedStateMachine):
         if ours:
             self.counted[closing.outcome] += 1
             known.record(status, closing.outcome, self._now())
+        elif known.rescued_token == lease.token:
+            self.counted[closing.outcome] += 1
+            known.record_after_rescue(status, closing.outcome, self._now())
 
     # What the relay does about workers that are dead or frozen.
 
@@ -228,6 +243,17 @@ class Machine(RuleBasedStateMachine):
         assert self.run(release_dead(self.relay, worker)) == len(gone)
         for known in gone:
             known.release(self._now(), token_moves=True)
+
+    def _recover(self, _: Known, worker: str, __: Lease, ___: Status) -> None:
+        gone = [
+            k for k in self.known.values() if k.rescued_token is not None and k.rescue_of and k.rescue_of[0] == worker
+        ]
+        found = self.run(find_rescued(self.relay, worker))
+        assert found == {known.email_id: known.rescued_token for known in gone}
+        if found:
+            assert self.run(self.stores[RELAY].recover(found)) == set(found)
+        for known in gone:
+            known.recover(self._now())
 
     def _blame(self, known: Known, worker: str, lease: Lease, status: Status) -> None:
         most_crashes = 1 if status is Status.FAILED else 3
@@ -402,6 +428,29 @@ class Machine(RuleBasedStateMachine):
         if not is_late:
             known.due_since = None
 
+    @rule(
+        number=NUMBER,
+        is_in_doubt=st.booleans(),
+        touch=st.sampled_from([None, None, Status.PENDING, Status.SENDING, Status.HELD]),
+        write=st.sampled_from([_record, _release, _release_unanswered, _recover]),
+        status=STATUS,
+        again=st.sampled_from([_record, _release, _release_unanswered, _recover]),
+    )
+    def come_back(
+        self, number: int, is_in_doubt: bool, touch: Status | None, write: Write, status: Status, again: Write
+    ) -> None:
+        """The owner of a lease comes back after a rescue, and perhaps after a person's replay."""
+        known = self._brought_in_doubt(number, Status.SENDING, is_in_doubt)
+        owner, lease = known.leases[-1]
+        self._expire(known)
+        self._rescue(default=OnUncertain.HOLD)
+        if touch is not None and known.is_dead:
+            self._replay(known, include_held=True)
+            self._brought(number, touch, _other(owner))
+        write(self, known, owner, lease, status)
+        self.tables_are_as_known()
+        again(self, known, owner, lease, status)
+
     @rule(number=NUMBER, status=STATUS, is_late=st.booleans())
     def publish_dead_letters(self, number: int, status: Status, is_late: bool) -> None:
         known = self._brought(number, status)
@@ -548,6 +597,7 @@ def _told(row: dict[str, Any]) -> dict[str, Any]:
         "sent": row["sent_at"] is not None,
         "discarded": row["dead_letter_discarded_at"] is not None,
         "uncertain": row["was_uncertain"],
+        "rescued": (row["rescued_from"], row["rescued_token"], row["rescued_in_doubt"]),
     }
 
 
@@ -563,4 +613,5 @@ def _expected(known: Known) -> dict[str, Any]:
         "sent": known.status is Status.SENT,
         "discarded": known.is_discarded,
         "uncertain": known.was_uncertain,
+        "rescued": known.rescue_of or (None, None, None),
     }

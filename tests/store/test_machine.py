@@ -51,8 +51,8 @@ MUTANTS: Final = {
     "renew_of_what_was_given_back": Mutant("renew", _OURS, _WHATEVER_ITS_STATUS),
     "renew_that_shortens": Mutant("renew", "greatest(", "least("),
     "renew_that_keeps_the_end": Mutant("renew", "e.locked_until + interval '1 microsecond'", "e.locked_until"),
-    "release_by_any_token": Mutant("release", _OURS, _BY_ANY_TOKEN),
-    "release_twice": Mutant("release", _OURS, _WHATEVER_ITS_STATUS),
+    "release_by_any_token": Mutant("release", "e.lease_token = w.lease_token and ", ""),
+    "release_twice": Mutant("release", " and e.status = 'sending') is true", ") is true"),
     "release_that_burns_the_attempt": Mutant("release", "e.attempt_count - 1", "e.attempt_count"),
     "record_by_any_token": Mutant(
         "record", "(e.status = 'sending' and e.lease_token = r.lease_token)", "(e.status = 'sending')"
@@ -71,6 +71,29 @@ MUTANTS: Final = {
     "record_for_another_in_vain": Mutant(
         "record", "where expired_at is null\n        or email_id in (select email_id from closed)", ""
     ),
+    "record_that_confirms_no_rescue": Mutant("record", "        rescued_token = null,\n"),
+    "record_of_a_rescue_in_doubt": Mutant(
+        "record", "when r.outcome = 'uncertain' then 'held'", "when false then 'held'"
+    ),
+    "record_of_a_rescue_that_keeps_a_lease": Mutant(
+        "record", "when r.status = 'sending' then 'pending'", "when false then ''"
+    ),
+    "recovery_by_any_token": Mutant(
+        "recover_rescued",
+        "(e.email_id, e.rescued_token, e.status) in (\n                select w.email_id, w.lease_token, 'held'",
+        "(e.email_id, e.status) in (\n                select w.email_id, 'held'",
+    ),
+    "recovery_of_a_rescue_that_was_touched": Mutant(
+        "recover_rescued", "            and e.lease_token = e.rescued_token + 1\n"
+    ),
+    "recovery_of_what_is_not_held": Mutant(
+        "recover_rescued",
+        "(e.email_id, e.rescued_token, e.status) in (\n                select w.email_id, w.lease_token, 'held'",
+        "(e.email_id, e.rescued_token) in (\n                select w.email_id, w.lease_token",
+    ),
+    "recovery_that_forgets_doubt": Mutant("recover_rescued", "e.rescued_in_doubt", "false"),
+    "recovery_that_burns_the_attempt": Mutant("recover_rescued", "e.attempt_base + 1", "e.attempt_base"),
+    "standing_of_anybodys_rescue": Mutant("find_standing", " and rescued_from = %(worker)s"),
     "record_that_completes_failures": Mutant("record", "c.status = 'sent'", "true"),
     "record_that_forgets_doubt": Mutant("record", "e.was_uncertain or r.outcome", "r.outcome"),
     "record_without_dead_letters_of_held": Mutant("record", "r.status in ('failed', 'held')", "r.status = 'failed'"),

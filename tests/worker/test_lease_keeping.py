@@ -10,17 +10,20 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from dispatcher.domain.outcome import Deferred, Outcome, Reason
+from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.domain.status import OnUncertain
 from dispatcher.inflight import living_ledger, steady_clock
 from dispatcher.providers.contract import Attempt
+from dispatcher.store.connections import connect_async
 from dispatcher.store.leases import LeaseStore
+from dispatcher.store.outbox import Outbox
 from dispatcher.worker.coalescing import Coalescing
 from tests.broker.proxy import Proxy
 from tests.store.books import Books
 from tests.waiting import until
 from tests.worker.bench import Bench
-from tests.worker.scripted import ScriptedBulk, ScriptedProvider, accept_when_let_go, answer, leave_when_let_go
+from tests.worker.scripted import Act, ScriptedBulk, ScriptedProvider, accept_when_let_go, answer, leave_when_let_go
 
 FAR = datetime(2100, 1, 1, tzinfo=UTC)
 LEASE_SECONDS = "6"
@@ -237,6 +240,55 @@ async def test_a_lease_that_may_have_run_out_lets_nothing_leave(bench: Bench, po
     await bench.deliver([email_id])
     await bench.settled({"sent": 1})
     assert bench.provider.accepted == {email_id: 1}
+
+
+def answer_when_let_go(outcome: Outcome) -> Act:
+    async def act(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+        attempt.leaving()
+        await provider.wait(email.email_id)
+        return provider.accept(email.email_id) if isinstance(outcome, Accepted) else outcome
+
+    return act
+
+
+async def never_leave(_: ScriptedProvider, __: OutgoingEmail, ___: Attempt) -> Outcome:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def test_a_worker_that_was_cut_off_undoes_the_rescue_of_what_the_provider_has_not_accepted(
+    bench: Bench, postgres: Proxy, tables_url: str
+) -> None:
+    on_the_wire: list[Outcome] = [Accepted(), Deferred(Reason.REFUSED), Rejected(Reason.REFUSED), Uncertain("silence")]
+    unbegun, waiting, accepted, deferred, rejected, silent = bench.books.enqueue(6)
+    bench.provider.script[unbegun].append(never_leave)
+    bench.provider.script[waiting].append(answer(Deferred(Reason.REFUSED, retry_after=50.0)))
+    for email_id, outcome in zip((accepted, deferred, rejected, silent), on_the_wire, strict=True):
+        bench.provider.script[email_id].append(answer_when_let_go(outcome))
+    await bench.start(DATABASE_URL=postgres.url, LEASE_SECONDS="3", RETRY_CAP_SECONDS="60", MAX_ATTEMPTS="3")
+    await bench.deliver([unbegun, waiting, accepted, deferred, rejected, silent])
+    await until(lambda: len(bench.provider.calls) == 6 and bench.books.outcomes(waiting) == ["deferred"])
+
+    postgres.freeze()
+    bench.books.connection.execute("update email_log set locked_until = '2026-01-01' where status = 'sending'")
+    async with await connect_async(tables_url, name="leader") as session:
+        outbox = Outbox(session)
+        await outbox.rescue_expired(OnUncertain.HOLD, 3, await outbox.find_expiring())
+    assert bench.books.statuses() == {"held": 6}
+    bench.provider.let_go()
+    postgres.cut()
+    postgres.thaw()
+
+    await until(lambda: bench.books.statuses() == {"pending": 3, "sent": 1, "failed": 1, "held": 1})
+    ids = [unbegun, waiting, accepted, deferred, rejected, silent]
+    assert [bench.books.status(i) for i in ids] == ["pending", "pending", "sent", "pending", "failed", "held"]
+    rows = [bench.books.row(email_id) for email_id in ids]
+    assert [row["attempt_count"] - row["attempt_base"] for row in rows] == [0, 1, 1, 1, 1, 1]
+    assert bench.books.count("operator_audit") == 4
+    await bench.deliver([unbegun])
+    bench.provider.script[unbegun].clear()
+    await until(lambda: bench.books.status(unbegun) == "sent")
+    assert bench.provider.accepted == {accepted: 1, unbegun: 1}
 
 
 async def test_an_adapter_that_leaves_twice_within_an_attempt_has_left_once(bench: Bench) -> None:
