@@ -18,6 +18,7 @@ from dispatcher.broker.topology import Topology, declare, depths
 from dispatcher.errors import BrokerUnavailable, ConfigurationError
 from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Operator, Rabbit, eventually
+from tests.waiting import until_answer
 
 MakePublisher = Callable[..., Publisher]
 DOZENS_OF_CONFIRMS = 2000
@@ -92,6 +93,28 @@ async def test_what_a_queue_refuses_is_not_published(
     refused = await publisher.publish(pointers(full))
     assert (refused, refused.returned) == ([False], 0)
     assert await publisher.publish([*pointers(topology.queue), *pointers(full)]) == [True, False]
+
+    await rabbit.delete_queue(full)
+
+
+async def test_a_channel_on_which_a_queue_refuses_everything_is_replaced(
+    amqp_url: str, make_publisher: MakePublisher, topology: Topology, rabbit: Rabbit
+) -> None:
+    """RabbitMQ may refuse on one channel what it takes on another, after the leader of a quorum queue was killed."""
+    full = f"{topology.queue}.full"
+    await rabbit.declare_queue(full, **{"x-max-length": 1, "x-overflow": "reject-publish"})
+    await rabbit.bind_queue(full, topology.exchange)
+    async with Proxy(amqp_url) as proxy:
+        publisher = make_publisher(proxy.url)
+        assert await publisher.publish(pointers(full)) == [True]
+
+        async def is_replaced() -> bool:
+            assert not any(await publisher.publish(pointers(full)))
+            # What other queues take says nothing about this one.
+            assert await publisher.publish(pointers(topology.queue)) == [True]
+            return proxy.connections == 2
+
+        await until_answer(is_replaced)
 
     await rabbit.delete_queue(full)
 
