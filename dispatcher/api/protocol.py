@@ -3,6 +3,10 @@
 A client that drips its request keeps a connection, not a place: after some seconds for the head, or some more for the
 whole request, it gets 408 and the connection ends. So does one that does not fetch its answer, or sends many requests
 ahead of the answers.
+
+The parser leaves two holes. Headers after a chunked body (trailers) have no bound and join those of the head, where an
+`Authorization` would count; and a request that asks for another protocol ends its parsing, so that its body is read as
+the next request. Both are refused, and the connection ends.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 from asyncio import TimerHandle, Transport
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -18,7 +22,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from dispatcher.api.problems import MEDIA_TYPE, Problem
 
 MOST_HEAD_BYTES: Final = 32 * 1024
-"""Method, path and headers. The longest key, list of parameters and trace have some kilobytes."""
+"""Octets before a request is whole that belong to no body: method, path and headers, or what stands between two pieces
+of a chunked body and after the last. The longest key, list of parameters and trace have some kilobytes."""
 MOST_PIPELINED: Final = 16
 """Requests that wait for the answer to the one before, on one connection. Clients send none ahead; one that sends
 thousands, and does not even read, would keep the process at parsing them."""
@@ -48,7 +53,7 @@ class PatientProtocol(HttpToolsProtocol):
         self._on_refusal = on_refusal
         self._deadline: TimerHandle | None = None
         self._answer_deadline: TimerHandle | None = None
-        self._head_bytes = 0
+        self._loose_bytes = 0  # since the request began, or since its body last grew
         self._is_in_head = True
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
@@ -64,17 +69,18 @@ class PatientProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """It said something."""
-        if self._is_in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > MOST_HEAD_BYTES and self._has_endless_head(data):
-                self._refuse("head-too-large")
-                return
+        self._loose_bytes += len(data)  # the callbacks set it back
+        if self._loose_bytes > MOST_HEAD_BYTES and self._is_in_head and self._has_endless_head(data):
+            self._refuse("head-too-large")
+            return
         super().data_received(data)
+        if self._loose_bytes > MOST_HEAD_BYTES:
+            self._refuse("head-too-large")
 
     def _has_endless_head(self, data: bytes) -> bool:
         # A head and the beginning of a large body may come as one.
         end = data.find(b"\r\n\r\n")
-        return end < 0 or self._head_bytes - len(data) + end > MOST_HEAD_BYTES
+        return end < 0 or self._loose_bytes - len(data) + end > MOST_HEAD_BYTES
 
     def on_message_begin(self) -> None:
         """A request begins."""
@@ -86,17 +92,31 @@ class PatientProtocol(HttpToolsProtocol):
         self._is_in_head = True
         self._expect(self._patience.head_seconds)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One of its headers."""
+        if not self._is_in_head:
+            self._reject("Headers after the body are not read.")
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         """Its head is complete."""
+        if self.parser.should_upgrade():
+            self._reject("The connection changes to no other protocol: have the client speak HTTP/1.1 alone.")
+        self._loose_bytes = 0
         self._is_in_head = False
         self._expect(self._patience.request_seconds)
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of its body."""
+        self._loose_bytes = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """It is complete."""
         self._expect(None)
         self._is_in_head = True
-        self._head_bytes = 0
+        self._loose_bytes = 0
         super().on_message_complete()
 
     def pause_writing(self) -> None:
@@ -121,12 +141,17 @@ class PatientProtocol(HttpToolsProtocol):
         self._deadline = None if seconds is None else self.loop.call_later(seconds, self._time_is_up)
 
     def _time_is_up(self) -> None:
-        if self.cycle is None and self._head_bytes == 0:
+        if self.cycle is None and self._loose_bytes == 0:
             self.transport.close()  # it connected, and asked for nothing
         else:
             self._refuse("request-timeout")
 
-    def _refuse(self, code: str) -> None:
+    def _reject(self, detail: str) -> NoReturn:
+        """Refuses a request from within the parser."""
+        self._refuse("malformed-request", detail)
+        raise ConnectionAbortedError  # for the parser, which would go on with what it has
+
+    def _refuse(self, code: str, detail: str | None = None) -> None:
         """Ends the connection, with a problem unless an answer is under way."""
         self._expect(None)
         if self.transport.is_closing():
@@ -135,7 +160,7 @@ class PatientProtocol(HttpToolsProtocol):
         cycle: RequestResponseCycle | None = self.cycle  # none before the first request, whatever its type says
         is_working = cycle is not None and not cycle.response_complete
         if cycle is None or not is_working or not cycle.response_started:
-            self.transport.write(_bare_answer(Problem(code)))
+            self.transport.write(_bare_answer(Problem(code, detail)))
         if cycle is not None and is_working:
             cycle.disconnected = True
             cycle.message_event.set()

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from dispatcher.config import Settings
-from tests.api.place import EMAIL, Api, running
+from tests.api.place import EMAIL, Api, make_key, running
 from tests.api.raw import exchange, request
 
 FILE: Final = {"filename": "a.pdf", "content_type": "application/pdf", "content": "JVBERg=="}
@@ -249,6 +249,51 @@ async def test_a_head_without_end_is_refused(api: Api) -> None:
 
     assert answer is not None
     assert (answer.status, answer.code) == (431, "head-too-large")
+
+
+TRAILED: Final = request("/v1/emails", *JSON, "Transfer-Encoding: chunked") + b"2\r\n{}\r\n0\r\n"
+
+
+async def test_a_header_after_the_body_is_refused_and_never_counts(
+    settings: Settings, connection: psycopg.Connection
+) -> None:
+    token = make_key(connection)
+    async with running(settings) as api:
+        head = request("/v1/emails?limit=1", "Transfer-Encoding: chunked", method="GET")
+        trailers = f"Authorization: Bearer {token}\r\nX-A: a\r\n\r\n"
+        keyed = await exchange(api, head + b"2\r\n{}\r\n0\r\n" + trailers.encode())
+        identified = await exchange(api, TRAILED + b"X-A: a\r\n\r\n")
+
+    for answer in (keyed, identified):
+        assert answer is not None
+        assert (answer.status, answer.code, answer.headers["connection"]) == (400, "malformed-request", "close")
+
+
+@pytest.mark.parametrize("piece", [b"x" * 8000, b"1;" + b"x" * 8000], ids=["header", "chunk extension"])
+async def test_what_stands_beside_a_body_is_bounded(api: Api, piece: bytes) -> None:
+    answer = await exchange(api, TRAILED[:-3] if piece[0] == ord("1") else TRAILED, *[piece] * 80)
+
+    assert answer is not None
+    assert (answer.status, answer.code) == (431, "head-too-large")
+
+
+UPGRADES: Final = {
+    "to HTTP/2, with a body": request("/v1/emails", *JSON, "Connection: Upgrade", "Upgrade: h2c", "Content-Length: 60"),
+    "to a WebSocket": request("/healthz", "Connection: keep-alive, Upgrade", "Upgrade: websocket", method="GET"),
+    "to a tunnel": request("example.com:443", method="CONNECT"),
+}
+
+
+async def test_a_request_for_another_protocol_ends_the_connection_and_its_body_is_no_request(api: Api) -> None:
+    for name, sent in UPGRADES.items():
+        reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+        writer.write(sent + request("/healthz", method="GET"))
+        answers = await reader.read()
+        writer.close()
+        assert answers.count(b"\r\n\r\n") == 1, name
+        assert answers.startswith(b"HTTP/1.1 400 "), name
+        assert b"connection: close" in answers, name
+        assert b"HTTP/1.1 alone" in answers, name
 
 
 async def test_more_requests_than_allowed_at_once_are_refused_for_now(settings: Settings) -> None:
