@@ -29,7 +29,8 @@ from tests.acceptance.double import Double
 from tests.acceptance.harness import Sink
 from tests.acceptance.outages import POSTGRES, RABBITMQ, Removable
 from tests.acceptance.rabbit import Rabbit
-from tests.chaos.deeds import BROKEN, DECK, GENTLE
+from tests.chaos.deed import BROKEN
+from tests.chaos.deeds import DECK, GENTLE
 from tests.chaos.diary import Diary
 from tests.chaos.evidence import collect
 from tests.chaos.harness import HarnessFailed

@@ -1,0 +1,79 @@
+"""What the adversary does to the messages on the send queue."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from random import Random
+from uuid import uuid4
+
+import orjson
+import pika
+import psycopg
+
+from dispatcher.config import MOST_BUNDLED
+from tests.acceptance.outages import POSTGRES, RABBITMQ
+from tests.chaos.deed import BROKEN
+from tests.chaos.stage import Stage
+
+
+def purge_queue(stage: Stage, random: Random) -> bool:
+    """Throws away the messages that wait: the database is the truth."""
+    if stage.outages.is_away(RABBITMQ):
+        return False
+    with suppress(*BROKEN):
+        stage.rabbit.purge(stage.topology.queue)
+        return True
+    return False
+
+
+def inject_duplicates(stage: Stage, random: Random) -> bool:
+    """Messages of emails that there are, a second time, and up to five times; then all of them in one message, some
+    twice, and all of them beside one that there is not: that message ends on the DLQ, and its emails do not."""
+    statement = "select email_id, message_key from email_log order by email_id desc limit 400"
+    if stage.outages.is_away(POSTGRES) or not _takes_messages(stage):
+        return False
+    with suppress(*BROKEN), psycopg.connect(stage.database_url, autocommit=True, connect_timeout=2) as session:
+        rows = session.execute(statement).fetchall()
+        chosen = random.sample(rows, min(len(rows), 30))
+        bodies = [_pointer(str(i), key) for i, key in chosen for _ in range(random.randint(1, 5))]
+        pointers = [{"email_id": str(i), "message_key": key} for i, key in chosen]
+        nobody = {"email_id": str(uuid4()), "message_key": "nobody"}
+        beside_nobody = _bundle([*pointers[:15], nobody, *pointers[15:]])
+        stage.diary.garbage.add(beside_nobody)
+        bodies += [_bundle(random.choices(pointers, k=MOST_BUNDLED)), beside_nobody] if pointers else []
+        stage.rabbit.publish(stage.topology.queue, *bodies)
+        return bool(bodies)
+    return False
+
+
+def inject_garbage(stage: Stage, random: Random) -> bool:
+    """Messages that point to nothing."""
+    if not _takes_messages(stage):
+        return False
+    nobody = str(uuid4())
+    bodies = (
+        b"", b"\xff\x00", b"[]", b"{}", b"x" * 70_000, b"[" * 20_000, b'{"v":2}',
+        _pointer(nobody, "nobody"), _pointer("no-uuid", "nobody"), _pointer(nobody, "a\0b"), _pointer(nobody, ""),
+        _bundle([]), _bundle([{}]), _bundle([[]]), _bundle("emails"), _bundle([{"v": 2, "emails": []}]),
+        _bundle([{"email_id": nobody, "message_key": "nobody"}] * (MOST_BUNDLED + 1)),
+        _bundle([{"email_id": nobody, "message_key": "nobody"}] * MOST_BUNDLED),
+    )  # fmt: skip
+    # Noted before: nobody may hear that the broker took them.
+    stage.diary.garbage.update(bodies)
+    properties = random.choice([None, pika.BasicProperties(headers={"traceparent": 3, "x": {"y": [1]}})])
+    with suppress(*BROKEN):
+        stage.rabbit.publish(stage.topology.queue, *bodies, properties=properties)
+        return True
+    return False
+
+
+def _takes_messages(stage: Stage) -> bool:
+    return not stage.outages.is_away(RABBITMQ) and not stage.outages.is_alarmed
+
+
+def _pointer(email_id: str, message_key: str) -> bytes:
+    return orjson.dumps({"v": 1, "email_id": email_id, "message_key": message_key})
+
+
+def _bundle(emails: object) -> bytes:
+    return orjson.dumps({"v": 2, "emails": emails})

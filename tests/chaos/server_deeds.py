@@ -1,0 +1,160 @@
+"""What the adversary does to PostgreSQL and RabbitMQ, and to the network between them and a host."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+import psycopg
+
+from tests.acceptance.outages import POSTGRES, RABBITMQ
+from tests.chaos.deed import BROKEN, Deed, short_or_long
+from tests.chaos.network import Network
+from tests.chaos.stage import Stage
+
+
+def cut_connections(stage: Stage, random: Random) -> bool:
+    """Some of the connections to RabbitMQ, by the operator's hand."""
+    if stage.outages.is_away(RABBITMQ):
+        return False
+    names: tuple[str, ...] = ("dispatcher ",)
+    if stage.shares_broker:
+        names = tuple(f"dispatcher {worker}" for host in stage.hosts for worker in host.workers())
+    with suppress(*BROKEN):
+        return bool(names) and stage.rabbit.close_connections(*names, chosen=lambda: random.random() < 0.7) > 0
+    return False
+
+
+def restart_broker(stage: Stage, random: Random) -> bool:
+    """SIGKILL or SIGTERM to RabbitMQ, and another one at once."""
+    if RABBITMQ not in stage.outages.removable or not stage.outages.is_over:
+        return False
+    stage.outages.take_away(RABBITMQ, random.choice([signal.SIGKILL, signal.SIGTERM]), 0.0)
+    return True
+
+
+def alarm_broker(stage: Stage, random: Random) -> bool:
+    """RabbitMQ's memory alarm."""
+    if RABBITMQ not in stage.outages.removable or not stage.outages.is_over:
+        return False
+    stage.outages.raise_alarm(random.uniform(2, 5))
+    return True
+
+
+def cut_sessions(stage: Stage, random: Random) -> bool:
+    """Some of the sessions of our database, whatever they are doing."""
+    statement = """
+        select count(pg_terminate_backend(pid)) from pg_stat_activity
+        where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'
+            and random() < 0.6
+    """
+    if stage.outages.is_away(POSTGRES):
+        return False
+    with suppress(psycopg.Error), psycopg.connect(stage.database_url, autocommit=True, connect_timeout=2) as session:
+        row = session.execute(statement).fetchone()
+        return row is not None and row[0] > 0
+    return False
+
+
+def restart_database(stage: Stage, random: Random) -> bool:
+    """PostgreSQL's immediate shutdown, or its kill, and its return after a moment."""
+    if POSTGRES not in stage.outages.removable or stage.outages.is_away(POSTGRES):
+        return False
+    stage.wake()
+    stage.outages.take_away(POSTGRES, random.choice([signal.SIGQUIT, signal.SIGKILL]), random.uniform(0, 2.5))
+    return True
+
+
+def hang_backend(stage: Stage, random: Random) -> bool:
+    """SIGSTOP to a backend of PostgreSQL that serves one of our processes, and SIGCONT after a while."""
+    return _hang_one(stage, random, "dispatcher relay", *_workers(stage))
+
+
+def hang_backend_of_dead(stage: Stage, random: Random) -> bool:
+    """SIGSTOP to a backend of a worker, SIGKILL to that worker, and SIGCONT to the backend after a while."""
+    workers = _workers(stage)
+    if not workers:
+        return False
+    worker = random.choice(list(workers))
+    if not _hang_one(stage, random, worker):
+        return False
+    with suppress(ProcessLookupError):
+        stage.diary.kill(workers[worker])
+    return True
+
+
+def _hang_one(stage: Stage, random: Random, *names: str) -> bool:
+    statement = """
+        select pid from pg_stat_activity
+        where datname = current_database() and backend_type = 'client backend' and application_name = any(%s)
+        order by pid
+    """
+    seconds = short_or_long(stage, random)
+    if stage.outages.is_away(POSTGRES) or stage.has_hung:
+        return False
+    with suppress(ProcessLookupError, IndexError, psycopg.Error), _session(stage) as session:
+        pids = [row[0] for row in session.execute(statement, [list(names)])]
+        pid = random.choice(pids)
+        stage.hang(pid, seconds)
+        return True
+    return False
+
+
+def _workers(stage: Stage) -> dict[str, int]:
+    """The workers of all hosts that have a ledger, and their pids."""
+    return {worker: pid for host in stage.hosts for worker, pid in host.workers().items()}
+
+
+def step_clock(stage: Stage, random: Random) -> bool:
+    """PostgreSQL's clock steps forward or back by more than a lease, and again to the true time after a while."""
+    ahead = random.choice([-1, 1]) * random.uniform(stage.lease_seconds * 1.5, 30)
+    seconds = random.uniform(1, 5)
+    if stage.outages.is_away(POSTGRES) or not _set_clock(stage, ahead):
+        return False
+    stage.later(seconds, lambda: _set_clock(stage, 0))
+    return True
+
+
+def _set_clock(stage: Stage, ahead: float) -> bool:
+    """Sets it; if PostgreSQL does not take it now, the true time is set later."""
+    try:
+        stage.clock.set(ahead)
+    except psycopg.Error:
+        if not ahead:
+            stage.later(0.5, lambda: _set_clock(stage, 0))
+        return False
+    stage.diary.remark("clock", ahead=ahead)
+    return True
+
+
+def _session(stage: Stage) -> psycopg.Connection[tuple[Any, ...]]:
+    return psycopg.connect(stage.database_url, autocommit=True, connect_timeout=2, options="-c statement_timeout=2000")
+
+
+def cut_network(*names: str) -> Deed:
+    """The network of a host breaks: connections to these servers end, and new ones are refused, for a while."""
+    return _away(names, Network.cut)
+
+
+def black_hole(*names: str) -> Deed:
+    """The network of a host is silent: connections to these servers stay, and nothing passes through them."""
+    return _away(names, Network.black_hole)
+
+
+def _away(names: Collection[str], part: Callable[[Network, Collection[str]], None]) -> Deed:
+    def deed(stage: Stage, random: Random) -> bool:
+        reachable = [host for host in stage.hosts if host.network is not None and not host.network.away]
+        seconds = short_or_long(stage, random)
+        if not reachable:
+            return False
+        host = random.choice(reachable)
+        network = host.network
+        assert network is not None
+        part(network, names)
+        stage.later(seconds, network.heal)
+        return True
+
+    return deed
