@@ -35,6 +35,11 @@ SPARE_DESCRIPTORS: Final = 64
 """For logs, pipes, the database and RabbitMQ."""
 _START: Final = "Start it, or correct {variable}. `dispatcher dev up` has a private one."
 
+_SYNCHRONOUS: Final = (
+    "Set synchronous_standby_names on the primary. The promotion of an asynchronous standby loses commits, and emails "
+    "that were sent in them are held."
+)
+
 
 class State(StrEnum):
     """How a check ended."""
@@ -151,6 +156,10 @@ def check_postgresql(settings: Settings) -> Iterator[Finding]:
             words = f"fsync is {server.fsync}, synchronous_commit is {server.synchronous_commit}"
             is_durable = server.fsync == "on" and server.synchronous_commit != "off"
             yield judge("PostgreSQL durability", is_durable, words, "Switch both on: a crash would lose emails.")
+            if server.standby_count:
+                awaited = "one" if server.has_synchronous_standby else "none"
+                words = f"{server.standby_count} connected, and commits wait for {awaited}"
+                yield judge("PostgreSQL standbys", server.has_synchronous_standby, words, _SYNCHRONOUS, State.WARNING)
             yield _room(settings, server.max_connections)
             yield from _check_tables(settings, connection)
         yield from _check_sessions(settings)

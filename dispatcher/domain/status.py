@@ -14,7 +14,8 @@ Rules:
    somebody has touched the email since.
 2. `sent` is final.
 3. An acceptance that comes late, from an owner that lost its lease, is evidence; it proves `sent` from any status.
-4. Only `pending` may be leased. An expired `sending` is the rescue's business: nobody knows what its owner did.
+4. `pending` becomes `held` only after PostgreSQL lost commits by a failover: the email may have been sent in them.
+5. Only `pending` may be leased. An expired `sending` is the rescue's business: nobody knows what its owner did.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Transition(StrEnum):
 TRANSITIONS: Final = MappingProxyType(
     {
         (Status.PENDING, Transition.LEASE): Status.SENDING,
+        (Status.PENDING, Transition.HOLD): Status.HELD,
         (Status.SENDING, Transition.RELEASE): Status.PENDING,
         (Status.SENDING, Transition.DEFER): Status.SENDING,
         (Status.SENDING, Transition.ACCEPT): Status.SENT,

@@ -4,9 +4,9 @@
         ▲                                                                 │
         └── publisher is away for GIVE_UP_SECONDS, another relay is ready ┘
 
-A session's advisory lock is the leadership. A second lock, which any number of sessions share, says that a relay is ready:
-its publisher is open. A leader without RabbitMQ gives the first lock up only to a relay that holds the second. Where no
-relay reaches RabbitMQ, one of them leads on, so that expired leases are rescued, and nothing moves to and fro.
+A session's advisory lock is the leadership. A second lock, which any number of sessions share, says that a relay is
+ready: its publisher is open. A leader without RabbitMQ gives the first lock up only to a relay that holds the second.
+Where no relay reaches RabbitMQ, one of them leads on, so that expired leases are rescued, and nothing moves to and fro.
 """
 
 from __future__ import annotations

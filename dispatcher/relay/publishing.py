@@ -23,7 +23,7 @@ from dispatcher.relay.pointers import BATCH, MARK_AFTER_SECONDS, Pointers
 from dispatcher.relay.unrenewed import Unrenewed
 from dispatcher.roster import Roster, Seat
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, connect_async
-from dispatcher.store.outbox import DueDeadLetter, DuePointer, Outbox
+from dispatcher.store.outbox import DueDeadLetter, DuePointer, Outbox, Rescued
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
@@ -40,6 +40,7 @@ MOST_RESCUE_SECONDS: Final = 5.0
 VANISHED_SECONDS: Final = 10.0
 MOST_OVERTAKEN: Final = 100
 """At a look: whoever is overtaken for another reason must not fill the queue with second messages."""
+TIMELINE_SECONDS: Final = 1.0
 PARTITION_SECONDS: Final = 3600.0
 NOTICES_SECONDS: Final = 10.0
 """While every look finds something, nobody waits for notices, and they would heap up."""
@@ -77,6 +78,7 @@ class Publishing:
         self._pointers = Pointers(self._publish_pointers, mark_after_seconds=mark_after_seconds)
         self._dead_letters_at = 0.0
         self._rescue_at = 0.0
+        self._timeline_at = 0.0
         self._unrenewed = Unrenewed(settings.lease_seconds)
         self._vanished_at = 0.0
         self._partitions_at = 0.0
@@ -127,6 +129,7 @@ class Publishing:
         await outbox.listen()
         # PostgreSQL may have been away for longer than leases last: their living owners come back first.
         self._unrenewed = Unrenewed(self._settings.lease_seconds)
+        self._timeline_at = 0.0  # another server may answer, which lacks what the one before had committed
         self._outage.worked()
         self._log.info("relay.leading")
         while not self._stopping:
@@ -165,6 +168,9 @@ class Publishing:
 
     async def _look_after(self, outbox: Outbox) -> None:
         now = time.monotonic()
+        if now >= self._timeline_at:
+            self._timeline_at = now + TIMELINE_SECONDS
+            await self._follow_timeline(outbox)
         if now >= self._rescue_at:
             self._rescue_at = now + _rescue_interval_seconds(self._settings.lease_seconds)
             await self._rescue(outbox)
@@ -190,17 +196,33 @@ class Publishing:
             expired,
             grace_seconds=_host_grace_seconds(settings.lease_seconds),
         )
+        self._tell_rescued(rescued, "lease_expired")
+
+    def _tell_rescued(self, rescued: list[Rescued], reason: str) -> None:
         for email in rescued:
-            metrics.RESCUED.add(1, "lease_expired")
-            metrics.HELD.add(email.status is Status.HELD, "lease_expired")
+            metrics.RESCUED.add(1, reason)
+            metrics.HELD.add(email.status is Status.HELD, reason)
             self._log.warning(
                 "email.rescued",
                 email_id=str(email.email_id),
                 correlation_id=email.correlation_id,
                 status=email.status,
                 attempt=email.attempt_count,
-                reason="lease_expired",
+                reason=reason,
             )
+
+    async def _follow_timeline(self, outbox: Outbox) -> None:
+        if (promotion := await outbox.follow_timeline()) is None:
+            return
+        log = self._log.error if promotion.is_lossy else self._log.info
+        log(
+            "store.promoted",
+            timeline=promotion.timeline,
+            timeline_before=promotion.timeline_before,
+            lossy=promotion.is_lossy,
+            leases=promotion.lease_count,
+            messages=promotion.message_count,
+        )
 
     async def _find_vanished(self, outbox: Outbox) -> None:
         """Makes emails due again whose message RabbitMQ has lost: still pending, and the send queue is empty, or others
@@ -216,15 +238,29 @@ class Publishing:
         self._vanished_at = now + min(VANISHED_SECONDS, age_seconds)
         if not await outbox.has_vanished(age_seconds) or (waiting := await self._waiting_messages()) is None:
             return
-        count = 0
         if waiting:
             count = await outbox.republish_overtaken(age_seconds, MOST_OVERTAKEN)
         else:
-            while moved := await outbox.republish_vanished(age_seconds, BATCH):
-                count += moved
+            count = await self._republish_vanished(outbox, age_seconds)
         if count:
             metrics.RESCUED.add(count, "message_vanished")
             self._log.warning("relay.republished", count=count, queue=self._settings.queue, reason="message_vanished")
+
+    async def _republish_vanished(self, outbox: Outbox, age_seconds: float) -> int:
+        settings = self._settings
+        count = 0
+        while True:
+            moved, uncertain = await outbox.republish_vanished(
+                age_seconds,
+                BATCH,
+                settings.on_uncertain,
+                settings.max_attempts,
+                doubt_seconds=settings.lease_seconds,
+            )
+            self._tell_rescued(uncertain, "promotion")
+            count += moved
+            if not (moved or uncertain):
+                return count
 
     async def _waiting_messages(self) -> int | None:
         """How many messages wait on the send queue; None while there is no such queue."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any, Final
 from uuid import UUID
 
@@ -19,6 +20,7 @@ from dispatcher.store.locked import RETRY_REFUSED_SECONDS, LockedRows
 from dispatcher.store.migrations import WEEKS_AHEAD
 from dispatcher.store.queries import ids_within, query
 from dispatcher.store.settlement import ExpiringLease, as_found, find_expiring
+from dispatcher.store.timeline import Promotion, follow_timeline
 
 IDLE_SECONDS: Final = 60.0
 """A relay that works says something four times a second; one that waits for RabbitMQ, within half a minute. Whoever
@@ -202,14 +204,38 @@ class Outbox:
         """Whether emails are still pending so long after their message was published."""
         return bool(await self._fetch("find_vanished", {"age_seconds": age_seconds}))
 
-    async def republish_vanished(self, age_seconds: float, limit: int) -> int:
-        """Makes up to `limit` of these due again; returns how many."""
-        parameters = {"age_seconds": age_seconds, "limit": limit}
+    async def republish_vanished(
+        self,
+        age_seconds: float,
+        limit: int,
+        on_uncertain: OnUncertain,
+        max_attempts: int,
+        *,
+        doubt_seconds: float = 0.0,
+    ) -> tuple[int, list[Rescued]]:
+        """Makes up to `limit` of these due again, or holds them where a promotion has made them uncertain, by policy.
+
+        Args:
+            doubt_seconds: So long after a promotion was found, the uncertain ones are judged.
+
+        Returns:
+            How many were made due, and those among all that were uncertain.
+        """
+        found = {"age_seconds": age_seconds, "limit": limit, "doubt_seconds": doubt_seconds}
+        ids = [row[0] for row in await self._fetch("find_vanished_ids", found)]
+        if not ids:
+            return 0, []
+        parameters = {"on_uncertain": on_uncertain.value, "max_attempts": max_attempts}
         try:
-            return len(await self._fetch("republish_vanished", parameters))
+            rows = await self._fetch("republish_vanished", {**parameters, **ids_within(ids)})
         except StatementRefused:
-            ids = [row[0] for row in await self._fetch("find_vanished_ids", parameters)]
-            return len((await self._fetch_around("republish", ids))[0])
+            rows, _ = await self._fetch_around("republish_vanished", ids, parameters)
+        uncertain = [Rescued(row[0], row[1], Status(row[2]), row[3]) for row in rows if row[4]]
+        return sum(row[2] == Status.PENDING for row in rows), uncertain
+
+    async def follow_timeline(self) -> Promotion | None:
+        """Notes which timeline PostgreSQL is on; returns the promotion that was found, once it is dealt with."""
+        return await follow_timeline(self._session)
 
     async def republish_overtaken(self, age_seconds: float, limit: int) -> int:
         """Makes up to `limit` emails due again that others published so much later overtook; returns how many."""
@@ -222,9 +248,11 @@ class Outbox:
         """Makes the partitions of the next weeks; returns the names of those that were missing."""
         return [row[0] for row in await self._fetch("make_partitions", {"weeks_ahead": WEEKS_AHEAD})]
 
-    async def _fetch_around(self, name: str, ids: Collection[UUID]) -> tuple[list[tuple[Any, ...]], Collection[UUID]]:
+    async def _fetch_around(
+        self, name: str, ids: Collection[UUID], parameters: Mapping[str, Any] = MappingProxyType({})
+    ) -> tuple[list[tuple[Any, ...]], Collection[UUID]]:
         """The answer of a statement that names its emails, but for those that PostgreSQL refuses; and these."""
-        around = await self.locked.around(ids, lambda free: self._fetch(name, ids_within(free)))
+        around = await self.locked.around(ids, lambda free: self._fetch(name, {**parameters, **ids_within(free)}))
         return [*chain.from_iterable(around.answers)], around.refused.keys()
 
     async def _fetch(self, name: str, parameters: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:

@@ -30,6 +30,8 @@ class Server:
         synchronous_commit: The setting for sessions that do not choose; ours do.
         fsync: Whether the server's writes reach the disk.
         max_connections: For everybody together.
+        standby_count: Standbys that stream from it.
+        has_synchronous_standby: Whether a commit waits for a standby.
     """
 
     version: str
@@ -37,6 +39,8 @@ class Server:
     synchronous_commit: str
     fsync: str
     max_connections: int
+    standby_count: int
+    has_synchronous_standby: bool
 
 
 def describe_server(connection: Connection[TupleRow]) -> Server:

@@ -27,8 +27,8 @@ EVENTS: Final = MappingProxyType(
         "reason.",
         "email.recovered": "An email that a rescue held is pending again: its worker or ledger came back, and proves "
         "that nothing of it had left.",
-        "email.rescued": "An email was taken from an owner that is gone: reason (lease_expired, worker_crashed), "
-        "status.",
+        "email.rescued": "An email was taken from an owner that is gone, or is uncertain since PostgreSQL lost "
+        "commits: reason (lease_expired, worker_crashed, promotion), status.",
         "message.duplicated": "A message came for an email that is finished or another's; it was acked: status.",
         "message.returned": "A dead letter was put back on the send queue: replayed, refused or stale: verdict.",
         "message.rejected": "A message that points to no email went to the DLQ: reason.",
@@ -39,6 +39,9 @@ EVENTS: Final = MappingProxyType(
         "store.connected": "PostgreSQL answers again.",
         "store.commits_waiting": "Commits wait for a synchronous standby, and keep emails' rows locked: count, "
         "email_ids (a few), held_by (the sessions that wait).",
+        "store.promoted": "PostgreSQL is on another timeline: a standby was promoted, or a backup restored. If that "
+        "lost commits (lossy), what was leased or published before is uncertain: timeline, timeline_before, lossy, "
+        "leases, messages.",
         "provider.paused": "The provider cannot be used as a whole; its emails wait: provider, state, reason, seconds.",
         "provider.resumed": "The provider can be used again: provider.",
         "provider.slowed": "The provider throttled us, and its rate is halved for all workers: provider, per_second.",

@@ -35,14 +35,17 @@ HELD: Final = Counter(
     "dispatcher_held_emails_total",
     "Emails held because their outcome is unknown.",
     ("reason",),
-    (("no_answer",), ("worker_died",), ("worker_frozen",), ("lease_expired",)),
+    (("no_answer",), ("worker_died",), ("worker_frozen",), ("lease_expired",), ("promotion",)),
 )
 LEASES_LOST: Final = Counter("dispatcher_lost_leases_total", "Results that came after their lease was lost.")
 RESCUED: Final = Counter(
     "dispatcher_rescued_emails_total",
     "Emails returned after their owner or their message was gone.",
     ("reason",),
-    (("worker_died",), ("worker_frozen",), ("lease_expired",), ("message_vanished",), ("host_returned",)),
+    (
+        *(("worker_died",), ("worker_frozen",), ("lease_expired",), ("message_vanished",), ("host_returned",)),
+        ("promotion",),
+    ),
 )
 
 # Messages and batches.

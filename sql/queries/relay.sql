@@ -191,7 +191,11 @@ rescued as (
         rescued_token = case x.policy when 'hold' then e.lease_token end,
         rescued_in_doubt = case x.policy when 'hold' then e.was_uncertain end,
         error_type = 'outcome_unknown',
-        last_error = 'The lease expired: its owner ended without saying whether the email left.',
+        last_error = case
+            when e.locked_by ~ ' before the promotion$'
+            then 'PostgreSQL was failed over to a standby without the last commits: the email may have been sent in them.'
+            else 'The lease expired: its owner ended without saying whether the email left.'
+        end,
         publish_due_at = case x.policy when 'hold' then null else clock_timestamp() end,
         dead_letter_due_at = case x.policy when 'hold' then clock_timestamp() end
     from expired as x
@@ -215,53 +219,72 @@ where status = 'pending'
 limit 1;
 
 -- name: find_vanished_ids
--- The emails of find_vanished, some of them.
+-- The emails of find_vanished, some of them. Not those that a promotion has made uncertain, before workers had the time to
+-- record what they hold.
 select email_id
 from email_log
+left join relay_timeline as t on true
 where status = 'pending'
     and publish_due_at is null
-    and published_at < clock_timestamp() - %(age_seconds)s * interval '1 second'
+    and published_at not between clock_timestamp() - %(age_seconds)s * interval '1 second'
+        and clock_timestamp() + interval '5 minutes'
+    and (
+        (published_at <= t.uncertain_before) is not true
+        or t.doubted_at < clock_timestamp() - %(doubt_seconds)s * interval '1 second'
+    )
 order by email_id
 limit %(limit)s;
 
--- name: republish
--- As republish_vanished, for emails that are named.
-update email_log
-set publish_due_at = clock_timestamp()
-where email_id = any(%(email_ids)s)
-    and email_id between %(lowest_id)s and %(highest_id)s
-    and status = 'pending'
-    and publish_due_at is null
-returning email_id;
-
 -- name: republish_vanished
--- Makes the emails of find_vanished due again, some of them; call it while the send queue is empty, so that their
--- messages are not there any more. Returns a row per email that it moved.
+-- Makes the emails of find_vanished_ids due again; call it while the send queue is empty, so that their messages are not there
+-- any more. After a promotion that lost commits (see timeline.sql) those that were published before it may have been sent: by
+-- policy they are held, or due again. Returns a row per email that it moved, and whether it was so uncertain.
 with vanished as (
-    select email_id
-    from email_log
-    where status = 'pending'
+    select
+        email_id,
+        case
+            when (published_at <= t.uncertain_before) is not true then 'again'
+            when attempt_count - attempt_base < %(max_attempts)s then coalesce(on_uncertain, %(on_uncertain)s)
+            else 'hold'
+        end as policy
+    from email_log as e
+    left join relay_timeline as t on true
+    where email_id = any(%(email_ids)s)
+        and email_id between %(lowest_id)s and %(highest_id)s
+        and status = 'pending'
         and publish_due_at is null
-        and published_at not between clock_timestamp() - %(age_seconds)s * interval '1 second'
-            and clock_timestamp() + interval '5 minutes'
     order by email_id
-    limit %(limit)s
-    for update skip locked
+    for update of e skip locked
 )
 update email_log as e
-set publish_due_at = clock_timestamp()
+set
+    status = case v.policy when 'hold' then 'held' else e.status end,
+    lease_token = e.lease_token + case v.policy when 'again' then 0 else 1 end,
+    was_uncertain = e.was_uncertain or v.policy <> 'again',
+    rescued_token = case v.policy when 'again' then e.rescued_token end,
+    error_type = case v.policy when 'again' then e.error_type else 'outcome_unknown' end,
+    last_error = case v.policy
+        when 'again' then e.last_error
+        else 'PostgreSQL was failed over to a standby without the last commits: the email may have been sent in them.'
+    end,
+    publish_due_at = case when v.policy <> 'hold' then clock_timestamp() end,
+    dead_letter_due_at = case v.policy when 'hold' then clock_timestamp() end
 from vanished as v
-where e.email_id = v.email_id
-returning e.email_id;
+where e.email_id = any(%(email_ids)s)
+    and e.email_id between %(lowest_id)s and %(highest_id)s
+    and e.email_id = v.email_id
+returning e.email_id, e.correlation_id, e.status, e.attempt_count, v.policy <> 'again';
 
 -- name: republish_overtaken
 -- Makes some emails due again that emails published much later have overtaken: a queue keeps its order, so that their
--- message is lost, or with a worker that holds it unleased; a second one is harmless. Returns a row per email.
+-- message is lost, or with a worker that holds it unleased; a second one is harmless. Not those that a promotion has made
+-- uncertain, which must not be held by mistake. Returns a row per email.
 with overtaken as (
     select email_id
     from email_log
     where status = 'pending'
         and publish_due_at is null
+        and (published_at <= (select uncertain_before from relay_timeline)) is not true
         and published_at < (
             select max(published_at) - %(age_seconds)s * interval '1 second'
             from email_log

@@ -36,13 +36,16 @@ from dispatcher_database;
 select email_partitions_make(clock_timestamp(), %(weeks_ahead)s);
 
 -- name: show_server
--- For `doctor`: the server's version, whether a commit waits for the disk, and how many connections there may be.
+-- For `doctor`: the server's version, whether a commit waits for the disk, how many connections there may be, how many standbys
+-- stream, and whether a commit waits for any of them.
 select
     current_setting('server_version'),
     current_setting('server_version_num')::integer,
     current_setting('synchronous_commit'),
     current_setting('fsync'),
-    current_setting('max_connections')::integer;
+    current_setting('max_connections')::integer,
+    (select count(*) from pg_stat_replication),
+    current_setting('synchronous_standby_names') <> '';
 
 -- name: describe_writes
 -- Whether the server takes no writes, because it is a standby or because it, the database or the role is set so; and

@@ -105,7 +105,7 @@ def test_sent_is_final_and_failed_and_held_are_left_by_a_person_or_by_evidence()
     assert leaving[Status.FAILED] == {Transition.REPLAY, Transition.EVIDENCE}
     # A rescue holds without evidence; that of a worker which comes back takes its place.
     assert leaving[Status.HELD] == leaving[Status.FAILED] | {Transition.RECOVER, Transition.FAIL}
-    assert leaving[Status.PENDING] == {Transition.LEASE, Transition.EVIDENCE}
+    assert leaving[Status.PENDING] == {Transition.LEASE, Transition.HOLD, Transition.EVIDENCE}
 
 
 def test_every_status_can_be_reached_and_every_transition_is_used() -> None:

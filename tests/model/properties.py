@@ -23,7 +23,7 @@ def broken(state: State, rules: Rules) -> str | None:
         return "pending, and neither due nor in a message"
     if row.status in (Status.FAILED, Status.HELD) and row.dead_letter is DeadLetter.NONE:
         return f"{row.status} without a dead letter"
-    if row.status is not Status.SENT and any(_dropped(worker) for worker in state.workers):
+    if row.status is not Status.SENT and not state.promoted and any(_dropped(worker) for worker in state.workers):
         return "a worker takes an acceptance for recorded, and it is not sent"
     return None
 
@@ -40,4 +40,4 @@ def is_final(state: State) -> bool:
 def _is_announced(state: State) -> bool:
     """Whether something that outlives every process brings it to a worker; the search for vanished ones left aside."""
     held = any(worker.has_message for worker in state.workers)
-    return state.row.due or state.messages > 0 or held or state.purged
+    return state.row.due or state.messages > 0 or held or state.purged or state.row.unsure

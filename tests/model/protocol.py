@@ -23,6 +23,7 @@ from tests.model.state import (
     DeadLetter,
     Late,
     Look,
+    Row,
     Stage,
     State,
     Step,
@@ -42,6 +43,7 @@ class Fault(Enum):
     REPLY = "PostgreSQL commits, and the reply is lost"
     LATE = "the connection is lost, and PostgreSQL executes the statement later"
     PERSON = "a person replays what failed or is held"
+    PROMOTION = "a standby is promoted that lacks every commit since the enqueue; by itself alone, it is survived"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class Rules:
     """
 
     policy: OnUncertain = OnUncertain.HOLD
-    faults: frozenset[Fault] = frozenset(Fault)
+    faults: frozenset[Fault] = frozenset(Fault) - {Fault.PROMOTION}
     ledger: bool = True
     tokens: bool = True
     ack_after_commit: bool = True
@@ -109,6 +111,7 @@ def _all_changes(state: State, rules: Rules) -> Iterator[Change]:
     yield from _relay(state, rules)
     yield from _servers(state)
     yield from _persons(state)
+    yield from _promotion(state)
     for i in WORKERS:
         yield from _worker(state, i, rules)
         yield from _settlement(state, i, rules)
@@ -150,9 +153,9 @@ def _lease_prolonged(state: State, rules: Rules) -> State:
 
 
 def _closed(state: State, status: Status, **fields: Any) -> State:
-    """The lease ends."""
+    """The lease ends, or what stands in its place."""
     dead_letter = DeadLetter.DUE if status in (Status.FAILED, Status.HELD) else DeadLetter.NONE
-    fields = {"due": status is Status.PENDING, **fields}
+    fields = {"due": status is Status.PENDING, "unsure": False, **fields}
     state = _row_is(state, status=status, owner=NOBODY, expired=False, dead_letter=dead_letter, **fields)
     return _rescue_stands(state)
 
@@ -238,7 +241,9 @@ def _relay(state: State, rules: Rules) -> Iterator[Change]:
         yield Change("relay dies before it clears the due mark", state._replace(marking=False), fault=Fault.RELAY)
     if row.dead_letter is DeadLetter.DUE:
         yield Change("relay: publishes its dead letter", _row_is(state, dead_letter=DeadLetter.PUBLISHED))
-    if row.status is Status.PENDING and not row.due and state.messages == 0:
+    if row.unsure:
+        yield from _judges_unsure(state, rules)
+    elif row.status is Status.PENDING and not row.due and state.messages == 0:
         yield Change(
             "relay: its message has vanished, due again",
             _row_is(state, due=True),
@@ -249,6 +254,17 @@ def _relay(state: State, rules: Rules) -> Iterator[Change]:
         yield Change(
             "relay: rescues it without a ledger", after, transition, fault=None if row.owner == GONE else Fault.RELAY
         )
+
+
+def _judges_unsure(state: State, rules: Rules) -> Iterator[Change]:
+    """RabbitMQ has no message, and workers have had a lease's length to record what they hold."""
+    if state.messages or any(worker.step is not Step.IDLE for worker in state.workers):
+        return
+    if rules.policy is OnUncertain.RESEND:
+        after = _row_is(state, due=True, unsure=False)._replace(resent=state.resent + 1)
+        yield Change("relay: may have been sent in lost commits, due again", after)
+    else:
+        yield Change("relay: may have been sent in lost commits", _closed(state, Status.HELD), Transition.HOLD)
 
 
 def _rescued(state: State, rules: Rules) -> tuple[State, Transition | None]:
@@ -358,6 +374,16 @@ def _servers(state: State) -> Iterator[Change]:
         yield Change("RabbitMQ loses its messages", after, fault=Fault.PURGE)
 
 
+def _promotion(state: State) -> Iterator[Change]:
+    """The email is as it was enqueued, and the relay has found so. Its worker's lease is gone with its token."""
+    if state.promoted:
+        return
+    workers = tuple(w._replace(owns=False, rescued=False, attempted=Answer.NONE) for w in state.workers)
+    after = state._replace(row=Row(due=False, unsure=True), marking=False, workers=workers, looks=(Look(), Look()))
+    text = "PostgreSQL: a standby without the commits since the enqueue is promoted"
+    yield Change(text, after._replace(promoted=True, may_be_held=True), fault=Fault.PROMOTION)
+
+
 def _persons(state: State) -> Iterator[Change]:
     if state.row.status in (Status.FAILED, Status.HELD) and state.resent == 0:
         after = _closed(state, Status.PENDING, attempts=0)
@@ -427,7 +453,9 @@ def _leases(state: State, i: int, rules: Rules) -> Iterator[Change]:
 
 
 def _leased(state: State, i: int, rules: Rules) -> State:
-    after = _row_is(state, status=Status.SENDING, attempts=state.row.attempts + 1, owner=i, expired=False, due=False)
+    row = state.row
+    leased = {"status": Status.SENDING, "attempts": row.attempts + 1, "owner": i, "due": False, "unsure": False}
+    after = _row_is(state, expired=False, **leased)
     return _token_moves(after, rules, owner=i)
 
 

@@ -131,6 +131,7 @@ class Row(NamedTuple):
 
     Attributes:
         rescued: From which worker the rescue took it that holds it, as long as nobody has touched it since.
+        unsure: It was published before a promotion that lost commits, and not leased since.
     """
 
     status: Status = Status.PENDING
@@ -140,6 +141,7 @@ class Row(NamedTuple):
     due: bool = True
     dead_letter: DeadLetter = DeadLetter.NONE
     rescued: int = NOBODY
+    unsure: bool = False
 
 
 class State(NamedTuple):
@@ -151,7 +153,8 @@ class State(NamedTuple):
         purged: RabbitMQ has lost messages.
         accepted: How often the provider accepted it: the ledger at the provider's end.
         resent: How often it was sent again although it may have been accepted, by policy or by a person.
-        may_be_held: A ledger once said that it is on the wire, or it was rescued without one.
+        may_be_held: A ledger once said that it is on the wire, or it was rescued without one, or commits were lost.
+        promoted: PostgreSQL has lost commits.
     """
 
     row: Row = Row()
@@ -163,6 +166,7 @@ class State(NamedTuple):
     accepted: int = 0
     resent: int = 0
     may_be_held: bool = False
+    promoted: bool = False
 
 
 def canonical(state: State) -> State:

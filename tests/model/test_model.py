@@ -14,7 +14,8 @@ from tests.model.search import Found, search
 DYING: Final = frozenset({Fault.DEATH, Fault.HOST, Fault.RELAY, Fault.REPLY})
 VANISHING: Final = frozenset({Fault.HOST, Fault.RELAY})
 COPYING: Final = frozenset({Fault.COPY})
-EVERYTHING: Final = frozenset(Fault)
+PROMOTED: Final = frozenset({Fault.PROMOTION})
+EVERYTHING: Final = frozenset(Fault) - {Fault.PROMOTION}
 
 
 def searched(policy: OnUncertain, faults: frozenset[Fault], *, most_states: int | None = None) -> Found:
@@ -46,6 +47,14 @@ def test_nothing_is_lost_duplicated_or_stuck_where_everything_goes_wrong_at_once
     assert found.counterexample is None, str(found.counterexample)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", OnUncertain)
+def test_a_promotion_that_lost_commits_duplicates_nothing_if_nothing_else_goes_wrong(policy: OnUncertain) -> None:
+    found = searched(policy, PROMOTED)
+
+    assert found.counterexample is None, str(found.counterexample)
+
+
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_without_any_one_of_its_rules_the_promise_is_broken(mutant: str) -> None:
     found = search(MUTANTS[mutant])
@@ -58,5 +67,7 @@ def test_without_any_one_of_its_rules_the_promise_is_broken(mutant: str) -> None
 def test_the_status_changes_in_the_model_as_the_domains_table_says_and_in_no_other_way(all_found: list[Found]) -> None:
     replayed = searched(OnUncertain.HOLD, frozenset({Fault.PERSON}), most_states=5_000)
 
-    moves = replayed.moves.union(*(found.moves for found in all_found))
+    promoted = searched(OnUncertain.HOLD, PROMOTED, most_states=5_000)
+    assert promoted.counterexample is None, str(promoted.counterexample)
+    moves = replayed.moves.union(promoted.moves, *(found.moves for found in all_found))
     assert moves == {(before, transition, after) for (before, transition), after in TRANSITIONS.items()}

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import orjson
 import psycopg
@@ -16,107 +13,26 @@ from structlog.testing import capture_logs
 
 from dispatcher import enqueue
 from dispatcher.broker import dead_letter, pointer
-from dispatcher.broker.connection import open_connection
 from dispatcher.broker.publisher import Publisher
 from dispatcher.broker.topology import Topology
-from dispatcher.config import Settings, load
+from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.status import Status
-from dispatcher.relay.publishing import POLL_SECONDS, Publishing
+from dispatcher.relay.publishing import Publishing
 from dispatcher.roster import Roster
 from dispatcher.store.leases import LeaseStore
 from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Rabbit
+from tests.relay.running import MARK_AFTER_SECONDS, Start, leader, next_look, settings_for
 from tests.store.books import Books, email
 from tests.store.results import result
 from tests.store.steered_clock import SteeredClock
 from tests.waiting import until
 
 EXPIRED = datetime(2026, 1, 1, tzinfo=UTC)
-LOOKS = 4
-"""Of the relay: so many statements are two rounds."""
 HOUR = 3600.0
 FOR_EVER = HOUR
-MARK_AFTER_SECONDS = 0.5
-"""Sooner than in production, so that nobody waits."""
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-Start = Callable[..., Awaitable[Publishing]]
-
-
-@pytest.fixture
-async def rabbit(servers: Servers) -> AsyncIterator[Rabbit]:
-    """A second client."""
-    async with await open_connection(servers.amqp_url, name="test") as connection:
-        yield Rabbit(connection)
-
-
-@pytest.fixture
-def settings(servers: Servers, tables_url: str, topology: Topology) -> Settings:
-    """A relay's, for this test's tables and queues."""
-    return settings_for(servers.amqp_url, tables_url, topology)
-
-
-def settings_for(amqp_url: str, tables_url: str, topology: Topology, **more: str) -> Settings:
-    given = {
-        "DATABASE_URL": tables_url,
-        "AMQP_URL": amqp_url,
-        "EXCHANGE": topology.exchange,
-        "QUEUE": topology.queue,
-        "DLQ": topology.dlq,
-        **more,
-    }
-    return load({f"DISPATCHER_{name}": value for name, value in given.items()})
-
-
-@pytest.fixture
-async def start() -> AsyncIterator[Start]:
-    """Starts relays, which end with the test."""
-    async with AsyncExitStack() as stack:
-
-        async def run(settings: Settings, *, poll_seconds: float = POLL_SECONDS) -> Publishing:
-            publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay")
-            publishing = Publishing(
-                settings, publisher, lambda: (), poll_seconds=poll_seconds, mark_after_seconds=MARK_AFTER_SECONDS
-            )
-            task = asyncio.create_task(publishing.run())
-            stack.push_async_callback(publisher.close)
-
-            async def end() -> None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-
-            stack.push_async_callback(end)
-            return publishing
-
-        yield run
-
-
-def leader(books: Books) -> int | None:
-    """The session that publishes; there is one at most."""
-    held = books.select(
-        "select pid from pg_locks where locktype = 'advisory' and granted "
-        "and objid::bigint = hashtext('email_dispatcher_relay')::bigint & 4294967295 "
-        "and database = (select oid from pg_database where datname = current_database())"
-    )
-    assert len(held) <= 1
-    return held[0]["pid"] if held else None
-
-
-async def next_look(books: Books) -> None:
-    """Returns once the relay has looked at what is committed by now, and so begun to publish what is due."""
-    statement = "select query_start from pg_stat_activity where datname = current_database() and application_name = %s"
-
-    (now,) = books.select("select pg_catalog.clock_timestamp() as instant")
-    seen: set[datetime] = set()
-
-    def have_been_two_rounds() -> bool:
-        looks = {row["query_start"] for row in books.select(statement, "dispatcher relay")}
-        seen.update(at for at in looks if at is not None and at > now["instant"])
-        return len(seen) >= LOOKS
-
-    # A round without anything to do is a look for each queue, a quarter of a second after the one before.
-    await until(have_been_two_rounds)
 
 
 async def test_a_committed_email_is_pointed_to_on_the_queue_and_due_no_more(

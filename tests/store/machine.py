@@ -501,7 +501,7 @@ class Machine(RuleBasedStateMachine):
         everything = [] if age_seconds else self.known.values()
         gone = [known for known in everything if known.status is Status.PENDING and not known.due_since]
         assert self.run(self.outbox.has_vanished(age_seconds)) == bool(gone)
-        assert self.run(self.outbox.republish_vanished(age_seconds, 100)) == len(gone)
+        assert self.run(self.outbox.republish_vanished(age_seconds, 100, OnUncertain.HOLD, 5)) == (len(gone), [])
         for known in gone:
             known.due_since = self._now()
 

@@ -149,9 +149,7 @@ MUTANTS: Final = {
     "blame_by_any_token": Mutant("note_crashes", "            and lease_token = w.lease_token\n"),
     "blame_of_a_living_worker": Mutant("note_crashes", "locked_by = %(worker)s", "%(worker)s <> ''"),
     "blame_under_the_same_token": Mutant("note_crashes", "e.lease_token + 1", "e.lease_token"),
-    "vanished_while_it_is_sent": Mutant("republish_vanished", "status = 'pending'", "status <> 'sent'"),
-    "vanished_while_it_is_due": Mutant("republish_vanished", "        and publish_due_at is null\n"),
-    "vanished_just_now": Mutant("republish_vanished", "%(age_seconds)s *", "0 * %(age_seconds)s *"),
+    "vanished_just_now": Mutant("find_vanished_ids", "%(age_seconds)s *", "0 * %(age_seconds)s *"),
     "confirm_of_what_is_not_held": Mutant("confirm_held", "\n        and status = 'held'"),
     "confirm_that_leaves_the_letter": Mutant(
         "confirm_held", "dead_letter_due_at = null", "dead_letter_due_at = dead_letter_due_at"

@@ -84,6 +84,6 @@ async def test_vanished_messages_are_due_again_but_for_a_row_that_cannot_be_chan
         books.change(email_id, publish_due_at=None, published_at=LONG_AGO)
 
     with refused(books.connection, culprit, "new.publish_due_at is not null"):
-        assert await outbox.republish_vanished(1, 100) == OTHERS
+        assert await outbox.republish_vanished(1, 100, OnUncertain.HOLD, 5) == (OTHERS, [])
 
     assert {row.email_id for row in await outbox.find_publish_due(100)} == set(others)

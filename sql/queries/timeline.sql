@@ -1,0 +1,60 @@
+-- name: note_timeline
+-- The timeline is the one that was noted last: notes so, and whether commits wait for a standby. No row: it is another, or
+-- none was noted yet.
+update relay_timeline
+set
+    noted_at = clock_timestamp(),
+    is_synchronous = current_setting('synchronous_standby_names') <> ''
+where timeline = ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer
+returning timeline;
+
+-- name: find_noted_timeline
+-- What was noted last on the history that this server knows, and the timeline now. Two relays at once wait for each other.
+-- No row: none was noted yet.
+select
+    timeline,
+    is_synchronous,
+    ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer
+from relay_timeline
+for update;
+
+-- name: begin_timeline
+-- Notes the timeline that the relay finds. Where commits were lost, all that was published by the last transaction that this
+-- server replayed is uncertain from now on; its time is unknown after a restart, and the last note stands in for it.
+insert into relay_timeline (timeline, is_synchronous)
+values (
+    ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer,
+    current_setting('synchronous_standby_names') <> ''
+)
+on conflict (is_only) do update
+set
+    timeline = excluded.timeline,
+    is_synchronous = excluded.is_synchronous,
+    uncertain_before = case
+        when %(is_lossy)s then coalesce(pg_last_xact_replay_timestamp(), relay_timeline.noted_at)
+        else relay_timeline.uncertain_before
+    end,
+    doubted_at = case when %(is_lossy)s then clock_timestamp() else relay_timeline.doubted_at end,
+    noted_at = excluded.noted_at;
+
+-- name: doubt_leases
+-- Leases that a promotion has left: their emails may have been recorded or leased anew on the lost timeline, so that a ledger
+-- which does not name them proves nothing. Under another owner's name no settlement gives them back; their worker may renew
+-- and record them by their token all the same, and else the rescue judges them. Returns a row per lease.
+update email_log
+set locked_by = locked_by || %(suffix)s
+where status = 'sending'
+returning email_id;
+
+-- name: doubt_messages
+-- Due marks from before a promotion: their messages may have been published on the lost timeline, and done with. They count as
+-- published, and where RabbitMQ has no message for them, republish_vanished judges them. An API process that publishes itself
+-- sets marks some seconds ahead. Returns a row per email.
+update email_log as e
+set publish_due_at = null, published_at = t.uncertain_before
+from relay_timeline as t
+where e.publish_due_at is not null
+    and e.status = 'pending'
+    and e.created_at <= t.uncertain_before
+    and (e.publish_due_at <= t.uncertain_before or e.publish_due_at <= e.created_at + interval '10 seconds')
+returning e.email_id;
