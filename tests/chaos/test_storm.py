@@ -23,7 +23,7 @@ def assert_good(outcome: Outcome, *, kills: int) -> None:
 
 
 def test_some_seconds_of_anything_lose_and_repeat_nothing(ground: Ground, tmp_path: Path) -> None:
-    plan = Plan(seconds=5, seed=7, lease_seconds=3, pause_seconds=(0.05, 0.4), patience_seconds=0.2)
+    plan = Plan(seconds=5, seed=7, workers=1, lease_seconds=3, pause_seconds=(0.05, 0.4), patience_seconds=0.2)
 
     outcome = play(plan, ground, tmp_path, print)
 
