@@ -27,7 +27,7 @@ class Phase(Enum):
     RECORDING = auto()
     """The answer is known and being written."""
     WAITING = auto()
-    """Deferred; waits for its next attempt: may be stopped."""
+    """Waits for its next attempt, or for memory: may be stopped."""
     RETURNING = auto()
     """Nothing left, or the provider took nothing: being given back."""
 
