@@ -69,7 +69,7 @@ class Memory:
             self._taken += octets
             return None
         if len(self._waiting) >= self._most_waiting:
-            raise NoMemory(self._later())
+            raise NoMemory(self.later())
         place = self._loop.create_future()
         self._waiting.append((octets, place))
         return place
@@ -100,7 +100,7 @@ class Memory:
                 self._seconds_each += (min(now - self._given_at, LATEST_SECONDS) - self._seconds_each) / 8
                 self._given_at = now
 
-    def _later(self) -> float:
+    def later(self) -> float:
         """When one more has a chance: they come back as quickly as memory was handed out of late."""
         now = self._loop.time()
         self._back_at = max(self._back_at + self._seconds_each, now + SOONEST_SECONDS)
@@ -151,7 +151,11 @@ class Contents:
         octets = octets * COPIES + OVERHEAD_OCTETS
         await self._take(sending, memory, octets)
         try:
-            await self._surely(sending, self._read)
+            try:
+                await self._surely(sending, self._read)
+            except MemoryError:
+                # The host has less than the setting promises, which is no fault of the email.
+                raise NoMemory(memory.later()) from None
             yield
         finally:
             sending.email = None
