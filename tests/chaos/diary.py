@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from uuid import UUID
 
 import orjson
 
@@ -23,7 +22,7 @@ class Diary:
         faults: What our own processes did that they must not.
         garbage: Bodies that may have been injected.
         struck_at: When a deed was done that can keep a worker from renewing its leases.
-        unledgered: Emails that a worker whose ledger was deleted had leased when it ended or stood still.
+        ledgerless: The pids of workers whose ledger was deleted, by their identity in `email_log.locked_by`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -31,7 +30,7 @@ class Diary:
         self.faults: list[str] = []
         self.garbage: set[bytes] = set()
         self.struck_at: list[float] = []
-        self.unledgered: set[UUID] = set()
+        self.ledgerless: dict[str, int] = {}
         self._path = path
         self._disturbances: list[Disturbance] = []
         self._frozen: dict[int, int] = {}

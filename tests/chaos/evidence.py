@@ -27,11 +27,22 @@ _ATTEMPTS = """
 """
 
 
+_UNLEDGERED = """
+    select email_id
+    from email_log
+    where status = 'held'
+        and rescued_from = any(%s)
+        and lease_token = rescued_token + 1
+"""
+"""What was taken from these workers and held, and of which nobody has said anything since."""
+
+
 def collect(stage: Stage, policy: str) -> Books:
     """Everything that the oracle has to know; the dispatcher has ended."""
     with psycopg.connect(stage.database_url, autocommit=True) as session:
         rows = {row[0]: Row(*row[1:]) for row in session.execute(_ROWS)}
         attempts = [Attempt(*row) for row in session.execute(_ATTEMPTS)]
+        unledgered = {row[0] for row in session.execute(_UNLEDGERED, [_died_without_ledger(stage)])}
     letters, refuse = _dead_letters(stage)
     return Books(
         policy=policy,
@@ -48,10 +59,16 @@ def collect(stage: Stage, policy: str) -> Books:
         wire=Wire.of(stage.provider.witnessed()),
         disturbances=stage.diary.disturbances,
         faults=tuple(stage.diary.faults),
-        unledgered=frozenset(stage.diary.unledgered),
+        unledgered=frozenset(unledgered),
         expired_at=[_unix(event) for event in stage.events("email.rescued") if event["reason"] == "lease_expired"],
         struck_at=tuple(stage.diary.struck_at),
     )
+
+
+def _died_without_ledger(stage: Stage) -> list[str]:
+    """The workers whose ledger was deleted and that did not drain: who drains gives back what nothing has left of."""
+    drained = {event["pid"] for event in stage.events("process.exited") if event["how"] == "exit 0"}
+    return [worker for worker, pid in stage.diary.ledgerless.items() if pid not in drained]
 
 
 def _unix(event: Event) -> float:

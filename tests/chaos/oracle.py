@@ -72,7 +72,7 @@ class Books:
         garbage: Bodies that the adversary injected.
         waiting: Messages that are left on the send queue.
         faults: What went wrong with the processes themselves.
-        unledgered: Emails that a worker whose ledger was deleted had leased when it ended or stood still.
+        unledgered: Held emails that were leased to a worker whose ledger was deleted, and that then died.
         expired_at: When a relay took a lease for expired whose host it did not know.
         struck_at: When the adversary did anything that can keep a worker from renewing its leases.
     """

@@ -132,7 +132,7 @@ def delete_ledger(stage: Stage, random: Random) -> bool:
         return False
     worker = random.choice(sorted(workers))
     pid = workers[worker]
-    stage.orphans.add(worker, pid, host.network)
+    stage.diary.ledgerless[worker] = pid
     (host.run_dir / f"{worker}.ledger").unlink(missing_ok=True)
 
     def kill() -> None:

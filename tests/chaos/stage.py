@@ -20,7 +20,6 @@ from dispatcher.broker.topology import Topology
 from tests.acceptance.rabbit import Rabbit
 from tests.chaos.diary import Diary
 from tests.chaos.harness import HarnessFailed
-from tests.chaos.orphans import Orphans
 from tests.chaos.outages import Outages
 from tests.chaos.producers import Producers
 from tests.chaos.subject import Subject
@@ -68,7 +67,6 @@ class Stage:
         hosts: Each a `dispatcher run` with a name, a run directory and perhaps a network of its own.
         provider_name: Which one the double stands for: `sendgrid` or `smtp`.
         clock: What PostgreSQL's clock shows.
-        orphans: The workers whose ledger was deleted.
         lease_seconds: How long a worker owns an email; freezes last longer.
         latency_ms: The provider's, unless the adversary makes it slower.
         shares_broker: Whether others use the same RabbitMQ: then only our own workers' connections may be cut.
@@ -84,7 +82,6 @@ class Stage:
     rabbit: Rabbit
     outages: Outages
     clock: SteeredClock
-    orphans: Orphans
     diary: Diary
     lease_seconds: float
     latency_ms: int
@@ -113,7 +110,6 @@ class Stage:
         self.producers.revive()
         if (code := self.provider.program.exit_code) is not None:
             raise HarnessFailed(f"the provider's double ended with {code}:\n{self.provider.program.words[-2000:]}")
-        self.orphans.step()
         for host in self.hosts:
             self._restart(host)
 

@@ -36,7 +36,6 @@ from tests.chaos.evidence import collect
 from tests.chaos.harness import HarnessFailed
 from tests.chaos.network import Network
 from tests.chaos.oracle import Books, Verdict, explain_held, judge
-from tests.chaos.orphans import Orphans
 from tests.chaos.outages import Outages
 from tests.chaos.producers import Producers
 from tests.chaos.stage import Provider, Stage
@@ -199,7 +198,6 @@ def _stage(plan: Plan, ground: Ground, folder: Path) -> Iterator[Stage]:
             rabbit=Rabbit(patient, servers.management_url),
             outages=ground.outages or Outages(ground.removable, ground.removable_names),
             clock=clock,
-            orphans=Orphans(ground.database_url, diary, watch_seconds=plan.lease_seconds),
             diary=diary,
             lease_seconds=plan.lease_seconds,
             latency_ms=plan.latency_ms,

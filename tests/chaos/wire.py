@@ -9,7 +9,7 @@ Such an attempt is explained by one of these, and in this order:
     at the edge   the worker was killed or frozen in one of the two moments that no ledger can see: the slot says *on
                   the wire* and the first octet has not left yet, so that the provider saw nothing; or the answer was
                   read and the slot does not say *answered* yet
-    without a ledger   its worker's ledger was deleted, and the worker had leased the email when it ended or stood still
+    without a ledger   it was leased to a worker whose ledger was deleted, and that then died
     unexplained   neither: it was held, or sent again, without need
 
 That its host was cut off from PostgreSQL explains nothing: once it is back, its ledger says what became of the email.
