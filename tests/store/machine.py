@@ -435,13 +435,21 @@ class Machine(RuleBasedStateMachine):
         write=st.sampled_from([_record, _release, _release_unanswered, _recover]),
         status=STATUS,
         again=st.sampled_from([_record, _release, _release_unanswered, _recover]),
+        is_older=st.booleans(),
     )
     def come_back(
-        self, number: int, is_in_doubt: bool, touch: Status | None, write: Write, status: Status, again: Write
+        self,
+        number: int,
+        is_in_doubt: bool,
+        touch: Status | None,
+        write: Write,
+        status: Status,
+        again: Write,
+        is_older: bool,
     ) -> None:
-        """The owner of a lease comes back after a rescue, and perhaps after a person's replay."""
+        """The owner of a lease, or of an older one, comes back after a rescue, and perhaps after a person's replay."""
         known = self._brought_in_doubt(number, Status.SENDING, is_in_doubt)
-        owner, lease = known.leases[-1]
+        owner, lease = known.leases[0 if is_older else -1]
         self._expire(known)
         self._rescue(default=OnUncertain.HOLD)
         if touch is not None and known.is_dead:

@@ -83,9 +83,6 @@ MUTANTS: Final = {
         "(e.email_id, e.rescued_token, e.status) in (\n                select w.email_id, w.lease_token, 'held'",
         "(e.email_id, e.status) in (\n                select w.email_id, 'held'",
     ),
-    "recovery_of_a_rescue_that_was_touched": Mutant(
-        "recover_rescued", "            and e.lease_token = e.rescued_token + 1\n"
-    ),
     "recovery_of_what_is_not_held": Mutant(
         "recover_rescued",
         "(e.email_id, e.rescued_token, e.status) in (\n                select w.email_id, w.lease_token, 'held'",
