@@ -260,14 +260,22 @@ class Settings:
     api_gathered_emails: int = setting(
         values.whole(1, 500), "256", "Emails that one statement inserts; 1 gathers nothing."
     )
-    api_requests: int = setting(values.whole(1, 100_000), "1000", "Requests at once in a process; more get 503.")
+    api_requests: int = setting(
+        values.whole(1, 100_000),
+        "1000",
+        "Requests that a process works on at once, half of them for one key; more get 503.",
+    )
     api_head_seconds: float = setting(
-        values.seconds(0.1, 600), "10", "How long a client may take for a request's head."
+        values.seconds(0.1, 600),
+        "10",
+        "How long a client may take for a request's head. Its body has to bring 1 KiB a second, looked at as often.",
     )
     api_request_seconds: float = setting(values.seconds(0.1, 3600), "30", "How long it may take for the whole request.")
     api_body_bytes: int = setting(values.whole(1024, 2**30), str(40 * _MIB), "The largest body that is read.")
     api_memory_bytes: int = setting(
-        values.whole(1024, 2**33), str(128 * _MIB), "All bodies together that a process holds; more get 503."
+        values.whole(1024, 2**33),
+        str(128 * _MIB),
+        "All bodies together that a process holds, and what they become, half of it for one key; more get 503.",
     )
     api_recipients: int = setting(values.whole(1, 1000), "50", "Recipients of an email that the API takes.")
     api_attachments: int = setting(values.whole(0, 100), "20", "Attachments of an email that the API takes.")

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +20,7 @@ from starlette.requests import Request
 from dispatcher.api.problems import Flaw, Problem, pointer_of
 from dispatcher.api.quotas import Quotas
 from dispatcher.api.senders import may_send_from
+from dispatcher.api.shares import Shares
 from dispatcher.domain.api_key import Scope, Secret
 from dispatcher.errors import StoreUnavailable
 from dispatcher.setting_values import LOOPBACKS
@@ -38,9 +40,11 @@ class Caller:
 
     Attributes:
         key: None where the API is open: then everything is allowed, for any tenant.
+        name: Whose share of slots and memory it uses: the key's, or the address's where there is no key.
     """
 
     key: ApiKey | None
+    name: str
 
     def tenant(self, asked: object) -> str:
         """The tenant that the caller acts for.
@@ -65,9 +69,6 @@ class Caller:
             raise Problem("sender-forbidden", flaws=[flaw])
 
 
-OPEN: Final = Caller(None)
-
-
 class Access:
     """The door: knows every key, and what each has used.
 
@@ -75,13 +76,15 @@ class Access:
         is_open: Whether requests need no key.
     """
 
-    def __init__(self, store: KeyStore, *, may_be_open: bool) -> None:
+    def __init__(self, store: KeyStore, slots: Shares, *, may_be_open: bool) -> None:
         """
         Args:
+            slots: Requests that are worked on.
             may_be_open: Until there is a first key, requests need none.
         """
         self.is_open = may_be_open
         self.quotas = Quotas(store)
+        self._slots = slots
         self._store = store
         self._keys: dict[str, ApiKey] = {}
         self._buckets: dict[str, _Bucket] = {}
@@ -116,6 +119,20 @@ class Access:
             except StoreUnavailable as error:
                 get_log().warning("store.connection_lost", reason=error.message, retry_in_seconds=REFRESH_SECONDS)
 
+    @asynccontextmanager
+    async def admitted(self, request: Request, scope: Scope) -> AsyncIterator[Caller]:
+        """Who asks, if they may do this, with a slot for the block: for requests without a body.
+
+        Raises:
+            Problem: as `caller` does, or `overloaded`.
+        """
+        caller = await self.caller(request, scope)
+        self._slots.take(caller.name)
+        try:
+            yield caller
+        finally:
+            self._slots.give_back(caller.name)
+
     async def caller(self, request: Request, scope: Scope) -> Caller:
         """Who asks, if they may do this; costs the key one request.
 
@@ -126,12 +143,13 @@ class Access:
             await self._look_again()
         if self.is_open:
             self._check_origin(request)
-            return OPEN
+            address = request.scope.get("client")
+            return Caller(None, address[0] if address else "")
         key = await self._key(request)
         if scope not in key.scopes:
             raise Problem("scope-missing", f"It needs the scope {scope.value}.")
         self.charge(key)
-        return Caller(key)
+        return Caller(key, key.key_id)
 
     def charge(self, key: ApiKey | None, more: int = 0) -> None:
         """Charges a request, or the further emails that it turned out to bring, which go on a debt if need be.

@@ -1,8 +1,9 @@
-"""Bodies: read up to a bound, all bodies together up to another, and JSON."""
+"""Bodies: each bounded in octets and values, all bodies of a caller together, too, and JSON."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -10,11 +11,19 @@ from typing import Any, Final, TypeVar
 import orjson
 from starlette.requests import Request
 
+from dispatcher.api.access import Caller
 from dispatcher.api.problems import Flaw, Problem
+from dispatcher.api.shares import Shares
 from dispatcher.domain.json_names import has_name_twice
 
-LARGE_BYTES: Final = 256 * 1024
+LARGE_BYTES: Final = 64 * 1024
 """From here on a body is parsed in a thread, so that others are answered meanwhile."""
+LEAST_BYTES: Final = 16 * 1024
+"""What a request is charged at least: it has a head, and a task that waits for the body."""
+MOST_VALUES: Final = 400_000
+"""Objects, lists, and what is in them. A thousand emails have a tenth of it, unless all have many recipients."""
+VALUE_BYTES: Final = 100
+"""What a value needs once it is parsed, at most, beside its text: three octets of JSON become an object of 64."""
 
 T = TypeVar("T")
 
@@ -22,20 +31,28 @@ T = TypeVar("T")
 class Bodies:
     """All bodies that are in memory."""
 
-    def __init__(self, *, most_bytes: int, most_bytes_together: int) -> None:
+    def __init__(self, slots: Shares, memory: Shares, *, most_bytes: int) -> None:
+        """
+        Args:
+            slots: Requests that are worked on.
+            memory: Octets of bodies, and of what they become.
+        """
+        self._slots = slots
+        self._memory = memory
         self._most_bytes = most_bytes
-        self._most_together = max(most_bytes, most_bytes_together)
-        self._held = 0
 
-    def read(self, request: Request) -> _Reading:
-        """The body, within `async with`, for as long as it or what was made of it is needed."""
-        return _Reading(self, request)
+    def read(self, request: Request, caller: Caller) -> _Reading:
+        """The body, within `async with`, for as long as it or what was made of it is needed.
+
+        The request has a slot from when its body is there: a client that is slow to send it takes none.
+        """
+        return _Reading(self, request, caller.name)
 
     async def receive(self, reading: _Reading) -> bytes:
         """Reads a request's body.
 
         Raises:
-            Problem: it is no JSON by its type, too large, or too much is in memory.
+            Problem: it is no JSON by its type, too large, or too much is in memory or under way.
         """
         request = reading.request
         _check_type(request)
@@ -43,20 +60,38 @@ class Bodies:
         if declared.isdigit() and int(declared) > self._most_bytes:
             raise self._too_large()
         chunks: list[bytes] = []
+        length = 0
+        self._hold(reading, min(LEAST_BYTES, self._memory.most_each))
         async for chunk in request.stream():
-            reading.held += len(chunk)
-            self._held += len(chunk)
-            if reading.held > self._most_bytes:
+            length += len(chunk)
+            if length > self._most_bytes:
                 raise self._too_large()
-            if self._held > self._most_together:
-                raise Problem("overloaded", "Large bodies are being read.", retry_after=1, closes=True)
+            self._hold(reading, length)
             chunks.append(chunk)
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        if length >= LARGE_BYTES:
+            # A smaller one is parsed before the loop turns to the next; what it becomes is never there twice.
+            values = await off_loop(length, lambda: count_values(body))
+            if values > MOST_VALUES:
+                raise Problem("body-too-large", f"At most {MOST_VALUES} values are read: send fewer emails at once.")
+            self._hold(reading, min(length + values * VALUE_BYTES, self._memory.most_each))
+        self._slots.take(reading.name)
+        reading.has_slot = True
+        return body
+
+    def _hold(self, reading: _Reading, octets: int) -> None:
+        if octets > reading.held:
+            self._memory.take(reading.name, octets - reading.held)
+            reading.held = octets
 
     def forget(self, reading: _Reading) -> None:
         """The body is gone."""
-        self._held -= reading.held
-        reading.held = 0
+        if reading.held:
+            self._memory.give_back(reading.name, reading.held)
+            reading.held = 0
+        if reading.has_slot:
+            self._slots.give_back(reading.name)
+            reading.has_slot = False
 
     def _too_large(self) -> Problem:
         return Problem("body-too-large", f"At most {self._most_bytes} octets are read.", closes=True)
@@ -65,12 +100,14 @@ class Bodies:
 class _Reading:
     """One body, from its first octet to the answer."""
 
-    __slots__ = ("_bodies", "held", "request")
+    __slots__ = ("_bodies", "has_slot", "held", "name", "request")
 
-    def __init__(self, bodies: Bodies, request: Request) -> None:
+    def __init__(self, bodies: Bodies, request: Request, name: str) -> None:
         self._bodies = bodies
         self.request = request
+        self.name = name
         self.held = 0
+        self.has_slot = False
 
     async def __aenter__(self) -> bytes:
         try:
@@ -93,6 +130,26 @@ def _check_type(request: Request) -> None:
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         flaw = Flaw("header", "Content-Encoding", "is not taken: send the body as it is")
         raise Problem("unsupported-media-type", flaws=[flaw], closes=True)
+
+
+_TOKEN: Final = re.compile(rb'[{\[,:]|"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+"""What begins a value, or a text up to its end. It goes back over nothing, however hostile the text is."""
+
+
+def count_values(body: bytes) -> int:
+    """How many values a JSON text has, at most; exactly where that seems to be more than MOST_VALUES."""
+    count = sum(body.count(mark) for mark in (b"{", b"[", b",", b":"))
+    if count <= MOST_VALUES:
+        return count
+    count = texts = 0
+    for token in _TOKEN.finditer(body):  # Texts may have these characters in them.
+        if body[token.start()] == ord('"'):
+            texts += 1
+        else:
+            count += 1
+        if count > MOST_VALUES or texts > MOST_VALUES + 1:
+            return MOST_VALUES + 1
+    return count
 
 
 def decoded(body: bytes) -> Any:

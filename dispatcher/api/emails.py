@@ -43,7 +43,7 @@ class Emails:
         caller = await self.access.caller(request, Scope.SEND)
         key = idempotency_key(request)
         with TRACER.enqueueing(request.headers.get("traceparent")) as enqueueing:
-            async with self.bodies.read(request) as body:
+            async with self.bodies.read(request, caller) as body:
                 made = await off_loop(len(body), lambda: self._draft(body, caller, key, enqueueing.traceparent))
                 answer = (await self._enqueue([made], caller))[0]
             email = stored(answer)
@@ -61,7 +61,7 @@ class Emails:
         """Enqueues up to a thousand emails; each gets its own answer, in their order."""
         caller = await self.access.caller(request, Scope.SEND)
         with TRACER.enqueueing(request.headers.get("traceparent")) as enqueueing:
-            async with self.bodies.read(request) as body:
+            async with self.bodies.read(request, caller) as body:
                 traceparent = enqueueing.traceparent
                 made = await off_loop(len(body), lambda: self._drafts(listed(decoded(body)), caller, traceparent))
                 self.access.charge(caller.key, len(made) - 1)

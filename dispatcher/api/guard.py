@@ -1,4 +1,4 @@
-"""The outermost layer: bounds how much goes on at once, and tells as a problem what may not happen."""
+"""The outermost layer: answers a fault with a problem."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from dispatcher.telemetry.log import get_log
 class Guard:
     """Wraps the application."""
 
-    def __init__(self, app: ASGIApp, *, refusals: Refusals, most_requests: int) -> None:
+    def __init__(self, app: ASGIApp, *, refusals: Refusals) -> None:
         self._app = app
         self._refusals = refusals
-        self._most_requests = most_requests
-        self._requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
@@ -32,9 +30,8 @@ class Guard:
             is_started = True
             await send(message)
 
-        self._requests += 1
         try:
-            await self._chosen()(scope, receive, sending)
+            await self._app(scope, receive, sending)
         except ClientDisconnect:
             return
         except Exception as error:
@@ -43,15 +40,6 @@ class Guard:
                 raise
             self._refusals.count(problem.code)
             await problem.response()(scope, receive, send)
-        finally:
-            self._requests -= 1
-
-    def _chosen(self) -> ASGIApp:
-        return self._app if self._requests <= self._most_requests else _overloaded
-
-
-async def _overloaded(_scope: Scope, _receive: Receive, _send: Send) -> None:
-    raise Problem("overloaded", retry_after=1, closes=True)
 
 
 def problem_of(error: Exception) -> Problem:

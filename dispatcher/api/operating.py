@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dispatcher.api.access import Access, Caller
-from dispatcher.api.bodies import Bodies, decoded
+from dispatcher.api.bodies import Bodies, decoded, off_loop
 from dispatcher.api.problems import Flaw, Problem
 from dispatcher.api.reading import TENANT, parameters
 from dispatcher.broker.connection import open_connection
@@ -35,6 +35,8 @@ from dispatcher.store.failures import Selection
 from dispatcher.store.replays import Replay, State
 from dispatcher.telemetry.log import get_log
 
+MOST_BYTES: Final = 256 * 1024
+"""Of a body: a thousand ids have 40 KB."""
 MOST_REASON_CHARACTERS: Final = 500
 MOST_IDS: Final = 1000
 MOST_PER_SECOND: Final = 10_000
@@ -113,10 +115,9 @@ class Operating:
 
     async def create_replay(self, request: Request) -> Response:
         """Settles which emails, and begins."""
-        caller, given = await self._asked(request, _REPLAY)
-        act = _act(caller, given["reason"])
-        selection = _selection(given, caller.tenant(given.get("tenant_id")))
-        async with session(self.pool) as connection:
+        async with self._asked(request, _REPLAY) as (caller, given), session(self.pool) as connection:
+            act = _act(caller, given["reason"])
+            selection = _selection(given, caller.tenant(given.get("tenant_id")))
             replay = await replays.create(
                 connection,
                 selection,
@@ -129,24 +130,23 @@ class Operating:
 
     async def get_replay(self, request: Request) -> Response:
         """A replay as it stands."""
-        caller = await self.access.caller(request, Scope.OPERATE)
-        tenant = caller.tenant(parameters(request, {"tenant_id": TENANT}).get("tenant_id"))
-        async with session(self.pool) as connection:
-            return _answer(document(await _found(connection, request, tenant)))
+        async with self.access.admitted(request, Scope.OPERATE) as caller:
+            tenant = caller.tenant(parameters(request, {"tenant_id": TENANT}).get("tenant_id"))
+            async with session(self.pool) as connection:
+                return _answer(document(await _found(connection, request, tenant)))
 
     async def stop_replay(self, request: Request) -> Response:
         """Lets a replay go no further; what was replayed stays so."""
-        caller = await self.access.caller(request, Scope.OPERATE)
-        tenant = caller.tenant(parameters(request, {"tenant_id": TENANT}).get("tenant_id"))
-        async with session(self.pool) as connection:
-            replay = await _found(connection, request, tenant)
-            stopped = await replays.stop(connection, replay.replay_id, _act(caller, "stopped over HTTP"))
+        async with self.access.admitted(request, Scope.OPERATE) as caller:
+            tenant = caller.tenant(parameters(request, {"tenant_id": TENANT}).get("tenant_id"))
+            async with session(self.pool) as connection:
+                replay = await _found(connection, request, tenant)
+                stopped = await replays.stop(connection, replay.replay_id, _act(caller, "stopped over HTTP"))
         return _answer(document(stopped or replay))
 
     async def resume_replay(self, request: Request) -> Response:
         """Lets a replay that was stopped or interrupted go on, in this process."""
-        caller, given = await self._asked(request, _DECISION)
-        async with session(self.pool) as connection:
+        async with self._asked(request, _DECISION) as (caller, given), session(self.pool) as connection:
             replay = await _found(connection, request, caller.tenant(given.get("tenant_id")))
             act = _act(caller, given["reason"])
             resumed = await replays.resume(connection, replay.replay_id, actor=act.actor, reason=act.reason)
@@ -178,37 +178,38 @@ class Operating:
     async def _judge(
         self, request: Request, decide: Callable[[AsyncSession, UUID, Act], Awaitable[Verdict]]
     ) -> Response:
-        caller, given = await self._asked(request, _DECISION)
-        email_id = _id(request.path_params["email_id"])
-        tenant = caller.tenant(given.get("tenant_id"))
-        if email_id is None or await self.emails.find(tenant, email_id) is None:
-            raise Problem("not-found")
-        async with session(self.pool) as connection:
-            verdict = await decide(connection, email_id, _act(caller, given["reason"]))
+        async with self._asked(request, _DECISION) as (caller, given):
+            email_id = _id(request.path_params["email_id"])
+            tenant = caller.tenant(given.get("tenant_id"))
+            if email_id is None or await self.emails.find(tenant, email_id) is None:
+                raise Problem("not-found")
+            async with session(self.pool) as connection:
+                verdict = await decide(connection, email_id, _act(caller, given["reason"]))
         if verdict not in (Verdict.CONFIRMED, Verdict.RELEASED):
             raise Problem("not-held", f"Nothing was changed: {verdict.value}.")
         self._decided.add(email_id)
         self._start("sweep", self._sweep)
         return _answer({"id": email_id, "verdict": verdict.value})
 
+    @asynccontextmanager
     async def _asked(
         self, request: Request, known: Mapping[str, tuple[Check, str]]
-    ) -> tuple[Caller, Mapping[str, Any]]:
-        """Who asks, and the fields of the body, each as it must be."""
+    ) -> AsyncIterator[tuple[Caller, Mapping[str, Any]]]:
+        """Who asks, and the fields of the body, each as it must be; with a slot for the block."""
         caller = await self.access.caller(request, Scope.OPERATE)
-        async with self.bodies.read(request) as body:
-            given = decoded(body)
-        if not isinstance(given, dict):
-            raise Problem("invalid-body", flaws=[Flaw("pointer", "#", "must be an object")])
-        flaws = [] if "reason" in given else [Flaw("pointer", "#/reason", "is missing")]
-        if given.keys() - known.keys():
-            flaws.append(Flaw("pointer", "#", f"has fields beside {', '.join(known)}"))
-        flaws += [
-            Flaw("pointer", f"#/{name}", why) for name, (fits, why) in known.items() if not _fits(given, name, fits)
-        ]
-        if flaws:
-            raise Problem("invalid-body", flaws=flaws)
-        return caller, given
+        async with self.bodies.read(request, caller) as body:
+            given = await off_loop(len(body), lambda: decoded(body))
+            if not isinstance(given, dict):
+                raise Problem("invalid-body", flaws=[Flaw("pointer", "#", "must be an object")])
+            flaws = [] if "reason" in given else [Flaw("pointer", "#/reason", "is missing")]
+            if given.keys() - known.keys():
+                flaws.append(Flaw("pointer", "#", f"has fields beside {', '.join(known)}"))
+            flaws += [
+                Flaw("pointer", f"#/{name}", why) for name, (fits, why) in known.items() if not _fits(given, name, fits)
+            ]
+            if flaws:
+                raise Problem("invalid-body", flaws=flaws)
+            yield caller, given
 
     async def _run(self, replay_id: int) -> None:
         try:

@@ -24,6 +24,8 @@ from dispatcher.api.problems import MEDIA_TYPE, Problem
 MOST_HEAD_BYTES: Final = 32 * 1024
 """Octets before a request is whole that belong to no body: method, path and headers, or what stands between two pieces
 of a chunked body and after the last. The longest key, list of parameters and trace have some kilobytes."""
+LEAST_BODY_BYTES_PER_SECOND: Final = 1024
+"""What a body must bring as long as it is not whole."""
 MOST_PIPELINED: Final = 16
 """Requests that wait for the answer to the one before, on one connection. Clients send none ahead; one that sends
 thousands, and does not even read, would keep the process at parsing them."""
@@ -34,7 +36,8 @@ class Patience:
     """How long a client may take.
 
     Attributes:
-        head_seconds: From its first octet, or from connecting, to the end of the head.
+        head_seconds: From its first octet, or from connecting, to the end of the head. The rate of a body is looked at
+            as often.
         request_seconds: From the first octet of a request to the last.
         answer_seconds: How long an answer may wait to be fetched.
     """
@@ -55,6 +58,8 @@ class PatientProtocol(HttpToolsProtocol):
         self._answer_deadline: TimerHandle | None = None
         self._loose_bytes = 0  # since the request began, or since its body last grew
         self._is_in_head = True
+        self._body_bytes = 0  # since the rate was looked at last
+        self._whole_until = 0.0
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         """A client is there, and has not said anything."""
@@ -104,12 +109,14 @@ class PatientProtocol(HttpToolsProtocol):
             self._reject("The connection changes to no other protocol: have the client speak HTTP/1.1 alone.")
         self._loose_bytes = 0
         self._is_in_head = False
-        self._expect(self._patience.request_seconds)
+        self._whole_until = self.loop.time() + self._patience.request_seconds
+        self._expect_body()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """A piece of its body."""
         self._loose_bytes = 0
+        self._body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -140,8 +147,19 @@ class PatientProtocol(HttpToolsProtocol):
             self._deadline.cancel()
         self._deadline = None if seconds is None else self.loop.call_later(seconds, self._time_is_up)
 
+    def _expect_body(self) -> None:
+        self._body_bytes = 0
+        self._expect(min(self._patience.head_seconds, self._whole_until - self.loop.time()))
+
+    def _comes_fast_enough(self) -> bool:
+        least = LEAST_BODY_BYTES_PER_SECOND * self._patience.head_seconds
+        # Where we ourselves have paused the reading, the client is not to blame.
+        return self.loop.time() < self._whole_until and (self._body_bytes >= least or self.flow.read_paused)
+
     def _time_is_up(self) -> None:
-        if self.cycle is None and self._loose_bytes == 0:
+        if not self._is_in_head and self._comes_fast_enough():
+            self._expect_body()
+        elif self.cycle is None and self._loose_bytes == 0:
             self.transport.close()  # it connected, and asked for nothing
         else:
             self._refuse("request-timeout")
@@ -152,18 +170,22 @@ class PatientProtocol(HttpToolsProtocol):
         raise ConnectionAbortedError  # for the parser, which would go on with what it has
 
     def _refuse(self, code: str, detail: str | None = None) -> None:
-        """Ends the connection, with a problem unless an answer is under way."""
+        """Ends the connection, with a problem unless the client would take it for the answer to another request."""
         self._expect(None)
         if self.transport.is_closing():
             return
         self._on_refusal(code)
         cycle: RequestResponseCycle | None = self.cycle  # none before the first request, whatever its type says
-        is_working = cycle is not None and not cycle.response_complete
-        if cycle is None or not is_working or not cycle.response_started:
+        working = None if cycle is None or cycle.response_complete else cycle
+        if self._is_in_head:
+            may_answer = working is None
+        else:
+            may_answer = working is not None and not working.response_started and not self.pipeline
+        if may_answer:
             self.transport.write(_bare_answer(Problem(code, detail)))
-        if cycle is not None and is_working:
-            cycle.disconnected = True
-            cycle.message_event.set()
+        if working is not None:
+            working.disconnected = True
+            working.message_event.set()
         self.transport.close()
 
 

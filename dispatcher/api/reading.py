@@ -122,35 +122,35 @@ class Reading:
 
     async def get(self, request: Request) -> Response:
         """One email by its id."""
-        caller = await self.access.caller(request, Scope.READ)
-        given = parameters(request, {"tenant_id": TENANT})
-        try:
-            email_id = UUID(request.path_params["email_id"])
-        except ValueError:
-            raise Problem("not-found") from None
-        return await self._one(await self.store.find(_tenant_of(caller, given), email_id))
+        async with self.access.admitted(request, Scope.READ) as caller:
+            given = parameters(request, {"tenant_id": TENANT})
+            try:
+                email_id = UUID(request.path_params["email_id"])
+            except ValueError:
+                raise Problem("not-found") from None
+            return await self._one(await self.store.find(_tenant_of(caller, given), email_id))
 
     async def get_by_key(self, request: Request) -> Response:
         """One email by its message key."""
-        caller = await self.access.caller(request, Scope.READ)
-        given = parameters(request, {"tenant_id": TENANT})
-        key = request.path_params["message_key"]
-        if "\0" in key or not key.isprintable():
-            raise Problem("not-found")
-        return await self._one(await self.store.find_by_key(_tenant_of(caller, given), key))
+        async with self.access.admitted(request, Scope.READ) as caller:
+            given = parameters(request, {"tenant_id": TENANT})
+            key = request.path_params["message_key"]
+            if "\0" in key or not key.isprintable():
+                raise Problem("not-found")
+            return await self._one(await self.store.find_by_key(_tenant_of(caller, given), key))
 
     async def list(self, request: Request) -> Response:
         """A page of emails, newest first."""
-        caller = await self.access.caller(request, Scope.READ)
-        given = parameters(request, {**PARAMETERS, "tenant_id": TENANT})
-        wanted = EmailFilter(*(given.get(name) for name in ("status", "error_type", "provider", "correlation_id")))
-        below = min(given.get("cursor", _HIGHEST), given.get("created_before", _HIGHEST))
-        from_id = given.get("created_from", _LOWEST)
-        limit = given.get("limit", DEFAULT_PAGE)
-        async with self.listing:
-            emails, following = await self.store.list(
-                _tenant_of(caller, given), wanted, below_id=below, from_id=from_id, limit=limit
-            )
+        async with self.access.admitted(request, Scope.READ) as caller:
+            given = parameters(request, {**PARAMETERS, "tenant_id": TENANT})
+            wanted = EmailFilter(*(given.get(name) for name in ("status", "error_type", "provider", "correlation_id")))
+            below = min(given.get("cursor", _HIGHEST), given.get("created_before", _HIGHEST))
+            from_id = given.get("created_from", _LOWEST)
+            limit = given.get("limit", DEFAULT_PAGE)
+            async with self.listing:
+                emails, following = await self.store.list(
+                    _tenant_of(caller, given), wanted, below_id=below, from_id=from_id, limit=limit
+                )
         page = {"emails": [document(email) for email in emails], "next": following}
         return Response(orjson.dumps(page), media_type="application/json")
 

@@ -23,11 +23,12 @@ from dispatcher.api.emails import Emails
 from dispatcher.api.gathering import LANES, SPLITTING_LANES, Gathering
 from dispatcher.api.guard import Guard
 from dispatcher.api.intake import Intake
-from dispatcher.api.operating import Operating
+from dispatcher.api.operating import MOST_BYTES, Operating
 from dispatcher.api.policy import Policy
 from dispatcher.api.protocol import Patience, PatientProtocol
 from dispatcher.api.reading import LISTS_AT_ONCE, Reading
 from dispatcher.api.refusals import Refusals
+from dispatcher.api.shares import Shares
 from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
 from dispatcher.errors import ConfigurationError, DispatcherError
@@ -146,7 +147,9 @@ async def serve(
             opened.push_async_callback(pool.close)
         publisher = Publisher(settings.amqp_url, settings.exchange, name="dispatcher api", ca_file=settings.ca_file)
         opened.push_async_callback(_close, publisher)
-        access = Access(KeyStore(keepers), may_be_open=settings.api_open and is_loopback(settings))
+        slots = Shares(settings.api_requests)
+        memory = Shares(settings.api_memory_bytes, largest=settings.api_body_bytes)
+        access = Access(KeyStore(keepers), slots, may_be_open=settings.api_open and is_loopback(settings))
         await access.refresh()
         if not (access.is_open or access.has_usable_keys):
             raise ConfigurationError([NEEDS_A_KEY])
@@ -156,20 +159,17 @@ async def serve(
         refusals = Refusals()
         emails = Emails(
             access,
-            _bodies(settings),
+            Bodies(slots, memory, most_bytes=settings.api_body_bytes),
             Intake(Policy.of(settings), capabilities_of(settings.providers)),
             gathering,
             drafts,
             refusals,
         )
         reading = Reading(access, EmailStore(readers), asyncio.Semaphore(LISTS_AT_ONCE))
-        operating = Operating(access, _bodies(settings), EmailStore(readers), deciders, settings)
+        decisions = Bodies(slots, memory, most_bytes=min(MOST_BYTES, settings.api_body_bytes))
+        operating = Operating(access, decisions, EmailStore(readers), deciders, settings)
         opened.push_async_callback(operating.stop)
-        app = Guard(
-            make_app(access, emails, reading, operating, refusals),
-            refusals=refusals,
-            most_requests=settings.api_requests,
-        )
+        app = Guard(make_app(access, emails, reading, operating, refusals), refusals=refusals)
         helpers = [asyncio.create_task(work.run()) for work in (access, announcing, refusals)]
         helpers += [asyncio.create_task(pages.run()) for pages in _pages(settings)]
         server = _server(settings, app, refusals)
@@ -198,10 +198,6 @@ NEEDS_A_KEY: Final = (
 def is_loopback(settings: Settings) -> bool:
     """Whether the API listens where no other host can connect to it."""
     return settings.api_address.host in LOOPBACKS
-
-
-def _bodies(settings: Settings) -> Bodies:
-    return Bodies(most_bytes=settings.api_body_bytes, most_bytes_together=settings.api_memory_bytes)
 
 
 def _pages(settings: Settings) -> list[WebServer]:

@@ -6,7 +6,10 @@ import asyncio
 import ctypes
 import gc
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +17,7 @@ import orjson
 import psycopg
 import pytest
 
+from dispatcher.api.bodies import MOST_VALUES, count_values
 from dispatcher.config import Settings
 from tests.api.place import EMAIL, Api, make_key, running
 from tests.api.raw import exchange, request
@@ -296,6 +300,113 @@ async def test_a_request_for_another_protocol_ends_the_connection_and_its_body_i
         assert b"HTTP/1.1 alone" in answers, name
 
 
+def upload(token: str | None, body: bytes, length: int) -> bytes:
+    """A request whose body stops half-way."""
+    authorization = [f"Authorization: Bearer {token}"] if token else []
+    return request("/v1/emails", *JSON, *authorization, f"Content-Length: {length}") + body
+
+
+@asynccontextmanager
+async def stalled(api: Api, count: int, sent: bytes) -> AsyncIterator[list[asyncio.StreamReader]]:
+    """Clients that have sent this, and send no more."""
+    clients = [await asyncio.open_connection("127.0.0.1", api.port) for _ in range(count)]
+    for _, writer in clients:
+        writer.write(sent)
+    try:
+        yield [reader for reader, _ in clients]
+    finally:
+        for _, writer in clients:
+            writer.close()
+
+
+async def test_stalled_uploads_take_no_slots(settings: Settings, connection: psycopg.Connection) -> None:
+    token, other = make_key(connection), make_key(connection)
+    async with running(replace(settings, api_requests=4)) as api, stalled(api, 30, upload(token, b"{", 50)):
+        for _ in range(3):
+            assert (await api.get("/healthz")).status == 200
+            assert (await api.post("k-1", token=other)).status == 202
+            assert (await api.post("k-1", token=token)).status == 202
+
+
+async def test_bodies_of_one_key_leave_memory_to_others(settings: Settings, connection: psycopg.Connection) -> None:
+    token, other = make_key(connection), make_key(connection)
+    bounded = replace(settings, api_body_bytes=100_000, api_memory_bytes=400_000)
+    large = upload(token, b" " * 90_000, 100_000)
+    async with running(bounded) as api, stalled(api, 4, large) as readers:
+        refused = [asyncio.create_task(reader.readline()) for reader in readers]
+        done, waiting = await asyncio.wait(refused, return_when=asyncio.FIRST_COMPLETED)
+        while len(done) < 2:
+            done, waiting = await asyncio.wait(refused, timeout=0.1)
+
+        assert {task.result() for task in done} == {b"HTTP/1.1 503 Service Unavailable\r\n"}
+        assert (await api.post("k-1", token=token, raw=b"{" + b" " * 90_000)).status == 503
+        assert (await api.post("k-1", token=other, raw=b"{" + b" " * 90_000)).status == 400
+        for task in waiting:
+            task.cancel()
+
+
+async def test_requests_of_one_key_leave_slots_to_others(
+    settings: Settings, connection: psycopg.Connection, database_url: str
+) -> None:
+    waiting, other = make_key(connection, recipients_per_day=50), make_key(connection)
+    async with running(replace(settings, api_requests=4)) as api:
+        assert (await api.post("k-1", token=waiting)).status == 202
+        with psycopg.connect(database_url) as holder:
+            holder.execute("select from api_key_day for update")
+            pending = [asyncio.create_task(api.post(f"k-{n}", token=waiting)) for n in range(2, 8)]
+            for refused in islice(asyncio.as_completed(pending), 4):
+                assert (await refused).code == "overloaded"
+
+            assert (await api.post("k-1", token=other)).status == 202
+            assert (await api.get("/healthz")).status == 200
+        answers = await asyncio.gather(*pending)
+
+    assert sorted(answer.status for answer in answers) == [202, 202, 503, 503, 503, 503]
+
+
+async def test_a_body_that_stands_still_is_given_up_before_its_time(settings: Settings) -> None:
+    async with running(replace(settings, api_head_seconds=0.5, api_request_seconds=600)) as api:
+        answer = await exchange(api, upload(None, b"{", 50))
+
+    assert answer is not None
+    assert (answer.status, answer.code) == (408, "request-timeout")
+
+
+async def test_a_body_that_takes_long_but_brings_enough_is_read(settings: Settings) -> None:
+    async with running(replace(settings, api_head_seconds=0.2, api_request_seconds=600)) as api:
+        reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+        loop = asyncio.get_running_loop()
+        body, until = orjson.dumps(EMAIL), loop.time() + 0.5
+        writer.write(request("/v1/emails", *JSON, "Transfer-Encoding: chunked"))
+        while loop.time() < until:
+            writer.write(b"10\r\n" + b" " * 16 + b"\r\n")
+            await writer.drain()
+            await asyncio.sleep(0)  # to whoever reads it
+        writer.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+        answer = await reader.readline()
+        writer.close()
+
+    assert answer.startswith(b"HTTP/1.1 202")
+
+
+async def test_a_body_of_too_many_values_is_refused_unparsed(api: Api) -> None:
+    for raw in (b"[" + b"{}," * MOST_VALUES + b"{}]", b"[" * 2 * MOST_VALUES):
+        answer = await api.post(raw=raw)
+        assert (answer.status, answer.code) == (413, "body-too-large"), raw[:4]
+
+
+async def test_what_looks_like_values_in_a_text_is_none(api: Api) -> None:
+    assert (await api.post("k-1", EMAIL | {"text": '{[,:"\\' * MOST_VALUES})).status == 202
+
+
+@pytest.mark.parametrize(
+    "text", [b'"' + b'\\"' * MOST_VALUES, b'"' + b"\\" * 2 * MOST_VALUES], ids=["quotes", "slashes"]
+)
+def test_values_of_a_text_without_end_are_counted_in_one_pass(text: bytes) -> None:
+    assert count_values(b"[" * MOST_VALUES + b"," + text) == MOST_VALUES + 1
+    assert count_values(text + b"," * 2 * MOST_VALUES) == 0
+
+
 async def test_more_requests_than_allowed_at_once_are_refused_for_now(settings: Settings) -> None:
     async with running(replace(settings, api_requests=3)) as api:
         answers = await asyncio.gather(*(api.post(f"k-{number}") for number in range(40)))
@@ -326,6 +437,8 @@ async def test_abuse_leaves_the_memory_flat(settings: Settings, rounds: int) -> 
             assert (await api.post(raw=raw)).status == 422
             for fields, _code, _pointer in REFUSED.values():
                 assert (await api.post("k", EMAIL | fields)).status == 422
-            assert (await api.post(raw=b"[" * 1_000_000)).status == 400
+            assert (await api.post(raw=b"[" * 300_000)).status == 400
+            assert (await api.post(raw=b"[" + b"{}," * (MOST_VALUES // 3) + b"{}]")).status == 422
+            assert (await api.post(raw=b"[" + b"{}," * 5_000_000 + b"{}]")).status == 413
 
     assert resident_bytes() - before < 64 * 1024 * 1024

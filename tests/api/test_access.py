@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from dispatcher.api.access import Access
 from dispatcher.api.server import LOCK_SECONDS
+from dispatcher.api.shares import Shares
 from dispatcher.config import Settings
 from dispatcher.domain.api_key import Scope, Secret
 from dispatcher.errors import ConfigurationError, StoreUnavailable
@@ -42,7 +43,7 @@ async def test_while_postgresql_is_away_those_whose_keys_are_not_known_do_not_wa
     pool = make_pool("postgresql://nobody@127.0.0.1:1/nothing", name="x", size=1)
     pool.timeout = 0.2
     await pool.open()
-    access = Access(KeyStore(pool), may_be_open=False)
+    access = Access(KeyStore(pool), Shares(100), may_be_open=False)
     header = f"Bearer {Secret.new().text()}".encode()
     request = Request({"type": "http", "headers": [(b"authorization", header)]})
 

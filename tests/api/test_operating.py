@@ -151,3 +151,10 @@ async def test_who_may_send_may_not_decide(api: Api, connection: psycopg.Connect
 
     for method, path in (("POST", "/v1/replays"), ("GET", "/v1/replays/1"), ("POST", "/v1/held/x/confirm")):
         assert (await api.call(method, path, body=REASON, token=token)).code == "scope-missing"
+
+
+async def test_a_large_body_of_a_decision_is_refused_unread(api: Api) -> None:
+    body = {**REASON, "email_ids": ["x" * 300_000]}
+
+    assert (await api.call("POST", "/v1/replays", body=body)).code == "body-too-large"
+    assert (await api.call("POST", "/v1/held/x/confirm", body=body)).code == "body-too-large"
