@@ -160,10 +160,10 @@ class Pipeline:
         self._draining = True
         loop = asyncio.get_running_loop()
         stop_at = loop.time() + seconds
+        # At once, since leasing may wait for PostgreSQL, and nothing may leave in the last moment; and what it leased.
+        self._stop_stoppable()
         await self._leasing.stop()
-        for sending in list(self._active.values()):
-            if sending.may_be_stopped:
-                sending.stop()
+        self._stop_stoppable()
         while (left := stop_at - loop.time()) > 0 and (work := self._work()):
             await asyncio.wait(work, timeout=left)
         for sending in list(self._active.values()):
@@ -174,6 +174,11 @@ class Pipeline:
                 self._give_back_stopped(sending)
         await self._recorder.finish()
         await self._returns.finish()
+
+    def _stop_stoppable(self) -> None:
+        for sending in list(self._active.values()):
+            if sending.may_be_stopped and not sending.is_cancelled:
+                sending.stop()
 
     def _work(self) -> list[asyncio.Future[Any]]:
         """What the emails in hand wait for, but for their records."""

@@ -49,6 +49,25 @@ async def test_what_had_not_left_is_given_back_and_due_without_costing_an_attemp
     await bench.nothing_left_on_the_queue()
 
 
+async def test_what_had_not_left_stays_although_a_lease_is_still_waited_for(bench: Bench, tables_url: str) -> None:
+    bench.provider.always = leave_when_let_go
+    worker = await bench.start()
+    await bench.enqueue()
+    await until(lambda: len(bench.provider.waiting) == 1)
+    (locked_id,) = bench.books.enqueue(1)
+    with psycopg.connect(tables_url) as person:
+        person.execute("select from email_log where email_id = %s for update", [locked_id])
+        await bench.deliver([locked_id])
+        await until(lambda: bench.books.waiting_for_a_lock(worker.name))
+
+        worker.begin_to_stop()
+        await until(lambda: not bench.provider.waiting)
+
+        assert bench.books.waiting_for_a_lock(worker.name)
+    await asyncio.wait_for(worker.task, 20)
+    assert bench.provider.accepted == {}
+
+
 async def test_what_was_on_the_wire_is_waited_for_and_recorded(bench: Bench) -> None:
     bench.provider.always = accept_when_let_go
     worker = await bench.start()
