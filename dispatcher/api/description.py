@@ -15,6 +15,7 @@ from dispatcher.api.problems import KINDS, MEDIA_TYPE
 from dispatcher.api.reading import PARAMETERS, TENANT, Parameter
 from dispatcher.domain.outcome import Outcome, Reason
 from dispatcher.domain.status import Status
+from dispatcher.ops.replays import LEAST_PER_SECOND
 from dispatcher.store.replays import State
 
 ABOUT: Final = (
@@ -334,7 +335,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "older_than_seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": MOST_SECONDS},
             "newer_than_seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": MOST_SECONDS},
             "include_held": {"type": "boolean"},
-            "per_second": {"type": "number", "exclusiveMinimum": 0, "maximum": MOST_PER_SECOND},
+            "per_second": {"type": "number", "minimum": LEAST_PER_SECOND, "maximum": MOST_PER_SECOND},
         },
     },
     "Replay": _object(

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 import orjson
 from starlette.requests import Request
@@ -42,6 +43,7 @@ MOST_IDS: Final = 1000
 MOST_PER_SECOND: Final = 10_000
 MOST_SECONDS: Final = 10 * 366 * 86_400
 REPLAYS_AT_ONCE: Final = 2
+"""Of a tenant, in a process; more wait until one of them ends."""
 _LARGEST_ID: Final = 2**63 - 1
 
 Check = Callable[[object], bool]
@@ -57,8 +59,16 @@ def _is_reason(value: object) -> bool:
     )
 
 
-def _is_number(value: object, highest: float) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= highest
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_age(value: object) -> bool:
+    return _is_number(value) and 0 < value <= MOST_SECONDS
+
+
+def _is_pace(value: object) -> bool:
+    return _is_number(value) and replays.LEAST_PER_SECOND <= value <= MOST_PER_SECOND
 
 
 def _is_ids(value: object) -> bool:
@@ -80,10 +90,10 @@ _REPLAY: Final[Mapping[str, tuple[Check, str]]] = {
     "provider": (_is_text, "must be a text"),
     "status": (lambda value: value in ("failed", "held"), "must be failed or held"),
     "email_ids": (_is_ids, f"must be a list of 1 to {MOST_IDS} ids"),
-    "older_than_seconds": (lambda value: _is_number(value, MOST_SECONDS), "must be a number of seconds above 0"),
-    "newer_than_seconds": (lambda value: _is_number(value, MOST_SECONDS), "must be a number of seconds above 0"),
+    "older_than_seconds": (_is_age, "must be a number of seconds above 0"),
+    "newer_than_seconds": (_is_age, "must be a number of seconds above 0"),
     "include_held": (lambda value: isinstance(value, bool), "must be true or false"),
-    "per_second": (lambda value: _is_number(value, MOST_PER_SECOND), f"must be above 0 and at most {MOST_PER_SECOND}"),
+    "per_second": (_is_pace, f"must be from {replays.LEAST_PER_SECOND} to {MOST_PER_SECOND}"),
 }
 _DECISION: Final = {**_REASON, "tenant_id": _REPLAY["tenant_id"]}
 
@@ -103,7 +113,7 @@ class Operating:
     settings: Settings
     _running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _decided: set[UUID] = field(default_factory=set)
-    _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(REPLAYS_AT_ONCE))
+    _turns: WeakValueDictionary[str, asyncio.Semaphore] = field(default_factory=WeakValueDictionary)
 
     async def confirm(self, request: Request) -> Response:
         """A held email did arrive."""
@@ -125,7 +135,7 @@ class Operating:
                 include_held=given.get("include_held", False),
                 per_second=given.get("per_second", replays.DEFAULT_PER_SECOND),
             )
-        self._start_replay(replay.replay_id)
+        self._start_replay(replay)
         return _answer(document(replay), 202, {"Location": f"/v1/replays/{replay.replay_id}"})
 
     async def get_replay(self, request: Request) -> Response:
@@ -151,7 +161,7 @@ class Operating:
             act = _act(caller, given["reason"])
             resumed = await replays.resume(connection, replay.replay_id, actor=act.actor, reason=act.reason)
         if resumed is not None and resumed.state is State.RUNNING:
-            self._start_replay(replay.replay_id)
+            self._start_replay(replay)
         return _answer(document(resumed or replay), 202)
 
     async def stop(self) -> None:
@@ -161,8 +171,8 @@ class Operating:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    def _start_replay(self, replay_id: int) -> None:
-        self._start(f"replay {replay_id}", partial(self._run, replay_id))
+    def _start_replay(self, replay: Replay) -> None:
+        self._start(f"replay {replay.replay_id}", partial(self._run, replay.replay_id, replay.selection["tenant_id"]))
 
     def _start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Does it in the background, unless it is under way."""
@@ -211,9 +221,10 @@ class Operating:
                 raise Problem("invalid-body", flaws=flaws)
             yield caller, given
 
-    async def _run(self, replay_id: int) -> None:
+    async def _run(self, replay_id: int, tenant: str) -> None:
+        turns = self._turns.setdefault(tenant, asyncio.Semaphore(REPLAYS_AT_ONCE))
         try:
-            async with self._turns, AsyncExitStack() as opened:
+            async with turns, AsyncExitStack() as opened:
                 name = "dispatcher api replay"
                 connection = await connect_async(self.settings.database_url, name=name)
                 await opened.enter_async_context(connection)

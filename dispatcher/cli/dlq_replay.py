@@ -53,7 +53,9 @@ _WORDS: Final = {
 @click.option(
     "--held", "include_held", is_flag=True, help="Also what may have arrived: held, or once without an answer."
 )
-@click.option("--rate", type=click.FloatRange(min=0), help="Emails per second; 50 if not said, 0 for no limit.")
+@click.option(
+    "--rate", type=click.FloatRange(min=0), help="Emails per second, at least 0.01; 50 if not said, 0 for no limit."
+)
 @click.option("--reason", metavar="TEXT", help="Why, for the audit: a few words, no addresses. Needed to go on.")
 @click.option("--actor", metavar="NAME", help="Who decides; the system's user@host if not said.")
 @click.option("--dry-run", is_flag=True, help="Count and name some, and change nothing.")
@@ -101,7 +103,9 @@ def command(
     are named with why they were skipped.
     """
     from dispatcher.ops.acts import Act
+    from dispatcher.ops.replays import LEAST_PER_SECOND
 
+    _refuse(rate and rate < LEAST_PER_SECOND, f"--rate is at least {LEAST_PER_SECOND} emails per second.")
     if body or any(map(is_poison_id, names)):
         return _repair(names, body, reason, actor)
     if resume is not None:

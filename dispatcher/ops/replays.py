@@ -31,9 +31,12 @@ from dispatcher.store.replays import ItemOutcome, Replay
 from dispatcher.store.turns import turn
 
 DEFAULT_PER_SECOND: Final = 50.0
+LEAST_PER_SECOND: Final = 0.01
+"""The slowest pace. A replay holds a session of PostgreSQL until it ends."""
 SAMPLE: Final = 5
 SWEEP_SECONDS: Final = 5.0
 _LOOK_AGAIN_SECONDS: Final = 0.1
+_LONGEST_SLEEP_SECONDS: Final = 1.0
 
 
 _Note = Callable[[UUID, ItemOutcome], Awaitable[None]]
@@ -208,9 +211,20 @@ async def _replay_free(session: AsyncSession, replay: Replay, note: _Note) -> tu
         await note(email_id, outcome)
         if replay.per_second:
             # No burst after a sweep: time that went by is not made good.
-            next_at = max(next_at + 1 / replay.per_second, loop.time() - 1 / replay.per_second)
-            await asyncio.sleep(max(0.0, next_at - loop.time()))
+            seconds = 1 / max(replay.per_second, LEAST_PER_SECOND)
+            next_at = max(next_at + seconds, loop.time() - seconds)
+            await _pause(session, replay.replay_id, next_at)
     return settled, locked
+
+
+async def _pause(session: AsyncSession, replay_id: int, until: float) -> None:
+    """Waits until the loop's clock shows this time, or somebody stops the replay, or nothing is left of it."""
+    loop = asyncio.get_running_loop()
+    while (seconds := until - loop.time()) > _LONGEST_SLEEP_SECONDS:
+        await asyncio.sleep(_LONGEST_SLEEP_SECONDS)
+        if not await replays.goes_on(session, replay_id):
+            return
+    await asyncio.sleep(max(0.0, seconds))
 
 
 class _Sweeper:

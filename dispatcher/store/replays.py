@@ -122,6 +122,11 @@ async def replay_next(
     return (rows[0][0], rows[0][1] and ItemOutcome(rows[0][1])) if rows else None
 
 
+async def goes_on(session: AsyncSession, replay_id: int) -> bool:
+    """Whether it runs and something of it is left to do."""
+    return bool(await _fetch(session, "replay_goes_on", {"replay_id": replay_id}))
+
+
 async def finish_replay(session: AsyncSession, replay_id: int) -> bool:
     """Notes that it is done, if it is."""
     return bool(await _fetch(session, "finish_replay", {"replay_id": replay_id}))

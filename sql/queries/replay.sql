@@ -100,6 +100,16 @@ settled as (
 select email_id, outcome, pg_notify('email_dispatcher_due', '')
 from judged;
 
+-- name: replay_goes_on
+-- Finds a replay that runs and has an email left; zero rows: somebody stopped it, or it is through.
+select r.replay_id
+from email_replay as r
+where r.replay_id = %(replay_id)s
+    and r.state = 'running'
+    and exists (
+        select from email_replay_item as i where i.replay_id = r.replay_id and i.outcome is null
+    );
+
 -- name: finish_replay
 -- Notes that nothing of a replay is left to do; zero rows: something is, or it does not run.
 update email_replay as r

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -99,7 +100,7 @@ async def test_a_replay_is_stopped_and_is_its_tenants_alone(api: Api, connection
         await api.post(key, EMAIL | {"tenant_id": "shop"})
         stand(connection, key, "failed")
     token, other = (make_key(connection, scopes=["operate"], tenant_id=tenant) for tenant in ("shop", "other"))
-    made = await api.call("POST", "/v1/replays", body={"per_second": 0.001, **REASON}, token=token)
+    made = await api.call("POST", "/v1/replays", body={"per_second": 0.01, **REASON}, token=token)
     path = made.headers["location"]
 
     foreign = [await api.call(method, path, token=other) for method in ("GET", "DELETE")]
@@ -110,6 +111,31 @@ async def test_a_replay_is_stopped_and_is_its_tenants_alone(api: Api, connection
     assert list(statuses(connection).values()).count("failed") >= 2
 
 
+async def test_a_pace_that_would_hold_a_replay_for_ever_is_refused(api: Api) -> None:
+    for pace in (1e-9, 0, 0.009, 10_001, True):
+        answer = await api.call("POST", "/v1/replays", body={"per_second": pace, **REASON})
+        assert (answer.status, answer.pointers) == (422, ["#/per_second"])
+
+
+async def test_slow_replays_of_one_tenant_keep_no_other_waiting(api: Api, connection: psycopg.Connection) -> None:
+    ids: dict[str, list[str]] = {"slow": [], "other": []}
+    for number, tenant in enumerate([*["slow"] * 6, "other"]):
+        ids[tenant].append((await api.post(f"k-{number}", EMAIL | {"tenant_id": tenant})).json["id"])
+        stand(connection, f"k-{number}", "failed")
+    slow = {"tenant_id": "slow", "per_second": 0.01, **REASON}
+    paths = []
+    for first in (0, 2, 4):
+        begun = await api.call("POST", "/v1/replays", body={"email_ids": ids["slow"][first : first + 2], **slow})
+        paths.append(f"{begun.headers['location']}?tenant_id=slow")
+    for path in paths[:2]:
+        await until_answer(partial(has, api, path, {"replayed": 1}))
+
+    made = await api.call("POST", "/v1/replays", body={"tenant_id": "other", **REASON})
+
+    await until_answer(lambda: has(api, f"{made.headers['location']}?tenant_id=other", {"replayed": 1}))
+    assert await has(api, paths[2], {})
+
+
 async def test_a_replay_whose_process_ended_goes_on_in_another(
     settings: Settings, connection: psycopg.Connection
 ) -> None:
@@ -117,7 +143,7 @@ async def test_a_replay_whose_process_ended_goes_on_in_another(
         for key in ("a", "b", "c"):
             await first.post(key)
             stand(connection, key, "failed")
-        made = await first.call("POST", "/v1/replays", body={"per_second": 0.001, **REASON})
+        made = await first.call("POST", "/v1/replays", body={"per_second": 0.01, **REASON})
         path = made.headers["location"]
         await until_answer(lambda: has(first, path, {"replayed": 1}))
 

@@ -280,6 +280,25 @@ async def test_a_replay_that_waits_for_a_locked_email_ends_when_it_is_stopped(
     assert (ended.replay.state, ended.replay.waiting) == (State.STOPPED, 1)
 
 
+async def test_a_replay_that_sleeps_for_its_pace_ends_soon_after_it_is_stopped(
+    session: AsyncSession, morgue: Morgue, tables_url: str
+) -> None:
+    morgue.bury(2)
+    replay = await create(session, REJECTED, ACT, per_second=1e-9)
+    has_begun = asyncio.Event()
+
+    running = asyncio.create_task(
+        run(session, None, replay.replay_id, on_email=lambda _email_id, _outcome: has_begun.set())
+    )
+    await has_begun.wait()
+    async with await connect_async(tables_url, name="elsewhere") as elsewhere:
+        await stop(elsewhere, replay.replay_id, ACT)
+    async with asyncio.timeout(DEADLINE_SECONDS / 2):
+        ended = await running
+
+    assert (ended.replay.state, ended.replay.replayed, ended.replay.waiting) == (State.STOPPED, 1, 1)
+
+
 @contextmanager
 def somebody(url: str, *, locks: list[UUID]) -> Iterator[None]:
     """Has an open transaction that holds these emails' rows."""
