@@ -455,6 +455,8 @@ class Machine(RuleBasedStateMachine):
         if touch is not None and known.is_dead:
             self._replay(known, include_held=True)
             self._brought(number, touch, _other(owner))
+        self._release_unanswered(known, _other(owner), lease, status)
+        self.tables_are_as_known()
         write(self, known, owner, lease, status)
         self.tables_are_as_known()
         again(self, known, owner, lease, status)
