@@ -173,12 +173,18 @@ class Access:
         secret = Secret.parse(text.strip()) if kind.lower() == "bearer" else None
         if secret is None:
             raise Problem("unauthorized")
-        if secret.key_id not in self._keys:
+        key = self._matching(secret)
+        if key is None:
+            # For a wrong secret, too: otherwise the time would tell which ids there are.
             await self._look_again()
-        key = self._keys.get(secret.key_id)
-        if not secret.matches(key.secret_hash if key else _NO_HASH) or key is None or key.revoked_at is not None:
+            key = self._matching(secret)
+        if key is None or key.revoked_at is not None:
             raise Problem("unauthorized", "The key is not known, or was revoked.")
         return key
+
+    def _matching(self, secret: Secret) -> ApiKey | None:
+        key = self._keys.get(secret.key_id)
+        return key if secret.matches(key.secret_hash if key else _NO_HASH) else None
 
     async def _look_again(self) -> None:
         """Returns after a look that began later than this call; those who wait share it.

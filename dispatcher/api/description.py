@@ -12,7 +12,7 @@ from dispatcher.api.email_schema import EXAMPLE, SCHEMAS
 from dispatcher.api.intake import KEY_HEADER, MOST_IN_BATCH
 from dispatcher.api.operating import MOST_IDS, MOST_PER_SECOND, MOST_REASON_CHARACTERS, MOST_SECONDS
 from dispatcher.api.problems import KINDS, MEDIA_TYPE
-from dispatcher.api.reading import PARAMETERS, TENANT, Parameter
+from dispatcher.api.reading import PARAMETERS, PRINTABLE, SHORT, TENANT, TENANT_ID, Parameter
 from dispatcher.domain.outcome import Outcome, Reason
 from dispatcher.domain.status import Status
 from dispatcher.ops.replays import LEAST_PER_SECOND
@@ -22,7 +22,14 @@ ABOUT: Final = (
     "Accepts emails, durably and once, and tells what became of them. `dispatcher run` sends them. Every answer that "
     "is no success is a problem (RFC 9457) with a `code`; its `errors` name what in the request is wrong."
 )
-_EVERYWHERE: Final = ("malformed-request", "request-timeout", "head-too-large", "unexpected-fault", "overloaded")
+_EVERYWHERE: Final = (
+    "malformed-request",
+    "method-not-allowed",
+    "request-timeout",
+    "head-too-large",
+    "unexpected-fault",
+    "overloaded",
+)
 _WITH_KEY: Final = ("unauthorized", "scope-missing", "tenant-forbidden", "host-forbidden", "rate-limited")
 _WITH_BODY: Final = ("malformed-json", "body-too-large", "unsupported-media-type")
 _STORE: Final = ("store-unavailable",)
@@ -89,6 +96,9 @@ def _problems(status: int, codes: list[str]) -> dict[str, Any]:
     if status in (409, 429, 503):
         about = "Seconds after which the same request may succeed."
         described["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": about}}
+    if status == 405:
+        about = "The methods that the path has."
+        described["headers"] = {"Allow": {"schema": {"type": "string"}, "description": about, "required": True}}
     if status == 401:
         described["headers"] = {"WWW-Authenticate": {"schema": {"type": "string"}}}
     return described
@@ -270,8 +280,13 @@ _TOLD: Final[dict[str, Any]] = {
     "sent_at": _nullable("string", "date-time"),
     "refused_recipients": _nullable("string"),
 }
-_REASON: Final = {"type": "string", "minLength": 1, "maxLength": MOST_REASON_CHARACTERS}
-_SHORT: Final = {"type": "string", "minLength": 1, "maxLength": 255}
+_REASON: Final = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": MOST_REASON_CHARACTERS,
+    "pattern": PRINTABLE,
+    "description": "Characters that print, not spaces alone.",
+}
 _FLAW: Final = {
     "type": "object",
     "required": ["detail"],
@@ -319,7 +334,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
     "Page": _object(
         {"emails": {"type": "array", "items": _schema("ListedEmail")}, "next": _nullable("string", "uuid")}
     ),
-    "Decision": _object({"reason": _REASON, "tenant_id": _SHORT}, "tenant_id"),
+    "Decision": _object({"reason": _REASON, "tenant_id": TENANT_ID}, "tenant_id"),
     "Verdict": _object({"id": _ID, "verdict": {"type": "string", "enum": ["confirmed", "released"]}}),
     "NewReplay": {
         "type": "object",
@@ -327,9 +342,9 @@ _SCHEMAS: Final[dict[str, Any]] = {
         "required": ["reason"],
         "properties": {
             "reason": _REASON,
-            "tenant_id": _SHORT,
+            "tenant_id": TENANT_ID,
             "error_type": {"type": "string", "enum": list(Reason)},
-            "provider": _SHORT,
+            "provider": SHORT,
             "status": {"type": "string", "enum": ["failed", "held"]},
             "email_ids": {"type": "array", "minItems": 1, "maxItems": MOST_IDS, "items": _ID},
             "older_than_seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": MOST_SECONDS},

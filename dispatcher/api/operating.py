@@ -23,9 +23,10 @@ from dispatcher.broker.connection import open_connection
 from dispatcher.broker.dlq import DeadLetterQueue
 from dispatcher.config import Settings
 from dispatcher.domain.api_key import Scope
+from dispatcher.domain.email_rules import tenant
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
-from dispatcher.errors import BrokerUnavailable, DispatcherError
+from dispatcher.errors import BrokerUnavailable, DispatcherError, InvalidEmail
 from dispatcher.ops import held, replays
 from dispatcher.ops.acts import Act
 from dispatcher.ops.held import Verdict
@@ -51,6 +52,13 @@ Check = Callable[[object], bool]
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str) and 1 <= len(value) <= 255 and value.isprintable()
+
+
+def _is_tenant(value: object) -> bool:
+    try:
+        return bool(tenant(value))
+    except InvalidEmail:
+        return False
 
 
 def _is_reason(value: object) -> bool:
@@ -85,7 +93,7 @@ def _id(value: object) -> UUID | None:
 _REASON: Final[Mapping[str, tuple[Check, str]]] = {"reason": (_is_reason, "must be a text that says why")}
 _REPLAY: Final[Mapping[str, tuple[Check, str]]] = {
     **_REASON,
-    "tenant_id": (_is_text, "must be a text"),
+    "tenant_id": (_is_tenant, "must be a tenant's id"),
     "error_type": (lambda value: value in tuple(Reason), f"must be one of: {', '.join(Reason)}"),
     "provider": (_is_text, "must be a text"),
     "status": (lambda value: value in ("failed", "held"), "must be failed or held"),

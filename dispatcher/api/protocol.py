@@ -6,12 +6,14 @@ ahead of the answers.
 
 The parser leaves two holes. Headers after a chunked body (trailers) have no bound and join those of the head, where an
 `Authorization` would count; and a request that asks for another protocol ends its parsing, so that its body is read as
-the next request. Both are refused, and the connection ends.
+the next request. Both are refused, and the connection ends. So does whatever a proxy might frame in another way than we
+do: no `Host` or two, chunks in HTTP/1.0, a coding beside the chunks.
 """
 
 from __future__ import annotations
 
 from asyncio import TimerHandle, Transport
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
@@ -60,6 +62,7 @@ class PatientProtocol(HttpToolsProtocol):
         self._is_in_head = True
         self._body_bytes = 0  # since the rate was looked at last
         self._whole_until = 0.0
+        self._unanswered: deque[RequestResponseCycle] = deque()
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         """A client is there, and has not said anything."""
@@ -69,6 +72,7 @@ class PatientProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone."""
         self._expect(None)
+        self._drop_unanswered()
         self.resume_writing()
         super().connection_lost(exc)
 
@@ -81,6 +85,8 @@ class PatientProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._loose_bytes > MOST_HEAD_BYTES:
             self._refuse("head-too-large")
+        elif self._deadline is None and self._is_in_head and not self._unanswered:
+            self._expect(self._patience.head_seconds)  # empty lines have ended the wait for the next request
 
     def _has_endless_head(self, data: bytes) -> bool:
         # A head and the beginning of a large body may come as one.
@@ -107,11 +113,26 @@ class PatientProtocol(HttpToolsProtocol):
         """Its head is complete."""
         if self.parser.should_upgrade():
             self._reject("The connection changes to no other protocol: have the client speak HTTP/1.1 alone.")
+        self._check_framing()
         self._loose_bytes = 0
         self._is_in_head = False
         self._whole_until = self.loop.time() + self._patience.request_seconds
         self._expect_body()
         super().on_headers_complete()
+        self._unanswered.append(self.cycle)
+
+    def _check_framing(self) -> None:
+        """Refuses what a proxy before us may read in another way, or take for another host's."""
+        version = self.parser.get_http_version()
+        names = [name for name, _ in self.headers]
+        if version not in ("1.1", "1.0"):
+            self._reject("The version must be HTTP/1.1 or HTTP/1.0.")
+        if names.count(b"host") != 1 and (version == "1.1" or b"host" in names):
+            self._reject("The header Host must be there once.")
+        if b"transfer-encoding" in names and (
+            version == "1.0" or dict(self.headers)[b"transfer-encoding"].lower() != b"chunked"
+        ):
+            self._reject("A body comes with its Content-Length, or in HTTP/1.1 as chunks without another coding.")
 
     def on_body(self, body: bytes) -> None:
         """A piece of its body."""
@@ -125,6 +146,11 @@ class PatientProtocol(HttpToolsProtocol):
         self._is_in_head = True
         self._loose_bytes = 0
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """It was answered."""
+        self._unanswered.popleft()
+        super().on_response_complete()
 
     def pause_writing(self) -> None:
         """Its answer waits to be fetched."""
@@ -175,18 +201,20 @@ class PatientProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._on_refusal(code)
-        cycle: RequestResponseCycle | None = self.cycle  # none before the first request, whatever its type says
-        working = None if cycle is None or cycle.response_complete else cycle
         if self._is_in_head:
-            may_answer = working is None
+            may_answer = not self._unanswered
         else:
-            may_answer = working is not None and not working.response_started and not self.pipeline
+            may_answer = len(self._unanswered) == 1 and not self._unanswered[0].response_started
         if may_answer:
             self.transport.write(_bare_answer(Problem(code, detail)))
-        if working is not None:
-            working.disconnected = True
-            working.message_event.set()
+        self._drop_unanswered()
         self.transport.close()
+
+    def _drop_unanswered(self) -> None:
+        # uvicorn knows the last of them alone; an earlier one would write to what is closed.
+        for cycle in self._unanswered:
+            cycle.disconnected = True
+            cycle.message_event.set()
 
 
 def _bare_answer(problem: Problem) -> bytes:

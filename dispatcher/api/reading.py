@@ -17,7 +17,7 @@ from dispatcher.api.access import Access, Caller
 from dispatcher.api.problems import Flaw, Problem
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.email_id import lowest_id_at
-from dispatcher.domain.email_rules import tenant
+from dispatcher.domain.email_rules import MAX_TENANT_CHARACTERS, tenant
 from dispatcher.domain.outcome import Reason, left_out
 from dispatcher.domain.status import Status
 from dispatcher.errors import InvalidEmail
@@ -87,15 +87,29 @@ def _tenant(text: str) -> str:
         raise ValueError(error.reason) from None
 
 
-_SHORT: Final = {"type": "string", "minLength": 1, "maxLength": MOST_TEXT_CHARACTERS}
+PRINTABLE: Final = r"^[^\x00-\x1f\x7f-\xa0\xad\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff]*$"
+"""Of what does not print, the part that a pattern can name; never more than `str.isprintable` refuses."""
+SHORT: Final = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": MOST_TEXT_CHARACTERS,
+    "pattern": PRINTABLE,
+    "description": "Characters that print.",
+}
+TENANT_ID: Final = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": MAX_TENANT_CHARACTERS,
+    "pattern": "^[A-Za-z0-9][A-Za-z0-9._:-]*$",
+}
 _INSTANT: Final = {"type": "string", "format": "date-time"}
 PARAMETERS: Final[Mapping[str, Parameter]] = {
     "status": Parameter(_one_of(Status), {"type": "string", "enum": list(Status)}, "Emails of this status."),
     "error_type": Parameter(
         _one_of(Reason), {"type": "string", "enum": list(Reason)}, "Emails whose last attempt ended so."
     ),
-    "provider": Parameter(_text, _SHORT, "Emails that this provider was tried with last."),
-    "correlation_id": Parameter(_text, _SHORT, "Emails of this correlation id."),
+    "provider": Parameter(_text, SHORT, "Emails that this provider was tried with last."),
+    "correlation_id": Parameter(_text, SHORT, "Emails of this correlation id."),
     "created_from": Parameter(_instant, _INSTANT, "Emails from this instant on."),
     "created_before": Parameter(_instant, _INSTANT, "Emails before this instant."),
     "cursor": Parameter(_cursor, {"type": "string", "format": "uuid"}, "Where the page before ended: its `next`."),
@@ -107,7 +121,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
 }
 TENANT: Final = Parameter(
     _tenant,
-    {"type": "string", "minLength": 1, "maxLength": 100},
+    TENANT_ID,
     "Whose emails. A key knows its tenant; without keys, it is `default`.",
 )
 

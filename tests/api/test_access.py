@@ -11,6 +11,7 @@ from starlette.requests import Request
 from structlog.testing import capture_logs
 
 from dispatcher.api.access import Access
+from dispatcher.api.problems import Problem
 from dispatcher.api.server import LOCK_SECONDS
 from dispatcher.api.shares import Shares
 from dispatcher.config import Settings
@@ -52,6 +53,25 @@ async def test_while_postgresql_is_away_those_whose_keys_are_not_known_do_not_wa
     assert all(isinstance(end, StoreUnavailable) for end in ends)
     assert pool.get_stats()["requests_num"] == 1
     await pool.close()
+
+
+async def test_an_id_that_exists_is_not_told_from_one_that_does_not(
+    token: str, settings: Settings, database_url: str
+) -> None:
+    pool = make_pool(database_url, name="x", size=1)
+    await pool.open()
+    access = Access(KeyStore(pool), Shares(100), may_be_open=False)
+    await access.refresh()
+    looks = []
+    for text in (Secret.new().text(), f"{token[:16]}{Secret.new().text()[16:]}"):
+        asked = pool.get_stats().get("requests_num", 0)
+        request = Request({"type": "http", "headers": [(b"authorization", f"Bearer {text}".encode())]})
+        with pytest.raises(Problem, match="unauthorized"):
+            await access.caller(request, Scope.SEND)
+        looks.append(pool.get_stats()["requests_num"] - asked)
+    await pool.close()
+
+    assert looks == [1, 1]
 
 
 async def test_a_key_counts_in_the_header_alone(token: str, api: Api) -> None:
