@@ -6,6 +6,8 @@ import asyncio
 import ctypes
 import gc
 import os
+import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,6 +18,8 @@ from typing import Any, Final
 import orjson
 import psycopg
 import pytest
+import uvloop
+from structlog.testing import capture_logs
 
 from dispatcher.api.bodies import MOST_VALUES, count_values
 from dispatcher.config import Settings
@@ -214,6 +218,34 @@ async def test_empty_lines_after_an_answer_keep_no_connection(settings: Settings
         writer.close()
 
     assert b"HTTP/1.1 408" in rest
+
+
+async def ask_without_reading(api: Api, count: int) -> int:
+    """Asks for a large answer so often, and goes; returns how often it was let."""
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so that the answers fill it
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.connect(("127.0.0.1", api.port))
+        for number in range(count):
+            try:
+                client.send(request("/docs", method="GET"), socket.MSG_DONTWAIT)
+            except OSError:
+                return number
+            await api.get("/healthz")
+    return count
+
+
+def test_answers_that_nobody_fetches_are_no_fault(settings: Settings) -> None:
+    async def abuse() -> None:
+        async with running(settings) as api:
+            most = await ask_without_reading(api, 1000)
+            await ask_without_reading(api, most - 8)  # of its answers, one waits to be written, and some for that one
+            assert (await api.get("/healthz")).status == 200
+
+    with capture_logs() as events:
+        uvloop.run(abuse())  # which raises where asyncio's own loop says nothing
+
+    assert [event for event in events if event["event"] == "fault.unexpected"] == []
 
 
 async def test_a_second_key_or_a_second_identity_is_refused(api: Api) -> None:
