@@ -21,7 +21,7 @@ PREFIX: Final = "DISPATCHER_"
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 QUEUE_TYPES: Final = ("quorum", "classic")
 LONG_WAIT_SECONDS: Final = 600.0
-"""A retry may wait so long without a doubt."""
+"""A retry may wait for so long without a warning."""
 MOST_BUNDLED: Final = 50
 """Emails that one message points to: with the longest keys it stays below `broker.pointer.MAX_BODY_OCTETS`."""
 
@@ -263,19 +263,19 @@ class Settings:
     api_requests: int = setting(
         values.whole(1, 100_000),
         "1000",
-        "Requests that a process works on at once, half of them for one key; more get 503.",
+        "Requests that a process works on at once. One key gets half of them; more get 503.",
     )
     api_head_seconds: float = setting(
         values.seconds(0.1, 600),
         "10",
-        "How long a client may take for a request's head. Its body has to bring 1 KiB a second, looked at as often.",
+        "How long a client may take for a request's head. A body must bring 1 KiB a second, checked at that interval.",
     )
     api_request_seconds: float = setting(values.seconds(0.1, 3600), "30", "How long it may take for the whole request.")
     api_body_bytes: int = setting(values.whole(1024, 2**30), str(40 * _MIB), "The largest body that is read.")
     api_memory_bytes: int = setting(
         values.whole(1024, 2**33),
         str(128 * _MIB),
-        "All bodies together that a process holds, and what they become, half of it for one key; more get 503.",
+        "Memory of a process for all bodies and what parsing makes of them. One key gets half of it; more get 503.",
     )
     api_recipients: int = setting(values.whole(1, 1000), "50", "Recipients of an email that the API takes.")
     api_attachments: int = setting(values.whole(0, 100), "20", "Attachments of an email that the API takes.")
@@ -432,8 +432,8 @@ def doubts(settings: Settings) -> tuple[str, ...]:
     if settings.max_attempts > 1 and cap > max(LONG_WAIT_SECONDS, 10 * lease):
         found.append(
             f"DISPATCHER_RETRY_CAP_SECONDS ({cap:g}) is far above DISPATCHER_LEASE_SECONDS ({lease:g}): an email stays "
-            "leased while it waits for its next attempt, so that nobody sends it in that time if its host vanishes. "
-            "Lower the one, or raise the other."
+            "leased while it waits for its next attempt. If its host vanishes in that time, no other host sends the "
+            "email before the lease ends. Lower the one, or raise the other."
         )
     return tuple(found)
 

@@ -270,7 +270,7 @@ class Ledger:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the relay would find this ledger by its path: nobody deleted or replaced the file."""
+        """Whether the relay would find this ledger by its path: the file was not deleted or replaced."""
         try:
             return os.path.samestat(self.path.stat(), self._found)
         except OSError:

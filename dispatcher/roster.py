@@ -38,7 +38,7 @@ _CELLS: Final = len(_Cell)
 
 
 def _now() -> int:
-    """Milliseconds by the clock that all processes of a host share and nobody sets."""
+    """Milliseconds of the monotonic clock, which all processes of a host share."""
     return time.monotonic_ns() // 1_000_000
 
 
@@ -116,7 +116,7 @@ def _seconds_since(instant: int) -> float | None:
 
 
 class Wait:
-    """What a process waits for, as its seat says it: `begin` keeps the first instant until `end`."""
+    """How long a process has waited, in a cell of its seat. `begin` keeps the first instant until `end`."""
 
     def __init__(self, cells: memoryview[int], at: int) -> None:
         self._cells = cells
@@ -168,7 +168,7 @@ class Seat:
         self._cells[self._at + _Cell.BEATS] += 1
 
     def served(self) -> None:
-        """RabbitMQ has just confirmed something, or given it messages."""
+        """RabbitMQ has just confirmed messages of this process, or taken its acks."""
         self._cells[self._at + _Cell.SERVED] = _now()
 
     def ask_for_successor(self) -> None:

@@ -121,7 +121,7 @@ class Access:
 
     @asynccontextmanager
     async def admitted(self, request: Request, scope: Scope) -> AsyncIterator[Caller]:
-        """Who asks, if they may do this, with a slot for the block: for requests without a body.
+        """The caller, if they may do this, with a slot while the block runs. For requests without a body.
 
         Raises:
             Problem: as `caller` does, or `overloaded`.

@@ -133,7 +133,7 @@ def _check_type(request: Request) -> None:
 
 
 _TOKEN: Final = re.compile(rb'[{\[,:]|"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
-"""What begins a value, or a text up to its end. It goes back over nothing, however hostile the text is."""
+"""What begins a value, or a text up to its end. It never backtracks, however hostile the text is."""
 
 
 def count_values(body: bytes) -> int:

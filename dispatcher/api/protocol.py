@@ -24,8 +24,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from dispatcher.api.problems import MEDIA_TYPE, Problem
 
 MOST_HEAD_BYTES: Final = 32 * 1024
-"""Octets before a request is whole that belong to no body: method, path and headers, or what stands between two pieces
-of a chunked body and after the last. The longest key, list of parameters and trace have some kilobytes."""
+"""Octets before a request is whole that belong to no body: method, path and headers, or what is between two chunks of a
+body and after the last. The longest key, list of parameters and trace have some kilobytes."""
 LEAST_BODY_BYTES_PER_SECOND: Final = 1024
 """What a body must bring as long as it is not whole."""
 MOST_PIPELINED: Final = 16
@@ -38,8 +38,8 @@ class Patience:
     """How long a client may take.
 
     Attributes:
-        head_seconds: From its first octet, or from connecting, to the end of the head. The rate of a body is looked at
-            as often.
+        head_seconds: From its first octet, or from connecting, to the end of the head. The rate of a body is checked
+            at the same interval.
         request_seconds: From the first octet of a request to the last.
         answer_seconds: How long an answer may wait to be fetched.
     """

@@ -1,4 +1,4 @@
-"""Shares: what a process holds at once, of which no caller takes more than half, so that none stops the others."""
+"""Bounds on what a process holds at once. One caller gets at most half, so that it cannot stop the others."""
 
 from __future__ import annotations
 

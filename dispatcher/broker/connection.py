@@ -100,7 +100,7 @@ def vhost_of(amqp_url: str) -> str:
 
 
 async def open_connection(amqp_url: str, *, name: str, ca_file: Path | None = None) -> Connection:
-    """An open connection to a node of those that the URLs name: they are tried in turn, in random order.
+    """An open connection to one of the nodes that the URLs name, which are tried in random order.
 
     Raises:
         BrokerUnavailable: no node can be reached; says where and why.

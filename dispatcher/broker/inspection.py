@@ -63,7 +63,7 @@ def find_faults(management: Management, topology: Topology) -> list[TopologyErro
 
 
 def find_absent_members(management: Management, topology: Topology) -> list[Absence]:
-    """The quorum queues of which a member is not online, the DLQ first; none for classic queues.
+    """The quorum queues that have a member offline, the DLQ first. Classic queues have no members.
 
     Raises:
         BrokerUnavailable: the management API does not answer, or not to this user.
@@ -74,10 +74,10 @@ def find_absent_members(management: Management, topology: Topology) -> list[Abse
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """A quorum queue that lacks members.
+    """A quorum queue that has members offline.
 
     Attributes:
-        absent: Their nodes.
+        absent: The nodes of the members that are offline.
         is_lost: No majority is online: nothing can be published to the queue or consumed from it.
     """
 
@@ -87,7 +87,7 @@ class Absence:
 
 
 def absence_in(fields: Mapping[str, Any]) -> Absence | None:
-    """The members that a queue lacks, from what the management API reports of it; None where all are online."""
+    """The members of a queue that are offline, by the management API's report; None if all are online."""
     members, online = fields.get("members"), fields.get("online")
     if not isinstance(members, list) or not isinstance(online, list):
         return None

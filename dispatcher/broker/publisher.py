@@ -102,7 +102,7 @@ class Publisher:
         return self._stream is not None and not self._stream.channel.closed.done()
 
     async def open(self) -> None:
-        """Connects, unless it has.
+        """Connects, unless a connection is open.
 
         Raises:
             BrokerUnavailable: RabbitMQ is away.

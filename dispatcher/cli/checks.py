@@ -117,7 +117,7 @@ def check_run_dir(settings: Settings) -> Iterator[Finding]:
 
 
 def volatility(folder: Path, mounts: str) -> str | None:
-    """Why the ledgers in a folder may vanish while their workers live, or before they are settled; None if they stay.
+    """Why the ledgers in a folder may vanish while their workers run, or before they are settled; None if they stay.
 
     Args:
         folder: Without symbolic links.

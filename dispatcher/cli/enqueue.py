@@ -95,7 +95,7 @@ def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
 
 
 def _enqueue_one(email: Email, *, as_json: bool) -> Exit:
-    """Enqueues and tells the id; a conflict is raised as it is.
+    """Enqueues, and prints the id; a conflict is raised as it is.
 
     Raises:
         DispatcherError: no configured provider could ever carry the email.

@@ -100,7 +100,7 @@ def start(
     Args:
         settings: Of the server, besides ours.
         name: Of its process; also what a standby calls itself to its primary.
-        primary: The server of which this one is to be a standby, from a new copy, whatever its data folder holds.
+        primary: Makes this server a standby of that one. A new copy replaces its data folder.
 
     Raises:
         ServerUnavailable: There are no programs to be had, or they do not work here.

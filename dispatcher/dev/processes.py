@@ -78,7 +78,7 @@ class Processes:
         if (identity := self.keeper()) is None:
             raise ServerUnavailable("the private servers were stopped while they started.")
         keeper.send(identity.pid, signal.SIGHUP)
-        # Until then the record tells of the end before, which `obituary` would take for that of the new process.
+        # Until then the record has the end of the process before, which `obituary` would report for the new one.
         deadline = time.monotonic() + LAUNCH_SECONDS
         while name not in self.running() and time.monotonic() < deadline:
             time.sleep(LAUNCH_POLL_SECONDS)

@@ -51,7 +51,7 @@ class Alert:
         stands: Whether the state is there; else it was, or may never have been.
         queue: The DLQ.
         raised_at: Since when we know of it.
-        count: Messages on the DLQ, or emails that expire; None where nobody knows.
+        count: Messages on the DLQ, or emails that expire; None if unknown.
         oldest_age_seconds: Since the oldest one failed, or at least since we know of it; None where nobody knows.
         correlation_ids: Of the oldest, at most `MAX_CORRELATION_IDS`.
         reason: Why the probe failed, or what else there is to say; None if nothing.

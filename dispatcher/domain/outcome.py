@@ -58,14 +58,14 @@ CONCERNS_PROVIDER: Final = frozenset(
 
 
 class Concern(Enum):
-    """Whom a deferral may be about."""
+    """What a deferral may be about."""
 
     EMAIL = auto()
     """The email, or its recipients."""
     EITHER = auto()
-    """The email or the provider as a whole: what other emails hear will tell."""
+    """The email, or the provider as a whole: the answers to other emails decide."""
     PROVIDER = auto()
-    """The provider as a whole: it had been told nothing of the email."""
+    """The provider as a whole: it had seen nothing of the email."""
 
 
 @value
@@ -90,7 +90,7 @@ class Deferred:
         detail: The provider's words, scrubbed of addresses.
         code: The provider's own code, such as `451 4.7.1` or `429`.
         retry_after: Seconds that the provider asked us to wait; None if it did not say.
-        known_concern: Whom it may be about, where the adapter knows more than the reason says.
+        known_concern: What it may be about, where the adapter knows more than the reason says.
     """
 
     reason: Reason
@@ -101,7 +101,7 @@ class Deferred:
 
     @property
     def concern(self) -> Concern:
-        """Whom it may be about."""
+        """What it may be about."""
         if self.known_concern is not None:
             return self.known_concern
         if self.reason is Reason.CONNECTION_FAILED:

@@ -10,8 +10,8 @@
 Rules:
 
 1. `failed` and `held` are left only by a person's decision or by evidence; no machine picks them up again. A rescue
-   holds without evidence. When the worker or its ledger comes back, what that knows replaces the rescue, unless
-   somebody has touched the email since.
+   holds without evidence. When the worker or its ledger comes back, its evidence replaces the rescue, unless the
+   email has changed since.
 2. `sent` is final.
 3. An acceptance that comes late, from an owner that lost its lease, is evidence; it proves `sent` from any status.
 4. `pending` becomes `held` only after PostgreSQL lost commits by a failover: the email may have been sent in them.

@@ -218,7 +218,7 @@ async def _replay_free(session: AsyncSession, replay: Replay, note: _Note) -> tu
 
 
 async def _pause(session: AsyncSession, replay_id: int, until: float) -> None:
-    """Waits until the loop's clock shows this time, or somebody stops the replay, or nothing is left of it."""
+    """Waits until this time of the loop's clock, or until the replay is stopped or has no email left."""
     loop = asyncio.get_running_loop()
     while (seconds := until - loop.time()) > _LONGEST_SLEEP_SECONDS:
         await asyncio.sleep(_LONGEST_SLEEP_SECONDS)

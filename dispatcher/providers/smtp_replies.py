@@ -156,7 +156,7 @@ def _transient_reason(reply: Reply, phase: Phase) -> tuple[Reason, Concern | Non
     words = reply.text[:1000]
     if reply.enhanced.startswith(("4.1.", "4.2.")) or _GREYLISTED_WORDS.search(words):
         return Reason.RECIPIENT_DEFERRED, Concern.EMAIL
-    # A no to RCPT is about the recipient, whatever its words. If many recipients hear it, it is about the server.
+    # A refusal of RCPT is about the recipient, whatever it says. If many recipients get it, it is about the server.
     if phase is Phase.RCPT and not reply.closes:
         return Reason.RECIPIENT_DEFERRED, Concern.EITHER
     is_throttled = reply.enhanced in _THROTTLED_CODES or _THROTTLED_WORDS.search(words)

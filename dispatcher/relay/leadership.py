@@ -1,12 +1,13 @@
 """Which relay publishes for the database: one whose connection to RabbitMQ is open, as long as there is one.
 
-    stands by ──lock is free, publisher is open, or nobody else's is──▶ leads
+    stands by ──lock is free; publisher is open, or no other is──▶ leads
         ▲                                                                 │
         └── publisher is away for GIVE_UP_SECONDS, another relay is ready ┘
 
 A session's advisory lock is the leadership. A second lock, which any number of sessions share, says that a relay is
 ready: its publisher is open. A leader without RabbitMQ gives the first lock up only to a relay that holds the second.
-Where no relay reaches RabbitMQ, one of them leads on, so that expired leases are rescued, and nothing moves to and fro.
+If no relay reaches RabbitMQ, the leader stays: expired leases are still rescued, and the lock does not
+move back and forth.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LOOK_SECONDS: Final = 1.0
 
 
 class Leadership:
-    """One session's part in it."""
+    """Whether one session leads."""
 
     def __init__(self, outbox: Outbox, publisher: Publisher) -> None:
         self._outbox = outbox
@@ -52,7 +53,7 @@ class Leadership:
         return await self._outbox.try_lock()
 
     async def must_be_given_up(self) -> bool:
-        """Whether RabbitMQ is away from us and another relay can publish; asks nobody while our publisher is open.
+        """Whether RabbitMQ is away from us and another relay can publish; sends no query while our publisher is open.
 
         Raises:
             StoreUnavailable: the session is gone.

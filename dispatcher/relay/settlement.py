@@ -5,7 +5,7 @@
     being rendered → released, with a mark: it may be what the worker died of. At three marks it is failed
     not named     → released: nothing of it left; but left to the rescue where the host went down since, because what
                     was written last may never have reached the disk. The same where the rescue of another host has
-                    come first: held emails that nobody has touched since are pending again
+                    come first: held emails that have not changed since are pending again
 
 The order counts: first the sessions, so that nothing of the worker can commit any more; then the results, except for
 what the worker or an earlier settlement has recorded; then what is left. A ledger is settled by the relay of its host
@@ -130,7 +130,7 @@ class Settlement:
         return None
 
     async def _settle_dead(self, path: Path) -> bool:
-        """Settles what a dead worker left; returns False where the worker lives, or a session of it does."""
+        """Settles what a dead worker left; returns False while the worker or a session of it is alive."""
         try:
             with dead_ledger(path) as ledger:
                 if ledger is not None:

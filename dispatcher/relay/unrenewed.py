@@ -1,7 +1,7 @@
-"""Which leases their owners have not renewed for most of a lease, by our own steady clock.
+"""Which leases have not been renewed for most of their length, by our own steady clock.
 
 PostgreSQL's clock says when a lease ends, and that clock can be set: after a step forward every living lease has run
-out. A worker that lives renews each of its leases after a third to a half of its length, and a renewal always moves the
+out. A living worker renews each of its leases after a third to a half of its length, and a renewal always moves the
 end. So a lease counts as expired only if we have also seen the same end for `SHARE` of a lease. Watching begins before
 the end, so that this delays nothing while clocks are right.
 """

@@ -6,8 +6,8 @@
       └───────time──────────┘
 
 A failure counts if it may concern the provider as a whole: a connection, a timeout, a server error. Failures count only
-as far as they come from different emails and domains (see `evidence`); a connection that failed says nothing of any
-email, and always counts. Silence counts too, but only a whole window of it opens the breaker: one restart at the
+as far as they come from different emails and domains (see `evidence`). A connection that failed is about no email,
+and always counts. Silence counts too, but only a whole window of it opens the breaker: one restart at the
 provider's end silences whatever was on the wire. What the provider says about an email, even a no, is a success here:
 the provider works.
 
@@ -32,9 +32,9 @@ UNREACHED_IN_A_ROW: Final = 3
 THROTTLED_IN_A_ROW: Final = 2
 """Emails that are asked to slow down, where the provider names no time: one alone may be about its recipient."""
 PROBES: Final = 3
-"""So many emails that nobody suspects have to fail before a half-open breaker opens again."""
+"""So many emails that are not suspect have to fail before a half-open breaker opens again."""
 SUSPECT_SECONDS: Final = 1.0
-"""How long a half-open breaker waits for an email that nobody suspects before it takes any."""
+"""How long a half-open breaker waits for an email that is not suspect before it takes any."""
 FIRST_OPEN_SECONDS: Final = 2.0
 LONGEST_OPEN_SECONDS: Final = 60.0
 DEFAULT_PAUSE_SECONDS: Final = 1.0
@@ -122,7 +122,7 @@ class Breaker:
                 return 0
 
     def admits(self, email: OutgoingEmail) -> bool:
-        """Whether this email may be tried now: a probe is left to emails that nobody suspects."""
+        """Whether this email may be tried now: a probe is left to emails that are not suspect."""
         if self._state is State.CLOSED:  # as it nearly always is
             return True
         return self.room != 0 and not self.doubt_seconds(email)
@@ -178,10 +178,10 @@ class Breaker:
         in_a_row: int = FAILURES_IN_A_ROW,
         by_recipient: bool = False,
     ) -> Blame:
-        """The provider failed for one email, perhaps as a whole; returns what that is laid to.
+        """The provider failed for one email, perhaps as a whole; returns what that is blamed on.
 
         Args:
-            email: None if the provider had not been told of it.
+            email: None if the provider had not seen it.
             in_a_row: How many failures, this one included, open it.
             by_recipient: It was said of the recipients: several emails to the same ones count once, and none that was
                 refused before, and others got through since.
@@ -211,10 +211,10 @@ class Breaker:
             self._open(reason)
 
     def open(self, trial: int, reason: str, email: OutgoingEmail | None = None) -> Blame:
-        """The provider cannot be used at all; returns what that is laid to.
+        """The provider cannot be used at all; returns what that is blamed on.
 
         Args:
-            email: What it said so to; None if it had not been told of any.
+            email: The email that it refused so; None if it had not seen any.
         """
         self.give_up(trial)
         if self._is_old(trial):
@@ -226,10 +226,10 @@ class Breaker:
         return Blame.PROVIDER
 
     def pause(self, trial: int, seconds: float | None, reason: str, email: OutgoingEmail | None = None) -> Blame:
-        """The provider asked us to slow down, for so long or it did not say; returns what that is laid to.
+        """The provider asked us to slow down, for so long or it did not say; returns what that is blamed on.
 
         Args:
-            email: None if the provider had not been told of it.
+            email: None if the provider had not seen it.
         """
         self.give_up(trial)
         asked = seconds if seconds is not None and seconds >= 0 else 0.0
@@ -252,7 +252,7 @@ class Breaker:
         return Blame.PROVIDER
 
     def _blame(self, email: OutgoingEmail, *, names_time: bool) -> Blame:
-        """What it is laid to that an email is asked to slow down: no email pauses the provider a second time."""
+        """What is to blame if an email is asked to slow down: no email pauses the provider a second time."""
         others_got_through = self._suspects.note(email, self._successes)
         if others_got_through is not None:
             return Blame.EMAIL if others_got_through else Blame.UNKNOWN

@@ -1,8 +1,8 @@
-"""What speaks against a provider, and against single emails.
+"""What counts against a provider, and against single emails.
 
-A refusal may be about the provider or about the email that heard it. Only refusals of several emails, to recipients of
-several domains, with no success between them, speak against the provider. An email that is refused again after others
-got through speaks against itself alone.
+A refusal may be about the provider or about the email that got it. Only refusals of several emails, to recipients of
+several domains, with no success between them, count against the provider. If an email is refused again after others
+got through, that counts against this email alone.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ MOST_REMEMBERED: Final = 1024
 
 
 class Blame(Enum):
-    """What a refusal is laid to."""
+    """What a refusal is blamed on."""
 
     EMAIL = auto()
     """The email: its attempt counts."""
     PROVIDER = auto()
     """The provider, which may not be tried now: no attempt is burnt."""
     UNKNOWN = auto()
-    """Nobody else was refused, and nobody else got through: no attempt is burnt, and the email alone waits."""
+    """No other email was refused, and none got through: no attempt is burnt, and the email alone waits."""
 
 
 @dataclass(slots=True)
@@ -39,8 +39,8 @@ class Refusals:
     """The refusals since a provider last worked.
 
     Attributes:
-        total: How many, whatever they are worth.
-        certain: Those before the provider was told of any email, such as a connection that failed.
+        total: How many, whether they count or not.
+        certain: Those before the provider saw any email, such as a connection that failed.
     """
 
     total: int = 0
@@ -53,9 +53,9 @@ class Refusals:
         """Notes a refusal.
 
         Args:
-            email: What was refused; None if the provider had not been told of it.
-            by_recipient: Several emails to the same recipients count once. The provider has heard them, so it can be
-                reached again.
+            email: What was refused; None if the provider had not seen it.
+            by_recipient: Several emails to the same recipients count once. The provider saw them, so it can be reached
+                again.
         """
         self.total += 1
         if by_recipient:
@@ -68,7 +68,7 @@ class Refusals:
             self._domains |= domains_of(email)
 
     def are_enough(self, needed: int) -> bool:
-        """Whether so many speak against the provider, as far as different emails and domains can tell."""
+        """Whether so many count against the provider, given the emails and domains that they come from."""
         count = self.certain + len(self._witnesses)
         has_several = len(self._domains) >= min(needed, SEVERAL_DOMAINS)
         return self.certain >= needed or (count >= needed and has_several) or count >= needed * ALIKE_FACTOR

@@ -74,7 +74,7 @@ class Route:
         return self.breaker.admits(email)
 
     def note(self, outcome: Outcome, trial: int, email: OutgoingEmail, *, is_told_already: bool = False) -> Blame:
-        """Learns from what the provider said, or did not say, about an email; returns what a refusal is laid to.
+        """Learns from what the provider said, or did not say, about an email; returns what a refusal is blamed on.
 
         Args:
             trial: Its number, as `breaker.begin` gave it.
@@ -123,7 +123,7 @@ class Route:
         return blame
 
     def note_fault(self, fault: ProviderFault, trial: int, email: OutgoingEmail) -> Blame:
-        """Learns that the provider cannot be used, it says; returns what that is laid to."""
+        """Learns that the provider says it cannot be used; returns what that is blamed on."""
         return self.breaker.open(trial, fault.message, email)
 
 

@@ -44,10 +44,10 @@ STATEMENT_SECONDS: Final = 30
 ANSWER_SECONDS: Final = 45.0
 """After so long a statement gets no answer any more: the server itself ends it after `STATEMENT_SECONDS`."""
 DOUBT_SECONDS: Final = 4.0
-"""While a statement waits for so long, and so long again, its server is asked whether it still answers anybody. It may
-take as long over that answer, so that a server that is frozen costs about twice as much."""
+"""How long a statement waits before the session asks whether its server still answers, and between two such questions.
+The server has as long to answer, so that a frozen one is noticed after about twice this time."""
 _SSL_REQUEST: Final = struct.pack("!ii", 8, 80877103)
-"""What any PostgreSQL server, and any pooler before one, answers with a byte, and to anybody (PostgreSQL, 55.7)."""
+"""Any PostgreSQL server, and any pooler before one, answers it with a byte and needs no login (PostgreSQL, 55.7)."""
 UNHURRIED_SECONDS: Final = 86_400.0
 """The same where the server ends no statement (see `unhurry`): far above what reading any week takes."""
 LOCK_SECONDS: Final = 10
@@ -76,11 +76,11 @@ _KEEPALIVES: Final[dict[str, Any]] = {
 
 
 class TimedSession(psycopg.AsyncConnection[TupleRow]):
-    """A session that ends when its server is frozen: its system keeps the connection alive for good.
+    """A session that ends when its server is frozen, although the server's system keeps the connection open.
 
-    Such as a server whose disk is gone or whose processes are stopped. It cannot end a statement, and another may have
-    taken its place. While a statement takes long, the session asks the server over another connection whether it still
-    answers. It ends when there is no answer, and else after `answer_seconds`.
+    A server is frozen if its disk is gone or its processes are stopped. It cannot end a statement, and another server
+    may have taken its place. While a statement takes long, the session asks the server over another connection whether
+    it still answers. The session ends if there is no answer, and at the latest after `answer_seconds`.
 
     Attributes:
         answer_seconds: How long a statement may take.
@@ -109,7 +109,7 @@ class TimedSession(psycopg.AsyncConnection[TupleRow]):
                 doubt.cancel()
 
     async def _doubt(self, give_up_at: float) -> None:
-        """Cuts the session once its server answers nobody, and at the latest when the time is up."""
+        """Cuts the session when its server does not answer, and at the latest when the time is up."""
         with suppress(TimeoutError):
             async with asyncio.timeout_at(give_up_at):
                 while await self._server_answers():  # noqa: ASYNC110 - a frozen server can wake nobody

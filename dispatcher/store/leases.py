@@ -43,7 +43,7 @@ class Lease(NamedTuple):
         on_uncertain: The email's own policy; None for the host's.
         traceparent: W3C trace context of whoever enqueued it; None if there was none.
         octets_apart: How much content there is to be read on its own before the email can be sent, because it is large
-            or could not be read together with others; 0 if there is none, negative if nobody knows.
+            or could not be read together with others; 0 if there is none, negative if unknown.
         created_at: When it was enqueued; None if that was not read.
     """
 
@@ -262,7 +262,7 @@ class LeaseStore:
         """Undoes the rescue of leases under which nothing was accepted, nor will be, as token by id.
 
         Returns:
-            The emails that are pending again: those that the rescue held and that nobody has touched since.
+            The emails that are pending again: those that the rescue held and that have not changed since.
         """
         rows = await self._fetch("recover_rescued", {**_tokens(leases), "worker": self._worker})
         metrics.RESCUED.add(len(rows), "host_returned")

@@ -91,7 +91,7 @@ class Outbox:
         return bool((await self._fetch("try_relay_lock", {"idle_seconds": idle_seconds}))[0][0])
 
     async def say_ready(self, *, is_ready: bool) -> None:
-        """Says to other relays whether this one can publish. Call it where that changes."""
+        """Says to other relays whether this one can publish. Call it only when that changes."""
         await (self._fetch("say_ready") if is_ready else self._fetch("say_unready"))
 
     async def has_ready_relay(self) -> bool:

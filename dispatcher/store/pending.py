@@ -16,7 +16,7 @@ SAMPLE: Final = 1_000
 
 
 def sample_pending(connection: Connection[TupleRow]) -> list[OutgoingEmail]:
-    """The oldest pending emails, as far as they tell which providers can carry them: attachments are left out."""
+    """The oldest pending emails, with what decides which providers can carry them, but without attachments."""
     with translated():
         rows = connection.execute(query("sample_pending"), {"limit": SAMPLE}).fetchall()
     return [

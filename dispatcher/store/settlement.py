@@ -82,7 +82,7 @@ async def find_leases_of(session: AsyncSession, worker: str) -> set[UUID]:
 
 
 async def find_rescued(session: AsyncSession, worker: str) -> dict[UUID, int]:
-    """What a rescue took from this worker and held, and nobody has touched since: tokens of its leases by id."""
+    """The emails of this worker that a rescue holds and that have not changed since: the lease's token by id."""
     return dict(await _fetch(session, "find_rescued", {"worker": worker}))
 
 

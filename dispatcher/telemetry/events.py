@@ -18,8 +18,8 @@ EVENTS: Final = MappingProxyType(
         # one email
         "email.attempted": "An attempt ended: email_id, attempt, provider, outcome, error_type, duration_ms, "
         "correlation_id, trace_id, worker.",
-        "email.lease_lost": "A result came after the lease was lost: evidence about an email that a rescue holds; else "
-        "it overwrites nothing.",
+        "email.lease_lost": "A result came after the lease was lost. For an email that a rescue holds it is evidence; "
+        "else it overwrites nothing.",
         "email.answered_late": "A provider answered after the attempt had ended as uncertain: provider, outcome.",
         "email.locked": "Somebody else's transaction holds emails' rows; these wait and the others go on: count, "
         "email_ids (a few), held_by (sessions that it may be: pid, application, state, age).",
@@ -93,7 +93,7 @@ EVENTS: Final = MappingProxyType(
         "its sessions; its leases are settled as they run out, other ledgers at once: file, reason.",
         "ledger.foreign": "A ledger in the run directory is of another database; nothing of it is settled or deleted: "
         "file, database_id.",
-        "ledger.lost": "Somebody deleted or replaced a worker's ledger; the worker asks to be replaced: file.",
+        "ledger.lost": "A worker's ledger was deleted or replaced; the worker asks for a successor: file.",
         "ledger.unreadable": "A file in the run directory is no ledger that we can read; it is kept: file, reason.",
         "web.listening": "The monitor serves its pages: listener.",
         "web.unheard": "The monitor cannot have its address, and tries again: listener, reason, retry_in_seconds.",

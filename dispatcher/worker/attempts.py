@@ -1,5 +1,5 @@
-"""One attempt for one email: over the first provider that can carry it and may be tried now, the ledger told before
-anything leaves.
+"""One attempt for one email, over the first provider that can carry it and may be tried now. The ledger is written
+before anything leaves.
 
 Where a provider refuses for reasons of its own that burn no attempt (credentials, throttling, an open breaker), or
 finds that it cannot carry the email, the next one in order is tried within the same attempt.
@@ -221,10 +221,10 @@ class Attempts:
         attempt: Attempt,
         answer: Awaitable[Outcome],
     ) -> Outcome | None:
-        """The outcome of what was begun, of which its route has learned; None where it is no fault of the email's.
+        """The outcome of what was begun, noted by its route; None if the email is not at fault.
 
         Raises:
-            TryLater: Nobody knows whose fault it is, and no other provider may be tried.
+            TryLater: it is unknown whose fault it is, and no other provider may be tried.
             LeaseRanOut, CancelledError: nothing left.
         """
         outcome: Outcome

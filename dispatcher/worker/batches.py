@@ -43,8 +43,8 @@ class Batches(Generic[T]):
             room: How many items may be handed over now; call `wake` when it grows. None: no bound but `MOST_AT_ONCE`.
             full: So many are a full batch; None: none is waited for.
             linger_seconds: How long a full batch is waited for at most, after the one before.
-            takes_any: Whether items may be handed over in any order: then a batch begins at one of them by chance.
             is_awaited: Whether somebody can only go on once a batch is handled: then nothing is waited for.
+            takes_any: Whether items may be handed over in any order: then a batch begins at a random one.
         """
         self._handle = handle
         self._room = room

@@ -26,9 +26,9 @@ OVERHEAD_OCTETS: Final = 64 * 1024
 """What any email takes beside its content."""
 LIGHT_OCTETS: Final = 1024 * 1024
 LIGHT_SHARE: Final = 4
-"""One part of so many of the memory is for light content."""
+"""One in so many parts of the memory is for light content."""
 WAITING_SHARE: Final = 8
-"""One part of so many of the window may wait for memory, of each kind. They are next, and keep their leases."""
+"""One in so many parts of the window may wait for memory of each kind. They are next, and keep their leases."""
 SOONEST_SECONDS: Final = 2.0
 """Until an email comes back that was given back for later."""
 LATEST_SECONDS: Final = 60.0
@@ -60,7 +60,7 @@ class Memory:
         self._back_at = 0.0
 
     def take(self, octets: int) -> asyncio.Future[None] | None:
-        """Takes so many; None if they are there, else to be awaited. More than there are in all are had alone.
+        """Takes so many: None if they are free, else a future to await. More than there are in all are granted alone.
 
         Raises:
             NoMemory: too many wait already.
@@ -101,7 +101,7 @@ class Memory:
                 self._given_at = now
 
     def later(self) -> float:
-        """When one more has a chance: they come back as quickly as memory was handed out of late."""
+        """In how many seconds one more may come back: at the rate at which memory was handed out lately."""
         now = self._loop.time()
         self._back_at = max(self._back_at + self._seconds_each, now + SOONEST_SECONDS)
         self._back_at = min(self._back_at, now + LATEST_SECONDS)
@@ -141,7 +141,7 @@ class Contents:
         """Waits for memory, reads the email's content, and frees both in the end.
 
         Raises:
-            NoMemory: see there.
+            NoMemory: too many wait already, or the host has less memory than the setting promises.
             LeaseRanOut: its lease was lost meanwhile.
         """
         octets = sending.lease.octets_apart

@@ -50,8 +50,8 @@ class Leasing:
         """
         Args:
             room: How many more emails may be under lease here.
-            is_probing: Whether these are probes: then any arrival is as good as the first. Those that the provider
-                refuses may have come all together.
+            is_probing: Whether they are probes: then arrivals are taken in random order, because those that the
+                provider refuses may have come all together.
             in_hand: Whether an email is under lease here, or was and we do not know yet that it no longer is.
             begin: Takes a lease, its delivery, and when its statement was sent (`steady_clock`).
         """
@@ -124,7 +124,7 @@ class Leasing:
     async def _lease_surely(self, keys_by_id: dict[UUID, str]) -> tuple[list[Lease], set[UUID]] | None:
         """The leases, however long PostgreSQL is away, and the emails that it refuses to lease at all.
 
-        None if we were stopped meanwhile, and then there are none. Emails that somebody has locked get none.
+        None if we were stopped meanwhile, and then there are none. Locked emails get none.
         """
         if not keys_by_id:
             return [], set()
@@ -170,7 +170,7 @@ class Leasing:
         return [] if lease is None else [lease]
 
     async def _settle(self, arrivals: list[Arrival]) -> None:
-        """Settles what got no lease; what PostgreSQL refuses to tell of goes to the DLQ."""
+        """Settles what got no lease. The message of an email that PostgreSQL cannot read goes to the DLQ."""
         _, culprits = await apart(arrivals, self._settle_all)
         for (delivery, pointer), error in culprits:
             self._log.error("email.refused", email_id=str(pointer.email_id), reason=error.message)

@@ -15,7 +15,7 @@ class StoreOutage:
     """The worker's one view of whether PostgreSQL answers.
 
     Attributes:
-        committing: To be entered while something is to be committed, however often that is tried.
+        committing: To be entered while a commit is tried, however often.
     """
 
     def __init__(self, committing: AbstractContextManager[None] | None = None) -> None:

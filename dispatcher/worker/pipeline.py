@@ -49,7 +49,7 @@ from dispatcher.worker.watch import ProviderWatch
 
 RENEWALS_PER_LEASE: Final = 3
 """A lease is renewed at a third of its length, also while its email waits for a retry: two more tries before it ends,
-and other hosts see that its owner lives (see `relay.unrenewed`)."""
+and other hosts see that its owner is alive (see `relay.unrenewed`)."""
 
 
 SHOW_SECONDS: Final = 1.0
@@ -264,7 +264,7 @@ class Pipeline:
         self._give_back(sending)
 
     async def _attempt(self, sending: Sending, ride: Ride | None) -> float | None:
-        """Makes and concludes one attempt, which may have to wait for what other emails hear; see `_conclude`."""
+        """Makes and concludes one attempt, which may have to wait for the answers to others; see `_conclude`."""
         while True:
             try:
                 return await self._attempt_now(sending, ride)

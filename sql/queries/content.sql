@@ -1,5 +1,5 @@
--- The content of one email, read when it is about to be sent: of those that are large, have attachments, or could not be
--- read together with others.
+-- The content of one email, read when it is about to be sent: content that is large, has attachments, or could not be read
+-- together with others.
 
 -- name: find_content
 -- No row: the content was deleted.
@@ -23,7 +23,7 @@ where email_id = %(email_id)s
     and position = %(position)s;
 
 -- name: find_content_octets
--- How much the content of an email holds, for those of which it is not stored. Sizes are read, and no content.
+-- How many octets the content of an email has, for emails that have no stored size. Reads sizes, and no content.
 select (
     select coalesce(octet_length(text_body), 0) + coalesce(octet_length(html_body), 0)
     from email_content

@@ -13,7 +13,7 @@ select 'email_attempt_default'
 where exists (select 1 from email_attempt_default);
 
 -- name: sample_pending
--- The oldest pending emails, without bodies and attachments: what tells which providers can carry them.
+-- The oldest pending emails, with what decides which providers can carry them; no bodies, no attachments.
 select e.email_id, e.created_at, c.sender, c.recipients, c.template_id
 from (
     select email_id, created_at

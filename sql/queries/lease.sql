@@ -8,8 +8,8 @@
 -- a batch and the newest, for each of them. Hence emails are looked up by `= any` or laterally, here and below, and what
 -- else has to hold stands where neither a join nor another index can begin with it: in `… is true`.
 -- Content of more than most_octets, or with attachments, comes as its size alone: a worker reads it when it is about to
--- send it (see content.sql). The size is 0 where the content is here, and negative where nobody knows it. What a value out
--- of line holds is read from its pointer.
+-- send it (see content.sql). The size is 0 where the content is here, and negative where it is unknown. The size of a value
+-- that is stored out of line is read from its pointer.
 with leased as (
     update email_log as e
     set
@@ -60,8 +60,7 @@ left join lateral (
 ) as c on true;
 
 -- name: lease_unread
--- As lease, for one email whose content, or whatever else PostgreSQL cannot read of it, has failed a lease: reads as little
--- of it as can be.
+-- As lease, for one email that PostgreSQL could not lease with its content. Reads as little of it as possible.
 update email_log as e
 set
     status = 'sending',
@@ -78,8 +77,8 @@ where e.email_id = %(email_id)s
 returning e.lease_token, e.attempt_count, e.on_uncertain, e.attempt_base;
 
 -- name: find_standing
--- Where emails stand that could not be leased, and under which token they are ours, or were until a rescue held them that
--- nobody has touched since; an id that is missing has no row.
+-- The status of emails that could not be leased, with the token of our lease, or of the lease that a rescue took from us if
+-- the email has not changed since; null if neither. An id that is missing has no row.
 select
     email_id, message_key, status,
     case

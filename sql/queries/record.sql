@@ -4,9 +4,9 @@
 -- Returns the ids whose lease was still ours. An id that is missing was lost: nothing of it was overwritten, but its attempt
 -- is on record; an acceptance is taken whoever holds the lease, because it proves that the email was sent.
 -- Ids and instants travel in binary: as text, writing and reading them costs five times as much.
--- An email that the rescue took from this very lease and held, and that nobody has touched since, takes a definite no as if
--- the lease still lasted, but for a retry: nothing of the lease was accepted. That is audited. An uncertain outcome confirms
--- the rescue, so that nothing undoes it later. The ids of such emails are not returned: their lease is lost.
+-- If a rescue took this very lease and holds the email, unchanged since, a definite no counts as if the lease still lasted:
+-- nothing was accepted under it. But there is no retry under it; the email is pending instead. That is audited. An uncertain
+-- outcome confirms the rescue, so that nothing undoes it later. The ids of such emails are not returned: their lease is lost.
 -- A result with expired_at is recorded for a living owner whose lease ran out: only if nothing came of that lease since.
 -- Its plan is kept (see lease.sql): `= any` and `is true` leave no way to the emails but their ids, and an array of one
 -- tenant none to a key but its look-up, where a merge join would read all keys.

@@ -48,7 +48,7 @@ order by publish_due_at
 limit %(limit)s;
 
 -- name: find_due_pointers
--- What find_publish_due tells of these emails.
+-- What find_publish_due returns, for these emails.
 select email_id, message_key, correlation_id, traceparent, publish_due_at
 from email_log
 where email_id = any(%(email_ids)s)
@@ -120,7 +120,7 @@ order by dead_letter_due_at
 limit %(limit)s;
 
 -- name: find_due_letters
--- What find_dead_letter_due tells of these emails.
+-- What find_dead_letter_due returns, for these emails.
 select
     email_id, tenant_id, message_key, correlation_id, traceparent, status, error_type, last_error, attempt_count,
     provider, created_at, dead_letter_due_at
@@ -140,7 +140,7 @@ where email_id = %(email_id)s
     and dead_letter_due_at is not null;
 
 -- name: mark_dead_lettered
--- A broker confirmed and routed these dead letters. Only what is due since the instant that the letter tells: an email that
+-- A broker confirmed and routed these dead letters. Only what is due since the instant in the letter: an email that
 -- failed again since then has another letter due.
 update email_log
 set dead_letter_due_at = null
@@ -208,8 +208,8 @@ select email_id, correlation_id, status, attempt_count
 from rescued;
 
 -- name: find_vanished
--- A row: there are emails whose message was published so long ago that a worker should have had it, unless many wait. When
--- those were published that stand minutes ahead of the clock, here and below, nobody knows: before it was set back.
+-- A row: there are emails whose message was published so long ago that a worker should have had it, unless many wait. Here
+-- and below, a time minutes ahead of the clock counts as long ago: it was written before the clock was set back.
 select 1
 from email_log
 where status = 'pending'

@@ -101,7 +101,7 @@ select email_id, outcome, pg_notify('email_dispatcher_due', '')
 from judged;
 
 -- name: replay_goes_on
--- Finds a replay that runs and has an email left; zero rows: somebody stopped it, or it is through.
+-- Finds a replay that runs and has an email left; zero rows: it was stopped, or nothing is left.
 select r.replay_id
 from email_replay as r
 where r.replay_id = %(replay_id)s

@@ -137,7 +137,7 @@ returning replay_id;
 select operator_audit_prune(clock_timestamp() - %(days)s * interval '1 day', %(limit)s);
 
 -- name: count_expiring
--- Failed and held emails that nobody has decided and whose content goes within warn_days: how many, and in how many seconds
+-- Failed and held emails that are undecided and lose their content within warn_days: how many, and in how many seconds
 -- the first of them may go (null if there is none). The range of ids, with a day for a producer's wrong clock, spares a
 -- look at the younger ones.
 select

@@ -48,7 +48,7 @@ where status = 'sending'
     and locked_by = %(worker)s;
 
 -- name: find_rescued
--- What the rescue of another host took from a worker and held, and nobody has touched since, with the token of its lease.
+-- The emails of a worker that a rescue holds and that have not changed since, with the token of the lease that it took away.
 select email_id, rescued_token
 from email_log
 where status = 'held'
@@ -56,9 +56,9 @@ where status = 'held'
     and lease_token = rescued_token + 1;
 
 -- name: recover_rescued
--- Undoes rescues that nobody has touched, by the word of the leases that they took away: nothing was accepted under those,
--- and nothing will be. Pending and due again, the attempt given back; not by its number, which a dead letter tells of.
--- Audited. Returns a row per email that it moved.
+-- Undoes rescues of emails that have not changed since: nothing was accepted under the leases that were taken away, and
+-- nothing will be. Pending and due again. attempt_base gives the attempt back; attempt_count stays, because a dead letter is
+-- known by it. Audited. Returns a row per email that it moved.
 with recovered as (
     update email_log as e
     set

@@ -20,7 +20,7 @@ for update;
 
 -- name: begin_timeline
 -- Notes the timeline that the relay finds. Where commits were lost, all that was published by the last transaction that this
--- server replayed is uncertain from now on; its time is unknown after a restart, and the last note stands in for it.
+-- server replayed is uncertain from now on; after a restart its time is unknown, and the time of the last note is used.
 insert into relay_timeline (timeline, is_synchronous)
 values (
     ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer,

@@ -58,7 +58,7 @@ NOT_JUDGED: Final = 75
 ))  # fmt: skip
 @click.option("--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Worker processes of a host.")
 @click.option("--provider", type=click.Choice(["sendgrid", "smtp"]), default="sendgrid", show_default=True, help=(
-    "Whom the double stands for."
+    "The provider that the double imitates."
 ))  # fmt: skip
 @click.option("--bundle", type=click.IntRange(1, MOST_BUNDLED), default=1, show_default=True, help=(
     "Most emails that a message on the send queue points to (DISPATCHER_BUNDLE)."
@@ -92,7 +92,7 @@ def command(
     network, cuts and restarts PostgreSQL and RabbitMQ, hangs PostgreSQL's backends and sets its clock, deletes ledgers,
     has the provider answer late, with a no, or not at all, and injects messages. All on servers of its own; nothing is
     sent to anybody. Then everything is healed and comes to rest, and an oracle that knows nothing of the product
-    compares what the producers were told, the database, the dead letters and the provider's ledger.
+    compares what the producers got as answers, the database, the dead letters and the provider's ledger.
 
     \b
     Examples:
