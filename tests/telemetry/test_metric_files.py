@@ -40,6 +40,8 @@ VOCABULARY = {
         "worker_died",
         "worker_frozen",
         "message_vanished",
+        "host_returned",
+        "promotion",
         "no_answer",
         "not_forked",
         "exit",
