@@ -26,6 +26,7 @@ from aiohappyeyeballs import start_connection
 
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.values import value
+from dispatcher.providers.body import Body
 from dispatcher.providers.http_connection import HttpConnection
 from dispatcher.providers.scrub import scrub
 from dispatcher.providers.tls import Tls
@@ -131,7 +132,7 @@ class HttpTransport:
         self,
         url: str,
         headers: Mapping[str, str],
-        body: bytes,
+        body: bytes | Body,
         deadline: float,
         leaving: Callable[[], None],
         admitted: Callable[[], None] = lambda: None,
@@ -278,14 +279,20 @@ class HttpTransport:
 
 
 async def _exchange(
-    connection: HttpConnection, head: bytes, body: bytes, deadline: float, latest: float, leaving: Callable[[], None]
+    connection: HttpConnection,
+    head: bytes,
+    body: bytes | Body,
+    deadline: float,
+    latest: float,
+    leaving: Callable[[], None],
 ) -> Answer:
     if len(body) > LARGE_BODY_OCTETS:
+        body, last = _cut(body)
         if answer := await _all_but_the_last(connection, head, body, latest):
             return answer
-        write, rest = connection.go_on, body[-1:]
+        write, rest = connection.go_on, last
     else:
-        write, rest = connection.ask, head + body
+        write, rest = connection.ask, head + bytes(body)
     if connection.loop.time() >= latest:
         raise _late("no connection")
     leaving()
@@ -296,12 +303,19 @@ async def _exchange(
     raise _no_answer(connection)
 
 
-async def _all_but_the_last(connection: HttpConnection, head: bytes, body: bytes, latest: float) -> Answer | None:
+def _cut(body: bytes | Body) -> tuple[Body, bytes]:
+    """All but the last octet, and that; the last part of a body is in clear."""
+    *parts, end = body.parts if isinstance(body, Body) else (body,)
+    assert isinstance(end, bytes)
+    return Body((*parts, end[:-1])), end[-1:]
+
+
+async def _all_but_the_last(connection: HttpConnection, head: bytes, most: Body, latest: float) -> Answer | None:
     """Writes the most of a request; the answer that a server may give before it has read everything."""
     connection.ask(head)
     try:
         async with asyncio.timeout_at(latest):
-            await connection.go_on_slowly(body[:-1])
+            await connection.go_on_slowly(most.pieces())
     except TimeoutError:
         raise _late("the body was not taken") from None
     if not connection.is_busy:

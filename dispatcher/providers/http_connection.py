@@ -10,7 +10,7 @@ import asyncio
 import math
 import select
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, cast
 
 import httptools
@@ -21,8 +21,6 @@ MAX_HEAD_OCTETS: Final = 64 * 1024
 """Of an answer's headers."""
 MAX_OCTETS: Final = 1024 * 1024
 """Of everything before an answer is whole: the frames of small chunks, trailers."""
-_PIECE_OCTETS: Final = 64 * 1024
-"""Given more at once, TLS takes all of it into memory."""
 
 
 class HttpConnection(asyncio.Protocol):
@@ -95,17 +93,19 @@ class HttpConnection(asyncio.Protocol):
         assert self._transport is not None
         self._transport.write(octets)
 
-    async def go_on_slowly(self, octets: bytes) -> None:
+    async def go_on_slowly(self, pieces: Iterable[bytes]) -> None:
         """Writes more of a request, as the system takes it; returns once it has, or there is an answer or an end."""
         assert self._transport is not None
         self._transport.set_write_buffer_limits(high=1, low=0)
-        for start in range(0, len(octets), _PIECE_OCTETS):
+        for piece in pieces:
             if not (self.stands and self.is_busy):
                 return
-            self._transport.write(octets[start : start + _PIECE_OCTETS])
+            self._transport.write(piece)
             if self._is_paused:
                 self._drained = self.loop.create_future()
                 await self._drained
+            else:
+                await asyncio.sleep(0)  # the system may take megabytes at once, and other emails wait for the loop
 
     def answered(self, deadline: float) -> asyncio.Future[None]:
         """Done once there is a whole answer, or a `fault`, or at the deadline, in the loop's `time()`."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from base64 import encodebytes
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -31,6 +30,7 @@ from dispatcher.domain.address import Address, parse_address
 from dispatcher.domain.email_rules import RESERVED_HEADER_PREFIXES, RESERVED_HEADERS
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import Attachment, OutgoingEmail
+from dispatcher.providers.body import Body, InBase64
 from dispatcher.providers.mime_headers import (
     UnrenderableEmail,
     address_field,
@@ -63,21 +63,26 @@ class RenderedEmail:
     """What goes on the wire.
 
     Attributes:
-        content: Headers and body, CRLF line ends, without dot-stuffing.
+        body: Headers and body, CRLF line ends, without dot-stuffing. Each part begins a line.
         sender: The envelope's sender, domain in ASCII.
         recipients: The envelope's recipients, To, Cc, Bcc, in that order and each once.
         needs_smtputf8: An address has a local part that is not ASCII; a server without SMTPUTF8 cannot take this.
     """
 
-    content: bytes = field(repr=False)
+    body: Body
     sender: str = field(repr=False)
     recipients: tuple[str, ...] = field(repr=False)
     needs_smtputf8: bool
 
+    @property
+    def content(self) -> bytes:
+        """The body as one piece, attachments encoded."""
+        return bytes(self.body)
+
 
 async def rendered(email: OutgoingEmail) -> RenderedEmail:
-    """As `render`; a large email in a thread, since 25 MB take most of a second, others are on the loop."""
-    octets = len(email.text or "") + len(email.html or "") + sum(len(file.content) for file in email.attachments)
+    """As `render`; large texts in a thread, others on the loop. Attachments are encoded when they are written."""
+    octets = len(email.text or "") + len(email.html or "")
     return render(email) if octets < LARGE_OCTETS else await asyncio.to_thread(render, email)
 
 
@@ -99,7 +104,7 @@ def render(email: OutgoingEmail) -> RenderedEmail:
     mailboxes = {"From": sender, "To": to, "Cc": cc, "Reply-To": reply_to}
     headers = "".join((*_address_fields(mailboxes), *_other_fields(email, sender[0].domain)))
     return RenderedEmail(
-        content=headers.encode() + _body(email).as_bytes(policy=_POLICY),
+        body=_with_attachments(headers.encode() + _body(email).as_bytes(policy=_POLICY), email),
         sender=ascii_spec(sender[0]),
         recipients=_once((*to, *cc, *bcc)),
         needs_smtputf8=not all(address.local.isascii() for address in (*sender, *to, *cc, *bcc, *reply_to)),
@@ -163,9 +168,28 @@ def _body(email: OutgoingEmail) -> Message:
     return _multipart("mixed", email, [body, *map(_attachment_part, email.attachments)])
 
 
-def _multipart(kind: str, email: OutgoingEmail, parts: list[Message]) -> Message:
+def _with_attachments(octets: bytes, email: OutgoingEmail) -> Body:
+    """The email with each attachment's content at the end of its part, which `_attachment_part` leaves empty."""
+    if not email.attachments:
+        return Body((octets,))
+    mark = f"\r\n--{_boundary('mixed', email)}".encode()
+    # Before the first mark are the headers; between it and the second, the text.
+    parts: list[bytes | InBase64] = []
+    before, text, *files, end = octets.split(mark)
+    before += mark + text
+    for part, file in zip(files, email.attachments, strict=True):
+        parts += (before + mark + part, InBase64(file.content, has_lines=True))
+        before = b""
+    return Body((*parts, mark + end))
+
+
+def _boundary(kind: str, email: OutgoingEmail) -> str:
     # Never random. No part holds `--=_`: see `_charset_for`, and Base64 has no such character.
-    return MIMEMultipart(kind, f"=_{kind}_{email.email_id.hex}", parts)
+    return f"=_{kind}_{email.email_id.hex}"
+
+
+def _multipart(kind: str, email: OutgoingEmail, parts: list[Message]) -> Message:
+    return MIMEMultipart(kind, _boundary(kind, email), parts)
 
 
 def _text_part(subtype: str, name: str, text: str) -> Message:
@@ -212,7 +236,6 @@ def _attachment_part(file: Attachment) -> Message:
     part = MIMEBase(*content_type.split("/"))
     part["Content-Transfer-Encoding"] = "base64"
     part["Content-Disposition"] = "attachment; " + _filename(checked("an attachment's filename", file.filename))
-    part.set_payload(encodebytes(file.content))
     return part
 
 

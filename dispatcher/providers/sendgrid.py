@@ -24,6 +24,7 @@ from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import Deferred, Outcome, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ConfigurationError, ProviderFault
+from dispatcher.providers.body import Body
 from dispatcher.providers.capabilities import SENDGRID
 from dispatcher.providers.contract import Attempt, CallLimits, Part, RefusedTogether
 from dispatcher.providers.http import Answer, HttpTransport, NoAnswer, NothingLeft
@@ -128,7 +129,7 @@ class SendGridProvider:
             return outcomes_of_call(told, parts, sandbox=self._sandbox)
         return [told] * len(parts)
 
-    async def _posted(self, body: bytes, attempt: Attempt) -> Answer | Deferred | Uncertain:
+    async def _posted(self, body: bytes | Body, attempt: Attempt) -> Answer | Deferred | Uncertain:
         """SendGrid's answer, or what it means that there is none."""
         try:
             return await self._transport.post(

@@ -18,7 +18,6 @@ SendGrid's description: https://www.twilio.com/docs/sendgrid/api-reference/mail-
 from __future__ import annotations
 
 import re
-from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final
@@ -29,6 +28,7 @@ from dispatcher.domain.address import Address, is_plain, parse_address
 from dispatcher.domain.email_rules import RESERVED_HEADER_PREFIXES, RESERVED_HEADERS
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import Attachment, OutgoingEmail
+from dispatcher.providers.body import Body, InBase64
 from dispatcher.providers.mime_headers import UnrenderableEmail, ascii_domain, ascii_spec, checked, quoted, text_field
 
 MAX_CATEGORIES: Final = 10
@@ -44,8 +44,8 @@ _API_KEY: Final = re.compile(r"SG\.[0-9a-zA-Z]+\.[0-9a-zA-Z]+")
 Document = dict[str, Any]
 
 
-def body_of(email: OutgoingEmail, *, sandbox: bool = False) -> bytes:
-    """The request's body.
+def body_of(email: OutgoingEmail, *, sandbox: bool = False) -> bytes | Body:
+    """The request's body. With attachments it is in parts, so that they are never in memory a second time.
 
     Args:
         sandbox: SendGrid validates the email, and delivers it to nobody.
@@ -54,14 +54,15 @@ def body_of(email: OutgoingEmail, *, sandbox: bool = False) -> bytes:
         UnrenderableEmail: SendGrid would refuse it, or enqueue should have; says which field, and nothing of its value.
     """
     try:
-        return orjson.dumps(document_of(email, sandbox=sandbox))
+        body = orjson.dumps(document_of(email, sandbox=sandbox))
+        return _with_attachments(body, email.attachments) if email.attachments else body
     except orjson.JSONEncodeError as error:
         # A lone surrogate, or data for a template that is no JSON; orjson's words name types only.
         raise UnrenderableEmail(Reason.INVALID_CONTENT, f"the email is not JSON: {error}") from None
 
 
 def document_of(email: OutgoingEmail, *, sandbox: bool = False) -> Document:
-    """The body before it is encoded."""
+    """The body before it is encoded, without attachments."""
     personalizations, _ = personalizations_of(email)
     document: Document = {
         "from": _origin(email.sender)[0],
@@ -73,8 +74,6 @@ def document_of(email: OutgoingEmail, *, sandbox: bool = False) -> Document:
     _add_content(document, email)
     if email.tags and (categories := _categories(email.tags)):
         document["categories"] = categories
-    if email.attachments:
-        document["attachments"] = [_attachment(file) for file in email.attachments]
     if sandbox:
         document["mail_settings"] = {"sandbox_mode": {"enable": True}}
     return document
@@ -212,7 +211,19 @@ def _categories(tags: Iterable[str]) -> list[str]:
     return fit[:MAX_CATEGORIES]
 
 
-def _attachment(file: Attachment) -> Document:
+def _with_attachments(body: bytes, files: Sequence[Attachment]) -> Body:
+    """The body with attachments as its last member; Base64 needs no escapes in JSON."""
+    parts: list[bytes | InBase64] = []
+    before = body[:-1] + b',"attachments":['
+    for file in files:
+        described = orjson.dumps(_described(file))
+        parts += (before + described[:-1] + b',"content":"', InBase64(file.content))
+        before = b'"},'
+    return Body((*parts, b'"}]}'))
+
+
+def _described(file: Attachment) -> Document:
+    """An attachment without its content."""
     if not _CONTENT_TYPE.fullmatch(checked("an attachment's content_type", file.content_type)):
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "an attachment's content_type is not a MIME type")
     filename = checked("an attachment's filename", file.filename)
@@ -221,7 +232,6 @@ def _attachment(file: Attachment) -> Document:
     # RFC 2046, sections 5.1 and 5.2.1: these may not be in Base64, which SendGrid puts every attachment in.
     is_composite = file.content_type.lower().startswith(("message/", "multipart/"))
     return {
-        "content": b64encode(file.content).decode("ascii"),
         "type": "application/octet-stream" if is_composite else file.content_type,
         "filename": filename,
         "disposition": "attachment",

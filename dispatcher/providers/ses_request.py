@@ -82,7 +82,7 @@ def bulk_entry(email: OutgoingEmail, data: str) -> Parameters:
 def _check(email: OutgoingEmail, rendered: RenderedEmail) -> None:
     if recipients_of(email) > SES_MAX_RECIPIENTS:
         raise UnrenderableEmail(Reason.REJECTED_RECIPIENT, f"SES takes at most {SES_MAX_RECIPIENTS} recipients")
-    if len(rendered.content) > SES_MAX_OCTETS:
+    if len(rendered.body) > SES_MAX_OCTETS:
         raise UnrenderableEmail(Reason.TOO_LARGE, f"SES takes at most {SES_MAX_OCTETS} octets")
     if rendered.needs_smtputf8:
         _check_all_locals(email)

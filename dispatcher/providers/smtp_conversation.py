@@ -126,6 +126,8 @@ class Conversation(asyncio.Protocol):
 
     async def written(self) -> None:
         """Return when the system has taken every byte, or the server has replied, or the connection has broken."""
+        # A server that reads as fast as we write never fills the buffer, and other emails wait for the loop.
+        await asyncio.sleep(0)
         if self._transport.is_closing():
             return
         # The system's own buffer is behind this limit; asyncio's default would count 64 KB as written that are not.

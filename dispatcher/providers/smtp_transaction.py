@@ -13,6 +13,7 @@ from typing import Final
 
 from dispatcher.domain.outcome import Concern, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.errors import ProviderFault
+from dispatcher.providers.body import Body
 from dispatcher.providers.contract import Attempt
 from dispatcher.providers.mime import RenderedEmail
 from dispatcher.providers.smtp_connection import NAME, Connection
@@ -29,8 +30,6 @@ ANSWERS_SHARE: Final = 0.25
 MOST_FOR_ANSWER_SECONDS: Final = 5.0
 """Of a transaction's time so much is the last reply's, at most five seconds: servers look into an email before they
 answer for it. What could only leave in that time stays."""
-_PIECE_OCTETS: Final = 64 * 1024
-"""Given more at once, TLS takes all of it into memory, and it would count as written."""
 
 
 class ServerClosing(ConnectionBroke):
@@ -76,7 +75,7 @@ class Transaction:
         if not isinstance(refused, list):
             connection.needs_reset = True
             return refused
-        reply = await self._content(email.content, connection.conversation)
+        reply = await self._content(email.body, connection.conversation)
         connection.emails += 1
         if reply.is_positive and self.phase is Phase.FINAL:
             return acceptance(reply, refused)
@@ -128,16 +127,17 @@ class Transaction:
         data = await dialogue.next()
         return refused if data.code == START_INPUT else self._refusal(data)
 
-    async def _content(self, content: bytes, conversation: Conversation) -> Reply:
+    async def _content(self, content: Body, conversation: Conversation) -> Reply:
         """The reply to the email, or one that came before its end."""
-        body, owed = dot_stuffed(content), 1
-        if len(body) > LARGE_BODY_OCTETS:
+        body, owed = b"", 0
+        if len(content) > LARGE_BODY_OCTETS:
             self.phase = Phase.BODY
-            await self._write_slowly(body, conversation)
+            await self._write_slowly(dot_stuffed(content), conversation)
             if early := conversation.reply_at_hand():
                 conversation.abort()
                 return early
-            body, owed = b"", 0
+        else:
+            body, owed = bytes(dot_stuffed(content)), 1
         conversation.check()
         if self._loop.time() >= self._latest:
             raise TimeoutError
@@ -155,13 +155,13 @@ class Transaction:
                 return reply
             raise
 
-    async def _write_slowly(self, body: bytes, conversation: Conversation) -> None:
+    async def _write_slowly(self, body: Body, conversation: Conversation) -> None:
         """Writes a body as the system takes it; returns once it has, or the server has replied, or is gone."""
         conversation.write(b"", 1)
-        for start in range(0, len(body), _PIECE_OCTETS):
+        for piece in body.pieces():
             if not conversation.is_listening:
                 return
-            conversation.write(body[start : start + _PIECE_OCTETS], 0)
+            conversation.write(piece, 0)
             await conversation.written()
 
     def _refusal(self, reply: Reply) -> Outcome:
@@ -236,7 +236,7 @@ class Dialogue:
 
 def _unfit(email: RenderedEmail, connection: Connection) -> Rejected | None:
     """Why this server cannot take this email, whatever we say to it."""
-    octets = len(email.content)
+    octets = len(email.body)
     if 0 < connection.size_limit < octets:
         return Rejected(Reason.TOO_LARGE, f"the server takes {connection.size_limit} octets, the email has {octets}")
     if email.needs_smtputf8 and not connection.has_smtputf8:
@@ -256,7 +256,7 @@ def _utf8_reason(email: RenderedEmail) -> Reason:
 def _commands(email: RenderedEmail, connection: Connection) -> list[bytes]:
     mail = f"MAIL FROM:<{email.sender}>"
     if connection.has_size:
-        mail += f" SIZE={len(email.content)}"
+        mail += f" SIZE={len(email.body)}"
     if email.needs_smtputf8:
         # RFC 6531, section 3.6: the headers hold UTF-8, so the content counts as 8-bit.
         mail += " BODY=8BITMIME SMTPUTF8"
@@ -265,7 +265,11 @@ def _commands(email: RenderedEmail, connection: Connection) -> list[bytes]:
     return [f"{command}\r\n".encode() for command in (*reset, mail, *recipients, "DATA")]
 
 
-def dot_stuffed(content: bytes) -> bytes:
-    """The content with a dot before each line that begins with one (RFC 5321, section 4.5.2)."""
-    stuffed = content.replace(b"\r\n.", b"\r\n..")
+def dot_stuffed(body: Body) -> Body:
+    """The body with a dot before each line that begins with one (RFC 5321, section 4.5.2); Base64 has no dots."""
+    return Body([_dot_stuffed(part) if isinstance(part, bytes) else part for part in body.parts])
+
+
+def _dot_stuffed(octets: bytes) -> bytes:
+    stuffed = octets.replace(b"\r\n.", b"\r\n..")
     return b"." + stuffed if stuffed.startswith(b".") else stuffed

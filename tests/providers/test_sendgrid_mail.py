@@ -29,7 +29,7 @@ from tests.providers.emails import an_email
 
 def document_of(outgoing: OutgoingEmail, *, sandbox: bool = False) -> dict[str, Any]:
     """The body, decoded and held against SendGrid's rules."""
-    document: dict[str, Any] = orjson.loads(body_of(outgoing, sandbox=sandbox))
+    document: dict[str, Any] = orjson.loads(bytes(body_of(outgoing, sandbox=sandbox)))
     sendgrid_schema.check(document)
     return document
 
@@ -271,7 +271,7 @@ def test_a_thousand_recipients_do_not_stop_the_loop() -> None:
 
 def document_of_unchecked(outgoing: OutgoingEmail) -> dict[str, Any]:
     """The body, decoded."""
-    document: dict[str, Any] = orjson.loads(body_of(outgoing))
+    document: dict[str, Any] = orjson.loads(bytes(body_of(outgoing)))
     return document
 
 

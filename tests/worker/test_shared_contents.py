@@ -55,7 +55,7 @@ def test_sendgrids(emails: list[OutgoingEmail], sandbox: bool) -> None:
     for together, parts in _groups((email, sendgrid_bulk.part_of(email, sandbox=sandbox)) for email in emails):
         document = orjson.loads(sendgrid_bulk.body_of_call(parts))
         assert _taken_out(document) == {
-            email.email_id: orjson.loads(body_of(email, sandbox=sandbox)) for email in together
+            email.email_id: orjson.loads(bytes(body_of(email, sandbox=sandbox))) for email in together
         }
 
 

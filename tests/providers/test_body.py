@@ -1,0 +1,108 @@
+"""Bodies with attachments: encoded while they are written, and the loop goes on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import tracemalloc
+from base64 import b64encode, encodebytes
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+import pytest
+
+from dispatcher.domain.outgoing import Attachment, OutgoingEmail
+from dispatcher.providers.body import PIECE_OCTETS, Body, InBase64
+from dispatcher.providers.http_connection import HttpConnection
+from dispatcher.providers.mime import render
+from dispatcher.providers.sendgrid_mail import body_of
+from dispatcher.providers.smtp_conversation import Conversation
+from dispatcher.providers.smtp_transaction import dot_stuffed
+from tests.providers.emails import an_email
+
+MEBIBYTE = 1024 * 1024
+
+
+@pytest.mark.parametrize("octets", [0, 1, 2, 3, 56, 57, 58, 43_775, 43_776, 43_777, 200_000])
+def test_base64_in_pieces_is_the_standard_librarys(octets: int) -> None:
+    content = bytes(range(256)) * (octets // 256) + bytes(octets % 256)
+    plain, lined = Body((b"{", InBase64(content), b"}")), Body((InBase64(content, has_lines=True),))
+
+    assert bytes(plain) == b"".join(plain.pieces()) == b"{" + b64encode(content) + b"}"
+    assert bytes(lined) == b"".join(lined.pieces()) == encodebytes(content).replace(b"\n", b"\r\n")
+    for body in (plain, lined, Body((content,))):
+        assert len(body) == len(bytes(body))
+        assert max(map(len, body.pieces()), default=0) <= PIECE_OCTETS
+
+
+@pytest.mark.parametrize("rendered", [body_of, lambda email: dot_stuffed(render(email).body)], ids=["sendgrid", "mime"])
+def test_a_large_attachment_is_in_memory_once(rendered: Callable[[OutgoingEmail], Body]) -> None:
+    email = an_email(attachments=(Attachment("film.mp4", "video/mp4", bytes(20 * MEBIBYTE)),))
+
+    tracemalloc.start()
+    try:
+        octets = sum(map(len, rendered(email).pieces()))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert octets > 26 * MEBIBYTE
+    assert most < MEBIBYTE
+
+
+class ReadsAtOnce(asyncio.Transport):
+    """To a server that reads as fast as we write; counts the turns of the loop between two writes."""
+
+    def __init__(self, local: socket.socket) -> None:
+        super().__init__({"socket": local})
+        self.turns = 0
+        self.turns_at_writes: list[int] = []
+        self._count()
+
+    def _count(self) -> None:
+        self.turns += 1
+        self._next = asyncio.get_running_loop().call_soon(self._count)
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, data: object) -> None:
+        if data:
+            self.turns_at_writes.append(self.turns)
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def abort(self) -> None:
+        self._next.cancel()
+
+
+async def over_http(transport: ReadsAtOnce, pieces: list[bytes]) -> None:
+    connection = HttpConnection(lambda _: None)
+    connection.connection_made(transport)
+    connection.is_busy = True
+    await connection.go_on_slowly(pieces)
+
+
+async def over_smtp(transport: ReadsAtOnce, pieces: list[bytes]) -> None:
+    conversation = Conversation(cast(asyncio.Transport, transport))
+    for piece in pieces:
+        conversation.write(piece, 0)
+        await conversation.written()
+
+
+@pytest.mark.parametrize("send", [over_http, over_smtp])
+async def test_others_have_the_loop_between_two_pieces_however_fast_the_server_reads(
+    send: Callable[[ReadsAtOnce, list[bytes]], Awaitable[None]],
+) -> None:
+    local, remote = socket.socketpair()
+    with local, remote:
+        transport = ReadsAtOnce(local)
+
+        await send(transport, [bytes(8)] * 16)
+
+        transport.abort()
+        assert len(set(transport.turns_at_writes)) == 16
