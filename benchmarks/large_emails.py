@@ -2,7 +2,7 @@
 
     python benchmarks/large_emails.py                                            200 emails of 20 MiB, 5,000 small ones
     python benchmarks/large_emails.py --provider smtp
-    python benchmarks/large_emails.py --large 30 --small 100 --address-space-mb 1610
+    python benchmarks/large_emails.py --large 30 --small 100 --address-space-mb 1500
 
 `dispatcher run`, PostgreSQL and RabbitMQ are real and the benchmark's own. The provider's double reads every octet and
 keeps a ledger. Large emails are enqueued one after the other, as fast as PostgreSQL takes them. Small ones come at an

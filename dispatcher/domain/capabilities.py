@@ -37,12 +37,14 @@ class Capabilities:
         smtputf8: The provider takes addresses with letters before the @ that are not ASCII.
         max_recipients: Over to, cc and bcc.
         max_octets: Of the whole email, encoded.
+        copies: How many times an attachment's size a worker's memory grows by at most, to read and to send it.
     """
 
     templates: bool = False
     smtputf8: bool = True
     max_recipients: int | None = None
     max_octets: int | None = None
+    copies: int = 2
 
     def lacks(self, email: AnyEmail) -> Need | None:
         """The first need of the email that the provider cannot meet; None if it can carry the email."""

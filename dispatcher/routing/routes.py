@@ -154,6 +154,11 @@ class Routes:
                 return route
         return None
 
+    @property
+    def copies(self) -> int:
+        """How many times the size of its attachments an email may need of memory, with the provider that takes most."""
+        return max(route.capabilities.copies for route in self._routes)
+
     def uncarried(self, email: OutgoingEmail) -> Uncarried | None:
         """Why no provider could ever carry the email; None if one could."""
         return uncarried(email, {route.name: route.capabilities for route in self._routes})

@@ -20,8 +20,6 @@ from dispatcher.worker.sending import LeaseRanOut, Phase, Sending
 
 T = TypeVar("T")
 
-COPIES: Final = 6
-"""What rendering and sending make of each octet of content: itself, Base64, JSON or MIME, and what TLS has in hand."""
 OVERHEAD_OCTETS: Final = 64 * 1024
 """What any email takes beside its content."""
 LIGHT_OCTETS: Final = 1024 * 1024
@@ -117,18 +115,21 @@ class Contents:
         outage: StoreOutage,
         *,
         octets: int,
+        copies: int,
         window: int,
         waiting: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """
         Args:
             octets: How much memory there is for content and what is made of it.
+            copies: How many times its size an email's content takes.
             window: How many emails the worker sends at once.
             waiting: Entered while an email waits: others may take its place in the window.
         """
         light = octets // LIGHT_SHARE
         self._store = store
         self._outage = outage
+        self._copies = copies
         self._waiting = waiting
         most_waiting = max(1, window // WAITING_SHARE)
         self._light = Memory(light, most_waiting=most_waiting)
@@ -148,7 +149,7 @@ class Contents:
         if octets < 0:
             octets = await self._surely(sending, self._find_octets)
         memory = self._light if octets <= LIGHT_OCTETS else self._heavy
-        octets = octets * COPIES + OVERHEAD_OCTETS
+        octets = octets * self._copies + OVERHEAD_OCTETS
         await self._take(sending, memory, octets)
         try:
             try:

@@ -116,6 +116,7 @@ class Pipeline:
             store,
             self._outage,
             octets=settings.worker_memory_mb * 1_000_000,
+            copies=routes.copies,
             window=settings.prefetch,
             waiting=self._waiting,
         )

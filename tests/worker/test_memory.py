@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
@@ -19,6 +21,13 @@ LARGE = [Attachment("a.bin", "a/b", bytes(2 * MEGABYTE))]
 TOO_LARGE = [Attachment("a.bin", "a/b", bytes(5 * MEGABYTE))]
 BOUND = "16"
 """Megabytes. One email of LARGE fits at a time, and TOO_LARGE alone takes more."""
+
+
+SIZE_OF_RUN = """
+import dispatcher.alerts.channels, dispatcher.monitor.process, dispatcher.relay.process, dispatcher.supervisor.parent
+import dispatcher.worker.process
+print(*(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmSize:")))
+"""
 
 
 async def wait_if_large(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
@@ -82,3 +91,9 @@ async def test_memory_is_handed_out_in_order_and_comes_back_from_those_that_leav
     memory.give_back(8)
 
     assert memory.take(100) is None
+
+
+def test_the_processes_of_run_start_with_little_address_space() -> None:
+    kibibytes = subprocess.run([sys.executable, "-c", SIZE_OF_RUN], check=True, capture_output=True, text=True).stdout
+
+    assert int(kibibytes) < 512 * 1024
