@@ -200,13 +200,13 @@ class Settings:
     ses_threads: int = setting(values.whole(1, 256), "16", "Emails that a worker has on the wire to SES at once.")
     ses_max_per_second: float | None = setting(values.rate, None, _CEILING)
     http_connections: int = setting(values.whole(1, 5000), "256", "Requests that a worker keeps on the wire over HTTP.")
-    capture_dir: Path | None = setting(values.folder, None, "Maildir that the capture provider writes into.")
+    capture_dir: Path | None = setting(values.path_of, None, "Maildir that the capture provider writes into.")
     ca_file: Path | None = setting(
         values.certificates, None, "Certificates to trust, as PEM: instead of the system's; over HTTP besides them."
     )
     metrics: bool = setting(values.switch, "on", "Whether processes count what they do.")
     metrics_dir: Path | None = setting(
-        values.folder,
+        values.path_of,
         None,
         "Where they count; unset: metrics in the run directory.",
         variable="PROMETHEUS_MULTIPROC_DIR",

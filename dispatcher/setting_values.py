@@ -312,10 +312,6 @@ def path_of(text: str) -> Path:
         raise ValueError("names the home of a user who does not exist") from None
 
 
-def folder(text: str) -> Path:
-    return path_of(text)
-
-
 def run_folder(text: str) -> Path:
     """A folder; `auto` is where programs of this user keep state that outlives a start, and that no cleaner empties."""
     if text.lower() != "auto":

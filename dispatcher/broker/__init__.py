@@ -2,7 +2,8 @@
 
     pointer, dead_letter   what a message's bytes mean
     outgoing               a message on its way to a queue
-    connection             one connection, its channels awaitable, its faults translated; everything below stands on it
+    connection             one connection, its channels awaitable, its faults translated; everything below uses it
+    pika_connection        what pika's own connection lacks
     topology               exchange and queues: declared by `init`, verified by `run`, counted by `status`
     publisher, consumer    the two directions, each on a connection of its own: an alarm that blocks publishers must not
                            stop acks
