@@ -17,6 +17,7 @@ from dispatcher.broker.topology import Topology, depths
 from dispatcher.config import Settings
 from dispatcher.errors import DispatcherError
 from dispatcher.relay.publishing import Publishing
+from dispatcher.roster import Roster
 
 PUBLISH_SECONDS: Final = 60.0
 LOOK_SECONDS: Final = 0.1
@@ -68,7 +69,7 @@ async def _publish(settings: Settings, emails: int) -> tuple[_CountingPublisher,
     publisher = _CountingPublisher(
         settings.amqp_url, settings.exchange, name="benchmark relay", ca_file=settings.ca_file
     )
-    publishing = Publishing(settings, publisher, tuple)
+    publishing = Publishing(settings, publisher, tuple, Roster(["relay"]).seat("relay", 0))
     relay = asyncio.create_task(publishing.run())
     try:
         async with asyncio.timeout(PUBLISH_SECONDS):

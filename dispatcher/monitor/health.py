@@ -54,7 +54,7 @@ class Health:
         broker: Look[dict[str, FoundQueue]],
         processes: ProcessCollector,
         unready: Callable[[], list[str]],
-        members: Callable[[], list[Member]] = list,
+        members: Callable[[], list[Member]],
     ) -> None:
         """
         Args:

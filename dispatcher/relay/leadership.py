@@ -47,7 +47,7 @@ class Leadership:
         """
         await self._open()
         await self._say_ready(is_ready=self._publisher.is_open)
-        if not (self._is_ready or not await self._outbox.has_ready_relay()):
+        if not self._is_ready and await self._outbox.has_ready_relay():
             return False
         self._open_at = time.monotonic()
         return await self._outbox.try_lock()

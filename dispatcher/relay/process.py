@@ -40,7 +40,7 @@ async def _relay(settings: Settings, post: Post) -> None:
     name = f"dispatcher relay {settings.host_name}:{os.getpid()}"
     publisher = Publisher(settings.amqp_url, settings.exchange, name=name, ca_file=settings.ca_file)
     settlement = Settlement(settings, pool)
-    publishing = Publishing(settings, publisher, lambda: settlement.workers_here, seat=post.seat)
+    publishing = Publishing(settings, publisher, lambda: settlement.workers_here, post.seat)
     tasks = [asyncio.create_task(publishing.run()), asyncio.create_task(settlement.run())]
     stopped = asyncio.create_task(stop.wait())
     post.seat.up()

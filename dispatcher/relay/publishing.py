@@ -21,7 +21,7 @@ from dispatcher.errors import BrokerUnavailable, StoreUnavailable, TopologyError
 from dispatcher.relay.leadership import Leadership
 from dispatcher.relay.pointers import BATCH, MARK_AFTER_SECONDS, Pointers
 from dispatcher.relay.unrenewed import Unrenewed
-from dispatcher.roster import Roster, Seat
+from dispatcher.roster import Seat
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, connect_async
 from dispatcher.store.outbox import DueDeadLetter, DuePointer, Outbox, Rescued
 from dispatcher.telemetry import metrics
@@ -54,15 +54,15 @@ class Publishing:
         settings: Settings,
         publisher: Publisher,
         workers_here: Callable[[], Collection[str] | None],
+        seat: Seat,
         *,
         poll_seconds: float = POLL_SECONDS,
         mark_after_seconds: float = MARK_AFTER_SECONDS,
-        seat: Seat | None = None,
     ) -> None:
         """
         Args:
-            seat: Where it says since when it waits for RabbitMQ's confirms; nowhere if None.
             workers_here: Whose leases the settlement of this host looks after; None while it does not know.
+            seat: Where it says since when it waits for RabbitMQ's confirms.
             poll_seconds: How long it sleeps where nobody wakes it.
             mark_after_seconds: See `Pointers`.
         """
@@ -70,7 +70,7 @@ class Publishing:
         self._poll_seconds = poll_seconds
         self._publisher = publisher
         self._workers_here = workers_here
-        self._seat = seat or Roster(["relay"]).seat("relay", 0)
+        self._seat = seat
         self._log = get_log()
         self._outage = Backoff(base_seconds=0.1, cap_seconds=5.0)
         self._broker_outage = Backoff(base_seconds=0.1, cap_seconds=2.0)

@@ -58,7 +58,7 @@ async def test_a_host_whose_servers_answer_well_is_ready(tmp_path: Path) -> None
 
 
 async def test_nobody_is_ready_before_the_servers_have_answered(tmp_path: Path) -> None:
-    health = Health(SETTINGS, Look(answer(STOCK)), Look(answer(QUEUES)), ProcessCollector(tmp_path), list)  # type: ignore[arg-type]
+    health = Health(SETTINGS, Look(answer(STOCK)), Look(answer(QUEUES)), ProcessCollector(tmp_path), list, list)  # type: ignore[arg-type]
 
     assert [check.name for check in health.checks() if not check.is_ok] == ["database", "broker"]
 
@@ -173,6 +173,6 @@ async def test_an_answer_is_as_old_as_its_server_is_slow(
     await store.ask()
     await broker.ask()
 
-    checks = Health(SETTINGS, store, broker, ProcessCollector(tmp_path), list).checks()  # type: ignore[arg-type]
+    checks = Health(SETTINGS, store, broker, ProcessCollector(tmp_path), list, list).checks()  # type: ignore[arg-type]
 
     assert {check.name for check in checks if not check.is_ok} == (set() if is_heard else {"database"})

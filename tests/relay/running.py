@@ -15,6 +15,7 @@ from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings, load
 from dispatcher.dev.servers import Servers
 from dispatcher.relay.publishing import POLL_SECONDS, Publishing
+from dispatcher.roster import Roster, Seat
 from tests.broker.rabbit import Rabbit
 from tests.store.books import Books
 from tests.waiting import until
@@ -60,7 +61,12 @@ async def start() -> AsyncIterator[Start]:
         async def run(settings: Settings, *, poll_seconds: float = POLL_SECONDS) -> Publishing:
             publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay")
             publishing = Publishing(
-                settings, publisher, lambda: (), poll_seconds=poll_seconds, mark_after_seconds=MARK_AFTER_SECONDS
+                settings,
+                publisher,
+                lambda: (),
+                free_seat(),
+                poll_seconds=poll_seconds,
+                mark_after_seconds=MARK_AFTER_SECONDS,
             )
             task = asyncio.create_task(publishing.run())
             stack.push_async_callback(publisher.close)
@@ -73,6 +79,11 @@ async def start() -> AsyncIterator[Start]:
             return publishing
 
         yield run
+
+
+def free_seat() -> Seat:
+    """A relay's, in a roster of its own."""
+    return Roster(["relay"]).seat("relay", 0)
 
 
 def leader(books: Books) -> int | None:

@@ -19,11 +19,10 @@ from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.status import Status
 from dispatcher.relay.publishing import Publishing
-from dispatcher.roster import Roster
 from dispatcher.store.leases import LeaseStore
 from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Rabbit
-from tests.relay.running import MARK_AFTER_SECONDS, Start, leader, next_look, settings_for
+from tests.relay.running import MARK_AFTER_SECONDS, Start, free_seat, leader, next_look, settings_for
 from tests.store.books import Books, email
 from tests.store.results import result
 from tests.store.steered_clock import SteeredClock
@@ -340,7 +339,7 @@ async def test_the_end_of_the_relay_between_publishing_and_marking_costs_a_secon
     publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay")
     with psycopg.connect(tables_url) as person:
         Books(person).lock(email_id)
-        task = asyncio.create_task(Publishing(settings, publisher, lambda: ()).run())
+        task = asyncio.create_task(Publishing(settings, publisher, lambda: (), free_seat()).run())
         messages = await rabbit.take_all(settings.queue, 1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -373,10 +372,10 @@ async def test_an_email_that_somebody_has_locked_is_published_once_and_holds_up_
 async def test_a_relay_says_since_when_it_waits_for_confirms(
     settings: Settings, books: Books, tables_url: str, topology: Topology
 ) -> None:
-    seat = Roster(["relay"]).seat("relay", 0)
+    seat = free_seat()
     async with Proxy(settings.amqp_url) as proxy:
         publisher = Publisher(proxy.url, settings.exchange, name="test relay")
-        task = asyncio.create_task(Publishing(settings, publisher, lambda: (), seat=seat).run())
+        task = asyncio.create_task(Publishing(settings, publisher, lambda: (), seat).run())
         books.enqueue_one()
         await until(lambda: books.rows()[0]["published_at"])
         assert seat.confirm.seconds is None
@@ -428,7 +427,7 @@ async def test_a_relay_that_is_told_to_stop_publishes_what_is_due_and_ends(
 ) -> None:
     email_ids = books.enqueue(510)
     publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay")
-    publishing = Publishing(settings, publisher, lambda: (), mark_after_seconds=MARK_AFTER_SECONDS)
+    publishing = Publishing(settings, publisher, lambda: (), free_seat(), mark_after_seconds=MARK_AFTER_SECONDS)
     publishing_task = asyncio.create_task(publishing.run())
     await until(lambda: books.sessions("dispatcher relay"))
 
