@@ -166,7 +166,8 @@ def test_undecided_emails_are_counted_a_week_before_they_lose_their_content(book
 
     expiring = count_expiring(books.connection, SHORT)
 
-    assert expiring is not None and expiring.first_in_seconds is not None
+    assert expiring is not None
+    assert expiring.first_in_seconds is not None
     assert expiring.emails == 2
     assert 0 < expiring.first_in_seconds <= 86400  # the module was imported some time before
     assert count_expiring(books.connection, FOR_EVER) is None
