@@ -30,20 +30,48 @@ listen email_dispatcher_due;
 -- name: find_publish_due
 -- Emails whose message must go to the send queue, longest due first; of those alone that are due since an instant or later.
 -- A due mark is the time of its writing, or up to 90 seconds later (see enqueue and release). One that is five
--- minutes ahead was written before the clock was set back: it is due, too.
-select email_id, message_key, correlation_id, traceparent, publish_due_at
-from email_log
-where publish_due_at >= %(since)s
-    and publish_due_at not between now() and now() + interval '5 minutes'
+-- minutes ahead was written before the clock was set back: it is due, too. Two ranges, so that a look does not read the
+-- emails between them: hundreds of thousands may wait there for a provider that is away.
+(
+    select email_id, message_key, correlation_id, traceparent, publish_due_at
+    from email_log
+    where publish_due_at >= %(since)s
+        and publish_due_at < now()
+    order by publish_due_at
+    limit %(limit)s
+)
+union all
+(
+    select email_id, message_key, correlation_id, traceparent, publish_due_at
+    from email_log
+    where publish_due_at >= greatest(%(since)s, now() + interval '5 minutes')
+    order by publish_due_at
+    limit %(limit)s
+)
 order by publish_due_at
 limit %(limit)s;
 
 -- name: find_publish_due_ids
 -- As find_publish_due where PostgreSQL cannot read one of the rows: the ids alone.
 select email_id
-from email_log
-where publish_due_at >= %(since)s
-    and publish_due_at not between now() and now() + interval '5 minutes'
+from (
+    (
+        select email_id, publish_due_at
+        from email_log
+        where publish_due_at >= %(since)s
+            and publish_due_at < now()
+        order by publish_due_at
+        limit %(limit)s
+    )
+    union all
+    (
+        select email_id, publish_due_at
+        from email_log
+        where publish_due_at >= greatest(%(since)s, now() + interval '5 minutes')
+        order by publish_due_at
+        limit %(limit)s
+    )
+) as due
 order by publish_due_at
 limit %(limit)s;
 

@@ -141,6 +141,21 @@ async def test_a_relays_statements_that_were_planned_for_small_tables_do_not_rea
     assert await reads_few_rows(database_url, do_all_of_the_relay(outbox, due), session.close)
 
 
+async def test_a_look_for_due_emails_does_not_read_those_that_wait_for_a_provider(database_url: str) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        books = Books(connection)
+        books.enqueue(EMAILS)
+        connection.execute("update email_log set publish_due_at = clock_timestamp() + interval '1 minute'")
+        books.enqueue(BATCH)
+        connection.execute("vacuum analyze")
+        session = await connect_async(database_url, name="planned", keeps_plans=True)
+
+    async def look() -> int:
+        return len(await Outbox(session).find_publish_due(EMAILS))
+
+    assert await reads_few_rows(database_url, look(), session.close)
+
+
 @pytest.mark.parametrize("weeks", [0, 8, 60])
 async def test_all_sessions_at_once_can_lease_without_running_out_of_locks(database_url: str, weeks: int) -> None:
     with (
