@@ -132,7 +132,8 @@ class Leasing:
         while True:
             try:
                 if answer_lost:
-                    await self._store.release_unanswered(list(keys_by_id))
+                    # What PostgreSQL refuses to release stays leased until the lease ends.
+                    await apart(list(keys_by_id), self._store.release_unanswered)
                     answer_lost = False
                 if self._stopped:
                     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import psycopg
 import pytest
 
 from dispatcher.domain.outgoing import Attachment
@@ -89,3 +90,23 @@ async def test_an_email_that_cannot_be_given_back_keeps_its_lease_and_the_others
 
     assert bench.books.statuses() == {"pending": 3, "sending": 1}
     assert bench.books.status(culprit) == "sending"
+
+
+async def test_an_email_that_cannot_be_read_stops_no_worker_whose_lease_was_cut_off(
+    bench: Bench, tables_url: str
+) -> None:
+    books = bench.books
+    *others, culprit = books.enqueue(OTHERS)
+    keys = books.keys([*others, culprit])
+    with damage(books.connection, "email_log"):
+        books.change(culprit, message_key=noise(9_000))
+    with psycopg.connect(tables_url) as person:
+        person.execute("select from email_log where email_id = %s for update", [others[0]])
+        for email_id, key in keys.items():
+            await bench.deliver_pointer(email_id, key)
+        worker = await bench.start()
+        await until(lambda: books.terminate(worker.name, waiting=True) > 0)
+
+    await until(lambda: books.statuses() == {"sent": OTHERS - 1, "pending": 1} or worker.task.done())
+    assert not worker.task.done()
+    assert bench.provider.accepted == dict.fromkeys(others, 1)
