@@ -78,12 +78,16 @@ returning e.lease_token, e.attempt_count, e.on_uncertain, e.attempt_base;
 
 -- name: find_standing
 -- The status of emails that could not be leased, with the token of our lease, or of the lease that a rescue took from us if
--- the email has not changed since; null if neither. An id that is missing has no row.
+-- the email has not changed since, nor was discarded; null if neither. An id that is missing has no row.
 select
     email_id, message_key, status,
     case
         when status = 'sending' and locked_by = %(worker)s then lease_token
-        when status = 'held' and rescued_from = %(worker)s and lease_token = rescued_token + 1 then rescued_token
+        when status = 'held'
+            and rescued_from = %(worker)s
+            and lease_token = rescued_token + 1
+            and dead_letter_discarded_at is null
+            then rescued_token
     end
 from email_log
 where email_id = any(%(email_ids)s)

@@ -65,9 +65,6 @@ closed as (
         dead_letter_due_at = case
             when e.status = 'held' and r.outcome = 'uncertain' then e.dead_letter_due_at
             when r.status in ('failed', 'held') then clock_timestamp()
-        end,
-        dead_letter_discarded_at = case
-            when e.status <> 'held' or r.outcome not in ('deferred', 'rejected') then e.dead_letter_discarded_at
         end
     from result as r
     where e.email_id = any(%(email_ids)b)
@@ -76,7 +73,12 @@ closed as (
         and (
             (e.status = 'sending' and e.lease_token = r.lease_token)
             or (r.status = 'sent' and e.status <> 'sent')
-            or (e.status = 'held' and e.rescued_token = r.lease_token and e.lease_token = r.lease_token + 1)
+            or (
+                e.status = 'held'
+                and e.rescued_token = r.lease_token
+                and e.lease_token = r.lease_token + 1
+                and e.dead_letter_discarded_at is null
+            )
         ) is true
         and (r.expired_at is null or (e.lease_token = r.lease_token and e.locked_until = r.expired_at))
     returning

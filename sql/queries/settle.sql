@@ -53,12 +53,13 @@ select email_id, rescued_token
 from email_log
 where status = 'held'
     and rescued_from = %(worker)s
-    and lease_token = rescued_token + 1;
+    and lease_token = rescued_token + 1
+    and dead_letter_discarded_at is null;
 
 -- name: recover_rescued
 -- Undoes rescues of emails that have not changed since: nothing was accepted under the leases that were taken away, and
--- nothing will be. Pending and due again. attempt_base gives the attempt back; attempt_count stays, because a dead letter is
--- known by it. Audited. Returns a row per email that it moved.
+-- nothing will be. A discarded email stays as the operator left it. Pending and due again. attempt_base gives the attempt
+-- back; attempt_count stays, because a dead letter is known by it. Audited. Returns a row per email that it moved.
 with recovered as (
     update email_log as e
     set
@@ -69,8 +70,7 @@ with recovered as (
         last_error = null,
         error_type = null,
         publish_due_at = clock_timestamp(),
-        dead_letter_due_at = null,
-        dead_letter_discarded_at = null
+        dead_letter_due_at = null
     where e.email_id = any(%(email_ids)s)
         and e.email_id between %(lowest_id)s and %(highest_id)s
         and (
@@ -79,6 +79,7 @@ with recovered as (
                 from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[]) as w (email_id, lease_token)
             )
             and e.lease_token = e.rescued_token + 1
+            and e.dead_letter_discarded_at is null
         ) is true
     returning e.email_id, e.correlation_id, e.attempt_count
 ),

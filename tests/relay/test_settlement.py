@@ -580,7 +580,7 @@ async def rescue_all(tables_url: str, books: Books) -> None:
 async def test_a_rescue_by_another_host_gives_way_to_what_the_ledger_of_the_dead_worker_proves(
     settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
 ) -> None:
-    unnamed, wire, accepted, deferred, rejected, discarded = await lease(worker, books, 6)
+    unnamed, wire, accepted, deferred, rejected = await lease(worker, books, 5)
     answers: list[tuple[Lease, Outcome]] = [
         (accepted, Accepted()),
         (deferred, Deferred(Reason.THROTTLED)),
@@ -589,25 +589,47 @@ async def test_a_rescue_by_another_host_gives_way_to_what_the_ledger_of_the_dead
     steps = [(unnamed, unsent), (wire, on_the_wire), *((each, answered(outcome)) for each, outcome in answers)]
     die(run_dir, steps)
     await rescue_all(tables_url, books)
-    assert books.statuses() == {"held": 6}
-    books.change(discarded.email_id, dead_letter_discarded_at=BEGAN)
+    assert books.statuses() == {"held": 5}
 
     await settlement.settle_all()
 
-    found = {
-        each.email_id: books.row(each.email_id) for each in (unnamed, wire, accepted, deferred, rejected, discarded)
-    }
+    found = {each.email_id: books.row(each.email_id) for each in (unnamed, wire, accepted, deferred, rejected)}
     statuses = [row["status"] for row in found.values()]
-    assert statuses == ["pending", "held", "sent", "pending", "failed", "pending"]
+    assert statuses == ["pending", "held", "sent", "pending", "failed"]
     # What had not left costs no attempt; a definite no does.
     counts = [row["attempt_count"] - row["attempt_base"] for row in found.values()]
-    assert counts == [0, 1, 1, 1, 1, 0]
-    assert [row["was_uncertain"] for row in found.values()] == [False, True, True, False, False, False]
-    assert [row["dead_letter_due_at"] is None for row in found.values()] == [True, False, True, True, False, True]
-    assert {row["dead_letter_discarded_at"] for row in found.values()} == {None}
+    assert counts == [0, 1, 1, 1, 1]
+    assert [row["was_uncertain"] for row in found.values()] == [False, True, True, False, False]
+    assert [row["dead_letter_due_at"] is None for row in found.values()] == [True, False, True, True, False]
     audited = books.select("select email_id, actor, action from operator_audit")
-    assert {row["email_id"] for row in audited} == {each.email_id for each in (unnamed, deferred, rejected, discarded)}
+    assert {row["email_id"] for row in audited} == {each.email_id for each in (unnamed, deferred, rejected)}
     assert {(row["actor"], row["action"]) for row in audited} == {("recovery", "recover")}
+    assert left_over(run_dir) == []
+
+
+async def test_a_rescued_email_that_an_operator_has_discarded_stays_held_unless_it_was_accepted(
+    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
+) -> None:
+    unnamed, deferred, given_back, accepted = await lease(worker, books, 4)
+    die(
+        run_dir,
+        [
+            (unnamed, unsent),
+            (deferred, answered(Deferred(Reason.THROTTLED))),
+            (given_back, unsent),
+            (accepted, answered(Accepted())),
+        ],
+    )
+    await rescue_all(tables_url, books)
+    for each in (unnamed, deferred, given_back, accepted):
+        books.change(each.email_id, dead_letter_due_at=None, dead_letter_discarded_at=BEGAN)
+
+    await worker.release({given_back.email_id: given_back.token})
+    await settlement.settle_all()
+
+    found = [books.status(each.email_id) for each in (unnamed, deferred, given_back, accepted)]
+    assert found == ["held", "held", "held", "sent"]
+    assert books.row(unnamed.email_id)["dead_letter_discarded_at"] == BEGAN
     assert left_over(run_dir) == []
 
 

@@ -85,7 +85,8 @@ class Known:
     def rescued_token(self) -> int | None:
         """The token of the lease that a rescue took away, if it holds the email and nobody has touched it since."""
         token = self.rescue_of[1] if self.rescue_of else None
-        return token if self.status is Status.HELD and token is not None and self.token == token + 1 else None
+        is_untouched = token is not None and self.token == token + 1 and not self.is_discarded
+        return token if self.status is Status.HELD and is_untouched else None
 
     def recover(self, step: int) -> None:
         """The rescue is undone: nothing was accepted."""
@@ -93,7 +94,6 @@ class Known:
         self.was_uncertain = self.rescue_of[2]
         self.close(Status.PENDING, step)
         self.attempt_base += 1
-        self.is_discarded = False
         self._confirm_rescue()
 
     def record_after_rescue(self, status: Status, outcome: str, step: int) -> None:
@@ -101,7 +101,6 @@ class Known:
         assert self.rescue_of is not None
         if outcome != "uncertain":
             self.was_uncertain = self.rescue_of[2]
-            self.is_discarded = False
             self.close(Status.PENDING if status is Status.SENDING else status, step)
         self._confirm_rescue()
 

@@ -436,6 +436,7 @@ class Machine(RuleBasedStateMachine):
         status=STATUS,
         again=st.sampled_from([_record, _release, _release_unanswered, _recover]),
         is_older=st.booleans(),
+        is_discarded=st.booleans(),
     )
     def come_back(
         self,
@@ -446,12 +447,15 @@ class Machine(RuleBasedStateMachine):
         status: Status,
         again: Write,
         is_older: bool,
+        is_discarded: bool,
     ) -> None:
-        """The owner of a lease, or of an older one, comes back after a rescue, and perhaps after a person's replay."""
+        """The owner of a lease, or of an older one, comes back after a rescue, perhaps after a person's decision."""
         known = self._brought_in_doubt(number, Status.SENDING, is_in_doubt)
         owner, lease = known.leases[0 if is_older else -1]
         self._expire(known)
         self._rescue(default=OnUncertain.HOLD)
+        if is_discarded:
+            self._discard(known)
         if touch is not None and known.is_dead:
             self._replay(known, include_held=True)
             self._brought(number, touch, _other(owner))
@@ -549,7 +553,9 @@ class Machine(RuleBasedStateMachine):
 
     @rule(number=NUMBER, status=STATUS)
     def discard_a_dead_letter(self, number: int, status: Status) -> None:
-        known = self._brought(number, status)
+        self._discard(self._brought(number, status))
+
+    def _discard(self, known: Known) -> None:
         discarded = self.run(discard_dead(self.relay, [known.email_id], **PERSON))
         assert bool(discarded) == (known.is_dead and not known.is_discarded)
         if discarded:

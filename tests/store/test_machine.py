@@ -89,6 +89,8 @@ MUTANTS: Final = {
         "(e.email_id, e.rescued_token) in (\n                select w.email_id, w.lease_token",
     ),
     "recovery_that_forgets_doubt": Mutant("recover_rescued", "e.rescued_in_doubt", "false"),
+    "recovery_of_what_was_discarded": Mutant("recover_rescued", "and e.dead_letter_discarded_at is null", ""),
+    "record_after_a_rescue_that_was_discarded": Mutant("record", "and e.dead_letter_discarded_at is null", ""),
     "recovery_that_burns_the_attempt": Mutant("recover_rescued", "e.attempt_base + 1", "e.attempt_base"),
     "standing_of_anybodys_rescue": Mutant("find_standing", " and rescued_from = %(worker)s"),
     "record_that_completes_failures": Mutant("record", "c.status = 'sent'", "true"),
