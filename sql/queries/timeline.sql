@@ -47,14 +47,15 @@ where status = 'sending'
 returning email_id;
 
 -- name: doubt_messages
--- Due marks from before a promotion: their messages may have been published on the lost timeline, and done with. They count as
--- published, and where RabbitMQ has no message for them, republish_vanished judges them. An API process that publishes itself
--- sets marks some seconds ahead. Returns a row per email.
+-- Due marks of before a promotion was found: their messages may have been published on the lost timeline, and done with. They
+-- count as published, and where RabbitMQ has no message for them, republish_vanished judges them. Also marks that were set
+-- ahead for an email given back, once they have passed: the standby may have been that far behind. An API process that
+-- publishes itself sets marks some seconds ahead. Returns a row per email.
 update email_log as e
 set publish_due_at = null, published_at = t.uncertain_before
 from relay_timeline as t
 where e.publish_due_at is not null
     and e.status = 'pending'
     and e.created_at <= t.uncertain_before
-    and (e.publish_due_at <= t.uncertain_before or e.publish_due_at <= e.created_at + interval '10 seconds')
+    and (e.publish_due_at <= t.doubted_at or e.publish_due_at <= e.created_at + interval '10 seconds')
 returning e.email_id;

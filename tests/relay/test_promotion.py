@@ -8,7 +8,7 @@ import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import psycopg
@@ -73,6 +73,22 @@ async def test_what_may_have_been_sent_in_lost_commits_is_judged_by_policy_and_s
         assert "failed over" in row["last_error"]
     (told,) = [log for log in logs if log["event"] == "store.promoted"]
     assert (told["lossy"], told["leases"], told["messages"]) == (True, 0, 1)
+
+
+async def test_an_email_given_back_for_later_may_have_become_due_and_been_sent_in_lost_commits(
+    start: Start, servers: Servers, tables_url: str, topology: Topology, books: Books, rabbit: Rabbit
+) -> None:
+    became_due, due_later = books.enqueue(2)
+    ago = was_promoted(books) - timedelta(seconds=10)
+    books.connection.execute("update relay_timeline set noted_at = %s", (ago,))
+    for email_id, seconds in ((became_due, 5), (due_later, 100)):
+        books.change(email_id, created_at=ago - timedelta(minutes=1), publish_due_at=ago + timedelta(seconds=seconds))
+
+    await start(settings_for(servers.amqp_url, tables_url, topology, LEASE_SECONDS=LEASE_SECONDS))
+
+    (letter,) = await rabbit.take_all(topology.dlq, 1)
+    assert letter.pointer.email_id == became_due
+    assert books.row(due_later)["publish_due_at"] is not None
 
 
 async def test_what_is_enqueued_after_the_promotion_is_published_at_once(
