@@ -305,12 +305,12 @@ def test_run_directory_that_strangers_may_write_fails(settled: CommandLine) -> N
 
 
 def test_pending_emails_that_no_configured_provider_can_carry_are_told_and_what_can_be_sent_at_all(
-    settled: CommandLine,
+    prepared: CommandLine,
 ) -> None:
-    with psycopg.connect(settled.environment["DISPATCHER_DATABASE_URL"]) as connection:
+    with psycopg.connect(prepared.environment["DISPATCHER_DATABASE_URL"]) as connection:
         enqueue(connection, Email(message_key="k", sender="shop@example.com", to="ann@example.org", template_id="d-1"))
 
-    found = _findings(settled, code=1)
+    found = _findings(prepared, code=1)
 
     assert found["pending emails"]["state"] == "failed"
     assert "1 will fail; the first: template_id needs a provider" in found["pending emails"]["words"]
