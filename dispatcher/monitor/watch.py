@@ -147,7 +147,8 @@ class Watch:
             self._host,
             count=findings.expiring if kind is Kind.UNDECIDED_EXPIRING else findings.depth,
             oldest_age_seconds=_oldest_age(kind, stands, findings, (now - known_at).total_seconds()),
-            correlation_ids=_correlation_ids(findings) if stands else (),
+            # Those of the oldest dead letters say nothing about emails that expire.
+            correlation_ids=_correlation_ids(findings) if stands and kind is not Kind.UNDECIDED_EXPIRING else (),
             reason=findings.fault if kind is Kind.PROBE_FAILED else None,
             is_alone=self._book.is_alone,
         )

@@ -214,7 +214,7 @@ async def test_undecided_emails_that_are_about_to_lose_their_content_are_an_aler
     tables_url: str,
 ) -> None:
     ear = Ear()
-    email_id = insert_failed(tables_url, None, age=timedelta(days=UNDECIDED_DAYS - 6))
+    email_id = insert_failed(tables_url, "order-17", age=timedelta(days=UNDECIDED_DAYS - 6))
     insert_failed(tables_url, None, age=timedelta(days=UNDECIDED_DAYS - 8))
     with tables(tables_url) as connection:
         connection.execute(
@@ -230,6 +230,7 @@ async def test_undecided_emails_that_are_about_to_lose_their_content_are_an_aler
         await hears(ear, "undecided_expiring raised", "undecided_expiring resolved")
 
     assert ear.heard[0].alert.count == 1
+    assert ear.heard[0].alert.correlation_ids == ()
 
 
 async def test_addresses_in_correlation_ids_are_taken_out(tables_url: str) -> None:
