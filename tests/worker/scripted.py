@@ -132,7 +132,7 @@ async def throttle_when_let_go(provider: ScriptedProvider, email: OutgoingEmail,
     """The email leaves, and the provider asks for a pause when the test says so."""
     attempt.leaving()
     await provider.wait(email.email_id)
-    return Deferred(Reason.THROTTLED, "slow down", "429", 0.3)
+    return Deferred(Reason.THROTTLED, "slow down", "429", 1.0)  # long enough to pause for one email
 
 
 async def accept_and_never_answer(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
