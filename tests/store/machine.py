@@ -373,7 +373,7 @@ class Machine(RuleBasedStateMachine):
         number=NUMBER,
         happen=st.sampled_from([_renew, _give_back, _release]),
         is_expired_again=st.booleans(),
-        settle=st.sampled_from([_record_as_seen, _release_as_seen]),
+        settle=st.sampled_from([_record_as_seen, _release_as_seen, _rescue_as_seen]),
         status=st.sampled_from([Status.SENT, Status.FAILED]),
     )
     def settle_late(self, number: int, happen: Write, is_expired_again: bool, settle: Write, status: Status) -> None:
@@ -509,9 +509,11 @@ class Machine(RuleBasedStateMachine):
             self._expire(known)
         self._rescue(default=default, max_attempts=max_attempts, here=here, grace_seconds=grace_seconds)
 
-    @rule(number=NUMBER, status=STATUS, age_seconds=st.sampled_from([0.0, 1e6]))
-    def publish_again_what_vanished(self, number: int, status: Status, age_seconds: float) -> None:
+    @rule(number=NUMBER, status=STATUS, is_out=st.booleans(), age_seconds=st.sampled_from([0.0, 1e6]))
+    def publish_again_what_vanished(self, number: int, status: Status, is_out: bool, age_seconds: float) -> None:
         self._brought(number, status)
+        if is_out:
+            self.publish(number, is_late=False)
         everything = [] if age_seconds else self.known.values()
         gone = [known for known in everything if known.status is Status.PENDING and not known.due_since]
         assert self.run(self.outbox.has_vanished(age_seconds)) == bool(gone)
@@ -553,7 +555,9 @@ class Machine(RuleBasedStateMachine):
 
     @rule(number=NUMBER, status=STATUS)
     def discard_a_dead_letter(self, number: int, status: Status) -> None:
-        self._discard(self._brought(number, status))
+        known = self._brought(number, status)
+        for _ in range(2):
+            self._discard(known)
 
     def _discard(self, known: Known) -> None:
         discarded = self.run(discard_dead(self.relay, [known.email_id], **PERSON))

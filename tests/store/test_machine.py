@@ -135,7 +135,7 @@ MUTANTS: Final = {
     ),
     "rescue_that_forgets_doubt": Mutant("rescue_expired", "        was_uncertain = true,\n"),
     "expired_before_its_end": Mutant("find_expiring", "locked_until < clock_timestamp(), ", "true, "),
-    "expiring_at_any_time": Mutant("find_expiring", "%(within_seconds)s *", "1e6 * %(within_seconds)s *"),
+    "expiring_at_any_time": Mutant("find_expiring", "%(within_seconds)s *", "(1e9 + %(within_seconds)s) *"),
     "expired_released_by_any_token": Mutant(
         "release_expired",
         _EXPIRED,
