@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -130,9 +131,11 @@ class Bench:
         )
         store = ProviderStore(pool, slot=identity.slot)
         watch = ProviderWatch(store)
+        # As in production: one lost call of many emails is no reason to pause the provider.
+        breakers = partial(watch.new_breaker, window=settings.prefetch)
         routes = Routes(
             [
-                Route(each, watch.new_breaker(each.name), RateLimit(store, each.name, ceiling) if ceiling else None)
+                Route(each, breakers(each.name), RateLimit(store, each.name, ceiling) if ceiling else None)
                 for each in providers or [self.provider]
             ]
         )
