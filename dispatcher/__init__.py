@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dispatcher.domain.email import Email
     from dispatcher.domain.outgoing import Attachment
     from dispatcher.domain.status import OnUncertain
-    from dispatcher.errors import DispatcherError, InvalidEmail, MessageKeyConflict
+    from dispatcher.errors import DispatcherError, InvalidEmail, MessageKeyConflict, SchemaError, UnusableConnection
     from dispatcher.producers import (
         Acceptance,
         Enqueued,
@@ -35,6 +35,8 @@ __all__ = [
     "InvalidEmail",
     "MessageKeyConflict",
     "OnUncertain",
+    "SchemaError",
+    "UnusableConnection",
     "__version__",
     "enqueue",
     "enqueue_async",
@@ -46,7 +48,7 @@ _HOMES: Final = {
     "domain.email": ("Email",),
     "domain.outgoing": ("Attachment",),
     "domain.status": ("OnUncertain",),
-    "errors": ("DispatcherError", "InvalidEmail", "MessageKeyConflict"),
+    "errors": ("DispatcherError", "InvalidEmail", "MessageKeyConflict", "SchemaError", "UnusableConnection"),
     "producers": ("Acceptance", "Enqueued", "enqueue", "enqueue_async", "enqueue_many", "enqueue_many_async"),
 }
 

@@ -4,6 +4,7 @@
     ├── ConfigurationError        settings are missing or malformed; holds every mistake, exit code 78
     ├── InvalidEmail              an email was refused at enqueue; names the field
     ├── MessageKeyConflict        the message key is known with another payload
+    ├── UnusableConnection        enqueue was given no connection, or one that it cannot use
     ├── InvalidPointer            bytes on the queue that point to no email
     ├── ServerUnavailable         PostgreSQL, RabbitMQ or a private server cannot be reached or started
     │   ├── StoreUnavailable
@@ -85,6 +86,10 @@ class MessageKeyConflict(DispatcherError):
         self.tenant_id = tenant_id
         self.message_key = message_key
         self.email_id = email_id
+
+
+class UnusableConnection(DispatcherError):
+    """What enqueue was given has no psycopg connection, or one that cannot execute a statement now."""
 
 
 class InvalidPointer(DispatcherError):

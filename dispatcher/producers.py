@@ -4,11 +4,13 @@
         connection.execute("insert into orders …")
         enqueue(connection, Email(message_key="order-17-receipt", sender="shop@example.com", to="ann@example.org", …))
 
-Both rows commit or neither does. The connection is the caller's: nothing here commits, rolls back or closes it, and
-what psycopg raises reaches the caller as it is. A second call with the same message key and payload is harmless and
-returns the first email's id. After the commit the relay publishes.
+Both rows commit or neither does. The connection is the caller's: a psycopg connection, Django's `connection`, or a
+Connection or Session of SQLAlchemy over psycopg. Nothing here commits, rolls back or closes it, and what psycopg raises
+reaches the caller as it is. A second call with the same message key and payload is harmless and returns the first
+email's id. After the commit the relay publishes.
 
-The synchronous functions and their `_async` twins differ in the connection alone.
+The synchronous functions and their `_async` twins differ in the connection alone: the twins take psycopg's
+AsyncConnection, and an AsyncConnection or AsyncSession of SQLAlchemy.
 """
 
 from __future__ import annotations
@@ -22,6 +24,13 @@ from uuid import UUID
 
 from dispatcher.domain.email import Email
 from dispatcher.errors import MessageKeyConflict
+from dispatcher.store.callers import (
+    AsyncCallersConnection,
+    CallersConnection,
+    async_connection_of,
+    connection_of,
+    with_tables,
+)
 from dispatcher.store.enqueueing import (
     Draft,
     Key,
@@ -69,20 +78,23 @@ class Enqueued:
     acceptance: Acceptance
 
 
-def enqueue(connection: Connection[Any], email: Email, *, traceparent: str | None = None) -> Enqueued:
+def enqueue(connection: CallersConnection, email: Email, *, traceparent: str | None = None) -> Enqueued:
     """Enqueues one email in the connection's transaction.
 
     Args:
+        connection: A psycopg connection, Django's `connection`, or a Connection or Session of SQLAlchemy.
         traceparent: W3C trace context, carried to the message and the logs.
 
     Raises:
         MessageKeyConflict: the key names an email with another payload.
+        UnusableConnection: it has no psycopg connection, or one that is closed or whose transaction has failed.
+        SchemaError: its database does not have the dispatcher's tables.
     """
     return enqueue_many(connection, [email], traceparent=traceparent)[0]
 
 
 def enqueue_many(
-    connection: Connection[Any],
+    connection: CallersConnection,
     emails: Iterable[Email],
     *,
     traceparent: str | None = None,
@@ -90,8 +102,9 @@ def enqueue_many(
 ) -> list[Enqueued]:
     """Enqueues emails in the connection's transaction, some hundreds per statement; answers in the order given.
 
-    On a connection in autocommit the call is a transaction of its own, which stores all or none; where conflicts are
-    reported, each statement's hundreds are one, so that a file of any size can be enqueued.
+    On a connection in autocommit (Django's outside `atomic()`, too) the call is a transaction of its own, which stores
+    all or none, and the emails stay if what follows fails. Where conflicts are reported, each statement's hundreds are
+    one transaction, so that a file of any size can be enqueued.
 
     Args:
         report_conflicts: Answer `conflict` for such an email and store the others, instead of raising.
@@ -99,31 +112,35 @@ def enqueue_many(
     Raises:
         MessageKeyConflict: a key names an email with another payload, and conflicts are not reported. Roll the
             transaction back: others of the same call may stand in it.
+        UnusableConnection, SchemaError: as `enqueue` does.
     """
     answers: list[Enqueued] = []
+    driver = connection_of(connection)
     with ExitStack() as call:
-        if connection.autocommit and not (report_conflicts or _is_one_statement(emails)):
-            call.enter_context(connection.transaction())
+        if driver.autocommit and not (report_conflicts or _is_one_statement(emails)):
+            call.enter_context(driver.transaction())
         for drafts in _batches(emails, traceparent):
             with ExitStack() as batch:
-                if connection.autocommit and report_conflicts and has_attachments(drafts):
-                    batch.enter_context(connection.transaction())
-                inserted = {row[0] for row in _fetch(connection, "enqueue", insert_parameters(drafts))}
+                if driver.autocommit and report_conflicts and has_attachments(drafts):
+                    batch.enter_context(driver.transaction())
+                inserted = {row[0] for row in _fetch(driver, "enqueue", insert_parameters(drafts))}
                 if attachments := attachment_parameters(drafts, inserted):
-                    _run(connection, "enqueue_attachments", attachments)
+                    _run(driver, "enqueue_attachments", attachments)
             keys = key_parameters(drafts, inserted)
-            known = holders(_fetch(connection, "find_by_key", keys)) if keys else {}
+            known = holders(_fetch(driver, "find_by_key", keys)) if keys else {}
             answers.extend(_answers(drafts, inserted, known, report_conflicts=report_conflicts))
     return answers
 
 
-async def enqueue_async(connection: AsyncConnection[Any], email: Email, *, traceparent: str | None = None) -> Enqueued:
+async def enqueue_async(
+    connection: AsyncCallersConnection, email: Email, *, traceparent: str | None = None
+) -> Enqueued:
     """`enqueue` on an asynchronous connection."""
     return (await enqueue_many_async(connection, [email], traceparent=traceparent))[0]
 
 
 async def enqueue_many_async(
-    connection: AsyncConnection[Any],
+    connection: AsyncCallersConnection,
     emails: Iterable[Email],
     *,
     traceparent: str | None = None,
@@ -131,18 +148,19 @@ async def enqueue_many_async(
 ) -> list[Enqueued]:
     """`enqueue_many` on an asynchronous connection."""
     answers: list[Enqueued] = []
+    driver = await async_connection_of(connection)
     async with AsyncExitStack() as call:
-        if connection.autocommit and not (report_conflicts or _is_one_statement(emails)):
-            await call.enter_async_context(connection.transaction())
+        if driver.autocommit and not (report_conflicts or _is_one_statement(emails)):
+            await call.enter_async_context(driver.transaction())
         for drafts in _batches(emails, traceparent):
             async with AsyncExitStack() as batch:
-                if connection.autocommit and report_conflicts and has_attachments(drafts):
-                    await batch.enter_async_context(connection.transaction())
-                inserted = {row[0] for row in await _fetch_async(connection, "enqueue", insert_parameters(drafts))}
+                if driver.autocommit and report_conflicts and has_attachments(drafts):
+                    await batch.enter_async_context(driver.transaction())
+                inserted = {row[0] for row in await _fetch_async(driver, "enqueue", insert_parameters(drafts))}
                 if attachments := attachment_parameters(drafts, inserted):
-                    await _run_async(connection, "enqueue_attachments", attachments)
+                    await _run_async(driver, "enqueue_attachments", attachments)
             keys = key_parameters(drafts, inserted)
-            known = holders(await _fetch_async(connection, "find_by_key", keys)) if keys else {}
+            known = holders(await _fetch_async(driver, "find_by_key", keys)) if keys else {}
             answers.extend(_answers(drafts, inserted, known, report_conflicts=report_conflicts))
     return answers
 
@@ -202,7 +220,7 @@ def _tuples(_cursor: object) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
 
 
 def _fetch(connection: Connection[Any], name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-    with connection.cursor(row_factory=_tuples) as cursor:
+    with with_tables(connection), connection.cursor(row_factory=_tuples) as cursor:
         return cursor.execute(query(name), parameters).fetchall()
 
 
@@ -214,9 +232,10 @@ def _run(connection: Connection[Any], name: str, parameters: dict[str, Any]) -> 
 async def _fetch_async(
     connection: AsyncConnection[Any], name: str, parameters: dict[str, Any]
 ) -> list[tuple[Any, ...]]:
-    async with connection.cursor(row_factory=_tuples) as cursor:
-        await cursor.execute(query(name), parameters)
-        return await cursor.fetchall()
+    with with_tables(connection):
+        async with connection.cursor(row_factory=_tuples) as cursor:
+            await cursor.execute(query(name), parameters)
+            return await cursor.fetchall()
 
 
 async def _run_async(connection: AsyncConnection[Any], name: str, parameters: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ def place_order(number: int, customer: str) -> None:
         with connection.cursor() as cursor:
             cursor.execute("insert into orders (number, customer) values (%s, %s)", [number, customer])
         enqueue(
-            connection.connection,  # the psycopg connection that Django uses
+            connection,
             Email(
                 message_key=f"order-{number}-receipt",
                 sender="Shop <shop@example.com>",

@@ -1,29 +1,32 @@
-"""SQLAlchemy: the order and its receipt are committed together, or neither is. The engine's driver must be psycopg."""
+"""SQLAlchemy: the order and its receipt are committed together, or neither is. The URL begins with postgresql+psycopg://."""
 
 from __future__ import annotations
 
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 from sqlalchemy.orm import Session
 
 from dispatcher import Email, enqueue
 
+_INSERT = text("insert into orders (number, customer) values (:number, :customer)")
+
 
 def place_order(session: Session, number: int, customer: str) -> None:
     """Stores an order, and has its receipt sent; the caller commits."""
-    session.execute(
-        text("insert into orders (number, customer) values (:number, :customer)"),
-        {"number": number, "customer": customer},
-    )
-    # The psycopg connection of the session's transaction.
-    driver_connection = session.connection().connection.driver_connection
-    assert driver_connection is not None
-    enqueue(
-        driver_connection,
-        Email(
-            message_key=f"order-{number}-receipt",
-            sender="Shop <shop@example.com>",
-            to=customer,
-            subject=f"Your order {number}",
-            text="Thank you for your order.",
-        ),
+    session.execute(_INSERT, {"number": number, "customer": customer})
+    enqueue(session, _receipt(number, customer))
+
+
+def place_order_without_session(connection: Connection, number: int, customer: str) -> None:
+    """The same on a connection, without a session."""
+    connection.execute(_INSERT, {"number": number, "customer": customer})
+    enqueue(connection, _receipt(number, customer))
+
+
+def _receipt(number: int, customer: str) -> Email:
+    return Email(
+        message_key=f"order-{number}-receipt",
+        sender="Shop <shop@example.com>",
+        to=customer,
+        subject=f"Your order {number}",
+        text="Thank you for your order.",
     )

@@ -508,11 +508,11 @@ async def test_ids_ascend_with_the_order_of_enqueueing(application: Application)
     assert ids == sorted(ids)
 
 
-async def test_what_postgresql_raises_reaches_the_caller_as_it_is(
-    application: Application, empty_database_url: str
-) -> None:
-    with psycopg.connect(empty_database_url) as connection, pytest.raises(psycopg.errors.UndefinedTable):
-        enqueue(connection, email("key"))
+async def test_what_postgresql_raises_reaches_the_caller_as_it_is(application: Application) -> None:
+    await application.execute("set transaction read only")
+
+    with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+        await application.enqueue(email("key"))
 
 
 @pytest.mark.parametrize(("session", "commit"), [("off", "on"), ("on", "on"), ("remote_apply", "remote_apply")])

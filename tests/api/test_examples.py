@@ -91,20 +91,56 @@ def test_django(orders: psycopg.Connection, database_url: str) -> None:
     assert books(orders) == ([17], ["order-17-receipt"])
 
 
+def test_psycopg(orders: psycopg.Connection, database_url: str) -> None:
+    from examples.psycopg_orders import place_order
+
+    with psycopg.connect(database_url) as connection:
+        place_order(connection, 17, "ann@example.org")
+        with pytest.raises(InvalidEmail):
+            place_order(connection, 18, "nobody")
+
+    assert books(orders) == ([17], ["order-17-receipt"])
+
+
 def test_sqlalchemy(orders: psycopg.Connection, database_url: str) -> None:
     from sqlalchemy import create_engine
     from sqlalchemy.orm import Session
 
-    from examples.sqlalchemy_orders import place_order
+    from examples.sqlalchemy_orders import place_order, place_order_without_session
 
     engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg://"))
     with Session(engine) as session, session.begin():
         place_order(session, 17, "ann@example.org")
     with pytest.raises(InvalidEmail), Session(engine) as session, session.begin():
         place_order(session, 18, "nobody")
+    with engine.begin() as connection:
+        place_order_without_session(connection, 19, "ann@example.org")
+    with pytest.raises(InvalidEmail), engine.begin() as connection:
+        place_order_without_session(connection, 20, "nobody")
     engine.dispose()
 
-    assert books(orders) == ([17], ["order-17-receipt"])
+    assert books(orders) == ([17, 19], ["order-17-receipt", "order-19-receipt"])
+
+
+async def test_sqlalchemy_with_asyncio(orders: psycopg.Connection, database_url: str) -> None:
+    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+    from examples.sqlalchemy_async_orders import place_order, place_order_without_session
+
+    engine = create_async_engine(database_url.replace("postgresql://", "postgresql+psycopg://"))
+    async with AsyncSession(engine) as session, session.begin():
+        await place_order(session, 17, "ann@example.org")
+    with pytest.raises(InvalidEmail):
+        async with AsyncSession(engine) as session, session.begin():
+            await place_order(session, 18, "nobody")
+    async with engine.begin() as connection:
+        await place_order_without_session(connection, 19, "ann@example.org")
+    with pytest.raises(InvalidEmail):
+        async with engine.begin() as connection:
+            await place_order_without_session(connection, 20, "nobody")
+    await engine.dispose()
+
+    assert books(orders) == ([17, 19], ["order-17-receipt", "order-19-receipt"])
 
 
 async def test_fastapi(orders: psycopg.Connection, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

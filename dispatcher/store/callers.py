@@ -1,0 +1,245 @@
+"""The application's connection: the psycopg connection in what `enqueue` is given.
+
+Applications give what they have: a psycopg connection, Django's `connection`, a SQLAlchemy Connection or Session, or
+the asynchronous twin of one. Each has a psycopg connection, in the caller's transaction. This module imports neither
+Django nor SQLAlchemy: a caller who gives one of their objects has imported them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
+
+import psycopg
+from psycopg import errors as pg
+from psycopg.pq import TransactionStatus
+
+from dispatcher.errors import SchemaError, UnusableConnection
+
+
+class DjangoConnection(Protocol):
+    """`django.db.connection`, or one of `django.db.connections`."""
+
+    connection: Any
+
+    def ensure_connection(self) -> None:
+        """Connects, unless it has."""
+
+    def validate_no_broken_transaction(self) -> None:
+        """Raises Django's error if the transaction can only be rolled back."""
+
+
+class PooledConnection(Protocol):
+    """SQLAlchemy's wrapper of what its driver connected."""
+
+    @property
+    def driver_connection(self) -> Any:
+        """The driver's connection."""
+
+
+class SqlAlchemyConnection(Protocol):
+    """`sqlalchemy.Connection`."""
+
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def connection(self) -> PooledConnection: ...
+    def in_transaction(self) -> bool: ...
+    def begin(self) -> object: ...
+    def close(self) -> None: ...
+
+
+class SqlAlchemySession(Protocol):
+    """`sqlalchemy.orm.Session` or `scoped_session`."""
+
+    def connection(self) -> SqlAlchemyConnection: ...
+
+
+class AsyncSqlAlchemyConnection(Protocol):
+    """`sqlalchemy.ext.asyncio.AsyncConnection`."""
+
+    @property
+    def closed(self) -> bool: ...
+    def in_transaction(self) -> bool: ...
+    def begin(self) -> Awaitable[object]: ...
+    async def get_raw_connection(self) -> PooledConnection: ...
+
+
+class AsyncSqlAlchemySession(Protocol):
+    """`sqlalchemy.ext.asyncio.AsyncSession` or `async_scoped_session`."""
+
+    async def connection(self) -> AsyncSqlAlchemyConnection: ...
+
+
+CallersConnection = psycopg.Connection[Any] | DjangoConnection | SqlAlchemyConnection | SqlAlchemySession
+AsyncCallersConnection = psycopg.AsyncConnection[Any] | AsyncSqlAlchemyConnection | AsyncSqlAlchemySession
+
+_DJANGO: Final = ("django.utils.connection.ConnectionProxy", "django.db.backends.base.base.BaseDatabaseWrapper")
+_CONNECTION: Final = "sqlalchemy.Connection"
+_SESSIONS: Final = ("sqlalchemy.orm.Session", "sqlalchemy.orm.scoped_session")
+_ASYNC_CONNECTION: Final = "sqlalchemy.ext.asyncio.AsyncConnection"
+_ASYNC_SESSIONS: Final = ("sqlalchemy.ext.asyncio.AsyncSession", "sqlalchemy.ext.asyncio.async_scoped_session")
+_SYNCHRONOUS: Final = ("psycopg.Connection", *_DJANGO, _CONNECTION, *_SESSIONS)
+_ASYNCHRONOUS: Final = ("psycopg.AsyncConnection", _ASYNC_CONNECTION, *_ASYNC_SESSIONS)
+_POOLS: Final = {
+    ("psycopg_pool.ConnectionPool",): "with pool.connection() as connection: enqueue(connection, email)",
+    ("psycopg_pool.AsyncConnectionPool",): (
+        "async with pool.connection() as connection: await enqueue_async(connection, email)"
+    ),
+    ("sqlalchemy.Engine",): "with engine.begin() as connection: enqueue(connection, email)",
+    ("sqlalchemy.ext.asyncio.AsyncEngine",): (
+        "async with engine.begin() as connection: await enqueue_async(connection, email)"
+    ),
+    ("sqlalchemy.orm.sessionmaker",): "with factory.begin() as session: enqueue(session, email)",
+    ("sqlalchemy.ext.asyncio.async_sessionmaker",): (
+        "async with factory.begin() as session: await enqueue_async(session, email)"
+    ),
+    ("django.db.utils.ConnectionHandler",): 'enqueue(connections["default"], email)',
+}
+"""What has connections and is none, and what to write instead."""
+
+
+def connection_of(given: CallersConnection) -> psycopg.Connection[Any]:
+    """The psycopg connection in what a synchronous call is given, ready for a statement in the caller's transaction.
+
+    Raises:
+        UnusableConnection: it has none, or one that cannot be used.
+    """
+    is_drivers = isinstance(given, psycopg.Connection | psycopg.AsyncConnection)
+    driver: object = given if is_drivers else _driver_of(given)
+    if isinstance(driver, psycopg.AsyncConnection):  # also SQLAlchemy's, within run_sync
+        raise _refusal(driver, "enqueue", _ASYNCHRONOUS)
+    if not isinstance(driver, psycopg.Connection):
+        raise _other_driver(given, driver)
+    _check(driver)
+    return driver
+
+
+async def async_connection_of(given: AsyncCallersConnection) -> psycopg.AsyncConnection[Any]:
+    """The same for an asynchronous call."""
+    driver: object = given if isinstance(given, psycopg.AsyncConnection) else await _async_driver_of(given)
+    if not isinstance(driver, psycopg.AsyncConnection):
+        raise _other_driver(given, driver)
+    _check(driver)
+    return driver
+
+
+def _driver_of(given: Any) -> object:
+    if _is(given, *_DJANGO):
+        given.ensure_connection()  # Django connects with the first query
+        given.validate_no_broken_transaction()
+        return given.connection
+    if _is(given, *_SESSIONS):
+        given = given.connection()
+    elif not _is(given, _CONNECTION):
+        raise _refusal(given, "enqueue", _ASYNCHRONOUS)
+    _check_open(given)
+    if not given.in_transaction():
+        given.begin()  # as its first statement does; without it, its commit() would do nothing
+    return given.connection.driver_connection
+
+
+async def _async_driver_of(given: Any) -> object:
+    if _is(given, *_ASYNC_SESSIONS):
+        given = await given.connection()
+    elif not _is(given, _ASYNC_CONNECTION):
+        raise _refusal(given, "enqueue_async", _SYNCHRONOUS)
+    _check_open(given)
+    if not given.in_transaction():
+        await given.begin()
+    return (await given.get_raw_connection()).driver_connection
+
+
+def _check(driver: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    _check_open(driver)
+    if driver.info.transaction_status is TransactionStatus.INERROR:
+        raise UnusableConnection(
+            "The connection's transaction has failed at an earlier statement, so PostgreSQL refuses every other one.",
+            remedy="Roll back, then enqueue. Run what may fail in a savepoint: psycopg's `connection.transaction()`, "
+            "Django's `atomic()`, or SQLAlchemy's `begin_nested()`.",
+        )
+
+
+def _check_open(connection: Any) -> None:
+    if connection.closed:
+        raise UnusableConnection(
+            f"The {_name(connection)} is closed.", remedy="Enqueue before it is closed, or on another connection."
+        )
+
+
+def _refusal(given: object, call: str, twins: tuple[str, ...]) -> UnusableConnection:
+    """Why a call cannot use what it was given, and what to write instead.
+
+    Args:
+        twins: What the other kind of call could use.
+    """
+    what = f"{call} was given {_article(given)} {_name(given)}"
+    if _is(given, *twins):
+        if call == "enqueue":
+            why, instead = "which has to be awaited", "`await enqueue_async(connection, email)`"
+        else:
+            why = "which is synchronous and would stop the event loop"
+            instead = "`enqueue(connection, email)` in a function, and run it in a thread (`asyncio.to_thread`)"
+        return UnusableConnection(f"{what}, {why}.", remedy=f"Write {instead}.")
+    if isinstance(given, str | bytes):
+        instead = "with psycopg.connect(…) as connection: enqueue(connection, email)"
+        return UnusableConnection(f"{what}, which is no connection.", remedy=f"Open one: `{instead}`.")
+    for names, instead in _POOLS.items():
+        if _is(given, *names):
+            why = "which has connections and is none, so it has no transaction for the email"
+            return UnusableConnection(f"{what}, {why}.", remedy=f"Write `{instead}`.")
+    return UnusableConnection(f"{what}, which has no psycopg 3 connection.", remedy=_WHAT_WORKS)
+
+
+_WHAT_WORKS: Final = (
+    "Give a connection of psycopg 3, Django's `connection`, or a Connection or Session of SQLAlchemy over "
+    "postgresql+psycopg://; with another driver, send over the HTTP API (`dispatcher.client`)."
+)
+
+
+def _other_driver(given: object, driver: object) -> UnusableConnection:
+    if _is(given, *_DJANGO):
+        remedy = "Set ENGINE to django.db.backends.postgresql, and install psycopg 3 in place of psycopg2."
+    else:
+        remedy = "Let the engine's URL begin with postgresql+psycopg://."
+    why = "but enqueue's statements need psycopg 3"
+    return UnusableConnection(f"The {_name(given)} uses {_article(driver)} {_name(driver)}, {why}.", remedy=remedy)
+
+
+def _is(given: object, *names: str) -> bool:
+    """Whether it is of one of these classes. A class whose module is not loaded has no objects."""
+    for name in names:
+        module, _, kind = name.rpartition(".")
+        found = getattr(sys.modules.get(module), kind, None)
+        if isinstance(found, type) and isinstance(given, found):
+            return True
+    return False
+
+
+def _name(given: object) -> str:
+    if _is(given, *_DJANGO):
+        return "Django connection"
+    kind = type(given)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _article(given: object) -> str:
+    return "an" if _name(given)[0] in "aeiou" else "a"
+
+
+@contextmanager
+def with_tables(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> Iterator[None]:
+    """Says what to do where the database has no tables of ours.
+
+    Raises:
+        SchemaError: it has none, or those of another release.
+    """
+    try:
+        yield
+    except (pg.UndefinedTable, pg.UndefinedColumn, pg.UndefinedFunction, pg.InvalidSchemaName) as error:
+        raise SchemaError(
+            f'The database "{connection.info.dbname}" does not have this release\'s tables of the email dispatcher.',
+            remedy="Run `dispatcher init` for it (DISPATCHER_DATABASE_URL), or connect to the database that has them.",
+        ) from error

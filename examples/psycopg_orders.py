@@ -1,0 +1,25 @@
+"""psycopg: the order and its receipt are committed together, or neither is. fastapi_orders.py does it with asyncio."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from dispatcher import Email, enqueue
+
+
+def place_order(connection: psycopg.Connection[Any], number: int, customer: str) -> None:
+    """Stores an order, and has its receipt sent."""
+    with connection.transaction():
+        connection.execute("insert into orders (number, customer) values (%s, %s)", [number, customer])
+        enqueue(
+            connection,
+            Email(
+                message_key=f"order-{number}-receipt",
+                sender="Shop <shop@example.com>",
+                to=customer,
+                subject=f"Your order {number}",
+                text="Thank you for your order.",
+            ),
+        )
