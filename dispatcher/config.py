@@ -19,6 +19,7 @@ from dispatcher.errors import ConfigurationError
 
 PREFIX: Final = "DISPATCHER_"
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+LOG_FORMATS: Final = ("auto", "json", "text")
 QUEUE_TYPES: Final = ("quorum", "classic")
 LONG_WAIT_SECONDS: Final = 600.0
 """A retry may wait for so long without a warning."""
@@ -311,9 +312,7 @@ class Settings:
         "Days that the record of operators' acts, with their reasons, is kept; 0: for ever.",
     )
     log_level: str = setting(values.choice(*LOG_LEVELS), "info", "debug, info, warning or error.")
-    log_format: str = setting(
-        values.choice("auto", "json", "text"), "auto", "auto is text on a terminal, JSON elsewhere."
-    )
+    log_format: str = setting(values.choice(*LOG_FORMATS), "auto", "auto is text on a terminal, JSON elsewhere.")
 
     @property
     def metrics_folder(self) -> Path:

@@ -1,13 +1,16 @@
-"""What commands share by which operators change something: who, why, ages, and the servers."""
+"""What commands share by which operators change something: who, why, whether, ages, and the servers."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
+
+from dispatcher.cli.output import say
 
 if TYPE_CHECKING:
     from dispatcher.broker.dlq import DeadLetterQueue
@@ -43,6 +46,19 @@ def acting(command: Command) -> Command:
     return click.option(
         "--reason", required=True, metavar="TEXT", help="Why, for the audit: a few words, no addresses."
     )(command)
+
+
+def agreed(question: str) -> bool:
+    """Asks on the terminal; without one, says what goes on without being asked."""
+    if is_terminal():
+        return click.confirm(question, err=True)
+    say("Nothing was changed. Without a terminal to ask on, --yes goes on.")
+    return False
+
+
+def is_terminal() -> bool:
+    """Whether there is somebody to ask."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 @asynccontextmanager

@@ -7,6 +7,7 @@ from dataclasses import replace
 import click
 
 from dispatcher.cli.environment import load_settings
+from dispatcher.cli.starting import starting
 from dispatcher.errors import DispatcherError
 from dispatcher.setting_values import api_listener
 
@@ -35,6 +36,11 @@ def command(address: str | None, *, share_port: bool) -> int:
     Exit codes: 0 stopped, 1 the address cannot be had or the extra is missing, 78 settings or tables are not fit, or
     there is no key.
     """
+    with starting():
+        return _serve(address, share_port=share_port)
+
+
+def _serve(address: str | None, *, share_port: bool) -> int:
     settings = load_settings("database_url", "amqp_url")
     if address is not None:
         try:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import TYPE_CHECKING, Final
-from uuid import UUID
 
 import click
 
-from dispatcher.cli.acting import acting, opened_dlq, opened_session
+from dispatcher.cli.acting import acting, agreed, is_terminal, opened_dlq, opened_session
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import say
-from dispatcher.cli.selecting import all_of, selecting
+from dispatcher.cli.selecting import named, refuse_both, selecting
 from dispatcher.domain.poison_id import is_poison_id
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from dispatcher.config import Settings
     from dispatcher.ops.acts import Act
     from dispatcher.store.failures import Selection
@@ -25,16 +25,17 @@ _NAMED: Final = 5
 
 
 @click.command("discard")
-@click.argument("names", metavar="[ID...|p-…]", nargs=-1)
+@click.argument("names", metavar="[ID|KEY...|p-…]", nargs=-1)
 @selecting
 @acting
 @click.option("--yes", is_flag=True, help="Go on without asking; needed where there is no terminal.")
 def command(names: tuple[str, ...], selection: Selection, reason: str, actor: str | None, yes: bool) -> int:
     """Take dead letters off the DLQ for good, without sending anything.
 
-    Of an email, by id or filter: it stays failed or held, its row, content and history stay, and `dlq show` still tells
-    its story; it leaves the DLQ and `dlq list`. `dlq list --discarded` lists those, and `dlq replay ID` still sends one
-    again. Of a poison message, p-…: its bytes are gone; `dlq show p-… --export FILE` keeps them.
+    Of an email, by id, message key or filter: it stays failed or held, its row, content and history stay, and
+    `dlq show` still tells its story; it leaves the DLQ and `dlq list`. `dlq list --discarded` lists those, and
+    `dlq replay ID` still sends one again. Of a poison message, p-…: its bytes are gone; `dlq show p-… --export FILE`
+    keeps them.
 
     \b
     Examples:
@@ -46,22 +47,18 @@ def command(names: tuple[str, ...], selection: Selection, reason: str, actor: st
     from dispatcher.ops.acts import Act
 
     act = Act.of(actor, reason)
-    settings = load_settings("database_url", "amqp_url")
     poison = [name for name in names if is_poison_id(name)]
-    try:
-        email_ids = tuple(UUID(name) for name in names if name not in poison)
-    except ValueError:
-        raise click.UsageError("An email's id is a UUID; a poison message's name begins with p-.") from None
-    if names and selection.filters:
-        raise click.UsageError("Give ids or a filter, not both.")
+    emails_names = tuple(name for name in names if name not in poison)
+    refuse_both(names, selection.filters)
     if not names and not selection.filters:
-        raise click.UsageError("Which ones? Give ids, or a filter such as --error-type.")
-    ids = [] if poison and not email_ids else asyncio.run(_find_ids(settings, all_of(selection, email_ids)))
+        raise click.UsageError("Which ones? Give ids or message keys, or a filter such as --error-type.")
+    settings = load_settings("database_url", "amqp_url")
+    ids = [] if poison and not emails_names else asyncio.run(_find_ids(settings, selection, emails_names))
     if not ids and not poison:
         say("No failed or held email matches.")
         return Exit.FAILED
     if not yes and not _agreed(ids, poison):
-        return Exit.DONE if sys.stdin.isatty() else Exit.USAGE
+        return Exit.DONE if is_terminal() else Exit.USAGE
     emails, letters, messages = asyncio.run(_discard(settings, ids, poison, act))
     if emails or not messages:
         say(f"Discarded: the dead letters of {emails:,} emails; {letters:,} left the DLQ.")
@@ -73,17 +70,14 @@ def command(names: tuple[str, ...], selection: Selection, reason: str, actor: st
 def _agreed(ids: list[UUID], poison: list[str]) -> bool:
     some = ", ".join([*poison, *map(str, ids)][:_NAMED])
     say(f"{len(ids):,} emails' dead letters and {len(poison)} poison messages would be discarded, such as {some}.")
-    if sys.stdin.isatty() and sys.stderr.isatty():
-        return click.confirm("Discard them?", err=True)
-    say("Nothing was changed. Without a terminal to ask on, --yes goes on.")
-    return False
+    return agreed("Discard them?")
 
 
-async def _find_ids(settings: Settings, selection: Selection) -> list[UUID]:
+async def _find_ids(settings: Settings, selection: Selection, names: tuple[str, ...]) -> list[UUID]:
     from dispatcher.store.failures import find_dead_ids
 
     async with opened_session(settings, "dlq") as session:
-        return await find_dead_ids(session, selection)
+        return await find_dead_ids(session, await named(session, selection, names))
 
 
 async def _discard(settings: Settings, ids: list[UUID], poison: list[str], act: Act) -> tuple[int, int, int]:

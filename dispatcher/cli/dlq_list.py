@@ -109,9 +109,10 @@ def _show_groups(by: str, groups: list[Group], *, as_json: bool) -> int:
     if as_json:
         print_json({"by": by, "groups": [asdict(group) for group in groups]})
         return Exit.DONE
-    table = TextTable(by.replace("_", " "), "emails", "first enqueued", "last enqueued", right=[1])
+    # An error's words come last: they may be long.
+    table = TextTable("emails", "first enqueued", "last enqueued", by.replace("_", " "), right=[0])
     for group in groups:
-        table.add(group.value, f"{group.emails:,}", _instant(group.oldest_at), _instant(group.newest_at))
+        table.add(f"{group.emails:,}", _instant(group.oldest_at), _instant(group.newest_at), group.value)
     if groups:
         table.show()
     say(f"{sum(group.emails for group in groups):,} in all.")

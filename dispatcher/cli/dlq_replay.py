@@ -13,12 +13,12 @@ from uuid import UUID
 
 import click
 
-from dispatcher.cli.acting import opened_dlq, opened_session
+from dispatcher.cli.acting import agreed, is_terminal, opened_dlq, opened_session
 from dispatcher.cli.dlq_replays import replay_json, state_word
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import console_for, print_json, say
-from dispatcher.cli.selecting import all_of, selecting
+from dispatcher.cli.selecting import named, refuse_both, selecting
 from dispatcher.domain.poison_id import is_poison_id
 from dispatcher.errors import DispatcherError, ServerUnavailable
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     OnEmail = Callable[[UUID, ItemOutcome], None]
 
 _SKIPPED_SHOWN: Final = 1000
-_SKIPPED_NAMED: Final = 20
-"""To a person; the counts by reason follow."""
 _WORDS: Final = {
     "replayed": "to be sent again",
     "already_sent": "already sent",
@@ -46,7 +44,7 @@ _WORDS: Final = {
 
 
 @click.command("replay")
-@click.argument("names", metavar="[ID...|p-…]", nargs=-1)
+@click.argument("names", metavar="[ID|KEY...|p-…]", nargs=-1)
 @selecting
 @click.option("--all", "everything", is_flag=True, help="Everything that failed, without a filter.")
 @click.option("--from-queue", is_flag=True, help="Those whose dead letters are on the DLQ; stale ones do not count.")
@@ -83,7 +81,8 @@ def command(
     body: Path | None,
     as_json: bool,
 ) -> int:
-    """Send failed emails again, by ids, by a filter, or as the DLQ names them. What was sent is never sent again.
+    """Send failed emails again, by ids or message keys, by a filter, or as the DLQ names them. What was sent is never
+    sent again.
 
     First tells how many it is about and names some, then asks, or goes on at once with --yes; without a terminal to ask
     on (a script, a pipe) it changes nothing unless there is --yes. Each email becomes
@@ -95,12 +94,12 @@ def command(
     Examples:
       dispatcher dlq replay --error-type server_error --dry-run
       dispatcher dlq replay --error-type server_error --rate 20 --reason "SES is back"
-      dispatcher dlq replay 0198c2f4-… --reason "address corrected at the provider" --yes
+      dispatcher dlq replay order-17-receipt --tenant shop --reason "address corrected at the provider" --yes
       dispatcher dlq replay --resume 7
       dispatcher dlq replay p-3fa9c1d2e0b4 --body repaired.json --reason "key was misspelt"
 
     Exit codes: 0 all were replayed, or nothing matches; 1 none was; 2 nobody could be asked; 3 some were: the others
-    are named with why they were skipped.
+    are counted by why they were skipped, and --json names them.
     """
     from dispatcher.ops.acts import Act
     from dispatcher.ops.replays import LEAST_PER_SECOND
@@ -112,21 +111,21 @@ def command(
         _refuse(names or selection.filters or from_queue or everything, "--resume takes no ids and no filter.")
         settings = load_settings("database_url", "amqp_url")
         return _run(settings, resume, as_json=as_json, resumed_by=(actor, reason, rate))
-    _refuse(names and (selection.filters or from_queue), "Give ids, or a filter, or --from-queue with or without one.")
+    refuse_both(names, selection.filters)
+    _refuse(names and from_queue, "Give ids and message keys, or --from-queue, not both.")
     _refuse(
         not (names or selection.filters or from_queue or everything),
-        "Which ones? Give ids, a filter such as --error-type, --from-queue, or --all.",
+        "Which ones? Give ids or message keys, a filter such as --error-type, --from-queue, or --all.",
     )
     _refuse(not dry_run and not reason, "A --reason is needed: a few words for the audit. (--dry-run needs none.)")
     act = None if dry_run else Act.of(actor, reason or "")
-    selection = all_of(selection, _ids(names))
     settings = load_settings("database_url", "amqp_url")
-    selection, found = asyncio.run(_preview(settings, selection, from_queue, include_held))
+    selection, found = asyncio.run(_preview(settings, selection, names, from_queue, include_held))
     _show_preview(found, selection, as_json=as_json and dry_run)
     if act is None or not (found.total or _others(found, selection)):
         return Exit.DONE
-    if not yes and not _agreed(found):
-        return Exit.DONE if _is_terminal() else Exit.USAGE
+    if not yes and not agreed(f"Replay {found.replayable:,}?"):
+        return Exit.DONE if is_terminal() else Exit.USAGE
     source = "queue" if from_queue else None
     per_second = 50.0 if rate is None else rate or None
     made = asyncio.run(_create(settings, selection, act, include_held, per_second, source))
@@ -138,24 +137,14 @@ def _refuse(mistaken: object, words: str) -> None:
         raise click.UsageError(words)
 
 
-def _ids(names: tuple[str, ...]) -> tuple[UUID, ...]:
-    try:
-        return tuple(UUID(name) for name in names)
-    except ValueError:
-        raise click.UsageError("An email's id is a UUID; `dispatcher dlq show KEY` tells it.") from None
-
-
-def _is_terminal() -> bool:
-    return sys.stdin.isatty() and sys.stderr.isatty()
-
-
 async def _preview(
-    settings: Settings, selection: Selection, from_queue: bool, include_held: bool
+    settings: Settings, selection: Selection, names: tuple[str, ...], from_queue: bool, include_held: bool
 ) -> tuple[Selection, Preview]:
     from dispatcher.ops.letters import list_letter_ids
     from dispatcher.ops.replays import preview
 
     async with opened_session(settings, "dlq") as session:
+        selection = await named(session, selection, names)
         if from_queue:
             async with opened_dlq(settings, "dlq") as dlq:
                 selection = replace(selection, email_ids=tuple(await list_letter_ids(session, dlq)))
@@ -180,13 +169,6 @@ def _others(found: Preview, selection: Selection) -> int:
     if selection.email_ids is None or selection.filters:
         return 0
     return len(set(selection.email_ids)) - found.total
-
-
-def _agreed(found: Preview) -> bool:
-    if _is_terminal():
-        return click.confirm(f"Replay {found.replayable:,}?", err=True)
-    say("Nothing was changed. Without a terminal to ask on, --yes goes on.")
-    return False
 
 
 async def _create(
@@ -221,11 +203,6 @@ def _run(
     if as_json:
         told = {**replay_json(ended.replay), "locked": ended.locked, "dead_letters_removed": ended.letters_removed}
         print_json({**told, "skipped_emails": {str(email_id): why for email_id, why in skipped}})
-    else:
-        for email_id, why in skipped[:_SKIPPED_NAMED]:
-            say(f"skipped {email_id}: {_WORDS[why.value]}")
-        if len(skipped) > _SKIPPED_NAMED:
-            say("… and more; `--json` names them.")
     return _tell(ended)
 
 

@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from uuid import UUID
 
 import click
 
@@ -14,6 +13,7 @@ from dispatcher.cli.acting import opened_dlq, opened_session
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import print_data, print_json, say
+from dispatcher.cli.selecting import DEFAULT_TENANT
 from dispatcher.cli.story_page import fields_table, show_story
 from dispatcher.domain.poison_id import is_poison_id
 from dispatcher.errors import DispatcherError
@@ -32,7 +32,7 @@ _HEX_WIDTH: Final = 16
 
 @click.command("show")
 @click.argument("name", metavar="ID|KEY|p-…")
-@click.option("--tenant", "tenant_id", default="default", show_default=True, help="Whose message key it is.")
+@click.option("--tenant", "tenant_id", default=DEFAULT_TENANT, show_default=True, help="Whose message key it is.")
 @click.option("--no-queue", is_flag=True, help="Do not look for its message on the DLQ.")
 @click.option("--reveal", is_flag=True, help="Show its content and addresses, too; needs --reason and is on record.")
 @click.option("--reason", metavar="TEXT", help="Why you have to see its content.")
@@ -114,15 +114,11 @@ async def _find(
 
 
 async def _find_story(session: AsyncSession, name: str, tenant_id: str, reveal: Act | None) -> Story | None:
-    """By its id, or by its message key, which may look like an id."""
+    from dispatcher.ops.names import find_ids
     from dispatcher.ops.stories import tell
-    from dispatcher.store.stories import find_id_by_key
 
-    email_id = _id_of(name)
-    story = await tell(session, email_id, reveal=reveal) if email_id else None
-    if story is None and (email_id := await find_id_by_key(session, tenant_id, name)):
-        story = await tell(session, email_id, reveal=reveal)
-    return story
+    (email_id,) = await find_ids(session, tenant_id, [name])
+    return await tell(session, email_id, reveal=reveal)
 
 
 async def _find_poison(settings: Settings, name: str) -> Poison:
@@ -133,13 +129,6 @@ async def _find_poison(settings: Settings, name: str) -> Poison:
             if each.poison_id == name:
                 return each
     raise DispatcherError(f"The DLQ holds no message {name}.", remedy="`dispatcher dlq list --poison` lists them.")
-
-
-def _id_of(name: str) -> UUID | None:
-    try:
-        return UUID(name)
-    except ValueError:
-        return None
 
 
 def _json(story: Story, messages: list[Message] | None) -> dict[str, Any]:

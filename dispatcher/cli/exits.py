@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from dispatcher.errors import ConfigurationError, DispatcherError
+
 
 class Exit(IntEnum):
     """How a command ended; scripts and supervisors rely on the numbers."""
@@ -18,3 +20,8 @@ class Exit(IntEnum):
     """EX_CONFIG of sysexits.h: trying again changes nothing until an operator mends the settings or runs `init`."""
     INTERRUPTED = 130
     """Ctrl-C: 128 + SIGINT, as shells count."""
+
+
+def exit_of(error: DispatcherError) -> Exit:
+    """What a command exits with that the error ends."""
+    return Exit.BAD_CONFIGURATION if isinstance(error, ConfigurationError) else Exit.FAILED

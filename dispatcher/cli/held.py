@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 import click
 
-from dispatcher.cli.acting import Duration, acting, opened_dlq, opened_session
+from dispatcher.cli.acting import acting, agreed, is_terminal, opened_dlq, opened_session
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import print_json, say
-from dispatcher.cli.selecting import PROVIDER
+from dispatcher.cli.selecting import named, refuse_both, selecting_held
 from dispatcher.cli.text_table import TextTable
 from dispatcher.errors import DispatcherError
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from dispatcher.ops.acts import Act
     from dispatcher.ops.held import Verdict
     from dispatcher.store.connections import AsyncSession
+    from dispatcher.store.failures import Selection
     from dispatcher.store.held import HeldEmail
 
     Decide = Callable[[AsyncSession, UUID, Act], Awaitable[Verdict]]
@@ -36,6 +38,8 @@ _WORDS: Final = {
     "content_pruned": "cannot be sent again: its content was deleted; nothing was changed.",
     "unknown": "is no email of this database.",
 }
+_NAMED: Final = 20
+"""To a person; of more decisions, only the counts."""
 _HARMLESS: Final = {
     "confirm": frozenset({"confirmed", "already_sent"}),
     "release": frozenset({"released", "already_sent", "under_way"}),
@@ -59,14 +63,11 @@ def command() -> None:
 
 
 @command.command("list")
-@click.option("--tenant", "tenant_id", metavar="ID", help="Only this tenant's.")
-@click.option("--provider", type=PROVIDER, metavar="NAME", help="Only those that went to this provider.")
-@click.option("--older-than", type=Duration(), metavar="AGE", help="Enqueued longer ago: 90s, 15m, 2h, 3d, 1w.")
-@click.option("--newer-than", type=Duration(), metavar="AGE", help="Enqueued since then.")
+@selecting_held
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Emails per page.")
 @click.option("--after", type=click.UUID, metavar="ID", help="The page after this email; each page names it.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON.")
-def list_(limit: int, after: UUID | None, as_json: bool, **filters: Any) -> int:
+def list_(selection: Selection, limit: int, after: UUID | None, as_json: bool) -> int:
     """List held emails, the oldest first.
 
     \b
@@ -78,13 +79,12 @@ def list_(limit: int, after: UUID | None, as_json: bool, **filters: Any) -> int:
     JSON: {"emails": [{"email_id": …, "message_key": …, …}], "total": 1, "next_after": null}
     """
     settings = load_settings("database_url")
-    renamed = {f"{name}_seconds" if name.endswith("_than") else name: value for name, value in filters.items()}
-    emails, total = asyncio.run(_find(settings, limit=limit, after=after, **renamed))
+    emails, total = asyncio.run(_find(settings, selection, after, limit))
     next_after = emails[-1].email_id if total > len(emails) else None
     if as_json:
         print_json({"emails": [asdict(email) for email in emails], "total": total, "next_after": next_after})
     elif not emails:
-        say("No held email matches." if after or any(filters.values()) else "No email is held.")
+        say("No held email matches." if after or _filters(selection) else "No email is held.")
     else:
         _show(emails)
         say(f"{len(emails)} of {total} held." + (f" Next page: --after {next_after}" if next_after else ""))
@@ -92,71 +92,133 @@ def list_(limit: int, after: UUID | None, as_json: bool, **filters: Any) -> int:
 
 
 @command.command("confirm")
-@click.argument("email_ids", metavar="ID...", nargs=-1, required=True, type=click.UUID)
+@click.argument("names", metavar="[ID|KEY...]", nargs=-1)
+@selecting_held
 @acting
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON: what became of each id.")
-def confirm(email_ids: tuple[UUID, ...], reason: str, actor: str | None, as_json: bool) -> int:
+@click.option("--yes", is_flag=True, help="With a filter: go on without asking; needed where there is no terminal.")
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON: what became of each email.")
+def confirm(
+    names: tuple[str, ...], selection: Selection, reason: str, actor: str | None, yes: bool, as_json: bool
+) -> int:
     """It did arrive: make held emails `sent`. Their dead letters leave the DLQ.
 
-    Harmless to repeat. Cannot be undone: a sent email is never sent again.
+    Name them by ids or message keys, or select them by a filter. A filter first says how many emails it selects and
+    names some, then asks. Harmless to repeat. Cannot be undone: a sent email is never sent again.
 
     \b
-    Example:
+    Examples:
       dispatcher held confirm 0198c2f4-… --reason "SendGrid's activity shows it as delivered"
+      dispatcher held confirm order-17-receipt --tenant shop --reason "the customer has it"
+      dispatcher held confirm --provider ses --older-than 1d --reason "SES shows all of them as delivered"
 
-    Exit codes: 0 they are sent, now or before; 1 none is; 3 some are, or RabbitMQ was away, and their dead letters are
-    still on the DLQ.
+    Exit codes: 0 they are sent, now or before; 1 none is; 2 nobody could be asked; 3 some are, or RabbitMQ was away,
+    and their dead letters are still on the DLQ.
     """
     from dispatcher.ops.held import confirm as decide
 
-    return _decide("confirm", decide, email_ids, reason, actor, as_json=as_json)
+    return _decide("confirm", decide, names, selection, (actor, reason), yes=yes, as_json=as_json)
 
 
 @command.command("release")
-@click.argument("email_ids", metavar="ID...", nargs=-1, required=True, type=click.UUID)
+@click.argument("names", metavar="[ID|KEY...]", nargs=-1)
+@selecting_held
 @acting
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON: what became of each id.")
-def release(email_ids: tuple[UUID, ...], reason: str, actor: str | None, as_json: bool) -> int:
+@click.option("--yes", is_flag=True, help="With a filter: go on without asking; needed where there is no terminal.")
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON: what became of each email.")
+def release(
+    names: tuple[str, ...], selection: Selection, reason: str, actor: str | None, yes: bool, as_json: bool
+) -> int:
     """Send held emails again, although they may have arrived. Their dead letters leave the DLQ.
 
-    Harmless to repeat: what is on its way or sent already is left alone, and said to be so.
+    Name them by ids or message keys, or select them by a filter. A filter first says how many emails it selects and
+    names some, then asks. All are due at once: `dispatcher dlq replay --status held --held` does the same at a pace.
+    Harmless to repeat: what is on its way or sent already is left alone, and the command says so.
 
     \b
-    Example:
+    Examples:
       dispatcher held release 0198c2f4-… --reason "the provider never saw it"
+      dispatcher held release login-code-4711 --tenant shop --reason "the customer asks for it"
+      dispatcher held release --text "lease expired" --newer-than 1h --reason "the host was cut off"
 
-    Exit codes: 0 they are on their way, or sent already; 1 none is; 3 some are, or RabbitMQ was away, and their dead
-    letters are still on the DLQ.
+    Exit codes: 0 they are on their way, or sent already; 1 none is; 2 nobody could be asked; 3 some are, or RabbitMQ
+    was away, and their dead letters are still on the DLQ.
     """
     from dispatcher.ops.held import release as decide
 
-    return _decide("release", decide, email_ids, reason, actor, as_json=as_json)
+    return _decide("release", decide, names, selection, (actor, reason), yes=yes, as_json=as_json)
 
 
-async def _find(settings: Settings, **filters: Any) -> tuple[list[HeldEmail], int]:
+def _filters(selection: Selection) -> set[str]:
+    """Those that somebody gave."""
+    return selection.filters.keys() - {"status"}
+
+
+async def _find(
+    settings: Settings, selection: Selection, after: UUID | None, limit: int
+) -> tuple[list[HeldEmail], int]:
     from dispatcher.store.held import list_held
 
     async with opened_session(settings, "held") as session:
-        return await list_held(session, **filters)
+        return await list_held(session, selection, after=after, limit=limit)
+
+
+async def _find_ids(settings: Settings, selection: Selection, names: tuple[str, ...]) -> tuple[UUID, ...]:
+    """Those of the names, whatever became of them, or all that the filter selects."""
+    from dispatcher.store.failures import find_dead_ids
+
+    async with opened_session(settings, "held") as session:
+        chosen = await named(session, selection, names)
+        return chosen.email_ids or tuple(await find_dead_ids(session, chosen))
 
 
 def _decide(
-    name: str, decide: Decide, email_ids: tuple[UUID, ...], reason: str, actor: str | None, *, as_json: bool
+    name: str,
+    decide: Decide,
+    names: tuple[str, ...],
+    selection: Selection,
+    actor_and_reason: tuple[str | None, str],
+    *,
+    yes: bool,
+    as_json: bool,
 ) -> Exit:
     from dispatcher.ops.acts import Act
 
+    refuse_both(names, _filters(selection))
+    if not names and not _filters(selection):
+        raise click.UsageError("Which ones? Give ids or message keys, or a filter such as --provider.")
+    act = Act.of(*actor_and_reason)
     settings = load_settings("database_url", "amqp_url")
-    verdicts, letters, fault = asyncio.run(_run(settings, decide, email_ids, Act.of(actor, reason)))
+    email_ids = asyncio.run(_find_ids(settings, selection, names))
+    if not email_ids:
+        say("No held email matches.")
+        return Exit.FAILED
+    if not names and not yes and not _agreed(name, email_ids):
+        return Exit.DONE if is_terminal() else Exit.USAGE
+    verdicts, letters, fault = asyncio.run(_run(settings, decide, email_ids, act))
     if as_json:
         print_json({"emails": {str(i): verdict for i, verdict in verdicts.items()}, "dead_letters_removed": letters})
-    for email_id, verdict in verdicts.items():
-        say(f"{email_id} {_WORDS[verdict.value]}")
+    _tell(verdicts)
     if fault:
         say(f"Their dead letters are still on the DLQ: {fault} `dispatcher dlq reconcile --mend` removes them later.")
     well = sum(verdict.value in _HARMLESS[name] for verdict in verdicts.values())
     if well == len(verdicts):
         return Exit.PARTLY if fault else Exit.DONE
     return Exit.PARTLY if well else Exit.FAILED
+
+
+def _agreed(name: str, email_ids: tuple[UUID, ...]) -> bool:
+    some = ", ".join(map(str, email_ids[:5]))
+    say(f"{len(email_ids):,} held email{'' if len(email_ids) == 1 else 's'}, such as {some}.")
+    return agreed(f"{name.capitalize()} {len(email_ids):,}?")
+
+
+def _tell(verdicts: dict[UUID, Verdict]) -> None:
+    if len(verdicts) > _NAMED:
+        for verdict, count in Counter(verdicts.values()).items():
+            say(f"{count:,}: {_WORDS[verdict.value]}")
+        return
+    for email_id, verdict in verdicts.items():
+        say(f"{email_id} {_WORDS[verdict.value]}")
 
 
 async def _run(

@@ -11,7 +11,7 @@ from typing import Final
 
 import click
 
-from dispatcher.cli.exits import Exit
+from dispatcher.cli.exits import Exit, exit_of
 from dispatcher.cli.lazy_group import LazyGroup
 from dispatcher.cli.output import flush_data, prepare_streams, say, unwritten
 from dispatcher.errors import ConfigurationError, DispatcherError
@@ -125,11 +125,11 @@ def report(error: DispatcherError) -> Exit:
     if isinstance(error, ConfigurationError):
         for mistake in error.mistakes:
             say(mistake)
-        return Exit.BAD_CONFIGURATION
-    say(f"dispatcher: {error.message}")
-    if error.remedy:
-        say(error.remedy)
-    return Exit.FAILED
+    else:
+        say(f"dispatcher: {error.message}")
+        if error.remedy:
+            say(error.remedy)
+    return exit_of(error)
 
 
 if __name__ == "__main__":

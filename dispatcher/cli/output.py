@@ -11,7 +11,7 @@ import orjson
 from dispatcher.errors import DispatcherError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
 _WITHOUT_WRAPPING: Final = 1000
@@ -64,7 +64,7 @@ def print_json(value: object) -> bool:
     return print_data(orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode())
 
 
-def print_table(table: Table) -> bool:
+def print_table(table: RenderableType) -> bool:
     """Writes a table, coloured where that is wanted; returns whether anybody reads. Raises as `print_data` does."""
     console = console_for(sys.stdout)
     try:
@@ -72,7 +72,7 @@ def print_table(table: Table) -> bool:
             console.print(table)
     except OSError as error:  # Rich writes nothing to stdout then, and a full disk does not take even that.
         raise unwritten(error) from error
-    return print_data(captured.get().rstrip("\n"))
+    return print_data("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
 
 
 def say(words: str) -> None:

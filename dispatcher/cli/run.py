@@ -14,6 +14,7 @@ import click
 
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
+from dispatcher.cli.starting import starting
 from dispatcher.config import Settings, doubts, load
 
 if TYPE_CHECKING:
@@ -54,14 +55,15 @@ def command(workers: int | None) -> int:
     Exit codes: 0 drained, 1 processes had to be killed, 78 settings, tables or queues are not fit.
     """
     _put_off_reloads()
-    settings = load_settings(*_NEEDED)
-    if workers is not None:
-        settings = replace(settings, workers=workers)
-    signal.signal(signal.SIGTERM, _request_stop)
-    try:
-        return _run(settings)
-    except StopRequested:
-        return Exit.DONE
+    with starting():
+        settings = load_settings(*_NEEDED)
+        if workers is not None:
+            settings = replace(settings, workers=workers)
+        signal.signal(signal.SIGTERM, _request_stop)
+        try:
+            return _run(settings)
+        except StopRequested:
+            return Exit.DONE
 
 
 def _put_off_reloads() -> None:

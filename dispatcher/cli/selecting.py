@@ -1,8 +1,8 @@
-"""The options by which a command says which failed and held emails it is about."""
+"""The names and options by which a command says which failed and held emails it is about."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -14,6 +14,7 @@ from dispatcher.domain.status import Status
 from dispatcher.setting_values import KNOWN_PROVIDERS
 
 if TYPE_CHECKING:
+    from dispatcher.store.connections import AsyncSession
     from dispatcher.store.failures import Selection
 
 Result = TypeVar("Result")
@@ -35,58 +36,88 @@ class Known(click.ParamType[str]):
 
 def selecting(command: Callable[..., Result]) -> Callable[..., Result]:
     """The filter's options, handed on as one `selection`."""
+    return _selecting(command, {})
+
+
+def selecting_held(command: Callable[..., Result]) -> Callable[..., Result]:
+    """The same for held emails alone, whatever became of their dead letters."""
+    return _selecting(command, {"status": "held", "discarded": None})
+
+
+def _selecting(command: Callable[..., Result], fixed: dict[str, Any]) -> Callable[..., Result]:
+    asked = [name for name in _OPTIONS if name not in fixed]
 
     @wraps(command)
-    def handed_on(
-        status: str | None,
-        error_type: str | None,
-        provider: str | None,
-        tenant_id: str | None,
-        text: str | None,
-        older_than: float | None,
-        newer_than: float | None,
-        discarded: bool,
-        **others: Any,
-    ) -> Result:
+    def handed_on(**given: Any) -> Result:
         from dispatcher.store.failures import Selection
 
+        values = fixed | {name: given.pop(name) for name in asked}
+        status, older_than, newer_than = (values.pop(name) for name in ("status", "older_than", "newer_than"))
         selection = Selection(
             status=Status(status) if status else None,
-            error_type=error_type,
-            provider=provider,
-            tenant_id=tenant_id,
-            text=text,
             older_than_seconds=older_than,
             newer_than_seconds=newer_than,
-            discarded=discarded,
+            **values,
         )
-        return command(selection=selection, **others)
+        return command(selection=selection, **given)
 
-    for option in reversed(_OPTIONS):
-        handed_on = option(handed_on)
+    for name in reversed(asked):
+        handed_on = _OPTIONS[name](handed_on)
     return handed_on
 
 
 PROVIDER: Final = Known("provider", KNOWN_PROVIDERS)
-_OPTIONS: Final = (
-    click.option("--status", type=click.Choice(["failed", "held"]), help="Only these; both if not said."),
-    click.option(
+_OPTIONS: Final = {
+    "status": click.option("--status", type=click.Choice(["failed", "held"]), help="Only these; both if not said."),
+    "error_type": click.option(
         "--error-type",
         type=Known("error type", Reason),
         metavar="WORD",
         help="Such as rejected_recipient; `dlq list --by error_type` counts.",
     ),
-    click.option("--provider", type=PROVIDER, metavar="NAME", help="Whom the last attempt went to."),
-    click.option("--tenant", "tenant_id", metavar="ID", help="Only this tenant's."),
-    click.option("--text", metavar="WORDS", help="Part of the error's words, in any case."),
-    click.option("--older-than", type=Duration(), metavar="AGE", help="Enqueued longer ago: 90s, 15m, 2h, 3d, 1w."),
-    click.option("--newer-than", type=Duration(), metavar="AGE", help="Enqueued since then."),
-    click.option("--discarded", is_flag=True, help="Those whose dead letter was discarded, and no others."),
-)
+    "provider": click.option("--provider", type=PROVIDER, metavar="NAME", help="Whom the last attempt went to."),
+    "tenant_id": click.option(
+        "--tenant",
+        "tenant_id",
+        metavar="ID",
+        help="Only this tenant's. With message keys: whose they are; `default` if not said.",
+    ),
+    "text": click.option("--text", metavar="WORDS", help="Part of the error's words, in any case."),
+    "older_than": click.option(
+        "--older-than", type=Duration(), metavar="AGE", help="Enqueued longer ago: 90s, 15m, 2h, 3d, 1w."
+    ),
+    "newer_than": click.option("--newer-than", type=Duration(), metavar="AGE", help="Enqueued since then."),
+    "discarded": click.option(
+        "--discarded", is_flag=True, help="Those whose dead letter was discarded, and no others."
+    ),
+}
+"""By the parameter's name."""
+DEFAULT_TENANT: Final = "default"
 
 
-def all_of(selection: Selection, email_ids: tuple[Any, ...]) -> Selection:
-    """The selection of these ids, whatever became of their dead letters; or as it is, if there are none."""
-    from dataclasses import replace
+def refuse_both(names: Sequence[str], filters: Iterable[str]) -> None:
+    """Refuses names beside a filter; a tenant beside message keys says whose they are.
 
-    return replace(selection, email_ids=email_ids, discarded=None) if email_ids else selection
+    Raises:
+        UsageError: both were given.
+    """
+    if names and set(filters) - {"tenant_id"}:
+        raise click.UsageError("Give ids and message keys, or a filter, not both.")
+
+
+async def named(session: AsyncSession, selection: Selection, names: Sequence[str]) -> Selection:
+    """The selection of the emails of these names, whatever became of their dead letters; or as it is, without names.
+
+    Args:
+        names: Ids and message keys.
+
+    Raises:
+        DispatcherError: a name is no id, and no email has it as its message key.
+    """
+    if not names:
+        return selection
+    from dispatcher.ops.names import find_ids
+    from dispatcher.store.failures import Selection
+
+    ids = await find_ids(session, selection.tenant_id or DEFAULT_TENANT, names)
+    return Selection(email_ids=ids, discarded=None)

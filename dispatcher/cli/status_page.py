@@ -83,13 +83,29 @@ class Standing:
 
 def page(standing: Standing, before: Standing | None, footer: str) -> RenderableType:
     """Everything at a glance; the rates are those since the look before."""
-    top = Columns([table(standing), _speed(standing, before), _workers(standing)], padding=(0, 4))
+    top = Columns([_table(standing), _speed(standing, before), _workers(standing)], padding=(0, 4))
     fault = [Text(standing.queues_fault, style="red")] if standing.queues_fault else []
-    return Group(top, *fault, Text(footer, style="dim"))
+    return Group(top, *_troubles(standing), *fault, Text(footer, style="dim"))
 
 
-def table(standing: Standing) -> Table:
+def table(standing: Standing) -> RenderableType:
     """Emails, ages, workers, queues, and the providers that cannot be used."""
+    return Group(_table(standing), *_troubles(standing))
+
+
+def _troubles(standing: Standing) -> list[Text]:
+    """The providers that cannot be used, below the table: a provider's words may be long, and would widen its columns.
+
+    Each is a Text, because those words may hold what rich takes for markup.
+    """
+    lines = [
+        Text(f"{trouble.provider}: {_words(trouble)}", style="yellow" if trouble.state == "paused" else "red")
+        for trouble in standing.troubles
+    ]
+    return [Text(""), *lines] if lines else []
+
+
+def _table(standing: Standing) -> Table:
     shown = plain_table("", "", show_header=False)
     shown.columns[1].justify = "right"
     for status, count in standing.counts.emails.items():
@@ -113,10 +129,6 @@ def table(standing: Standing) -> Table:
         shown.add_row("queues", "unknown")
     for queue, depth in (standing.queues or {}).items():
         shown.add_row(queue, f"{depth:,}", style=_alarm(queue, standing, depth))
-    shown.add_section()
-    for trouble in standing.troubles:
-        # A Text, because a provider's words may hold what rich takes for markup.
-        shown.add_row(trouble.provider, Text(_words(trouble)), style="yellow" if trouble.state == "paused" else "red")
     return shown
 
 
@@ -171,7 +183,7 @@ def _short(seconds: float) -> str:
 def _words(trouble: Trouble) -> str:
     workers = f"{trouble.workers} worker{'' if trouble.workers == 1 else 's'}"
     left = f", {_duration(trouble.seconds_left)} left" if trouble.seconds_left else ""
-    reason = f"\n{trouble.reason}" if trouble.reason else ""
+    reason = f": {trouble.reason}" if trouble.reason else ""
     return f"{trouble.state.replace('_', ' ')} ({workers}{left}){reason}"
 
 

@@ -50,7 +50,9 @@ class Selection:
             if name != "email_ids" and value is not None and (name, value) != ("discarded", False)
         }
 
-    def _parameters(self) -> dict[str, Any]:
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Those of the function `dead_emails`."""
         ids = None if self.email_ids is None else list(self.email_ids)
         return {**asdict(self), "status": self.status and self.status.value, "email_ids": ids}
 
@@ -92,26 +94,26 @@ async def list_dead(
     session: AsyncSession, selection: Selection, *, before: UUID | None = None, limit: int = 50
 ) -> tuple[list[DeadEmail], int]:
     """A page of them, the newest first, and how many there are from its first one on."""
-    rows = await _fetch(session, "list_dead", {**selection._parameters(), "before": before, "limit": limit})
+    rows = await _fetch(session, "list_dead", {**selection.parameters, "before": before, "limit": limit})
     return [_dead_email(row) for row in rows], rows[0][-1] if rows else 0
 
 
 async def count_dead(session: AsyncSession, selection: Selection, by: str) -> list[Group]:
     """How many there are by one of `GROUPS`, the most frequent first."""
-    return [Group(*row) for row in await _fetch(session, "count_dead", {**selection._parameters(), "by": by})]
+    return [Group(*row) for row in await _fetch(session, "count_dead", {**selection.parameters, "by": by})]
 
 
 async def preview_dead(
     session: AsyncSession, selection: Selection, *, include_held: bool, sample: int
 ) -> dict[str, tuple[int, list[UUID]]]:
     """What a replay would do: how many by outcome, and the first ids of each."""
-    parameters = {**selection._parameters(), "include_held": include_held, "sample": sample}
+    parameters = {**selection.parameters, "include_held": include_held, "sample": sample}
     return {outcome: (count, ids) for outcome, count, ids in await _fetch(session, "preview_dead", parameters)}
 
 
 async def find_dead_ids(session: AsyncSession, selection: Selection) -> list[UUID]:
     """All of them, the oldest first."""
-    return [row[0] for row in await _fetch(session, "find_dead_ids", selection._parameters())]
+    return [row[0] for row in await _fetch(session, "find_dead_ids", selection.parameters)]
 
 
 async def find_known_ids(session: AsyncSession, email_ids: Collection[UUID]) -> set[UUID]:

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from dispatcher.domain.status import Status
 from dispatcher.store.connections import AsyncSession, translated
+from dispatcher.store.failures import Selection
 from dispatcher.store.queries import query
 
 
@@ -38,24 +39,10 @@ class Standing:
 
 
 async def list_held(
-    session: AsyncSession,
-    *,
-    tenant_id: str | None = None,
-    provider: str | None = None,
-    older_than_seconds: float | None = None,
-    newer_than_seconds: float | None = None,
-    after: UUID | None = None,
-    limit: int = 50,
+    session: AsyncSession, selection: Selection, *, after: UUID | None = None, limit: int = 50
 ) -> tuple[list[HeldEmail], int]:
     """A page of held emails, oldest first, and how many there are from its first one on."""
-    parameters = {
-        "tenant_id": tenant_id,
-        "provider": provider,
-        "older_than_seconds": older_than_seconds,
-        "newer_than_seconds": newer_than_seconds,
-        "after": after,
-        "limit": limit,
-    }
+    parameters = {**selection.parameters, "after": after, "limit": limit}
     with translated():
         cursor = await session.execute(query("list_held"), parameters)
         rows = await cursor.fetchall()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 from uuid import UUID
 
@@ -14,10 +14,12 @@ from dispatcher.store.queries import query
 Record = dict[str, Any]
 
 
-async def find_id_by_key(session: AsyncSession, tenant_id: str, message_key: str) -> UUID | None:
-    """The email that holds a message key; None if none does."""
-    rows = await _fetch(session, "find_id_by_key", {"tenant_id": tenant_id, "message_key": message_key})
-    return rows[0]["email_id"] if rows else None
+async def find_ids_by_key(session: AsyncSession, tenant_id: str, message_keys: Collection[str]) -> dict[str, UUID]:
+    """The emails that hold these message keys, by key; a key that no email holds is left out."""
+    if not message_keys:
+        return {}
+    rows = await _fetch(session, "find_ids_by_key", {"tenant_id": tenant_id, "message_keys": list(message_keys)})
+    return {row["message_key"]: row["email_id"] for row in rows}
 
 
 async def find_email(session: AsyncSession, email_id: UUID) -> Record | None:

@@ -46,6 +46,7 @@ EVENTS: Final = MappingProxyType(
         "provider.resumed": "The provider can be used again: provider.",
         "provider.slowed": "The provider throttled us, and its rate is halved for all workers: provider, per_second.",
         # processes
+        "start.refused": "`dispatcher run` or `api` cannot start, and ends: reason, remedy; a line per mistake.",
         "dispatcher.started": "The parent runs: workers, run_dir.",
         "dispatcher.stopped": "The parent and all that it started have ended.",
         "dispatcher.draining": "A stop was asked for: signal.",

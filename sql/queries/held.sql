@@ -3,15 +3,11 @@
 select
     email_id, tenant_id, message_key, correlation_id, provider, attempt_count, last_error, created_at,
     count(*) over ()
-from email_log
-where status = 'held'
-    and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
-    and (%(provider)s::text is null or provider = %(provider)s)
-    and (%(older_than_seconds)s::double precision is null
-        or created_at < clock_timestamp() - %(older_than_seconds)s * interval '1 second')
-    and (%(newer_than_seconds)s::double precision is null
-        or created_at > clock_timestamp() - %(newer_than_seconds)s * interval '1 second')
-    and (%(after)s::uuid is null or email_id > %(after)s)
+from dead_emails(
+    'held', %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
+    %(email_ids)s, %(discarded)s
+)
+where %(after)s::uuid is null or email_id > %(after)s
 order by email_id
 limit %(limit)s;
 

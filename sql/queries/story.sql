@@ -7,12 +7,12 @@ select
 from email_log
 where email_id = %(email_id)s;
 
--- name: find_id_by_key
--- The email that holds a message key; zero rows: none does.
-select email_id
+-- name: find_ids_by_key
+-- The emails that hold these message keys; a key without a row is nobody's.
+select message_key, email_id
 from email_idempotency
 where tenant_id = %(tenant_id)s
-    and message_key = %(message_key)s;
+    and message_key = any(%(message_keys)s);
 
 -- name: list_attempts
 -- Every attempt of an email, the first one first.

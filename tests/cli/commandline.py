@@ -37,6 +37,12 @@ class Ended:
     stderr: str
 
     @property
+    def refusals(self) -> list[str]:
+        """Why a service did not start: its log of JSON lines holds that, and nothing else of this kind."""
+        events = [orjson.loads(line) for line in self.stdout.splitlines()]
+        return [event["reason"] for event in events if (event["event"], event["level"]) == ("start.refused", "error")]
+
+    @property
     def json(self) -> Any:
         """Its one line of JSON."""
         assert self.stdout.count("\n") == 1, self.stdout

@@ -65,8 +65,9 @@ def test_without_keys_it_refuses_to_start(storing: CommandLine, address: str, is
     ended = given("api", "--address", address)
 
     assert ended.code == 78
-    assert "dispatcher keys create --name" in ended.stderr
-    assert "DISPATCHER_API_OPEN=on" in ended.stderr
+    (reason,) = ended.refusals
+    assert "dispatcher keys create --name" in reason
+    assert "DISPATCHER_API_OPEN=on" in reason
 
 
 def test_without_its_packages_it_says_how_to_install_them(bare: CommandLine, tmp_path: Path) -> None:
@@ -76,5 +77,6 @@ def test_without_its_packages_it_says_how_to_install_them(bare: CommandLine, tmp
     ended = bare.having(PYTHONPATH=str(tmp_path), **settings)("api")
 
     assert ended.code == 1
-    assert "pip install 'email-dispatcher[api]'" in ended.stderr
+    assert ended.json["event"] == "start.refused"
+    assert "pip install 'email-dispatcher[api]'" in ended.json["remedy"]
     assert "Traceback" not in ended.stderr

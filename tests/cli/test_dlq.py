@@ -179,7 +179,6 @@ def test_what_does_not_exist_is_said(settled: CommandLine) -> None:
     [
         pytest.param(WHY, id="nothing chosen"),
         pytest.param(("--all",), id="no reason"),
-        pytest.param(("not-an-id", *WHY), id="a key"),
         pytest.param(("00000000-0000-7000-8000-000000000000", "--provider", "ses", *WHY), id="ids and a filter"),
         pytest.param(("--older-than", "soon", *WHY), id="no length of time"),
     ],
@@ -226,6 +225,45 @@ def test_part_of_it_is_three_and_says_what_was_skipped_and_why(quick: Callable[.
     assert ended.json["skipped_emails"] == {str(held): "may_have_arrived", str(sent): "already_sent"}
     assert (ended.json["replayed"], ended.json["dead_letters_removed"], ended.json["state"]) == (1, 1, "done")
     assert "skipped 1: already sent" in ended.stderr
+
+
+def test_skipped_emails_are_counted_and_not_listed(quick: Callable[..., Ended], morgue: Morgue) -> None:
+    failed, *sent = [*morgue.bury(), *morgue.bury(3, status="sent")]
+
+    ended = quick("dlq", "replay", *map(str, (failed, *sent)), *WHY, "--yes")
+
+    assert ended.code == 3
+    assert [line for line in ended.stderr.splitlines() if "skipped" in line and "already" in line] == [
+        "skipped 3: already sent"
+    ]
+    assert not any(str(email_id) in ended.stderr for email_id in sent)
+
+
+def test_message_keys_name_emails_as_ids_do(quick: Callable[..., Ended], morgue: Morgue) -> None:
+    first, second, third = morgue.bury(3)
+    keys = [morgue.books.key(email_id) for email_id in (first, second)]
+    tenant = morgue.books.row(first)["tenant_id"]
+
+    foreign = quick("dlq", "replay", keys[0], "--tenant", "another", *WHY, "--yes")
+    replayed = quick("dlq", "replay", keys[0], str(third), "--tenant", tenant, *WHY, "--yes")
+    discarded = quick("dlq", "discard", keys[1], "--tenant", tenant, *WHY, "--yes")
+
+    assert foreign.code == 1
+    assert f"Tenant 'another' has no email with the message key {keys[0]!r}" in foreign.stderr
+    assert (replayed.code, discarded.code) == (0, 0)
+    assert [morgue.books.status(each) for each in (first, second, third)] == ["pending", "failed", "pending"]
+    assert morgue.books.row(second)["dead_letter_discarded_at"] is not None
+
+
+def test_a_long_error_pushes_no_column_of_a_table(quick: Callable[..., Ended], morgue: Morgue) -> None:
+    morgue.bury(last_error="550 " + "x" * 400)
+    morgue.bury(2, last_error="451")
+
+    lines = quick("dlq", "list", "--by", "error").stdout.splitlines()
+
+    assert [line.split()[0] for line in lines] == ["emails", lines[1], "2", "1"]
+    assert len({line.index(word) for line, word in zip(lines[2:], ("451", "550"), strict=True)}) == 1
+    assert lines[0].index("error") < 70
 
 
 def test_from_the_queue_it_replays_what_the_queue_names(quick: Callable[..., Ended], morgue: Morgue) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -75,6 +75,59 @@ def test_without_a_reason_nothing_happens(prepared: CommandLine, tables: Books) 
     assert prepared("held", "confirm", email_id).code == 2
     assert prepared("held", "confirm", email_id, "--reason", " ").code == 1
     assert tables.statuses() == {"held": 1}
+
+
+def test_message_keys_and_filters_name_held_emails(prepared: CommandLine, tables: Books) -> None:
+    first, second, third, fourth = held(tables, 4)
+    for email_id, words in ((second, "The lease expired."), (third, "The lease expired."), (fourth, "No answer.")):
+        tables.change(UUID(email_id), last_error=words)
+    key = tables.key(UUID(first))
+    tenant = tables.row(UUID(first))["tenant_id"]
+    matching = ("--text", "lease expired", "--provider", "ses")
+
+    unknown = prepared("held", "confirm", key, "--tenant", "another", *WHY)
+    by_key = prepared("held", "confirm", key, "--tenant", tenant, *WHY)
+    listed = prepared("held", "list", *matching, "--json")
+    unasked = prepared("held", "release", *matching, *WHY)
+    unchanged = tables.statuses()
+    by_filter = prepared("held", "release", *matching, *WHY, "--yes", "--json")
+    none_left = prepared("held", "release", *matching, *WHY, "--yes")
+
+    assert unknown.code == 1
+    assert f"has no email with the message key {key!r}" in unknown.stderr
+    assert (by_key.code, by_key.stderr) == (0, f"{first} confirmed: it is sent.\n")
+    assert [email["email_id"] for email in listed.json["emails"]] == [second, third]
+    assert unasked.code == 2
+    assert f"2 held emails, such as {second}, {third}." in unasked.stderr
+    assert unchanged == {"held": 3, "sent": 1}
+    assert by_filter.code == 0
+    assert by_filter.json["emails"] == {second: "released", third: "released"}
+    assert (none_left.code, none_left.stderr) == (1, "No held email matches.\n")
+    assert tables.statuses() == {"held": 1, "sent": 1, "pending": 2}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param((), id="nothing chosen"),
+        pytest.param(("order-17", "--provider", "ses"), id="a name and a filter"),
+        pytest.param(("--provider", "tpyo"), id="a provider that there is not"),
+        pytest.param(("--status", "failed"), id="no held ones"),
+    ],
+)
+@pytest.mark.parametrize("decision", ["confirm", "release"])
+def test_a_decision_about_nothing_definite_is_refused(
+    bare: CommandLine, decision: str, arguments: tuple[str, ...]
+) -> None:
+    assert bare.at_hand("held", decision, *arguments, *WHY).code == 2
+
+
+def test_many_decisions_are_counted_and_not_listed(prepared: CommandLine, tables: Books) -> None:
+    email_ids = held(tables, 21)
+
+    ended = prepared("held", "confirm", *email_ids, *WHY)
+
+    assert ended.stderr == "21: confirmed: it is sent.\n"
 
 
 def test_without_rabbitmq_the_decision_counts_and_the_letter_is_left_for_later(

@@ -61,8 +61,8 @@ def test_settings_that_send_into_nothing_stop_the_start(
 ) -> None:
     ended = settled.having(**settings)("run")
 
-    assert (ended.code, ended.stdout) == (78, "")
-    assert ended.stderr.startswith(words)
+    assert (ended.code, ended.stderr) == (78, "")
+    assert ended.refusals[0].startswith(words)
 
 
 def test_certificates_that_are_none_stop_the_start(settled: CommandLine) -> None:
@@ -72,14 +72,20 @@ def test_certificates_that_are_none_stop_the_start(settled: CommandLine) -> None
     )
 
     assert ended.code == 78
-    assert ended.stderr.startswith("DISPATCHER_CA_FILE")
+    assert ended.refusals[0].startswith("DISPATCHER_CA_FILE")
+
+
+def test_a_person_at_a_terminal_reads_words_instead_of_log_lines(settled: CommandLine) -> None:
+    ended = settled.having(DISPATCHER_LOG_FORMAT=None, DISPATCHER_PROVIDERS="none").on_terminal("run")
+
+    assert (ended.code, ended.stdout.startswith("DISPATCHER_PROVIDERS does not know none")) == (78, True)
 
 
 def test_missing_tables_and_queues_are_both_told_before_anything_starts(unprepared: CommandLine) -> None:
     ended = unprepared("run")
 
-    assert (ended.code, ended.stdout) == (78, "")
-    tables, queues = ended.stderr.splitlines()
+    assert (ended.code, ended.stderr) == (78, "")
+    tables, queues = ended.refusals
     assert tables.startswith("The database lacks")
     assert queues.startswith("RabbitMQ has no exchange")
     assert tables.endswith("Run `dispatcher init`.")
@@ -90,14 +96,14 @@ def test_missing_tables_are_told_even_while_rabbitmq_is_away(unprepared: Command
     ended = unprepared.having(DISPATCHER_AMQP_URL="amqp://u:p@127.0.0.1:1/")("run")
 
     assert ended.code == 78
-    assert ended.stderr.startswith("The database lacks")
+    assert ended.refusals[0].startswith("The database lacks")
 
 
 def test_queue_with_other_arguments_stops_the_start(prepared: CommandLine, topology: Topology) -> None:
     ended = prepared.having(DISPATCHER_QUEUE_TYPE="classic")("run")
 
     assert ended.code == 78
-    assert topology.dlq in ended.stderr
+    assert topology.dlq in ended.refusals[0]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
@@ -176,7 +182,7 @@ def test_second_run_in_one_run_directory_is_refused(prepared: CommandLine) -> No
 
         assert _end(process, signal.SIGTERM)[0] == 0
     assert ended.code == 1
-    assert "Another `dispatcher run` uses the run directory" in ended.stderr
+    assert "Another `dispatcher run` uses the run directory" in ended.refusals[0]
 
 
 def _children(pid: int) -> list[str]:

@@ -89,6 +89,23 @@ def test_a_provider_that_workers_cannot_use_is_named_with_the_worst_that_any_say
     assert "half open (1 worker)" in table
 
 
+def test_a_long_word_of_a_provider_widens_no_column_and_no_line_ends_with_spaces(
+    prepared: CommandLine, connection: psycopg.Connection
+) -> None:
+    before = prepared("status").stdout.splitlines()
+    connection.execute(
+        "insert into provider_state (provider, slot, state, reason, until_at) "
+        "values ('smtp', 'a:w0', 'open', %s, now())",
+        ["535 5.7.8 " + "Credentials are not accepted. " * 8],
+    )
+
+    lines = prepared("status").stdout.splitlines()
+
+    assert lines[: len(before)] == before
+    assert lines[-1].startswith("smtp: open (1 worker): 535 5.7.8 Credentials")
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
 def test_workers_and_latency_are_those_of_the_moment(prepared: CommandLine, connection: psycopg.Connection) -> None:
     prepared("enqueue", "--key", "one", *ONE)
     prepared("enqueue", "--key", "two", *ONE)

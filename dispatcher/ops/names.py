@@ -1,0 +1,42 @@
+"""The names by which an operator gives emails: ids, or message keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+from uuid import UUID
+
+from dispatcher.errors import DispatcherError
+from dispatcher.store.connections import AsyncSession
+from dispatcher.store.failures import find_known_ids
+from dispatcher.store.stories import find_ids_by_key
+
+_NAMED: Final = 5
+
+
+async def find_ids(session: AsyncSession, tenant_id: str, names: Sequence[str]) -> tuple[UUID, ...]:
+    """The ids of the emails that have these names, in their order, each once.
+
+    An id goes before a message key that looks like one. An id that no email has is returned as it is: the act that
+    it is for says so.
+
+    Raises:
+        DispatcherError: a name is no id, and no email of this tenant has it as its message key.
+    """
+    ids = {name: email_id for name in names if (email_id := _id(name))}
+    known = await find_known_ids(session, ids.values())
+    by_key = await find_ids_by_key(session, tenant_id, [name for name in names if ids.get(name) not in known])
+    if missing := [name for name in dict.fromkeys(names) if name not in ids and name not in by_key]:
+        some = ", ".join(map(repr, missing[:_NAMED])) + (" …" if len(missing) > _NAMED else "")
+        raise DispatcherError(
+            f"Tenant {tenant_id!r} has no email with the message key {some}.",
+            remedy="Give an email's id, or its message key with its --tenant.",
+        )
+    return tuple(dict.fromkeys(by_key.get(name) or ids[name] for name in names))
+
+
+def _id(name: str) -> UUID | None:
+    try:
+        return UUID(name)
+    except ValueError:
+        return None
