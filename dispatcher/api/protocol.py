@@ -12,6 +12,7 @@ do: no `Host` or two, chunks in HTTP/1.0, a coding beside the chunks.
 
 from __future__ import annotations
 
+import asyncio
 from asyncio import TimerHandle, Transport
 from collections import deque
 from collections.abc import Callable
@@ -28,6 +29,8 @@ MOST_HEAD_BYTES: Final = 32 * 1024
 body and after the last. The longest key, list of parameters and trace have some kilobytes."""
 LEAST_BODY_BYTES_PER_SECOND: Final = 1024
 """What a body must bring as long as it is not whole."""
+LINGER_SECONDS: Final = 3.0
+"""How long a client may go on sending a request that was refused before it was whole."""
 MOST_PIPELINED: Final = 16
 """Requests that wait for the answer to the one before, on one connection. Clients send none ahead; one that sends
 thousands, and does not even read, would keep the process at parsing them."""
@@ -66,11 +69,13 @@ class PatientProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         """A client is there, and has not said anything."""
-        super().connection_made(transport)
+        self._lingering = _LingeringTransport(transport, self._has_unread_request)
+        super().connection_made(self._lingering)  # type: ignore[arg-type]
         self._expect(self._patience.head_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone."""
+        self._lingering.end()
         self._expect(None)
         self._drop_unanswered()
         self.resume_writing()
@@ -78,6 +83,8 @@ class PatientProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """It said something."""
+        if self._lingering.is_closing():
+            return
         self._loose_bytes += len(data)  # the callbacks set it back
         if self._loose_bytes > MOST_HEAD_BYTES and self._is_in_head and self._has_endless_head(data):
             self._refuse("head-too-large")
@@ -87,6 +94,9 @@ class PatientProtocol(HttpToolsProtocol):
             self._refuse("head-too-large")
         elif self._deadline is None and self._is_in_head and not self._unanswered:
             self._expect(self._patience.head_seconds)  # empty lines have ended the wait for the next request
+
+    def _has_unread_request(self) -> bool:
+        return not self._is_in_head or self._loose_bytes > 0
 
     def _has_endless_head(self, data: bytes) -> bool:
         # A head and the beginning of a large body may come as one.
@@ -215,6 +225,38 @@ class PatientProtocol(HttpToolsProtocol):
         for cycle in self._unanswered:
             cycle.disconnected = True
             cycle.message_event.set()
+
+
+class _LingeringTransport:
+    """A transport that is closed in two steps where the client may still be sending: ours at once, its a bit later."""
+
+    def __init__(self, transport: Transport, has_unread_request: Callable[[], bool]) -> None:
+        self._transport = transport
+        self._has_unread_request = has_unread_request
+        self._end: TimerHandle | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        """Whether nothing is to be written any more, and what comes is to be forgotten."""
+        return self._end is not None or self._transport.is_closing()
+
+    def close(self) -> None:
+        """Writes what is to be written, and closes."""
+        if self.is_closing():
+            return
+        if not self._has_unread_request():
+            self._transport.close()
+            return
+        self._end = asyncio.get_running_loop().call_later(LINGER_SECONDS, self._transport.abort)
+        self._transport.write_eof()
+        self._transport.resume_reading()
+
+    def end(self) -> None:
+        """The connection is gone."""
+        if self._end is not None:
+            self._end.cancel()
 
 
 def _bare_answer(problem: Problem) -> bytes:
