@@ -175,11 +175,15 @@ async def test_a_client_that_sends_for_ever_after_a_refusal_is_cut_off(api: Api)
     _, writer = await asyncio.open_connection("127.0.0.1", api.port)
     writer.write(request("/v1/replays", *JSON, "Content-Length: 100000000000"))
     with pytest.raises(ConnectionError):
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            while True:
-                writer.write(b"x" * 4096)
-                await writer.drain()
-                await asyncio.sleep(0)
+        await send_for_ever(writer)
+
+
+async def send_for_ever(writer: asyncio.StreamWriter) -> None:
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while True:
+            writer.write(b"x" * 4096)
+            await writer.drain()
+            await asyncio.sleep(0)
 
 
 async def test_bodies_together_are_bounded(settings: Settings) -> None:

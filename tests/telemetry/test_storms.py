@@ -48,8 +48,8 @@ def test_the_next_window_begins_with_what_was_suppressed() -> None:
     assert pass_on(limit, "message.rejected") == {"event": "message.rejected"}
 
 
-@pytest.mark.parametrize("name", ["email.attempted"])
-def test_attempts_are_all_told(name: str) -> None:
+@pytest.mark.parametrize("name", ["email.attempted", "email.rescued"])
+def test_what_happened_to_each_email_is_logged_however_many_there_are(name: str) -> None:
     limit = StormLimit(Clock())
 
     assert None not in [pass_on(limit, name) for _ in range(10 * LINES_PER_WINDOW)]
