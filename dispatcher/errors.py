@@ -59,7 +59,8 @@ class InvalidEmail(DispatcherError):
     """An email was refused before anything was stored.
 
     Attributes:
-        field: The field's name as it stands in an email's JSON, such as `to[1]` or `attachments[0].content`.
+        field: The argument's name, such as `sender`, `to[1]` or `attachments[0].content`; for an email out of JSON the
+            field's, such as `from`.
         reason: Why, without the field's value (it may be private).
     """
 

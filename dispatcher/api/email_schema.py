@@ -99,7 +99,7 @@ _FIELDS: Final[dict[str, Any]] = {
                     "items": {"type": "string", "minLength": 1, "maxLength": rules.MAX_TAG_CHARACTERS},
                 },
             ],
-            "description": "For the provider's statistics.",
+            "description": "For the provider's statistics. `one_time_code` stands for `erase_after_sending`.",
         }
     ),
     "correlation_id": _optional(
@@ -110,6 +110,12 @@ _FIELDS: Final[dict[str, Any]] = {
             "type": "string",
             "enum": [policy.value for policy in OnUncertain],
             "description": "Where nobody can know whether it was accepted: hold it, or resend it (may duplicate).",
+        }
+    ),
+    "erase_after_sending": _optional(
+        {
+            "type": "boolean",
+            "description": "Delete its content, with attachments, once it is sent: for one-time codes and the like.",
         }
     ),
 }

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import click
+import orjson
 
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
@@ -14,14 +15,13 @@ from dispatcher.cli.output import print_data, print_json
 from dispatcher.domain.email import Email
 from dispatcher.domain.outgoing import Attachment
 from dispatcher.domain.status import OnUncertain
-from dispatcher.errors import DispatcherError
+from dispatcher.errors import DispatcherError, InvalidEmail
 from dispatcher.providers.capabilities import capabilities_of, uncarried
 
 _WHY_A_KEY: Final = (
     "--key is missing. It is your own name for this email, such as order-17-receipt: the same key never makes a second "
     "email, so that a command that ran twice sends once."
 )
-_REQUIRED: Final = {"sender": "--from", "subject": "--subject"}
 _File: Final = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
 
 
@@ -45,6 +45,8 @@ _File: Final = click.Path(exists=True, dir_okay=False, allow_dash=True, path_typ
     metavar="PATH",
     help="A file to attach; may be repeated.",
 )
+@click.option("--template", "template_id", metavar="ID", help="A provider's template, which writes subject and body.")
+@click.option("--template-data", metavar="JSON", help="What the template is filled with: a JSON object.")
 @click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="An additional header; may be repeated.")
 @click.option("--tag", "tags", multiple=True, help="For the provider's statistics; may be repeated.")
 @click.option("--tenant", "tenant_id", help="Whose email it is; keys are unique within a tenant.")
@@ -54,6 +56,7 @@ _File: Final = click.Path(exists=True, dir_okay=False, allow_dash=True, path_typ
     type=click.Choice([policy.value for policy in OnUncertain]),
     help="Where nobody can know whether it was accepted: hold it, or resend it (may duplicate).",
 )
+@click.option("--erase-after-sending", is_flag=True, help="Delete its content once it is sent, as for a one-time code.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON.")
 def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
     """Accept one email by options, or a file of them with --file. `dispatcher run` sends what is accepted.
@@ -63,9 +66,9 @@ def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
 
     A file has one email per line, as a JSON object with the fields message_key, from, to, cc, bcc, reply_to, subject,
     text, html, template_id, template_data (for providers that have templates: sendgrid, ses), headers, attachments
-    (filename, content_type, content in base64), tags, tenant_id, correlation_id and on_uncertain. It is read as a
-    stream. Bad lines are told by number and do not stop the good ones; a file that was interrupted can simply be
-    enqueued again.
+    (filename, content_type, content in base64), tags, tenant_id, correlation_id, on_uncertain and
+    erase_after_sending. It is read as a stream. Bad lines are told by number and do not stop the good ones; a file that
+    was interrupted can simply be enqueued again.
 
     Where DISPATCHER_PROVIDERS is set, an email that none of those providers could ever carry is refused: a template
     over smtp, for example.
@@ -74,6 +77,10 @@ def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
     Examples:
       dispatcher enqueue --key order-17-receipt --from 'Shop <shop@example.com>' \\
                          --to ann@example.org --subject Receipt --text-file receipt.txt --attach receipt.pdf
+      dispatcher enqueue --key login-4711 --from login@example.com --to ann@example.org --subject 'Your code' \\
+                         --text '4711 is your code.' --erase-after-sending
+      dispatcher enqueue --key order-17-receipt --from shop@example.com --to ann@example.org \\
+                         --template d-0c1a --template-data '{"number": 17}'
       dispatcher enqueue --file emails.jsonl
       make-emails | dispatcher enqueue --file - --json
 
@@ -124,26 +131,32 @@ def _email(options: dict[str, Any]) -> Email:
     """
     _check_presence(options)
     listed = ("to", "cc", "bcc", "reply_to", "tags")
-    optional = ("tenant_id", "correlation_id", "on_uncertain")
-    return Email(
-        message_key=options["message_key"],
-        sender=options["sender"],
-        subject=options["subject"],
-        headers=_headers(options["headers"]),
-        attachments=[_attachment(path) for path in options["attach"]],
-        text=_body("text", options),
-        html=_body("html", options),
-        **{name: options[name] for name in listed},
+    optional = ("subject", "template_id", "tenant_id", "correlation_id", "on_uncertain")
+    arguments = {
+        "headers": _headers(options["headers"]),
+        "attachments": [_attachment(path) for path in options["attach"]],
+        "text": _body("text", options),
+        "html": _body("html", options),
+        "template_data": _template_data(options["template_data"]),
+        **{name: options[name] for name in ("message_key", "sender", "erase_after_sending", *listed)},
         **{name: options[name] for name in optional if options[name] is not None},
-    )
+    }
+    try:
+        return Email(**arguments)
+    except InvalidEmail as error:
+        parameter = error.field.partition(".")[0].partition("[")[0]
+        raise InvalidEmail(_option_name(parameter) + error.field[len(parameter) :], error.reason) from None
 
 
 def _check_presence(options: dict[str, Any]) -> None:
-    missing = [name for field, name in _REQUIRED.items() if options[field] is None]
+    has_template = options["template_id"] is not None
+    missing = [] if options["sender"] else ["--from"]
+    if options["subject"] is None and not has_template:
+        missing.append("--subject")
     if not (options["to"] or options["cc"] or options["bcc"]):
         missing.append("--to (or --cc, --bcc)")
-    if all(options[name] is None for name in ("text", "text_file", "html", "html_file")):
-        missing.append("--text or --html (or --text-file, --html-file)")
+    if all(options[name] is None for name in ("text", "text_file", "html", "html_file", "template_id")):
+        missing.append("--text, --html or --template (or --text-file, --html-file)")
     sentences = [] if options["message_key"] else [_WHY_A_KEY]
     if missing:
         sentences.append(f"An email also needs {', '.join(missing)}.")
@@ -165,6 +178,13 @@ def _body(kind: str, options: dict[str, Any]) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise click.UsageError(f"--{kind}-file {path} cannot be read: {reason}.") from error
+
+
+def _template_data(given: str | None) -> Any:
+    try:
+        return {} if given is None else orjson.loads(given)
+    except orjson.JSONDecodeError as error:
+        raise click.UsageError(f"--template-data is not JSON ({error.msg}, character {error.pos + 1}).") from None
 
 
 def _headers(given: tuple[str, ...]) -> dict[str, str]:
@@ -189,5 +209,13 @@ def _attachment(path: Path) -> Attachment:
 
 
 def _option_name(parameter: str) -> str:
-    names = {"message_key": "key", "sender": "from", "headers": "header", "tags": "tag", "tenant_id": "tenant"}
+    names = {
+        "message_key": "key",
+        "sender": "from",
+        "headers": "header",
+        "tags": "tag",
+        "tenant_id": "tenant",
+        "template_id": "template",
+        "attachments": "attach",
+    }
     return f"--{names.get(parameter, parameter).replace('_', '-')}"

@@ -28,7 +28,7 @@ def command(dry_run: bool, as_json: bool) -> int:
 
     The monitor of every host does so each hour; this is for a host without one, or for a user of PostgreSQL who owns
     the tables where the dispatcher's own does not. Emails leave by whole weeks, up to seven days after their time.
-    Emails tagged `one_time_code` lose their content as soon as they are sent. Needs DISPATCHER_DATABASE_URL.
+    Emails with `erase_after_sending` lose their content once they are sent. Needs DISPATCHER_DATABASE_URL.
 
     Pending, in-flight and undecided emails are kept. An undecided email is failed or held, and no operator has
     replayed, confirmed, released or discarded it. Its weekly partition is kept, too; the content of the other emails in
@@ -98,7 +98,7 @@ def _lines(told: dict[str, Any], *, dry_run: bool) -> list[str]:
     return [
         f"partitions dropped: {len(told['partitions'])}",
         f"contents forgotten: {told['content']}",
-        f"one-time codes forgotten: {told['one_time_code']}",
+        f"contents erased after sending: {told['one_time_code']}",
         f"message keys forgotten: {told['key']}",
         f"replays forgotten: {told['replay']}, with what they noted of {told['replayed']} emails",
         f"operators' acts forgotten: {told['act']}",

@@ -11,7 +11,7 @@ from typing import Literal
 
 from dispatcher.domain import email_rules as rules
 from dispatcher.domain.email_json import arguments_of, document_of
-from dispatcher.domain.outgoing import Attachment
+from dispatcher.domain.outgoing import ERASE_TAG, Attachment
 from dispatcher.domain.status import OnUncertain
 from dispatcher.domain.template_data import canonical_data, checked_data
 from dispatcher.errors import InvalidEmail
@@ -30,7 +30,8 @@ class Email:
         template_id: The provider's template that writes subject and body instead; None if they stand here.
         template_data: What the template is filled with.
         headers: Additional headers, read-only.
-        tags: For the provider's statistics.
+        tags: For the provider's statistics. The tag `one_time_code` stands for `erase_after_sending`, and goes to none.
+        erase_after_sending: Whether its content, attachments included, is deleted within a minute or so of being sent.
         tenant_id: Whose email it is; message keys are unique within a tenant.
         correlation_id: The application's name for what caused the email; stands in logs and dead letters.
         on_uncertain: This email's policy where nobody can know whether it was accepted; None for the host's.
@@ -53,6 +54,7 @@ class Email:
     tenant_id: str
     correlation_id: str | None
     on_uncertain: OnUncertain | None
+    erase_after_sending: bool
 
     def __init__(
         self,
@@ -74,11 +76,12 @@ class Email:
         tenant_id: str = "default",
         correlation_id: str | None = None,
         on_uncertain: OnUncertain | Literal["hold", "resend"] | None = None,
+        erase_after_sending: bool = False,
     ) -> None:
         """An email.
 
         Raises:
-            InvalidEmail: with the first field that breaks a rule, named as in its JSON.
+            InvalidEmail: with the first argument that breaks a rule.
         """
         keep = partial(object.__setattr__, self)
         keep("message_key", rules.key("message_key", message_key))
@@ -101,6 +104,8 @@ class Email:
         keep("tags", rules.tags(tags))
         keep("correlation_id", None if correlation_id is None else rules.key("correlation_id", correlation_id))
         keep("on_uncertain", rules.policy(on_uncertain))
+        is_erased = rules.flag("erase_after_sending", erase_after_sending)
+        keep("erase_after_sending", is_erased or ERASE_TAG in self.tags)
 
     def _check_recipients(self) -> None:
         recipients = len(self.to) + len(self.cc) + len(self.bcc)
@@ -120,13 +125,27 @@ class Email:
         """The email that a decoded JSON object describes; null stands for an absent optional field.
 
         Raises:
-            InvalidEmail: with the first field that is unknown, missing, of the wrong type or breaks a rule.
+            InvalidEmail: with the first field that is unknown, missing, of the wrong type or breaks a rule, named as in
+                JSON.
         """
-        return cls(**arguments_of(document))
+        arguments = arguments_of(document)
+        try:
+            return cls(**arguments)
+        except InvalidEmail as error:
+            if error.field != "sender":
+                raise
+            raise InvalidEmail("from", error.reason) from None
 
     def to_json(self) -> dict[str, object]:
         """The JSON object that `from_json` makes an equal email of; absent fields are left out."""
         return document_of(self)
+
+    @property
+    def stored_tags(self) -> tuple[str, ...]:
+        """Its tags, and the mark of an email whose content is deleted once it is sent."""
+        if self.erase_after_sending and ERASE_TAG not in self.tags:
+            return (*self.tags, ERASE_TAG)
+        return self.tags
 
     def payload_hash(self) -> bytes:
         """The digest by which a repeat of a message key is told from a conflict.
@@ -148,7 +167,7 @@ class Email:
             *(str(len(self.reply_to)), *self.reply_to),
             *(str(len(headers)), *[text for header in headers for text in header]),
             *(str(len(files)), *[text for file in files for text in file]),
-            *(str(len(self.tags)), *self.tags),
+            *(str(len(self.stored_tags)), *self.stored_tags),
         ]
         if self.template_id is not None:
             parts += ["template", self.template_id, canonical_data(self.template_data)]

@@ -20,7 +20,7 @@ FIELDS: Final = frozenset(
     {
         *REQUIRED_FIELDS,
         *("tenant_id", "to", "cc", "bcc", "reply_to", "subject", "text", "html", "headers", "attachments"),
-        *("template_id", "template_data", "correlation_id", "tags", "on_uncertain"),
+        *("template_id", "template_data", "correlation_id", "tags", "on_uncertain", "erase_after_sending"),
     }
 )
 ATTACHMENT_FIELDS: Final = ("filename", "content_type", "content")
@@ -102,6 +102,7 @@ def document_of(email: Email) -> dict[str, object]:
         "tags": list(email.tags),
         "correlation_id": email.correlation_id,
         "on_uncertain": None if email.on_uncertain is None else email.on_uncertain.value,
+        "erase_after_sending": email.erase_after_sending,
     }
     needed = REQUIRED_FIELDS if email.template_id else (*REQUIRED_FIELDS, "subject")
     return {name: value for name, value in document.items() if value or name in needed}

@@ -1,6 +1,7 @@
 """What an email may hold, field by field: each function gives the value that is kept, or raises `InvalidEmail`.
 
-`field` is the field's name in an email's JSON. Types are checked too: callers may come without a type checker.
+`field` is the name of `Email`'s argument, which is the field's name in JSON, too, except `sender` (`from`). Types are
+checked too: callers may come without a type checker.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ _TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
 _TEMPLATE: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _MIME_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}"  # RFC 6838, section 4.2
+_SEVERAL: Final = re.compile(r"[^@,;]{1,500}@[^@,;]{1,500}[,;][^@]{1,500}@")
 _CONTENT_TYPE: Final = re.compile(rf"{_MIME_NAME}/{_MIME_NAME}")
 
 RESERVED_HEADERS: Final = frozenset(
@@ -108,6 +110,13 @@ def policy(value: object) -> OnUncertain | None:
         raise InvalidEmail("on_uncertain", f"must be one of: {', '.join(OnUncertain)}") from None
 
 
+def flag(field: str, value: object) -> bool:
+    """A yes or no."""
+    if not isinstance(value, bool):
+        raise InvalidEmail(field, "must be true or false")
+    return value
+
+
 def address(field: str, value: object) -> str:
     """One address, as given."""
     text = _text(field, value)
@@ -122,20 +131,29 @@ def sender(value: object) -> str:
     """The address that an email comes from, as given. Most emails come from few, so these are not parsed each time."""
     if type(value) is str and len(value) <= _MAX_CACHED_CHARACTERS:
         return _sender(value)
-    return address("from", value)
+    return address("sender", value)
 
 
 @lru_cache(maxsize=1024)
 def _sender(text: str) -> str:
-    return address("from", text)
+    return address("sender", text)
 
 
 def addresses(field: str, value: object) -> tuple[str, ...]:
     """Addresses, from one text or a list of them."""
     if isinstance(value, str):
-        return (address(field, value),)
+        return (_recipient(field, value),)
     listed = _sequence(field, value, MAX_RECIPIENTS)
-    return tuple([address(f"{field}[{index}]", item) for index, item in enumerate(listed)])
+    return tuple([_recipient(f"{field}[{index}]", item) for index, item in enumerate(listed)])
+
+
+def _recipient(field: str, value: object) -> str:
+    try:
+        return address(field, value)
+    except InvalidEmail:
+        if isinstance(value, str) and _SEVERAL.match(value):
+            raise InvalidEmail(field, "has several addresses in one text; give a list, one address in each") from None
+        raise
 
 
 def template(value: object) -> str:

@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
+from typing import Final
 from uuid import UUID
 
 from dispatcher.domain.values import value
+
+ERASE_TAG: Final = "one_time_code"
+"""Marks an email whose content is deleted once it is sent. It is stored among the tags, and no provider gets it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ def insert_parameters(drafts: Sequence[Draft], *, publish_in_seconds: float = 0.
         "template_ids": [email.template_id for email in emails],
         "template_datas": template_datas,
         "headers": [_json(dict(email.headers)) for email in emails],
-        "tags": [_json(email.tags) for email in emails],
+        "tags": [_json(email.stored_tags) for email in emails],
         "attachment_counts": [len(email.attachments) for email in emails],
         "octets": list(map(_octets, emails, template_datas)),
         "publish_in_seconds": publish_in_seconds,

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from dispatcher.domain.outgoing import Attachment, OutgoingEmail
+from dispatcher.domain.outgoing import ERASE_TAG, Attachment, OutgoingEmail
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.errors import StatementRefused
 from dispatcher.store.connections import Pool, session
@@ -368,5 +368,5 @@ def _outgoing(email_id: UUID, row: tuple[Any, ...], attachments: tuple[Attachmen
         template_data=template_data or _NO_DATA,
         headers=headers or _NO_HEADERS,
         attachments=attachments,
-        tags=tuple(tags or ()),
+        tags=tuple([tag for tag in tags if tag != ERASE_TAG]) if tags else (),
     )

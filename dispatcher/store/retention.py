@@ -132,7 +132,7 @@ class Pruning:
         self._retention = retention
 
     async def forget_one_time_codes(self) -> AsyncIterator[Pruned]:
-        """Deletes the content of one-time codes that are sent."""
+        """Deletes the content of emails that are sent and were enqueued with `erase_after_sending`."""
         async for count in self._repeat("forget_one_time_codes"):
             yield Pruned("one_time_code", count)
 

@@ -57,7 +57,7 @@ def test_every_option_reaches_the_tables(storing: CommandLine, connection: psyco
         "--on-uncertain": "resend",
     }
 
-    ended = storing("enqueue", *ONE, *[word for option in options.items() for word in option])
+    ended = storing("enqueue", *ONE, "--erase-after-sending", *[word for option in options.items() for word in option])
 
     assert ended.code == 0, ended.stderr
     stored = _contents(connection)
@@ -69,8 +69,19 @@ def test_every_option_reaches_the_tables(storing: CommandLine, connection: psyco
     }
     assert (stored["html_body"], stored["headers"]) == ("<p>ä</p>", {"X-Campaign": "spring: two"})
     assert (stored["filename"], stored["content_type"], stored["content"]) == ("bill.pdf", "application/pdf", b"%PDF")
-    assert (stored["tags"], stored["tenant_id"]) == (["receipts"], "acme")
+    assert (stored["tags"], stored["tenant_id"]) == (["receipts", "one_time_code"], "acme")
     assert (stored["correlation_id"], stored["on_uncertain"]) == ("request-9", "resend")
+
+
+def test_a_template_stands_in_for_subject_and_body(storing: CommandLine, connection: psycopg.Connection) -> None:
+    template = ("--template", "d-0c1a", "--template-data", '{"number": 17}')
+
+    ended = storing("enqueue", *ADDRESSED[:-2], *template)
+
+    assert ended.code == 0, ended.stderr
+    stored = _contents(connection)
+    assert (stored["template_id"], stored["template_data"]) == ("d-0c1a", {"number": 17})
+    assert (stored["subject"], stored["text_body"], stored["html_body"]) == ("", None, None)
 
 
 def test_body_may_come_from_stdin(storing: CommandLine, connection: psycopg.Connection) -> None:
@@ -110,7 +121,7 @@ def test_everything_that_is_missing_is_named_at_once() -> None:
     ended = in_process("enqueue")
 
     assert ended.code == 2
-    for option in ("--key", "--from", "--to", "--subject", "--text"):
+    for option in ("--key", "--from", "--to", "--subject", "--text", "--template"):
         assert option in ended.stderr
 
 
@@ -123,6 +134,7 @@ def test_everything_that_is_missing_is_named_at_once() -> None:
         (["--text", "a", "--header", "X-A: 1", "--header", "X-A: 2"], "X-A is given twice"),
         (["--text", "a", "--attach", "nowhere.pdf"], "nowhere.pdf"),
         (["--text", "a", "--on-uncertain", "panic"], "panic"),
+        (["--template", "d-0c1a", "--template-data", "{"], "--template-data is not JSON"),
         (["--file", "-"], "--file brings whole emails; it takes no --key beside it"),
     ],
 )
@@ -134,21 +146,25 @@ def test_senseless_arguments_are_usage_errors(arguments: list[str], words: str) 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "field"),
+    ("arguments", "words"),
     [
-        (["--to", "ann@@example.org"], "to[1]"),
-        (["--subject", "one\ntwo"], "subject"),
-        (["--header", "From: other@example.com"], "headers.From"),
+        (["--to", "ann@@example.org"], "--to[1]: has more than one @"),
+        (["--to", "ann@example.org, bob@example.org"], "--to[1]: has several addresses in one text"),
+        (["--from", "nobody"], "--from: has no @"),
+        (["--subject", "one\ntwo"], "--subject: "),
+        (["--header", "From: other@example.com"], "--header.From: "),
+        (["--template", "d-0c1a"], "--template: stands beside text or html"),
+        (["--template-data", "{}", "--template", ""], "--template: must be"),
         (["--key", ""], "--key is missing"),
     ],
 )
-def test_email_that_may_not_be_is_refused_with_its_field_before_any_connection(
-    arguments: list[str], field: str
+def test_email_that_may_not_be_is_refused_with_its_option_before_any_connection(
+    arguments: list[str], words: str
 ) -> None:
     ended = in_process("enqueue", *ONE, *arguments)
 
     assert ended.code in (1, 2)
-    assert field in ended.stderr
+    assert words in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

@@ -134,10 +134,10 @@ def test_a_representation_shows_nothing_private() -> None:
         ({"tenant_id": "ácme"}, "tenant_id"),
         ({"tenant_id": "-acme"}, "tenant_id"),
         ({"tenant_id": "a" * 101}, "tenant_id"),
-        ({"sender": ""}, "from"),
-        ({"sender": "nobody"}, "from"),
-        ({"sender": ["shop@example.com"]}, "from"),
-        ({"sender": "shop@example.com\nBcc: x@example.com"}, "from"),
+        ({"sender": ""}, "sender"),
+        ({"sender": "nobody"}, "sender"),
+        ({"sender": ["shop@example.com"]}, "sender"),
+        ({"sender": "shop@example.com\nBcc: x@example.com"}, "sender"),
         ({"to": ()}, "to"),
         ({"to": None}, "to"),
         ({"to": b"ann@example.org"}, "to"),
@@ -217,10 +217,44 @@ def test_a_representation_shows_nothing_private() -> None:
         ({"correlation_id": "c" * 256}, "correlation_id"),
         ({"correlation_id": "c\x1b[31m"}, "correlation_id"),
         ({"on_uncertain": 1}, "on_uncertain"),
+        ({"erase_after_sending": "no"}, "erase_after_sending"),
+        ({"erase_after_sending": None}, "erase_after_sending"),
+        ({"erase_after_sending": 1}, "erase_after_sending"),
     ],
 )
-def test_the_field_that_breaks_a_rule_is_named(fields: Mapping[str, Any], field: str) -> None:
+def test_the_argument_that_breaks_a_rule_is_named(fields: Mapping[str, Any], field: str) -> None:
     assert refusal(**fields)[0] == field
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["ann@example.org, bob@example.org", "Ann <ann@example.org>;bob@example.org", "a@x.org,b@x.org,c@x.org," * 1000],
+)
+def test_several_addresses_in_one_text_are_told_to_be_a_list(text: str) -> None:
+    reason = "has several addresses in one text; give a list, one address in each"
+
+    assert refusal(to=text) == ("to", reason)
+    assert refusal(to=["ann@example.org"], cc=["ann@example.org", text]) == ("cc[1]", reason)
+
+
+def test_a_comma_in_a_name_is_not_taken_for_a_list() -> None:
+    assert an_email(to='"Doe, Ann (a@b, c@d)" <ann@example.org>').to == ('"Doe, Ann (a@b, c@d)" <ann@example.org>',)
+    assert refusal(to="Doe, Ann <ann@example.org>")[1].endswith("put the name in double quotes")
+
+
+def test_an_email_that_is_erased_after_sending_bears_a_mark_beside_its_tags() -> None:
+    full = [str(number) for number in range(rules.MAX_TAGS)]
+    plain, erased = an_email(tags=full), an_email(tags=full, erase_after_sending=True)
+
+    assert (plain.erase_after_sending, plain.stored_tags) == (False, tuple(full))
+    assert (erased.erase_after_sending, erased.stored_tags) == (True, (*full, "one_time_code"))
+    assert erased.tags == tuple(full)
+
+
+def test_the_tag_of_earlier_releases_means_the_same() -> None:
+    tagged = an_email(tags=["one_time_code", "login"])
+
+    assert (tagged.erase_after_sending, tagged.stored_tags) == (True, ("one_time_code", "login"))
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ emails = st.builds(
     tenant_id=st.from_regex(r"[a-z][a-z0-9._:-]{0,20}", fullmatch=True),
     correlation_id=st.none() | keys,
     on_uncertain=st.none() | st.sampled_from(OnUncertain),
+    erase_after_sending=st.booleans(),
 )
 
 
@@ -89,6 +90,7 @@ def test_every_field_has_its_place() -> None:
         "tags": ["receipt"],
         "correlation_id": "request-1",
         "on_uncertain": "resend",
+        "erase_after_sending": True,
     }
 
     email = Email.from_json(document)
@@ -109,13 +111,17 @@ def test_every_field_has_its_place() -> None:
         tags=["receipt"],
         correlation_id="request-1",
         on_uncertain=OnUncertain.RESEND,
+        erase_after_sending=True,
     )
     assert email.to_json() == document
 
 
 def test_one_address_may_stand_without_a_list_and_null_means_absent() -> None:
     absent: dict[str, object] = dict.fromkeys(
-        ["cc", "html", "headers", "attachments", "tags", "correlation_id", "on_uncertain", "tenant_id"]
+        [
+            *("cc", "html", "headers", "attachments", "tags", "correlation_id", "on_uncertain", "tenant_id"),
+            "erase_after_sending",
+        ]
     )
 
     assert Email.from_json(PLAIN | absent | {"to": "ann@example.org"}) == Email.from_json(PLAIN)
@@ -189,6 +195,7 @@ def test_an_unknown_field_is_named_in_a_form_that_can_be_printed(name: object, s
         ({"correlation_id": 1}, "correlation_id"),
         ({"on_uncertain": True}, "on_uncertain"),
         ({"on_uncertain": "HOLD"}, "on_uncertain"),
+        ({"erase_after_sending": "true"}, "erase_after_sending"),
         ({"attachments": {}}, "attachments"),
         ({"attachments": "a.txt"}, "attachments"),
         ({"attachments": [FILE] * 101}, "attachments"),

@@ -41,6 +41,10 @@ def test_digests_are_those_of_the_first_release() -> None:
     assert digest() == "4748277ee73e1b3ea62c0e147e6dc4e27fb8c1ff08a468dc9ab5ccc41b67968a"
 
 
+def test_an_email_that_is_erased_after_sending_repeats_one_that_an_earlier_release_was_told_so_by_a_tag() -> None:
+    assert digest(erase_after_sending=True) == digest(tags=["receipt", "shop", "one_time_code"])
+
+
 @pytest.mark.parametrize(
     "same",
     [
@@ -82,6 +86,7 @@ def test_whatever_the_recipient_or_the_promise_notices_changes_the_digest() -> N
         {"tags": ["receipt"]},
         {"on_uncertain": OnUncertain.HOLD},
         {"on_uncertain": None},
+        {"erase_after_sending": True},
     ]
 
     assert len({digest(**change) for change in changes}) == len(changes)

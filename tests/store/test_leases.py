@@ -43,6 +43,7 @@ async def test_a_lease_brings_the_whole_email(store: LeaseStore, books: Books) -
         tags=["receipt", "größe"],
         correlation_id="request-1",
         on_uncertain="resend",
+        erase_after_sending=True,
     )
 
     assert (lease.attempt_number, lease.token, lease.on_uncertain) == (1, 1, OnUncertain.RESEND)
@@ -55,7 +56,7 @@ async def test_a_lease_brings_the_whole_email(store: LeaseStore, books: Books) -
     assert (email.bcc, email.reply_to) == (("bcc@example.org",), ("reply@example.org",))
     assert (email.text, email.html) == ("línes\r\nand 漢字\n", "<p>🦊</p>")
     assert dict(email.headers) == {"X-One": "1", "X-Two": "zwei"}
-    assert email.tags == ("receipt", "größe")
+    assert email.tags == ("receipt", "größe"), "no provider gets the mark of what is erased after sending"
     assert lease.octets_apart == 0
     assert email.created_at == books.row(lease.email_id)["created_at"]
 

@@ -7,6 +7,7 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import psycopg
@@ -331,9 +332,12 @@ async def test_nothing_is_forgotten_unless_it_is_said(books: Books, prune: Prune
     assert has(books, "email_content", email_id)
 
 
-async def test_a_one_time_code_is_forgotten_once_it_is_sent(books: Books, prune: Prune) -> None:
-    waiting = books.enqueue_one(tags=["one_time_code"])
-    sent, receipt = books.enqueue_one(tags=["login", "one_time_code"]), books.enqueue_one(tags=["receipt"])
+@pytest.mark.parametrize("fields", [{"erase_after_sending": True}, {"tags": ["login", "one_time_code"]}])
+async def test_content_that_is_erased_after_sending_is_forgotten_once_it_is_sent(
+    books: Books, prune: Prune, fields: dict[str, Any]
+) -> None:
+    waiting = books.enqueue_one(**fields)
+    sent, receipt = books.enqueue_one(**fields), books.enqueue_one(tags=["receipt"])
     books.connection.execute("update email_log set status = 'sent' where email_id = any(%s)", [[sent, receipt]])
 
     assert await prune(FOR_EVER) == [Pruned("one_time_code", 1)]
