@@ -1,31 +1,38 @@
 """Opening an SMTP connection: TCP, TLS that is verified or refused, EHLO, AUTH. Every failure here is definite.
 
-aiosmtplib does these steps; we order them and translate what it raises into `NotConnected` (try again later) or
-`ProviderFault` (a person must mend something).
+It is `NotConnected` (try again later) or `ProviderFault` (a person must mend something).
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
+import hmac
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
-
-import aiosmtplib
 
 from dispatcher.config import Settings
 from dispatcher.domain.outcome import Concern, Deferred, Reason
 from dispatcher.errors import ConfigurationError, ProviderFault
 from dispatcher.providers.scrub import scrub
-from dispatcher.providers.smtp_conversation import Conversation, conversation_over
-from dispatcher.providers.smtp_replies import Phase, refusal, reply_of
+from dispatcher.providers.smtp_conversation import ConnectionBroke, Conversation, GarbledReply, ServerClosing
+from dispatcher.providers.smtp_replies import Phase, Reply, refusal
 from dispatcher.setting_values import SmtpServer
 from dispatcher.trust import client_context
 
 NAME: Final = "smtp"
+
+MOST_SIZE_DIGITS: Final = 20
+"""RFC 1870, section 4; Python refuses to read some thousands."""
+_READY: Final = 220
+_DONE: Final = 250
+_GO_ON: Final = 334
+_SIGNED_IN: Final = 235
 
 _BAD_TLS: Final = "Mend the server's certificate, or name the authority that signed it in DISPATCHER_CA_FILE."
 _BAD_LOGIN: Final = "Check the user and password in DISPATCHER_SMTP_URL."
@@ -111,119 +118,178 @@ async def open_connection(options: SmtpOptions, context: ssl.SSLContext | None) 
         NotConnected: not now.
         ProviderFault: not before somebody mends it: TLS missing or not trusted, credentials refused.
     """
-    client = aiosmtplib.SMTP(
-        hostname=options.server.host,
-        port=options.server.port,
-        timeout=None,
-        use_tls=options.server.security == "tls",
-        start_tls=False,
-        tls_context=context,
-        local_hostname=_our_name(None),  # or it would ask a name server
-    )
+    conversation = await _connected(options.server, context)
     try:
-        await _translated(client.connect, _connect_failure)
-        client.local_hostname = _our_name(client.transport)
-        if options.server.security == "starttls":
-            await _start_tls(client)
-        await _translated(lambda: _greet(client), _connect_failure)
-        if options.server.username:
-            await _log_in(client, options.server)
-        return _take_over(client)
+        offers = await _negotiated(conversation, options.server, context)
+        # Whatever lies here unasked would be taken for the answer to MAIL.
+        await conversation.hear()
+        conversation.check()
+    except ConnectionBroke as broke:
+        conversation.abort()
+        raise _broken(broke) from broke
     except BaseException:
-        client.close()
+        conversation.abort()
         raise
+    size = offers.get("size", "")
+    return Connection(
+        conversation,
+        has_size="size" in offers,
+        size_limit=int(size) if size.isascii() and size.isdigit() and len(size) <= MOST_SIZE_DIGITS else 0,
+        has_smtputf8="smtputf8" in offers and "8bitmime" in offers,
+        has_pipelining="pipelining" in offers,
+    )
 
 
-def _our_name(transport: asyncio.BaseTransport | None) -> str:
+async def _connected(server: SmtpServer, context: ssl.SSLContext | None) -> Conversation:
+    tls = context if server.security == "tls" else None
+    try:
+        _, conversation = await asyncio.get_running_loop().create_connection(
+            Conversation, server.host, server.port, ssl=tls
+        )
+    except (OSError, UnicodeError) as error:
+        raise _connect_failure(error) from error
+    return conversation
+
+
+async def _negotiated(
+    conversation: Conversation, server: SmtpServer, context: ssl.SSLContext | None
+) -> Mapping[str, str]:
+    """What the server offers once it waits for MAIL: parameters by keyword, in lower case."""
+    greeting = await conversation.reply()
+    if greeting.code != _READY:
+        raise _unwilling(greeting)
+    offers = await _greet(conversation)
+    if server.security == "starttls":
+        assert context is not None
+        await _start_tls(conversation, offers, server, context)
+        offers = await _greet(conversation)
+    if server.username:
+        await _log_in(conversation, offers, server)
+    return offers
+
+
+async def _ask(conversation: Conversation, command: str) -> Reply:
+    """The server's reply to a command, and not to anything before it."""
+    await conversation.hear()
+    conversation.check()
+    conversation.write(f"{command}\r\n".encode(), 1)
+    return await conversation.reply()
+
+
+async def _greet(conversation: Conversation) -> Mapping[str, str]:
+    name = _our_name(conversation.address)
+    reply = await _ask(conversation, f"EHLO {name}")
+    if reply.code == _DONE:
+        return _offers(reply)
+    if reply.is_permanent:
+        # A server from before 1995; it will offer no extension.
+        reply = await _ask(conversation, f"HELO {name}")
+    if reply.code != _DONE:
+        raise _unwilling(reply)
+    return {}
+
+
+def _offers(reply: Reply) -> Mapping[str, str]:
+    """The lines of a reply to EHLO below the server's name: parameters by keyword, in lower case."""
+    offers: dict[str, str] = {}
+    for line in reply.text.split("\n")[1:]:
+        keyword, _, parameters = line.strip().partition(" ")
+        if keyword.lower().startswith("auth="):  # as servers wrote it before RFC 2554
+            keyword, parameters = "auth", f"{keyword[5:]} {parameters}"
+        keyword = keyword.lower()
+        offers[keyword] = f"{offers['auth']} {parameters}" if keyword == "auth" and "auth" in offers else parameters
+    return offers
+
+
+def _our_name(address: str) -> str:
     """What we call ourselves in EHLO: a full name, else the address that we come from (RFC 5321, section 4.1.4)."""
     name = socket.gethostname()
     if "." in name.strip(".") and name.isascii():
         return name
-    found = transport.get_extra_info("sockname") if transport is not None else None
-    address = str(found[0]).partition("%")[0] if found else "127.0.0.1"
     return f"[IPv6:{address}]" if ":" in address else f"[{address}]"
 
 
-async def _greet(client: aiosmtplib.SMTP) -> None:
-    try:
-        await client.ehlo()
-    except aiosmtplib.SMTPHeloError as error:
-        if error.code < 500 or not client.is_connected:
-            raise
-        # A server from before 1995; it will offer no extension.
-        await client.helo()
-
-
-async def _start_tls(client: aiosmtplib.SMTP) -> None:
-    await _translated(lambda: _greet(client), _connect_failure)
-    if not client.supports_extension("starttls"):
+async def _start_tls(
+    conversation: Conversation, offers: Mapping[str, str], server: SmtpServer, context: ssl.SSLContext
+) -> None:
+    if "starttls" not in offers:
         raise ProviderFault(
             NAME, "the SMTP server does not offer STARTTLS, and without it nothing is sent.", remedy=_BAD_SECURITY
         )
-    await _translated(client.starttls, _start_tls_failure)
+    reply = await _ask(conversation, "STARTTLS")
+    if reply.is_permanent:
+        raise ProviderFault(NAME, f"the SMTP server refused STARTTLS ({reply.code}).", remedy=_BAD_SECURITY)
+    if reply.code != _READY:
+        raise _unwilling(reply)
+    try:
+        await conversation.secure(context, server.host)
+    except OSError as error:
+        raise _connect_failure(error) from error
 
 
-async def _log_in(client: aiosmtplib.SMTP, server: SmtpServer) -> None:
-    methods = {"plain": client.auth_plain, "login": client.auth_login, "cram-md5": client.auth_crammd5}
-    offered = [method for name, method in methods.items() if name in client.server_auth_methods]
-    if not offered:
+async def _log_in(conversation: Conversation, offers: Mapping[str, str], server: SmtpServer) -> None:
+    methods = {"plain": _plain, "login": _login, "cram-md5": _cram_md5}
+    offered = offers.get("auth", "").lower().split()
+    # One method, tried once: every further try with the same password is a step towards a locked account.
+    method = next((method for name, method in methods.items() if name in offered), None)
+    if method is None:
         raise ProviderFault(
             NAME, "the SMTP server offers no way to sign in (AUTH PLAIN, LOGIN or CRAM-MD5).", remedy=_BAD_SECURITY
         )
-    # One method, tried once: every further try with the same password is a step towards a locked account.
-    await _translated(lambda: offered[0](server.username, server.password), _log_in_failure)
+    reply = await method(conversation, server.username.encode(), server.password.encode())
+    if reply.code != _SIGNED_IN:
+        raise _log_in_failure(reply)
 
 
-def _take_over(client: aiosmtplib.SMTP) -> Connection:
-    if not client.is_connected or client.transport is None:
-        raise NotConnected(Deferred(Reason.CONNECTION_FAILED, "the server closed the connection while connecting"))
-    extensions = client.esmtp_extensions
-    limit = extensions.get("size", "")
-    connection = Connection(
-        conversation_over(client.transport),
-        has_size="size" in extensions,
-        size_limit=int(limit) if limit.isascii() and limit.isdigit() else 0,
-        has_smtputf8="smtputf8" in extensions and "8bitmime" in extensions,
-        has_pipelining="pipelining" in extensions,
-    )
-    # The client keeps no hold on what it opened: closing it must not close the connection.
-    client.protocol = client.transport = None
-    return connection
+async def _plain(conversation: Conversation, user: bytes, password: bytes) -> Reply:
+    secret = _base64(b"\0" + user + b"\0" + password)
+    return await _ask(conversation, f"AUTH PLAIN {secret}")
 
 
-async def _translated(step: Callable[[], Awaitable[object]], translate: Callable[[Exception], Exception]) -> None:
-    """One of aiosmtplib's steps, its exceptions translated; the one border that they cross."""
+async def _login(conversation: Conversation, user: bytes, password: bytes) -> Reply:
+    reply = await _ask(conversation, f"AUTH LOGIN {_base64(user)}")
+    return await _ask(conversation, _base64(password)) if reply.code == _GO_ON else reply
+
+
+async def _cram_md5(conversation: Conversation, user: bytes, password: bytes) -> Reply:
+    """RFC 2195."""
+    reply = await _ask(conversation, "AUTH CRAM-MD5")
+    if reply.code != _GO_ON:
+        return reply
     try:
-        await step()
-    except (aiosmtplib.SMTPException, OSError, UnicodeError) as error:
-        raise translate(error) from error
+        challenge = base64.b64decode(reply.text, validate=True)
+    except (binascii.Error, ValueError):
+        raise GarbledReply("the server sent a challenge that is not Base64") from None
+    digest = hmac.digest(password, challenge, "md5").hex()
+    return await _ask(conversation, _base64(user + b" " + digest.encode()))
+
+
+def _base64(octets: bytes) -> str:
+    return base64.b64encode(octets).decode()
+
+
+def _log_in_failure(reply: Reply) -> Exception:
+    # The server's words may repeat the user's name, and whatever else we sent it: its code says enough.
+    if reply.is_permanent:
+        words = f"the SMTP server refused the user name and password ({reply.codes})."
+        return ProviderFault(NAME, words, remedy=_BAD_LOGIN)
+    words = "the server refused to log us in for now" if reply.is_transient else "unexpected reply to AUTH"
+    return NotConnected(Deferred(Reason.SERVER_ERROR, words, reply.codes))
 
 
 def _connect_failure(error: Exception) -> Exception:
-    cause = error.__cause__ if isinstance(error, aiosmtplib.SMTPConnectError) and error.__cause__ else error
-    if isinstance(cause, aiosmtplib.SMTPResponseException):
-        return _unwilling(cause)
-    if isinstance(cause, ssl.SSLError):
-        return _tls_failure(cause)
-    if isinstance(cause, UnicodeError):
+    if isinstance(error, ssl.SSLError):
+        return _tls_failure(error)
+    if isinstance(error, UnicodeError):
         return ProviderFault(NAME, "the SMTP server's host name is not a name.", remedy=_BAD_SECURITY)
-    return _unreached(cause)
+    return _unreached(error)
 
 
-def _start_tls_failure(error: Exception) -> Exception:
-    if isinstance(error, aiosmtplib.SMTPResponseException) and error.code >= 500:
-        return ProviderFault(NAME, f"the SMTP server refused STARTTLS ({error.code}).", remedy=_BAD_SECURITY)
-    return _connect_failure(error)
-
-
-def _log_in_failure(error: Exception) -> Exception:
-    if not isinstance(error, aiosmtplib.SMTPAuthenticationError) or not 400 <= error.code < 600:
-        return _connect_failure(error)
-    # The server's words may repeat the user's name, and whatever else we sent it: its code says enough.
-    codes = reply_of(error.code, error.message).codes
-    if error.code >= 500:
-        return ProviderFault(NAME, f"the SMTP server refused the user name and password ({codes}).", remedy=_BAD_LOGIN)
-    return NotConnected(Deferred(Reason.SERVER_ERROR, "the server refused to log us in for now", codes))
+def _broken(broke: ConnectionBroke) -> NotConnected:
+    if isinstance(broke, ServerClosing):
+        return _unwilling(broke.reply)
+    reason = Reason.SERVER_ERROR if isinstance(broke, GarbledReply) else Reason.CONNECTION_FAILED
+    return NotConnected(Deferred(reason, f"{broke} {Phase.CONNECTING}"))
 
 
 def _tls_failure(error: ssl.SSLError) -> Exception:
@@ -235,11 +301,8 @@ def _tls_failure(error: ssl.SSLError) -> Exception:
     return ProviderFault(NAME, f"TLS with the SMTP server failed: {error.reason}.", remedy=_BAD_SECURITY)
 
 
-def _unwilling(error: aiosmtplib.SMTPResponseException) -> NotConnected:
+def _unwilling(reply: Reply) -> NotConnected:
     """The server answered, but not with what opens a connection: never the email's fault, whatever the code."""
-    if not 200 <= error.code < 600:
-        return NotConnected(Deferred(Reason.SERVER_ERROR, "the server sent a line that is no reply while connecting"))
-    reply = reply_of(error.code, error.message)
     judged = refusal(reply, Phase.CONNECTING)
     if isinstance(judged, Deferred):
         return NotConnected(judged)

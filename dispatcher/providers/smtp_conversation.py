@@ -1,15 +1,16 @@
-"""The lines of one open SMTP connection: commands out, replies in, and nothing out of step.
+"""The lines of one SMTP connection, from the greeting on: commands out, replies in, and nothing out of step.
 
-aiosmtplib connects, negotiates TLS and authenticates; then this protocol takes its transport over, because three things
-matter to us that it does not offer: to know whether a byte of an email has left, to send several commands at once
-(RFC 2920), and to notice a server that says more than it was asked. aiosmtplib keeps surplus lines in its buffer and
-would pair them with later commands, so one stray line makes every later reply answer the wrong question.
+A reply counts only if its command came first. One stray line would make every later reply answer the wrong question,
+and a stray `250` before the final dot would count as the server's word for the email. So `check` comes before all that
+we write, and `hear` before the steps after which a mistake could not be taken back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+import select
+import ssl
 from collections import deque
 from typing import Final, cast
 
@@ -31,6 +32,25 @@ class GarbledReply(ConnectionBroke):
     """The server sent what is no SMTP reply."""
 
 
+class OutOfStep(GarbledReply):
+    """The server sent a reply that nothing had asked for."""
+
+    def __init__(self) -> None:
+        super().__init__("the server sent a reply before it was asked")
+
+
+class ServerClosing(ConnectionBroke):
+    """The server said 421 before the email left: not this connection, and perhaps not now.
+
+    Attributes:
+        reply: Its words.
+    """
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__("the server is closing the connection")
+        self.reply = reply
+
+
 class Conversation(asyncio.Protocol):
     """One connection's replies in the order of their commands.
 
@@ -40,30 +60,37 @@ class Conversation(asyncio.Protocol):
         closed: Done when the connection has ended.
     """
 
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
+    _transport: asyncio.Transport
+
+    def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._socket = select.poll()
         self._buffer = b""
         self._partial: list[re.Match[bytes]] = []
         self._partial_octets = 0
         self._replies: deque[Reply] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
-        self._owed = 0
+        self._owed = 1  # the greeting
         self._fault: ConnectionBroke | None = None
         self.closed: asyncio.Future[None] = self._loop.create_future()
 
     @property
     def is_sound(self) -> bool:
-        """Whether the connection stands and the server owes us nothing and said nothing unasked."""
+        """Whether the connection is open, and the server owes us nothing and said nothing unasked, read or unread."""
         return (
             self._fault is None
             and not self._owed
-            and not self._replies
-            and not self._buffer
-            and not self._partial
+            and not self._has_words
             and not self._transport.is_closing()
+            and not self._socket.poll(0)
         )
+
+    @property
+    def address(self) -> str:
+        """The address that we come from."""
+        found = self._transport.get_extra_info("sockname")
+        return str(found[0]).partition("%")[0] if found else "127.0.0.1"
 
     @property
     def is_listening(self) -> bool:
@@ -83,15 +110,42 @@ class Conversation(asyncio.Protocol):
         return self._owed
 
     def check(self) -> None:
-        """Return if the connection still stands, as far as we were told.
+        """Return if we may write: the connection is open, and all that the server said has been taken.
 
         Raises:
-            ConnectionBroke: it does not.
+            ConnectionBroke: we may not.
         """
         if self._fault is not None:
             raise self._fault
         if self._transport.is_closing():
             raise ConnectionBroke("the connection was lost")
+        if self._has_words:
+            raise ServerClosing(self._replies[0]) if self._replies and self._replies[0].closes else OutOfStep()
+
+    async def hear(self) -> None:
+        """Read what has arrived by now, so that `check` and `contradicts` can judge it."""
+        if not self._transport.is_closing() and self._socket.poll(0):
+            # Two turns of the loop: one to read, and one to be sure that it was read.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+    def contradicts(self, reply: Reply) -> bool:
+        """Whether the server has said something else behind a reply; 421, its goodbye, may follow any other."""
+        return any(other.code // 100 != reply.code // 100 and not other.closes for other in self._replies)
+
+    async def secure(self, context: ssl.SSLContext, host: str) -> None:
+        """Go on in TLS.
+
+        Raises:
+            ConnectionBroke: the server, or somebody on the way, said more in the clear (RFC 3207, section 6).
+            OSError: the handshake failed.
+        """
+        await self.hear()
+        self.check()
+        transport = await self._loop.start_tls(self._transport, self, context, server_hostname=host)
+        if transport is None:
+            raise ConnectionBroke("the connection was lost")
+        self._transport = transport
 
     async def reply(self, patience: float | None = None) -> Reply:
         """The next reply.
@@ -157,6 +211,11 @@ class Conversation(asyncio.Protocol):
         # From here on the server owes us nothing that we would read.
         self._fault = ConnectionBroke("we ended the connection")
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the open connection (asyncio calls this)."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._socket.register(transport.get_extra_info("socket").fileno(), select.POLLIN | select.POLLRDHUP)
+
     def data_received(self, data: bytes) -> None:
         """Cut what came into replies (asyncio calls this)."""
         if self._fault is not None:
@@ -169,6 +228,8 @@ class Conversation(asyncio.Protocol):
                 break
         if len(self._buffer) + self._partial_octets > MAX_REPLY_OCTETS:
             self._break(GarbledReply("the server sent a reply without end"))
+        if self._fault is not None:
+            self._transport.abort()
         if self._replies or self._fault is not None:
             self._wake()
 
@@ -194,6 +255,10 @@ class Conversation(asyncio.Protocol):
     def _is_writing(self) -> bool:
         return self.is_listening and self._transport.get_write_buffer_size() > 0
 
+    @property
+    def _has_words(self) -> bool:
+        return bool(self._replies or self._partial or self._buffer)
+
     def _take(self) -> Reply:
         self._owed -= 1
         return self._replies.popleft()
@@ -208,6 +273,9 @@ class Conversation(asyncio.Protocol):
         if parsed[2] != b"-":
             self._replies.append(_reply(self._partial))
             self._partial, self._partial_octets = [], 0
+            # The first one too many is kept for `contradicts`; a flood of them is not.
+            if len(self._replies) > self._owed + 1:
+                self._break(OutOfStep())
 
     def _break(self, fault: ConnectionBroke) -> None:
         if self._fault is None:
@@ -218,13 +286,6 @@ class Conversation(asyncio.Protocol):
         for future in (self._waiter, self._writable):
             if future is not None and not future.done():
                 future.set_result(None)
-
-
-def conversation_over(transport: asyncio.BaseTransport) -> Conversation:
-    """A conversation that takes over an open connection between two commands."""
-    conversation = Conversation(cast(asyncio.Transport, transport))
-    transport.set_protocol(conversation)
-    return conversation
 
 
 def _reply(lines: list[re.Match[bytes]]) -> Reply:

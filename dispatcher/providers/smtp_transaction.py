@@ -17,7 +17,13 @@ from dispatcher.providers.body import Body
 from dispatcher.providers.contract import Attempt
 from dispatcher.providers.mime import RenderedEmail
 from dispatcher.providers.smtp_connection import NAME, Connection
-from dispatcher.providers.smtp_conversation import ConnectionBroke, Conversation, GarbledReply
+from dispatcher.providers.smtp_conversation import (
+    ConnectionBroke,
+    Conversation,
+    GarbledReply,
+    OutOfStep,
+    ServerClosing,
+)
 from dispatcher.providers.smtp_replies import Phase, Reply, acceptance, no_recipient_left, refusal
 
 START_INPUT: Final = 354
@@ -30,18 +36,6 @@ ANSWERS_SHARE: Final = 0.25
 MOST_FOR_ANSWER_SECONDS: Final = 5.0
 """Of a transaction's time so much is the last reply's, at most five seconds: servers look into an email before they
 answer for it. What could only leave in that time stays."""
-
-
-class ServerClosing(ConnectionBroke):
-    """The server said 421 before the email left: not this connection, and perhaps not now.
-
-    Attributes:
-        reply: Its words.
-    """
-
-    def __init__(self, reply: Reply) -> None:
-        super().__init__("the server is closing the connection")
-        self.reply = reply
 
 
 class Transaction:
@@ -80,9 +74,7 @@ class Transaction:
         if reply.is_positive and self.phase is Phase.FINAL:
             return acceptance(reply, refused)
         connection.needs_reset = True
-        if reply.code < 400:
-            connection.conversation.abort()
-        return refusal(reply, self.phase)
+        return _judged(reply, self.phase, connection.conversation)
 
     def silence(self, broke: ConnectionBroke | None) -> Deferred | Uncertain:
         """What it means that no answer came: the connection broke, or (None) the deadline passed."""
@@ -112,7 +104,7 @@ class Transaction:
         mail = await dialogue.next()
         if not mail.is_positive:
             await dialogue.back_out()
-            return self._refusal(mail)
+            return self._refusal(mail, connection.conversation)
         self.phase = Phase.RCPT
         refused = [
             (position, reply)
@@ -122,35 +114,48 @@ class Transaction:
         if len(refused) == len(email.recipients):
             await dialogue.back_out()
             ours = next((reply for _, reply in refused if reply.blames_our_setup), None)
-            return self._refusal(ours) if ours else no_recipient_left(refused)
+            return self._refusal(ours, connection.conversation) if ours else no_recipient_left(refused)
         self.phase = Phase.DATA
         data = await dialogue.next()
-        return refused if data.code == START_INPUT else self._refusal(data)
+        return refused if data.code == START_INPUT else self._refusal(data, connection.conversation)
 
     async def _content(self, content: Body, conversation: Conversation) -> Reply:
-        """The reply to the email, or one that came before its end."""
+        """The reply to the email, or one that came before its end.
+
+        Raises:
+            ConnectionBroke: there is none. Or the server replied before the final dot, which did not leave then. Or it
+                sent two replies behind the dot that contradict each other.
+        """
+        await conversation.hear()
+        conversation.check()
         body, owed = b"", 0
         if len(content) > LARGE_BODY_OCTETS:
             self.phase = Phase.BODY
             await self._write_slowly(dot_stuffed(content), conversation)
+            await conversation.hear()
             if early := conversation.reply_at_hand():
                 conversation.abort()
                 return early
+            conversation.check()
         else:
             body, owed = bytes(dot_stuffed(content)), 1
-        conversation.check()
         if self._loop.time() >= self._latest:
             raise TimeoutError
         self._attempt.leaving()
         self.phase = Phase.FINAL
         conversation.write(body + b".\r\n", owed)
+        reply = await self._final_reply(conversation)
+        if conversation.contradicts(reply):
+            raise OutOfStep
+        return reply
+
+    @staticmethod
+    async def _final_reply(conversation: Conversation) -> Reply:
         try:
             return await conversation.reply()
         except asyncio.CancelledError:
-            # The deadline may strike while the reply lies in the socket, because the loop was busy: look once more, in
-            # two turns of the loop, one to read and one to be sure that it was read.
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            # The deadline may strike while the reply lies in the socket, because the loop was busy: look once more.
+            await conversation.hear()
             if reply := conversation.reply_at_hand():
                 return reply
             raise
@@ -164,7 +169,7 @@ class Transaction:
             conversation.write(piece, 0)
             await conversation.written()
 
-    def _refusal(self, reply: Reply) -> Outcome:
+    def _refusal(self, reply: Reply, conversation: Conversation) -> Outcome:
         """What a no before the body means; not what the server says to an email that it has read."""
         if reply.blames_our_setup:
             raise ProviderFault(
@@ -172,7 +177,7 @@ class Transaction:
                 f"the SMTP server takes no email from us {self.phase} ({reply.codes}): it wants credentials or TLS.",
                 remedy="Check DISPATCHER_SMTP_URL: user, password, and smtp:// or smtps://.",
             )
-        return refusal(reply, self.phase)
+        return _judged(reply, self.phase, conversation)
 
 
 class Dialogue:
@@ -188,24 +193,30 @@ class Dialogue:
         """
         self._conversation = conversation
         self._unsent = deque(commands)
+        self._left = len(commands)
         self._patience = patience
         if pipelining:
             self._unsent.clear()
+            conversation.check()
             conversation.write(b"".join(commands), len(commands))
 
     async def next(self) -> Reply:
         """The next command's reply.
 
         Raises:
-            ConnectionBroke: there is none.
+            ConnectionBroke: there is none; or it cannot be this command's.
             ServerClosing: it is 421.
         """
         if self._unsent:
+            self._conversation.check()
             self._conversation.write(self._unsent.popleft(), 1)
+        self._left -= 1
         patience, self._patience = self._patience, None
         reply = await self._conversation.reply(patience)
         if reply.closes:
             raise ServerClosing(reply)
+        if reply.code == START_INPUT and self._left:  # DATA comes last
+            raise OutOfStep
         return reply
 
     async def reset_done(self) -> None:
@@ -232,6 +243,13 @@ class Dialogue:
             return
         if last is not None and last.code == START_INPUT:
             self._conversation.abort()
+
+
+def _judged(reply: Reply, phase: Phase, conversation: Conversation) -> Outcome:
+    """What a reply other than the expected one means; if it is no refusal either, the server is out of step."""
+    if reply.code < 400:
+        conversation.abort()
+    return refusal(reply, phase)
 
 
 def _unfit(email: RenderedEmail, connection: Connection) -> Rejected | None:

@@ -7,7 +7,6 @@ import socket
 import tracemalloc
 from base64 import b64encode, encodebytes
 from collections.abc import Awaitable, Callable
-from typing import cast
 
 import pytest
 
@@ -88,7 +87,8 @@ async def over_http(transport: ReadsAtOnce, pieces: list[bytes]) -> None:
 
 
 async def over_smtp(transport: ReadsAtOnce, pieces: list[bytes]) -> None:
-    conversation = Conversation(cast(asyncio.Transport, transport))
+    conversation = Conversation()
+    conversation.connection_made(transport)
     for piece in pieces:
         conversation.write(piece, 0)
         await conversation.written()

@@ -78,6 +78,11 @@ ROWS: Final[dict[tuple[str, str], list[Case]]] = {
         Case({Step.RCPT: "250-no\r\n550 yes"}),
         Case({Step.DATA: "250 2.0.0 done"}, code="250 2.0.0"),
     ],
+    ("a reply that nothing had asked for, before the final dot", "deferred server_error"): [
+        Case({Step.CONNECT: "220 hi\r\n250 Ok"}),
+        Case({Step.DATA: "354 go\r\n250 2.0.0 Ok: queued"}),
+        Case({Step.DATA: "354 go\r\n250 2.0.0 Ok: queued"}, text=LARGE),
+    ],
     ("421 before the final dot", "deferred server_error"): [
         Case({Step.MAIL: "421 4.3.0 closing"}, code="421 4.3.0"),
         Case({Step.DATA: "421 closing"}, code="421"),
@@ -142,6 +147,10 @@ ROWS: Final[dict[tuple[str, str], list[Case]]] = {
         Case({Step.ANSWER: "2500 OK"}, left=True, arrived=1),
         Case({Step.ANSWER: "250-yes\r\n550 no"}, left=True, arrived=1),
         Case({Step.ANSWER: "354 more?"}, left=True, arrived=1, code="354"),
+    ],
+    ("replies after the final dot that contradict each other", "uncertain"): [
+        Case({Step.ANSWER: "250 2.0.0 Ok\r\n550 5.7.1 no"}, left=True, arrived=1),
+        Case({Step.ANSWER: "550 5.7.1 no\r\n250 2.0.0 Ok"}, left=True, arrived=1),
     ],
 }
 """By the table's first column, and its second and third as one."""

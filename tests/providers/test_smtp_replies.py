@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
@@ -142,24 +144,39 @@ class Wire(asyncio.Transport):
     def write(self, data: object) -> None:
         """Into the void."""
 
+    def abort(self) -> None:
+        """Nobody is at the other end."""
+
+
+@contextmanager
+def greeted() -> Iterator[Conversation]:
+    """A conversation whose greeting is over."""
+    local, remote = socket.socketpair()
+    with local, remote:
+        conversation = Conversation()
+        conversation.connection_made(Wire({"socket": local}))
+        conversation.data_received(b"220 one.test\r\n")
+        assert conversation.reply_at_hand() is not None
+        yield conversation
+
 
 @given(st.data())
 async def test_replies_are_the_same_however_the_network_cuts_them(data: st.DataObject) -> None:
     octets = b"250-one.test\r\n250-SIZE 1\r\n250 \r\n354\r\n550 5.1.1 <a@b> n\xc3\xb6\r\n451-4.7.1 no\n451 4.7.1 no\n"
     cuts = sorted(data.draw(st.lists(st.integers(0, len(octets)), max_size=8)))
-    conversation = Conversation(cast(asyncio.Transport, Wire()))
-    conversation.write(b"", 4)
+    with greeted() as conversation:
+        conversation.write(b"", 4)
 
-    for start, end in zip([0, *cuts], [*cuts, len(octets)], strict=True):
-        conversation.data_received(octets[start:end])
+        for start, end in zip([0, *cuts], [*cuts, len(octets)], strict=True):
+            conversation.data_received(octets[start:end])
 
-    assert [await conversation.reply() for _ in range(4)] == [
-        Reply(250, "", "one.test\nSIZE 1"),
-        Reply(354, "", ""),
-        Reply(550, "5.1.1", "<a@b> nö"),
-        Reply(451, "4.7.1", "no\n4.7.1 no"),
-    ]
-    assert conversation.is_sound
+        assert [await conversation.reply() for _ in range(4)] == [
+            Reply(250, "", "one.test\nSIZE 1"),
+            Reply(354, "", ""),
+            Reply(550, "5.1.1", "<a@b> nö"),
+            Reply(451, "4.7.1", "no\n4.7.1 no"),
+        ]
+        assert conversation.is_sound
 
 
 @pytest.mark.parametrize(
@@ -177,31 +194,31 @@ async def test_replies_are_the_same_however_the_network_cuts_them(data: st.DataO
     ],
 )
 async def test_what_is_no_reply_breaks_the_conversation_for_good(octets: bytes) -> None:
-    conversation = Conversation(cast(asyncio.Transport, Wire()))
-    conversation.write(b"", 2)
+    with greeted() as conversation:
+        conversation.write(b"", 2)
 
-    conversation.data_received(octets + b"250 but now\r\n")
+        conversation.data_received(octets + b"250 but now\r\n")
 
-    with pytest.raises(GarbledReply):
-        await conversation.reply()
-    assert not conversation.is_sound
+        with pytest.raises(GarbledReply):
+            await conversation.reply()
+        assert not conversation.is_sound
 
 
 async def test_a_reply_without_end_is_not_kept_in_memory() -> None:
-    conversation = Conversation(cast(asyncio.Transport, Wire()))
-    conversation.write(b"", 1)
+    with greeted() as conversation:
+        conversation.write(b"", 1)
 
-    for _ in range(200):
-        conversation.data_received(b"250-" + b"x" * 996 + b"\r\n")
+        for _ in range(200):
+            conversation.data_received(b"250-" + b"x" * 996 + b"\r\n")
 
-    with pytest.raises(ConnectionBroke):
-        await conversation.reply()
+        with pytest.raises(ConnectionBroke):
+            await conversation.reply()
 
 
 async def test_words_that_nobody_asked_for_make_a_connection_unsound() -> None:
-    conversation = Conversation(cast(asyncio.Transport, Wire()))
-    assert conversation.is_sound
+    with greeted() as conversation:
+        assert conversation.is_sound
 
-    conversation.data_received(b"421 4.4.2 going down\r\n")
+        conversation.data_received(b"421 4.4.2 going down\r\n")
 
-    assert not conversation.is_sound
+        assert not conversation.is_sound

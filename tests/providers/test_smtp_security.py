@@ -110,15 +110,18 @@ async def test_starttls_that_is_refused_for_now_is_tried_again_later(tmp_path: P
         assert not sink.commands["MAIL"]
 
 
-async def test_commands_slipped_in_before_tls_are_not_taken_for_replies(tmp_path: Path, authority: Authority) -> None:
-    """CVE-2011-0411 from the client's side: replies in the clear behind STARTTLS's 220."""
+async def test_replies_in_the_clear_behind_that_to_starttls_end_the_connection(
+    tmp_path: Path, authority: Authority
+) -> None:
+    """CVE-2011-0411 from the client's side: somebody on the way spoke for the server."""
     injected = "220 go ahead\r\n250-evil.example\r\n250 SIZE 1"
     behaviour = Behaviour(security="starttls", tls=authority.server, script={Step.STARTTLS: injected})
     async with secured(tmp_path, behaviour, authority.ca_file) as (provider, sink):
         sending = await send(provider, an_email())
 
-        assert isinstance(sending.outcome, Accepted)
-        assert sink.ledger().delivered == 1
+        assert isinstance(sending.outcome, Deferred)
+        assert sending.outcome.reason is Reason.SERVER_ERROR
+        assert sink.commands["EHLO"] == 1  # none in TLS
 
 
 async def test_a_server_without_tls_behind_smtps_is_a_fault_or_not_reached(tmp_path: Path) -> None:

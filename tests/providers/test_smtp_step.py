@@ -1,0 +1,228 @@
+"""An SMTP server that says more than it was asked: no email leaves on its connection, and none counts as sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import pytest
+
+from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Uncertain
+from dispatcher.errors import ProviderFault
+from dispatcher.providers.smtp import SmtpProvider
+from dispatcher.providers.smtp_connection import SmtpOptions
+from dispatcher.setting_values import SmtpServer
+from tests.providers.emails import an_email, send
+from tests.providers.listeners import listening
+
+GREETING: Final = "greeting"
+END: Final = "."
+PLAIN: Final = {
+    GREETING: "220 hi",
+    "EHLO": "250-hi\r\n250-AUTH PLAIN LOGIN\r\n250 SIZE",
+    "AUTH": "235 welcome",
+    **dict.fromkeys(("RSET", "MAIL", "RCPT"), "250 ok"),
+    "DATA": "354 go",
+    END: "250 queued",
+    "QUIT": "221 bye",
+}
+PIPELINED: Final = {**PLAIN, "EHLO": "250-hi\r\n250-AUTH PLAIN LOGIN\r\n250-PIPELINING\r\n250 SIZE"}
+LARGE: Final = "A line of a long letter.\n" * 40_000
+
+
+@dataclass
+class Talker:
+    """A server that answers each step with a text, whatever that is.
+
+    Attributes:
+        replies: By a command's verb; may be changed while it talks.
+        later: Those on every connection after the first.
+        ends: How many final dots it has read.
+    """
+
+    replies: Mapping[str, str]
+    later: Mapping[str, str] = field(default_factory=dict)
+    connections: int = 0
+    ends: int = 0
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        replies = self.later if self.later and self.connections else self.replies
+        self.connections += 1
+        say = partial(self._say, writer, replies)
+        say(GREETING)
+        verb = ""
+        while verb != "QUIT" and (line := await reader.readline()):
+            verb = line.split()[0].decode().upper()
+            say(verb)
+            if verb == "DATA" and replies["DATA"].startswith("354"):
+                await reader.readuntil(b"\r\n.\r\n")
+                self.ends += 1
+                say(END)
+
+    @staticmethod
+    def _say(writer: asyncio.StreamWriter, replies: Mapping[str, str], step: str) -> None:
+        writer.write(f"{replies.get(step, '500 what?')}\r\n".encode())
+
+
+@asynccontextmanager
+async def talking(
+    talker: Talker, login: tuple[str, str] = ("ann", "secret"), **options: float
+) -> AsyncIterator[SmtpProvider]:
+    """An adapter of that server, with one connection."""
+    async with listening(talker.talk) as port:
+        server = SmtpServer("127.0.0.1", port, "none", *login)
+        provider = SmtpProvider(SmtpOptions(server, connections=1, **options))  # type: ignore[arg-type]
+        try:
+            yield provider
+        finally:
+            await provider.close()
+
+
+SURPLUS: Final = [
+    (GREETING, "220 hi\r\n250 more"),
+    ("EHLO", "250-hi\r\n250 AUTH PLAIN\r\n250 more"),
+    ("AUTH", "235 welcome\r\n250 more"),
+    ("AUTH", "235 welcome\r\n250 MAIL\r\n250 RCPT\r\n354 DATA"),
+    ("MAIL", "250 ok\r\n250 more"),
+    ("MAIL", "250 ok\r\n354 more"),
+    ("MAIL", "250 ok\r\n250 RCPT\r\n354 DATA"),
+    ("RCPT", "250 ok\r\n250 more"),
+    ("RCPT", "250 ok\r\n354 more"),
+    ("DATA", "354 go\r\n250 queued"),
+    ("DATA", "354 go\r\n25"),
+    ("DATA", "354 go\r\n250-queued"),
+    ("DATA", "354 go\r\n421 closing"),
+    ("DATA", "354 go\r\n550 no"),
+    ("DATA", "354 go" + "\r\n250 queued" * 9),
+]
+
+
+@pytest.mark.parametrize("text", ["Thank you.\n", LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("replies", [PLAIN, PIPELINED], ids=["one by one", "pipelined"])
+@pytest.mark.parametrize(("step", "reply"), SURPLUS)
+async def test_a_reply_that_was_there_before_the_final_dot_stops_the_email(
+    step: str, reply: str, replies: Mapping[str, str], text: str
+) -> None:
+    talker = Talker({**replies, step: reply, END: "550 no"})
+    async with talking(talker) as provider:
+        sending = await send(provider, an_email(text=text))
+
+        assert may_be_tried_again(sending.outcome)
+        assert sending.left == 0
+        assert talker.ends == 0
+
+
+@pytest.mark.parametrize("replies", [PLAIN, PIPELINED], ids=["one by one", "pipelined"])
+@pytest.mark.parametrize(("step", "reply"), SURPLUS)
+async def test_the_next_email_goes_over_a_new_connection(step: str, reply: str, replies: Mapping[str, str]) -> None:
+    talker = Talker({**replies, step: reply}, later=replies)
+    async with talking(talker) as provider:
+        await send(provider, an_email())
+        sending = await send(provider, an_email())
+
+        assert isinstance(sending.outcome, Accepted)
+        assert (talker.connections, talker.ends) == (2, 1)
+
+
+@pytest.mark.parametrize("reply", ["250 queued\r\n250 more", "250 queued\r\n25", "250 queued\r\n354 go"])
+@pytest.mark.parametrize("idle_seconds", [5.0, 0.0], ids=["trusted", "probed"])
+async def test_a_reply_behind_that_of_an_email_is_not_the_next_ones(reply: str, idle_seconds: float) -> None:
+    talker = Talker({**PLAIN, END: reply}, later={**PLAIN, END: "550 no"})
+    async with talking(talker, trusted_idle_seconds=idle_seconds) as provider:
+        await send(provider, an_email())
+        second = await send(provider, an_email())
+
+        assert not isinstance(second.outcome, Accepted)
+        assert talker.connections == 2
+
+
+@pytest.mark.parametrize("more", ["250 more", "354 more", "421 closing"])
+@pytest.mark.parametrize("step", ["RSET", "MAIL", "RCPT", "DATA"])
+@pytest.mark.parametrize("replies", [PLAIN, PIPELINED], ids=["one by one", "pipelined"])
+async def test_an_email_does_not_leave_over_a_kept_connection_that_is_out_of_step(
+    replies: Mapping[str, str], step: str, more: str
+) -> None:
+    first = dict(replies)
+    talker = Talker(first, later=replies)
+    async with talking(talker, trusted_idle_seconds=0.0) as provider:
+        await send(provider, an_email())
+        first[step] += f"\r\n{more}"
+        sending = await send(provider, an_email())
+
+        left = int(isinstance(sending.outcome, Accepted))
+        assert left or may_be_tried_again(sending.outcome)
+        assert (sending.left, talker.ends, talker.connections) == (left, 1 + left, 1 + left)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    ["250 queued\r\n550 no", "550 no\r\n250 queued", "451 later\r\n250 queued", "250 queued\r\n250 ok\r\n550 no"],
+)
+async def test_replies_to_an_email_that_contradict_each_other_are_no_answer(reply: str) -> None:
+    talker = Talker({**PLAIN, END: reply})
+    async with talking(talker) as provider:
+        sending = await send(provider, an_email())
+
+        assert isinstance(sending.outcome, Uncertain)
+
+
+@pytest.mark.parametrize("reply", ["250 queued\r\n250 queued", "250 queued\r\n421 closing"])
+async def test_an_acceptance_stays_one_where_the_server_repeats_it_or_says_goodbye(reply: str) -> None:
+    talker = Talker({**PLAIN, END: reply})
+    async with talking(talker) as provider:
+        sending = await send(provider, an_email())
+
+        assert isinstance(sending.outcome, Accepted)
+
+
+async def test_a_body_that_is_asked_for_before_data_is_not_sent() -> None:
+    talker = Talker({**PLAIN, "RCPT": "354 go"})
+    async with talking(talker) as provider:
+        sending = await send(provider, an_email(to=("ann@example.com", "bob@example.com")))
+
+        assert may_be_tried_again(sending.outcome)
+        assert sending.left == 0
+
+
+async def test_a_server_without_extensions_is_greeted_as_of_old() -> None:
+    talker = Talker({**PLAIN, "EHLO": "500 what?", "HELO": "250 hi"})
+    async with talking(talker, ("", "")) as provider:
+        assert isinstance((await send(provider, an_email())).outcome, Accepted)
+
+
+@pytest.mark.parametrize(("offer", "is_sent"), [("AUTH CRAM-MD5", True), ("AUTH=CRAM-MD5", True), ("AUTH X", False)])
+async def test_a_challenge_is_answered_as_in_rfc_2195(offer: str, is_sent: bool) -> None:
+    challenge = "334 PDE4OTYuNjk3MTcwOTUyQHBvc3RvZmZpY2UucmVzdG9uLm1jaS5uZXQ+"
+    answer = "dGltIGI5MTNhNjAyYzdlZGE3YTQ5NWI0ZTZlNzMzNGQzODkw".upper()
+    talker = Talker({**PLAIN, "EHLO": f"250-hi\r\n250 {offer}", "AUTH": challenge, answer: "235 welcome"})
+    async with talking(talker, ("tim", "tanstaaftanstaaf")) as provider:
+        if not is_sent:
+            with pytest.raises(ProviderFault, match="no way to sign in"):
+                await send(provider, an_email())
+            return
+        assert isinstance((await send(provider, an_email())).outcome, Accepted)
+
+
+async def test_a_challenge_that_is_not_base64_is_no_wrong_password() -> None:
+    talker = Talker({**PLAIN, "EHLO": "250-hi\r\n250 AUTH CRAM-MD5", "AUTH": "334 \N{SNOWMAN}"})
+    async with talking(talker) as provider:
+        assert may_be_tried_again((await send(provider, an_email())).outcome)
+
+
+@pytest.mark.parametrize("size", ["9" * 5000, "9" * 21, "-1", "1e9", "\u0663", "1 2"])
+async def test_a_size_that_is_no_number_is_no_limit(size: str) -> None:
+    talker = Talker({**PLAIN, "EHLO": f"250-hi\r\n250-AUTH PLAIN\r\n250 SIZE {size}"})
+    async with talking(talker) as provider:
+        sending = await send(provider, an_email())
+
+        assert isinstance(sending.outcome, Accepted)
+        assert "names no size limit" in await provider.check()
+
+
+def may_be_tried_again(outcome: Outcome | None) -> bool:
+    """Whether it is a definite no that concerns the server."""
+    return isinstance(outcome, Deferred) and outcome.reason is Reason.SERVER_ERROR
