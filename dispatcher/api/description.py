@@ -121,9 +121,9 @@ _TRACEPARENT: Final = {
 _KEY: Final = {
     "name": KEY_HEADER,
     "in": "header",
-    "required": True,
     "schema": {"type": "string", "minLength": 1, "maxLength": 255},
-    "description": "Your own name for the email, in double quotes or bare: the same key never makes a second email.",
+    "description": "Your own name for the email, in double quotes or bare: the same key never makes a second email. "
+    "Printable ASCII; needed, unless the body has `message_key`, which may have any printable characters.",
     "example": "order-17-receipt",
 }
 _TENANT: Final = _query("tenant_id", TENANT)

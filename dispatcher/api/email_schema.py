@@ -44,7 +44,8 @@ _FIELDS: Final[dict[str, Any]] = {
     "message_key": _optional(
         _text(
             MAX_KEY_CHARACTERS,
-            "Your own name for the email; the same key never makes a second one.",
+            "Your own name for the email; the same key never makes a second one. Beside a header that gives the key, "
+            "the same or absent.",
             shortest=1,
         )
     ),

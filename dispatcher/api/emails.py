@@ -13,7 +13,7 @@ from starlette.responses import Response
 from dispatcher.api.access import Access, Caller
 from dispatcher.api.bodies import Bodies, decoded, off_loop
 from dispatcher.api.gathering import Answer, Gathering
-from dispatcher.api.intake import Intake, idempotency_key, listed, stored
+from dispatcher.api.intake import Intake, check_named, idempotency_key, listed, stored
 from dispatcher.api.problems import Problem
 from dispatcher.api.quotas import UsedUp
 from dispatcher.api.refusals import Refusals
@@ -53,8 +53,10 @@ class Emails:
             headers["Idempotent-Replayed"] = "true"
         return Response(orjson.dumps(accepted(email)), 202, headers, "application/json")
 
-    def _draft(self, body: bytes, caller: Caller, key: str, traceparent: str | None) -> Draft:
-        email = self.intake.email(decoded(body), caller, key=key)
+    def _draft(self, body: bytes, caller: Caller, key: str | None, traceparent: str | None) -> Draft:
+        document = decoded(body)
+        check_named(document, key)
+        email = self.intake.email(document, caller, key=key)
         return draft([email], traceparent)[0]
 
     async def create_many(self, request: Request) -> Response:

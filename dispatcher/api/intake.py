@@ -27,20 +27,33 @@ _QUOTED: Final = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
 _BARE: Final = re.compile(rf"[!#-~](?:[ -~]{{0,{MAX_KEY_CHARACTERS - 2}}}[!-~])?")
 
 
-def idempotency_key(request: Request) -> str:
-    """The key that a request gives its email.
+def idempotency_key(request: Request) -> str | None:
+    """The key that a request's header gives its email; None where the body has to give it.
 
     Raises:
-        Problem: there is none, or more than one, or it cannot be one.
+        Problem: there is more than one, or it cannot be one.
     """
     given = request.headers.getlist(KEY_HEADER)
     if not given or given == [""]:
-        raise Problem("idempotency-key-missing", "It is your own name for the email, such as order-17-receipt.")
+        return None
     key = _unquoted(given[0]) if len(given) == 1 else None
     if key is None or not 1 <= len(key) <= MAX_KEY_CHARACTERS:
-        reason = f"must be one key of 1 to {MAX_KEY_CHARACTERS} printable ASCII characters, in double quotes or bare"
+        reason = (
+            f"must be one key of 1 to {MAX_KEY_CHARACTERS} printable ASCII characters, in double quotes or bare; "
+            "any other key goes into the body, as message_key"
+        )
         raise Problem("idempotency-key-invalid", flaws=[Flaw("header", KEY_HEADER, reason)])
     return key
+
+
+def check_named(document: object, key: str | None) -> None:
+    """Asserts that the header or the body gives an email its key.
+
+    Raises:
+        Problem: neither does.
+    """
+    if key is None and isinstance(document, dict) and document.get("message_key") is None:
+        raise Problem("idempotency-key-missing", "It is your own name for the email, such as order-17-receipt.")
 
 
 def _unquoted(text: str) -> str | None:
@@ -73,7 +86,8 @@ class Intake:
         if isinstance(document, dict):
             document = dict(document, tenant_id=_tenant(document, caller, below))
             if key is not None:
-                _check_key(document.setdefault("message_key", key), key, below)
+                _check_key(document.get("message_key"), key, below)
+                document["message_key"] = key
         email = _valid(document, below)
         caller.check_sender(email.sender, below)
         try:

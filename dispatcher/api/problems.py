@@ -38,7 +38,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "malformed-request": Kind(400, "The request cannot be read."),
         "malformed-json": Kind(400, "The body is not JSON."),
         "invalid-parameter": Kind(400, "A parameter has a value that it cannot have."),
-        "idempotency-key-missing": Kind(400, "The header Idempotency-Key is missing."),
+        "idempotency-key-missing": Kind(400, "Neither the header Idempotency-Key nor the body gives the email a key."),
         "idempotency-key-invalid": Kind(400, "The header Idempotency-Key is not usable."),
         "unauthorized": Kind(401, "An API key is needed in the header Authorization."),
         "scope-missing": Kind(403, "The API key may not do this."),

@@ -14,12 +14,28 @@ import orjson
 from dispatcher.client.answers import ApiProblem
 from dispatcher.domain.backoff import Backoff
 from dispatcher.domain.email import Email
+from dispatcher.errors import DispatcherError
 
 SECONDS: Final = 60.0
 """How long a call goes on, repetitions included."""
 ONE_TRY_SECONDS: Final = 15.0
 REPEATED: Final = frozenset({408, 409, 429, 500, 502, 503, 504})
 LONGEST_WAIT_SECONDS: Final = 10.0
+
+
+def base_of(url: str) -> str:
+    """The API's URL, without a slash at its end.
+
+    Raises:
+        DispatcherError: it is no URL that a request can go to; its text is not repeated, as it may hold a password.
+    """
+    remedy = "Write it in full, such as https://mail.example.com or http://127.0.0.1:8025."
+    scheme, separator, rest = url.strip().partition("://")
+    if not separator:
+        raise DispatcherError("The HTTP API's URL has no scheme.", remedy=remedy)
+    if scheme.lower() not in ("http", "https") or rest[:1] in ("", "/"):
+        raise DispatcherError("The HTTP API's URL has another scheme than http and https, or no host.", remedy=remedy)
+    return url.strip().rstrip("/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +51,12 @@ class Request:
 def send_request(email: Email) -> Request:
     """The request that enqueues an email. The tenant is the key's, unless the email names another than `default`."""
     document = _document(email)
-    key = str(document.pop("message_key"))
-    quoted = '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    headers = (("Idempotency-Key", quoted), ("Content-Type", "application/json"))
-    return Request("POST", "/v1/emails", headers, orjson.dumps(document))
+    headers = [("Content-Type", "application/json")]
+    if email.message_key.isascii():  # a header can hold it, and proxies and logs know the request by it
+        del document["message_key"]
+        escaped = email.message_key.replace("\\", "\\\\").replace('"', '\\"')
+        headers.append(("Idempotency-Key", f'"{escaped}"'))
+    return Request("POST", "/v1/emails", tuple(headers), orjson.dumps(document))
 
 
 def batch_request(emails: Iterable[Email]) -> Request:

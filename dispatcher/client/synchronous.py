@@ -36,8 +36,11 @@ class Client:
             url: Where the API is, such as `https://mail.example.com`.
             key: The API key; None where the API needs none (DISPATCHER_API_OPEN).
             seconds: How long a call goes on, repetitions included.
+
+        Raises:
+            DispatcherError: the URL has no scheme or no host.
         """
-        self._url = url.rstrip("/")
+        self._url = requests.base_of(url)
         self._key = key
         self._seconds = seconds
         one_try = timedelta(seconds=min(seconds, requests.ONE_TRY_SECONDS))

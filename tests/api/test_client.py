@@ -11,6 +11,7 @@ import pytest
 from dispatcher import Email
 from dispatcher.client import ApiProblem, AsyncClient, Client, NoAnswer, Receipt, Refused
 from dispatcher.domain.status import Status
+from dispatcher.errors import DispatcherError
 from tests.api.place import Api, make_key
 
 
@@ -49,6 +50,30 @@ async def test_both_clients_say_the_same(api: Api, connection: psycopg.Connectio
     assert [isinstance(each, Receipt) and each.replayed for each in others] == [True, False]
     assert by_id == by_key
     assert getattr(by_id, "status", None) is Status.PENDING
+
+
+async def test_a_key_that_no_header_can_hold_is_sent_all_the_same(api: Api, connection: psycopg.Connection) -> None:
+    async with AsyncClient(api.url, key=make_key(connection)) as client:
+        receipt = await client.send(email("größe-漢字"))
+
+        assert await client.send(email("größe-漢字")) == Receipt(receipt.id, "größe-漢字", replayed=True)
+        assert (await client.get_by_key("größe-漢字")).id == receipt.id
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize("url", ["mail.example.com", "ann:secret@mail.example.com:8025", "localhost:8025", ""])
+def test_a_url_without_a_scheme_is_told_what_to_write(kind: type[Client | AsyncClient], url: str) -> None:
+    with pytest.raises(DispatcherError) as refused:
+        kind(url)
+
+    remedy = "Write it in full, such as https://mail.example.com or http://127.0.0.1:8025."
+    assert str(refused.value) == f"The HTTP API's URL has no scheme. {remedy}"
+
+
+@pytest.mark.parametrize("url", ["ftp://mail.example.com", "http://", "https:///v1", "unix:///run/api.socket"])
+def test_a_url_that_leads_nowhere_is_refused_at_once(url: str) -> None:
+    with pytest.raises(DispatcherError, match="another scheme than http and https, or no host"):
+        Client(url)
 
 
 async def test_a_refusal_is_an_exception_that_names_the_field(api: Api, connection: psycopg.Connection) -> None:

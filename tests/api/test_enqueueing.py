@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from urllib.parse import quote
 
 import psycopg
 
@@ -53,6 +54,42 @@ async def test_a_key_in_quotes_is_the_same_key(api: Api) -> None:
     assert quoted.body == bare.body
 
 
+async def test_a_key_that_no_header_can_hold_comes_in_the_body(api: Api, connection: psycopg.Connection) -> None:
+    first = await api.post(None, EMAIL | {"message_key": "größe-漢字-🦊"})
+
+    again = await api.post(None, EMAIL | {"message_key": "größe-漢字-🦊"})
+    found = await api.get(f"/v1/emails/by-key/{quote('größe-漢字-🦊')}")
+
+    assert (first.status, again.status, again.body) == (202, 202, first.body)
+    assert again.headers["idempotent-replayed"] == "true"
+    assert found.json["id"] == first.json["id"]
+    assert stored(connection) == ["größe-漢字-🦊"]
+
+
+async def test_a_key_in_the_header_and_in_the_body_is_one_key(api: Api) -> None:
+    header = await api.post("order-17")
+
+    both = await api.post("order-17", EMAIL | {"message_key": "order-17"})
+    null = await api.post("order-17", EMAIL | {"message_key": None})
+    body = await api.post(None, EMAIL | {"message_key": "order-17"})
+    other = await api.post("order-17", EMAIL | {"message_key": "order-18"})
+
+    assert both.body == null.body == body.body == header.body
+    assert (other.status, other.pointers) == (422, ["#/message_key"])
+
+
+async def test_a_percent_sign_in_a_header_is_part_of_the_key(api: Api, connection: psycopg.Connection) -> None:
+    await api.post("50%25-off")
+
+    assert stored(connection) == ["50%25-off"]
+
+
+async def test_an_email_that_is_erased_after_sending_is_marked(api: Api, connection: psycopg.Connection) -> None:
+    assert (await api.post("login-17", EMAIL | {"erase_after_sending": True})).status == 202
+
+    assert connection.execute("select tags from email_content").fetchall() == [(["one_time_code"],)]
+
+
 async def test_another_body_under_the_key_is_refused_and_changes_nothing(
     api: Api, connection: psycopg.Connection
 ) -> None:
@@ -66,8 +103,9 @@ async def test_another_body_under_the_key_is_refused_and_changes_nothing(
 
 async def test_a_request_without_a_usable_key_is_refused(api: Api) -> None:
     for key in (None, ""):
-        answer = await api.post(key)
-        assert (answer.status, answer.code) == (400, "idempotency-key-missing")
+        for fields in ({}, {"message_key": None}):
+            answer = await api.post(key, EMAIL | fields)
+            assert (answer.status, answer.code) == (400, "idempotency-key-missing")
     for key in ('"a', "é", "k" * 256, '"a"b"', '""'):
         answer = await api.post(key)
         assert (answer.status, answer.code) == (400, "idempotency-key-invalid")
