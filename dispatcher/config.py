@@ -332,7 +332,7 @@ class Origin:
     Attributes:
         variable: The environment variable.
         text: What was read; None if it stands at its default.
-        source: `environment`, `file` or `default`.
+        source: `environment`, `file` or `default`; for the command line also `env-file`.
     """
 
     variable: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import platform
 import resource
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from dispatcher.broker.inspection import Absence
     from dispatcher.broker.management import Management
     from dispatcher.broker.topology import Topology
+    from dispatcher.cli.env_file import EnvFile
     from dispatcher.store.connections import Session
 
 OLDEST_POSTGRESQL: Final = 14
@@ -80,6 +82,15 @@ def failed(subject: str, error: DispatcherError, remedy: str | None = None) -> F
 def judge(subject: str, is_well: bool, words: str, remedy: str, otherwise: State = State.FAILED) -> Finding:
     """A finding by a condition; the remedy stands only where it is needed."""
     return well(subject, words) if is_well else Finding(subject, otherwise, words, remedy)
+
+
+def check_env_file(file: EnvFile) -> Finding:
+    """Whether every user of this machine may read the secrets in the env file."""
+    secrets = file.secrets
+    is_open = bool(secrets and file.path.stat().st_mode & stat.S_IROTH)
+    words = f"{file.path} may be read by every user of this machine, and holds secrets ({', '.join(secrets)})"
+    remedy = f"Run: chmod o= {file.path}. The user of `dispatcher run` must be able to read it."
+    return Finding("env file", State.WARNING, words, remedy) if is_open else well("env file", f"{file.path}")
 
 
 def check_process(settings: Settings) -> Iterator[Finding]:

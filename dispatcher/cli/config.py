@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from dispatcher.cli.environment import unknown_variables, unknown_warnings
+from dispatcher.cli.environment import examine_settings, unknown_variables, warnings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.masking import MASK, masked
 from dispatcher.cli.output import console_for, plain_table, print_data, print_json, print_table, say
 from dispatcher.cli.text_table import TextTable
-from dispatcher.config import Origin, Settings, doubts, examine, variable_of
+from dispatcher.config import Origin, Settings, doubts, variable_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,10 +25,9 @@ WIDE_COLUMNS: Final = 180
 _HEAD: Final = """\
 # Email Dispatcher: the settings of one host. A line counts once the # before its name is gone; what stands there is the
 # default. `dispatcher config` shows what a host has, `dispatcher doctor` whether it works.
-# For systemd's EnvironmentFile=, and for a shell: set -a; . ./dispatcher.env; set +a
-
-# Where deploy/supervisord.conf puts its logs, socket and pid file; a folder that exists.
-DISPATCHER_LOG_DIR=/var/log/email-dispatcher
+# For `dispatcher run --env-file PATH`, and every other command, which also find it by DISPATCHER_ENV_FILE. A line here
+# overrides the same variable of the environment. Nothing is expanded: a $ is a $. Put quotes around a value that holds
+# quotes, a line break, or a space before a #.
 """
 
 
@@ -38,7 +37,7 @@ class Line:
 
     Attributes:
         value: What counts now, secrets masked; None if it is not set.
-        source: `environment`, `file` or `default`.
+        source: `env-file`, `environment`, `file` (of a secret) or `default`.
         default: None where there is none.
     """
 
@@ -55,8 +54,9 @@ class Line:
 def command(as_json: bool, example: bool) -> int:
     """Show every setting: variable, value, source, default. Secrets are masked, passwords in URLs too.
 
-    Settings are environment variables. One that holds a secret may be given as a file instead, by its variable with
-    _FILE appended. Says what `run` would refuse; connects to nothing, which `dispatcher doctor` does.
+    Settings are environment variables, or lines of the file that --env-file or DISPATCHER_ENV_FILE names, which
+    override them. A setting that holds a secret may be given as a file instead, by its variable with _FILE appended.
+    Says what `run` would refuse; connects to nothing, which `dispatcher doctor` does.
 
     \b
     Examples:
@@ -69,14 +69,14 @@ def command(as_json: bool, example: bool) -> int:
     if example:
         print_data(environment_file().rstrip())
         return Exit.DONE
-    settings, origins, mistakes = examine(os.environ, needs=RUN_NEEDS)
+    settings, origins, mistakes = examine_settings(*RUN_NEEDS)
     lines = [_line(item, settings, origins[item.name]) for item in fields(Settings)]
     if as_json:
         unknown = [{"variable": name, "closest": close} for name, close in unknown_variables(os.environ).items()]
         print_json({"settings": [asdict(line) for line in lines], "mistakes": mistakes, "unknown": unknown})
     else:
         _show(lines)
-    for words in (*unknown_warnings(os.environ), *doubts(settings), *mistakes):
+    for words in (*warnings(), *doubts(settings), *mistakes):
         say(words)
     return Exit.BAD_CONFIGURATION if mistakes else Exit.DONE
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Final
@@ -12,10 +11,11 @@ import click
 from dispatcher.cli import checks
 from dispatcher.cli.checks import Finding, State
 from dispatcher.cli.config import RUN_NEEDS
-from dispatcher.cli.environment import unknown_warnings
+from dispatcher.cli.env_file import current_env_file
+from dispatcher.cli.environment import examine_settings, warnings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import plain_table, print_json, print_table
-from dispatcher.config import Settings, doubts, examine
+from dispatcher.config import Settings, doubts
 
 _MARKS: Final = {State.OK: ("✓", "green"), State.WARNING: ("!", "yellow"), State.FAILED: ("✗", "red")}
 
@@ -25,10 +25,10 @@ _MARKS: Final = {State.OK: ("✓", "green"), State.WARNING: ("!", "yellow"), Sta
 def command(as_json: bool) -> int:
     """Check everything that sending depends on, and say how to mend it. Sends nothing; makes missing folders only.
 
-    Looks at the settings, Python and the process's limits, the run directory, PostgreSQL (version, durability,
-    connections, tables, partitions, sessions, and whether it commits), RabbitMQ (exchange, queues, and by its
-    management API, if one is set, bindings, policies, quorum and consumer timeout), the providers, and what none of
-    them can carry.
+    Looks at the settings, who may read the env file, Python and the process's limits, the run directory, PostgreSQL
+    (version, durability, connections, tables, partitions, sessions, and whether it commits), RabbitMQ (exchange,
+    queues, and by its management API, if one is set, bindings, policies, quorum and consumer timeout), the providers,
+    and what none of them can carry.
 
     \b
     Examples:
@@ -47,8 +47,10 @@ def command(as_json: bool) -> int:
 
 
 def _findings() -> Iterator[Finding]:
-    settings, _, mistakes = examine(os.environ, needs=RUN_NEEDS)
+    settings, _, mistakes = examine_settings(*RUN_NEEDS)
     yield from _settings_findings(settings, mistakes)
+    if file := current_env_file():
+        yield checks.check_env_file(file)
     yield from checks.check_process(settings)
     yield from checks.check_run_dir(settings)
     if settings.database_url:
@@ -61,7 +63,7 @@ def _findings() -> Iterator[Finding]:
 def _settings_findings(settings: Settings, mistakes: tuple[str, ...]) -> Iterator[Finding]:
     for mistake in mistakes:
         yield Finding("settings", State.FAILED, mistake)
-    for warning in unknown_warnings(os.environ):
+    for warning in warnings():
         yield Finding("settings", State.WARNING, warning.removeprefix("warning: "), "Correct or remove it.")
     for words in doubts(settings):
         yield Finding("settings", State.WARNING, words)

@@ -1,22 +1,24 @@
-"""The settings as a command gets them: from the environment, with a word about variables that nobody reads."""
+"""The settings as a command gets them: from the env file and the environment, with warnings of what has no effect."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Final
 
+from dispatcher.cli.env_file import VARIABLE, current_env_file
 from dispatcher.cli.output import say
-from dispatcher.config import PREFIX, Settings, load, variable_of
+from dispatcher.config import PREFIX, Origin, Settings, examine, variable_of
+from dispatcher.errors import ConfigurationError
 
 DEV_PREFIX: Final = f"{PREFIX}DEV_"
-_TOOLS: Final = (f"{PREFIX}CACHE_DIR", f"{PREFIX}LOG_DIR")
-"""Read by others: the dev tools, which run before there are settings, and deploy/supervisord.conf."""
+_TOOLS: Final = (f"{PREFIX}CACHE_DIR", VARIABLE)
+"""Read before there are settings: by the dev tools, and as the option `--env-file`."""
 
 
 def load_settings(*needs: str) -> Settings:
-    """The settings of this process; says on stderr which `DISPATCHER_` variables nobody reads.
+    """The settings of this process; warns on stderr of what is set and has no effect.
 
     Args:
         needs: Fields that must be set, because the command cannot work without them.
@@ -24,9 +26,39 @@ def load_settings(*needs: str) -> Settings:
     Raises:
         ConfigurationError: with every mistake at once.
     """
-    for warning in unknown_warnings(os.environ):
+    for warning in warnings():
         say(warning)
-    return load(os.environ, needs=needs)
+    return read_settings(*needs)
+
+
+def read_settings(*needs: str) -> Settings:
+    """The same without the warnings."""
+    settings, _, mistakes = examine_settings(*needs)
+    if mistakes:
+        raise ConfigurationError(mistakes)
+    return settings
+
+
+def examine_settings(*needs: str) -> tuple[Settings, dict[str, Origin], tuple[str, ...]]:
+    """What `config.examine` finds in the environment and the env file; tells their values apart."""
+    settings, origins, mistakes = examine(os.environ, needs=needs)
+    if (file := current_env_file()) is None:
+        return settings, origins, mistakes
+    for name, origin in origins.items():
+        if origin.source == "environment" and file.sets(origin.variable):
+            origins[name] = replace(origin, source="env-file")
+    return settings, origins, tuple(file.locate(mistakes))
+
+
+def warnings() -> list[str]:
+    """A sentence for each variable that is set and has no effect: not a setting, or overridden by the env file."""
+    found = unknown_warnings(os.environ)
+    if file := current_env_file():
+        found += [
+            f"warning: {name} has another value in the environment; the one in {file.path} counts."
+            for name in file.overridden
+        ]
+    return found
 
 
 def unknown_variables(environ: Mapping[str, str]) -> dict[str, str | None]:

@@ -9,9 +9,11 @@ from typing import Any
 
 import click
 
+from dispatcher.cli.env_file import take_env_file
+
 
 class LazyGroup(click.Group):
-    """A group whose commands load when they are called.
+    """A group whose commands load when they are called, each with the option `--env-file`.
 
     Args:
         parts: What each does, in a line for `--help`, by name and in the order of `--help`.
@@ -38,6 +40,7 @@ class LazyGroup(click.Group):
         if cmd_name in self._brief:
             gc.disable()
         command: click.Command = import_module(self._modules.format(cmd_name)).command
+        take_env_file(command)
         return command
 
     def resolve_command(

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import fields, replace
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from dispatcher.cli.environment import load_settings
+from dispatcher.cli.env_file import current_env_file
+from dispatcher.cli.environment import load_settings, read_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.starting import starting
-from dispatcher.config import Settings, doubts, load
+from dispatcher.config import Settings, doubts, variable_of
 
 if TYPE_CHECKING:
     from dispatcher.supervisor.process import Role
 
 _NEEDED: Final = ("database_url", "amqp_url", "providers")
+_ONLY_AT_START: Final = ("run_dir", "metrics", "metrics_dir", "host_name", "workers", "drain_seconds", "hang_seconds")
+"""Settings that the parent uses itself, or on which its processes must agree while they are replaced."""
 
 
 class StopRequested(BaseException):
@@ -42,14 +45,16 @@ def command(workers: int | None) -> int:
       SIGTERM, Ctrl-C   Drain: what is on the wire is finished and recorded, the
                         rest is given back. Once more, a second later or more:
                         end at once. (What was on the wire is then held.)
-      SIGHUP            Read the *_FILE secrets again, and replace every process,
-                        one by one: a successor works before a worker drains.
+      SIGHUP            Read the env file and the *_FILE secrets again, and replace
+                        every process, one by one: a successor works before a
+                        worker drains.
       SIGTTIN, SIGTTOU  One worker more, one less.
 
     \b
     Examples:
       dispatcher run
       dispatcher run --workers 4
+      dispatcher run --env-file /etc/email-dispatcher/dispatcher.env
       DISPATCHER_PROVIDERS=capture DISPATCHER_CAPTURE_DIR=mail dispatcher run
 
     Exit codes: 0 drained, 1 processes had to be killed, 78 settings, tables or queues are not fit.
@@ -57,11 +62,9 @@ def command(workers: int | None) -> int:
     _put_off_reloads()
     with starting():
         settings = load_settings(*_NEEDED)
-        if workers is not None:
-            settings = replace(settings, workers=workers)
         signal.signal(signal.SIGTERM, _request_stop)
         try:
-            return _run(settings)
+            return _run(replace(settings, workers=workers or settings.workers), workers)
         except StopRequested:
             return Exit.DONE
 
@@ -77,7 +80,7 @@ def _put_off_reloads() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU})
 
 
-def _run(settings: Settings) -> int:
+def _run(settings: Settings, workers: int | None) -> int:
     """Becomes the parent once nothing stands in the way."""
     from setproctitle import setproctitle
 
@@ -98,14 +101,35 @@ def _run(settings: Settings) -> int:
         hang_seconds=settings.hang_seconds,
         metrics_folder=settings.metrics_folder,
         counts=settings.metrics,
-        load_roles=lambda: _roles(_load_again(settings)),
+        load_roles=lambda: _roles(_load_again(settings, workers)),
     )
     return parent.run()
 
 
-def _load_again(settings: Settings) -> Settings:
-    """The settings with what has changed since the start: an environment cannot, but files that hold secrets can."""
-    return replace(load(os.environ, needs=_NEEDED), workers=settings.workers)
+def _load_again(settings: Settings, workers: int | None) -> Settings:
+    """The settings with what the env file and the files of secrets have now, those of the start where it must be.
+
+    Raises:
+        ConfigurationError: there are mistakes; settings and environment are as they were.
+    """
+    from dispatcher.telemetry import log
+
+    file = current_env_file()
+    with file.read_again() if file else nullcontext():
+        found = _with_metrics_dir(read_settings(*_NEEDED))
+    log.configure(found.log_level, found.log_format)
+    kept = {name: getattr(_with_metrics_dir(settings), name) for name in _ONLY_AT_START}
+    found = replace(found, workers=workers or found.workers)
+    changed = [name for name in _ONLY_AT_START if getattr(found, name) != kept[name]]
+    if changed:
+        variables = [variable_of(item) for item in fields(Settings) if item.name in changed]
+        log.get_log().warning("settings.kept", variables=variables)
+    return replace(found, **kept)
+
+
+def _with_metrics_dir(settings: Settings) -> Settings:
+    """The same, whether or not this process has named the folder in its environment, as the library wants it."""
+    return replace(settings, metrics_dir=settings.metrics_folder)
 
 
 def _roles(settings: Settings) -> list[Role]:

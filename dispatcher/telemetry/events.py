@@ -81,6 +81,7 @@ EVENTS: Final = MappingProxyType(
         "api.opened": "The HTTP API asks nobody on this host for a key, until there is one: setting.",
         "api.refused": "What the HTTP API refused since it last told, by reason: counts.",
         "api.stopped": "The HTTP API ended.",
+        "settings.kept": "SIGHUP: these settings have changed, and need a restart to count: variables.",
         "settings.doubted": "Settings go together, and are hardly meant so: reason.",
         "emails.pruned": "What was older than the settings keep it was forgotten: partitions, and counts by kind.",
         "emails.pruning_postponed": "Another transaction holds what is to be forgotten: what, reason, "

@@ -30,17 +30,21 @@ def test_a_reload_under_load_loses_repeats_and_holds_nothing(host: Host) -> None
     assert not list(host.run_dir.glob("*.ledger"))
 
 
-def test_a_reload_takes_secrets_that_were_rotated_and_survives_one_that_is_mistaken(host: Host) -> None:
+def test_a_reload_takes_what_the_env_file_and_secrets_have_now_and_survives_what_is_mistaken(host: Host) -> None:
     first, second = host.sink(), Sink(host.folder / "second")
-    secret = host.folder / "smtp-url"
+    secret, file = host.folder / "smtp-url", host.folder / "dispatcher.env"
     secret.write_text(first.settings["SMTP_URL"])
-    run = host.run(SMTP_URL="", SMTP_URL_FILE=secret)
+    file.write_text(f"DISPATCHER_SMTP_URL_FILE={secret}\n")
+    run = host.run(SMTP_URL="smtp://held.by.a.supervisor", ENV_FILE=file)
     host.await_finished(host.enqueue(emails(20, name="before")))
 
     secret.write_text("gopher://nowhere")
     run.send(signal.SIGHUP)
-    assert "DISPATCHER_SMTP_URL" in run.await_events("dispatcher.reload_failed")["reason"]
-    secret.write_text(second.settings["SMTP_URL"])
+    reasons = [run.await_events("dispatcher.reload_failed")["reason"]]
+    file.write_text(f"DISPATCHER_SMTP_URL={second.settings['SMTP_URL']}\nDISPATCHER_PREFETCH=many\n")
+    run.send(signal.SIGHUP)
+    reasons.append(run.await_events("dispatcher.reload_failed", 2)["reason"])
+    file.write_text(f"DISPATCHER_SMTP_URL={second.settings['SMTP_URL']}\n")
     run.send(signal.SIGHUP)
     run.await_events("dispatcher.reloaded")
     after = host.enqueue(emails(20, name="after"))
@@ -48,6 +52,10 @@ def test_a_reload_takes_secrets_that_were_rotated_and_survives_one_that_is_mista
     host.await_finished(after)
     stop(run)
     second.kill()
+    assert [reason.partition(" must be")[0] for reason in reasons] == [
+        f"{file}, line 1: DISPATCHER_SMTP_URL",
+        f"{file}, line 2: DISPATCHER_PREFETCH",
+    ]
     assert set(second.delivered()) == after
     assert not run.events("process.exited", reason="could_not_boot")
 

@@ -2,39 +2,84 @@
 
 from __future__ import annotations
 
+import getpass
 import http.client
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 import pytest
 
-from tests.acceptance.harness import Host, emails
+from tests.acceptance.harness import DISPATCHER, WORKERS, Host, emails
 from tests.supervisor.program import CHECKOUT, Program, eventually, is_alive
 
 CONFIGURATION: Final = CHECKOUT / "deploy" / "supervisord.conf"
 BIN: Final = Path(sys.executable).parent
+STALE_WORKERS: Final = WORKERS + 5
 
 
 class Supervised:
-    """A supervisord with a host's settings in its environment."""
+    """A supervisord with the file that we ship, its paths and users put in a test's place, and a host's env file.
+
+    Attributes:
+        env_file: What both programs read.
+    """
 
     def __init__(self, host: Host, **settings: object) -> None:
-        self._env = host.environment(LOG_DIR=host.folder, **settings) | {"PATH": f"{BIN}:{os.defpath}"}
-        argv = [str(BIN / "supervisord"), "--nodaemon", "--configuration", str(CONFIGURATION)]
-        self.program: Program = host.program(argv, "supervisord", env=self._env)
+        self._host = host
+        self.env_file = host.folder / "dispatcher.env"
+        self.write(**settings)
+        here = {
+            "/var/log/email-dispatcher": str(host.folder),
+            "/etc/email-dispatcher/dispatcher-api.env": str(self.env_file),
+            "/etc/email-dispatcher/dispatcher.env": str(self.env_file),
+            "/opt/email-dispatcher/bin/dispatcher": shlex.join(DISPATCHER),
+        }
+        text = re.sub(r"(?m)^user=.*", f"user={getpass.getuser()}", CONFIGURATION.read_text())
+        for place, ours in here.items():
+            assert place in text
+            text = text.replace(place, ours)
+        self._configuration = host.folder / "supervisord.conf"
+        self._configuration.write_text(text)
+        argv = [str(BIN / "supervisord"), "--nodaemon", "--configuration", str(self._configuration)]
+        # What an operator's shell had when it started supervisord, and supervisord keeps.
+        older = {"PATH": os.defpath, "DISPATCHER_WORKERS": str(STALE_WORKERS), "DISPATCHER_PREFETCH": "mistaken"}
+        self.program: Program = host.program(argv, "supervisord", env=older)
+
+    def write(self, **settings: object) -> None:
+        """Writes the env file: what the host has, and these settings."""
+        env = self._host.environment(**settings)
+        self.env_file.write_text("".join(f"{name}={value}\n" for name, value in env.items() if name != "PATH"))
+
+    def started_with(self, life: int) -> int:
+        """How many workers `dispatcher run` has in its so-manieth life, counted from 1; waits for it."""
+        return int(self.await_event("dispatcher.started", life)["workers"])
+
+    def await_event(self, name: str, times: int = 1) -> dict[str, Any]:
+        """The so-manieth event of this name in the log of `dispatcher run`; waits for it."""
+        log = self._host.folder / "dispatcher.log"
+
+        def found() -> list[dict[str, Any]]:
+            lines = log.read_text().splitlines() if log.exists() else []
+            events = [json.loads(line) for line in lines if line.startswith("{")]
+            return [event for event in events if event["event"] == name][times - 1 : times]
+
+        return eventually(found, f"{name}, {times} times")[0]
 
     def control(self, *words: str) -> str:
         """What `supervisorctl` answers."""
-        argv = [str(BIN / "supervisorctl"), "--configuration", str(CONFIGURATION), *words]
-        return subprocess.run(argv, env=self._env, capture_output=True, text=True, timeout=60, check=False).stdout
+        argv = [str(BIN / "supervisorctl"), "--configuration", str(self._configuration), *words]
+        return subprocess.run(
+            argv, env={"PATH": os.defpath}, capture_output=True, text=True, timeout=60, check=False
+        ).stdout
 
     def await_state(self, state: str, program: str = "dispatcher") -> None:
         """Waits until a program is in this state of supervisord's."""
@@ -97,6 +142,22 @@ def test_restarted_killed_and_stopped_it_sends_each_email_once(host: Host) -> No
     supervised.program.await_all_gone()
     books.assert_balanced()
     assert books.counts == {"sent": 2000}
+
+
+def test_an_edited_setting_counts_after_a_restart_or_a_reload_and_what_supervisord_holds_never_does(host: Host) -> None:
+    supervised = Supervised(host)
+    assert supervised.started_with(life=1) == WORKERS
+
+    supervised.write(WORKERS=1)
+    supervised.control("restart", "dispatcher")
+    assert supervised.started_with(life=2) == 1
+    supervised.write(WORKERS=2, PREFETCH=16)
+    supervised.control("signal", "HUP", "dispatcher")
+
+    assert supervised.await_event("settings.kept")["variables"] == ["DISPATCHER_WORKERS"]
+    supervised.await_event("dispatcher.reloaded")
+    supervised.program.send(signal.SIGTERM)
+    assert supervised.program.await_exit() == 0
 
 
 @pytest.mark.parametrize("settings", [{"PROVIDERS": ""}, {"PROVIDERS": "smtp", "SMTP_URL": "ftp://nowhere"}])

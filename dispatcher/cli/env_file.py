@@ -1,0 +1,218 @@
+"""The env file: settings that a process reads itself, at its start and again at SIGHUP.
+
+A supervisor hands on the environment that it was started with itself, so an edit of the file that was sourced there
+changes nothing until the supervisor is started again. A file that the process reads has no such memory. Its lines
+override the environment, which may hold values of an earlier version of the same file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from dispatcher.cli.starting import starting
+from dispatcher.config import PREFIX, Settings, variable_of
+from dispatcher.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from dotenv.parser import Original
+
+VARIABLE: Final = f"{PREFIX}ENV_FILE"
+MOST_OCTETS: Final = 1024 * 1024
+_SERVICES: Final = ("run", "api")
+"""Commands whose errors are lines of their log."""
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET_NAME: Final = re.compile("SECRET|PASSWORD|TOKEN|OTLP_HEADERS")
+"""Secrets of others that belong into the same file, such as AWS_SECRET_ACCESS_KEY."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What one line of an env file sets."""
+
+    number: int
+    value: str
+
+
+class EnvFile:
+    """A file of settings, laid over the environment of this process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self._lines: Mapping[str, Line] = {}
+        self._covered: dict[str, str | None] = {}
+
+    def read(self) -> None:
+        """Puts what the file has now into the environment, in place of what it had before.
+
+        Raises:
+            ConfigurationError: The file cannot be read, or lines of it are mistaken; the environment is unchanged.
+        """
+        self._lay(parse(self.path, _read(self.path)))
+
+    @contextmanager
+    def read_again(self) -> Iterator[None]:
+        """Does `read` for the block, and for good if the block succeeds; else the environment is as it was."""
+        lines = self._lines
+        try:
+            self.read()
+            yield
+        except BaseException:
+            self._lay(lines)
+            raise
+
+    def _lay(self, lines: Mapping[str, Line]) -> None:
+        _put(self._covered)
+        # A NAME in the file also replaces NAME_FILE of the environment, and conversely: both at once are refused.
+        twins = {_twin_of(name) for name in lines} - lines.keys()
+        self._covered = {name: os.environ.get(name) for name in (*lines, *twins)}
+        self._lines = lines
+        _put({name: line.value for name, line in lines.items()} | dict.fromkeys(twins))
+
+    def sets(self, variable: str) -> bool:
+        """Whether a line of the file sets this variable, or names the file that holds its value."""
+        return any(self._lines[name].value for name in (variable, f"{variable}_FILE") if name in self._lines)
+
+    @property
+    def overridden(self) -> list[str]:
+        """Variables to which the environment gave another value than the file."""
+        return sorted(
+            name
+            for name, line in self._lines.items()
+            if self._covered[name] is not None and self._covered[name] != line.value
+        )
+
+    @property
+    def secrets(self) -> list[str]:
+        """Variables in the file whose values are secret."""
+        ours = {variable_of(item) for item in fields(Settings) if item.metadata["secret"]}
+        named = {name for name in self._lines if _SECRET_NAME.search(name) and not name.endswith("_FILE")}
+        return sorted(name for name in (ours & self._lines.keys()) | named if self._lines[name].value)
+
+    def locate(self, mistakes: Iterable[str]) -> list[str]:
+        """The same sentences about variables; those that a line of the file sets begin with file and line."""
+        return [self._located(mistake) for mistake in mistakes]
+
+    def _located(self, mistake: str) -> str:
+        name = mistake.partition(" ")[0]
+        line = self._lines.get(name) or self._lines.get(f"{name}_FILE")
+        return f"{self.path}, line {line.number}: {mistake}" if line else mistake
+
+
+def parse(path: Path, text: str) -> dict[str, Line]:
+    """The variables that an env file's text sets. Nothing in a value is expanded.
+
+    Raises:
+        ConfigurationError: With every mistake, each naming file, line and remedy, and no value.
+    """
+    from io import StringIO
+
+    from dotenv.parser import parse_stream
+
+    lines: dict[str, Line] = {}
+    mistakes: list[str] = []
+    for binding in parse_stream(StringIO(text)):
+        name, value, number = binding.key, binding.value, _line_number(binding.original)
+        if name is None and not binding.error:
+            continue  # an empty line, or a comment
+        if name is None or value is None or not _NAME.fullmatch(name):
+            fault = "is not NAME=value. Quote a value that holds quotes; begin a comment with #"
+        elif "\0" in value:
+            fault = f"{name} holds a NUL character. Remove it"
+        elif name == VARIABLE:
+            fault = f"{name} cannot be set in the file that it names. Remove the line"
+        elif name in lines:
+            fault = f"{name} is already set in line {lines[name].number}. Remove one of the two"
+        else:
+            lines[name] = Line(number, value)
+            continue
+        mistakes.append(f"{path}, line {number}: {fault}.")
+    if mistakes:
+        raise ConfigurationError(mistakes)
+    return lines
+
+
+def _line_number(original: Original) -> int:
+    """Where the text of a binding begins, after the empty lines that the parser counts as part of it."""
+    before = original.string.removesuffix(original.string.lstrip())
+    return original.line + len(re.findall(r"\r\n|\r|\n", before))
+
+
+def _read(path: Path) -> str:
+    octets = b""
+    try:
+        # Without O_NONBLOCK, a FIFO without a writer would stop a reload for ever.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if fault := _fault_of(path, os.fstat(file.fileno())):
+                raise ConfigurationError([f"The env file {path} {fault}."])
+            octets = file.read(MOST_OCTETS)
+        return octets.decode("utf-8-sig")
+    except OSError as error:
+        remedy = "Correct the path, or let this user read it."
+        raise ConfigurationError([f"The env file {path} cannot be read: {error.strerror}. {remedy}"]) from error
+    except UnicodeDecodeError as error:
+        line = octets.count(b"\n", 0, error.start) + 1
+        raise ConfigurationError([f"{path}, line {line}: is not UTF-8. Save the file as UTF-8."]) from None
+
+
+def _fault_of(path: Path, found: os.stat_result) -> str | None:
+    if not stat.S_ISREG(found.st_mode):
+        return "is not a regular file, so SIGHUP could not read it again. Name a file"
+    if found.st_mode & stat.S_IWOTH:
+        return f"may be written by every user of this machine. Run: chmod o-w {path}"
+    if found.st_size > MOST_OCTETS:
+        return "is larger than 1 MiB. Correct the path"
+    return None
+
+
+def _twin_of(name: str) -> str:
+    return name.removesuffix("_FILE") if name.endswith("_FILE") else f"{name}_FILE"
+
+
+def _put(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def current_env_file() -> EnvFile | None:
+    """The env file of the command that runs; None if none was named."""
+    context = click.get_current_context(silent=True)
+    return context.meta.get(VARIABLE) if context else None
+
+
+def take_env_file(command: click.Command) -> None:
+    """Gives a command, or each command of a group, the option `--env-file`. Idempotent."""
+    if isinstance(command, click.Group):
+        for part in command.commands.values():
+            take_env_file(part)
+    elif _OPTION not in command.params:
+        command.params.append(_OPTION)
+
+
+def _use(context: click.Context, _: click.Parameter, path: Path | None) -> None:
+    if path is not None and not context.resilient_parsing:
+        context.meta[VARIABLE] = file = EnvFile(path)
+        with starting() if context.info_name in _SERVICES else nullcontext():
+            file.read()
+
+
+_OPTION: Final[Any] = click.Option(
+    ["--env-file"],
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    envvar=VARIABLE,
+    expose_value=False,
+    callback=_use,
+    help=f"Read settings from this file; it overrides the environment. Or set {VARIABLE}.",
+)

@@ -1,0 +1,226 @@
+"""Settings from an env file: what a line means, which value counts, and what is said about a file that is mistaken."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from dispatcher.cli.config import environment_file
+from dispatcher.cli.env_file import MOST_OCTETS, EnvFile, parse
+from dispatcher.cli.main import COMMANDS, dispatcher
+from dispatcher.errors import ConfigurationError
+from tests.cli.commandline import CommandLine
+
+PATH = Path("/etc/dispatcher.env")
+COMPLETE = (
+    "DISPATCHER_DATABASE_URL=postgresql://a:s3cret@db/m\nDISPATCHER_AMQP_URL=amqp://mq\nDISPATCHER_PROVIDERS=ses\n"
+)
+
+
+def values(text: str) -> dict[str, str]:
+    return {name: line.value for name, line in parse(PATH, text).items()}
+
+
+def mistakes_of(text: str) -> tuple[str, ...]:
+    with pytest.raises(ConfigurationError) as raised:
+        parse(PATH, text)
+    return raised.value.mistakes
+
+
+def all_commands(group: click.Command, words: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """The words that lead to each command that is no group."""
+    if not isinstance(group, click.Group):
+        return [words]
+    context = click.Context(group)
+    parts = [(name, group.get_command(context, name)) for name in group.list_commands(context)]
+    return [found for name, part in parts if part for found in all_commands(part, (*words, name))]
+
+
+def shown(commandline: CommandLine, *arguments: str) -> dict[str, tuple[str, str]]:
+    """Value and source of each setting."""
+    ended = commandline("config", "--json", *arguments)
+    return {line["variable"]: (line["value"], line["source"]) for line in ended.json["settings"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("A=b", "b"),
+        ("export A=b", "b"),
+        ("  A = b  ", "b"),
+        ("A=", ""),
+        ("A=b # why", "b"),
+        ("A=p#ss", "p#ss"),
+        ("A=$HOME ${HOME} $(id) `id`", "$HOME ${HOME} $(id) `id`"),
+        ('A="$HOME ${HOME}"', "$HOME ${HOME}"),
+        ("A='b # c'", "b # c"),
+        (r"A='b\n'", r"b\n"),
+        (r'A="b \" c"', 'b " c'),
+        ("A=host=db dbname=mail", "host=db dbname=mail"),
+        ("A=b\r\n", "b"),
+        ("\ufeffA=b", "b"),
+    ],
+)
+def test_a_line_means_what_a_shell_would_read_and_nothing_in_it_is_expanded(text: str, value: str) -> None:
+    assert values(text) == {"A": value}
+
+
+def test_the_file_that_we_ship_sets_nothing() -> None:
+    assert values(environment_file()) == {}
+
+
+def test_every_mistake_names_file_line_and_remedy_and_no_value() -> None:
+    text = "A=1\n\n\nB s3cret\nC='s3cret\nD\nA=s3cret\nE-F=s3cret\nDISPATCHER_ENV_FILE=s3cret\nG=s3\0cret\n"
+
+    found = mistakes_of(text)
+
+    assert [mistake.partition(": ")[0] for mistake in found] == [f"{PATH}, line {n}" for n in (4, 5, 6, 7, 8, 9, 10)]
+    assert "A is already set in line 1" in found[3]
+    assert "s3cret" not in " ".join(found)
+
+
+@pytest.mark.parametrize("words", all_commands(dispatcher), ids=" ".join)
+def test_every_command_takes_an_env_file_by_option_and_variable(words: tuple[str, ...], bare: CommandLine) -> None:
+    absent = str(bare.folder / "absent.env")
+    bare = bare if words[0] in ("run", "api") else bare.at_hand  # these two set up the log of their process
+
+    by_option = bare(*words, "--env-file", absent, *("ID",) * (words[-1] in ("show", "revoke")))
+    by_variable = bare.having(DISPATCHER_ENV_FILE=absent)(*words)
+
+    assert "No such option" not in by_option.stderr
+    assert (by_option.code, by_variable.code) in {(78, 78), (78, 2), (2, 2)}  # 2: an argument is missing, too
+    if by_option.code == 78:
+        assert (
+            f"The env file {absent} cannot be read: No such file or directory." in by_option.stdout + by_option.stderr
+        )
+    assert words[0] in COMMANDS
+
+
+def test_a_line_overrides_the_environment_which_may_be_older_and_a_difference_is_told(bare: CommandLine) -> None:
+    file = bare.folder / "dispatcher.env"
+    file.write_text(f"{COMPLETE}DISPATCHER_WORKERS=4\nDISPATCHER_PREFETCH=\n")
+    older = bare.having(DISPATCHER_WORKERS="2", DISPATCHER_PREFETCH="7", DISPATCHER_BUNDLE="3")
+
+    found = shown(older, "--env-file", str(file))
+    ended = older.having(DISPATCHER_ENV_FILE=str(file))("config")
+
+    assert found["DISPATCHER_WORKERS"] == ("4", "env-file")
+    assert found["DISPATCHER_PREFETCH"] == ("256", "default")
+    assert found["DISPATCHER_BUNDLE"] == ("3", "environment")
+    assert found["DISPATCHER_DATABASE_URL"] == ("postgresql://a:***@db/m", "env-file")
+    assert f"warning: DISPATCHER_WORKERS has another value in the environment; the one in {file}" in ended.stderr
+    assert ended.code == 0
+
+
+@pytest.mark.parametrize(("inherited", "written"), [("SMTP_URL", "SMTP_URL_FILE"), ("SMTP_URL_FILE", "SMTP_URL")])
+def test_a_secret_that_moved_into_a_file_or_out_of_it_is_not_set_twice(
+    bare: CommandLine, inherited: str, written: str
+) -> None:
+    secret, file = bare.folder / "smtp-url", bare.folder / "dispatcher.env"
+    secret.write_text("smtp://new")
+    file.write_text(f"{COMPLETE}DISPATCHER_{written}={secret if written.endswith('_FILE') else 'smtp://new'}\n")
+
+    found = shown(bare.having(**{f"DISPATCHER_{inherited}": "smtp://old"}), "--env-file", str(file))
+
+    assert found["DISPATCHER_SMTP_URL"][0] == "smtp://new"
+
+
+def test_a_mistaken_setting_names_the_line_that_sets_it(bare: CommandLine) -> None:
+    file = bare.folder / "dispatcher.env"
+    file.write_text(f"{COMPLETE}\nDISPATCHER_WORKERS=many\n")
+
+    ended = bare("status", "--env-file", str(file))
+
+    assert ended.code == 78
+    assert ended.stderr == f"{file}, line 5: DISPATCHER_WORKERS must be a whole number from 1 to 256, or auto.\n"
+
+
+@pytest.mark.parametrize("kind", ["folder", "fifo", "device", "not UTF-8", "too large", "open to all"])
+def test_what_is_no_file_of_settings_is_refused_at_once(bare: CommandLine, kind: str) -> None:
+    file = bare.folder / "dispatcher.env"
+    match kind:
+        case "folder":
+            file.mkdir()
+        case "fifo":
+            os.mkfifo(file)
+        case "device":
+            file = Path("/dev/zero")
+        case "not UTF-8":
+            file.write_bytes(b"A=1\nB=\xff\n")
+        case "too large":
+            file.write_text("#" * (MOST_OCTETS + 1))
+        case _:
+            file.touch()
+            file.chmod(0o666)
+
+    ended = bare.at_hand("status", "--env-file", str(file))
+
+    assert ended.code == 78
+    assert str(file) in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_a_service_whose_env_file_is_mistaken_says_so_in_its_log(bare: CommandLine) -> None:
+    (bare.folder / "dispatcher.env").write_text("DISPATCHER_WORKERS 4\n")
+
+    for service in ("run", "api"):
+        ended = bare.having(DISPATCHER_LOG_FORMAT="json")(service, "--env-file", "dispatcher.env")
+        assert (ended.code, ended.stderr) == (78, "")
+        assert ended.json["event"] == "start.refused"
+        assert "dispatcher.env, line 1: is not NAME=value" in ended.json["reason"]
+
+
+def test_a_file_that_is_read_again_leaves_nothing_of_what_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"A": "inherited", "C_FILE": "inherited"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("B", raising=False)
+    path = tmp_path / "dispatcher.env"
+    path.write_text("A=1\nB=1\nC=1\n")
+    file = EnvFile(path)
+    before = dict(os.environ)
+    file.read()
+    assert "C_FILE" not in os.environ
+
+    path.write_text("C=2\n")
+    with file.read_again():
+        assert os.environ["C"] == "2"
+        assert (os.environ["A"], os.environ.get("B")) == ("inherited", None)
+    path.write_text("A=3\n")
+    with pytest.raises(ValueError, match="mistaken"), file.read_again():
+        raise ValueError("mistaken")
+    assert os.environ["C"] == "2"
+
+    path.write_text("")
+    file.read()
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(("mode", "state"), [(0o644, "warning"), (0o640, "ok")])
+def test_doctor_warns_of_secrets_that_everybody_may_read(bare: CommandLine, mode: int, state: str) -> None:
+    file = bare.folder / "dispatcher.env"
+    file.write_text("DISPATCHER_SMTP_URL=smtp://a:s3cret@mx\nAWS_SECRET_ACCESS_KEY=s3cret\nDISPATCHER_WORKERS=1\n")
+    file.chmod(mode)
+
+    ended = bare.at_hand("doctor", "--json", "--env-file", str(file))
+    found = next(each for each in ended.json["findings"] if each["subject"] == "env file")
+
+    assert found["state"] == state
+    assert "s3cret" not in ended.stdout
+    if state == "warning":
+        assert "(AWS_SECRET_ACCESS_KEY, DISPATCHER_SMTP_URL)" in found["words"]
+        assert f"chmod o= {file}" in found["remedy"]
+
+
+def test_a_command_without_an_env_file_does_not_load_its_parser(bare: CommandLine) -> None:
+    script = "import sys; from dispatcher.cli.main import main; main(['config']); assert 'dotenv' not in sys.modules"
+
+    done = subprocess.run([sys.executable, "-c", script], env=bare.whole_environment, capture_output=True, check=False)
+
+    assert done.returncode == 0, done.stderr
