@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -191,7 +192,7 @@ async def test_a_synchronous_connection_is_sent_to_the_synchronous_call(
 
 
 async def test_another_driver_is_named_with_what_to_use_instead(tables_url: str) -> None:
-    instead = "has no psycopg 3 connection. Give a connection of psycopg 3, Django's `connection`, or a Connection or"
+    instead = "which is no connection that it can use. Give a connection of psycopg 3, Django's `connection`, or"
     other = await asyncpg.connect(tables_url)
     try:
         assert instead in refused(other)
@@ -203,7 +204,10 @@ async def test_another_driver_is_named_with_what_to_use_instead(tables_url: str)
         assert instead in refused(opened)
     finally:
         opened.close()
+    with psycopg.connect(tables_url) as connection, connection.cursor() as cursor:
+        assert instead in refused(cursor)
     assert instead in refused(None)
+    assert instead in refused(email("the connection and the email are the wrong way round"))
 
 
 async def test_sqlalchemy_over_another_driver_is_told_the_url(tables_url: str) -> None:
@@ -276,6 +280,13 @@ async def test_a_failed_transaction_has_to_be_rolled_back_first(tables_url: str,
         await enqueue_async(async_connection, email("async"))
 
     assert {row["message_key"] for row in books.rows()} == {"sync", "async"}
+
+
+async def test_djangos_own_error_says_that_a_connection_is_another_threads(django: Any) -> None:
+    from django.db import DatabaseError
+
+    with pytest.raises(DatabaseError, match="can only be used in that same thread"):
+        await asyncio.to_thread(enqueue, django, email("key"))
 
 
 def test_djangos_own_error_says_that_its_transaction_is_broken(django: Any, books: Books) -> None:

@@ -27,6 +27,9 @@ class DjangoConnection(Protocol):
     def ensure_connection(self) -> None:
         """Connects, unless it has."""
 
+    def validate_thread_sharing(self) -> None:
+        """Raises Django's error if it is another thread's."""
+
     def validate_no_broken_transaction(self) -> None:
         """Raises Django's error if the transaction can only be rolled back."""
 
@@ -128,6 +131,7 @@ async def async_connection_of(given: AsyncCallersConnection) -> psycopg.AsyncCon
 
 def _driver_of(given: Any) -> object:
     if _is(given, *_DJANGO):
+        given.validate_thread_sharing()
         given.ensure_connection()  # Django connects with the first query
         given.validate_no_broken_transaction()
         return given.connection
@@ -190,7 +194,7 @@ def _refusal(given: object, call: str, twins: tuple[str, ...]) -> UnusableConnec
         if _is(given, *names):
             why = "which has connections and is none, so it has no transaction for the email"
             return UnusableConnection(f"{what}, {why}.", remedy=f"Write `{instead}`.")
-    return UnusableConnection(f"{what}, which has no psycopg 3 connection.", remedy=_WHAT_WORKS)
+    return UnusableConnection(f"{what}, which is no connection that it can use.", remedy=_WHAT_WORKS)
 
 
 _WHAT_WORKS: Final = (

@@ -13,7 +13,7 @@ from structlog.typing import EventDict
 WINDOW_SECONDS: Final = 10.0
 LINES_PER_WINDOW: Final = 100
 UNLIMITED: Final = frozenset({"email.attempted", "email.rescued", "process.started", "process.exited"})
-"""The record of what happened to each email: one line for every attempt, and for every one whose outcome became unknown.
+"""The record of what happened to each email: one line for every attempt, and for every outcome that became unknown.
 And the record of when each process lived: growing waits keep that one short."""
 
 
