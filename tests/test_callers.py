@@ -124,7 +124,13 @@ def test_a_savepoint_of_sqlalchemy_takes_its_email_back_with_it(engine: sqlalche
     assert [row["message_key"] for row in books.rows()] == ["kept"]
 
 
-def test_djangos_connection_connects_if_it_has_not_and_atomic_decides(django: Any, books: Books) -> None:
+def test_djangos_connection_connects_if_it_has_not(django: Any, books: Books) -> None:
+    enqueue(django, email("first query"))
+
+    assert [row["message_key"] for row in books.rows()] == ["first query"]
+
+
+def test_djangos_atomic_decides(django: Any, books: Books) -> None:
     from django.db import transaction
 
     with transaction.atomic(using="here"):
