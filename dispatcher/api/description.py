@@ -15,6 +15,7 @@ from dispatcher.api.problems import KINDS, MEDIA_TYPE
 from dispatcher.api.reading import PARAMETERS, PRINTABLE, SHORT, TENANT, TENANT_ID, Parameter
 from dispatcher.domain.outcome import Outcome, Reason
 from dispatcher.domain.status import Status
+from dispatcher.domain.waiting import Wait
 from dispatcher.ops.replays import LEAST_PER_SECOND
 from dispatcher.store.replays import State
 
@@ -330,7 +331,23 @@ _SCHEMAS: Final[dict[str, Any]] = {
         }
     ),
     "ListedEmail": _object(_TOLD),
-    "EmailStatus": _object({**_TOLD, "attempts": {"type": "array", "items": _schema("Attempt")}}),
+    "EmailStatus": _object(
+        {
+            **_TOLD,
+            "waiting": {"oneOf": [_schema("Waiting"), {"type": "null"}]},
+            "attempts": {"type": "array", "items": _schema("Attempt")},
+        }
+    ),
+    "Waiting": _object(
+        {
+            "reason": {
+                "type": "string",
+                "enum": list(Wait),
+                "description": "What has to happen before the email is sent.",
+            },
+            "until": _nullable("string", "date-time"),
+        }
+    ),
     "Page": _object(
         {"emails": {"type": "array", "items": _schema("ListedEmail")}, "next": _nullable("string", "uuid")}
     ),

@@ -19,7 +19,9 @@ from dispatcher.domain.api_key import Scope
 from dispatcher.domain.email_id import lowest_id_at
 from dispatcher.domain.email_rules import MAX_TENANT_CHARACTERS, tenant
 from dispatcher.domain.outcome import Reason, left_out
+from dispatcher.domain.rescue import longest_rescue_seconds
 from dispatcher.domain.status import Status
+from dispatcher.domain.waiting import why
 from dispatcher.errors import InvalidEmail
 from dispatcher.store.emails import AttemptRow, EmailFilter, EmailRow, EmailStore
 
@@ -133,6 +135,7 @@ class Reading:
     access: Access
     store: EmailStore
     listing: asyncio.Semaphore
+    lease_seconds: float
 
     async def get(self, request: Request) -> Response:
         """One email by its id."""
@@ -172,8 +175,21 @@ class Reading:
         if email is None:
             raise Problem("not-found", "No email of this tenant has this name.")
         attempts = await self.store.list_attempts(email.email_id)
-        whole = document(email) | {"attempts": [_attempt(attempt) for attempt in attempts]}
+        whole = document(email) | {
+            "waiting": await self._waiting(email),
+            "attempts": [_attempt(attempt) for attempt in attempts],
+        }
         return Response(orjson.dumps(whole), media_type="application/json")
+
+    async def _waiting(self, email: EmailRow) -> dict[str, Any] | None:
+        """Why it is not sent yet; no sentence, because that may tell of other tenants' emails and of the operator."""
+        if email.status not in (Status.PENDING, Status.SENDING):
+            return None
+        facts = await self.store.find_wait(email.email_id)
+        if facts is None:
+            return None
+        found = why(facts, rescue_seconds=longest_rescue_seconds(self.lease_seconds))
+        return {"reason": found.reason, "until": found.until}
 
 
 def document(email: EmailRow) -> dict[str, Any]:

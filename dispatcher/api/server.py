@@ -165,7 +165,7 @@ async def serve(
             drafts,
             refusals,
         )
-        reading = Reading(access, EmailStore(readers), asyncio.Semaphore(LISTS_AT_ONCE))
+        reading = Reading(access, EmailStore(readers), asyncio.Semaphore(LISTS_AT_ONCE), settings.lease_seconds)
         decisions = Bodies(slots, memory, most_bytes=min(MOST_BYTES, settings.api_body_bytes))
         operating = Operating(access, decisions, EmailStore(readers), deciders, settings)
         opened.push_async_callback(operating.stop)

@@ -56,8 +56,9 @@ def command(
     export: Path | None,
     as_json: bool,
 ) -> int:
-    """Tell the whole story of one email, sent ones included, by its id or its message key: where it stands, every
-    attempt, what people did, replays, and its message on the DLQ with x-death. Of a poison message, show the bytes.
+    """Tell the whole story of one email, sent ones included, by its id or its message key: its status, why it waits if
+    it is pending or sending, every attempt, what people did, replays, and its message on the DLQ with x-death. Of a
+    poison message, show the bytes.
 
     \b
     Examples:
@@ -97,7 +98,7 @@ async def _find(
     settings: Settings, name: str, tenant_id: str, reveal: Act | None, with_queue: bool
 ) -> tuple[Story, list[Message] | None, str | None]:
     async with opened_session(settings, "dlq") as session:
-        story = await _find_story(session, name, tenant_id, reveal)
+        story = await _find_story(session, settings, name, tenant_id, reveal)
         if story is None:
             raise DispatcherError(
                 f"There is no email {name!r}.", remedy="Give its id, or its message key with its --tenant."
@@ -113,12 +114,15 @@ async def _find(
             return story, None, str(error)
 
 
-async def _find_story(session: AsyncSession, name: str, tenant_id: str, reveal: Act | None) -> Story | None:
+async def _find_story(
+    session: AsyncSession, settings: Settings, name: str, tenant_id: str, reveal: Act | None
+) -> Story | None:
     from dispatcher.ops.names import find_ids
     from dispatcher.ops.stories import tell
 
     (email_id,) = await find_ids(session, tenant_id, [name])
-    return await tell(session, email_id, reveal=reveal)
+    providers, lease_seconds = settings.providers, settings.lease_seconds
+    return await tell(session, email_id, providers=providers, lease_seconds=lease_seconds, reveal=reveal)
 
 
 async def _find_poison(settings: Settings, name: str) -> Poison:
@@ -134,6 +138,7 @@ async def _find_poison(settings: Settings, name: str) -> Poison:
 def _json(story: Story, messages: list[Message] | None) -> dict[str, Any]:
     told = {
         "email": story.email,
+        "waiting": story.waiting and asdict(story.waiting),
         "attempts": story.attempts,
         "acts": story.acts,
         "replays": story.replays,

@@ -90,7 +90,7 @@ def look(settings: Settings) -> Standing:
     """
     from dispatcher.broker.topology import Topology, depths
     from dispatcher.cli.status_page import Standing
-    from dispatcher.relay.publishing import longest_rescue_seconds
+    from dispatcher.domain.rescue import longest_rescue_seconds
     from dispatcher.store.activity import list_workers, measure_latency
     from dispatcher.store.connections import connected
     from dispatcher.store.counts import count_emails

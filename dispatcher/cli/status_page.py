@@ -16,9 +16,9 @@ from dispatcher.store.activity import VanishedHost, find_vanished_hosts
 from dispatcher.store.stock import CLOCK_SECONDS
 
 if TYPE_CHECKING:
+    from dispatcher.domain.waiting import Trouble
     from dispatcher.store.activity import Latency, WorkerSeen
     from dispatcher.store.counts import Counts
-    from dispatcher.store.providers import Trouble
     from dispatcher.store.retention import Expiring
 
 

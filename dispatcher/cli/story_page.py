@@ -12,6 +12,7 @@ from dispatcher.domain.outcome import left_out
 from dispatcher.domain.status import Status
 
 if TYPE_CHECKING:
+    from dispatcher.domain.waiting import Waiting
     from dispatcher.ops.messages import Message
     from dispatcher.ops.stories import Story
 
@@ -61,7 +62,7 @@ def show_story(story: Story, messages: list[Message] | None) -> None:
     Args:
         messages: What the DLQ holds of it; None if nobody looked.
     """
-    fields_table(_email(story.email)).show()
+    fields_table({**_email(story.email), **_wait(story.waiting)}).show()
     _list("attempts", story.attempts)
     _list("what people did", story.acts)
     _list("replays", story.replays)
@@ -102,6 +103,13 @@ def _circumstances(row: Record) -> dict[str, Any]:
     if row["locked_by"]:
         told["in the hands of"] = f"{row['locked_by']}, until {_words(row['locked_until'])}"
     return told
+
+
+def _wait(waiting: Waiting | None) -> dict[str, Any]:
+    if waiting is None:
+        return {}
+    until = "" if waiting.until is None else f", until {_words(waiting.until)}"
+    return {"waits": f"{waiting.reason.replace('_', ' ')}{until}: {waiting.detail}"}
 
 
 def _message(message: Message) -> dict[str, Any]:

@@ -71,10 +71,24 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """Why an email is not sent yet.
+
+    Attributes:
+        reason: One of the words of docs/api.md, such as `provider_paused`.
+        until: When that ends at the latest, or is tried again; None if nobody knows.
+    """
+
+    reason: str
+    until: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class EmailStatus:
     """What became of an email.
 
     Attributes:
+        waiting: Why it is not sent yet; None if it is finished.
         refused_recipients: Whom the provider left out as it accepted the email, by position and code, such as
             `2 (550 5.1.1), 3 (451)`; None if nobody.
     """
@@ -91,6 +105,7 @@ class EmailStatus:
     created_at: datetime
     sent_at: datetime | None
     refused_recipients: str | None
+    waiting: Waiting | None
     attempts: tuple[Attempt, ...]
 
 
@@ -116,8 +131,14 @@ def status_of(document: Mapping[str, Any]) -> EmailStatus:
     told["status"] = Status(document["status"])
     told["created_at"] = datetime.fromisoformat(document["created_at"])
     told["sent_at"] = datetime.fromisoformat(document["sent_at"]) if document["sent_at"] else None
+    told["waiting"] = _waiting(document["waiting"]) if document.get("waiting") else None
     told["attempts"] = tuple(_attempt(attempt) for attempt in document["attempts"])
     return EmailStatus(**told)
+
+
+def _waiting(document: Mapping[str, Any]) -> Waiting:
+    until = document.get("until")
+    return Waiting(document["reason"], datetime.fromisoformat(until) if until else None)
 
 
 def _attempt(document: Mapping[str, Any]) -> Attempt:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from dispatcher.store import stories
+from dispatcher.domain.rescue import longest_rescue_seconds
+from dispatcher.domain.waiting import Waiting, why
+from dispatcher.store import stories, waiting
 from dispatcher.store.connections import AsyncSession
 
 if TYPE_CHECKING:
@@ -19,6 +22,7 @@ class Story:
 
     Attributes:
         email: Its row, by column.
+        waiting: Why it is not sent yet; None if it is finished.
         content: What it says and to whom, if that was asked for; None also if it was deleted.
     """
 
@@ -26,13 +30,23 @@ class Story:
     attempts: list[dict[str, Any]]
     acts: list[dict[str, Any]]
     replays: list[dict[str, Any]]
+    waiting: Waiting | None = None
     content: dict[str, Any] | None = None
 
 
-async def tell(session: AsyncSession, email_id: UUID, *, reveal: Act | None = None) -> Story | None:
+async def tell(
+    session: AsyncSession,
+    email_id: UUID,
+    *,
+    providers: Collection[str] = (),
+    lease_seconds: float = 0.0,
+    reveal: Act | None = None,
+) -> Story | None:
     """An email's story; None if there is no such email.
 
     Args:
+        providers: All that the workers may use; empty if the caller does not know them.
+        lease_seconds: The length of a lease.
         reveal: Who wants to see its content, and why; on record before it is read.
     """
     email = await stories.find_email(session, email_id)
@@ -49,5 +63,16 @@ async def tell(session: AsyncSession, email_id: UUID, *, reveal: Act | None = No
         await stories.list_attempts(session, email_id),
         await stories.list_acts(session, email_id),
         await stories.list_replays_of(session, email_id),
+        await _why(session, email_id, providers, lease_seconds),
         content,
     )
+
+
+async def _why(
+    session: AsyncSession, email_id: UUID, providers: Collection[str], lease_seconds: float
+) -> Waiting | None:
+    facts = await waiting.find_facts(session, email_id)
+    if facts is None:
+        return None
+    holders = await waiting.find_holders(session, email_id)
+    return why(facts, providers=providers, rescue_seconds=longest_rescue_seconds(lease_seconds), holders=holders)

@@ -16,6 +16,7 @@ from dispatcher.broker.publisher import Answers, Publisher
 from dispatcher.broker.topology import Topology, depths
 from dispatcher.config import Settings
 from dispatcher.domain.backoff import Backoff
+from dispatcher.domain.rescue import host_grace_seconds, rescue_interval_seconds
 from dispatcher.domain.status import Status
 from dispatcher.errors import BrokerUnavailable, StoreUnavailable, TopologyError
 from dispatcher.relay.leadership import Leadership
@@ -32,11 +33,6 @@ POLL_SECONDS: Final = 0.25
 PACE_SECONDS: Final = 0.005
 """After a look that found something, until the next: what commits meanwhile shares a look, a write, and a lease."""
 STANDBY_SECONDS: Final = 1.0
-HOST_GRACE_SECONDS: Final = 5.0
-"""A lease that ran out is left to the relay of its owner's host for so long, or for half of its length: that one can
-look into the owner's in-flight ledger."""
-MOST_RESCUE_SECONDS: Final = 5.0
-"""Between two looks for the leases of other hosts, at most."""
 VANISHED_SECONDS: Final = 10.0
 MOST_OVERTAKEN: Final = 100
 """At a look: whoever is overtaken for another reason must not fill the queue with second messages."""
@@ -172,7 +168,7 @@ class Publishing:
             self._timeline_at = now + TIMELINE_SECONDS
             await self._follow_timeline(outbox)
         if now >= self._rescue_at:
-            self._rescue_at = now + _rescue_interval_seconds(self._settings.lease_seconds)
+            self._rescue_at = now + rescue_interval_seconds(self._settings.lease_seconds)
             await self._rescue(outbox)
         if now >= self._notices_at:
             self._notices_at = now + NOTICES_SECONDS
@@ -194,7 +190,7 @@ class Publishing:
             settings.on_uncertain,
             settings.max_attempts,
             expired,
-            grace_seconds=_host_grace_seconds(settings.lease_seconds),
+            grace_seconds=host_grace_seconds(settings.lease_seconds),
         )
         self._tell_rescued(rescued, "lease_expired")
 
@@ -344,19 +340,6 @@ class Publishing:
             failed_at=row.failed_at,
         )
         return Outgoing.of_dead_letter(self._settings.dlq, letter, row.traceparent)
-
-
-def longest_rescue_seconds(lease_seconds: float) -> float:
-    """How long after its end the lease of a vanished host is settled, at most, while a relay leads."""
-    return _host_grace_seconds(lease_seconds) + _rescue_interval_seconds(lease_seconds)
-
-
-def _host_grace_seconds(lease_seconds: float) -> float:
-    return min(HOST_GRACE_SECONDS, lease_seconds / 2)
-
-
-def _rescue_interval_seconds(lease_seconds: float) -> float:
-    return min(MOST_RESCUE_SECONDS, lease_seconds / 4)
 
 
 async def _without_locked(outbox: Outbox, due: list[DueDeadLetter]) -> list[DueDeadLetter]:

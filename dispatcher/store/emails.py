@@ -8,8 +8,10 @@ from typing import Any, Final
 from uuid import UUID
 
 from dispatcher.domain.status import Status
+from dispatcher.domain.waiting import Facts
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.queries import query
+from dispatcher.store.waiting import find_facts
 
 EXAMINED_ROWS: Final = 20_000
 """Rows that one look at a list reads at most: some ten milliseconds."""
@@ -75,6 +77,11 @@ class EmailStore:
     async def list_attempts(self, email_id: UUID) -> list[AttemptRow]:
         """What was tried for an email, in order."""
         return [AttemptRow(*row) for row in await self._fetch("list_email_attempts", {"email_id": email_id})]
+
+    async def find_wait(self, email_id: UUID) -> Facts | None:
+        """What an email waits for; None if it is finished."""
+        async with session(self._pool) as connection:
+            return await find_facts(connection, email_id)
 
     async def _fetch(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
         async with session(self._pool) as connection:

@@ -135,7 +135,7 @@ class LockedRows:
         fields = {
             "count": len(email_ids),
             "email_ids": [str(email_id) for email_id in sorted(email_ids)[:MOST_NAMED]],
-            "held_by": [_holder(*row) for row in rows],
+            "held_by": [describe_holder(*row) for row in rows],
         }
         # A commit that waits for a standby keeps its rows locked, and no operator has to end its session.
         if rows and all(is_committing for *_, is_committing in rows):
@@ -150,9 +150,10 @@ class LockedRows:
                 return await cursor.fetchall()
 
 
-def _holder(
+def describe_holder(
     pid: int | None, application: str | None, state: str | None, age_seconds: float | None, is_committing: bool
 ) -> str:
+    """A session that may hold a lock, in words."""
     if pid is None:
         return "a prepared transaction (see pg_prepared_xacts)"
     age = "" if age_seconds is None else f", its transaction {age_seconds:.0f} s old"

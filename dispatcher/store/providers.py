@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from psycopg import Connection
 from psycopg.rows import TupleRow
 
+from dispatcher.domain.waiting import Trouble
 from dispatcher.store.connections import Pool, session, translated
 from dispatcher.store.queries import query
 
@@ -76,31 +78,18 @@ def list_states(connection: Connection[TupleRow]) -> list[ProviderState]:
         return [ProviderState(*row) for row in connection.execute(query("list_provider_states")).fetchall()]
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    """A provider that some workers cannot use now.
-
-    Attributes:
-        state: The worst that a worker says: `open`, then `half_open`, then `paused`.
-        workers: How many say anything.
-        reason: Why, scrubbed, as the one says that says the worst; None if it does not know.
-        seconds_left: How long that lasts; None where nobody knows.
-    """
-
-    provider: str
-    state: str
-    workers: int
-    reason: str | None
-    seconds_left: float | None
-
-
 _WORST_FIRST: Final = ("open", "half_open", "paused")
 
 
 def find_trouble(connection: Connection[TupleRow]) -> list[Trouble]:
     """A row per provider that some worker cannot use now, by name; empty where all is well."""
+    return worst_states(list_states(connection))
+
+
+def worst_states(states: Iterable[ProviderState]) -> list[Trouble]:
+    """The same of states that were listed."""
     by_provider: dict[str, list[ProviderState]] = {}
-    for state in list_states(connection):
+    for state in states:
         by_provider.setdefault(state.provider, []).append(state)
     return [_worst(states) for _, states in sorted(by_provider.items())]
 

@@ -21,6 +21,19 @@ async def test_an_email_is_told_by_id_and_by_key_without_content(api: Api) -> No
         assert private not in by_id.body.decode()
 
 
+async def test_an_email_that_waits_says_for_what_and_a_finished_one_does_not(
+    api: Api, connection: psycopg.Connection
+) -> None:
+    email_id = (await api.post("k-1")).json["id"]
+    connection.execute("update email_log set publish_due_at = null")
+
+    waiting = (await api.get(f"/v1/emails/{email_id}")).json["waiting"]
+    connection.execute("update email_log set status = 'sent'")
+
+    assert waiting == {"reason": "no_worker", "until": None}
+    assert (await api.get(f"/v1/emails/{email_id}")).json["waiting"] is None
+
+
 async def test_what_a_provider_said_as_it_accepted_is_no_error(api: Api, connection: psycopg.Connection) -> None:
     accepted, refused = [(await api.post(f"k-{number}")).json["id"] for number in range(2)]
     words = {accepted: ("sent", "accepted", None, "250 2.0.0 Ok"), refused: ("failed", "rejected", "refused", "550 No")}

@@ -129,6 +129,16 @@ def test_the_whole_story_is_told_by_id_and_by_key_and_content_only_on_record(
     assert [(act["action"], act["reason"]) for act in revealed["acts"]] == [("reveal", "ticket 4711")]
 
 
+def test_a_pending_email_tells_why_it_waits(quick: Callable[..., Ended], tables: Books) -> None:
+    (email_id,) = tables.enqueue(1)
+
+    told = quick("dlq", "show", str(email_id), "--no-queue", "--json").json["waiting"]
+    shown = quick("dlq", "show", str(email_id), "--no-queue").stdout
+
+    assert (told["reason"], told["until"], told["ahead"]) == ("no_relay", None, None)
+    assert f"no relay: {told['detail']}" in shown
+
+
 @pytest.mark.parametrize("key", ["0198c2f4-0000-7000-8000-000000000000", "0198c2f4" * 4])
 def test_a_message_key_that_looks_like_an_id_is_found(
     quick: Callable[..., Ended], morgue: Morgue, connection: psycopg.Connection, key: str

@@ -13,7 +13,7 @@ import pytest
 
 from dispatcher.broker.topology import Topology
 from dispatcher.domain.email_id import lowest_id_at
-from dispatcher.relay.publishing import longest_rescue_seconds
+from dispatcher.domain.rescue import longest_rescue_seconds
 from tests.cli.commandline import DEADLINE_SECONDS, CommandLine
 from tests.waiting import wait_until
 

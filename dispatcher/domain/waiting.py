@@ -1,0 +1,203 @@
+"""Why an email waits: what has to happen before it is sent. Pure; `store.waiting` collects the facts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final
+
+from dispatcher.domain.outcome import Reason
+from dispatcher.domain.status import Status
+
+MOST_AHEAD: Final = 10_000
+"""Emails ahead of one that are counted; more of them say nothing more."""
+MARKED_SECONDS: Final = 60.0
+"""A message that RabbitMQ confirmed is marked as published within half a minute."""
+_REASONS: Final = frozenset(Reason)
+
+
+class Wait(StrEnum):
+    """What a pending or sending email waits for."""
+
+    LOCKED = "locked"
+    """Another transaction holds a lock on its row."""
+    NOT_DUE = "not_due"
+    """It is due later: the provider that it needs could not be used, or no memory was free for it."""
+    NO_RELAY = "no_relay"
+    """No relay publishes for the database."""
+    UNPUBLISHED = "unpublished"
+    """RabbitMQ has not confirmed its message."""
+    NO_WORKER = "no_worker"
+    """No worker runs."""
+    PROVIDER_PAUSED = "provider_paused"
+    """The provider throttles us, or has told us when to come back."""
+    PROVIDER_REFUSES = "provider_refuses"
+    """The provider refuses us as a whole: credentials, account or set-up. An operator has to act."""
+    PROVIDER_FAILS = "provider_fails"
+    """The provider cannot be reached, or fails as a whole; workers try it again by themselves."""
+    QUEUED = "queued"
+    """Its turn: other emails are ahead of it."""
+    LEASED = "leased"
+    """A worker sends it, or tries it again."""
+    WORKER_GONE = "worker_gone"
+    """The worker that leased it is gone; a relay settles what it left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A provider that some workers cannot use now.
+
+    Attributes:
+        state: The worst that a worker says: `open`, then `half_open`, then `paused`.
+        workers: How many say anything.
+        reason: Why, as the one says that says the worst: a `Reason`, or the provider's words, scrubbed; None if it does
+            not know.
+        seconds_left: How long that lasts; None where nobody knows.
+    """
+
+    provider: str
+    state: str
+    workers: int
+    reason: str | None
+    seconds_left: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What PostgreSQL knows of one pending or sending email, and of everything that it waits for.
+
+    Attributes:
+        now: By PostgreSQL's clock, as all instants here.
+        was_leased: A worker had it before.
+        due_at: When its message must be on the send queue; None once RabbitMQ has confirmed it.
+        has_owner: The worker that leases it has a session.
+        has_relay: A relay publishes for the database.
+        workers: How many have a session, over all hosts.
+        ahead: Emails that were enqueued before it and wait, too; `MOST_AHEAD` for that many or more.
+        ceilings: Emails per second that a provider gets at most, where there is a ceiling.
+    """
+
+    now: datetime
+    status: Status
+    was_leased: bool
+    due_at: datetime | None
+    locked_until: datetime
+    error_type: str | None
+    has_owner: bool
+    has_relay: bool
+    workers: int
+    ahead: int
+    troubles: Sequence[Trouble] = ()
+    ceilings: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Why an email waits.
+
+    Attributes:
+        detail: A sentence for people, without the names of hosts.
+        until: When that ends at the latest, or is tried again; None if nobody knows.
+        ahead: Emails that are sent before it, where it waits for its turn.
+    """
+
+    reason: Wait
+    detail: str
+    until: datetime | None = None
+    ahead: int | None = None
+
+
+def why(
+    facts: Facts, *, providers: Collection[str] = (), rescue_seconds: float = 0.0, holders: Sequence[str] = ()
+) -> Waiting:
+    """Why an email waits: the first hindrance on its way.
+
+    Args:
+        providers: All that the workers may use; empty if the caller does not know them.
+        rescue_seconds: How long after its end a lease without a worker is settled, at most.
+        holders: Sessions that may hold a lock on its row.
+    """
+    if holders:
+        return Waiting(Wait.LOCKED, f"Another transaction holds a lock on its row: {'; '.join(holders)}.")
+    if facts.status is Status.SENDING:
+        return _of_lease(facts, rescue_seconds)
+    return _of_publishing(facts) or _of_workers(facts, providers)
+
+
+def _of_lease(facts: Facts, rescue_seconds: float) -> Waiting:
+    if not facts.has_owner:
+        settled_at = facts.locked_until + timedelta(seconds=rescue_seconds)
+        return Waiting(Wait.WORKER_GONE, "The worker that leased it is gone; a relay settles what it left.", settled_at)
+    last = f" Its last attempt ended as {facts.error_type}." if facts.error_type else ""
+    words = f"A worker has it under its lease, and renews that while it works.{last}{_also(facts)}"
+    return Waiting(Wait.LEASED, words, facts.locked_until)
+
+
+def _of_publishing(facts: Facts) -> Waiting | None:
+    """What keeps its message from the send queue; None if nothing does."""
+    if facts.due_at is None:
+        return None
+    due_seconds = (facts.now - facts.due_at).total_seconds()
+    # A due mark ahead of the clock is a fallback where the HTTP API publishes by itself; only a worker postpones.
+    if due_seconds < 0 and facts.was_leased:
+        words = "A worker gave it back until then: the provider that it needs could not be used, or no memory was free."
+        return Waiting(Wait.NOT_DUE, f"{words}{_also(facts)}", facts.due_at)
+    if not facts.has_relay:
+        return Waiting(Wait.NO_RELAY, "No relay publishes for this database: start `dispatcher run` on some host.")
+    if due_seconds > MARKED_SECONDS:
+        words = f"RabbitMQ has not confirmed its message for {due_seconds:.0f} s. `dispatcher doctor` looks why."
+        return Waiting(Wait.UNPUBLISHED, words)
+    return None
+
+
+def _of_workers(facts: Facts, providers: Collection[str]) -> Waiting:
+    if not facts.workers:
+        return Waiting(Wait.NO_WORKER, "No worker runs on any host: start `dispatcher run`.")
+    if away := unusable(facts, providers):
+        first = min(away, key=lambda each: float("inf") if each.seconds_left is None else each.seconds_left)
+        left = first.seconds_left
+        until = None if left is None else facts.now + timedelta(seconds=max(0.0, left))
+        return Waiting(_wait(first), " ".join(map(about, away)), until)
+    limits = "".join(f" {name} gets {rate:g} emails per second at most." for name, rate in facts.ceilings.items())
+    workers = f"{facts.workers:,} worker{'s send' if facts.workers > 1 else ' sends'}"
+    words = f"{_count(facts.ahead)} ahead of it; {workers}.{limits}{_also(facts)}"
+    return Waiting(Wait.QUEUED, words, ahead=facts.ahead)
+
+
+def _count(ahead: int) -> str:
+    if not ahead:
+        return "No email is"
+    more = " or more" if ahead >= MOST_AHEAD else ""
+    return f"{ahead:,}{more} email{' is' if ahead == 1 else 's are'}"
+
+
+def unusable(facts: Facts, providers: Collection[str]) -> list[Trouble]:
+    """The providers that no worker can use, if no other is left."""
+    away = [each for each in facts.troubles if each.workers >= facts.workers]
+    return away if {each.provider for each in away} >= set(providers) else []
+
+
+def _wait(trouble: Trouble) -> Wait:
+    if trouble.state == "paused":
+        return Wait.PROVIDER_PAUSED
+    is_ours = trouble.reason is None or trouble.reason in _REASONS
+    return Wait.PROVIDER_FAILS if is_ours else Wait.PROVIDER_REFUSES
+
+
+def about(trouble: Trouble) -> str:
+    """A sentence about a provider that cannot be used."""
+    match _wait(trouble):
+        case Wait.PROVIDER_PAUSED:
+            return f"{trouble.provider} asked us to wait ({trouble.reason or 'it did not say why'})."
+        case Wait.PROVIDER_REFUSES:
+            return f"{trouble.provider} refuses us: {trouble.reason}"
+        case _:
+            probed = "; one email tries it" if trouble.state == "half_open" else ""
+            return f"{trouble.provider} fails as a whole ({trouble.reason or 'it did not say why'}){probed}."
+
+
+def _also(facts: Facts) -> str:
+    """Providers that some workers cannot use, which may be part of the reason."""
+    return "".join(f" {about(each)}" for each in facts.troubles)

@@ -1,0 +1,48 @@
+"""The facts about one email that waits; `domain.waiting` says what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from dispatcher.domain.status import Status
+from dispatcher.domain.waiting import MOST_AHEAD, Facts, Trouble
+from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, translated
+from dispatcher.store.locked import describe_holder
+from dispatcher.store.providers import ProviderState, worst_states
+from dispatcher.store.queries import ids_within, query
+
+
+async def find_facts(session: AsyncSession, email_id: UUID) -> Facts | None:
+    """What it waits for; None if it is finished, or there is none."""
+    rows = await _fetch(session, "find_wait", {"email_id": email_id, "most_ahead": MOST_AHEAD})
+    if not rows:
+        return None
+    now, status, *rest = rows[0]
+    troubles = await find_troubles(session)
+    ceilings: dict[str, float] = dict(await _fetch(session, "list_ceilings", {}))
+    values: tuple[Any, ...] = (now, Status(status), *rest, troubles, ceilings)
+    return Facts(*values)
+
+
+async def find_troubles(session: AsyncSession) -> list[Trouble]:
+    """The providers that some worker cannot use now, by name."""
+    return worst_states(ProviderState(*row) for row in await _fetch(session, "list_provider_states", {}))
+
+
+async def find_holders(session: AsyncSession, email_id: UUID) -> list[str]:
+    """Sessions that may hold a lock on its row for longer than a batched statement waits; none if nobody does.
+
+    Locks the row itself for an instant.
+    """
+    if not await _fetch(session, "find_locked", ids_within([email_id])):
+        return []
+    rows = await _fetch(session, "find_holders", {"age_seconds": BATCH_LOCK_SECONDS})
+    return [describe_holder(*row) for row in rows]
+
+
+async def _fetch(session: AsyncSession, name: str, parameters: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
+    with translated():
+        cursor = await session.execute(query(name), parameters)
+        return await cursor.fetchall()

@@ -1,0 +1,51 @@
+-- name: find_wait
+-- What a pending or sending email waits for: PostgreSQL's time, the email's marks, whether the worker that leases it has a
+-- session, whether a relay leads, how many workers have sessions, and how many pending emails are ahead of it, counted up
+-- to a bound. Zero rows: it is finished, or there is none.
+select
+    clock_timestamp(),
+    e.status,
+    e.lease_token > 0,
+    e.publish_due_at,
+    e.locked_until,
+    e.error_type,
+    exists (
+        select from pg_stat_activity
+        where datname = current_database()
+            and application_name = e.locked_by
+    ),
+    exists (
+        select from pg_locks
+        where locktype = 'advisory'
+            and objid::bigint = hashtext('email_dispatcher_relay')::bigint & 4294967295
+            and database = (select oid from pg_database where datname = current_database())
+            and mode = 'ExclusiveLock'
+            and granted
+    ),
+    (
+        select count(distinct application_name)
+        from pg_stat_activity
+        where datname = current_database()
+            and application_name ~ ':w[0-9]+:[0-9]+:[0-9a-f]+$'
+    ),
+    (
+        select count(*)
+        from (
+            select
+            from email_log as other
+            where other.status = 'pending'
+                and other.email_id < e.email_id
+                and (other.publish_due_at is null or other.publish_due_at <= clock_timestamp())
+            limit %(most_ahead)s
+        ) as ahead
+    )
+from email_log as e
+where e.email_id = %(email_id)s
+    and e.status in ('pending', 'sending');
+
+-- name: list_ceilings
+-- The providers whose ceiling workers have asked about lately, and the emails per second that they may have now.
+select provider, per_second
+from provider_rate
+where refilled_at > clock_timestamp() - interval '1 minute'
+order by provider;

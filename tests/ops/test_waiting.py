@@ -1,0 +1,122 @@
+"""Why an email waits, by what PostgreSQL really shows of workers, relays, providers, locks and leases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from dispatcher.domain.waiting import Wait, Waiting
+from dispatcher.ops.stories import tell
+from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession
+from dispatcher.store.queries import query
+from tests.store.books import Books
+from tests.waiting import until_answer
+
+WORKER = "host-a:w0:4711:9f86d081"
+LEASE_SECONDS = 60.0
+
+
+@pytest.fixture
+def running(tables_url: str) -> Iterator[ExitStack]:
+    """A relay that leads, and a worker, as far as PostgreSQL sees them."""
+    with ExitStack() as opened:
+        opened.enter_context(psycopg.connect(tables_url, autocommit=True, application_name=WORKER))
+        relay = opened.enter_context(psycopg.connect(tables_url, autocommit=True))
+        relay.execute(query("try_relay_lock"), {"idle_seconds": 600})
+        yield opened
+
+
+@contextmanager
+def somebody(url: str, email_id: UUID) -> Iterator[None]:
+    """Has an open transaction that holds the email's row."""
+    with psycopg.connect(url, application_name="left-open") as connection:
+        connection.execute("select from email_log where email_id = %s for share", [email_id])
+        yield
+        connection.rollback()
+
+
+async def wait_of(session: AsyncSession, email_id: UUID) -> Waiting:
+    story = await tell(session, email_id, lease_seconds=LEASE_SECONDS)
+    assert story is not None
+    assert story.waiting is not None
+    return story.waiting
+
+
+async def test_without_dispatcher_run_a_relay_is_missing_and_then_a_worker(
+    session: AsyncSession, books: Books, tables_url: str
+) -> None:
+    (email_id,) = books.enqueue(1)
+
+    assert (await wait_of(session, email_id)).reason is Wait.NO_RELAY
+    books.change(email_id, publish_due_at=None)
+    assert (await wait_of(session, email_id)).reason is Wait.NO_WORKER
+
+
+async def test_the_emails_ahead_are_those_that_wait_too(
+    session: AsyncSession, books: Books, running: ExitStack
+) -> None:
+    *others, last = books.enqueue(4)
+    books.change(others[0], status="sent", publish_due_at=None)
+
+    found = await wait_of(session, last)
+
+    assert (found.reason, found.ahead) == (Wait.QUEUED, 2)
+
+
+async def test_a_provider_that_refuses_our_credentials_is_named_with_its_words(
+    session: AsyncSession, books: Books, running: ExitStack
+) -> None:
+    (email_id,) = books.enqueue(1)
+    books.connection.execute(
+        "insert into provider_state (provider, slot, state, reason, until_at) "
+        "values ('smtp', 'host-a:w0', 'open', 'SMTP refuses our credentials.', now() + interval '30 s')"
+    )
+
+    found = await wait_of(session, email_id)
+
+    assert (found.reason, found.detail) == (Wait.PROVIDER_REFUSES, "smtp refuses us: SMTP refuses our credentials.")
+    assert found.until is not None
+
+
+async def test_a_lease_is_its_worker_s_until_that_is_gone(
+    session: AsyncSession, books: Books, running: ExitStack
+) -> None:
+    (email_id,) = books.enqueue(1)
+    lease = "update email_log set status = 'sending', locked_by = %s, locked_until = now() + interval '1 min'"
+    books.connection.execute(lease, [WORKER])
+    leased = await wait_of(session, email_id)
+    running.close()
+
+    async def is_gone() -> bool:
+        return (await wait_of(session, email_id)).reason is Wait.WORKER_GONE
+
+    assert leased.reason is Wait.LEASED
+    await until_answer(is_gone)  # PostgreSQL notices the end of a session a moment later
+
+
+@pytest.mark.slow
+async def test_an_open_transaction_that_holds_the_row_is_named(
+    session: AsyncSession, books: Books, running: ExitStack, tables_url: str
+) -> None:
+    (email_id,) = books.enqueue(1)
+
+    async def is_named() -> bool:
+        found = await wait_of(session, email_id)
+        return found.reason is Wait.LOCKED and "(left-open), idle in transaction" in found.detail
+
+    with somebody(tables_url, email_id):
+        await until_answer(is_named, BATCH_LOCK_SECONDS + 20)
+
+
+async def test_what_is_finished_waits_for_nothing(session: AsyncSession, books: Books) -> None:
+    (email_id,) = books.enqueue(1)
+    books.change(email_id, status="sent", publish_due_at=None)
+
+    story = await tell(session, email_id)
+
+    assert story is not None
+    assert story.waiting is None
