@@ -9,7 +9,8 @@
     ├── ServerUnavailable         PostgreSQL, RabbitMQ or a private server cannot be reached or started
     │   ├── StoreUnavailable
     │   │   ├── StoreBusy         another transaction holds what a statement needed
-    │   │   └── StoreRefused      it knows no such user, password or database
+    │   │   ├── StoreRefused      it knows no such user, password or database
+    │   │   └── AnswerTooLarge    this process has no memory for PostgreSQL's answer
     │   └── BrokerUnavailable
     │       └── BrokerRefused     it knows no such user, password or virtual host
     ├── StatementRefused          PostgreSQL cannot execute a statement, perhaps because of one row that it names
@@ -111,6 +112,10 @@ class StoreBusy(StoreUnavailable):
 
 class StoreRefused(StoreUnavailable):
     """PostgreSQL answers, and does not let us in: a setting of ours, or of the server, has to be mended."""
+
+
+class AnswerTooLarge(StoreUnavailable):
+    """This process has no memory left for PostgreSQL's answer. The statement may have been executed."""
 
 
 class BrokerUnavailable(ServerUnavailable):

@@ -19,6 +19,7 @@ from psycopg.rows import TupleRow
 from psycopg.types.json import set_json_loads
 
 from dispatcher.errors import (
+    AnswerTooLarge,
     ConfigurationError,
     SchemaError,
     StatementRefused,
@@ -148,7 +149,7 @@ def translated() -> Iterator[None]:
     Raises:
         StoreUnavailable: the server is away, ended the session, timed out, or asks to try again (deadlock,
             serialization failure); the same call may succeed later. StoreBusy where it waited for a lock too long,
-            StoreRefused where the server does not let us in.
+            StoreRefused where the server does not let us in, AnswerTooLarge where we have no memory for the answer.
         SchemaError: a table or function is missing.
         ValueRefused: a value is out of range, or no text that it can hold.
         StatementRefused: anything else that the server refused, by its code, without the statement's values: a damaged
@@ -165,7 +166,7 @@ def translated() -> Iterator[None]:
     except (pg.InsufficientPrivilege, pg.InvalidPassword, pg.InvalidCatalogName, pg.ReadOnlySqlTransaction) as error:
         raise StoreUnavailable(f"PostgreSQL refuses us: {_first_line(error)}.") from error
     except _OF_ROWS as error:
-        raise StatementRefused(_refused(error)) from error
+        raise _refused(error) from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
         words = _first_line(error)
         if remedy := _remedy(words):
@@ -174,13 +175,16 @@ def translated() -> Iterator[None]:
     except psycopg.DataError as error:
         raise ValueRefused(f"PostgreSQL refused a value ({error.sqlstate or type(error).__name__}).") from error
     except psycopg.Error as error:
-        raise StatementRefused(_refused(error)) from error
+        raise _refused(error) from error
     except (UnicodeDecodeError, orjson.JSONDecodeError) as error:
         raise StatementRefused(f"PostgreSQL holds a value that cannot be read ({type(error).__name__}).") from None
 
 
-def _refused(error: psycopg.Error) -> str:
-    return f"PostgreSQL refused a statement ({error.sqlstate or type(error).__name__})."
+def _refused(error: psycopg.Error) -> StatementRefused | AnswerTooLarge:
+    """Our fault for a statement that got no answer: the server refused it, or libpq had no memory for the answer."""
+    if error.sqlstate is None and "memory" in (words := _first_line(error)):
+        return AnswerTooLarge(f"This process has no memory left for PostgreSQL's answer ({words}).")
+    return StatementRefused(f"PostgreSQL refused a statement ({error.sqlstate or type(error).__name__}).")
 
 
 def _remedy(words: str) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Final, TypeVar
 
-from dispatcher.errors import StatementRefused, StoreUnavailable
+from dispatcher.errors import AnswerTooLarge, StatementRefused, StoreUnavailable
 from dispatcher.store.leases import LeaseStore
 from dispatcher.worker.outage import StoreOutage
 from dispatcher.worker.sending import LeaseRanOut, Phase, Sending
@@ -154,7 +154,7 @@ class Contents:
         try:
             try:
                 await self._surely(sending, self._read)
-            except MemoryError:
+            except (MemoryError, AnswerTooLarge):
                 # The host has less than the setting promises, which is no fault of the email.
                 raise NoMemory(memory.later()) from None
             yield
@@ -176,11 +176,18 @@ class Contents:
         sending.phase = Phase.PREPARING
 
     async def _surely(self, sending: Sending, read: Callable[[Sending], Awaitable[T]]) -> T:
-        """What is read, however long PostgreSQL is away."""
+        """What is read, however long PostgreSQL is away.
+
+        Raises:
+            AnswerTooLarge: this process has no memory for it.
+            LeaseRanOut: the lease was lost meanwhile.
+        """
         while True:
             try:
                 async with self._reading:
                     return await read(sending)
+            except AnswerTooLarge:
+                raise
             except StoreUnavailable as error:
                 await self._outage.wait(error)
             if sending.lease_lost:

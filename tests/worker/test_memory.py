@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 
@@ -12,13 +13,16 @@ from dispatcher.domain.outcome import Outcome
 from dispatcher.domain.outgoing import Attachment, OutgoingEmail
 from dispatcher.providers.contract import Attempt
 from dispatcher.worker.contents import Memory, NoMemory
+from tests.store.books import Books
 from tests.waiting import until
 from tests.worker.bench import Bench
 from tests.worker.scripted import ScriptedProvider, accept, accept_when_let_go
+from tests.worker.starved import LARGE_BLOCKS
 
 MEGABYTE = 1_000_000
 LARGE = [Attachment("a.bin", "a/b", bytes(2 * MEGABYTE))]
 TOO_LARGE = [Attachment("a.bin", "a/b", bytes(5 * MEGABYTE))]
+LIGHT = [Attachment("a.bin", "a/b", bytes(MEGABYTE // 10))]
 BOUND = "16"
 """Megabytes. One email of LARGE fits at a time, and TOO_LARGE alone takes more."""
 
@@ -32,7 +36,8 @@ print(*(line.split()[1] for line in open("/proc/self/status") if line.startswith
 
 async def wait_if_large(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
     """Small emails are accepted at once, and large ones when the test says so."""
-    return await (accept_when_let_go if email.attachments else accept)(provider, email, attempt)
+    is_large = sum(len(file.content) for file in email.attachments) > MEGABYTE
+    return await (accept_when_let_go if is_large else accept)(provider, email, attempt)
 
 
 @pytest.mark.parametrize("prefetch", ["8", "256"])
@@ -59,6 +64,49 @@ async def test_large_emails_are_sent_within_the_bound_and_small_ones_do_not_wait
     await bench.settled({"sent": 60})
     await bench.nothing_left_on_the_queue()
     assert bench.provider.accepted == dict.fromkeys([*large, *small], 1)
+
+
+async def test_light_attachments_do_not_wait_for_memory_that_large_ones_take(bench: Bench) -> None:
+    bench.provider.always = wait_if_large
+    await bench.start(WORKER_MEMORY_MB=BOUND)
+    large = await bench.enqueue(2, attachments=TOO_LARGE)
+    await until(lambda: len(bench.provider.waiting) == 1 and bench.books.statuses() == {"sending": 2})
+
+    light = await bench.enqueue(5, attachments=LIGHT)
+
+    await bench.settled({"sent": 5, "sending": 2})
+    bench.provider.let_go()
+    await bench.settled({"sent": 7})
+    assert bench.provider.accepted == dict.fromkeys([*large, *light], 1)
+
+
+async def test_an_email_that_waits_for_memory_leaves_its_place_in_the_window_to_another(bench: Bench) -> None:
+    bench.provider.always = accept_when_let_go
+    await bench.start(WORKER_MEMORY_MB=BOUND, PREFETCH="8")
+    await bench.enqueue(2, attachments=LARGE)
+    await until(lambda: len(bench.provider.waiting) == 1 and bench.books.statuses() == {"sending": 2})
+
+    await bench.enqueue(8)
+
+    await until(lambda: len(bench.provider.waiting) == 8)
+    bench.provider.let_go()
+    await bench.settled({"sent": 10})
+
+
+def test_an_email_is_given_back_where_the_host_has_no_memory_for_its_content(books: Books, tables_url: str) -> None:
+    """PostgreSQL's client library runs out of memory first, or Python does: it depends on how little is left."""
+    email_id = books.enqueue_one(attachments=[Attachment("a.bin", "a/b", bytes(20 * MEGABYTE))])
+
+    starved = subprocess.run(
+        [sys.executable, "-m", "tests.worker.starved", tables_url, str(email_id), "1", "7", "15", "100"],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **LARGE_BLOCKS},
+        timeout=60,
+    )
+
+    assert starved.stdout.split("\n")[:-1] == ["given back", "given back", "given back", "read"], starved.stderr
 
 
 async def test_a_worker_that_stops_gives_back_what_waits_for_memory(bench: Bench) -> None:

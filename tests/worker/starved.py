@@ -1,0 +1,55 @@
+"""Reads an email's large content in a process that has little memory left; `python -m tests.worker.starved` runs it.
+
+A process of its own: what another test has freed would be memory that is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from uuid import UUID
+
+from dispatcher.broker.consumer import Delivery
+from dispatcher.domain.status import OnUncertain
+from dispatcher.store.connections import make_pool
+from dispatcher.store.leases import Lease, LeaseStore
+from dispatcher.worker.contents import Contents, NoMemory
+from dispatcher.worker.outage import StoreOutage
+from dispatcher.worker.sending import Sending
+
+LARGE_BLOCKS = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
+"""Environment variables with which glibc takes each large block from the system, and gives it back when it is freed."""
+
+
+def address_space() -> int:
+    """How many octets this process has taken."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+async def read(database_url: str, email_id: UUID, octets_left: int) -> str:
+    """What becomes of the email's content."""
+    pool = make_pool(database_url, name="test", size=1)
+    await pool.open()
+    store = LeaseStore(pool, worker="worker-1", slot="slot-1")
+    octets = await store.find_content_octets(email_id)
+    contents = Contents(store, StoreOutage(), octets=2 * octets, copies=1, window=1, waiting=nullcontext)
+    lease = Lease(email_id, None, 1, 1, None, None, 0, octets_apart=octets)
+    sending = Sending(lease, Delivery(1, 1, b"", redelivered=False), OnUncertain.HOLD, 1, 0.0, 0.0)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (address_space() + octets_left, limits[1]))
+    try:
+        async with contents.held(sending):
+            return "unreadable" if sending.email is None else "read"
+    except NoMemory:
+        return "given back"
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+        await pool.close()
+
+
+if __name__ == "__main__":
+    for megabytes_left in sys.argv[3:]:
+        print(asyncio.run(read(sys.argv[1], UUID(sys.argv[2]), int(megabytes_left) * 1_000_000)))
