@@ -21,6 +21,7 @@ from dispatcher.store.outbox import Outbox
 from dispatcher.worker.coalescing import Coalescing
 from tests.broker.proxy import Proxy
 from tests.store.books import Books
+from tests.store.fixtures import DATABASE_ID
 from tests.waiting import until
 from tests.worker.bench import Bench
 from tests.worker.scripted import Act, ScriptedBulk, ScriptedProvider, accept_when_let_go, answer, leave_when_let_go
@@ -312,6 +313,9 @@ async def test_what_a_ledger_says_while_an_email_is_on_the_wire_is_what_happens(
     first, second = await bench.enqueue(2)
     await until(lambda: len(bench.provider.waiting) == 2)
     assert worker.in_flight == 2
+    found = living_ledger(worker.ledger)
+    assert found is not None
+    assert found.database_id == DATABASE_ID
 
     with psycopg.connect(tables_url) as person:
         Books(person).lock(first)
