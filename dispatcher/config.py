@@ -57,10 +57,15 @@ _ALLOWED_HEADERS: Final = (
     "Keywords"
 )
 _PROGRAM_ENDINGS: Final = (
-    "ade,adp,apk,appx,appxbundle,bat,cab,chm,cmd,com,cpl,dll,dmg,ex,ex_,exe,hta,ins,isp,iso,jar,js,jse,lib,lnk,mde,msc,"
-    "msi,msix,msp,mst,nsh,pif,ps1,scr,sct,shb,sys,vb,vbe,vbs,vhd,vxd,wsc,wsf,wsh,xll"
+    "ade,adp,apk,app,application,appref-ms,appx,appxbundle,asp,aspx,asx,bas,bat,bgi,cab,cdxml,cer,chm,cmd,cnt,com,"
+    "cpl,crt,csh,der,diagcab,diagcfg,diagpkg,dll,dmg,ex,ex_,exe,fxp,gadget,grp,hlp,hpj,hta,htc,img,inf,ins,iso,isp,"
+    "its,jar,jnlp,js,jse,ksh,lib,library-ms,lnk,mad,maf,mag,mam,maq,mar,mas,mat,mau,mav,maw,mcf,mda,mdb,mde,mdt,mdw,"
+    "mdz,mht,mhtml,mjs,msc,msh,msh1,msh1xml,msh2,msh2xml,mshxml,msi,msix,msixbundle,msp,mst,msu,nsh,one,onepkg,"
+    "onetoc2,ops,osd,pcd,pif,pl,plg,prf,prg,printerexport,ps1,ps1xml,ps2,ps2xml,psc1,psc2,psd1,psdm1,pssc,pst,py,pyc,"
+    "pyo,pyw,pyz,pyzw,reg,scf,scr,sct,search-ms,settingcontent-ms,shb,shs,sys,theme,tmp,udl,url,vb,vbe,vbp,vbs,vhd,"
+    "vhdx,vps,vsmacros,vss,vst,vsw,vxd,webpnp,website,ws,wsb,wsc,wsf,wsh,xbap,xll,xnk"
 )
-"""What Gmail and Outlook refuse anyway."""
+"""What Gmail, Outlook and Amazon SES refuse anyway, and OneNote's, which carries programs, too."""
 _MIB: Final = 1024 * 1024
 
 _CEILING: Final = "Emails per second over all workers and hosts; unset: no ceiling. Halved while throttled."
@@ -113,6 +118,13 @@ class Settings:
         "1",
         "Most emails of one sender and template in a call to SendGrid (up to 1000) or SES (up to 50); 1: a call each. "
         "More are faster; where a call's answer is lost, all of its emails are held.",
+    )
+    allowed_headers: tuple[str, ...] = setting(
+        values.header_names,
+        None,
+        "Headers by which providers take commands, such as X-MC-Tags, that emails may set all the same: whole names, "
+        "comma-separated. The same on all hosts.",
+        empty=(),
     )
     worker_memory_mb: int = setting(
         values.whole(16, 65536),
@@ -284,7 +296,7 @@ class Settings:
         values.whole(0, 25 * _MIB), str(25 * _MIB), "An email's attachments together, decoded, that the API takes."
     )
     api_denied_attachments: tuple[str, ...] = setting(
-        values.names("A-Za-z0-9_."), _PROGRAM_ENDINGS, "Endings of filenames that the API does not take.", empty=()
+        values.names("A-Za-z0-9_.-"), _PROGRAM_ENDINGS, "Endings of filenames that the API does not take.", empty=()
     )
     api_headers: tuple[str, ...] = setting(
         values.names("A-Za-z0-9*-"), _ALLOWED_HEADERS, "Headers that an email may set through the API.", empty=()

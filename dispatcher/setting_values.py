@@ -351,6 +351,16 @@ def api_listener(text: str) -> Listener:
     return found
 
 
+def header_names(text: str) -> tuple[str, ...]:
+    """Names of headers by which others take commands; not patterns, for each of them is a decision."""
+    from dispatcher.domain.header_names import is_written_by_others  # few commands look at emails
+
+    found = names("A-Za-z0-9_.-")(text)
+    if wrong := [name for name in found if is_written_by_others(name)]:
+        raise ValueError(f"names {wrong[0]}, which an email never sets itself")
+    return found
+
+
 def names(letters: str) -> Callable[[str], tuple[str, ...]]:
     def parse(text: str) -> tuple[str, ...]:
         names = tuple(name.strip() for name in text.split(",") if name.strip())

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from dispatcher.domain import email_rules as rules
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
+from dispatcher.domain.outgoing import MAX_FILENAME_CHARACTERS
 from dispatcher.domain.status import OnUncertain
 
 _ADDRESS: Final = {
@@ -126,7 +127,7 @@ ATTACHMENT: Final[dict[str, Any]] = {
     "additionalProperties": False,
     "required": ["filename", "content_type", "content"],
     "properties": {
-        "filename": {"type": "string", "minLength": 1, "maxLength": rules.MAX_FILENAME_CHARACTERS},
+        "filename": {"type": "string", "minLength": 1, "maxLength": MAX_FILENAME_CHARACTERS},
         "content_type": {"type": "string", "pattern": "^[^/]+/[^/]+$", "examples": ["application/pdf"]},
         "content": {"type": "string", "contentEncoding": "base64", "description": "In base64."},
     },

@@ -88,7 +88,7 @@ class Intake:
             if key is not None:
                 _check_key(document.get("message_key"), key, below)
                 document["message_key"] = key
-        email = _valid(document, below)
+        email = self._valid(document, below)
         caller.check_sender(email.sender, below)
         try:
             self.policy.check(email)
@@ -98,6 +98,12 @@ class Intake:
             flaw = Flaw("pointer", pointer_of(why.field, below), why.message)
             raise Problem("no-capable-provider", str(why), flaws=[flaw])
         return email
+
+    def _valid(self, document: object, below: str) -> Email:
+        try:
+            return Email.from_json(document, allowed_headers=self.policy.allowed_headers)
+        except InvalidEmail as error:
+            raise Problem("invalid-email", flaws=[_flaw(error, below)]) from None
 
 
 def _tenant(document: dict[str, Any], caller: Caller, below: str) -> object:
@@ -111,13 +117,6 @@ def _check_key(given: object, key: str, below: str) -> None:
     if given is not None and given != key:
         flaw = Flaw("pointer", pointer_of("message_key", below), f"differs from the header {KEY_HEADER}")
         raise Problem("invalid-email", flaws=[flaw])
-
-
-def _valid(document: object, below: str) -> Email:
-    try:
-        return Email.from_json(document)
-    except InvalidEmail as error:
-        raise Problem("invalid-email", flaws=[_flaw(error, below)]) from None
 
 
 def _flaw(error: InvalidEmail, below: str) -> Flaw:

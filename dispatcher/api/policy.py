@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dispatcher.config import Settings
 from dispatcher.domain.email import Email
+from dispatcher.domain.filename import endings_of
 from dispatcher.errors import InvalidEmail
 
 
@@ -16,6 +17,7 @@ class Policy:
     Attributes:
         denied_types: Endings of filenames, and whole content types, that no attachment may have.
         headers: Names of headers, and beginnings of names, that an email may set.
+        allowed_headers: Names of commands to providers among them.
     """
 
     recipients: int
@@ -24,6 +26,7 @@ class Policy:
     denied_endings: frozenset[str]
     headers: frozenset[str]
     header_beginnings: tuple[str, ...]
+    allowed_headers: tuple[str, ...]
 
     @classmethod
     def of(cls, settings: Settings) -> Policy:
@@ -36,6 +39,7 @@ class Policy:
             denied_endings=frozenset(ending.lower().lstrip(".") for ending in settings.api_denied_attachments),
             headers=frozenset(name for name in allowed if not name.endswith("*")),
             header_beginnings=tuple(name[:-1] for name in allowed if name.endswith("*")),
+            allowed_headers=settings.allowed_headers,
         )
 
     def check(self, email: Email) -> None:
@@ -63,9 +67,9 @@ class Policy:
             if octets > self.attachment_bytes:
                 field = f"attachments[{index}].content"
                 raise InvalidEmail(field, f"makes attachments exceed {self.attachment_bytes} octets together")
-            # Windows leaves out dots and spaces at the end of a name, and opens the rest.
-            ending = file.filename.rstrip(". ").rpartition(".")[2].lower()
-            if ending in self.denied_endings:
+            endings = endings_of(file.filename)
+            # Windows opens `a.{…}` by the class that stands in braces.
+            if not self.denied_endings.isdisjoint(endings) or any(ending.startswith("{") for ending in endings):
                 raise InvalidEmail(f"attachments[{index}].filename", "has an ending that is not allowed")
             if file.content_type.lower() in _PROGRAMS:
                 raise InvalidEmail(f"attachments[{index}].content_type", "is a program's, which is not allowed")
@@ -73,16 +77,31 @@ class Policy:
 
 _PROGRAMS = frozenset(
     {
+        # What Outlook refuses, and more names for the like of it.
+        "application/ecmascript",
         "application/hta",
         "application/java-archive",
+        "application/javascript",
+        "application/msaccess",
+        "application/prg",
+        "application/vnd.ms-htmlhelp",
         "application/vnd.microsoft.portable-executable",
         "application/x-bat",
         "application/x-dosexec",
         "application/x-executable",
+        "application/x-java-jnlp-file",
+        "application/x-javascript",
+        "application/x-ms-application",
         "application/x-ms-shortcut",
         "application/x-msdos-program",
         "application/x-msdownload",
         "application/x-msi",
+        "application/x-powershell",
         "application/x-sh",
+        "application/x-shellscript",
+        "text/ecmascript",
+        "text/javascript",
+        "text/scriptlet",
+        "text/vbscript",
     }
 )

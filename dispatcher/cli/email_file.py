@@ -14,11 +14,12 @@ from typing import Any, BinaryIO, Final
 from dispatcher.cli.email_lines import Entry, Refusal, read_entries
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import console_for, plain_table, print_json, print_table, say
+from dispatcher.config import Settings
 from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.email import Email
 from dispatcher.errors import DispatcherError
 from dispatcher.producers import BATCH_EMAILS, Acceptance, Enqueued, enqueue_many
-from dispatcher.providers.capabilities import uncarried
+from dispatcher.providers.capabilities import capabilities_of, uncarried
 from dispatcher.store.connections import Session, connected, translated
 
 BATCH_OCTETS: Final = 8 * 1024 * 1024
@@ -72,19 +73,19 @@ class Tally:
                 self.refuse(Refusal(entry.number, "message_key", reason))
 
 
-def enqueue_file(database_url: str, file: BinaryIO, configured: Mapping[str, Capabilities], *, as_json: bool) -> Exit:
+def enqueue_file(settings: Settings, file: BinaryIO, *, as_json: bool) -> Exit:
     """Enqueues a file's emails and tells what became of them; a second run finds them known and is harmless.
 
-    Args:
-        configured: What the configured providers can carry; emails that none of them could ever carry are refused.
+    Emails that none of the configured providers could ever carry are refused.
 
     Raises:
         DispatcherError: nothing could be enqueued, because PostgreSQL is away or has no tables.
     """
     tally, started_at = Tally(), time.monotonic()
-    with connected(database_url, name="dispatcher enqueue") as connection, _progress(file) as advance:
+    configured = capabilities_of(settings.providers)
+    with connected(settings.database_url, name="dispatcher enqueue") as connection, _progress(file) as advance:
         try:
-            for batch in _batches(read_entries(file), configured, tally):
+            for batch in _batches(read_entries(file, allowed_headers=settings.allowed_headers), configured, tally):
                 _enqueue(connection, batch, tally)
                 advance(batch[-1].end)
         except DispatcherError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
@@ -53,8 +53,12 @@ class Entry:
     content: Email | Refusal
 
 
-def read_entries(file: BinaryIO) -> Iterator[Entry]:
-    """The lines of a file that are not blank, one at a time."""
+def read_entries(file: BinaryIO, *, allowed_headers: Collection[str] = ()) -> Iterator[Entry]:
+    """The lines of a file that are not blank, one at a time.
+
+    Args:
+        allowed_headers: As for `Email`.
+    """
     end = 0
     for number, (text, octets) in enumerate(_lines(file), start=1):
         end += octets
@@ -62,7 +66,7 @@ def read_entries(file: BinaryIO) -> Iterator[Entry]:
             refusal = Refusal(number, "line", f"has more than {MAX_LINE_OCTETS} octets")
             yield Entry(number, end, 0, refusal)
         elif text and not text.isspace():
-            yield Entry(number, end, octets, _email(number, text))
+            yield Entry(number, end, octets, _email(number, text, allowed_headers))
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[bytes | None, int]]:
@@ -86,12 +90,12 @@ def _skip_line(file: BinaryIO) -> int:
     return octets
 
 
-def _email(number: int, text: bytes) -> Email | Refusal:
+def _email(number: int, text: bytes, allowed_headers: Collection[str]) -> Email | Refusal:
     try:
         value = orjson.loads(text)
         if has_name_twice(text, value):
             return Refusal(number, "line", "has a name twice in one object")
-        return Email.from_json(value)
+        return Email.from_json(value, allowed_headers=allowed_headers)
     except orjson.JSONDecodeError as error:
         return Refusal(number, "line", f"is not JSON ({error.msg}, character {error.pos + 1})")
     except InvalidEmail as error:

@@ -9,10 +9,11 @@ from typing import Any, BinaryIO, Final
 import click
 import orjson
 
-from dispatcher.cli.environment import load_settings
+from dispatcher.cli.environment import load_settings, read_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import print_data, print_json
 from dispatcher.domain.email import Email
+from dispatcher.domain.email_rules import shown
 from dispatcher.domain.outgoing import Attachment
 from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import DispatcherError, InvalidEmail
@@ -97,8 +98,7 @@ def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
         raise click.UsageError(f"--file brings whole emails; it takes no {_option_name(given[0])} beside it.")
     from dispatcher.cli.email_file import enqueue_file
 
-    settings = load_settings("database_url")
-    return enqueue_file(settings.database_url, file, capabilities_of(settings.providers), as_json=as_json)
+    return enqueue_file(load_settings("database_url"), file, as_json=as_json)
 
 
 def _enqueue_one(email: Email, *, as_json: bool) -> Exit:
@@ -138,6 +138,7 @@ def _email(options: dict[str, Any]) -> Email:
         "text": _body("text", options),
         "html": _body("html", options),
         "template_data": _template_data(options["template_data"]),
+        "allowed_headers": read_settings().allowed_headers,
         **{name: options[name] for name in ("message_key", "sender", "erase_after_sending", *listed)},
         **{name: options[name] for name in optional if options[name] is not None},
     }
@@ -205,7 +206,12 @@ def _attachment(path: Path) -> Attachment:
         content = path.read_bytes()
     except OSError as error:
         raise click.UsageError(f"--attach {path} cannot be read: {error.strerror}.") from error
-    return Attachment(path.name, content_type if content_type and not encoding else "application/octet-stream", content)
+    if not content_type or encoding:
+        content_type = "application/octet-stream"
+    try:
+        return Attachment(path.name, content_type, content)
+    except InvalidEmail as error:
+        raise InvalidEmail(f"--attach {shown(path.name)}", error.reason) from None
 
 
 def _option_name(parameter: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -77,8 +77,13 @@ class Email:
         correlation_id: str | None = None,
         on_uncertain: OnUncertain | Literal["hold", "resend"] | None = None,
         erase_after_sending: bool = False,
+        allowed_headers: Collection[str] = (),
     ) -> None:
         """An email.
+
+        Args:
+            allowed_headers: Names of headers that providers take commands from, and that may be in `headers` all the
+                same. Workers send the email only if DISPATCHER_ALLOWED_HEADERS has them, too.
 
         Raises:
             InvalidEmail: with the first argument that breaks a rule.
@@ -99,7 +104,7 @@ class Email:
         kept_text, kept_html = rules.bodies(text, html, required=template_id is None)
         keep("text", kept_text)
         keep("html", kept_html)
-        keep("headers", rules.headers(headers))
+        keep("headers", rules.headers(headers, allowed_headers))
         keep("attachments", rules.attachments(attachments))
         keep("tags", rules.tags(tags))
         keep("correlation_id", None if correlation_id is None else rules.key("correlation_id", correlation_id))
@@ -121,8 +126,11 @@ class Email:
             raise InvalidEmail("template_id", "stands beside text or html; a template writes the body itself")
 
     @classmethod
-    def from_json(cls, document: object) -> Email:
+    def from_json(cls, document: object, *, allowed_headers: Collection[str] = ()) -> Email:
         """The email that a decoded JSON object describes; null stands for an absent optional field.
+
+        Args:
+            allowed_headers: As for `Email`.
 
         Raises:
             InvalidEmail: with the first field that is unknown, missing, of the wrong type or breaks a rule, named as in
@@ -130,7 +138,7 @@ class Email:
         """
         arguments = arguments_of(document)
         try:
-            return cls(**arguments)
+            return cls(**arguments, allowed_headers=allowed_headers)
         except InvalidEmail as error:
             if error.field != "sender":
                 raise

@@ -68,7 +68,10 @@ def _attachment(field: str, document: object) -> Attachment:
         if document.get(name) is None:
             raise InvalidEmail(f"{field}.{name}", "is missing")
     content = _decoded(f"{field}.content", document["content"])
-    return Attachment(document["filename"], document["content_type"], content)
+    try:
+        return Attachment(document["filename"], document["content_type"], content)
+    except InvalidEmail as error:
+        raise InvalidEmail(f"{field}.{error.field}", error.reason) from None
 
 
 def _decoded(field: str, text: object) -> bytes:

@@ -7,16 +7,17 @@ checked too: callers may come without a type checker.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, TypeGuard
 
 from dispatcher.domain.address import parse_address
+from dispatcher.domain.header_names import header_name_fault
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.outgoing import Attachment
 from dispatcher.domain.status import OnUncertain
-from dispatcher.domain.text import body_fault, header_fault, name_fault
+from dispatcher.domain.text import body_fault, header_fault
 from dispatcher.errors import InvalidEmail
 
 MAX_TENANT_CHARACTERS: Final = 100
@@ -33,8 +34,6 @@ MAX_HEADER_NAME_CHARACTERS: Final = 76
 """A name must fit on its line before the first fold (RFC 2047, section 2)."""
 MAX_ATTACHMENTS: Final = 100
 """More than a reader opens; bounds the rows per email."""
-MAX_FILENAME_CHARACTERS: Final = 255
-"""The longest name that common file systems store."""
 MAX_ATTACHMENT_OCTETS: Final = 25 * 1024 * 1024
 """Over all attachments, decoded; base64 makes 36 MB of it, and SES takes 40 MB. SendGrid and many servers take less."""
 MAX_TAGS: Final = 10
@@ -46,25 +45,7 @@ _MAX_CACHED_CHARACTERS: Final = 200
 _TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
 _TEMPLATE: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-_MIME_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}"  # RFC 6838, section 4.2
 _SEVERAL: Final = re.compile(r"[^@,;]{1,500}@[^@,;]{1,500}[,;][^@]{1,500}@")
-_CONTENT_TYPE: Final = re.compile(rf"{_MIME_NAME}/{_MIME_NAME}")
-
-RESERVED_HEADERS: Final = frozenset(
-    {
-        # What we write ourselves, from the email's own fields.
-        *("from", "to", "cc", "bcc", "reply-to", "subject", "date", "message-id", "mime-version"),
-        # Who sent it, through whom, and who vouches for it: for the servers on the way to say.
-        *("sender", "return-path", "received", "received-spf", "authentication-results", "dkim-signature"),
-        *("domainkey-signature", "delivered-to", "envelope-to", "x-original-to"),
-        # Old servers take recipients from it.
-        "apparently-to",
-        # Commands to SendGrid.
-        "x-smtpapi",
-    }
-)
-RESERVED_HEADER_PREFIXES: Final = ("content-", "resent-", "arc-", "x-ses-", "x-sg-")
-"""The body's own, a resender's, the authentication chain's, and commands to SES and SendGrid."""
 
 
 def line(field: str, value: object, longest: int, fault_of: Callable[[str], str | None] = header_fault) -> str:
@@ -190,8 +171,12 @@ def _oversized_body(field: str) -> InvalidEmail:
     return InvalidEmail(field, f"makes text and html exceed {MAX_BODY_OCTETS} octets together")
 
 
-def headers(value: object) -> Mapping[str, str]:
-    """Additional headers, read-only, in their order."""
+def headers(value: object, allowed: Collection[str]) -> Mapping[str, str]:
+    """Additional headers, read-only, in their order.
+
+    Args:
+        allowed: Names of commands that the operator allows.
+    """
     if not isinstance(value, Mapping):
         raise InvalidEmail("headers", "must be an object of names and texts")
     if len(value) > MAX_HEADERS:
@@ -200,7 +185,7 @@ def headers(value: object) -> Mapping[str, str]:
     seen: set[str] = set()
     for name, text in value.items():
         field = f"headers.{shown(name)}"
-        lowered = _header_name(field, name)
+        lowered = _header_name(field, name, allowed)
         if lowered in seen:
             raise InvalidEmail(field, "is given twice (case does not matter)")
         seen.add(lowered)
@@ -208,13 +193,12 @@ def headers(value: object) -> Mapping[str, str]:
     return MappingProxyType(kept)
 
 
-def _header_name(field: str, name: object) -> str:
+def _header_name(field: str, name: object, allowed: Collection[str]) -> str:
     if not isinstance(name, str) or not _TOKEN.fullmatch(name) or len(name) > MAX_HEADER_NAME_CHARACTERS:
         raise InvalidEmail(field, f"is not a header's name: 1 to {MAX_HEADER_NAME_CHARACTERS} characters of a token")
-    lowered = name.lower()
-    if lowered in RESERVED_HEADERS or lowered.startswith(RESERVED_HEADER_PREFIXES):
-        raise InvalidEmail(field, "is a header that an email may not set itself")
-    return lowered
+    if fault := header_name_fault(name, allowed):
+        raise InvalidEmail(field, fault)
+    return name.lower()
 
 
 def attachments(value: object) -> tuple[Attachment, ...]:
@@ -225,30 +209,12 @@ def attachments(value: object) -> tuple[Attachment, ...]:
     for index, item in enumerate(listed):
         field = f"attachments[{index}]"
         if not isinstance(item, Attachment):
-            raise InvalidEmail(field, "must be an attachment")
-        _attachment(field, item)
+            raise InvalidEmail(field, "must be an Attachment")
         octets += len(item.content)
         if octets > MAX_ATTACHMENT_OCTETS:
             raise InvalidEmail(f"{field}.content", f"makes attachments exceed {MAX_ATTACHMENT_OCTETS} octets together")
         kept.append(item)
     return tuple(kept)
-
-
-def _attachment(field: str, attachment: Attachment) -> None:
-    filename = line(f"{field}.filename", attachment.filename, MAX_FILENAME_CHARACTERS, name_fault)
-    if not filename.replace(".", "").strip():
-        raise InvalidEmail(f"{field}.filename", "is empty, or only dots and spaces")
-    if "/" in filename or "\\" in filename:
-        raise InvalidEmail(f"{field}.filename", "contains a path separator")
-    content_type = _text(f"{field}.content_type", attachment.content_type)
-    # No parameters: SendGrid refuses them, and charset or boundary are for the one who builds the MIME part.
-    if not _CONTENT_TYPE.fullmatch(content_type):
-        raise InvalidEmail(f"{field}.content_type", "must be type/subtype without parameters, such as application/pdf")
-    # RFC 2046 (5.1, 5.2.1) forbids base64 for them.
-    if content_type.lower().startswith(("multipart/", "message/")):
-        raise InvalidEmail(f"{field}.content_type", "cannot be a multipart or message; use application/octet-stream")
-    if not isinstance(attachment.content, bytes):
-        raise InvalidEmail(f"{field}.content", "must be bytes")
 
 
 def tags(value: object) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -9,15 +10,23 @@ from types import MappingProxyType
 from typing import Final
 from uuid import UUID
 
+from dispatcher.domain.filename import plain_name
+from dispatcher.domain.text import name_fault
 from dispatcher.domain.values import value
+from dispatcher.errors import InvalidEmail
+
+MAX_FILENAME_CHARACTERS: Final = 255
+"""The longest name that common file systems store."""
+_MIME_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}"  # RFC 6838, section 4.2
+_CONTENT_TYPE: Final = re.compile(rf"{_MIME_NAME}/{_MIME_NAME}")
 
 ERASE_TAG: Final = "one_time_code"
 """Marks an email whose content is deleted once it is sent. It is stored among the tags, and no provider gets it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Attachment:
-    """A file that travels with an email.
+class OutgoingAttachment:
+    """A file that travels with an email, as an adapter gets it.
 
     Attributes:
         filename: Its name for the reader; no path, no control characters.
@@ -28,6 +37,24 @@ class Attachment:
     filename: str
     content_type: str
     content: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment(OutgoingAttachment):
+    """A file that an application attaches to an email: valid, or it does not exist.
+
+    Raises:
+        InvalidEmail: with the first argument that breaks a rule.
+    """
+
+    def __post_init__(self) -> None:
+        """Check all that `Email` need not add up."""
+        if fault := _filename_fault(self.filename):
+            raise InvalidEmail("filename", fault)
+        if fault := _content_type_fault(self.content_type):
+            raise InvalidEmail("content_type", fault)
+        if not isinstance(self.content, bytes):
+            raise InvalidEmail("content", "must be bytes")
 
 
 @value
@@ -58,5 +85,30 @@ class OutgoingEmail:
     bcc: tuple[str, ...] = ()
     reply_to: tuple[str, ...] = ()
     headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    attachments: tuple[Attachment, ...] = ()
+    attachments: tuple[OutgoingAttachment, ...] = ()
     tags: tuple[str, ...] = ()
+
+
+def _filename_fault(filename: object) -> str | None:
+    if not isinstance(filename, str):
+        return "must be a text"
+    if len(filename) > MAX_FILENAME_CHARACTERS:
+        return f"has more than {MAX_FILENAME_CHARACTERS} characters"
+    if fault := name_fault(filename):
+        return fault
+    plain = plain_name(filename)
+    if not plain.replace(".", "").strip():
+        return "is empty, or only dots and spaces"
+    return "contains a path separator; give the name alone" if "/" in plain or "\\" in plain else None
+
+
+def _content_type_fault(content_type: object) -> str | None:
+    if not isinstance(content_type, str):
+        return "must be a text"
+    # No parameters: SendGrid refuses them, and charset or boundary are for the one who builds the MIME part.
+    if not _CONTENT_TYPE.fullmatch(content_type):
+        return "must be type/subtype without parameters, such as application/pdf"
+    # RFC 2046 (5.1, 5.2.1) forbids base64 for them.
+    if content_type.lower().startswith(("multipart/", "message/")):
+        return "cannot be a multipart or message; use application/octet-stream"
+    return None

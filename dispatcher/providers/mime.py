@@ -27,9 +27,8 @@ from email.utils import encode_rfc2231, format_datetime
 from typing import Final
 
 from dispatcher.domain.address import Address, parse_address
-from dispatcher.domain.email_rules import RESERVED_HEADER_PREFIXES, RESERVED_HEADERS
 from dispatcher.domain.outcome import Reason
-from dispatcher.domain.outgoing import Attachment, OutgoingEmail
+from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
 from dispatcher.providers.body import Body, InBase64
 from dispatcher.providers.mime_headers import (
     UnrenderableEmail,
@@ -38,6 +37,7 @@ from dispatcher.providers.mime_headers import (
     ascii_spec,
     checked,
     quoted,
+    settable,
     text_field,
 )
 
@@ -145,9 +145,7 @@ def _other_fields(email: OutgoingEmail, domain: str) -> Iterator[str]:
     yield f"Date: {format_datetime(_utc(email.created_at))}\r\n"
     yield f"Message-ID: <{email.email_id}@{ascii_domain(domain)}>\r\n"
     for name, value in email.headers.items():
-        if name.lower() in RESERVED_HEADERS or name.lower().startswith(RESERVED_HEADER_PREFIXES):
-            raise UnrenderableEmail(Reason.INVALID_CONTENT, f"headers holds {name}, which an email may not set itself")
-        yield text_field(name, value)
+        yield text_field(settable(name), value)
 
 
 def _utc(instant: datetime) -> datetime:
@@ -225,7 +223,7 @@ def _has_long_line(octets: bytes) -> bool:
     return max(map(len, octets.split(b"\r\n"))) > MAX_LINE_OCTETS
 
 
-def _attachment_part(file: Attachment) -> Message:
+def _attachment_part(file: OutgoingAttachment) -> Message:
     content_type = checked("an attachment's content_type", file.content_type)
     if not _CONTENT_TYPE.fullmatch(content_type):
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "an attachment's content_type is not a MIME type")

@@ -18,6 +18,7 @@ from typing import Final
 import idna
 
 from dispatcher.domain.address import Address
+from dispatcher.domain.header_names import is_written_by_others
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.text import header_fault
 from dispatcher.errors import DispatcherError
@@ -66,6 +67,13 @@ def text_field(name: str, text: str) -> str:
     elif len(name) + 2 + len(text) > LINE_CHARACTERS:
         text = _folded(name, text, None)
     return f"{name}: {text}\r\n"
+
+
+def settable(name: str) -> str:
+    """The name of a header that an email brings; raises UnrenderableEmail if it is not the email's to set."""
+    if is_written_by_others(name):
+        raise UnrenderableEmail(Reason.INVALID_CONTENT, f"headers holds {name}, which an email may not set itself")
+    return name
 
 
 def address_field(name: str, addresses: Iterable[Address]) -> str:

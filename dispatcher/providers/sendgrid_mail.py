@@ -25,11 +25,18 @@ from typing import Any, Final
 import orjson
 
 from dispatcher.domain.address import Address, is_plain, parse_address
-from dispatcher.domain.email_rules import RESERVED_HEADER_PREFIXES, RESERVED_HEADERS
 from dispatcher.domain.outcome import Reason
-from dispatcher.domain.outgoing import Attachment, OutgoingEmail
+from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
 from dispatcher.providers.body import Body, InBase64
-from dispatcher.providers.mime_headers import UnrenderableEmail, ascii_domain, ascii_spec, checked, quoted, text_field
+from dispatcher.providers.mime_headers import (
+    UnrenderableEmail,
+    ascii_domain,
+    ascii_spec,
+    checked,
+    quoted,
+    settable,
+    text_field,
+)
 
 MAX_CATEGORIES: Final = 10
 MAX_CATEGORY_CHARACTERS: Final = 255
@@ -201,9 +208,7 @@ def headers_of(email: OutgoingEmail) -> dict[str, str]:
 
 
 def _header_value(name: str, value: str) -> str:
-    if name.lower() in RESERVED_HEADERS or name.lower().startswith(RESERVED_HEADER_PREFIXES):
-        raise UnrenderableEmail(Reason.INVALID_CONTENT, f"headers holds {name}, which an email may not set itself")
-    return text_field(name, value)[len(name) + 2 : -2].replace(_FOLD, " ")
+    return text_field(settable(name), value)[len(name) + 2 : -2].replace(_FOLD, " ")
 
 
 def _categories(tags: Iterable[str]) -> list[str]:
@@ -211,7 +216,7 @@ def _categories(tags: Iterable[str]) -> list[str]:
     return fit[:MAX_CATEGORIES]
 
 
-def _with_attachments(body: bytes, files: Sequence[Attachment]) -> Body:
+def _with_attachments(body: bytes, files: Sequence[OutgoingAttachment]) -> Body:
     """The body with attachments as its last member; Base64 needs no escapes in JSON."""
     parts: list[bytes | InBase64] = []
     before = body[:-1] + b',"attachments":['
@@ -222,7 +227,7 @@ def _with_attachments(body: bytes, files: Sequence[Attachment]) -> Body:
     return Body((*parts, b'"}]}'))
 
 
-def _described(file: Attachment) -> Document:
+def _described(file: OutgoingAttachment) -> Document:
     """An attachment without its content."""
     if not _CONTENT_TYPE.fullmatch(checked("an attachment's content_type", file.content_type)):
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "an attachment's content_type is not a MIME type")

@@ -17,11 +17,11 @@ from typing import Any, Final
 from dispatcher.domain.address import parse_address
 from dispatcher.domain.capabilities import recipients_of
 from dispatcher.domain.outcome import Reason
-from dispatcher.domain.outgoing import Attachment, OutgoingEmail
+from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
 from dispatcher.domain.template_data import canonical_data
 from dispatcher.providers.capabilities import SES_MAX_OCTETS, SES_MAX_RECIPIENTS
 from dispatcher.providers.mime import RenderedEmail, render
-from dispatcher.providers.mime_headers import UnrenderableEmail, ascii_spec, mailbox
+from dispatcher.providers.mime_headers import UnrenderableEmail, ascii_spec, mailbox, settable
 
 MAX_HEADERS: Final = 15
 MAX_HEADER_CHARACTERS: Final = 996
@@ -150,10 +150,10 @@ def _template_headers(email: OutgoingEmail) -> list[dict[str, str]]:
                 Reason.INVALID_CONTENT,
                 f"header {name} is empty, too long or not ASCII, which a template of SES cannot be",
             )
-    return [{"Name": name, "Value": value} for name, value in email.headers.items()]
+    return [{"Name": settable(name), "Value": value} for name, value in email.headers.items()]
 
 
-def _template_attachment(file: Attachment) -> Parameters:
+def _template_attachment(file: OutgoingAttachment) -> Parameters:
     if len(file.content_type) > MAX_CONTENT_TYPE_CHARACTERS:
         raise UnrenderableEmail(
             Reason.INVALID_CONTENT, f"SES takes content types of at most {MAX_CONTENT_TYPE_CHARACTERS} characters"

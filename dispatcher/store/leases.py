@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from dispatcher.domain.outgoing import ERASE_TAG, Attachment, OutgoingEmail
+from dispatcher.domain.outgoing import ERASE_TAG, OutgoingAttachment, OutgoingEmail
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.errors import StatementRefused
 from dispatcher.store.connections import Pool, session
@@ -187,12 +187,12 @@ class LeaseStore:
             StatementRefused: PostgreSQL cannot read it, or it is no email.
         """
         rows = await self._fetch("find_content", {"email_id": email_id})
-        attachments: list[Attachment] = []
+        attachments: list[OutgoingAttachment] = []
         for position, filename, content_type, octets in await self._fetch("find_attachments", {"email_id": email_id}):
             content = await self._read_attachment(email_id, position, octets)
             if content is None:
                 return None
-            attachments.append(Attachment(filename, content_type, content))
+            attachments.append(OutgoingAttachment(filename, content_type, content))
         try:
             return _outgoing(email_id, rows[0], tuple(attachments)) if rows else None
         except _NO_EMAIL as error:
@@ -351,7 +351,7 @@ def _lease(row: tuple[Any, ...]) -> Lease:
     )
 
 
-def _outgoing(email_id: UUID, row: tuple[Any, ...], attachments: tuple[Attachment, ...] = ()) -> OutgoingEmail:
+def _outgoing(email_id: UUID, row: tuple[Any, ...], attachments: tuple[OutgoingAttachment, ...] = ()) -> OutgoingEmail:
     created_at, sender, recipients, subject, text, html, template_id, template_data, headers, tags = row
     return OutgoingEmail(
         email_id=email_id,

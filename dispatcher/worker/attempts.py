@@ -8,9 +8,10 @@ finds that it cannot carry the email, the next one in order is tried within the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 from typing import NamedTuple
 
+from dispatcher.domain.header_names import header_name_fault
 from dispatcher.domain.outcome import CONCERNS_PROVIDER, Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
@@ -73,14 +74,18 @@ class Ride(NamedTuple):
 class Attempts:
     """Makes attempts; nothing here writes to the database."""
 
-    def __init__(self, routes: Routes, ledger: Ledger, *, timeout_seconds: float) -> None:
+    def __init__(
+        self, routes: Routes, ledger: Ledger, *, timeout_seconds: float, allowed_headers: Collection[str] = ()
+    ) -> None:
         """
         Args:
             timeout_seconds: One attempt's total deadline.
+            allowed_headers: Commands to providers that an email may have.
         """
         self._routes = routes
         self._ledger = ledger
         self._timeout_seconds = timeout_seconds
+        self._allowed_headers = allowed_headers
         self._loop = asyncio.get_running_loop()
         self._log = get_log()
 
@@ -90,7 +95,7 @@ class Attempts:
         if email is None:
             return None
         route = self._routes.choose(email)
-        if route is None or route.limit or not isinstance(route.provider, Coalescing):
+        if route is None or route.limit or not isinstance(route.provider, Coalescing) or self._forbidden(email):
             return None
         self._prepare(sending)
         trial = route.breaker.begin()
@@ -133,6 +138,10 @@ class Attempts:
             if sending.unreadable is not None:
                 return Rejected(Reason.CONTENT_UNREADABLE, sending.unreadable)
             return Rejected(Reason.CONTENT_DELETED, "The email's content was deleted before it was sent.")
+        if ride is None and (why := self._forbidden(email)):
+            self._prepare(sending)
+            sending.begin_attempt()
+            return Rejected(Reason.INVALID_CONTENT, why)
         while True:
             if ride is not None:
                 route, trial, attempt, answer = ride
@@ -150,6 +159,13 @@ class Attempts:
             if sending.is_over:  # the drain ran out of time meanwhile
                 raise NoRoute
             self.forget(sending)
+
+    def _forbidden(self, email: OutgoingEmail) -> str | None:
+        """Why no provider may get the email: whoever stored it did not know what this host allows."""
+        for name in email.headers:
+            if fault := header_name_fault(name, self._allowed_headers):
+                return f"headers.{name} {fault}"
+        return None
 
     def may_fail_over(self, sending: Sending, outcome: Outcome) -> bool:
         """Whether the next attempt goes to another provider at once, because the one that refused spoke of itself."""

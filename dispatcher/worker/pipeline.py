@@ -85,7 +85,12 @@ class Pipeline:
         self._routes = routes
         self._watch = watch
         self._ledger = ledger
-        self._attempts = Attempts(routes, ledger, timeout_seconds=settings.send_timeout_seconds)
+        self._attempts = Attempts(
+            routes,
+            ledger,
+            timeout_seconds=settings.send_timeout_seconds,
+            allowed_headers=settings.allowed_headers,
+        )
         self._log = get_log()
         self._loop = asyncio.get_running_loop()
         self._seat = seat

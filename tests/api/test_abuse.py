@@ -37,6 +37,12 @@ def with_file(**fields: Any) -> dict[str, Any]:
 REFUSED: Final[dict[str, tuple[dict[str, Any], str, str]]] = {
     "recipient in a header": ({"headers": {"Bcc": "eve@example.net"}}, "invalid-email", "#/headers/Bcc"),
     "header that is not allowed": ({"headers": {"Foo": "x"}}, "email-not-allowed", "#/headers/Foo"),
+    "command to a provider": ({"headers": {"X-MC-Subaccount": "x"}}, "invalid-email", "#/headers/X-MC-Subaccount"),
+    "command beside a template": (
+        {"headers": {"x-smtpapi": "{}"}, "template_id": "d-1", "text": None},
+        "invalid-email",
+        "#/headers/x-smtpapi",
+    ),
     "header injected by a value": ({"headers": {"X-A": "x\r\nBcc: e@e.example"}}, "invalid-email", "#/headers/X-A"),
     "header injected by a name": ({"headers": {"X-A\r\nBcc": "x"}}, "invalid-email", "#/headers/X-A??Bcc"),
     "header injected by the subject": ({"subject": "x\nBcc: eve@example.net"}, "invalid-email", "#/subject"),
@@ -53,6 +59,31 @@ REFUSED: Final[dict[str, tuple[dict[str, Any], str, str]]] = {
     "NUL in the body": ({"text": "a\0b"}, "invalid-email", "#/text"),
     "program attached": (with_file(filename="a.pdf.exe"), "email-not-allowed", "#/attachments/0/filename"),
     "program in disguise": (with_file(filename="a.exe. . "), "email-not-allowed", "#/attachments/0/filename"),
+    "program in wide letters": (with_file(filename="a\uff0e\uff25xe"), "email-not-allowed", "#/attachments/0/filename"),
+    "program behind what nothing shows": (
+        with_file(filename="a.exe\u200b"),
+        "email-not-allowed",
+        "#/attachments/0/filename",
+    ),
+    "program before a stream": (with_file(filename="a.exe:b.pdf"), "email-not-allowed", "#/attachments/0/filename"),
+    "program by its class": (
+        with_file(filename="a.{3050f4d8-98b5-11cf-bb82-00aa00bdce0b}"),
+        "email-not-allowed",
+        "#/attachments/0/filename",
+    ),
+    **{
+        f"attachment that ends in {ending}": (
+            with_file(filename=f"a.{ending}"),
+            "email-not-allowed",
+            "#/attachments/0/filename",
+        )
+        for ending in ("reg", "url", "application", "img", "one", "appref-ms", "vhdx", "jnlp")
+    },
+    "script by its type": (
+        with_file(content_type="text/JavaScript"),
+        "email-not-allowed",
+        "#/attachments/0/content_type",
+    ),
     "program by its type": (
         with_file(content_type="application/x-msdownload"),
         "email-not-allowed",
@@ -96,6 +127,14 @@ async def test_an_email_that_no_configured_provider_can_carry_is_refused_with_wh
     accepted, refused = several.json["results"]
     assert (accepted["outcome"], refused["problem"]["code"]) == ("accepted", "no-capable-provider")
     assert connection.execute("select count(*) from email_idempotency").fetchone() == (1,)
+
+
+async def test_a_command_to_a_provider_that_the_operator_allows_by_its_name_is_accepted(settings: Settings) -> None:
+    async with running(replace(settings, allowed_headers=("x-mc-tags",))) as api:
+        allowed = await api.post("k-1", EMAIL | {"headers": {"X-MC-Tags": "receipt"}})
+        others = await api.post("k-2", EMAIL | {"headers": {"X-MC-Subaccount": "x"}})
+
+    assert (allowed.status, others.status) == (202, 422)
 
 
 async def test_a_template_is_accepted_where_the_api_does_not_know_who_sends(api: Api) -> None:

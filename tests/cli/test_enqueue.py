@@ -153,6 +153,7 @@ def test_senseless_arguments_are_usage_errors(arguments: list[str], words: str) 
         (["--from", "nobody"], "--from: has no @"),
         (["--subject", "one\ntwo"], "--subject: "),
         (["--header", "From: other@example.com"], "--header.From: "),
+        (["--header", "X-MC-Tags: a"], "--header.X-MC-Tags: is a command to Mailchimp Transactional"),
         (["--template", "d-0c1a"], "--template: stands beside text or html"),
         (["--template-data", "{}", "--template", ""], "--template: must be"),
         (["--key", ""], "--key is missing"),

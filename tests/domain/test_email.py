@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dispatcher.domain import email_rules as rules
 from dispatcher.domain.email import Email
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
-from dispatcher.domain.outgoing import Attachment
+from dispatcher.domain.outgoing import Attachment, OutgoingAttachment
 from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import InvalidEmail
 
@@ -190,22 +190,6 @@ def test_a_representation_shows_nothing_private() -> None:
         ({"attachments": PDF}, "attachments"),
         ({"attachments": [PDF] * 101}, "attachments"),
         ({"attachments": [PDF, {"filename": "a"}]}, "attachments[1]"),
-        ({"attachments": [Attachment("", "text/plain", b"")]}, "attachments[0].filename"),
-        ({"attachments": [Attachment("..", "text/plain", b"")]}, "attachments[0].filename"),
-        ({"attachments": [Attachment(" .\u00a0", "text/plain", b"")]}, "attachments[0].filename"),
-        ({"attachments": [Attachment("../a", "text/plain", b"")]}, "attachments[0].filename"),
-        ({"attachments": [Attachment("a\\b", "text/plain", b"")]}, "attachments[0].filename"),
-        ({"attachments": [Attachment("a\r\nb", "text/plain", b"")]}, "attachments[0].filename"),
-        ({"attachments": [Attachment("\u202efdp.exe", "text/plain", b"")]}, "attachments[0].filename"),
-        ({"attachments": [Attachment("a" * 256, "text/plain", b"")]}, "attachments[0].filename"),
-        ({"attachments": [Attachment("a", "text", b"")]}, "attachments[0].content_type"),
-        ({"attachments": [Attachment("a", "", b"")]}, "attachments[0].content_type"),
-        ({"attachments": [Attachment("a", "text/plain\r\nX: y", b"")]}, "attachments[0].content_type"),
-        ({"attachments": [Attachment("a", "text/plain\n", b"")]}, "attachments[0].content_type"),
-        ({"attachments": [Attachment("a", "text/plain; charset=utf-8", b"")]}, "attachments[0].content_type"),
-        ({"attachments": [Attachment("a", "Multipart/mixed", b"")]}, "attachments[0].content_type"),
-        ({"attachments": [Attachment("a", "message/rfc822", b"")]}, "attachments[0].content_type"),
-        ({"attachments": [Attachment("a", "text/plain", "text")]}, "attachments[0].content"),  # type: ignore[arg-type]
         ({"attachments": [Attachment("a", "a/b", bytes(13 * MIB))] * 2}, "attachments[1].content"),
         ({"tags": ["t"] * 11}, "tags"),
         ({"tags": ["t", "t"]}, "tags"),
@@ -224,6 +208,28 @@ def test_a_representation_shows_nothing_private() -> None:
 )
 def test_the_argument_that_breaks_a_rule_is_named(fields: Mapping[str, Any], field: str) -> None:
     assert refusal(**fields)[0] == field
+
+
+@pytest.mark.parametrize(
+    ("filename", "content_type", "content", "field"),
+    [
+        *((name, "text/plain", b"", "filename") for name in ("", "..", " .\u00a0", "../x", "a\\b", "a/b", "a" * 256)),
+        *((name, "text/plain", b"", "filename") for name in ("\uff0e\uff0e\uff0fx", "\u2024\u200b.", "a\uff3cb")),
+        *((name, "text/plain", b"", "filename") for name in ("a\r\nb", "\u202efdp.exe", 7, None)),
+        *(("a", wrong, b"", "content_type") for wrong in ("text", "", "text/plain\r\nX: y", "text/plain\n", None)),
+        *(("a", wrong, b"", "content_type") for wrong in ("a/b; charset=utf-8", "Multipart/mixed", "message/rfc822")),
+        *(("a", "text/plain", wrong, "content") for wrong in ("text", bytearray(b"x"), None)),
+    ],
+)
+def test_an_attachment_is_valid_or_does_not_exist(filename: Any, content_type: Any, content: Any, field: str) -> None:
+    with pytest.raises(InvalidEmail) as caught:
+        Attachment(filename, content_type, content)
+
+    assert caught.value.field == field
+
+
+def test_a_file_that_no_rule_was_asked_about_is_no_attachment() -> None:
+    assert refusal(attachments=[OutgoingAttachment("../x", "a/b", b"")]) == ("attachments[0]", "must be an Attachment")
 
 
 @pytest.mark.parametrize(
@@ -262,11 +268,30 @@ def test_the_tag_of_earlier_releases_means_the_same() -> None:
     [
         *("From", "SENDER", "to", "Cc", "Bcc", "Reply-To", "Subject", "Date", "Message-ID", "MIME-Version"),
         *("Content-Type", "content-transfer-encoding", "Return-Path", "Received", "DKIM-Signature", "Resent-To"),
-        *("ARC-Seal", "Authentication-Results", "X-SMTPAPI", "X-SES-CONFIGURATION-SET", "Apparently-To"),
+        *("ARC-Seal", "Authentication-Results", "X-SG-EID", "X-Envelope-From", "Apparently-To"),
     ],
 )
-def test_a_header_that_is_ours_or_dangerous_cannot_be_set(name: str) -> None:
+def test_a_header_that_is_ours_or_the_servers_to_write_cannot_be_set(name: str) -> None:
     assert refusal(headers={name: "x"}) == (f"headers.{name}", "is a header that an email may not set itself")
+    assert refusal(headers={name: "x"}, allowed_headers=[name])[0] == f"headers.{name}"
+
+
+@pytest.mark.parametrize(
+    ("name", "who"),
+    [
+        *(("X-MC-Subaccount", "Mailchimp Transactional"), ("X-MSYS-API", "SparkPost"), ("x-smtpapi", "SendGrid")),
+        *(("X-Mailgun-Drop-Message", "Mailgun"), ("X-PM-Message-Stream", "Postmark"), ("X-Job", "PowerMTA")),
+        *(("X-SES-SOURCE-ARN", "Amazon SES"), ("X-MS-Exchange-Organization-SCL", "Microsoft Exchange")),
+        *(("X-MJ-TemplateID", "Mailjet"), ("X-Sib-Sandbox", "Brevo"), ("TLS-Required", "mail servers")),
+    ],
+)
+def test_a_header_that_commands_a_provider_needs_to_be_allowed_by_its_name(name: str, who: str) -> None:
+    reason = f"is a command to {who}; DISPATCHER_ALLOWED_HEADERS may allow it by its name"
+
+    assert refusal(headers={name: "x"}) == (f"headers.{name}", reason)
+    assert refusal(headers={name: "x"}, template_id="d-1", text=None) == (f"headers.{name}", reason)
+    assert refusal(headers={name: "x"}, allowed_headers=[name[:-1], f"{name[:-1]}*", "X-MC-Tags"])[1] == reason
+    assert an_email(headers={name: "x"}, allowed_headers=[name.swapcase()]).headers == {name: "x"}
 
 
 def test_the_headers_that_applications_need_can_be_set() -> None:
@@ -276,6 +301,8 @@ def test_the_headers_that_applications_need_can_be_set() -> None:
         "List-Unsubscribe": "<https://example.com/u/17>, <mailto:u@example.com>",
         "List-Unsubscribe-Post": "List-Unsubscribe=One-Click",
         "Auto-Submitted": "auto-generated",
+        **dict.fromkeys(("X-Priority", "X-Mailer", "X-MSMail-Priority", "X-Mailing-List", "X-Campaign", "X-Tag"), "x"),
+        **dict.fromkeys(("X-Entity-Ref-ID", "X-Auto-Response-Suppress", "Feedback-ID", "BIMI-Selector"), "x"),
         "X-Order": "Größe 👨\u200d👩\u200d👧 \u2068שרה\u2069",
     }
 

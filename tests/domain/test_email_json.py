@@ -204,6 +204,8 @@ def test_an_unknown_field_is_named_in_a_form_that_can_be_printed(name: object, s
         ({"attachments": [{"filename": "a", "content": ""}]}, "attachments[0].content_type"),
         ({"attachments": [FILE | {"filename": None}]}, "attachments[0].filename"),
         ({"attachments": [FILE | {"filename": 1}]}, "attachments[0].filename"),
+        ({"attachments": [FILE, FILE | {"filename": "../a"}]}, "attachments[1].filename"),
+        ({"attachments": [FILE | {"content_type": "text"}]}, "attachments[0].content_type"),
         ({"attachments": [FILE | {"content_type": []}]}, "attachments[0].content_type"),
         ({"attachments": [FILE | {"content": 1}]}, "attachments[0].content"),
         ({"attachments": [FILE | {"content": "aGk"}]}, "attachments[0].content"),

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from dispatcher.domain.outgoing import Attachment, OutgoingEmail
+from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
 from dispatcher.providers.body import PIECE_OCTETS, Body, InBase64
 from dispatcher.providers.http_connection import HttpConnection
 from dispatcher.providers.mime import render
@@ -36,7 +36,7 @@ def test_base64_in_pieces_is_the_standard_librarys(octets: int) -> None:
 
 @pytest.mark.parametrize("rendered", [body_of, lambda email: dot_stuffed(render(email).body)], ids=["sendgrid", "mime"])
 def test_a_large_attachment_is_in_memory_once(rendered: Callable[[OutgoingEmail], Body]) -> None:
-    email = an_email(attachments=(Attachment("film.mp4", "video/mp4", bytes(20 * MEBIBYTE)),))
+    email = an_email(attachments=(OutgoingAttachment("film.mp4", "video/mp4", bytes(20 * MEBIBYTE)),))
 
     tracemalloc.start()
     try:

@@ -12,7 +12,7 @@ import pytest
 
 from dispatcher.domain.email_id import new_email_id
 from dispatcher.domain.outcome import Accepted, Reason, Rejected
-from dispatcher.domain.outgoing import Attachment
+from dispatcher.domain.outgoing import OutgoingAttachment
 from dispatcher.providers.capabilities import CAPABILITIES
 from dispatcher.setting_values import KNOWN_PROVIDERS
 from tests.providers.emails import MANY_SECONDS, an_email, parsed, send
@@ -96,10 +96,10 @@ async def test_bcc_is_invisible(place: Place) -> None:
 
 async def test_both_bodies_and_every_attachment_arrive_unchanged(place: Place) -> None:
     files = (
-        Attachment("Rechnung für März.pdf", "application/pdf", bytes(range(256)) * 700),
-        Attachment("data.csv", "text/csv", b"a;b\n1;2\r3\r\n.\r\n.."),
-        *([Attachment("empty", "application/octet-stream", b"")] if place.habits.takes_empty_files else []),
-        Attachment("forwarded.eml", "message/rfc822", b"Subject: x\n\n\xff\n"),
+        OutgoingAttachment("Rechnung für März.pdf", "application/pdf", bytes(range(256)) * 700),
+        OutgoingAttachment("data.csv", "text/csv", b"a;b\n1;2\r3\r\n.\r\n.."),
+        *([OutgoingAttachment("empty", "application/octet-stream", b"")] if place.habits.takes_empty_files else []),
+        OutgoingAttachment("forwarded.eml", "message/rfc822", b"Subject: x\n\n\xff\n"),
     )
 
     await send(place.provider, an_email(text=".\nHällo\n..\n", html="<p>Hällo</p>\n" * 3000, attachments=files))
@@ -125,8 +125,8 @@ async def test_both_bodies_and_every_attachment_arrive_unchanged(place: Place) -
         (Reason.INVALID_CONTENT, {"headers": {"X-One: 1\r\nX-Two": "2"}}),
         (Reason.INVALID_CONTENT, {"headers": {"bCC": "victim@example.com"}}),
         (Reason.INVALID_CONTENT, {"text": "lone \ud800 surrogate"}),
-        (Reason.INVALID_CONTENT, {"attachments": (Attachment("a\r\nb", "text/plain", b""),)}),
-        (Reason.INVALID_CONTENT, {"attachments": (Attachment("a", "text/plain\r\nX: y", b""),)}),
+        (Reason.INVALID_CONTENT, {"attachments": (OutgoingAttachment("a\r\nb", "text/plain", b""),)}),
+        (Reason.INVALID_CONTENT, {"attachments": (OutgoingAttachment("a", "text/plain\r\nX: y", b""),)}),
         (Reason.INVALID_CONTENT, {"reply_to": ("a\r\n@example.com",)}),
         (Reason.REJECTED_SENDER, {"sender": "shop@example.org>\r\nRCPT TO:<victim@example.com"}),
         (Reason.REJECTED_SENDER, {"sender": "Sh\nop <shop@example.org>"}),

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from dispatcher.domain.outcome import Accepted, Reason, Rejected
-from dispatcher.domain.outgoing import Attachment, OutgoingEmail
+from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
 from dispatcher.providers.echo import without_echo, words_without_echo
 
 EMAIL = OutgoingEmail(
@@ -22,7 +22,7 @@ EMAIL = OutgoingEmail(
     text="Dear Annabel,\nthe code is 48213 and it is\nvalid for ten minutes. Mail us.",
     html="<p>Your <b>balance is overdrawn</b> again</p>",
     headers={"X-Case": "divorce"},
-    attachments=(Attachment("x-ray of the left foot.png", "image/png", b"."),),
+    attachments=(OutgoingAttachment("x-ray of the left foot.png", "image/png", b"."),),
     template_data={"who": {"iban": "DE02120300000000202051"}},
 )
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dispatcher.domain.address import parse_address
 from dispatcher.domain.outcome import Reason
-from dispatcher.domain.outgoing import Attachment, OutgoingEmail
+from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
 from dispatcher.domain.text import body_fault, header_fault, name_fault
 from dispatcher.providers.mime import render
 from dispatcher.providers.mime_headers import UnrenderableEmail, text_field
@@ -99,7 +99,7 @@ def test_bodies_come_back_as_they_went(text: str, html: str | None) -> None:
 @given(st.lists(st.tuples(names, st.binary(max_size=2000)), min_size=1, max_size=4))
 @example([("<>", b""), ('"quoted"', b"")])
 def test_attachments_come_back_octet_for_octet(files: list[tuple[str, bytes]]) -> None:
-    attachments = tuple(Attachment(name, "application/x-test", content) for name, content in files)
+    attachments = tuple(OutgoingAttachment(name, "application/x-test", content) for name, content in files)
 
     message = parsed(render(an_email(attachments=attachments)).content)
 
@@ -120,7 +120,7 @@ def test_attachments_come_back_octet_for_octet(files: list[tuple[str, bytes]]) -
         to=st.lists(addresses(), min_size=1, max_size=40).map(tuple),
         headers=st.dictionaries(st.from_regex(r"X-[A-Za-z0-9-]{1,70}", fullmatch=True), header_texts, max_size=5),
         attachments=st.lists(
-            st.builds(Attachment, names, st.just("text/plain"), st.binary(max_size=300)), max_size=2
+            st.builds(OutgoingAttachment, names, st.just("text/plain"), st.binary(max_size=300)), max_size=2
         ).map(tuple),
     )
 )
@@ -167,7 +167,7 @@ def _lines(text: str) -> str:
 
 
 def a_fixed_email() -> bytes:
-    files = (Attachment("a", "text/plain", b"x"),)
+    files = (OutgoingAttachment("a", "text/plain", b"x"),)
     return render(
         an_email(email_id=A_FIXED_ID, html="<p>x", headers={"X-A": "1", "X-B": "2"}, attachments=files)
     ).content
@@ -191,7 +191,9 @@ def test_a_body_that_holds_the_boundary_does_not_break_the_email() -> None:
 
     message = parsed(
         render(
-            an_email(email_id=A_FIXED_ID, text=evil, html=evil, attachments=(Attachment("a", "text/plain", b"x"),))
+            an_email(
+                email_id=A_FIXED_ID, text=evil, html=evil, attachments=(OutgoingAttachment("a", "text/plain", b"x"),)
+            )
         ).content
     )
 
@@ -272,7 +274,7 @@ def test_the_date_is_when_the_email_was_enqueued() -> None:
 )
 def test_the_structure_is_no_deeper_than_needed(changes: dict[str, Any], shape: str) -> None:
     if "attachments" in changes:
-        changes = {**changes, "attachments": (Attachment("a.png", "image/png", b"x"),)}
+        changes = {**changes, "attachments": (OutgoingAttachment("a.png", "image/png", b"x"),)}
 
     assert _shape(parsed(render(an_email(**changes)).content)) == shape
 
@@ -289,7 +291,7 @@ def _shape(part: Any) -> str:
 )
 def test_a_file_is_never_taken_for_parts_of_the_email(content_type: str) -> None:
     """Python's generator knows parts by their type, and `message-delivery/status` for a `message/delivery-status`."""
-    content = render(an_email(attachments=(Attachment("a", content_type, b"\n.\n" * 99),))).content
+    content = render(an_email(attachments=(OutgoingAttachment("a", content_type, b"\n.\n" * 99),))).content
 
     (part,) = parsed(content).iter_attachments()
     assert part.get_content_type() == "application/octet-stream"
@@ -299,7 +301,7 @@ def test_a_file_is_never_taken_for_parts_of_the_email(content_type: str) -> None
 
 @pytest.mark.parametrize("name", ["名" * 255, "a" * 255, 'x"' * 127, "a b " * 63 + "c", "=?", "x=?y?=z"])
 def test_a_long_or_odd_filename_comes_back_and_keeps_the_line(name: str) -> None:
-    content = render(an_email(attachments=(Attachment(name, "text/plain", b""),))).content
+    content = render(an_email(attachments=(OutgoingAttachment(name, "text/plain", b""),))).content
 
     (part,) = parsed(content).iter_attachments()
     assert part.get_filename() == name

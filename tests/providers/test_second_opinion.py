@@ -10,7 +10,7 @@ import pytest
 from aiosmtpd.smtp import SMTP, Envelope, Session
 
 from dispatcher.domain.outcome import Accepted, Rejected
-from dispatcher.domain.outgoing import Attachment
+from dispatcher.domain.outgoing import OutgoingAttachment
 from dispatcher.providers.mime import render
 from dispatcher.providers.smtp import SmtpProvider
 from dispatcher.providers.smtp_connection import SmtpOptions
@@ -61,7 +61,7 @@ async def test_it_reads_what_we_rendered(provider: SmtpProvider, judge: Judge) -
     emails = [
         an_email(text=".\n..\n.leading\nFrom here\n"),
         an_email(text="x" * 5000, html="<p>" + "ü" * 5000),
-        an_email(attachments=(Attachment("a.bin", "application/octet-stream", bytes(range(256)) * 1000),)),
+        an_email(attachments=(OutgoingAttachment("a.bin", "application/octet-stream", bytes(range(256)) * 1000),)),
         an_email(to=("юзер@example.com",), subject="Привет"),
         an_email(text=""),
     ]

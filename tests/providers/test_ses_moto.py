@@ -13,7 +13,7 @@ from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.server import ThreadedMotoServer
 
 from dispatcher.domain.outcome import Accepted, Rejected
-from dispatcher.domain.outgoing import Attachment
+from dispatcher.domain.outgoing import OutgoingAttachment
 from dispatcher.providers.ses import SesProvider
 from tests.providers.emails import MANY_SECONDS, an_email, parsed, send
 from tests.providers.ses_place import REGION, aws_environment, ses_provider
@@ -62,7 +62,7 @@ async def test_simple_content_arrives(provider: SesProvider) -> None:
 
 
 async def test_raw_content_arrives(provider: SesProvider) -> None:
-    file = Attachment("Rechnung für März.pdf", "application/pdf", bytes(range(256)) * 100)
+    file = OutgoingAttachment("Rechnung für März.pdf", "application/pdf", bytes(range(256)) * 100)
 
     sending = await send(provider, an_email(bcc=("eve@example.com",), headers={"X-A": "Grüße"}, attachments=(file,)))
 

@@ -14,7 +14,7 @@ from botocore.retries.standard import ThrottledRetryableChecker
 
 from dispatcher.dev.http_behaviour import Act, Behaviour, Reply
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain, outcome_name
-from dispatcher.domain.outgoing import Attachment
+from dispatcher.domain.outgoing import OutgoingAttachment
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.ses_errors import VERDICTS
 from tests.providers.conftest import Authority
@@ -265,7 +265,10 @@ async def test_how_long_to_wait(headers: dict[str, str], seconds: float | None, 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"attachments": (Attachment("a", "text/plain", bytes(31_000_000)),)}, (LOCAL_SIZE, "rejected too_large")),
+        (
+            {"attachments": (OutgoingAttachment("a", "text/plain", bytes(31_000_000)),)},
+            (LOCAL_SIZE, "rejected too_large"),
+        ),
         ({"to": [f"a{number}@example.com" for number in range(51)]}, (LOCAL_RECIPIENTS, "rejected rejected_recipient")),
         ({"bcc": ("юзер@example.com",)}, (LOCAL_RECIPIENTS, "rejected rejected_recipient")),
         ({"sender": "магазин@example.org"}, (LOCAL_SENDER, "rejected rejected_sender")),

@@ -10,13 +10,13 @@ import pytest
 from botocore.validate import ParamValidator
 
 from dispatcher.domain.outcome import Reason
-from dispatcher.domain.outgoing import Attachment
+from dispatcher.domain.outgoing import OutgoingAttachment
 from dispatcher.providers.mime import render
 from dispatcher.providers.mime_headers import UnrenderableEmail
 from dispatcher.providers.ses_request import MAX_HEADERS, Parameters, request_for
 from tests.providers.emails import an_email
 
-FILE = Attachment("a.pdf", "application/pdf", b"%PDF")
+FILE = OutgoingAttachment("a.pdf", "application/pdf", b"%PDF")
 
 
 def valid_request(configuration_set: str | None = None, **changes: Any) -> Parameters:
@@ -142,7 +142,7 @@ def test_headers_and_files_beside_a_template_are_the_apis_own() -> None:
         {"headers": {"X-Campaign": ""}},
         {"headers": {"X-Campaign": "x" * 990}},
         {"headers": {f"X-{number}": "x" for number in range(MAX_HEADERS + 1)}},
-        {"attachments": (Attachment("a", f"application/{'x' * 70}", b""),)},
+        {"attachments": (OutgoingAttachment("a", f"application/{'x' * 70}", b""),)},
     ],
 )
 def test_what_the_api_does_not_take_beside_a_template_is_refused(changes: dict[str, Any]) -> None:

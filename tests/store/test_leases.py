@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
@@ -10,7 +11,7 @@ import psycopg
 import pytest
 
 from dispatcher.domain.email_id import new_email_id
-from dispatcher.domain.outgoing import Attachment
+from dispatcher.domain.outgoing import Attachment, OutgoingAttachment
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.store.connections import Pool
 from dispatcher.store.leases import MOST_OCTETS, SLICE_OCTETS, Lease, LeaseStore
@@ -86,14 +87,19 @@ async def test_large_content_and_attachments_are_read_apart_from_the_lease(
     assert await store.find_content_octets(with_files) == sum(len(file.content) for file in files) + len("Ünïcode") + 2
     email = await store.read_content(with_files)
     assert email is not None
-    assert (email.text, email.attachments) == ("Ünïcode", files)
+    assert (email.text, email.attachments) == ("Ünïcode", stored(files))
+
+
+def stored(files: Iterable[Attachment]) -> tuple[OutgoingAttachment, ...]:
+    """Files as an adapter gets them."""
+    return tuple(OutgoingAttachment(file.filename, file.content_type, file.content) for file in files)
 
 
 async def test_attachments_stay_with_their_email_and_in_order(store: LeaseStore, books: Books) -> None:
     wanted = {}
     for number in range(3):
         files = tuple(Attachment(f"{number}-{file}.bin", "a/b", bytes([number, file])) for file in range(12))
-        wanted[books.enqueue_one(attachments=files)] = files
+        wanted[books.enqueue_one(attachments=files)] = stored(files)
 
     found = {email_id: await store.read_content(email_id) for email_id in wanted}
 

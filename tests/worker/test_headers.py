@@ -1,0 +1,44 @@
+"""Headers that command a provider: what the operator does not allow leaves by no provider, whoever stored it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+
+from dispatcher.domain.capabilities import Capabilities
+from tests.worker.bench import Bench
+from tests.worker.scripted import ScriptedProvider
+
+STORED: Final[dict[str, Any]] = {
+    "headers": {"X-Order": "17", "X-MC-Subaccount": "x"},
+    "allowed_headers": ["X-MC-Subaccount"],
+}
+TEMPLATED: Final[dict[str, Any]] = {**STORED, "template_id": "d-1", "text": None}
+
+
+@pytest.mark.parametrize("fields", [STORED, TEMPLATED], ids=["text", "template"])
+async def test_a_command_that_is_not_allowed_fails_at_once_and_names_its_header(
+    bench: Bench, fields: dict[str, Any]
+) -> None:
+    first, second = (ScriptedProvider(name, Capabilities(templates=True)) for name in ("sendgrid", "smtp"))
+    await bench.start([first, second])
+
+    await bench.enqueue(1, **fields)
+
+    await bench.settled({"failed": 1})
+    assert not first.accepted
+    assert not second.accepted
+    (attempt,) = bench.books.select("select error_type, error from email_attempt")
+    assert attempt["error_type"] == "invalid_content"
+    assert attempt["error"].startswith("headers.X-MC-Subaccount is a command to Mailchimp Transactional")
+
+
+async def test_a_command_that_the_operator_allows_is_sent(bench: Bench) -> None:
+    provider = ScriptedProvider("smtp")
+    await bench.start([provider], ALLOWED_HEADERS="x-mc-subaccount")
+
+    (email_id,) = await bench.enqueue(1, **STORED)
+
+    await bench.settled({"sent": 1})
+    assert provider.accepted == {email_id: 1}
