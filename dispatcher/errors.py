@@ -33,7 +33,10 @@ class DispatcherError(Exception):
     Attributes:
         message: What is wrong, one sentence, nothing private.
         remedy: What to do about it; None where the message says it all.
+        public: What may be told to anybody who can ask, where the message names hosts and users.
     """
+
+    public: str | None = None
 
     def __init__(self, message: str, *, remedy: str | None = None) -> None:
         super().__init__(message)
@@ -113,6 +116,8 @@ class StoreBusy(StoreUnavailable):
 class StoreRefused(StoreUnavailable):
     """PostgreSQL answers, and does not let us in: a setting of ours, or of the server, has to be mended."""
 
+    public = "PostgreSQL refuses the user, the password or the database in DISPATCHER_DATABASE_URL. The log has more."
+
 
 class AnswerTooLarge(StoreUnavailable):
     """This process has no memory left for PostgreSQL's answer. The statement may have been executed."""
@@ -124,6 +129,8 @@ class BrokerUnavailable(ServerUnavailable):
 
 class BrokerRefused(BrokerUnavailable):
     """RabbitMQ answers, and does not let us in: a setting of ours, or of the server, has to be mended."""
+
+    public = "RabbitMQ refuses the user, the password or the virtual host in DISPATCHER_AMQP_URL. The log has more."
 
 
 class StatementRefused(DispatcherError):

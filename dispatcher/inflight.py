@@ -210,15 +210,29 @@ class Ledger:
             folder: The run directory; made if it is missing.
             slots: How many attempts may be in flight at once.
             boot: Which start of the host it belongs to; None for this one.
+
+        Raises:
+            DispatcherError: the file cannot be made, as on a full disk.
         """
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path = folder / f"{worker.replace('/', '_')}{SUFFIX}"
         self._slots = slots
         self._free = deque(range(slots))
         self._renderings = deque(range(_RENDERINGS))
-        self._map = _create(self.path, _header(worker, slot, slots, boot_id() if boot is None else boot), slots)
-        self._found = self.path.stat()
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._map = _create(self.path, _header(worker, slot, slots, boot_id() if boot is None else boot), slots)
+            self._found = self.path.stat()
+        except OSError as error:
+            raise DispatcherError(
+                f"The in-flight ledger cannot be made in the run directory: {error.strerror}.",
+                remedy="Make room on its disk, let this user write there, or name another in DISPATCHER_RUN_DIR.",
+            ) from error
         self.is_named = False
+
+    @staticmethod
+    def octets(slots: int) -> int:
+        """The size of the file of a ledger with so many slots."""
+        return _HEADER_BYTES + slots * _SLOT_BYTES
 
     def name_database(self, database_id: UUID) -> None:
         """Writes down which database the leases are in; to be called before the first one."""
@@ -333,7 +347,7 @@ def _create(path: Path, header: bytes, slots: int) -> mmap.mmap:
         unfinished.unlink(missing_ok=True)  # or the next try would find even less room
         raise
     unfinished.rename(path)
-    return mmap.mmap(descriptor, _HEADER_BYTES + slots * _SLOT_BYTES)
+    return mmap.mmap(descriptor, Ledger.octets(slots))
 
 
 def _header(worker: str, slot: str, slots: int, boot: str) -> bytes:
@@ -451,7 +465,7 @@ def _head(content: bytes) -> _Head:
 
 def _read(path: Path, content: bytes) -> DeadLedger:
     head = _head(content)
-    end = _HEADER_BYTES + head.slots * _SLOT_BYTES
+    end = Ledger.octets(head.slots)
     if len(content) < end:
         raise LedgerUnreadable("it is truncated")
     try:

@@ -2,14 +2,15 @@
 
     parent   makes it before the first fork, gives each child a seat, and reads what the children say
     child    says in its own seat that it is up, that its loop works (a heartbeat), that it wants to be replaced, since
-             when it waits for a commit or for RabbitMQ's confirms, and when RabbitMQ last served it
+             when it waits for a commit or for RabbitMQ's confirms, when RabbitMQ last served it, and why it fails
     monitor  reads all of it: `unready` says in words what is not as it should be; `members` has the figures
 
 Up means: it has everything that it needs of its own (settings, files, providers), it hears a stop, and it has tried its
 server: it works, or knows that the server is away. RabbitMQ or PostgreSQL being away is no reason not to be up; that
 one of them does not let it in is. Who ends before he is up could not boot.
 
-Nothing is locked, because each 64-bit cell has one writer at a time and is written in one piece.
+Nothing is locked, because each 64-bit cell has one writer at a time and is written in one piece. The reason of a
+failure is text; who reads it while it is written sees a part of it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class _Cell(IntEnum):
 
 
 _CELLS: Final = len(_Cell)
+REASON_OCTETS: Final = 512
 
 
 def _now() -> int:
@@ -52,6 +54,7 @@ class Member:
         pid: None while it waits to be started.
         is_ending: It was told to end: replaced, removed, or with the whole host.
         failed_boots: How often in a row it ended before it was up.
+        reason: Why it ended before it was up the last time; nothing private.
         beats: Grows while its loop works.
         commit_wait_seconds: How long it has waited for a commit without any; None where it waits for none.
         confirm_wait_seconds: The same of RabbitMQ's confirms.
@@ -65,6 +68,7 @@ class Member:
     is_ending: bool
     failed_boots: int
     beats: int
+    reason: str = ""
     commit_wait_seconds: float | None = None
     confirm_wait_seconds: float | None = None
     served_seconds: float | None = None
@@ -76,6 +80,7 @@ class Roster:
     def __init__(self, roles: Sequence[str]) -> None:
         self._roles = tuple(roles)
         self._cells = memoryview(mmap.mmap(-1, SEATS * _CELLS * 8)).cast("q")
+        self._reasons = memoryview(mmap.mmap(-1, SEATS * REASON_OCTETS))
 
     def seat(self, role: str, number: int) -> Seat:
         """A free seat, taken from now on; for the parent."""
@@ -85,7 +90,13 @@ class Roster:
         self._cells[at + _Cell.ROLE] = self._roles.index(role)
         self._cells[at + _Cell.NUMBER] = number
         self._cells[at + _Cell.TAKEN] = 1
-        return Seat(self._cells, at)
+        seat = Seat(self._cells, at, self._reason(at))
+        seat.note_reason("")
+        return seat
+
+    def _reason(self, at: int) -> memoryview:
+        first = at // _CELLS * REASON_OCTETS
+        return self._reasons[first : first + REASON_OCTETS]
 
     def members(self) -> list[Member]:
         """Everybody who runs or should."""
@@ -104,11 +115,16 @@ class Roster:
             is_up=bool(row[_Cell.IS_UP]),
             is_ending=bool(row[_Cell.IS_ENDING]),
             failed_boots=row[_Cell.FAILED_BOOTS],
+            reason=_text(self._reason(at)),
             beats=row[_Cell.BEATS],
             commit_wait_seconds=_seconds_since(row[_Cell.AWAITS_COMMIT]),
             confirm_wait_seconds=_seconds_since(row[_Cell.AWAITS_CONFIRM]),
             served_seconds=_seconds_since(row[_Cell.SERVED]),
         )
+
+
+def _text(octets: memoryview) -> str:
+    return bytes(octets).rstrip(b"\0").decode("utf-8", "replace")
 
 
 def _seconds_since(instant: int) -> float | None:
@@ -151,9 +167,10 @@ class Seat:
         confirm: Its wait for RabbitMQ's confirms.
     """
 
-    def __init__(self, cells: memoryview[int], at: int) -> None:
+    def __init__(self, cells: memoryview[int], at: int, reason: memoryview) -> None:
         self._cells = cells
         self._at = at
+        self._reason = reason
         self.commit = Wait(cells, at + _Cell.AWAITS_COMMIT)
         self.confirm = Wait(cells, at + _Cell.AWAITS_CONFIRM)
 
@@ -174,6 +191,11 @@ class Seat:
     def ask_for_successor(self) -> None:
         """It wants to be replaced, and works on until it is told to stop."""
         self._cells[self._at + _Cell.WANTS_SUCCESSOR] = 1
+
+    def note_reason(self, words: str) -> None:
+        """Why it ends, or has ended, before it is up: a sentence that anybody may read."""
+        octets = words.encode("utf-8", "replace")[:REASON_OCTETS]
+        self._reason[:] = octets.ljust(REASON_OCTETS, b"\0")
 
     # What the parent says and reads.
 
@@ -201,6 +223,11 @@ class Seat:
     def leave(self) -> None:
         """The seat is free."""
         self._cells[self._at + _Cell.TAKEN] = 0
+
+    @property
+    def reason(self) -> str:
+        """Why its process ended before it was up."""
+        return _text(self._reason)
 
     @property
     def is_up(self) -> bool:
@@ -238,5 +265,8 @@ class Post:
 def _plight(member: Member) -> str:
     name = f"{member.role} {member.number}"
     if member.failed_boots:
-        return f"{name} could not boot, {member.failed_boots} times in a row."
+        times = "once" if member.failed_boots == 1 else f"{member.failed_boots} times in a row"
+        return (
+            f"{name} could not boot, {times}: {member.reason}" if member.reason else f"{name} could not boot, {times}."
+        )
     return f"{name} is starting." if member.pid else f"{name} waits to be started again."

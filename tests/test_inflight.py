@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from dispatcher import inflight
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.status import OnUncertain
+from dispatcher.errors import DispatcherError
 from dispatcher.inflight import (
     DeadLedger,
     Flight,
@@ -264,7 +265,7 @@ class TestALivingWorker:
         def on_a_full_disk() -> None:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
-            with suppress(OSError):
+            with suppress(DispatcherError):
                 Ledger(tmp_path, worker="w", slot="s", slots=8)
 
         die(on_a_full_disk)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from dispatcher.roster import Member, Roster
+from dispatcher.roster import REASON_OCTETS, Member, Roster
 from tests.waiting import wait_until
 
 
@@ -41,12 +41,13 @@ def test_a_host_is_ready_when_everybody_is_up_and_says_what_is_missing_otherwise
         seat.begin()
         seat.note_process(100 + number)
     third.note_failed_boots(4)
+    third.note_reason("No space left on device. Make room.")
     relay.up()
 
     assert roster.unready() == [
         "worker 0 is starting.",
         "worker 1 is starting.",
-        "worker 2 could not boot, 4 times in a row.",
+        "worker 2 could not boot, 4 times in a row: No space left on device. Make room.",
     ]
 
     first.up()
@@ -68,6 +69,18 @@ def test_nothing_that_a_predecessor_said_is_true_of_the_next() -> None:
 
     assert not seat.wants_successor
     assert roster.unready() == ["worker 0 is starting."]
+
+
+def test_a_reason_is_cut_where_its_place_ends_and_goes_with_its_seat() -> None:
+    roster = Roster(["worker"])
+    first, second = roster.seat("worker", 0), roster.seat("worker", 1)
+    first.note_reason("ü" * 5000)
+    second.note_reason("disk full")
+
+    assert len(first.reason.rstrip("\ufffd")) == REASON_OCTETS // 2
+    assert [member.reason for member in roster.members()] == [first.reason, "disk full"]
+    first.leave()
+    assert roster.seat("worker", 0).reason == ""
 
 
 def test_a_seat_that_was_left_is_taken_again() -> None:

@@ -40,7 +40,7 @@ from dispatcher.store.api_keys import KeyStore
 from dispatcher.store.connections import make_pool
 from dispatcher.store.drafts import DraftStore
 from dispatcher.store.emails import EmailStore
-from dispatcher.supervisor.parent import make_run_dir
+from dispatcher.supervisor.run_dir import make_run_dir
 from dispatcher.telemetry import log, metric_files, scrape
 from dispatcher.telemetry.tracing import TRACER
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import platform
 import resource
 import stat
@@ -17,8 +19,8 @@ from uuid import UUID
 
 from dispatcher.config import Settings
 from dispatcher.errors import ConfigurationError, DispatcherError, ServerUnavailable
-from dispatcher.inflight import SUFFIX, living_ledger
-from dispatcher.supervisor.parent import run_dir_fault
+from dispatcher.inflight import SUFFIX, Ledger, living_ledger
+from dispatcher.supervisor.run_dir import run_dir_fault
 
 if TYPE_CHECKING:
     from dispatcher.broker.inspection import Absence
@@ -109,22 +111,27 @@ def check_process(settings: Settings) -> Iterator[Finding]:
 
 
 def check_run_dir(settings: Settings) -> Iterator[Finding]:
-    """Whether `run` can keep its process files."""
+    """Whether `run` can keep its files there: nobody else may write them, and the disk has room for the ledgers."""
     subject = "run directory"
+    needed = settings.workers * Ledger.octets(2 * settings.prefetch)
     try:
         settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         if fault := run_dir_fault(settings.run_dir):
-            remedy = "Set DISPATCHER_RUN_DIR to a folder of this user's own."
-            yield Finding(subject, State.FAILED, f"{settings.run_dir} {fault}", remedy)
+            yield Finding(subject, State.FAILED, f"{settings.run_dir} {fault.words}", fault.remedy)
             return
-        with tempfile.TemporaryFile(dir=settings.run_dir):
-            fault = volatility(settings.run_dir.resolve(), _mounts())
-            remedy = "Set DISPATCHER_RUN_DIR to a folder on a disk of this host, such as /var/lib/email-dispatcher."
-            words = f"{settings.run_dir} is writable{', but ' + fault if fault else ''}"
-            yield judge(subject, not fault, words, remedy, State.WARNING)
+        with tempfile.TemporaryFile(dir=settings.run_dir) as file:
+            os.posix_fallocate(file.fileno(), 0, needed)
+        doubt = volatility(settings.run_dir.resolve(), _mounts())
+        remedy = "Set DISPATCHER_RUN_DIR to a folder on a disk of this host, such as /var/lib/email-dispatcher."
+        words = f"{settings.run_dir} is writable{', but ' + doubt if doubt else ''}"
+        yield judge(subject, not doubt, words, remedy, State.WARNING)
     except OSError as error:
+        words = f"{settings.run_dir}: {error.strerror}"
         remedy = "Set DISPATCHER_RUN_DIR to a folder that this user may write."
-        yield Finding(subject, State.FAILED, f"{settings.run_dir}: {error.strerror}", remedy)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            words += f"; the ledgers of {settings.workers} workers need {needed / 2**20:.1f} MiB"
+            remedy = "Make room on that disk, or set DISPATCHER_RUN_DIR to a folder on another disk of this host."
+        yield Finding(subject, State.FAILED, words, remedy)
 
 
 def volatility(folder: Path, mounts: str) -> str | None:

@@ -52,6 +52,9 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
     A host has vanished if it has leases, and none of its workers has a session. Another host settles its emails at the
     latest in `settled_in_seconds`: by DISPATCHER_ON_UNCERTAIN they are held, or sent again.
 
+    `unready` says which processes of this host's `dispatcher run` do not work, and why, as its monitor says at
+    DISPATCHER_METRICS_ADDRESS. It is null where all work, and where no monitor answers.
+
     Failed and held emails that no operator has decided lose their content after DISPATCHER_RETAIN_UNDECIDED_DAYS.
     `expiring` counts those with less than a week left; it is null where they are kept for ever.
 
@@ -69,6 +72,7 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
        "expiring": {"emails": 2, "first_in_seconds": 432000.0},
        "providers": {"smtp": {"state": "open", "workers": 2, "reason": "connection_failed", "seconds_left": 1.5}},
        "vanished_hosts": [{"name": "host-2", "in_flight": 64, "settled_in_seconds": 27.5}],
+       "unready": "worker 1 could not boot, 3 times in a row: ...",
        "workers": [{"name": "host-1:w0:4711:9f86d081", "age_seconds": 86400.0, "in_flight": 12}],
        "latency_seconds": {"p50": 0.021, "p95": 0.05, "p99": 0.11}}
     """
@@ -91,6 +95,7 @@ def look(settings: Settings) -> Standing:
     from dispatcher.broker.topology import Topology, depths
     from dispatcher.cli.status_page import Standing
     from dispatcher.domain.rescue import longest_rescue_seconds
+    from dispatcher.monitor.asking import ask_unready
     from dispatcher.store.activity import list_workers, measure_latency
     from dispatcher.store.connections import connected
     from dispatcher.store.counts import count_emails
@@ -107,8 +112,11 @@ def look(settings: Settings) -> Standing:
         queues = {queue: found[queue] for queue in (settings.queue, settings.dlq)}
     except (BrokerUnavailable, TopologyError) as error:
         fault = str(error)
+    unready = asyncio.run(ask_unready(settings.metrics_address))
     rescue_seconds = longest_rescue_seconds(settings.lease_seconds)
-    return Standing(counts, expiring, troubles, workers, rescue_seconds, latency, queues, fault, time.monotonic())
+    return Standing(
+        counts, expiring, troubles, workers, unready, rescue_seconds, latency, queues, fault, time.monotonic()
+    )
 
 
 def _show(standing: Standing, *, as_json: bool) -> Exit:

@@ -29,6 +29,7 @@ class Standing:
     Attributes:
         expiring: Undecided emails that are about to lose their content; None where they are kept for ever.
         troubles: Providers that some worker cannot use now.
+        unready: Which processes of this host do not work, and why; None where all do, or nobody can say.
         rescue_seconds: How long after its end the lease of a vanished host is settled, at most.
         queues: Waiting messages by queue, the DLQ last; None if RabbitMQ did not tell.
         queues_fault: Why it did not.
@@ -39,6 +40,7 @@ class Standing:
     expiring: Expiring | None
     troubles: list[Trouble]
     workers: list[WorkerSeen]
+    unready: str | None
     rescue_seconds: float
     latency: Latency | None
     queues: dict[str, int] | None
@@ -73,6 +75,7 @@ class Standing:
                 {"name": host.name, "in_flight": host.in_flight, "settled_in_seconds": seconds}
                 for host, seconds in self.vanished
             ],
+            "unready": self.unready,
             "workers": [
                 {"name": worker.name, "age_seconds": worker.age_seconds, "in_flight": worker.in_flight}
                 for worker in self.workers
@@ -94,7 +97,7 @@ def table(standing: Standing) -> RenderableType:
 
 
 def _troubles(standing: Standing) -> list[Text]:
-    """The providers that cannot be used, below the table: a provider's words may be long, and would widen its columns.
+    """Providers and processes that do not work, below the table: their words may be long, and would widen its columns.
 
     Each is a Text, because those words may hold what rich takes for markup.
     """
@@ -102,6 +105,7 @@ def _troubles(standing: Standing) -> list[Text]:
         Text(f"{trouble.provider}: {_words(trouble)}", style="yellow" if trouble.state == "paused" else "red")
         for trouble in standing.troubles
     ]
+    lines += [Text(f"this host: {standing.unready}", style="red")] if standing.unready else []
     return [Text(""), *lines] if lines else []
 
 

@@ -14,7 +14,7 @@ from typing import Final, NoReturn
 
 from setproctitle import setproctitle
 
-from dispatcher.errors import ConfigurationError
+from dispatcher.errors import ConfigurationError, DispatcherError
 from dispatcher.roster import Post
 from dispatcher.telemetry import metric_files
 
@@ -40,20 +40,41 @@ def become(title: str, entry: Entry, post: Post, parent: int) -> NoReturn:
             faulthandler.enable(sys.stderr)
         setproctitle(f"dispatcher: {title}")
         code = entry(post)
-    except ConfigurationError as error:
-        # An operator's to mend: words, and no traceback.
-        code = _MISCONFIGURED
+        if code:
+            post.seat.note_reason(f"exit {code}.")
+    except BaseException as error:  # noqa: BLE001 - the edge of a process: it must never run on into the parent's code
+        code = _MISCONFIGURED if isinstance(error, ConfigurationError) else _FAILED
+        post.seat.note_reason(_public_words(error))
         with suppress(OSError):
-            print(*(f"{title}: {mistake}" for mistake in error.mistakes), sep="\n", file=sys.stderr)
-    except BaseException:  # noqa: BLE001 - the edge of a process: it must never run on into the parent's code
-        with suppress(OSError):
-            traceback.print_exc()
+            _print(title, error, is_up=post.seat.is_up)
     finally:
         # Even where the disk is full, or nobody reads our words any more.
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError):
                 stream.flush()
         os._exit(code)
+
+
+def _print(title: str, error: BaseException, *, is_up: bool) -> None:
+    """Words alone for what an operator has to mend; else a traceback, for it is our mistake."""
+    if isinstance(error, ConfigurationError):
+        print(*(f"{title}: {mistake}" for mistake in error.mistakes), sep="\n", file=sys.stderr)
+    elif isinstance(error, DispatcherError | OSError) and not is_up:
+        print(f"{title}: {error}", file=sys.stderr)
+    else:
+        traceback.print_exception(error)
+
+
+def _public_words(error: BaseException) -> str:
+    """Why a process ends, for anybody who can ask: no host, user, path or other value."""
+    for each in (error, error.__cause__):
+        if isinstance(each, DispatcherError) and each.public:
+            return each.public
+    if isinstance(error, DispatcherError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}. The log has more."
+    return f"{type(error).__name__}. The log has more."
 
 
 def _tie_to(parent: int) -> None:

@@ -188,12 +188,15 @@ class Crew:
     def _note_end(self, process: Process, exit_code: int | None, how: str) -> None:
         now, pid = time.monotonic(), process.pid
         reason = process.ending or process.end_of(exit_code)
+        if exit_code is None or exit_code < 0:
+            process.seat.note_reason(f"{how}.")  # else the child has said why
+        error = {"error": process.seat.reason} if reason is Ending.COULD_NOT_BOOT else {}
         process.ended(now)
         if process.ending is None and not self._is_draining:
             metrics.RESTARTS.add(1, process.role.name, reason)
             seconds = round((process.start_at or now) - now, 1)
             self._log.error(
-                "process.exited", role=process.name, pid=pid, how=how, reason=reason, retry_in_seconds=seconds
+                "process.exited", role=process.name, pid=pid, how=how, reason=reason, retry_in_seconds=seconds, **error
             )
             return
         # A child that had not begun yet ends by the signal itself.

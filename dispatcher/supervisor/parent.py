@@ -17,21 +17,20 @@ the parent is gone. What a child has to say it says in the roster, a shared memo
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import signal
-import stat
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from dispatcher.errors import ConfigurationError, DispatcherError
+from dispatcher.errors import ConfigurationError
 from dispatcher.supervisor.crew import HEARD, Crew
 from dispatcher.supervisor.heartbeat import Watch
 from dispatcher.supervisor.process import Ending, Role
 from dispatcher.supervisor.reload import Replacing
+from dispatcher.supervisor.run_dir import lock_run_dir
 from dispatcher.supervisor.terminal import has_terminal
 from dispatcher.telemetry import metric_files
 from dispatcher.telemetry.log import get_log
@@ -187,49 +186,3 @@ class Parent:
             # One that waits to be started again, where there is one.
             self._crew.ask(min(removable, key=lambda each: (each.pid is not None, -each.number)), Ending.SCALED_DOWN)
         self._log.info("dispatcher.scaled", workers=self._worker_count)
-
-
-def run_dir_fault(run_dir: Path) -> str | None:
-    """Why its ledgers, which decide whether an email was sent, could be somebody else's; None where they are ours."""
-    found = run_dir.stat()
-    if found.st_mode & stat.S_IWOTH:
-        return "may be written by every user of this machine"
-    if found.st_uid not in (os.geteuid(), 0):
-        return "belongs to another user"
-    return None
-
-
-def make_run_dir(run_dir: Path) -> None:
-    """Makes the run directory, or makes sure of it.
-
-    Raises:
-        ConfigurationError: strangers may write into it.
-        OSError: it cannot be made.
-    """
-    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if fault := run_dir_fault(run_dir):
-        raise ConfigurationError([f"DISPATCHER_RUN_DIR: {run_dir} {fault}: name a folder of this user's own."])
-
-
-def lock_run_dir(run_dir: Path) -> int:
-    """Makes the run directory and locks it for this process's life; returns the lock's descriptor.
-
-    Raises:
-        DispatcherError: another `dispatcher run` holds it, it cannot be made, or strangers may write into it.
-    """
-    try:
-        make_run_dir(run_dir)
-        descriptor = os.open(run_dir / "run.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise DispatcherError(
-            f"The run directory {run_dir} cannot be used: {error.strerror}.",
-            remedy="Set DISPATCHER_RUN_DIR to a folder that this user may write.",
-        ) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise DispatcherError(
-            f"Another `dispatcher run` uses the run directory {run_dir}.",
-            remedy="Stop it, or give this one a DISPATCHER_RUN_DIR of its own.",
-        ) from error
-    return descriptor

@@ -56,7 +56,7 @@ EVENTS: Final = MappingProxyType(
         "dispatcher.scaled": "SIGTTIN or SIGTTOU: workers, from now on.",
         "process.started": "A worker, the relay or the monitor was forked: role, pid.",
         "process.exited": "One of them ended: role, pid, how, reason (crashed, could_not_boot, hung, stopped; where we "
-        "asked for it reloaded, recycled, scaled_down, drained), retry_in_seconds.",
+        "asked for it reloaded, recycled, scaled_down, drained), retry_in_seconds, error (why it could not boot).",
         "process.hung": "The loop of one of them stood still; it is aborted and replaced: role, pid, silent_seconds.",
         "process.killed": "One of them did not end in time: role, pid.",
         "worker.drained": "A worker gave back what it had not begun and ended: sent, released.",

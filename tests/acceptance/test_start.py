@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+import resource
 import signal
 
+import orjson
 import psycopg
 
 from dispatcher import enqueue
-from tests.acceptance.harness import Host, emails, stop
+from dispatcher.dev.ports import choose
+from dispatcher.monitor.asking import ask_unready
+from dispatcher.setting_values import Listener
+from tests.acceptance.harness import DISPATCHER, Host, emails, stop
 from tests.supervisor.program import eventually
 
 
@@ -100,6 +107,29 @@ def test_a_crash_loop_waits_longer_and_longer_and_ends_with_its_cause(host: Host
     stop(run)
     books.assert_balanced()
     assert books.counts == {"sent": 20}
+
+
+def test_a_worker_without_room_for_its_ledger_says_why_and_works_once_there_is_room(host: Host) -> None:
+    (port,) = choose(1)
+    address = f"127.0.0.1:{port}"
+    # Above this size no process of the host may write a file: as on a full disk, and a worker's ledger needs more.
+    limited = ["sh", "-c", 'ulimit -S -f 128 && exec "$@"', "sh", *DISPATCHER, "run"]
+    run = host.program(limited, "run", env=host.environment(METRICS="off", METRICS_ADDRESS=address, WORKERS=1))
+
+    ended = run.await_events("process.exited", reason="could_not_boot")
+    asked = eventually(lambda: asyncio.run(ask_unready(Listener("127.0.0.1", port))), "a monitor that answers")
+    status = host.command("status", "--json", METRICS_ADDRESS=address)
+    assert status.await_exit() == 0
+
+    reason = "The in-flight ledger cannot be made in the run directory: File too large. Make room on its disk"
+    assert ended["error"].startswith(reason)
+    for told in (asked, orjson.loads(status.log)["unready"]):
+        assert re.match(rf"worker 0 could not boot, (once|\d+ times in a row): {reason}", told or "")
+    assert "Traceback" not in run.words
+    _, hard = resource.prlimit(run.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(run.pid, resource.RLIMIT_FSIZE, (hard, hard))
+    host.await_finished(host.enqueue(emails(5)))
+    stop(run)
 
 
 def test_a_provider_that_nobody_can_use_burns_no_attempt_and_crashes_nobody(host: Host) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import tempfile
@@ -20,7 +21,7 @@ from dispatcher.domain.email import Email
 from dispatcher.inflight import Ledger
 from dispatcher.producers import enqueue
 from tests.broker.rabbit import Operator
-from tests.cli.commandline import CommandLine
+from tests.cli.commandline import PROGRAM, CommandLine
 
 AWAY = "127.0.0.1:1"
 WRONG_LOGIN = re.compile(r"//[^@]*@")
@@ -142,7 +143,7 @@ def test_a_dlq_that_drops_messages_fails_and_stops_a_start(
     words = f"The queue {topology.dlq} drops its oldest messages when it is full"
     assert found["RabbitMQ topology"]["words"].startswith(words)
     assert started.code == 78
-    assert words in started.stderr
+    assert words in started.stdout
 
 
 def test_asynchronous_commit_fails(settled: CommandLine) -> None:
@@ -287,7 +288,7 @@ def test_run_directory_that_is_emptied_sooner_or_later_is_named(folder: str, wor
 
 def test_run_directory_in_a_place_that_is_emptied_is_a_warning(settled: CommandLine) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        found = _findings(settled.having(DISPATCHER_RUN_DIR=folder), code=0)
+        found = _findings(settled.having(DISPATCHER_RUN_DIR=f"{folder}/run"), code=0)
 
     assert found["run directory"]["state"] == "warning"
     assert "cleaners empty /tmp" in found["run directory"]["words"]
@@ -302,6 +303,17 @@ def test_run_directory_that_strangers_may_write_fails(settled: CommandLine) -> N
 
     assert found["run directory"]["state"] == "failed"
     assert "every user" in found["run directory"]["words"]
+
+
+def test_a_disk_without_room_for_the_ledgers_fails(settled: CommandLine) -> None:
+    limited = ["sh", "-c", 'ulimit -f 128 && exec "$@"', "sh", *PROGRAM, "doctor", "--json"]  # as on a full disk
+
+    done = subprocess.run(limited, env=settled.whole_environment, cwd=settled.folder, capture_output=True, check=False)
+
+    found = next(each for each in json.loads(done.stdout)["findings"] if each["subject"] == "run directory")
+    assert (done.returncode, found["state"]) == (1, "failed")
+    assert "File too large; the ledgers of" in found["words"]
+    assert "Make room on that disk" in found["remedy"]
 
 
 def test_pending_emails_that_no_configured_provider_can_carry_are_told_and_what_can_be_sent_at_all(

@@ -81,8 +81,36 @@ def test_a_mistake_in_the_settings_is_told_in_words_and_not_as_a_traceback(nurse
     ended = parent.await_events("process.exited", role="a")
 
     assert (ended["reason"], ended["how"]) == ("could_not_boot", "exit 78")
+    assert ended["error"] == "TOY_SIZE must be a whole number.; TOY_COLOUR is not set."
     assert "a: TOY_SIZE must be a whole number.\na: TOY_COLOUR is not set.\n" in parent.words
     assert "Traceback" not in parent.words
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "is_our_mistake"),
+    [
+        ("unfit:3", "exit 3.", False),
+        ("killed", "signal SIGKILL.", False),
+        ("full", "No space left on device. The log has more.", False),
+        (
+            "refused",
+            "PostgreSQL refuses the user, the password or the database in DISPATCHER_DATABASE_URL. The log has",
+            False,
+        ),
+        ("broken", "LookupError. The log has more.", True),
+    ],
+)
+def test_why_a_process_could_not_boot_is_told_to_anybody_without_private_words(
+    nursery: Nursery, kind: str, error: str, is_our_mistake: bool
+) -> None:
+    parent = nursery.start(f"a={kind}", "relay=serve")
+
+    ended = parent.await_events("process.exited", role="a", reason="could_not_boot")
+
+    assert ended["error"].startswith(error)
+    assert "private" not in ended["error"]
+    assert ("Traceback" in parent.words) is is_our_mistake
+    assert kind in ("unfit:3", "killed") or "private" in parent.words  # the log has it
 
 
 def test_who_ends_without_a_fault_was_told_to_by_somebody_else(nursery: Nursery) -> None:

@@ -15,6 +15,7 @@ into its parent's code. A reload takes the roles from FOLDER/roles, where that e
     abort             ends by a signal
     unfit:code        ends before it is up
     mistaken          ends before it is up, because of its settings
+    killed, full, refused, broken   the same by a signal, a full disk, a server, a mistake of ours
     hang              stands still once its loop has begun
     retire            serves, and wants a successor
 """
@@ -32,7 +33,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dispatcher.errors import ConfigurationError
+from dispatcher.errors import ConfigurationError, StoreRefused
 from dispatcher.roster import Post
 from dispatcher.stopping import stop_event
 from dispatcher.supervisor.parent import Parent
@@ -195,7 +196,35 @@ def retire(toy: Toy, post: Post) -> int:
     return serve(toy, post)
 
 
-UNFIT: dict[str, Callable[[Toy, Post], int]] = {"unfit": end, "mistaken": be_mistaken}
+def kill_itself(_toy: Toy, _post: Post) -> int:
+    """Dies of a signal."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
+def lack_room(_toy: Toy, _post: Post) -> int:
+    """Ends because a disk is full."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/private/file")
+
+
+def be_refused(_toy: Toy, _post: Post) -> int:
+    """Ends because a server does not let it in."""
+    raise ConfigurationError(["no entry for the user private"]) from StoreRefused("no entry for the user private")
+
+
+def be_broken(_toy: Toy, _post: Post) -> int:
+    """Ends by a mistake of ours."""
+    raise LookupError("private")
+
+
+UNFIT: dict[str, Callable[[Toy, Post], int]] = {
+    "unfit": end,
+    "mistaken": be_mistaken,
+    "killed": kill_itself,
+    "full": lack_room,
+    "refused": be_refused,
+    "broken": be_broken,
+}
 """These end before they are up."""
 KINDS: dict[str, Callable[[Toy, Post], int]] = {
     "serve": serve,

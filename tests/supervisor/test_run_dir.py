@@ -1,0 +1,76 @@
+"""Whose the run directory must be: who can put ledgers there decides what was sent."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dispatcher.errors import ConfigurationError
+from dispatcher.supervisor.run_dir import make_run_dir, run_dir_fault
+
+
+def folder(path: Path, mode: int) -> Path:
+    path.mkdir(parents=True)
+    path.chmod(mode)
+    return path
+
+
+def link(path: Path, target: Path) -> Path:
+    target.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(target)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda tmp: folder(tmp / "run", 0o700), None),
+        (lambda tmp: folder(tmp / "run", 0o755), None),
+        (lambda tmp: folder(tmp / "run", 0o770), "may be written by its group"),
+        (lambda tmp: folder(tmp / "run", 0o702), "may be written by every user"),
+        (lambda tmp: link(tmp / "run", tmp / "elsewhere"), "is a symbolic link"),
+        (lambda tmp: link(tmp / "run", tmp / "gone" / ".." / "elsewhere"), "is a symbolic link"),
+        (lambda tmp: link(tmp / "ours", tmp / "elsewhere") / "run", None),
+        (lambda tmp: folder(tmp / "open", 0o777) / "run", "which every user of this machine may write"),
+        (lambda tmp: folder(tmp / "sticky", 0o1777) / "run", "which every user of this machine may write"),
+        (lambda tmp: folder(tmp / "open", 0o777) / "between" / "run", "which every user of this machine may write"),
+        (lambda tmp: folder(tmp / "sticky", 0o1777) / "between" / "run", None),
+        (lambda tmp: link(tmp / "ours", folder(tmp / "open", 0o777)) / "run", "which every user of this machine may"),
+    ],
+)
+def test_a_run_directory_that_others_may_write_or_replace_is_refused_with_a_remedy(
+    make: Callable[[Path], Path], words: str | None, tmp_path: Path
+) -> None:
+    run_dir = make(tmp_path)
+
+    if words is None:
+        make_run_dir(run_dir)
+        return
+    with pytest.raises(ConfigurationError) as raised:
+        make_run_dir(run_dir)
+
+    (mistake,) = raised.value.mistakes
+    assert mistake.startswith(f"DISPATCHER_RUN_DIR: {run_dir} {words}") or words in mistake
+    assert mistake.count(". ") == 1
+
+
+@pytest.mark.parametrize(
+    ("owner", "us", "is_refused"),
+    [(1000, 1000, False), (0, 1000, False), (0, 0, False), (1001, 1000, True), (1000, 0, True)],
+)
+def test_a_run_directory_of_another_user_is_refused_whoever_we_are(
+    owner: int, us: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Owned(type(Path())):  # type: ignore[misc]
+        def stat(self, **_: object) -> os.stat_result:
+            return os.stat_result((0o40700, 0, 0, 0, owner, 0, 0, 0, 0, 0))
+
+    monkeypatch.setattr("os.geteuid", lambda: us)
+
+    fault = run_dir_fault(Owned("/run"))
+
+    assert (fault is not None) is is_refused
+    assert fault is None or "belongs to another user" in str(fault)
