@@ -115,7 +115,7 @@ def _measure(scene: Stage, options: argparse.Namespace, console: Console) -> Fig
         _enqueue(scene.database_url, options, arrivals)
         console.log("waiting for the last attempts")
         with connected(scene.database_url) as connection:
-            unfinished = "select not exists (select from email_log where status in ('pending', 'sending'))"
+            unfinished = "select not exists (select from dispatcher.email_log where status in ('pending', 'sending'))"
             wait_until(lambda: connection.execute(unfinished).fetchone() == (True,), FINISH_SECONDS)
     return _figures(scene, arrivals)
 
@@ -161,7 +161,7 @@ def _email(number: int, kind: str | None, chance: random.Random, domain: str | N
 def _figures(scene: Stage, arrivals: Sequence[Arrival]) -> Figures:
     accepted = scene.double.acceptances()
     with connected(scene.database_url) as connection:
-        rows = connection.execute("select email_id::text, status, attempt_count from email_log").fetchall()
+        rows = connection.execute("select email_id::text, status, attempt_count from dispatcher.email_log").fetchall()
     found = {email_id: (status, attempts) for email_id, status, attempts in rows}
     good = [each for each in arrivals if each.kind is None]
     bad = {kind: Counter[str]() for kind in KINDS}

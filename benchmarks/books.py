@@ -42,7 +42,8 @@ def read_books(connection: psycopg.Connection[Any], email_ids: Collection[str], 
     """
     # Ids ascend with time: whatever was in the tables before is left out without being read.
     rows = connection.execute(
-        "select email_id::text, status, extract(epoch from sent_at)::float8 from email_log where email_id >= %s",
+        "select email_id::text, status, extract(epoch from sent_at)::float8 from dispatcher.email_log "
+        "where email_id >= %s",
         [min(email_ids)],
     ).fetchall()
     known = {email_id: (status, sent_at) for email_id, status, sent_at in rows if email_id in email_ids}

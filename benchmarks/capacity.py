@@ -300,7 +300,9 @@ def _percentiles(ordered: Sequence[float]) -> dict[str, float]:
 
 def _unfinished(connection: _Connection) -> int:
     # By the partial index: it holds what is not sent alone.
-    row = connection.execute("select count(*) from email_log where status in ('pending', 'sending')").fetchone()
+    row = connection.execute(
+        "select count(*) from dispatcher.email_log where status in ('pending', 'sending')"
+    ).fetchone()
     assert row is not None
     return int(row[0])
 

@@ -104,7 +104,9 @@ def _measure(servers: Servers, shape: Shape, seconds: float) -> dict[str, Any]:
         emails = told["requests"] * shape.batch
         told["cpu_us"] = {name: 1e6 * (after.get(name, 0) - before.get(name, 0)) / emails for name in PROCESSES}
         with psycopg.connect(environment["DISPATCHER_DATABASE_URL"]) as connection:
-            row = connection.execute("select count(*) from email_log where message_key like 'load-%'").fetchone()
+            row = connection.execute(
+                "select count(*) from dispatcher.email_log where message_key like 'load-%'"
+            ).fetchone()
         assert row is not None
         return {**told, "missing": emails - row[0]}
 

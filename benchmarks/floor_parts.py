@@ -181,7 +181,7 @@ async def measure_together(
         _connected(other) as recording,
     ):
         enqueue()
-        rows = await (await leasing.execute("select email_id, message_key from email_log")).fetchall()
+        rows = await (await leasing.execute("select email_id, message_key from dispatcher.email_log")).fetchall()
         leased = await _lease(sizes, leasing, dict(rows), _Free())
         enqueue()
         keys = await _publish(other, sizes, leasing, emails, _Free())

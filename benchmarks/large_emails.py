@@ -217,7 +217,9 @@ def measure(servers: Servers, folder: Path, options: argparse.Namespace) -> Outc
 
 
 def _finished(connection: Connection[Any]) -> int:
-    row = connection.execute("select count(*) from email_log where status in ('sent', 'failed', 'held')").fetchone()
+    row = connection.execute(
+        "select count(*) from dispatcher.email_log where status in ('sent', 'failed', 'held')"
+    ).fetchone()
     assert row is not None
     return int(row[0])
 

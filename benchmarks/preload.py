@@ -21,7 +21,7 @@ with numbers as (
     from generate_series(%(first)s::bigint, %(last)s::bigint) as n
 ),
 logged as (
-    insert into email_log (
+    insert into dispatcher.email_log (
         email_id, tenant_id, message_key, status, attempt_count, lease_token, provider, provider_message_id,
         created_at, published_at, sent_at
     )
@@ -31,7 +31,7 @@ logged as (
     from numbers
 ),
 stored as (
-    insert into email_content (email_id, sender, recipients, subject, text_body)
+    insert into dispatcher.email_content (email_id, sender, recipients, subject, text_body)
     select
         email_id, 'Shop <shop@example.com>',
         jsonb_build_object('to', jsonb_build_array('customer' || n || '@example.org')),
@@ -39,11 +39,11 @@ stored as (
     from numbers
 ),
 claimed as (
-    insert into email_idempotency (tenant_id, message_key, email_id, payload_hash, completed_at)
+    insert into dispatcher.email_idempotency (tenant_id, message_key, email_id, payload_hash, completed_at)
     select 'default', 'preloaded-' || n, email_id, decode(md5(n::text) || md5(n::text), 'hex'), now()
     from numbers
 )
-insert into email_attempt (email_id, attempt_number, worker, provider, started_at, finished_at, outcome)
+insert into dispatcher.email_attempt (email_id, attempt_number, worker, provider, started_at, finished_at, outcome)
 select email_id, 1, 'preloaded', 'capture', now() - interval '1 day', now() - interval '1 day', 'accepted'
 from numbers
 """
@@ -53,9 +53,9 @@ def preload(database_url: str, emails: int) -> None:
     """Fills the tables with so many emails that were sent in the last six days, and has them vacuumed and analysed."""
     with connected(database_url) as connection:
         connection.execute("set statement_timeout = 0")
-        connection.execute("select email_partitions_make(now() - interval '6 days', 1)")
+        connection.execute("select dispatcher.email_partitions_make(now() - interval '6 days', 1)")
         for first in range(1, emails + 1, BATCH):
             connection.execute(_INSERT, {"first": first, "last": min(emails, first + BATCH - 1)})
         for table in ("email_log", "email_content", "email_idempotency", "email_attempt"):
-            connection.execute(f"vacuum (analyze) {table}".encode())
+            connection.execute(f"vacuum (analyze) dispatcher.{table}".encode())
         connection.execute("checkpoint")

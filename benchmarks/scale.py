@@ -195,7 +195,8 @@ def _half_sent(scene: Stage) -> bool:
 def _leased_by(scene: Stage, host: str) -> set[str]:
     with connected(scene.database_url) as connection:
         rows = connection.execute(
-            "select email_id from email_log where status = 'sending' and split_part(locked_by, ':', 1) = %s", [host]
+            "select email_id from dispatcher.email_log where status = 'sending' and split_part(locked_by, ':', 1) = %s",
+            [host],
         ).fetchall()
     return {str(email_id) for (email_id,) in rows}
 
@@ -203,7 +204,7 @@ def _leased_by(scene: Stage, host: str) -> set[str]:
 # From the first attempt of whoever came last: before, the others had the backlog for themselves.
 _TOGETHER = """
 with attempts as (
-    select split_part(worker, ':', 1) as host, started_at, finished_at from email_attempt
+    select split_part(worker, ':', 1) as host, started_at, finished_at from dispatcher.email_attempt
 ),
 together as (
     select max(first_at) as since from (select min(started_at) as first_at from attempts group by host) as beginnings
@@ -226,7 +227,7 @@ def _together(scene: Stage) -> tuple[float, dict[str, float]]:
 
 def _books(scene: Stage) -> dict[str, int]:
     with connected(scene.database_url) as connection:
-        rows = connection.execute("select email_id, status from email_log").fetchall()
+        rows = connection.execute("select email_id, status from dispatcher.email_log").fetchall()
     statuses = {str(email_id): status for email_id, status in rows}
     acceptances = scene.double.acceptances()
     sent = {email_id for email_id, status in statuses.items() if status == "sent"}

@@ -180,7 +180,8 @@ def _books(scene: Stage, arrivals: Arrivals, unfinished: int) -> Books:
     acceptances = scene.double.acceptances()
     with connected(scene.database_url) as connection:
         statuses: dict[str, str] = {
-            str(email_id): status for email_id, status in connection.execute("select email_id, status from email_log")
+            str(email_id): status
+            for email_id, status in connection.execute("select email_id, status from dispatcher.email_log")
         }
     sent = {email_id for email_id, status in statuses.items() if status == "sent"}
     counts = Counter(statuses.values())

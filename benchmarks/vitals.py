@@ -62,10 +62,10 @@ select
     percentile_cont(0.99) within group (order by ms)
 from (
     select extract(epoch from a.finished_at - l.created_at)::float8 * 1000 as ms
-    from email_log as l
-    join email_attempt as a using (email_id)
-    where l.email_id >= email_id_lowest_at(to_timestamp(%(since)s) - interval '2 minutes')
-        and a.email_id >= email_id_lowest_at(to_timestamp(%(since)s) - interval '2 minutes')
+    from dispatcher.email_log as l
+    join dispatcher.email_attempt as a using (email_id)
+    where l.email_id >= dispatcher.email_id_lowest_at(to_timestamp(%(since)s) - interval '2 minutes')
+        and a.email_id >= dispatcher.email_id_lowest_at(to_timestamp(%(since)s) - interval '2 minutes')
         and a.finished_at >= to_timestamp(%(since)s)
         and a.finished_at < to_timestamp(%(until)s)
         and a.outcome = 'accepted'

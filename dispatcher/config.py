@@ -82,6 +82,11 @@ class Settings:
         secret=True,
         empty="",
     )
+    database_schema: str = setting(
+        values.schema_name,
+        "dispatcher",
+        "The schema of the dispatcher's tables; `init` makes it. The same for applications that use the library.",
+    )
     amqp_url: str = setting(
         values.urls("amqp", "amqps"),
         None,

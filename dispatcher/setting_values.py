@@ -114,6 +114,16 @@ def worker_count(text: str) -> int:
         raise ValueError(f"{error}, or auto") from None
 
 
+def schema_name(text: str) -> str:
+    """A schema's name, needing no quotes but where it is a word of SQL."""
+    if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", text) or text.startswith("pg_") or text == "information_schema":
+        raise ValueError(
+            "must be a schema's name: a lower-case letter or underscore, then up to 62 lower-case letters, digits and "
+            "underscores; not information_schema, and none that begins with pg_"
+        )
+    return text
+
+
 def url(*schemes: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         example = f"{schemes[0]}://user:password@host:port/…"

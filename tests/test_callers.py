@@ -309,7 +309,10 @@ def test_djangos_own_error_says_that_its_transaction_is_broken(django: Any, book
 
 async def test_a_database_without_tables_is_told_to_be_initialised(empty_database_url: str) -> None:
     name = urlsplit(empty_database_url).path[1:]
-    words = f'The database "{name}" does not have this release\'s tables of the email dispatcher. Run `dispatcher init`'
+    words = (
+        f'The database "{name}" does not have this release\'s tables of the email dispatcher in the schema '
+        '"dispatcher". Run `dispatcher init`'
+    )
     with psycopg.connect(empty_database_url) as connection, pytest.raises(SchemaError) as missing:
         enqueue(connection, email("key"))
     assert str(missing.value).startswith(words)

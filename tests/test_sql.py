@@ -19,6 +19,7 @@ import pytest
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.store.migrations import all_migrations
 from dispatcher.store.queries import all_queries
+from tests.store.statements import prepared
 from tests.test_layers import FOLDER
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -132,18 +133,15 @@ def test_no_sql_stands_in_python() -> None:
     assert strays == []
 
 
-def test_every_statement_is_one_that_postgresql_can_parse(tables_url: str) -> None:
+def test_every_statement_is_one_that_postgresql_can_parse_whatever_the_search_path(tables_url: str) -> None:
     with psycopg.connect(tables_url, autocommit=True) as connection:
+        connection.execute("set search_path = ''")
         for name, text in all_queries().items():
-            # As server-side parameters, numbered in the order in which their names come.
-            numbers: dict[str, str] = {}
-            for parameter in re.findall(r"%\((\w+)\)[sb]", text.decode()):
-                numbers.setdefault(parameter, f"${len(numbers) + 1}")
-            numbered = re.sub(r"%\((\w+)\)[sb]", r"{\1}", text.decode()).format_map(numbers).replace("%%", "%")
-            if re.match(r"(listen|create|drop|set)\b", numbered):
+            statement = prepared(name, text.decode())
+            if statement is None:
                 continue
             try:
-                connection.execute(f"prepare {name} as {numbered}".encode(), prepare=False)
+                connection.execute(statement, prepare=False)
             except psycopg.errors.IndeterminateDatatype:
                 continue  # a type that only the value tells
             except psycopg.Error as error:
@@ -154,7 +152,8 @@ def test_the_tables_know_the_domains_words(tables_url: str) -> None:
     with psycopg.connect(tables_url) as connection:
         constraints: dict[str, str] = dict(
             connection.execute(
-                "select conname, pg_get_constraintdef(oid) from pg_constraint where conrelid = 'email_log'::regclass"
+                "select conname, pg_get_constraintdef(oid) from pg_constraint "
+                "where conrelid = 'dispatcher.email_log'::regclass"
             ).fetchall()
         )
 

@@ -27,9 +27,11 @@ from dispatcher.dev.servers import Servers
 WORKERS: Final = 2
 TUNED: Final[Knobs] = {"bundle": 16, "prefetch": 512}
 """The one place to change it; `--sweep --peers ours-tuned,ours-tuned-published` tries others."""
-SETTLED: Final = (
-    "select count(*), extract(epoch from max(sent_at))::float8 from email_log where status in ('sent', 'held')"
-)
+SETTLED: Final = """
+    select count(*), extract(epoch from max(sent_at))::float8
+    from dispatcher.email_log
+    where status in ('sent', 'held')
+"""
 """Held, too, is an end: after a kill, the email that was on the wire waits for a person."""
 
 
@@ -97,7 +99,7 @@ def measure_ours(case: Ours, servers: Servers, folder: Path, load: Load, knobs: 
                 watched = watch(programs, pids, ledger_of(folder), counted(connection, SETTLED), load)
             except TimeoutError as error:
                 raise RuntimeError(f"{case.name} {error}") from error
-            rows = connection.execute("select email_id from email_log where status = 'held'").fetchall()
+            rows = connection.execute("select email_id from dispatcher.email_log where status = 'held'").fetchall()
     acceptances = read_acceptances(ledger_of(folder))
     in_effect = _in_effect(environment)
     held = frozenset(str(email_id) for (email_id,) in rows)

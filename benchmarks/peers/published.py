@@ -91,6 +91,8 @@ async def _waiting(settings: Settings) -> int:
 
 def _due(settings: Settings) -> int:
     with psycopg.connect(settings.database_url) as connection:
-        row = connection.execute("select count(*) from email_log where publish_due_at is not null").fetchone()
+        row = connection.execute(
+            "select count(*) from dispatcher.email_log where publish_due_at is not null"
+        ).fetchone()
     assert row is not None
     return int(row[0])

@@ -215,11 +215,14 @@ def _check_tables(settings: Settings, connection: Session) -> Iterator[Finding]:
     from dispatcher.store.server import find_database_id, find_filled_defaults
 
     try:
-        verify_schema(connection)
+        others = verify_schema(connection)
     except DispatcherError as error:
         yield failed("tables", error)
         return
-    yield well("tables", f"at this release, migration {all_migrations()[-1].number:04}")
+    words = f"in the schema {settings.database_schema}, at this release, migration {all_migrations()[-1].number:04}"
+    if others:
+        words += f"; the schema {', '.join(others)} has such tables, too, and nobody sends what is enqueued there"
+    yield judge("tables", not others, words, "Drop those tables once nothing in them is needed.", State.WARNING)
     filled = find_filled_defaults(connection)
     words = f"rows stand in {', '.join(filled)}" if filled else "the default ones are empty"
     yield judge("partitions", not filled, words, "Run `dispatcher init`, which moves this week's.", State.WARNING)

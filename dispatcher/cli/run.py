@@ -22,7 +22,16 @@ if TYPE_CHECKING:
     from dispatcher.supervisor.process import Role
 
 _NEEDED: Final = ("database_url", "amqp_url", "providers")
-_ONLY_AT_START: Final = ("run_dir", "metrics", "metrics_dir", "host_name", "workers", "drain_seconds", "hang_seconds")
+_ONLY_AT_START: Final = (
+    "database_schema",
+    "run_dir",
+    "metrics",
+    "metrics_dir",
+    "host_name",
+    "workers",
+    "drain_seconds",
+    "hang_seconds",
+)
 """Settings that the parent uses itself, or on which its processes must agree while they are replaced."""
 
 

@@ -17,6 +17,7 @@ from psycopg import errors as pg
 from psycopg.pq import TransactionStatus
 
 from dispatcher.errors import SchemaError, UnusableConnection
+from dispatcher.store.queries import schema
 
 
 class DjangoConnection(Protocol):
@@ -244,6 +245,8 @@ def with_tables(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[An
         yield
     except (pg.UndefinedTable, pg.UndefinedColumn, pg.UndefinedFunction, pg.InvalidSchemaName) as error:
         raise SchemaError(
-            f'The database "{connection.info.dbname}" does not have this release\'s tables of the email dispatcher.',
-            remedy="Run `dispatcher init` for it (DISPATCHER_DATABASE_URL), or connect to the database that has them.",
+            f'The database "{connection.info.dbname}" does not have this release\'s tables of the email dispatcher in '
+            f'the schema "{schema()}".',
+            remedy="Run `dispatcher init` for it (DISPATCHER_DATABASE_URL), connect to the database that has them, or "
+            "set DISPATCHER_DATABASE_SCHEMA for this application as for the dispatcher.",
         ) from error

@@ -62,6 +62,7 @@ _NAME_REMEDY: Final = (
     "Correct the database's name at the end of DISPATCHER_DATABASE_URL, or make that database: "
     "createdb --encoding UTF8 NAME."
 )
+_GRANTS: Final = "`dispatcher topology grants` prints what each role needs; execute it as the owner of the tables."
 # psycopg counts them among faults of the server. A block that the disk cannot read concerns the rows in it alone.
 _OF_ROWS: Final = (pg.IoError, pg.UndefinedFile, pg.ProgramLimitExceeded)
 # Whatever the URL, environment or role says: our lists are written so (see `arrays`), and emails hold any letter.
@@ -150,21 +151,22 @@ def translated() -> Iterator[None]:
         StoreUnavailable: the server is away, ended the session, timed out, or asks to try again (deadlock,
             serialization failure); the same call may succeed later. StoreBusy where it waited for a lock too long,
             StoreRefused where the server does not let us in, AnswerTooLarge where we have no memory for the answer.
-        SchemaError: a table or function is missing.
+        SchemaError: a schema, table or function is missing.
         ValueRefused: a value is out of range, or no text that it can hold.
         StatementRefused: anything else that the server refused, by its code, without the statement's values: a damaged
             row, a trigger that raises. Also a value in an answer that is no text or JSON: the statement was executed.
     """
     try:
         yield
-    except (pg.UndefinedTable, pg.UndefinedFunction, pg.UndefinedColumn) as error:
+    except (pg.InvalidSchemaName, pg.UndefinedTable, pg.UndefinedFunction, pg.UndefinedColumn) as error:
         raise SchemaError(
             "The database does not have this release's tables.", remedy="Run `dispatcher init`."
         ) from error
     except pg.LockNotAvailable as error:
         raise StoreBusy(f"PostgreSQL is not available: {_first_line(error)}.") from error
     except (pg.InsufficientPrivilege, pg.InvalidPassword, pg.InvalidCatalogName, pg.ReadOnlySqlTransaction) as error:
-        raise StoreUnavailable(f"PostgreSQL refuses us: {_first_line(error)}.") from error
+        remedy = _GRANTS if isinstance(error, pg.InsufficientPrivilege) else None
+        raise StoreUnavailable(f"PostgreSQL refuses us: {_first_line(error)}.", remedy=remedy) from error
     except _OF_ROWS as error:
         raise _refused(error) from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:

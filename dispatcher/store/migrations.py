@@ -1,8 +1,15 @@
-"""The tables' versions: numbered files of `sql/migrations/`, applied forward only and never edited."""
+"""The tables' versions: numbered files of `sql/migrations/`, applied forward only and never edited.
+
+Migrations name tables and functions without a schema, and are applied with a search_path of our schema alone. A
+function that reads tables keeps that search_path (`set search_path from current`), or has a body that PostgreSQL parses
+when it is made (`begin atomic`).
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -10,15 +17,18 @@ from importlib.resources import files
 from typing import Final
 
 from psycopg import Connection
+from psycopg import errors as pg
 from psycopg.rows import TupleRow
 
 from dispatcher.errors import SchemaError
 from dispatcher.store.connections import AsyncSession, translated
-from dispatcher.store.queries import query
+from dispatcher.store.queries import query, schema
 
 WEEKS_AHEAD: Final = 4
 """Partitions that are made ahead; a host that makes none for longer fills the default partition, and nothing fails."""
 
+_OF_SUPERUSERS: Final = "set dispatcher.prune_audit = 'on'\n"
+"""A line of migration 0011 that only a superuser may execute; 0018 makes its function anew without it."""
 _FILE_NAME: Final = re.compile(r"(\d{4})_(\w+)\.sql")
 
 
@@ -53,18 +63,22 @@ def migrate(connection: Connection[TupleRow]) -> list[str]:
     A second call changes nothing; two at once wait for each other. All or nothing: one transaction.
 
     Raises:
-        SchemaError: the database is not in UTF-8 or newer than this release, or an applied migration's file was edited.
+        SchemaError: the database is not in UTF-8 or newer than this release, an applied migration's file was edited,
+            another schema has the tables, a table of another application is in the way, or the role may not.
     """
     changes: list[str] = []
     _assert_unicode(connection.info.parameter_status("server_encoding"))
     with translated(), connection.transaction():
         connection.execute(query("lock_migrations"))
-        connection.execute(query("create_migration_table"))
+        if not _has_tables(connection.execute(query("find_migration_table")).fetchone()):
+            changes += _begin(connection)
         applied = _applied(connection)
         _assert_compatible(applied)
+        connection.execute(query("enter_schema"), {"schema": schema()})
         for migration in all_migrations():
             if migration.number not in applied:
-                connection.execute(migration.text.encode())
+                with _explained(f"Migration {migration.number:04} {migration.name}"):
+                    connection.execute(migration.text.replace(_OF_SUPERUSERS, "").encode())
                 connection.execute(
                     query("record_migration"),
                     {"number": migration.number, "name": migration.name, "checksum": migration.checksum},
@@ -76,8 +90,39 @@ def migrate(connection: Connection[TupleRow]) -> list[str]:
     return changes
 
 
-def verify_schema(connection: Connection[TupleRow]) -> None:
-    """Asserts that the database is at this release.
+def _begin(connection: Connection[TupleRow]) -> list[str]:
+    """Makes the runner's own table, and the schema if there is none."""
+    changes = []
+    name = {"schema": schema()}
+    with _explained("The first step"):
+        if connection.execute(query("find_schema"), name).fetchone() is None:
+            connection.execute(query("create_schema"))
+            changes.append(f"made the schema {schema()}")
+        connection.execute(query("create_migration_table"))
+    return changes
+
+
+@contextmanager
+def _explained(step: str) -> Iterator[None]:
+    """Says what to do where a name is taken, or where the role lacks a right."""
+    try:
+        yield
+    except (pg.DuplicateTable, pg.DuplicateFunction, pg.DuplicateObject) as error:
+        raise SchemaError(
+            f'{step} fails in the schema "{schema()}": {error.diag.message_primary}.',
+            remedy="It is not the dispatcher's. Set DISPATCHER_DATABASE_SCHEMA to a schema that no application uses.",
+        ) from error
+    except pg.InsufficientPrivilege as error:
+        raise SchemaError(
+            f'{step} fails in the schema "{schema()}": {error.diag.message_primary}.',
+            remedy="Run `dispatcher init` as the owner of the tables. For a first `init`, an administrator makes the "
+            f"schema for that role: create schema {schema()} authorization ROLE; or, if it is there: grant create on "
+            f"schema {schema()} to ROLE.",
+        ) from error
+
+
+def verify_schema(connection: Connection[TupleRow]) -> list[str]:
+    """Asserts that the schema is at this release; returns other schemas that have tables of an email dispatcher.
 
     Raises:
         SchemaError: it was never migrated, is behind, is newer, or a migration was edited.
@@ -85,16 +130,35 @@ def verify_schema(connection: Connection[TupleRow]) -> None:
     _assert_unicode(connection.info.parameter_status("server_encoding"))
     with translated():
         row = connection.execute(query("find_migration_table")).fetchone()
-        applied = _applied(connection) if row and row[0] else {}
+        applied = _applied(connection) if _has_tables(row) else {}
     _assert_complete(applied)
+    return list(row[1]) if row else []
 
 
 async def verify_schema_async(session: AsyncSession) -> None:
     """The same on an asynchronous session."""
     with translated():
-        row = await (await session.execute(query("find_migration_table"))).fetchone()
-        rows = await (await session.execute(query("list_migrations"))).fetchall() if row and row[0] else []
+        has_tables = _has_tables(await (await session.execute(query("find_migration_table"))).fetchone())
+        rows = await (await session.execute(query("list_migrations"))).fetchall() if has_tables else []
     _assert_complete({number: (name, checksum) for number, name, checksum in rows})
+
+
+def _has_tables(row: TupleRow | None) -> bool:
+    """Whether the schema was migrated.
+
+    Raises:
+        SchemaError: it was not, but another schema of the database was. One relay publishes for a whole database, so
+            that emails in a second schema would wait for ever.
+    """
+    assert row is not None
+    has_tables, others = row
+    if others and not has_tables:
+        raise SchemaError(
+            f'The schema "{schema()}" has no tables of the dispatcher, but the schema "{others[0]}" has them.',
+            remedy=f"Set DISPATCHER_DATABASE_SCHEMA={others[0]} here and for the applications that enqueue by the "
+            'library, or move the tables (docs/deployment.md, "Schema and roles in PostgreSQL").',
+        )
+    return bool(has_tables)
 
 
 def _assert_unicode(encoding: str | None) -> None:

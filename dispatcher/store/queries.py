@@ -1,7 +1,13 @@
-"""The named statements of `sql/queries/`; Python never builds SQL text."""
+"""The named statements of `sql/queries/`; Python never builds SQL text.
+
+Each statement names our tables and functions with the default schema, `dispatcher`. Where DISPATCHER_DATABASE_SCHEMA
+names another schema, that name replaces it. So no statement depends on a session's search_path, which belongs to the
+application or a pooler.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -11,13 +17,38 @@ from types import MappingProxyType
 from typing import Any, Final
 from uuid import UUID
 
+from dispatcher.errors import ConfigurationError
+
 _NUMBER: Final = attrgetter("int")
 _HEADING: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_DEFAULT_SCHEMA: Final = "dispatcher"
+_SCHEMA_NAME: Final = re.compile(rb"(?<=\bschema )dispatcher\b|\bdispatcher(?=\.)")
+
+
+@cache
+def schema() -> str:
+    """The schema of our tables, as DISPATCHER_DATABASE_SCHEMA names it when it is first asked for.
+
+    Read here, and not handed down with the other settings: an application that enqueues by the library has no settings
+    but its environment.
+
+    Raises:
+        ConfigurationError: the variable is no name of a schema.
+    """
+    text = os.environ.get("DISPATCHER_DATABASE_SCHEMA", "").strip()
+    if not text:
+        return _DEFAULT_SCHEMA
+    from dispatcher.setting_values import schema_name
+
+    try:
+        return schema_name(text)
+    except ValueError as error:
+        raise ConfigurationError([f"DISPATCHER_DATABASE_SCHEMA {error}."]) from None
 
 
 @cache
 def all_queries() -> Mapping[str, bytes]:
-    """Every named statement; read from the package once.
+    """Every named statement, for the default schema; read from the package once.
 
     Raises:
         ValueError: a name stands twice.
@@ -36,7 +67,15 @@ def all_queries() -> Mapping[str, bytes]:
 
 def query(name: str) -> bytes:
     """The statement of that name, without its comments; as bytes, which psycopg takes as trusted text."""
-    return all_queries()[name]
+    return _queries_in(schema())[name]
+
+
+@cache
+def _queries_in(schema_name: str) -> Mapping[str, bytes]:
+    if schema_name == _DEFAULT_SCHEMA:
+        return all_queries()
+    quoted = f'"{schema_name}"'.encode()
+    return {name: _SCHEMA_NAME.sub(quoted, text) for name, text in all_queries().items()}
 
 
 def ids_within(email_ids: Iterable[UUID]) -> dict[str, Any]:

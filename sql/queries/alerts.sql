@@ -1,6 +1,6 @@
 -- name: hold_alert_watch
 -- Takes the watch over a DLQ, or keeps it, for so long. No row: another monitor has it.
-insert into alert_watch as w (queue, holder, held_until)
+insert into dispatcher.alert_watch as w (queue, holder, held_until)
 values (%(queue)s, %(holder)s, clock_timestamp() + %(seconds)s::double precision * interval '1 second')
 on conflict (queue) do update
 set
@@ -12,7 +12,7 @@ returning holder;
 
 -- name: release_alert_watch
 -- Gives the watch back, so that another monitor need not wait for its end. A row if it was ours.
-delete from alert_watch
+delete from dispatcher.alert_watch
 where queue = %(queue)s
     and holder = %(holder)s
 returning queue;
@@ -20,12 +20,12 @@ returning queue;
 -- name: list_alerts_told
 -- The alerts of a DLQ that stand, by channel, with the seconds since they were last told.
 select kind, channel, raised_at, extract(epoch from clock_timestamp() - told_at)::double precision
-from alert_told
+from dispatcher.alert_told
 where queue = %(queue)s;
 
 -- name: enter_alert_told
 -- A channel has told that an alert stands, so many seconds ago. Never makes it older than another monitor knows.
-insert into alert_told as t (queue, kind, channel, raised_at, told_at)
+insert into dispatcher.alert_told as t (queue, kind, channel, raised_at, told_at)
 values (
     %(queue)s, %(kind)s, %(channel)s, %(raised_at)s,
     clock_timestamp() - %(age_seconds)s::double precision * interval '1 second'
@@ -36,7 +36,7 @@ returning queue;
 
 -- name: enter_alert_over
 -- A channel has told an alert's end. A row if it stood.
-delete from alert_told
+delete from dispatcher.alert_told
 where queue = %(queue)s
     and kind = %(kind)s
     and channel = %(channel)s
@@ -51,7 +51,7 @@ select
 from (
     (
         select email_id, correlation_id, created_at, dead_letter_due_at
-        from email_log
+        from dispatcher.email_log
         where status = 'failed'
             and dead_letter_discarded_at is null
         order by email_id
@@ -60,7 +60,7 @@ from (
     union all
     (
         select email_id, correlation_id, created_at, dead_letter_due_at
-        from email_log
+        from dispatcher.email_log
         where status = 'held'
             and dead_letter_discarded_at is null
         order by email_id
@@ -71,7 +71,7 @@ from (
 ) as e
 left join lateral (
     select max(finished_at) as finished_at
-    from email_attempt
+    from dispatcher.email_attempt
     where email_id = e.email_id
 ) as a on true
 order by 2 desc;
@@ -79,5 +79,5 @@ order by 2 desc;
 -- name: find_longest_due_dead_letter
 -- How many seconds the dead letter has waited that waits longest for its place on the DLQ; null if none waits.
 select extract(epoch from clock_timestamp() - min(dead_letter_due_at))::double precision
-from email_log
+from dispatcher.email_log
 where dead_letter_due_at is not null;

@@ -1,6 +1,6 @@
 -- name: insert_api_key
 -- A new key; returns when it was made.
-insert into api_key (
+insert into dispatcher.api_key (
     key_id, tenant_id, name, secret_hash, scopes, sender_domains, sender_addresses, requests_per_second, recipients_per_day
 )
 values (
@@ -14,12 +14,12 @@ returning created_at;
 select
     key_id, tenant_id, name, secret_hash, scopes, sender_domains, sender_addresses, requests_per_second,
     recipients_per_day, created_at, revoked_at
-from api_key
+from dispatcher.api_key
 order by created_at, key_id;
 
 -- name: revoke_api_key
 -- Ends a key; a row if it was alive.
-update api_key
+update dispatcher.api_key
 set revoked_at = clock_timestamp()
 where key_id = %(key_id)s
     and revoked_at is null
@@ -28,11 +28,11 @@ returning key_id;
 -- name: begin_recipient_day
 -- Makes a key's row of today, and forgets its rows of last week. No rows.
 with forgotten as (
-    delete from api_key_day
+    delete from dispatcher.api_key_day
     where key_id = %(key_id)s
         and day < (clock_timestamp() at time zone 'UTC')::date - 7
 )
-insert into api_key_day (key_id, day, recipient_count)
+insert into dispatcher.api_key_day (key_id, day, recipient_count)
 values (%(key_id)s, (clock_timestamp() at time zone 'UTC')::date, 0)
 on conflict (key_id, day) do nothing;
 
@@ -41,7 +41,7 @@ on conflict (key_id, day) do nothing;
 -- `needed`; returns the day, how many, and the seconds until that day ends. No row: today has no row yet.
 with today as (
     select key_id, day, recipient_count
-    from api_key_day
+    from dispatcher.api_key_day
     where key_id = %(key_id)s
         and day = (clock_timestamp() at time zone 'UTC')::date
     for update
@@ -56,7 +56,7 @@ granted as (
         end::integer as granted
     from today
 )
-update api_key_day as d
+update dispatcher.api_key_day as d
 set recipient_count = d.recipient_count + g.granted
 from granted as g
 where d.key_id = g.key_id
@@ -68,7 +68,7 @@ returning
 
 -- name: return_recipients
 -- Gives back what was taken of a day and not used. No rows.
-update api_key_day
+update dispatcher.api_key_day
 set recipient_count = greatest(0, recipient_count - %(returned)s)
 where key_id = %(key_id)s
     and day = %(day)s;

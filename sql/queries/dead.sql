@@ -3,7 +3,7 @@
 select
     email_id, tenant_id, message_key, correlation_id, status, error_type, last_error, attempt_count, provider,
     created_at, dead_letter_due_at is not null, dead_letter_discarded_at, count(*) over ()
-from dead_emails(
+from dispatcher.find_dead_emails(
     %(status)s, %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
     %(email_ids)s, %(discarded)s
 )
@@ -24,7 +24,7 @@ select
     count(*),
     min(created_at),
     max(created_at)
-from dead_emails(
+from dispatcher.find_dead_emails(
     %(status)s, %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
     %(email_ids)s, %(discarded)s
 )
@@ -41,18 +41,18 @@ select
     end as outcome,
     count(*),
     (array_agg(e.email_id order by e.email_id))[1:%(sample)s]
-from dead_emails(
+from dispatcher.find_dead_emails(
     %(status)s, %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
     %(email_ids)s, %(discarded)s
 ) as e
-left join email_content as c using (email_id)
+left join dispatcher.email_content as c using (email_id)
 group by outcome
 order by outcome;
 
 -- name: find_dead_ids
 -- Every email selected, the oldest first.
 select email_id
-from dead_emails(
+from dispatcher.find_dead_emails(
     %(status)s, %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
     %(email_ids)s, %(discarded)s
 )
@@ -61,7 +61,7 @@ order by email_id;
 -- name: find_known_ids
 -- Which of these are emails, whatever became of them.
 select email_id
-from email_log
+from dispatcher.email_log
 where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s;
 
@@ -69,7 +69,7 @@ where email_id = any(%(email_ids)s)
 -- Notes that a person takes these emails' dead letters away for good: the emails stay as they are, on record.
 -- An id that is missing is not failed or held, or was discarded before.
 with discarded as (
-    update email_log
+    update dispatcher.email_log
     set
         dead_letter_discarded_at = clock_timestamp(),
         dead_letter_due_at = null
@@ -80,7 +80,7 @@ with discarded as (
     returning email_id, attempt_count
 ),
 audited as (
-    insert into operator_audit (actor, action, reason, email_id, detail)
+    insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
     select %(actor)s, 'discard', %(reason)s, email_id, jsonb_build_object('attempts', attempt_count)
     from discarded
 )
@@ -90,14 +90,14 @@ from discarded;
 -- name: find_announced
 -- Failed and held emails whose dead letter must be on the DLQ: it was published, and nobody took it away.
 select email_id, attempt_count
-from email_log
+from dispatcher.email_log
 where status in ('failed', 'held')
     and dead_letter_due_at is null
     and dead_letter_discarded_at is null;
 
 -- name: announce_again
 -- Has the dead letters of these emails published again, unless something came of them since; returns which.
-update email_log as e
+update dispatcher.email_log as e
 set dead_letter_due_at = clock_timestamp()
 from unnest(%(email_ids)s::uuid[], %(attempt_counts)s::integer[]) as w (email_id, attempt_count)
 where e.email_id = w.email_id
@@ -110,11 +110,11 @@ returning e.email_id;
 
 -- name: audit_orphans
 -- Notes that the dead letters of emails that are gone are taken away for good: how many of each. No rows.
-insert into operator_audit (actor, action, reason, email_id, detail)
+insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
 select %(actor)s, 'discard', %(reason)s, o.email_id, jsonb_build_object('letters', o.letters)
 from unnest(%(email_ids)s::uuid[], %(letters)s::integer[]) as o (email_id, letters);
 
 -- name: audit
 -- One act that changed no email's row. No rows.
-insert into operator_audit (actor, action, reason, email_id, detail)
+insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
 values (%(actor)s, %(action)s, %(reason)s, %(email_id)s, %(detail)s::jsonb);

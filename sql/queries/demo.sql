@@ -1,7 +1,7 @@
 -- name: list_statuses
 -- Where every single email stands, counted by nobody. Scans: for a demo's database, which holds nothing else.
 select email_id, status
-from email_log;
+from dispatcher.email_log;
 
 -- name: try_demo_lock
 -- On a server that the environment names. True: this session's demo is the only one there until it ends.

@@ -1,25 +1,25 @@
 -- name: find_filled_defaults
 -- Default partitions that hold rows, which no partition took; none where partitions were always made ahead.
 select 'email_log_default'
-where exists (select 1 from email_log_default)
+where exists (select 1 from dispatcher.email_log_default)
 union all
 select 'email_content_default'
-where exists (select 1 from email_content_default)
+where exists (select 1 from dispatcher.email_content_default)
 union all
 select 'email_attachment_default'
-where exists (select 1 from email_attachment_default)
+where exists (select 1 from dispatcher.email_attachment_default)
 union all
 select 'email_attempt_default'
-where exists (select 1 from email_attempt_default);
+where exists (select 1 from dispatcher.email_attempt_default);
 
 -- name: sample_pending
 -- The oldest pending emails, with what decides which providers can carry them; no bodies, no attachments.
 select e.email_id, e.created_at, c.sender, c.recipients, c.template_id
 from (
     select email_id, created_at
-    from email_log
+    from dispatcher.email_log
     where status = 'pending'
     order by email_id
     limit %(limit)s
 ) as e
-join email_content as c on c.email_id = e.email_id;
+join dispatcher.email_content as c on c.email_id = e.email_id;

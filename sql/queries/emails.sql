@@ -3,7 +3,7 @@
 select
     email_id, message_key, status, attempt_count, correlation_id, error_type, last_error, provider, provider_message_id,
     created_at, sent_at
-from email_log
+from dispatcher.email_log
 where email_id = %(email_id)s
     and tenant_id = %(tenant_id)s;
 
@@ -12,15 +12,15 @@ where email_id = %(email_id)s
 select
     e.email_id, e.message_key, e.status, e.attempt_count, e.correlation_id, e.error_type, e.last_error, e.provider,
     e.provider_message_id, e.created_at, e.sent_at
-from email_idempotency as k
-join email_log as e on e.email_id = k.email_id
+from dispatcher.email_idempotency as k
+join dispatcher.email_log as e on e.email_id = k.email_id
 where k.tenant_id = %(tenant_id)s
     and k.message_key = %(message_key)s;
 
 -- name: list_email_attempts
 -- What was tried for an email, in order.
 select attempt_number, provider, started_at, finished_at, outcome, error_type, error, provider_code
-from email_attempt
+from dispatcher.email_attempt
 where email_id = %(email_id)s
 order by attempt_number, started_at;
 
@@ -31,7 +31,7 @@ with examined as (
     select
         email_id, tenant_id, message_key, status, attempt_count, correlation_id, error_type, last_error, provider,
         provider_message_id, created_at, sent_at
-    from email_log
+    from dispatcher.email_log
     where email_id < %(below_id)s
         and email_id >= %(from_id)s
     order by email_id desc
@@ -64,7 +64,7 @@ with examined as (
     select
         email_id, tenant_id, message_key, status, attempt_count, correlation_id, error_type, last_error, provider,
         provider_message_id, created_at, sent_at
-    from email_log
+    from dispatcher.email_log
     where status = %(status)s
         and status <> 'sent'
         and email_id < %(below_id)s

@@ -5,6 +5,8 @@
 -- one. An id that is missing has a key that was known before (see find_by_key).
 -- The input is sorted by key, so that two callers with the same keys wait for each other instead of deadlocking. It is
 -- sent in binary (%b): writing lists as text, and escaping it, would take longer than everything else that a caller does.
+-- It is executed with the search_path of the application's session. So each operator and function has exactly the types that
+-- PostgreSQL has it for: it is found in pg_catalog, and no better match can be found in another schema.
 with input as (
     select *
     from unnest(
@@ -33,25 +35,25 @@ with input as (
     )
 ),
 claimed as (
-    insert into email_idempotency (tenant_id, message_key, email_id, payload_hash)
+    insert into dispatcher.email_idempotency (tenant_id, message_key, email_id, payload_hash)
     select tenant_id, message_key, email_id, payload_hash
     from input
     on conflict (tenant_id, message_key) do nothing
     returning email_id
 ),
 logged as (
-    insert into email_log (
+    insert into dispatcher.email_log (
         email_id, tenant_id, message_key, on_uncertain, correlation_id, traceparent, publish_due_at
     )
     select
         email_id, tenant_id, message_key, on_uncertain, correlation_id, traceparent,
-        clock_timestamp() + %(publish_in_seconds)s * interval '1 second'
+        clock_timestamp() + %(publish_in_seconds)s::double precision * interval '1 second'
     from input
     join claimed using (email_id)
     returning email_id, publish_due_at
 ),
 stored as (
-    insert into email_content (
+    insert into dispatcher.email_content (
         email_id, sender, recipients, subject, text_body, html_body, template_id, template_data, headers, tags,
         attachment_count, octets
     )
@@ -64,14 +66,20 @@ stored as (
 select
     email_id,
     publish_due_at,
-    case when %(publish_in_seconds)s = 0 then pg_notify('email_dispatcher_due', '') end,
+    case
+        when %(publish_in_seconds)s::double precision = double precision '0'
+            then pg_notify('email_dispatcher_due'::text, ''::text)
+    end,
     -- The caller's transaction promises to keep the email, so its commit waits for the disk, whatever its session does.
-    case when current_setting('synchronous_commit') = 'off' then set_config('synchronous_commit', 'on', true) end
+    case
+        when current_setting('synchronous_commit'::text) = 'off'::text
+            then set_config('synchronous_commit'::text, 'on'::text, true)
+    end
 from logged;
 
 -- name: enqueue_attachments
 -- The attachments of emails that `enqueue` has just inserted, in the same transaction.
-insert into email_attachment (email_id, position, filename, content_type, content)
+insert into dispatcher.email_attachment (email_id, position, filename, content_type, content)
 select *
 from unnest(
     %(email_ids)b::uuid[],
@@ -85,4 +93,4 @@ from unnest(
 -- The emails that hold these message keys, one row per key that is known.
 select k.tenant_id, k.message_key, k.email_id, k.payload_hash
 from unnest(%(tenant_ids)b::text[], %(message_keys)b::text[]) as t (tenant_id, message_key)
-join email_idempotency as k using (tenant_id, message_key);
+join dispatcher.email_idempotency as k using (tenant_id, message_key);

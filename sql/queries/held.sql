@@ -3,7 +3,7 @@
 select
     email_id, tenant_id, message_key, correlation_id, provider, attempt_count, last_error, created_at,
     count(*) over ()
-from dead_emails(
+from dispatcher.find_dead_emails(
     'held', %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
     %(email_ids)s, %(discarded)s
 )
@@ -15,7 +15,7 @@ limit %(limit)s;
 -- Evidence that a held email did arrive: sent, its key completed, counted, audited, in one statement.
 -- Zero rows: it is not held, or there is none; find_status tells.
 with confirmed as (
-    update email_log
+    update dispatcher.email_log
     set
         status = 'sent',
         sent_at = clock_timestamp(),
@@ -27,21 +27,21 @@ with confirmed as (
     returning email_id, tenant_id, message_key, provider, attempt_count
 ),
 completed as (
-    update email_idempotency as k
+    update dispatcher.email_idempotency as k
     set completed_at = clock_timestamp()
     from confirmed as c
     where k.tenant_id = c.tenant_id
         and k.message_key = c.message_key
 ),
 counted as (
-    insert into email_hourly (hour, provider, outcome, slot, email_count)
+    insert into dispatcher.email_hourly (hour, provider, outcome, slot, email_count)
     select date_trunc('hour', now(), 'UTC'), coalesce(provider, 'unknown'), 'accepted', 'operator', 1
     from confirmed
     on conflict (hour, provider, outcome, slot) do update
     set email_count = email_hourly.email_count + excluded.email_count
 ),
 audited as (
-    insert into operator_audit (actor, action, reason, email_id, detail)
+    insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
     select %(actor)s, 'confirm', %(reason)s, email_id, jsonb_build_object('attempts', attempt_count)
     from confirmed
 )
@@ -52,7 +52,7 @@ from confirmed;
 -- Sends a held email again: pending and due, its attempts counted anew, audited, in one statement.
 -- Zero rows: it is not held, its content is gone, or there is none; find_status tells.
 with released as (
-    update email_log as e
+    update dispatcher.email_log as e
     set
         status = 'pending',
         attempt_base = e.attempt_count,
@@ -65,11 +65,11 @@ with released as (
         dead_letter_discarded_at = null
     where e.email_id = %(email_id)s
         and e.status = 'held'
-        and exists (select from email_content as c where c.email_id = %(email_id)s)
+        and exists (select from dispatcher.email_content as c where c.email_id = %(email_id)s)
     returning e.email_id, e.attempt_count
 ),
 audited as (
-    insert into operator_audit (actor, action, reason, email_id, detail)
+    insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
     select %(actor)s, 'release', %(reason)s, email_id, jsonb_build_object('attempts', attempt_count)
     from released
 )
@@ -80,6 +80,6 @@ from released;
 -- Where one email stands, and whether its content is still there; zero rows: there is none.
 select
     e.status,
-    exists (select from email_content as c where c.email_id = %(email_id)s)
-from email_log as e
+    exists (select from dispatcher.email_content as c where c.email_id = %(email_id)s)
+from dispatcher.email_log as e
 where e.email_id = %(email_id)s;

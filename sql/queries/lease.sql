@@ -11,7 +11,7 @@
 -- send it (see content.sql). The size is 0 where the content is here, and negative where it is unknown. The size of a value
 -- that is stored out of line is read from its pointer.
 with leased as (
-    update email_log as e
+    update dispatcher.email_log as e
     set
         status = 'sending',
         lease_token = e.lease_token + 1,
@@ -53,7 +53,7 @@ left join lateral (
             when coalesce(octet_length(text_body), 0) + coalesce(octet_length(html_body), 0) <= %(most_octets)s then 0
             else coalesce(octet_length(text_body), 0) + coalesce(octet_length(html_body), 0)
         end as octets_apart
-    from email_content
+    from dispatcher.email_content
     where email_id = e.email_id
         and email_id between %(lowest_id)s and %(highest_id)s
     offset 0
@@ -61,7 +61,7 @@ left join lateral (
 
 -- name: lease_unread
 -- As lease, for one email that PostgreSQL could not lease with its content. Reads as little of it as possible.
-update email_log as e
+update dispatcher.email_log as e
 set
     status = 'sending',
     lease_token = e.lease_token + 1,
@@ -89,7 +89,7 @@ select
             and dead_letter_discarded_at is null
             then rescued_token
     end
-from email_log
+from dispatcher.email_log
 where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s;
 
@@ -99,7 +99,7 @@ where email_id = any(%(email_ids)s)
 -- was lost.
 -- Always another end than before, if by a microsecond: whoever saw the lease run out judges it by the end that it had then,
 -- and must not be misled by a clock that was set back.
-update email_log as e
+update dispatcher.email_log as e
 set locked_until = greatest(
     e.locked_until + interval '1 microsecond',
     clock_timestamp() + %(lease_seconds)s * interval '1 second'
@@ -118,7 +118,7 @@ returning e.email_id;
 -- Gives back leases under which no attempt was made: pending and due again, the attempt unburnt. Due after away_seconds,
 -- where the provider that the email needs is away while others work, or where no memory is free for it.
 -- An id that is missing was lost.
-update email_log as e
+update dispatcher.email_log as e
 set
     status = 'pending',
     attempt_count = e.attempt_count - 1,
@@ -144,17 +144,17 @@ with standing as (
         e.status,
         e.status in ('failed', 'held') and e.attempt_count = w.attempts as is_told,
         e.status = 'held' or e.was_uncertain as may_have_arrived,
-        exists (select from email_content as c where c.email_id = e.email_id offset 0) as has_content,
+        exists (select from dispatcher.email_content as c where c.email_id = e.email_id offset 0) as has_content,
         (
             select count(*)
-            from operator_audit as a
+            from dispatcher.operator_audit as a
             where a.email_id = e.email_id
                 and a.action = 'replay_letter'
         ) as times
     from unnest(%(email_ids)s::uuid[], %(attempts)s::integer[]) as w (email_id, attempts)
     cross join lateral (
         select email_id, status, attempt_count, was_uncertain
-        from email_log
+        from dispatcher.email_log
         where email_id = w.email_id
             and email_id between %(lowest_id)s and %(highest_id)s
         for update skip locked
@@ -171,7 +171,7 @@ judged as (
     from standing
 ),
 replayed as (
-    update email_log as e
+    update dispatcher.email_log as e
     set
         status = 'pending',
         attempt_base = e.attempt_count,
@@ -187,7 +187,7 @@ replayed as (
     returning e.email_id, e.attempt_count
 ),
 audited as (
-    insert into operator_audit (actor, action, reason, email_id, detail)
+    insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
     select
         %(worker)s, 'replay_letter', 'Its dead letter was put back on the send queue.', email_id,
         jsonb_build_object('attempts', attempt_count)

@@ -3,7 +3,7 @@
 -- that this look itself takes end with it. Keys are looked up one by one (`lateral`, `offset 0`): no plan may read them all.
 with free as (
     select email_id, tenant_id, message_key
-    from email_log
+    from dispatcher.email_log
     where email_id = any(%(email_ids)s)
         and email_id between %(lowest_id)s and %(highest_id)s
     order by email_id
@@ -14,20 +14,20 @@ free_key as (
     from free as f
     cross join lateral (
         select tenant_id, message_key
-        from email_idempotency
+        from dispatcher.email_idempotency
         where tenant_id = f.tenant_id
             and message_key = f.message_key
         for no key update skip locked
     ) as k
 )
 select e.email_id
-from email_log as e
+from dispatcher.email_log as e
 where e.email_id = any(%(email_ids)s)
     and e.email_id between %(lowest_id)s and %(highest_id)s
     and (
         not exists (select from free as f where f.email_id = e.email_id)
         or exists (
-            select from email_idempotency as k
+            select from dispatcher.email_idempotency as k
             where k.tenant_id = e.tenant_id
                 and k.message_key = e.message_key
                 and not exists (
@@ -52,8 +52,8 @@ left join pg_stat_activity as a on a.pid = l.pid
 where l.locktype = 'relation'
     and l.database = (select oid from pg_database where datname = current_database())
     and (
-        l.relation = 'email_idempotency'::regclass
-        or l.relation in (select relid from pg_partition_tree('email_log'::regclass))
+        l.relation = 'dispatcher.email_idempotency'::regclass
+        or l.relation in (select relid from pg_partition_tree('dispatcher.email_log'::regclass))
     )
     and l.granted
     and l.mode not in ('AccessShareLock', 'ShareUpdateExclusiveLock')

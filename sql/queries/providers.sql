@@ -1,6 +1,6 @@
 -- name: begin_rate
 -- Makes a provider's bucket, empty, if there is none; a row per bucket that it made.
-insert into provider_rate (provider, per_second, tokens, refilled_at)
+insert into dispatcher.provider_rate (provider, per_second, tokens, refilled_at)
 values (%(provider)s, %(ceiling)s, 0, clock_timestamp())
 on conflict (provider) do nothing
 returning provider;
@@ -13,7 +13,7 @@ returning provider;
 -- set back, or the server is another one: the bucket would give nothing until then.
 with locked as (
     select provider, per_second, tokens, refilled_at
-    from provider_rate
+    from dispatcher.provider_rate
     where provider = %(provider)s
     for update
 ),
@@ -36,7 +36,7 @@ bucket as (
     select provider, at, rate, least(%(burst)s, tokens + seconds * rate) as available
     from recovered
 )
-update provider_rate as r
+update dispatcher.provider_rate as r
 set
     per_second = b.rate,
     tokens = b.available - least(%(wanted)s, floor(b.available)),
@@ -48,7 +48,7 @@ returning least(%(wanted)s, floor(b.available))::integer, r.per_second;
 -- name: halve_rate
 -- Halves a provider's rate and empties its bucket, at most once a second, however many emails were throttled at once.
 -- A row if it did.
-update provider_rate
+update dispatcher.provider_rate
 set
     per_second = greatest(%(ceiling)s / 64, per_second / 2),
     tokens = 0,
@@ -60,7 +60,7 @@ returning per_second;
 
 -- name: set_provider_state
 -- A worker slot's view of a provider, from now on; `seconds` is how long it lasts, null where nobody knows.
-insert into provider_state (provider, slot, state, reason, until_at)
+insert into dispatcher.provider_state (provider, slot, state, reason, until_at)
 values (
     %(provider)s, %(slot)s, %(state)s, %(reason)s,
     clock_timestamp() + %(seconds)s::double precision * interval '1 second'
@@ -77,13 +77,13 @@ returning provider;
 -- What workers say of providers that they cannot use now. A living worker says something new when a state's time is over:
 -- who has not for a minute is dead, and so is who has said nothing for an hour.
 select provider, slot, state, reason, extract(epoch from until_at - clock_timestamp())::double precision
-from provider_state
+from dispatcher.provider_state
 where state <> 'closed'
     and coalesce(until_at + interval '1 minute', changed_at + interval '1 hour') > clock_timestamp()
 order by provider, slot;
 
 -- name: forget_provider_states
 -- A worker that ends has no view of providers any more; neither has one that begins. A row per view that went.
-delete from provider_state
+delete from dispatcher.provider_state
 where slot = %(slot)s
 returning provider;

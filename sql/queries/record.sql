@@ -33,7 +33,7 @@ with result as (
     )
 ),
 closed as (
-    update email_log as e
+    update dispatcher.email_log as e
     set
         status = case
             when e.status <> 'held' or r.status = 'sent' then r.status
@@ -86,7 +86,7 @@ closed as (
         r.status <> 'sent' and e.lease_token <> r.lease_token as was_rescued
 ),
 completed as (
-    update email_idempotency as k
+    update dispatcher.email_idempotency as k
     set completed_at = clock_timestamp()
     from closed as c
     where c.status = 'sent'
@@ -94,7 +94,7 @@ completed as (
         and k.message_key = c.message_key
 ),
 attempted as (
-    insert into email_attempt (
+    insert into dispatcher.email_attempt (
         email_id, attempt_number, worker, provider, started_at, finished_at, outcome, error_type, error, provider_code
     )
     select
@@ -105,7 +105,7 @@ attempted as (
         or email_id in (select email_id from closed)
 ),
 audited as (
-    insert into operator_audit (actor, action, reason, email_id, detail)
+    insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
     select
         'recovery', 'recover', 'The worker came back: the provider had not accepted it when the lease was taken away.',
         email_id, jsonb_build_object('attempts', attempt_count, 'worker', %(worker)s::text, 'outcome', outcome)
@@ -114,7 +114,7 @@ audited as (
         and outcome <> 'uncertain'
 ),
 counted as (
-    insert into email_hourly (hour, provider, outcome, slot, email_count)
+    insert into dispatcher.email_hourly (hour, provider, outcome, slot, email_count)
     select date_trunc('hour', now(), 'UTC'), provider, outcome, %(slot)s, count(*)
     from closed
     group by provider, outcome
@@ -130,7 +130,7 @@ where not was_rescued;
 -- A row: this batch was committed although its answer never reached us, because a batch commits as a whole.
 -- By its start as well: attempts are numbered anew when a person replays an email.
 select 1
-from email_attempt
+from dispatcher.email_attempt
 where email_id = %(email_id)s
     and attempt_number = %(attempt_number)s
     and started_at = %(started_at)s

@@ -34,7 +34,7 @@ listen email_dispatcher_due;
 -- emails between them: hundreds of thousands may wait there for a provider that is away.
 (
     select email_id, message_key, correlation_id, traceparent, publish_due_at
-    from email_log
+    from dispatcher.email_log
     where publish_due_at >= %(since)s
         and publish_due_at < now()
     order by publish_due_at
@@ -43,7 +43,7 @@ listen email_dispatcher_due;
 union all
 (
     select email_id, message_key, correlation_id, traceparent, publish_due_at
-    from email_log
+    from dispatcher.email_log
     where publish_due_at >= greatest(%(since)s, now() + interval '5 minutes')
     order by publish_due_at
     limit %(limit)s
@@ -57,7 +57,7 @@ select email_id
 from (
     (
         select email_id, publish_due_at
-        from email_log
+        from dispatcher.email_log
         where publish_due_at >= %(since)s
             and publish_due_at < now()
         order by publish_due_at
@@ -66,7 +66,7 @@ from (
     union all
     (
         select email_id, publish_due_at
-        from email_log
+        from dispatcher.email_log
         where publish_due_at >= greatest(%(since)s, now() + interval '5 minutes')
         order by publish_due_at
         limit %(limit)s
@@ -78,7 +78,7 @@ limit %(limit)s;
 -- name: find_due_pointers
 -- What find_publish_due returns, for these emails.
 select email_id, message_key, correlation_id, traceparent, publish_due_at
-from email_log
+from dispatcher.email_log
 where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s
     and publish_due_at is not null;
@@ -100,7 +100,7 @@ free as (
     from told as t
     cross join lateral (
         select email_id
-        from email_log
+        from dispatcher.email_log
         where email_id = t.email_id
             and email_id between %(lowest_id)s and %(highest_id)s
             and publish_due_at is not distinct from t.due_at
@@ -108,7 +108,7 @@ free as (
     ) as e
 ),
 marked as (
-    update email_log
+    update dispatcher.email_log
     set publish_due_at = null, published_at = clock_timestamp()
     where email_id = any(array(select email_id from free))
         and email_id between %(lowest_id)s and %(highest_id)s
@@ -118,7 +118,7 @@ select e.email_id
 from told as t
 cross join lateral (
     select email_id
-    from email_log
+    from dispatcher.email_log
     where email_id = t.email_id
         and email_id between %(lowest_id)s and %(highest_id)s
         and publish_due_at is not distinct from t.due_at
@@ -132,7 +132,7 @@ where (select count(*) from marked) < cardinality(%(email_ids)s::uuid[])
 select
     email_id, tenant_id, message_key, correlation_id, traceparent, status, error_type, last_error, attempt_count,
     provider, created_at, dead_letter_due_at
-from email_log
+from dispatcher.email_log
 where dead_letter_due_at is not null
     and dead_letter_due_at not between now() and now() + interval '5 minutes'
 order by dead_letter_due_at
@@ -141,7 +141,7 @@ limit %(limit)s;
 -- name: find_dead_letter_due_ids
 -- As find_dead_letter_due where PostgreSQL cannot read one of the rows: the ids alone.
 select email_id
-from email_log
+from dispatcher.email_log
 where dead_letter_due_at is not null
     and dead_letter_due_at not between now() and now() + interval '5 minutes'
 order by dead_letter_due_at
@@ -152,7 +152,7 @@ limit %(limit)s;
 select
     email_id, tenant_id, message_key, correlation_id, traceparent, status, error_type, last_error, attempt_count,
     provider, created_at, dead_letter_due_at
-from email_log
+from dispatcher.email_log
 where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s
     and dead_letter_due_at is not null
@@ -163,14 +163,14 @@ order by dead_letter_due_at;
 select
     email_id, tenant_id, message_key, null, null, status, null, null, attempt_count,
     null, created_at, dead_letter_due_at
-from email_log
+from dispatcher.email_log
 where email_id = %(email_id)s
     and dead_letter_due_at is not null;
 
 -- name: mark_dead_lettered
 -- A broker confirmed and routed these dead letters. Only what is due since the instant in the letter: an email that
 -- failed again since then has another letter due.
-update email_log
+update dispatcher.email_log
 set dead_letter_due_at = null
 where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s
@@ -193,7 +193,7 @@ with expired as (
             when attempt_count - attempt_base < %(max_attempts)s then coalesce(on_uncertain, %(on_uncertain)s)
             else 'hold'
         end as policy
-    from email_log
+    from dispatcher.email_log
     where email_id = any(%(email_ids)s)
         and email_id between %(lowest_id)s and %(highest_id)s
         and (
@@ -208,7 +208,7 @@ with expired as (
     for update skip locked
 ),
 rescued as (
-    update email_log as e
+    update dispatcher.email_log as e
     set
         status = case x.policy when 'hold' then 'held' else 'pending' end,
         lease_token = e.lease_token + 1,
@@ -239,7 +239,7 @@ from rescued;
 -- A row: there are emails whose message was published so long ago that a worker should have had it, unless many wait. Here
 -- and below, a time minutes ahead of the clock counts as long ago: it was written before the clock was set back.
 select 1
-from email_log
+from dispatcher.email_log
 where status = 'pending'
     and publish_due_at is null
     and published_at not between clock_timestamp() - %(age_seconds)s * interval '1 second'
@@ -250,8 +250,8 @@ limit 1;
 -- The emails of find_vanished, some of them. Not those that a promotion has made uncertain, before workers had the time to
 -- record what they hold.
 select email_id
-from email_log
-left join relay_timeline as t on true
+from dispatcher.email_log
+left join dispatcher.relay_timeline as t on true
 where status = 'pending'
     and publish_due_at is null
     and published_at not between clock_timestamp() - %(age_seconds)s * interval '1 second'
@@ -275,8 +275,8 @@ with vanished as (
             when attempt_count - attempt_base < %(max_attempts)s then coalesce(on_uncertain, %(on_uncertain)s)
             else 'hold'
         end as policy
-    from email_log as e
-    left join relay_timeline as t on true
+    from dispatcher.email_log as e
+    left join dispatcher.relay_timeline as t on true
     where email_id = any(%(email_ids)s)
         and email_id between %(lowest_id)s and %(highest_id)s
         and status = 'pending'
@@ -284,7 +284,7 @@ with vanished as (
     order by email_id
     for update of e skip locked
 )
-update email_log as e
+update dispatcher.email_log as e
 set
     status = case v.policy when 'hold' then 'held' else e.status end,
     lease_token = e.lease_token + case v.policy when 'again' then 0 else 1 end,
@@ -309,20 +309,20 @@ returning e.email_id, e.correlation_id, e.status, e.attempt_count, v.policy <> '
 -- uncertain, which must not be held by mistake. Returns a row per email.
 with overtaken as (
     select email_id
-    from email_log
+    from dispatcher.email_log
     where status = 'pending'
         and publish_due_at is null
-        and (published_at <= (select uncertain_before from relay_timeline)) is not true
+        and (published_at <= (select uncertain_before from dispatcher.relay_timeline)) is not true
         and published_at < (
             select max(published_at) - %(age_seconds)s * interval '1 second'
-            from email_log
+            from dispatcher.email_log
             where status = 'sending'
         )
     order by email_id
     limit %(limit)s
     for update skip locked
 )
-update email_log as e
+update dispatcher.email_log as e
 set publish_due_at = clock_timestamp()
 from overtaken as o
 where e.email_id = o.email_id

@@ -1,18 +1,18 @@
 -- name: create_replay
 -- Settles which emails a replay is about, and puts it on record; changes none of them yet.
 with made as (
-    insert into email_replay (source, selection, include_held, per_second, actor, reason)
+    insert into dispatcher.email_replay (source, selection, include_held, per_second, actor, reason)
     values (%(source)s, %(selection)s::jsonb, %(include_held)s, %(per_second)s, %(actor)s, %(reason)s)
     returning replay_id
 ),
 listed as (
-    insert into email_replay_item (replay_id, email_id)
+    insert into dispatcher.email_replay_item (replay_id, email_id)
     select m.replay_id, t.email_id
     from made as m
     cross join unnest(%(email_ids)s::uuid[]) as t (email_id)
 ),
 audited as (
-    insert into operator_audit (actor, action, reason, replay_id, detail)
+    insert into dispatcher.operator_audit (actor, action, reason, replay_id, detail)
     select %(actor)s, 'replay', %(reason)s, replay_id, %(selection)s::jsonb
     from made
 )
@@ -32,8 +32,8 @@ with item as (
             when r.source = 'ids' or r.selection ? 'discarded' then r.created_at
             else '-infinity'
         end as heeds_discards_from
-    from email_replay as r
-    join email_replay_item as i using (replay_id)
+    from dispatcher.email_replay as r
+    join dispatcher.email_replay_item as i using (replay_id)
     where r.replay_id = %(replay_id)s
         and r.state = 'running'
         and i.outcome is null
@@ -48,8 +48,8 @@ standing as (
         e.status,
         e.dead_letter_discarded_at,
         e.status = 'held' or e.was_uncertain as may_have_arrived,
-        exists (select from email_content as c where c.email_id = e.email_id) as has_content
-    from email_log as e
+        exists (select from dispatcher.email_content as c where c.email_id = e.email_id) as has_content
+    from dispatcher.email_log as e
     where e.email_id = (select email_id from item)
     for update of e skip locked
 ),
@@ -58,7 +58,7 @@ judged as (
         i.email_id,
         case
             when s.email_id is null and exists (
-                select from email_log as e where e.email_id = (select email_id from item)
+                select from dispatcher.email_log as e where e.email_id = (select email_id from item)
             ) then null
             when s.email_id is null then 'unknown'
             when s.status = 'sent' then 'already_sent'
@@ -72,7 +72,7 @@ judged as (
     left join standing as s using (email_id)
 ),
 replayed as (
-    update email_log as e
+    update dispatcher.email_log as e
     set
         status = 'pending',
         attempt_base = e.attempt_count,
@@ -90,7 +90,7 @@ replayed as (
     returning e.email_id
 ),
 settled as (
-    update email_replay_item as i
+    update dispatcher.email_replay_item as i
     set outcome = j.outcome, settled_at = clock_timestamp()
     from judged as j
     where i.replay_id = %(replay_id)s
@@ -103,34 +103,34 @@ from judged;
 -- name: replay_goes_on
 -- Finds a replay that runs and has an email left; zero rows: it was stopped, or nothing is left.
 select r.replay_id
-from email_replay as r
+from dispatcher.email_replay as r
 where r.replay_id = %(replay_id)s
     and r.state = 'running'
     and exists (
-        select from email_replay_item as i where i.replay_id = r.replay_id and i.outcome is null
+        select from dispatcher.email_replay_item as i where i.replay_id = r.replay_id and i.outcome is null
     );
 
 -- name: finish_replay
 -- Notes that nothing of a replay is left to do; zero rows: something is, or it does not run.
-update email_replay as r
+update dispatcher.email_replay as r
 set state = 'done', changed_at = clock_timestamp()
 where r.replay_id = %(replay_id)s
     and r.state = 'running'
     and not exists (
-        select from email_replay_item as i where i.replay_id = %(replay_id)s and i.outcome is null
+        select from dispatcher.email_replay_item as i where i.replay_id = %(replay_id)s and i.outcome is null
     )
 returning r.replay_id;
 
 -- name: stop_replay
 -- Lets a replay go no further; zero rows: it does not run.
 with stopped as (
-    update email_replay
+    update dispatcher.email_replay
     set state = 'stopped', changed_at = clock_timestamp()
     where replay_id = %(replay_id)s
         and state = 'running'
     returning replay_id
 )
-insert into operator_audit (actor, action, reason, replay_id)
+insert into dispatcher.operator_audit (actor, action, reason, replay_id)
 select %(actor)s, 'stop', %(reason)s, replay_id
 from stopped
 returning replay_id;
@@ -138,7 +138,7 @@ returning replay_id;
 -- name: resume_replay
 -- Lets a replay that was stopped or lost its runner go on, at another pace if one is given; zero rows: it is done.
 with resumed as (
-    update email_replay
+    update dispatcher.email_replay
     set
         state = 'running',
         per_second = coalesce(%(per_second)s, per_second),
@@ -147,7 +147,7 @@ with resumed as (
         and state in ('running', 'stopped')
     returning replay_id
 )
-insert into operator_audit (actor, action, reason, replay_id)
+insert into dispatcher.operator_audit (actor, action, reason, replay_id)
 select %(actor)s, 'resume', %(reason)s, replay_id
 from resumed
 returning replay_id;
@@ -161,7 +161,7 @@ select
         select coalesce(jsonb_object_agg(o.outcome, o.emails), jsonb_build_object())
         from (
             select coalesce(i.outcome, 'waiting') as outcome, count(*) as emails
-            from email_replay_item as i
+            from dispatcher.email_replay_item as i
             where i.replay_id = r.replay_id
             group by 1
         ) as o
@@ -176,7 +176,7 @@ select
             and l.objsubid = 2
             and l.granted
     )
-from email_replay as r
+from dispatcher.email_replay as r
 where %(replay_id)s::bigint is null
     or r.replay_id = %(replay_id)s
 order by r.replay_id desc
@@ -185,7 +185,7 @@ limit %(limit)s;
 -- name: list_skipped
 -- What a replay did not do, and why.
 select email_id, outcome
-from email_replay_item
+from dispatcher.email_replay_item
 where replay_id = %(replay_id)s
     and outcome <> 'replayed'
 order by email_id

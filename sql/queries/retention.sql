@@ -1,7 +1,7 @@
 -- name: prune_partition
 -- Drops one partition of old emails that are finished and decided; its name, or zero rows where there is none left to
 -- drop. Here and below, undecided_days is how long a failed or held email waits for a decision; 0: for ever.
-select email_partition_prune(
+select dispatcher.email_partition_prune(
     %(parent)s,
     statement_timestamp() - %(days)s * interval '1 day',
     case
@@ -13,8 +13,8 @@ select email_partition_prune(
 -- name: list_prunable_partitions
 -- What prune_partition would drop, one after the other: a row per partition.
 select partition
-from email_partitions_ended(%(parent)s, clock_timestamp() - %(days)s * interval '1 day') as ended
-where not email_log_must_stay(
+from dispatcher.email_partitions_ended(%(parent)s, clock_timestamp() - %(days)s * interval '1 day') as ended
+where not dispatcher.email_log_must_stay(
     ended.from_id,
     ended.until_id,
     case
@@ -22,7 +22,7 @@ where not email_log_must_stay(
         else statement_timestamp() - %(undecided_days)s::integer * interval '1 day'
     end
 )
-    and not email_log_enqueued_since(
+    and not dispatcher.email_log_enqueued_since(
         ended.from_id, ended.until_id, clock_timestamp() - %(days)s * interval '1 day'
     );
 
@@ -34,19 +34,19 @@ with old as (
     select c.email_id
     from (
         select email_id
-        from email_content
-        where email_id < email_id_lowest_at(
+        from dispatcher.email_content
+        where email_id < dispatcher.email_id_lowest_at(
             date_trunc('week', statement_timestamp() - %(days)s * interval '1 day', 'UTC')
         )
         union all
         select email_id
-        from email_content_default
-        where email_id >= email_id_lowest_at(
+        from dispatcher.email_content_default
+        where email_id >= dispatcher.email_id_lowest_at(
             date_trunc('week', statement_timestamp() - %(days)s * interval '1 day', 'UTC')
         )
-            and email_id < email_id_lowest_at(statement_timestamp() - %(days)s * interval '1 day')
+            and email_id < dispatcher.email_id_lowest_at(statement_timestamp() - %(days)s * interval '1 day')
     ) as c
-    join email_log as e on e.email_id = c.email_id
+    join dispatcher.email_log as e on e.email_id = c.email_id
     where e.created_at < statement_timestamp() - %(days)s * interval '1 day'
         and e.status not in ('pending', 'sending')
         and (
@@ -62,11 +62,11 @@ with old as (
     for update of e skip locked
 ),
 attachments as (
-    delete from email_attachment as a
+    delete from dispatcher.email_attachment as a
     using old as o
     where a.email_id = o.email_id
 )
-delete from email_content as c
+delete from dispatcher.email_content as c
 using old as o
 where c.email_id = o.email_id
 returning c.email_id;
@@ -75,19 +75,19 @@ returning c.email_id;
 -- Deletes the content of some emails that are sent and bear the mark of erase_after_sending. Returns a row per email.
 with codes as (
     select c.email_id
-    from email_content as c
-    join email_log as e on e.email_id = c.email_id
+    from dispatcher.email_content as c
+    join dispatcher.email_log as e on e.email_id = c.email_id
     where c.tags ? 'one_time_code'
         and e.status = 'sent'
     limit %(limit)s
     for update of e skip locked
 ),
 attachments as (
-    delete from email_attachment as a
+    delete from dispatcher.email_attachment as a
     using codes as o
     where a.email_id = o.email_id
 )
-delete from email_content as c
+delete from dispatcher.email_content as c
 using codes as o
 where c.email_id = o.email_id
 returning c.email_id;
@@ -97,12 +97,12 @@ returning c.email_id;
 -- Returns a row per key.
 with old as (
     select k.ctid
-    from email_idempotency as k
+    from dispatcher.email_idempotency as k
     where k.created_at < statement_timestamp() - %(days)s * interval '1 day'
-        and not exists (select from email_log as e where e.email_id = k.email_id)
+        and not exists (select from dispatcher.email_log as e where e.email_id = k.email_id)
     limit %(limit)s
 )
-delete from email_idempotency
+delete from dispatcher.email_idempotency
 where ctid = any(array(select ctid from old))
 returning email_id;
 
@@ -110,12 +110,12 @@ returning email_id;
 -- Deletes some of what replays of before an instant noted of their emails. Returns a row per email of a replay.
 with old as (
     select i.ctid
-    from email_replay_item as i
-    join email_replay as r using (replay_id)
+    from dispatcher.email_replay_item as i
+    join dispatcher.email_replay as r using (replay_id)
     where r.created_at < statement_timestamp() - %(days)s * interval '1 day'
     limit %(limit)s
 )
-delete from email_replay_item
+delete from dispatcher.email_replay_item
 where ctid = any(array(select ctid from old))
 returning email_id;
 
@@ -123,18 +123,18 @@ returning email_id;
 -- Deletes some replays of before an instant of which nothing is left but themselves. Returns a row per replay.
 with old as (
     select r.ctid
-    from email_replay as r
+    from dispatcher.email_replay as r
     where r.created_at < statement_timestamp() - %(days)s * interval '1 day'
-        and not exists (select from email_replay_item as i where i.replay_id = r.replay_id)
+        and not exists (select from dispatcher.email_replay_item as i where i.replay_id = r.replay_id)
     limit %(limit)s
 )
-delete from email_replay
+delete from dispatcher.email_replay
 where ctid = any(array(select ctid from old))
 returning replay_id;
 
 -- name: forget_acts
 -- Deletes some acts of operators of before an instant. Returns a row per act.
-select operator_audit_prune(clock_timestamp() - %(days)s * interval '1 day', %(limit)s);
+select dispatcher.operator_audit_prune(clock_timestamp() - %(days)s * interval '1 day', %(limit)s);
 
 -- name: count_expiring
 -- Failed and held emails that are undecided and lose their content within warn_days: how many, and in how many seconds
@@ -143,9 +143,9 @@ select operator_audit_prune(clock_timestamp() - %(days)s * interval '1 day', %(l
 select
     count(*),
     extract(epoch from min(created_at) + %(undecided_days)s * interval '1 day' - statement_timestamp())::double precision
-from email_log as e
+from dispatcher.email_log as e
 where status in ('failed', 'held')
-    and email_id < email_id_lowest_at(statement_timestamp() - (%(undecided_days)s - %(warn_days)s - 1) * interval '1 day')
+    and email_id < dispatcher.email_id_lowest_at(statement_timestamp() - (%(undecided_days)s - %(warn_days)s - 1) * interval '1 day')
     and created_at < statement_timestamp() - (%(undecided_days)s - %(warn_days)s) * interval '1 day'
     and dead_letter_discarded_at is null
-    and exists (select from email_content as c where c.email_id = e.email_id);
+    and exists (select from dispatcher.email_content as c where c.email_id = e.email_id);

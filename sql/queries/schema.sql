@@ -1,39 +1,64 @@
 -- name: create_migration_table
 -- Makes the runner's own table, once.
-create table if not exists dispatcher_migration (
+create table dispatcher.dispatcher_migration (
     number integer primary key,
     name text not null,
     checksum text not null,
     applied_at timestamptz not null default clock_timestamp()
 );
 
+-- name: find_schema
+-- A row: the schema is there. Asked first, because `create schema if not exists` needs the right to create one anyway.
+select 1
+from pg_namespace
+where nspname = %(schema)s;
+
+-- name: create_schema
+-- Makes the schema of all our tables. No rows.
+create schema dispatcher;
+
+-- name: enter_schema
+-- Until the transaction ends: migrations name tables without a schema, find and make them in ours, and no name of theirs is
+-- taken from another schema. Functions keep this search_path (`set search_path from current`). One row.
+select set_config('search_path', quote_ident(%(schema)s) || ', pg_temp', true);
+
 -- name: lock_migrations
 -- Held until the transaction ends, so that two `init` at once migrate once.
 select pg_advisory_xact_lock(hashtext('dispatcher_migration'));
 
 -- name: find_migration_table
--- False: this database was never migrated.
-select to_regclass('dispatcher_migration') is not null;
+-- Whether the schema has our tables, and which other schemas of this database have the tables of an email dispatcher. One row.
+select
+    to_regclass('dispatcher.dispatcher_migration') is not null,
+    array(
+        select n.nspname::text
+        from pg_class as c
+        join pg_namespace as n on n.oid = c.relnamespace
+        where c.relname = 'dispatcher_migration'
+            and c.oid is distinct from to_regclass('dispatcher.dispatcher_migration')
+            and exists (select from pg_attribute as a where a.attrelid = c.oid and a.attname = 'checksum')
+        order by n.nspname
+    );
 
 -- name: list_migrations
 -- What was applied, oldest first.
 select number, name, checksum
-from dispatcher_migration
+from dispatcher.dispatcher_migration
 order by number;
 
 -- name: record_migration
 -- Notes that a migration was applied, in the transaction that applied it. No rows.
-insert into dispatcher_migration (number, name, checksum)
+insert into dispatcher.dispatcher_migration (number, name, checksum)
 values (%(number)s, %(name)s, %(checksum)s);
 
 -- name: find_database_id
 -- This database's identity, as `init` made it.
 select database_id
-from dispatcher_database;
+from dispatcher.dispatcher_database;
 
 -- name: make_partitions
 -- Weekly partitions from the current week on; a row per partition that it made, none where all were there.
-select email_partitions_make(clock_timestamp(), %(weeks_ahead)s);
+select dispatcher.email_partitions_make(clock_timestamp(), %(weeks_ahead)s);
 
 -- name: show_server
 -- For `doctor`: the server's version, whether a commit waits for the disk, how many connections there may be, how many standbys
@@ -61,11 +86,11 @@ select pg_logical_emit_message(true, 'dispatcher', '');
 
 -- name: mark_session
 -- A setting that means nothing to PostgreSQL and lasts as long as the session. One row.
-select set_config('dispatcher.session', %(mark)s, false);
+select set_config('email_dispatcher.session', %(mark)s, false);
 
 -- name: read_session_mark
 -- What mark_session set in this session; null or empty: a pooler has put another session behind the connection. One row.
-select current_setting('dispatcher.session', true);
+select current_setting('email_dispatcher.session', true);
 
 -- name: configure_session
 -- A commit waits for the disk, because an outside action follows it; nothing waits for ever; and a client whose host
@@ -97,7 +122,7 @@ select set_config('statement_timeout', '0', false);
 select set_config(
     'plan_cache_mode',
     case
-        when 9 * (select count(*) from pg_inherits where inhparent = to_regclass('email_log'))
+        when 9 * (select count(*) from pg_inherits where inhparent = to_regclass('dispatcher.email_log'))
             < 2 * current_setting('max_locks_per_transaction')::integer
         then 'force_generic_plan'
         else 'auto'

@@ -13,14 +13,14 @@ where application_name = %(application_name)s
 -- Returns a row per email that it moved.
 with free as (
     select email_id
-    from email_log
+    from dispatcher.email_log
     where status = 'sending'
         and locked_by = %(worker)s
         and email_id <> all(%(unrecorded_ids)s::uuid[])
     order by email_id
     for no key update skip locked
 )
-update email_log as e
+update dispatcher.email_log as e
 set
     status = 'pending',
     attempt_count = e.attempt_count - 1,
@@ -35,7 +35,7 @@ returning e.email_id;
 -- name: find_lease_of
 -- A row: emails are leased to this worker.
 select 1
-from email_log
+from dispatcher.email_log
 where status = 'sending'
     and locked_by = %(worker)s
 limit 1;
@@ -43,14 +43,14 @@ limit 1;
 -- name: find_leases_of
 -- The emails that are leased to this worker.
 select email_id
-from email_log
+from dispatcher.email_log
 where status = 'sending'
     and locked_by = %(worker)s;
 
 -- name: find_rescued
 -- The emails of a worker that a rescue holds and that have not changed since, with the token of the lease that it took away.
 select email_id, rescued_token
-from email_log
+from dispatcher.email_log
 where status = 'held'
     and rescued_from = %(worker)s
     and lease_token = rescued_token + 1
@@ -61,7 +61,7 @@ where status = 'held'
 -- nothing will be. A discarded email stays as the operator left it. Pending and due again. attempt_base gives the attempt
 -- back; attempt_count stays, because a dead letter is known by it. Audited. Returns a row per email that it moved.
 with recovered as (
-    update email_log as e
+    update dispatcher.email_log as e
     set
         status = 'pending',
         attempt_base = e.attempt_base + 1,
@@ -84,7 +84,7 @@ with recovered as (
     returning e.email_id, e.correlation_id, e.attempt_count
 ),
 audited as (
-    insert into operator_audit (actor, action, reason, email_id, detail)
+    insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
     select
         'recovery', 'recover', 'The worker or its ledger came back: nothing had left when the lease was taken away.',
         email_id, jsonb_build_object('attempts', attempt_count, 'worker', %(worker)s::text)
@@ -96,7 +96,7 @@ from recovered;
 -- name: find_attempt_bases
 -- How many attempts emails had when they were last replayed; those that never were are left out.
 select email_id, attempt_base
-from email_log
+from dispatcher.email_log
 where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s
     and attempt_base > 0;
@@ -110,7 +110,7 @@ with free as (
     from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[]) as w (email_id, lease_token)
     cross join lateral (
         select email_id
-        from email_log
+        from dispatcher.email_log
         where email_id = w.email_id
             and email_id between %(lowest_id)s and %(highest_id)s
             and lease_token = w.lease_token
@@ -119,7 +119,7 @@ with free as (
         for no key update skip locked
     ) as e
 )
-update email_log as e
+update dispatcher.email_log as e
 set
     crash_count = e.crash_count + 1,
     status = case when e.crash_count + 1 >= %(most_crashes)s then 'failed' else 'pending' end,
@@ -139,7 +139,7 @@ returning e.email_id, e.correlation_id, e.status, e.crash_count;
 -- Leases that have run out by PostgreSQL's clock, or do so within some seconds: of these workers, or of all others. This
 -- look comes before any look into a ledger.
 select email_id, lease_token, locked_by, locked_until, locked_until < clock_timestamp(), attempt_base
-from email_log
+from dispatcher.email_log
 where status = 'sending'
     and (locked_by = any(%(workers)s)) = %(is_theirs)s
     and locked_until < clock_timestamp() + %(within_seconds)s * interval '1 second';
@@ -147,7 +147,7 @@ where status = 'sending'
 -- name: release_expired
 -- Gives back leases that find_expiring found and under which nothing left nor can leave: pending and due again, the attempt
 -- unburnt. One that came to something since, a renewal included, is left alone. Returns a row per email that it moved.
-update email_log as e
+update dispatcher.email_log as e
 set
     status = 'pending',
     attempt_count = e.attempt_count - 1,

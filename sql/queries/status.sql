@@ -6,14 +6,14 @@ set transaction isolation level repeatable read, read only;
 -- name: count_unfinished
 -- Emails by status, `sent` left out: the partial index holds no more than these.
 select status, count(*)
-from email_log
+from dispatcher.email_log
 where status <> 'sent'
 group by status;
 
 -- name: count_sent
 -- Emails ever sent, from the hourly counts, so that it never scans.
 select coalesce(sum(email_count), 0)::bigint
-from email_hourly
+from dispatcher.email_hourly
 where outcome = 'accepted';
 
 -- name: find_oldest_pending
@@ -21,14 +21,14 @@ where outcome = 'accepted';
 select
     (
         select extract(epoch from clock_timestamp() - created_at)::double precision
-        from email_log
+        from dispatcher.email_log
         where status = 'pending'
         order by email_id
         limit 1
     ),
     (
         select extract(epoch from clock_timestamp() - publish_due_at)::double precision
-        from email_log
+        from dispatcher.email_log
         where publish_due_at is not null
         order by publish_due_at
         limit 1
@@ -39,7 +39,7 @@ select
 select
     coalesce(sum(email_count * greatest(0, least(1, extract(epoch from hour + interval '1 hour' - (now() - interval '1 hour')) / 3600))), 0)::double precision,
     coalesce(sum(email_count * greatest(0, least(1, extract(epoch from hour + interval '1 hour' - (now() - interval '1 day')) / 3600))), 0)::double precision
-from email_hourly
+from dispatcher.email_hourly
 where outcome = 'accepted'
     and hour > now() - interval '26 hours';
 
@@ -55,7 +55,7 @@ with present as (
 ),
 leasing as (
     select locked_by as worker, count(*) as emails, max(locked_until) as last_lease_until
-    from email_log
+    from dispatcher.email_log
     where status = 'sending'
     group by locked_by
 )
@@ -75,9 +75,9 @@ select
     percentile_cont(array[0.5, 0.95, 0.99]) within group (order by extract(epoch from sent_at - created_at))
 from (
     select sent_at, created_at
-    from email_log
+    from dispatcher.email_log
     where status = 'sent'
-        and email_id > email_id_lowest_at(statement_timestamp() - interval '10 minutes')
+        and email_id > dispatcher.email_id_lowest_at(statement_timestamp() - interval '10 minutes')
     order by email_id desc
     limit 1000
 ) as newest;

@@ -4,13 +4,13 @@ select
     email_id, tenant_id, message_key, status, attempt_count, attempt_base, was_uncertain, crash_count, on_uncertain,
     correlation_id, traceparent, error_type, last_error, provider, provider_message_id, locked_by, locked_until, created_at, published_at, sent_at,
     publish_due_at, dead_letter_due_at, dead_letter_discarded_at
-from email_log
+from dispatcher.email_log
 where email_id = %(email_id)s;
 
 -- name: find_ids_by_key
 -- The emails that hold these message keys; a key without a row is nobody's.
 select message_key, email_id
-from email_idempotency
+from dispatcher.email_idempotency
 where tenant_id = %(tenant_id)s
     and message_key = any(%(message_keys)s);
 
@@ -18,34 +18,34 @@ where tenant_id = %(tenant_id)s
 -- Every attempt of an email, the first one first.
 select
     attempt_number, worker, provider, started_at, finished_at, outcome, error_type, provider_code, error
-from email_attempt
+from dispatcher.email_attempt
 where email_id = %(email_id)s
 order by attempt_number, started_at;
 
 -- name: list_acts
 -- What people did to an email, the first act first.
 select acted_at, actor, action, reason, detail
-from operator_audit
+from dispatcher.operator_audit
 where email_id = %(email_id)s
 order by audit_id;
 
 -- name: list_replays_of
 -- The replays that an email was part of, the first one first.
 select r.replay_id, r.actor, r.reason, i.outcome, i.settled_at
-from email_replay_item as i
-join email_replay as r using (replay_id)
+from dispatcher.email_replay_item as i
+join dispatcher.email_replay as r using (replay_id)
 where i.email_id = %(email_id)s
 order by r.replay_id;
 
 -- name: reveal_content
 -- What an email says and to whom, which is private; zero rows: it was deleted.
 select sender, recipients, subject, text_body, html_body, template_id, template_data, headers, tags
-from email_content
+from dispatcher.email_content
 where email_id = %(email_id)s;
 
 -- name: list_attachment_names
 -- Its attachments, without their content.
 select filename, content_type, length(content)
-from email_attachment
+from dispatcher.email_attachment
 where email_id = %(email_id)s
 order by position;

@@ -1,7 +1,7 @@
 -- name: note_timeline
 -- The timeline is the one that was noted last: notes so, and whether commits wait for a standby. No row: it is another, or
 -- none was noted yet.
-update relay_timeline
+update dispatcher.relay_timeline
 set
     noted_at = clock_timestamp(),
     is_synchronous = current_setting('synchronous_standby_names') <> ''
@@ -15,13 +15,13 @@ select
     timeline,
     is_synchronous,
     ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer
-from relay_timeline
+from dispatcher.relay_timeline
 for update;
 
 -- name: begin_timeline
 -- Notes the timeline that the relay finds. Where commits were lost, all that was published by the last transaction that this
 -- server replayed is uncertain from now on; after a restart its time is unknown, and the time of the last note is used.
-insert into relay_timeline (timeline, is_synchronous)
+insert into dispatcher.relay_timeline (timeline, is_synchronous)
 values (
     ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer,
     current_setting('synchronous_standby_names') <> ''
@@ -41,7 +41,7 @@ set
 -- Leases that a promotion has left: their emails may have been recorded or leased anew on the lost timeline, so that a ledger
 -- which does not name them proves nothing. Under another owner's name no settlement gives them back; their worker may renew
 -- and record them by their token all the same, and else the rescue judges them. Returns a row per lease.
-update email_log
+update dispatcher.email_log
 set locked_by = locked_by || %(suffix)s
 where status = 'sending'
 returning email_id;
@@ -51,9 +51,9 @@ returning email_id;
 -- count as published, and where RabbitMQ has no message for them, republish_vanished judges them. Also marks that were set
 -- ahead for an email given back, once they have passed: the standby may have been that far behind. An API process that
 -- publishes itself sets marks some seconds ahead. Returns a row per email.
-update email_log as e
+update dispatcher.email_log as e
 set publish_due_at = null, published_at = t.uncertain_before
-from relay_timeline as t
+from dispatcher.relay_timeline as t
 where e.publish_due_at is not null
     and e.status = 'pending'
     and e.created_at <= t.uncertain_before

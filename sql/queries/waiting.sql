@@ -32,20 +32,20 @@ select
         select count(*)
         from (
             select
-            from email_log as other
+            from dispatcher.email_log as other
             where other.status = 'pending'
                 and other.email_id < e.email_id
                 and (other.publish_due_at is null or other.publish_due_at <= clock_timestamp())
             limit %(most_ahead)s
         ) as ahead
     )
-from email_log as e
+from dispatcher.email_log as e
 where e.email_id = %(email_id)s
     and e.status in ('pending', 'sending');
 
 -- name: list_ceilings
 -- The providers whose ceiling workers have asked about lately, and the emails per second that they may have now.
 select provider, per_second
-from provider_rate
+from dispatcher.provider_rate
 where refilled_at > clock_timestamp() - interval '1 minute'
 order by provider;

@@ -85,7 +85,7 @@ def files_below(folder: Path) -> dict[str, bytes]:
 
 def tables(database_url: str, *, of_content: bool) -> dict[str, str]:
     """All rows as text, of the tables that hold emails' content, or of all others."""
-    listed = "select relname from pg_class where relkind in ('r', 'p') and relnamespace = 'public'::regnamespace"
+    listed = "select relname from pg_class where relkind in ('r', 'p') and relnamespace = 'dispatcher'::regnamespace"
     with psycopg.connect(database_url, autocommit=True) as connection:
         names = [name for (name,) in connection.execute(listed)]
         return {

@@ -34,14 +34,14 @@ class Clocks:
 
     def advance(self, seconds: float, *, steady: float | None = None) -> None:
         """Lets time pass, for both alike unless said otherwise."""
-        self.connection.execute("update clock set shown = shown + %s * interval '1 second'", [seconds])
+        self.connection.execute("update public.clock set shown = shown + %s * interval '1 second'", [seconds])
         self.steady += seconds if steady is None else steady
 
 
 @pytest.fixture
 def clocks(connection: psycopg.Connection, database_url: str) -> Clocks:
     """Clocks that the test moves."""
-    connection.execute("create table clock as select '2030-06-01 23:59:50+00'::timestamptz as shown")
+    connection.execute("create table public.clock as select '2030-06-01 23:59:50+00'::timestamptz as shown")
     connection.execute(
         "create function public.clock_timestamp() returns timestamptz language sql as 'select shown from public.clock'"
     )

@@ -16,20 +16,20 @@ from tests.supervisor.program import Event
 
 _ROWS = """
     select l.email_id, l.message_key, l.status, k.completed_at is not null
-    from email_log as l
-    left join email_idempotency as k on k.email_id = l.email_id
+    from dispatcher.email_log as l
+    left join dispatcher.email_idempotency as k on k.email_id = l.email_id
 """
 _ATTEMPTS = """
     select email_id, attempt_number, worker, extract(epoch from started_at)::float8,
         extract(epoch from finished_at)::float8, outcome
-    from email_attempt
+    from dispatcher.email_attempt
     order by started_at
 """
 
 
 _UNLEDGERED = """
     select email_id
-    from email_log
+    from dispatcher.email_log
     where status = 'held'
         and rescued_from = any(%s)
         and lease_token = rescued_token + 1

@@ -29,7 +29,7 @@ def purge_queue(stage: Stage, random: Random) -> bool:
 def inject_duplicates(stage: Stage, random: Random) -> bool:
     """Messages of emails that there are, a second time, and up to five times; then all of them in one message, some
     twice, and all of them beside one that there is not: that message ends on the DLQ, and its emails do not."""
-    statement = "select email_id, message_key from email_log order by email_id desc limit 400"
+    statement = "select email_id, message_key from dispatcher.email_log order by email_id desc limit 400"
     if stage.outages.is_away(POSTGRES) or not _takes_messages(stage):
         return False
     with suppress(*BROKEN), psycopg.connect(stage.database_url, autocommit=True, connect_timeout=2) as session:

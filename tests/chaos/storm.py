@@ -362,7 +362,7 @@ def _finish_the_queue(plan: Plan, stage: Stage, tell: Tell) -> None:
 
 
 _OPEN: Final = """
-    select count(*) from email_log
+    select count(*) from dispatcher.email_log
     where status not in ('sent', 'failed', 'held') or dead_letter_due_at is not null or publish_due_at is not null
 """
 

@@ -184,7 +184,9 @@ def _email(number: int) -> Email:
 def count_unfinished(host: Host) -> int:
     """How many emails still have a way to go."""
     with psycopg.connect(host.database_url, autocommit=True) as connection:
-        row = connection.execute("select count(*) from email_log where status in ('pending', 'sending')").fetchone()
+        row = connection.execute(
+            "select count(*) from dispatcher.email_log where status in ('pending', 'sending')"
+        ).fetchone()
     assert row is not None
     return int(row[0])
 

@@ -26,7 +26,7 @@ DATABASE_ID: Final = UUID("0d150a7c-0000-4000-8000-0000000000db")
 """The identity of that database, for ledgers that tests write."""
 _TABLES: Final = """
     select relname from pg_class
-    where relkind in ('r', 'p') and not relispartition and relnamespace = 'public'::regnamespace
+    where relkind in ('r', 'p') and not relispartition and relnamespace = 'dispatcher'::regnamespace
         and relname not in ('dispatcher_migration', 'dispatcher_database')
 """
 _OTHERS: Final = """

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import psycopg
 
 SCHEMA: Final = "steered"
-SEARCH_PATH: Final = f"public,{SCHEMA},pg_catalog"
+SEARCH_PATH: Final = f"dispatcher,{SCHEMA},pg_catalog"
 """New tables go to the first schema; a function is taken from the first schema that has it."""
 
 _INSTALL: Final = f"""

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from dispatcher.dev.servers import Servers
-from dispatcher.errors import DispatcherError, SchemaError
+from dispatcher.errors import SchemaError
 from dispatcher.store.connections import connected
 from dispatcher.store.migrations import WEEKS_AHEAD, all_migrations, migrate, verify_schema
 
@@ -31,6 +31,7 @@ def test_an_empty_database_gets_every_table_and_its_partitions(empty_database_ur
 
     partitions = len(PARTITIONED) * (WEEKS_AHEAD + 1)
     assert changes == [
+        "made the schema dispatcher",
         *[f"applied migration {migration.number:04} {migration.name}" for migration in all_migrations()],
         f"made {partitions} partitions",
     ]
@@ -61,12 +62,16 @@ def test_two_at_once_migrate_once(empty_database_url: str) -> None:
 
 def test_migrations_are_all_or_nothing(empty_database_url: str) -> None:
     with connected(empty_database_url) as connection:
-        connection.execute("create table email_hourly (mine integer)")
+        connection.execute("create schema dispatcher")
+        connection.execute("create table dispatcher.email_hourly (mine integer)")
 
-        with pytest.raises(DispatcherError):
+        with pytest.raises(
+            SchemaError, match=r'Migration 0001 emails .* relation "email_hourly" already exists'
+        ) as told:
             migrate(connection)
 
         assert tables(connection) == {"email_hourly"}
+    assert "DISPATCHER_DATABASE_SCHEMA" in (told.value.remedy or "")
 
 
 def test_a_migration_that_was_edited_after_it_was_applied_is_refused(database_url: str) -> None:

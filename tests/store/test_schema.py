@@ -1,0 +1,213 @@
+"""The schema of our tables: in an application's database, whatever its search_path, and beside the release before."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from dispatcher import Email, enqueue
+from dispatcher.config import load
+from dispatcher.errors import ConfigurationError, SchemaError
+from dispatcher.store import queries
+from dispatcher.store.connections import connected
+from dispatcher.store.migrations import all_migrations, migrate, verify_schema
+from dispatcher.store.queries import all_queries
+from tests.store.statements import prepared
+
+EMAIL = Email(message_key="key", sender="a@example.com", to="b@example.org", subject="Hello", text="It works.")
+UseSchema = Callable[[str], None]
+WORD = "order"
+"""A word of SQL, which is no name of a schema without quotes."""
+SHADOWS = """
+    create table public.email_log (mine integer);
+    create table public.email_idempotency (mine integer);
+    create function public.trap() returns boolean language plpgsql as
+        'begin raise exception ''a function of the application was called''; end';
+    create function public.trapped(double precision, integer) returns boolean language sql as 'select public.trap()';
+    create function public.trapped(integer, interval) returns interval language sql
+        as 'select interval ''0'' where public.trap()';
+    create function public.trapped(smallint, interval) returns interval language sql
+        as 'select interval ''0'' where public.trap()';
+    create operator public.= (leftarg = double precision, rightarg = integer, function = public.trapped);
+    create operator public.* (leftarg = integer, rightarg = interval, function = public.trapped);
+    create operator public.* (leftarg = smallint, rightarg = interval, function = public.trapped);
+    create function public.pg_notify(varchar, varchar) returns void language sql as 'select public.trap()';
+    create function public.clock_timestamp() returns timestamptz language sql
+        as 'select pg_catalog.now() where public.trap()';
+    create function public.current_setting(varchar) returns text language sql as 'select ''off'' where public.trap()';
+"""
+"""What an application may have, and PostgreSQL could take for ours or for its own by name and types."""
+
+
+@pytest.fixture
+def use_schema(monkeypatch: pytest.MonkeyPatch) -> Iterator[UseSchema]:
+    """From a call on, DISPATCHER_DATABASE_SCHEMA names another schema; the default again after the test."""
+
+    def use(name: str) -> None:
+        monkeypatch.setenv("DISPATCHER_DATABASE_SCHEMA", name)
+        queries.schema.cache_clear()
+
+    yield use
+    monkeypatch.undo()
+    queries.schema.cache_clear()
+
+
+@pytest.fixture
+def old_database_url(empty_database_url: str) -> str:
+    """A database with the tables of the release before, which made them in the schema `public`."""
+    with psycopg.connect(empty_database_url) as connection:
+        connection.execute(all_queries()["create_migration_table"].replace(b"dispatcher.", b""))
+        for migration in all_migrations()[:17]:
+            connection.execute(migration.text.encode())
+            note = all_queries()["record_migration"].replace(b"dispatcher.", b"")
+            connection.execute(
+                note, {"number": migration.number, "name": migration.name, "checksum": migration.checksum}
+            )
+        connection.execute("select email_partitions_make(now(), 1)")
+    return empty_database_url
+
+
+@pytest.mark.parametrize("path", ['"$user", public', "public", "''"])
+def test_enqueue_needs_no_search_path_and_falls_for_no_name_of_the_applications(database_url: str, path: str) -> None:
+    with psycopg.connect(database_url) as connection:
+        connection.execute(SHADOWS.encode())
+        connection.execute(f"set search_path = {path}".encode())
+        before = connection.execute("show search_path").fetchone()
+
+        first, second = enqueue(connection, EMAIL), enqueue(connection, EMAIL)
+
+        assert first.email_id == second.email_id
+        assert connection.execute("show search_path").fetchone() == before
+        stored = connection.execute("select email_id from dispatcher.email_log").fetchall()
+        assert stored == [(first.email_id,)]
+
+
+def test_all_tables_and_functions_go_into_the_schema_that_is_named(
+    empty_database_url: str, use_schema: UseSchema
+) -> None:
+    use_schema(WORD)
+    with connected(empty_database_url) as connection:
+        connection.execute("create table public.api_key (mine integer)")
+
+        assert migrate(connection)[0] == f"made the schema {WORD}"
+        assert migrate(connection) == []
+
+        verify_schema(connection)
+        elsewhere = connection.execute(
+            "select nspname, relname from pg_class join pg_namespace as n on n.oid = relnamespace "
+            "where nspname not in ('information_schema', %s) and nspname !~ '^pg_'",
+            [WORD],
+        ).fetchall()
+        with connection.transaction():
+            enqueue(connection, EMAIL)
+        assert elsewhere == [("public", "api_key")]
+        assert connection.execute('select message_key from "order".email_log').fetchall() == [("key",)]
+
+
+def test_every_statement_names_that_schema_and_no_other(use_schema: UseSchema) -> None:
+    ours = re.compile(rb"\bdispatcher\.|\bschema dispatcher\b")
+    use_schema(WORD)
+
+    statements = {name: queries.query(name) for name in all_queries()}
+
+    assert not [name for name, text in statements.items() if ours.search(text)]
+    for name, text in all_queries().items():
+        assert statements[name].count(b'"order"') == len(ours.findall(text))
+
+
+def test_a_function_that_reads_our_tables_finds_them_whatever_the_search_path(tables_url: str) -> None:
+    with psycopg.connect(tables_url) as connection:
+        loose = connection.execute(
+            "select proname from pg_proc where pronamespace = 'dispatcher'::regnamespace and prosqlbody is null "
+            "and array_to_string(coalesce(proconfig, '{}'), ' ') !~ 'search_path=dispatcher, pg_temp'"
+        ).fetchall()
+
+    assert loose == [("dead_emails",)]  # of the release before alone
+
+
+def test_tables_of_the_release_before_are_named_with_the_setting_that_finds_them(
+    old_database_url: str, use_schema: UseSchema
+) -> None:
+    with connected(old_database_url) as connection:
+        for look in (migrate, verify_schema):
+            with pytest.raises(SchemaError, match='the schema "public" has them') as told:
+                look(connection)
+            assert "DISPATCHER_DATABASE_SCHEMA=public" in (told.value.remedy or "")
+        assert connection.execute("select to_regnamespace('dispatcher')").fetchone() == (None,)
+
+        use_schema("public")
+        assert migrate(connection)[0] == "applied migration 0018 schema"
+        verify_schema(connection)
+
+
+def test_the_release_before_works_on_beside_this_one(old_database_url: str, use_schema: UseSchema) -> None:
+    use_schema("public")
+    with connected(old_database_url) as connection:
+        migrate(connection)
+        connection.execute("set search_path = public")
+        for name, text in all_queries().items():
+            of_then = text.decode().replace("dispatcher.", "").replace("find_dead_emails", "dead_emails")
+            if statement := prepared(name, of_then):
+                with suppress(psycopg.errors.IndeterminateDatatype):  # a type that only the value tells
+                    connection.execute(statement, prepare=False)
+        assert connection.execute("select email_partitions_make(now() + interval '9 weeks', 0)").fetchall()
+        assert connection.execute("select email_partition_prune('email_log', now())").fetchall() == []
+
+
+def test_a_second_dispatcher_in_one_database_is_refused(database_url: str, use_schema: UseSchema) -> None:
+    use_schema("other")
+    with connected(database_url) as connection, pytest.raises(SchemaError, match='the schema "dispatcher" has them'):
+        migrate(connection)
+
+
+def test_a_role_that_may_not_make_the_schema_is_told_who_can(empty_database_url: str) -> None:
+    name = f"poor_{secrets.token_hex(4)}"
+    with psycopg.connect(empty_database_url, autocommit=True) as administration:
+        administration.execute(sql.SQL("create role {} login password 'poor'").format(sql.Identifier(name)))
+        try:
+            parts = urlsplit(empty_database_url)
+            url = parts._replace(netloc=f"{name}:poor@{parts.hostname}:{parts.port}").geturl()
+            with (
+                connected(url) as connection,
+                pytest.raises(SchemaError, match="permission denied for database") as told,
+            ):
+                migrate(connection)
+        finally:
+            administration.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
+    assert "create schema dispatcher authorization" in (told.value.remedy or "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Mail", "1st", "a b", "a.b", 'a"b', "a;b", "a'b", "pg_catalog", "pg_temp", "information_schema", "é", "a" * 64],
+)
+def test_what_is_no_name_of_a_schema_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="DISPATCHER_DATABASE_SCHEMA must be"):
+        load({"DISPATCHER_DATABASE_SCHEMA": text})
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({}, "from dispatcher.email_log"),
+        ({"DISPATCHER_DATABASE_SCHEMA": WORD}, 'from "order".email_log'),
+        ({"DISPATCHER_DATABASE_SCHEMA": "No; name"}, "ConfigurationError: DISPATCHER_DATABASE_SCHEMA must be"),
+    ],
+)
+def test_an_application_names_the_schema_by_its_environment(environment: dict[str, str], words: str) -> None:
+    program = "from dispatcher.store.queries import query; print(query('find_email').decode())"
+
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert words in ended.stdout + ended.stderr
