@@ -28,7 +28,7 @@ COMMANDS: Final = {
     "dlq": "Dead letters: list, show, replay, discard, reconcile.",
     "config": "Show every setting: value, source, default.",
     "doctor": "Check everything that sending depends on, and say how to mend it.",
-    "topology": "Print RabbitMQ's users with the fewest permissions that work.",
+    "topology": "Print RabbitMQ's users and PostgreSQL's GRANTs with the fewest permissions that work.",
     "prune": "Forget emails that are older than the settings keep them.",
     "alerts": "Try the ways by which alerts reach a person.",
     "dev": "Private PostgreSQL and RabbitMQ for development.",

@@ -1,4 +1,4 @@
-"""`dispatcher topology`: what RabbitMQ needs to know about us."""
+"""`dispatcher topology`: who may do what in RabbitMQ and PostgreSQL, as commands for their administrators."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from dispatcher.cli.output import print_data, print_json
 
 if TYPE_CHECKING:
     from dispatcher.broker.users import User
+    from dispatcher.store.grants import Role
 
 
 @click.group("topology")
 def command() -> None:
-    """RabbitMQ's side of this dispatcher. `init` makes exchange and queues, `doctor` verifies them.
+    """Users of RabbitMQ and roles of PostgreSQL with the fewest permissions. `init` makes queues and tables.
 
     \b
-    Example:
+    Examples:
       dispatcher topology users
+      dispatcher topology grants
     """
 
 
@@ -53,6 +55,45 @@ def users(prefix: str, as_json: bool) -> int:
     else:
         print_data("\n\n".join(_commands(user, f"{prefix}{user.role}", vhost) for user in wanted))
     return Exit.DONE
+
+
+@command.command("grants", short_help="Print the GRANTs for PostgreSQL's roles.")
+@click.option("--producer", default="dispatcher_producer", show_default=True, metavar="ROLE", help="Enqueues.")
+@click.option("--dispatcher", default="dispatcher", show_default=True, metavar="ROLE", help="Runs everything else.")
+@click.option("--reader", default="dispatcher_reader", show_default=True, metavar="ROLE", help="Only looks.")
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON: every role with its statements.")
+def grants(as_json: bool, **names: str) -> int:
+    """Print the fewest rights that work for three kinds of PostgreSQL roles, as SQL for the owner of the tables.
+
+    Names the schema as DISPATCHER_DATABASE_SCHEMA does. Changes nothing, and makes no role. A later release may need
+    more: execute its output after each `dispatcher init`. What is granted already does no harm.
+
+    \b
+    producer    an application that enqueues by the library
+    dispatcher  `run`, `api` and operators' commands; not `init`
+    reader      commands that only look; no content, no addresses, no API keys
+
+    \b
+    Examples:
+      dispatcher topology grants | psql --single-transaction --set ON_ERROR_STOP=1 "$OWNERS_DATABASE_URL"
+      dispatcher topology grants --producer shop --dispatcher mail --reader oncall
+    """
+    from dispatcher.store.grants import roles_of
+
+    settings = load_settings()
+    try:
+        roles = roles_of(**names)
+    except ValueError as error:
+        raise click.UsageError(f"{error}.") from None
+    if as_json:
+        print_json({"schema": settings.database_schema, "roles": [asdict(role) for role in roles]})
+    else:
+        print_data("\n\n".join(_sql(role) for role in roles))
+    return Exit.DONE
+
+
+def _sql(role: Role) -> str:
+    return "\n".join([f"-- {role.role}: {role.about}", *[f"{grant};" for grant in role.grants]])
 
 
 def _commands(user: User, name: str, vhost: str) -> str:

@@ -1,0 +1,50 @@
+-- What each kind of role needs, for an administrator; `dispatcher topology grants` puts its name in place of {role}. A
+-- statement asks for the rights on the table that it names: partitions need none, which are made every week, and neither
+-- do identity columns, LISTEN and NOTIFY. A default privilege for later tables would open emails' content to a reader.
+
+-- name: grant_producer
+-- An application that enqueues by the library: it adds emails, and finds their ids by their keys. No rows.
+grant usage on schema dispatcher to {role};
+grant insert on
+    dispatcher.email_idempotency, dispatcher.email_log, dispatcher.email_content, dispatcher.email_attachment
+    to {role};
+grant select (tenant_id, message_key, email_id, payload_hash) on dispatcher.email_idempotency to {role};
+grant select (email_id, publish_due_at) on dispatcher.email_log to {role};
+
+-- name: grant_dispatcher
+-- `dispatcher run` and `api`, and operators' commands; every command but `init`, for which one owns the tables. No rows.
+grant usage on schema dispatcher to {role};
+grant select, insert, update on
+    dispatcher.email_log, dispatcher.email_hourly, dispatcher.provider_rate, dispatcher.api_key,
+    dispatcher.relay_timeline
+    to {role};
+grant select, insert, update, delete on
+    dispatcher.email_idempotency, dispatcher.email_replay, dispatcher.email_replay_item, dispatcher.api_key_day,
+    dispatcher.provider_state, dispatcher.alert_watch, dispatcher.alert_told
+    to {role};
+grant select, insert, delete on dispatcher.email_content, dispatcher.email_attachment to {role};
+grant select, insert on dispatcher.email_attempt, dispatcher.operator_audit to {role};
+grant select on
+    dispatcher.dispatcher_migration, dispatcher.dispatcher_database, dispatcher.email_log_default,
+    dispatcher.email_content_default, dispatcher.email_attachment_default, dispatcher.email_attempt_default
+    to {role};
+grant execute on function
+    dispatcher.email_id_lowest_at, dispatcher.find_dead_emails, dispatcher.email_partitions_ended,
+    dispatcher.email_log_must_stay, dispatcher.email_log_enqueued_since, dispatcher.email_partitions_make,
+    dispatcher.email_partition_prune(text, timestamptz, timestamptz), dispatcher.operator_audit_prune
+    to {role};
+
+-- name: grant_reader
+-- Commands that only look: `status`, `held list`, `dlq list`, `show`, `replays`, `prune --dry-run`. No address, subject, body
+-- or key. No rows.
+grant usage on schema dispatcher to {role};
+grant select on
+    dispatcher.email_log, dispatcher.email_attempt, dispatcher.email_hourly, dispatcher.email_replay,
+    dispatcher.email_replay_item, dispatcher.operator_audit, dispatcher.provider_state
+    to {role};
+grant select (email_id) on dispatcher.email_content to {role};
+grant select (tenant_id, message_key, email_id) on dispatcher.email_idempotency to {role};
+grant execute on function
+    dispatcher.email_id_lowest_at, dispatcher.find_dead_emails, dispatcher.email_partitions_ended,
+    dispatcher.email_log_must_stay, dispatcher.email_log_enqueued_since
+    to {role};

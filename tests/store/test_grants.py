@@ -1,0 +1,84 @@
+"""The rights that `dispatcher topology grants` prints are those that the statements use, and no others."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+import pytest
+
+from dispatcher.store.grants import Role, roles_of
+from dispatcher.store.queries import all_queries
+
+OWNERS = {
+    "create_schema",
+    "create_migration_table",
+    "record_migration",
+    "grant_producer",
+    "grant_dispatcher",
+    "grant_reader",
+}
+"""Statements of `init`, and the grants themselves."""
+PRODUCERS = {"enqueue", "enqueue_attachments", "find_by_key"}
+_USES = {
+    "insert": r"\binsert into dispatcher\.(\w+)",
+    "update": r"\bupdate dispatcher\.(\w+)|\binsert into dispatcher\.(\w+)(?:(?!insert into).)*?\bdo update",
+    "delete": r"\bdelete from dispatcher\.(\w+)",
+    "select": r"(?<!delete )\b(?:from|join) dispatcher\.(\w+)\b(?! ?\()",
+    "execute": r"dispatcher\.(\w+)\(",
+}
+
+
+def used_by(names: set[str]) -> dict[str, set[str]]:
+    """By table or function, what statements do with it."""
+    used: dict[str, set[str]] = defaultdict(set)
+    for name in names:
+        text = all_queries()[name].decode()
+        for right, pattern in _USES.items():
+            for found in re.finditer(pattern, text, re.DOTALL):
+                used[found[found.lastindex or 0]].add(right)
+    for rights in used.values():
+        if rights & {"update", "delete"}:
+            rights.add("select")  # what `where` reads
+    return dict(used)
+
+
+def role_named(name: str, role: str) -> Role:
+    """A kind of role under a name."""
+    names = {"producer": "app", "dispatcher": "mail", "reader": "oncall", role: name}
+    (found,) = [each for each in roles_of(**names) if each.role == role]
+    return found
+
+
+def granted_to(role: str) -> dict[str, set[str]]:
+    """By table or function, what a role may do with it, or with some of its columns."""
+    granted: dict[str, set[str]] = defaultdict(set)
+    for grant in role_named("somebody", role).grants:
+        rights = re.match(r"grant (.+?) on ", grant)
+        assert rights is not None, grant
+        for target in re.findall(r"dispatcher\.(\w+)", grant):
+            granted[target] |= set(re.findall(r"select|insert|update|delete|execute", rights[1].partition("(")[0]))
+    return dict(granted)
+
+
+def test_a_dispatcher_may_do_what_the_statements_do_and_no_more() -> None:
+    assert granted_to("dispatcher") == used_by(set(all_queries()) - OWNERS)
+
+
+def test_a_producer_may_do_what_enqueueing_does_and_no_more() -> None:
+    used = used_by(PRODUCERS)
+    used["email_log"].add("select")  # `returning` some of its columns
+
+    assert granted_to("producer") == used
+
+
+@pytest.mark.parametrize("name", ["", "two\nlines", "nul\0"])
+def test_what_is_no_name_of_a_role_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="no name of a role"):
+        role_named(name, "reader")
+
+
+def test_a_name_is_quoted_whatever_it_is() -> None:
+    assert role_named('x"; drop  table {y}', "reader").grants[0] == (
+        'grant usage on schema dispatcher to "x""; drop  table {y}"'
+    )
