@@ -368,6 +368,11 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "newer_than_seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": MOST_SECONDS},
             "include_held": {"type": "boolean"},
             "per_second": {"type": "number", "minimum": LEAST_PER_SECOND, "maximum": MOST_PER_SECOND},
+            "force": {
+                "type": "boolean",
+                "default": False,
+                "description": "Keep this pace, whatever other replays are about the same emails.",
+            },
         },
     },
     "Replay": _object(
@@ -380,6 +385,11 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "outcomes": {"type": "object", "additionalProperties": {"type": "integer"}},
             "include_held": {"type": "boolean"},
             "per_second": _nullable("number"),
+            "paced_with": {
+                "type": "array",
+                "items": {"type": "integer"},
+                "description": "Replays of some of the same emails: together they go at the slowest of their paces.",
+            },
             "reason": {"type": "string"},
             "created_at": _INSTANT,
             "changed_at": _INSTANT,

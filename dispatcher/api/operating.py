@@ -102,6 +102,7 @@ _REPLAY: Final[Mapping[str, tuple[Check, str]]] = {
     "newer_than_seconds": (_is_age, "must be a number of seconds above 0"),
     "include_held": (lambda value: isinstance(value, bool), "must be true or false"),
     "per_second": (_is_pace, f"must be from {replays.LEAST_PER_SECOND} to {MOST_PER_SECOND}"),
+    "force": (lambda value: isinstance(value, bool), "must be true or false"),
 }
 _DECISION: Final = {**_REASON, "tenant_id": _REPLAY["tenant_id"]}
 
@@ -142,6 +143,7 @@ class Operating:
                 act,
                 include_held=given.get("include_held", False),
                 per_second=given.get("per_second", replays.DEFAULT_PER_SECOND),
+                force=given.get("force", False),
             )
         self._start_replay(replay)
         return _answer(document(replay), 202, {"Location": f"/v1/replays/{replay.replay_id}"})
@@ -317,6 +319,7 @@ def document(replay: Replay) -> dict[str, Any]:
         "outcomes": {outcome.value: count for outcome, count in replay.outcomes.items()},
         "include_held": replay.include_held,
         "per_second": replay.per_second,
+        "paced_with": list(replay.paced_with),
         "reason": replay.reason,
         "created_at": replay.created_at,
         "changed_at": replay.changed_at,

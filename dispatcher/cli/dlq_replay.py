@@ -6,9 +6,9 @@ import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 import click
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dispatcher.ops.acts import Act
     from dispatcher.ops.replays import Ended, Preview
     from dispatcher.store.failures import Selection
-    from dispatcher.store.replays import ItemOutcome, Replay
+    from dispatcher.store.replays import ItemOutcome, Meeting, Replay
 
     OnEmail = Callable[[UUID, ItemOutcome], None]
 
@@ -54,6 +54,7 @@ _WORDS: Final = {
 @click.option(
     "--rate", type=click.FloatRange(min=0), help="Emails per second, at least 0.01; 50 if not said, 0 for no limit."
 )
+@click.option("--force", is_flag=True, help="Keep this pace, whatever other replays are about the same emails.")
 @click.option("--reason", metavar="TEXT", help="Why, for the audit: a few words, no addresses. Needed to go on.")
 @click.option("--actor", metavar="NAME", help="Who decides; the system's user@host if not said.")
 @click.option("--dry-run", is_flag=True, help="Count and name some, and change nothing.")
@@ -73,6 +74,7 @@ def command(
     from_queue: bool,
     include_held: bool,
     rate: float | None,
+    force: bool,
     reason: str | None,
     actor: str | None,
     dry_run: bool,
@@ -88,7 +90,8 @@ def command(
     on (a script, a pipe) it changes nothing unless there is --yes. Each email becomes
     pending and due in a commit of its own, at the pace of --rate, its attempts counted anew; its dead letter leaves the
     DLQ. Ctrl-C, a crash or `dispatcher dlq stop` lose nothing: --resume goes on where it ended. Two replays of the same
-    email send it once.
+    email send it once. One that meets another over the same emails says so before it starts; together they go at the
+    slower pace, unless --force is given.
 
     \b
     Examples:
@@ -110,7 +113,7 @@ def command(
     if resume is not None:
         _refuse(names or selection.filters or from_queue or everything, "--resume takes no ids and no filter.")
         settings = load_settings("database_url", "amqp_url")
-        return _run(settings, resume, as_json=as_json, resumed_by=(actor, reason, rate))
+        return _run(settings, resume, as_json=as_json, resumed_by=_Resumption(actor, reason, rate, force))
     refuse_both(names, selection.filters)
     _refuse(names and from_queue, "Give ids and message keys, or --from-queue, not both.")
     _refuse(
@@ -120,15 +123,15 @@ def command(
     _refuse(not dry_run and not reason, "A --reason is needed: a few words for the audit. (--dry-run needs none.)")
     act = None if dry_run else Act.of(actor, reason or "")
     settings = load_settings("database_url", "amqp_url")
-    selection, found = asyncio.run(_preview(settings, selection, names, from_queue, include_held))
-    _show_preview(found, selection, as_json=as_json and dry_run)
+    selection, found, met = asyncio.run(_preview(settings, selection, names, from_queue, include_held))
+    _show_preview(found, met, selection, as_json=as_json and dry_run, force=force)
     if act is None or not (found.total or _others(found, selection)):
         return Exit.DONE
     if not yes and not agreed(f"Replay {found.replayable:,}?"):
         return Exit.DONE if is_terminal() else Exit.USAGE
     source = "queue" if from_queue else None
     per_second = 50.0 if rate is None else rate or None
-    made = asyncio.run(_create(settings, selection, act, include_held, per_second, source))
+    made = asyncio.run(_create(settings, selection, act, include_held, per_second, source, force))
     return _run(settings, made.replay_id, as_json=as_json)
 
 
@@ -139,22 +142,24 @@ def _refuse(mistaken: object, words: str) -> None:
 
 async def _preview(
     settings: Settings, selection: Selection, names: tuple[str, ...], from_queue: bool, include_held: bool
-) -> tuple[Selection, Preview]:
+) -> tuple[Selection, Preview, list[Meeting]]:
     from dispatcher.ops.letters import list_letter_ids
-    from dispatcher.ops.replays import preview
+    from dispatcher.ops.replays import meetings, preview
 
     async with opened_session(settings, "dlq") as session:
         selection = await named(session, selection, names)
         if from_queue:
             async with opened_dlq(settings, "dlq") as dlq:
                 selection = replace(selection, email_ids=tuple(await list_letter_ids(session, dlq)))
-        return selection, await preview(session, selection, include_held=include_held)
+        found = await preview(session, selection, include_held=include_held)
+        return selection, found, await meetings(session, selection)
 
 
-def _show_preview(found: Preview, selection: Selection, *, as_json: bool) -> None:
+def _show_preview(found: Preview, met: list[Meeting], selection: Selection, *, as_json: bool, force: bool) -> None:
     others = _others(found, selection)
     if as_json:
-        print_json({"emails": found.counts, "samples": found.samples, "not_failed_or_held": others})
+        told = {"emails": found.counts, "samples": found.samples, "not_failed_or_held": others}
+        print_json({**told, "meets": [asdict(meeting) for meeting in met]})
         return
     for outcome, count in found.counts.items():
         say(f"{count:,} {_WORDS[outcome.value]}, such as {', '.join(map(str, found.samples[outcome]))}")
@@ -162,6 +167,20 @@ def _show_preview(found: Preview, selection: Selection, *, as_json: bool) -> Non
         say(f"{others:,} neither failed nor held; they will be skipped.")
     if not found.total and not others:
         say("No failed or held email matches.")
+    _say_meetings(met, force=force)
+
+
+def _say_meetings(met: list[Meeting], *, force: bool) -> None:
+    for each in met:
+        pace = f"{each.per_second:g}/s" if each.per_second else "no limit"
+        count = f"{each.emails:,} of the same emails"
+        say(f"Replay {each.replay_id} of {each.actor} ({each.reason}; {pace}) is under way, with {count} still to do.")
+    if met:
+        say(
+            "This one keeps its own pace beside it."
+            if force
+            else "Together they go at the slowest of their paces; --force keeps this one's."
+        )
 
 
 def _others(found: Preview, selection: Selection) -> int:
@@ -178,11 +197,29 @@ async def _create(
     include_held: bool,
     per_second: float | None,
     source: str | None,
+    force: bool,
 ) -> Replay:
     from dispatcher.ops.replays import create
 
     async with opened_session(settings, "dlq") as session:
-        return await create(session, selection, act, include_held=include_held, per_second=per_second, source=source)
+        return await create(
+            session,
+            selection,
+            act,
+            include_held=include_held,
+            per_second=per_second,
+            source=source,
+            force=force,
+        )
+
+
+class _Resumption(NamedTuple):
+    """What is given to a replay that goes on."""
+
+    actor: str | None
+    reason: str | None
+    rate: float | None
+    force: bool
 
 
 def _run(
@@ -190,7 +227,7 @@ def _run(
     replay_id: int,
     *,
     as_json: bool,
-    resumed_by: tuple[str | None, str | None, float | None] | None = None,
+    resumed_by: _Resumption | None = None,
 ) -> int:
     try:
         ended, skipped = asyncio.run(_run_replay(settings, replay_id, resumed_by))
@@ -207,16 +244,18 @@ def _run(
 
 
 async def _run_replay(
-    settings: Settings, replay_id: int, resumed_by: tuple[str | None, str | None, float | None] | None
+    settings: Settings, replay_id: int, resumed_by: _Resumption | None
 ) -> tuple[Ended, list[tuple[UUID, ItemOutcome]]]:
     from dispatcher.ops.acts import this_user
-    from dispatcher.ops.replays import find, resume, run
+    from dispatcher.ops.replays import find, meetings_of, resume, run
     from dispatcher.store.replays import list_skipped
 
     async with opened_session(settings, "dlq") as session, opened_dlq(settings, "dlq") as dlq:
         if resumed_by:
-            actor, reason, rate = resumed_by
-            await resume(session, replay_id, actor=actor or this_user(), reason=reason, per_second=rate)
+            actor, reason, rate, force = resumed_by
+            who = actor or this_user()
+            await resume(session, replay_id, actor=who, reason=reason, per_second=rate, force=force)
+            _say_meetings(await meetings_of(session, replay_id), force=force)
         begun = await find(session, replay_id)
         if begun is None:
             raise DispatcherError(f"There is no replay {replay_id}.", remedy="`dispatcher dlq replays` lists them.")

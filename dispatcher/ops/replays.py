@@ -7,7 +7,8 @@
 
 `create` settles which emails and touches none. `run` takes them one by one: one commit makes an email pending and due
 and notes so in the replay, so that whatever ends the runner, a later one goes on exactly there. Two replays that share
-emails replay each of them once: the second finds it under way. An email whose row somebody has locked is passed over
+emails replay each of them once: the second finds it under way. Together they go at the slowest of their paces, each at
+an equal share, unless one is forced to keep its own. An email whose row somebody has locked is passed over
 and tried again after the others; if it stays locked, the run ends without it, and can be resumed. The dead letters of
 what was replayed are swept off the DLQ as the run goes, because they are stale then.
 """
@@ -27,7 +28,7 @@ from dispatcher.ops.letters import sweep
 from dispatcher.store import failures, replays
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession
 from dispatcher.store.failures import Selection
-from dispatcher.store.replays import ItemOutcome, Replay
+from dispatcher.store.replays import ItemOutcome, Meeting, Replay
 from dispatcher.store.turns import turn
 
 DEFAULT_PER_SECOND: Final = 50.0
@@ -37,6 +38,8 @@ SAMPLE: Final = 5
 SWEEP_SECONDS: Final = 5.0
 _LOOK_AGAIN_SECONDS: Final = 0.1
 _LONGEST_SLEEP_SECONDS: Final = 1.0
+_PACE_SECONDS: Final = 1.0
+"""Between two looks whether another replay shares the pace."""
 
 
 _Note = Callable[[UUID, ItemOutcome], Awaitable[None]]
@@ -100,28 +103,47 @@ async def create(
     include_held: bool = False,
     per_second: float | None = DEFAULT_PER_SECOND,
     source: str | None = None,
+    force: bool = False,
 ) -> Replay:
     """Settles which emails, on record, and changes none of them.
 
     Every id that is given without a filter is part of it, whatever became of its email: the replay tells why it was
     skipped.
+
+    Args:
+        force: It keeps its own pace, whatever other replays are about the same emails.
     """
-    ids: Sequence[UUID]
-    if selection.email_ids is None or selection.filters:
-        ids, told = await failures.find_dead_ids(session, selection), selection.filters
-    else:
-        ids, told = list(dict.fromkeys(selection.email_ids)), {"ids": len(set(selection.email_ids))}
+    ids = await _ids(session, selection)
+    is_listed = selection.email_ids is not None and not selection.filters
     replay_id = await replays.create_replay(
         session,
         ids,
         source=source or ("filter" if selection.email_ids is None else "ids"),
-        selection=told,
+        selection={"ids": len(ids)} if is_listed else selection.filters,
         include_held=include_held,
         per_second=per_second,
         actor=act.actor,
         reason=act.reason,
+        force=force,
     )
+    await replays.note_meetings(session, replay_id)
     return await _found(session, replay_id)
+
+
+async def _ids(session: AsyncSession, selection: Selection) -> Sequence[UUID]:
+    if selection.email_ids is None or selection.filters:
+        return await failures.find_dead_ids(session, selection)
+    return list(dict.fromkeys(selection.email_ids))
+
+
+async def meetings(session: AsyncSession, selection: Selection) -> list[Meeting]:
+    """The running replays that a replay of this selection would meet."""
+    return await replays.find_meetings(session, email_ids=await _ids(session, selection))
+
+
+async def meetings_of(session: AsyncSession, replay_id: int) -> list[Meeting]:
+    """The other running replays that are about emails which this one has still to do."""
+    return await replays.find_meetings(session, replay_id=replay_id)
 
 
 async def find(session: AsyncSession, replay_id: int) -> Replay | None:
@@ -136,10 +158,20 @@ async def stop(session: AsyncSession, replay_id: int, act: Act) -> Replay | None
 
 
 async def resume(
-    session: AsyncSession, replay_id: int, *, actor: str, reason: str | None = None, per_second: float | None = None
+    session: AsyncSession,
+    replay_id: int,
+    *,
+    actor: str,
+    reason: str | None = None,
+    per_second: float | None = None,
+    force: bool = False,
 ) -> Replay | None:
-    """Lets a stopped or interrupted one go on by the next `run`; harmless if it is done. None if there is none."""
-    await replays.resume_replay(session, replay_id, per_second=per_second, actor=actor, reason=reason)
+    """Lets a stopped or interrupted one go on by the next `run`; harmless if it is done. None if there is none.
+
+    Args:
+        force: See `create`.
+    """
+    await replays.resume_replay(session, replay_id, per_second=per_second, actor=actor, reason=reason, force=force)
     return await replays.find_replay(session, replay_id)
 
 
@@ -165,6 +197,7 @@ async def run(
     async with turn(session, f"replay {replay_id}") as is_ours:
         if not is_ours:
             raise ReplayBusy(f"Replay {replay_id} is being run by somebody else.")
+        await replays.note_meetings(session, replay_id)  # again: some began since it was made
         sweeper = _Sweeper(session, dlq)
 
         async def note(email_id: UUID, outcome: ItemOutcome) -> None:
@@ -199,6 +232,7 @@ async def _replay_all(session: AsyncSession, replay: Replay, note: _Note, lock_s
 async def _replay_free(session: AsyncSession, replay: Replay, note: _Note) -> tuple[int, int]:
     """Goes once through what is left; returns how many emails it settled, and how many it passed over as locked."""
     loop = asyncio.get_running_loop()
+    pace = _Pace(session, replay.replay_id)
     next_at = loop.time()
     settled = locked = 0
     email_id: UUID | None = None
@@ -209,9 +243,8 @@ async def _replay_free(session: AsyncSession, replay: Replay, note: _Note) -> tu
             continue
         settled += 1
         await note(email_id, outcome)
-        if replay.per_second:
+        if seconds := await pace.seconds():
             # No burst after a sweep: time that went by is not made good.
-            seconds = 1 / max(replay.per_second, LEAST_PER_SECOND)
             next_at = max(next_at + seconds, loop.time() - seconds)
             await _pause(session, replay.replay_id, next_at)
     return settled, locked
@@ -225,6 +258,25 @@ async def _pause(session: AsyncSession, replay_id: int, until: float) -> None:
         if not await replays.goes_on(session, replay_id):
             return
     await asyncio.sleep(max(0.0, seconds))
+
+
+class _Pace:
+    """How fast a replay may go now; others that share its pace come and go."""
+
+    def __init__(self, session: AsyncSession, replay_id: int) -> None:
+        self._session = session
+        self._replay_id = replay_id
+        self._seconds = 0.0
+        self._look_at = 0.0
+
+    async def seconds(self) -> float:
+        """From one email to the next; 0 for as fast as it goes."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._look_at:
+            self._look_at = now + _PACE_SECONDS
+            per_second = await replays.find_pace(self._session, self._replay_id)
+            self._seconds = 1 / max(per_second, LEAST_PER_SECOND) if per_second else 0.0
+        return self._seconds
 
 
 class _Sweeper:

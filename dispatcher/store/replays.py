@@ -49,6 +49,7 @@ class Replay:
         source: `filter`, `ids` or `queue`.
         selection: The filter, by name; or how many ids.
         per_second: Its pace; None for as fast as it goes.
+        paced_with: Replays that ran over the same emails when it began: together they keep the slowest pace.
         outcomes: Its emails by outcome; those still to do left out.
         waiting: How many are still to do.
         is_attended: Somebody is at it now; a running one that nobody attends was interrupted, and can be resumed.
@@ -64,6 +65,7 @@ class Replay:
     reason: str
     created_at: datetime
     changed_at: datetime
+    paced_with: Sequence[int]
     outcomes: Mapping[ItemOutcome, int]
     waiting: int
     is_attended: bool
@@ -84,6 +86,21 @@ class Replay:
         return {outcome: count for outcome, count in self.outcomes.items() if outcome is not ItemOutcome.REPLAYED}
 
 
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Another replay that runs, and is about some of the same emails.
+
+    Attributes:
+        emails: How many, of those that are still to do.
+    """
+
+    replay_id: int
+    actor: str
+    reason: str
+    per_second: float | None
+    emails: int
+
+
 async def create_replay(
     session: AsyncSession,
     email_ids: Sequence[UUID],
@@ -94,6 +111,7 @@ async def create_replay(
     per_second: float | None,
     actor: str,
     reason: str,
+    force: bool,
 ) -> int:
     """Settles which emails a replay is about, on record; returns its id."""
     parameters = {
@@ -104,6 +122,7 @@ async def create_replay(
         "per_second": per_second,
         "actor": actor,
         "reason": reason,
+        "force": force,
     }
     return int((await _fetch(session, "create_replay", parameters))[0][0])
 
@@ -122,6 +141,26 @@ async def replay_next(
     return (rows[0][0], rows[0][1] and ItemOutcome(rows[0][1])) if rows else None
 
 
+async def find_meetings(
+    session: AsyncSession, *, email_ids: Sequence[UUID] = (), replay_id: int | None = None
+) -> list[Meeting]:
+    """Other running replays that are about some of these emails, or of those that a replay has still to do."""
+    parameters = {"email_ids": list(email_ids), "replay_id": replay_id}
+    return [Meeting(*row) for row in await _fetch(session, "find_meetings", parameters)]
+
+
+async def note_meetings(session: AsyncSession, replay_id: int) -> None:
+    """Has a replay share its pace with those that it meets now, unless it is to keep its own."""
+    met = [meeting.replay_id for meeting in await find_meetings(session, replay_id=replay_id)]
+    await _fetch(session, "note_meetings", {"replay_id": replay_id, "replay_ids": met})
+
+
+async def find_pace(session: AsyncSession, replay_id: int) -> float | None:
+    """Emails per second that it may do now; None for no limit."""
+    per_second: float | None = (await _fetch(session, "find_pace", {"replay_id": replay_id}))[0][0]
+    return per_second
+
+
 async def goes_on(session: AsyncSession, replay_id: int) -> bool:
     """Whether it runs and something of it is left to do."""
     return bool(await _fetch(session, "replay_goes_on", {"replay_id": replay_id}))
@@ -138,10 +177,10 @@ async def stop_replay(session: AsyncSession, replay_id: int, *, actor: str, reas
 
 
 async def resume_replay(
-    session: AsyncSession, replay_id: int, *, per_second: float | None, actor: str, reason: str | None
+    session: AsyncSession, replay_id: int, *, per_second: float | None, actor: str, reason: str | None, force: bool
 ) -> bool:
     """Lets it go on, on record; False if it is done, or there is none."""
-    parameters = {"replay_id": replay_id, "per_second": per_second, "actor": actor, "reason": reason}
+    parameters = {"replay_id": replay_id, "per_second": per_second, "actor": actor, "reason": reason, "force": force}
     return bool(await _fetch(session, "resume_replay", parameters))
 
 

@@ -34,8 +34,10 @@ async def find_troubles(session: AsyncSession) -> list[Trouble]:
 async def find_holders(session: AsyncSession, email_id: UUID) -> list[str]:
     """Sessions that may hold a lock on its row for longer than a batched statement waits; none if nobody does.
 
-    Locks the row itself for an instant.
+    Locks the row itself for an instant. None is found by a role that may only read.
     """
+    if not (await _fetch(session, "may_lock", {}))[0][0]:
+        return []
     if not await _fetch(session, "find_locked", ids_within([email_id])):
         return []
     rows = await _fetch(session, "find_holders", {"age_seconds": BATCH_LOCK_SECONDS})

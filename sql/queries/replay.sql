@@ -1,8 +1,11 @@
 -- name: create_replay
 -- Settles which emails a replay is about, and puts it on record; changes none of them yet.
 with made as (
-    insert into dispatcher.email_replay (source, selection, include_held, per_second, actor, reason)
-    values (%(source)s, %(selection)s::jsonb, %(include_held)s, %(per_second)s, %(actor)s, %(reason)s)
+    insert into dispatcher.email_replay (source, selection, include_held, per_second, actor, reason, paced_with)
+    values (
+        %(source)s, %(selection)s::jsonb, %(include_held)s, %(per_second)s, %(actor)s, %(reason)s,
+        case when not %(force)s then array[]::bigint[] end
+    )
     returning replay_id
 ),
 listed as (
@@ -13,7 +16,9 @@ listed as (
 ),
 audited as (
     insert into dispatcher.operator_audit (actor, action, reason, replay_id, detail)
-    select %(actor)s, 'replay', %(reason)s, replay_id, %(selection)s::jsonb
+    select
+        %(actor)s, 'replay', %(reason)s, replay_id,
+        %(selection)s::jsonb || case when %(force)s then jsonb_build_object('force', true) else jsonb_build_object() end
     from made
 )
 select replay_id
@@ -100,6 +105,61 @@ settled as (
 select email_id, outcome, pg_notify('email_dispatcher_due', '')
 from judged;
 
+-- name: find_meetings
+-- Other running replays that have emails to do which are also in a list, or are still to do in a replay: who began them,
+-- why, their pace, and how many emails both are about.
+with wanted as (
+    select email_id
+    from unnest(%(email_ids)s::uuid[]) as t (email_id)
+    union all
+    select email_id
+    from dispatcher.email_replay_item
+    where replay_id = %(replay_id)s
+        and outcome is null
+)
+select r.replay_id, r.actor, r.reason, r.per_second, count(*)
+from dispatcher.email_replay as r
+join dispatcher.email_replay_item as i using (replay_id)
+join wanted as w using (email_id)
+where r.state = 'running'
+    and r.replay_id is distinct from %(replay_id)s
+    and i.outcome is null
+group by r.replay_id
+order by r.replay_id;
+
+-- name: note_meetings
+-- Notes the replays that this one shares its pace with. Zero rows: it keeps its own.
+update dispatcher.email_replay
+set paced_with = %(replay_ids)s::bigint[]
+where replay_id = %(replay_id)s
+    and paced_with is not null
+returning replay_id;
+
+-- name: find_pace
+-- The emails per second that a replay may do now: its share of the slowest pace among those that it met, or that met it,
+-- and that somebody runs. Null: no limit.
+select min(r.per_second) / count(*)
+from dispatcher.email_replay as mine
+join dispatcher.email_replay as r
+    on r.replay_id = mine.replay_id
+    or (
+        r.state = 'running'
+        and (r.replay_id = any(mine.paced_with) or mine.replay_id = any(r.paced_with))
+        and mine.paced_with is not null
+        and r.paced_with is not null
+        and exists (
+            select
+            from pg_locks as l
+            where l.locktype = 'advisory'
+                and l.database = (select oid from pg_database where datname = current_database())
+                and l.classid = hashtext('email_dispatcher_turn')::oid
+                and l.objid = hashtext('replay ' || r.replay_id)::oid
+                and l.objsubid = 2
+                and l.granted
+        )
+    )
+where mine.replay_id = %(replay_id)s;
+
 -- name: replay_goes_on
 -- Finds a replay that runs and has an email left; zero rows: it was stopped, or nothing is left.
 select r.replay_id
@@ -142,13 +202,14 @@ with resumed as (
     set
         state = 'running',
         per_second = coalesce(%(per_second)s, per_second),
+        paced_with = case when not %(force)s then array[]::bigint[] end,
         changed_at = clock_timestamp()
     where replay_id = %(replay_id)s
         and state in ('running', 'stopped')
     returning replay_id
 )
-insert into dispatcher.operator_audit (actor, action, reason, replay_id)
-select %(actor)s, 'resume', %(reason)s, replay_id
+insert into dispatcher.operator_audit (actor, action, reason, replay_id, detail)
+select %(actor)s, 'resume', %(reason)s, replay_id, case when %(force)s then jsonb_build_object('force', true) end
 from resumed
 returning replay_id;
 
@@ -156,7 +217,7 @@ returning replay_id;
 -- Replays, the latest first, or one of them, each with its emails by outcome and whether somebody is at it now.
 select
     r.replay_id, r.state, r.source, r.selection, r.include_held, r.per_second, r.actor, r.reason, r.created_at,
-    r.changed_at,
+    r.changed_at, coalesce(r.paced_with, array[]::bigint[]),
     (
         select coalesce(jsonb_object_agg(o.outcome, o.emails), jsonb_build_object())
         from (

@@ -43,6 +43,12 @@ from dispatcher.email_log as e
 where e.email_id = %(email_id)s
     and e.status in ('pending', 'sending');
 
+-- name: may_lock
+-- Whether this role may look whether an email's row is locked (see find_locked).
+select
+    has_table_privilege('dispatcher.email_log', 'update')
+    and has_table_privilege('dispatcher.email_idempotency', 'update');
+
 -- name: list_ceilings
 -- The providers whose ceiling workers have asked about lately, and the emails per second that they may have now.
 select provider, per_second

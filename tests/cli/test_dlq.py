@@ -318,6 +318,27 @@ def test_what_somebody_has_locked_is_left_and_said_and_the_others_are_replayed(
     assert (resumed.code, resumed.json["replayed"], resumed.json["locked"]) == (0, 2, 0)
 
 
+def test_a_replay_that_meets_another_says_so_before_it_starts(
+    prepared: CommandLine, quick: Callable[..., Ended], morgue: Morgue
+) -> None:
+    morgue.bury(3)
+    why = ("--reason", "SES is back", "--actor", "ann")
+    with prepared.started("dlq", "replay", "--all", "--rate", "0.01", *why, "--yes") as process:
+        wait_until(lambda: process.poll() is not None or morgue.books.statuses().get("pending"))
+        dry = quick("dlq", "replay", "--all", "--dry-run", "--json").json["meets"]
+        asked = quick("dlq", "replay", "--all", *WHY)
+        forced = quick("dlq", "replay", "--all", *WHY, "--rate", "0", "--force", "--yes")
+
+    assert [(met["replay_id"], met["actor"], met["per_second"], met["emails"]) for met in dry] == [(1, "ann", 0.01, 2)]
+    assert asked.code == 2
+    assert (
+        "Replay 1 of ann (SES is back; 0.01/s) is under way, with 2 of the same emails still to do.\n"
+        "Together they go at the slowest of their paces; --force keeps this one's.\n"
+    ) in asked.stderr
+    assert "This one keeps its own pace beside it." in forced.stderr
+    assert (forced.code, morgue.books.statuses()) == (0, {"pending": 3})
+
+
 def test_a_killed_replay_loses_nothing_and_is_resumed(
     prepared: CommandLine, quick: Callable[..., Ended], morgue: Morgue
 ) -> None:

@@ -159,6 +159,7 @@ def test_each_role_does_its_whole_work_with_its_grants_and_no_more(owner: Comman
     assert b"refuse" not in log
 
     database.execute(database.url, """select "order".email_partitions_make('2020-01-01', 0)""")
+    enqueue(producer, "waiting", "--text", "It waits.")
     for words in _LOOKS:
         succeed(reader, words)
     keeping = {"DISPATCHER_RETAIN_EMAILS_DAYS": "90", "DISPATCHER_RETAIN_AUDIT_DAYS": "90"}
@@ -179,6 +180,7 @@ _LOOKS: Final = (
     "dlq list --by error_type",
     "dlq replays",
     "dlq show template --no-queue",
+    "dlq show waiting --no-queue",
     "dlq replay --status failed --dry-run",
     "prune --dry-run",
 )
@@ -187,6 +189,7 @@ _WORK: Final = (
     "dlq replay --status failed --reason tried --yes",
     "dlq replays",
     "dlq show welcome --no-queue --reveal --reason tried",
+    "dlq show waiting --no-queue",
     "keys list",
     "prune",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from threading import Thread
 from uuid import UUID, uuid4
 
@@ -14,10 +14,10 @@ import pytest
 from dispatcher.broker.dlq import DeadLetterQueue
 from dispatcher.ops.acts import Act
 from dispatcher.ops.letters import discard
-from dispatcher.ops.replays import ReplayBusy, create, find, preview, resume, run, stop
+from dispatcher.ops.replays import ReplayBusy, create, find, meetings, preview, resume, run, stop
 from dispatcher.store.connections import AsyncSession, connect_async
 from dispatcher.store.failures import Selection
-from dispatcher.store.replays import ItemOutcome, Replay, State, list_skipped
+from dispatcher.store.replays import ItemOutcome, Replay, State, find_pace, list_skipped
 from dispatcher.store.turns import turn
 from tests.ops.morgue import Morgue
 from tests.waiting import DEADLINE_SECONDS, until_answer
@@ -202,6 +202,58 @@ async def test_two_operators_at_once_replay_each_email_once(
     assert sum(each.replay.replayed for each in ended) == 40
     assert sum(each.replay.outcomes.get(ItemOutcome.UNDER_WAY, 0) for each in ended) == 40
     assert {morgue.books.row(email_id)["attempt_base"] for email_id in email_ids} == {3}
+
+
+async def test_replays_that_meet_over_the_same_emails_share_the_slower_pace_unless_forced(
+    session: AsyncSession, tables_url: str, morgue: Morgue
+) -> None:
+    morgue.bury(3)
+    morgue.bury(2, error_type="server_error")
+    slow = await create(session, REJECTED, ACT, per_second=20)
+    met = await meetings(session, Selection())
+
+    fast = await create(session, Selection(), ACT, per_second=50)
+    forced = await create(session, Selection(), ACT, per_second=40, force=True)
+    apart = await create(session, Selection(provider="ses"), ACT, per_second=1)
+
+    async def paces() -> list[float | None]:
+        return [await find_pace(session, each.replay_id) for each in (slow, fast, forced, apart)]
+
+    assert [(each.replay_id, each.actor, each.per_second, each.emails) for each in met] == [
+        (slow.replay_id, ACT.actor, 20, 3)
+    ]
+    assert [list(each.paced_with) for each in (slow, fast, forced, apart)] == [[], [slow.replay_id], [], []]
+    assert await paces() == [20, 50, 40, 1]  # nobody is at any of them
+    async with AsyncExitStack() as attended:
+        for each in (slow, fast, forced, apart):
+            other = await attended.enter_async_context(await connect_async(tables_url, name="other"))
+            await attended.enter_async_context(turn(other, f"replay {each.replay_id}"))
+        assert await paces() == [10, 10, 40, 1]
+        await stop(session, slow.replay_id, ACT)
+        assert (await paces())[1] == 50
+    assert [act["detail"].get("force") for act in morgue.audit() if act["action"] == "replay"] == [
+        None, None, True, None
+    ]  # fmt: skip
+
+
+async def test_a_runner_slows_down_for_a_slower_replay_of_the_same_emails(
+    session: AsyncSession, tables_url: str, morgue: Morgue
+) -> None:
+    morgue.bury(3)
+    slow = await create(session, REJECTED, ACT, per_second=0.01)
+    fast = await create(session, REJECTED, ACT, per_second=None)
+    has_begun = asyncio.Event()
+
+    async with await connect_async(tables_url, name="other") as other, turn(other, f"replay {slow.replay_id}"):
+        running = asyncio.create_task(
+            run(session, None, fast.replay_id, on_email=lambda _email_id, _outcome: has_begun.set())
+        )
+        await has_begun.wait()
+        async with await connect_async(tables_url, name="elsewhere") as elsewhere:
+            await stop(elsewhere, fast.replay_id, ACT)
+        ended = await running
+
+    assert (ended.replay.replayed, ended.replay.waiting) == (1, 2)
 
 
 async def test_one_replay_has_one_runner(session: AsyncSession, tables_url: str, morgue: Morgue) -> None:
