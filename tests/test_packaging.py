@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import configparser
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from dispatcher.cli.config import environment_file
 from dispatcher.cli.env_file import parse
@@ -53,6 +59,36 @@ def test_the_files_that_we_ship_start_the_api_as_another_user_and_without_the_se
     users = {programs[f"program:{name}"]["user"] for name in ("dispatcher", "dispatcher-api")}
     assert users == {"email-dispatcher", "email-dispatcher-api"}
     assert all(f"\nUser={name}\n" in unit for name, unit in units.items())
-    assert "/etc/email-dispatcher/dispatcher.env" not in units["email-dispatcher-api"]
+    assert "\nInaccessiblePaths=-/etc/email-dispatcher/dispatcher.env\n" in units["email-dispatcher-api"]
+    assert "--env-file /etc/email-dispatcher/dispatcher-api.env" in units["email-dispatcher-api"]
     assert not [name for name in named if name.startswith(("DISPATCHER_SMTP", "SENDGRID", "DISPATCHER_SES", "AWS"))]
     assert named <= known_variables()
+
+
+SANDBOX = {
+    "CapabilityBoundingSet=", "LimitCORE=0", "LockPersonality=yes", "MemoryDenyWriteExecute=yes", "NoNewPrivileges=yes",
+    "PrivateDevices=yes", "PrivateTmp=yes", "PrivateUsers=yes", "ProtectHome=yes", "ProtectKernelTunables=yes",
+    "ProtectProc=invisible", "ProtectSystem=strict", "RestrictNamespaces=yes", "RestrictSUIDSGID=yes",
+    "SystemCallArchitectures=native", "SystemCallFilter=@system-service", "UMask=0077",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["email-dispatcher", "email-dispatcher-api"])
+def test_a_unit_is_confined_to_its_folder_its_processes_and_the_network(name: str, tmp_path: Path) -> None:
+    text = (ROOT / "deploy" / f"{name}.service").read_text()
+    unit = tmp_path / f"{name}.service"
+    unit.write_text(text.replace("/opt/email-dispatcher/bin/dispatcher", f"{sys.executable} -m dispatcher"))
+
+    assert set(text.splitlines()) >= SANDBOX
+    assert name.endswith("-api") or "\nProcSubset=pid" not in text  # a ledger needs the host's boot id, in /proc/sys
+    if analyze := shutil.which("systemd-analyze"):
+        for words in (["verify"], ["security", "--offline=true", "--threshold=25", "--no-pager"]):
+            done = subprocess.run([analyze, *words, str(unit)], capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_installs_the_packages_is_pinned_by_its_hash() -> None:
+    pinned = (ROOT / "requirements" / "uv.txt").read_text()
+
+    assert "--require-hashes -r requirements/uv.txt" in (ROOT / "run").read_text()
+    assert re.search(r"^uv==\S+ \\\n    --hash=sha256:", pinned, re.MULTILINE)

@@ -9,11 +9,15 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import Final
 
 from dispatcher.alerts.contract import NotDelivered
 
 Address = IPv4Address | IPv6Address
+_SPECIAL: Final = tuple(map(ip_network, ("192.0.0.0/24", "::/96", "64:ff9b::/96", "64:ff9b:1::/48", "fec0::/10")))
+"""What `is_global` calls public, in whole or in part: protocol assignments, IPv4-compatible, NAT64, site-local."""
+
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """From a host's name and a port to its addresses; raises OSError where there are none."""
 
@@ -47,14 +51,9 @@ async def addresses_of(host: str, port: int, *, allow_private: bool, resolver: R
 def is_public(address: Address) -> bool:
     """Whether an address belongs to somebody on the Internet, also where it wraps another one."""
     if isinstance(address, IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour or _translated(address)
+        inner = address.ipv4_mapped or address.sixtofour
         if inner is not None:
             return is_public(inner)
         if address.teredo is not None:
             return False
-    return address.is_global and not address.is_multicast
-
-
-def _translated(address: IPv6Address) -> IPv4Address | None:
-    """The IPv4 address that a translator makes of one of its IPv6 addresses (RFC 6052, 64:ff9b::/96)."""
-    return IPv4Address(int(address) & 0xFFFFFFFF) if int(address) >> 32 == 0x64FF9B << 64 else None
+    return address.is_global and not address.is_multicast and not any(address in network for network in _SPECIAL)

@@ -2,6 +2,7 @@
 
 Nothing that a client does may cost more than one slot of a few, for a few seconds: each connection has one request, one
 deadline for all of it, and no body; a request that is too large, too slow or not GET or HEAD ends with its answer.
+Where every slot is taken, a new connection gets the slot of the one that has waited longest without a whole request.
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ class WebServer:
         self._retry_seconds = retry_seconds
         self._log = get_log()
         self._open = 0
+        self._reading: dict[asyncio.Task[object], None] = {}
+        """Connections without a whole request yet, the oldest first."""
 
     async def run(self) -> None:
         """Serves until cancelled."""
@@ -120,23 +123,40 @@ class WebServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # Nobody waits for this task: whatever ends it ends one connection.
         with suppress(OSError, TimeoutError, asyncio.CancelledError):
+            has_slot = self._open < CONNECTIONS or self._end_oldest()
             self._open += 1
             try:
-                await self._answer(reader, writer, is_busy=self._open > CONNECTIONS)
+                await self._answer(reader, writer, is_busy=not has_slot)
             finally:
                 self._open -= 1
             await _linger(reader)
         writer.close()
 
+    def _end_oldest(self) -> bool:
+        """Ends the connection that has waited longest for its request; returns whether there was one."""
+        if (oldest := next(iter(self._reading), None)) is None:
+            return False
+        del self._reading[oldest]
+        oldest.cancel()
+        return True
+
+    async def _next_request(self, reader: asyncio.StreamReader) -> h11.Request | None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._reading[task] = None
+        try:
+            async with asyncio.timeout(self._request_seconds):
+                return await _read(reader)
+        finally:
+            self._reading.pop(task, None)
+
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_busy: bool) -> None:
-        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_OCTETS)
         is_head = False
         if is_busy:
             answer = _plain(HTTPStatus.SERVICE_UNAVAILABLE)
         else:
             try:
-                async with asyncio.timeout(self._request_seconds):
-                    request = await _read(connection, reader)
+                request = await self._next_request(reader)
                 if request is None:
                     return
                 is_head = request.method == b"HEAD"
@@ -163,8 +183,9 @@ class WebServer:
             return _plain(HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
-async def _read(connection: h11.Connection, reader: asyncio.StreamReader) -> h11.Request | None:
+async def _read(reader: asyncio.StreamReader) -> h11.Request | None:
     """The request's head; None if the client went away before its end."""
+    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_OCTETS)
     while True:
         event = connection.next_event()
         if isinstance(event, h11.Request):

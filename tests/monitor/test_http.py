@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 
 import pytest
 from structlog.testing import capture_logs
 
-from dispatcher.monitor.http import CONNECTIONS, HEAD_OCTETS, Answer, WebServer
+from dispatcher.monitor.http import CONNECTIONS, HEAD_OCTETS, Answer, Page, WebServer
 from dispatcher.setting_values import Listener
 from tests.waiting import until, until_answer
 
@@ -28,11 +28,15 @@ async def failing_page() -> Answer:
 
 @asynccontextmanager
 async def serving(
-    listener: Listener = LOOPBACK, *, request_seconds: float = 30.0, retry_seconds: float = 0.02
+    listener: Listener = LOOPBACK,
+    *,
+    request_seconds: float = 30.0,
+    retry_seconds: float = 0.02,
+    pages: Mapping[str, Page] = {},
 ) -> AsyncIterator[WebServer]:
     server = WebServer(
         listener,
-        {"/page": page, "/failing": failing_page},
+        {"/page": page, "/failing": failing_page, **pages},
         request_seconds=request_seconds,
         retry_seconds=retry_seconds,
     )
@@ -121,15 +125,40 @@ async def test_a_slow_request_is_ended_however_it_drips() -> None:
     assert status(await replied) == HTTPStatus.REQUEST_TIMEOUT
 
 
-async def test_idle_clients_take_no_more_than_their_slots() -> None:
+async def test_health_is_answered_while_connections_without_a_request_stand() -> None:
     async with serving() as server:
-        idle = [await connect(server) for _ in range(CONNECTIONS)]
+        idle = [await connect(server) for _ in range(3 * CONNECTIONS)]
+        for _, writer in idle:
+            writer.write(b"GET /page HTTP/1.1\r\nX-Slow: ")
 
-        assert status(await ask(server, get("/page"))) == HTTPStatus.SERVICE_UNAVAILABLE
+        for _ in range(2 * CONNECTIONS):
+            assert status(await ask(server, get("/page"))) == HTTPStatus.OK
 
+        for reader, _ in idle[:CONNECTIONS]:
+            assert await reader.read() == b""  # the oldest made room
         for _, writer in idle:
             writer.close()
+
+
+async def test_requests_that_are_being_answered_keep_their_slots() -> None:
+    answer_now = asyncio.Event()
+
+    async def slow_page() -> Answer:
+        await answer_now.wait()
+        return Answer(b"late\n")
+
+    async with serving(pages={"/slow": slow_page}) as server:
+        asking = [asyncio.create_task(ask(server, get("/slow"))) for _ in range(CONNECTIONS)]
+        await until_answer(lambda: is_refused(server))
+
+        answer_now.set()
+
+        assert {status(reply) for reply in await asyncio.gather(*asking)} == {HTTPStatus.OK}
         assert await until_answer(lambda: is_served(server))
+
+
+async def is_refused(server: WebServer) -> bool:
+    return status(await ask(server, get("/page"))) == HTTPStatus.SERVICE_UNAVAILABLE
 
 
 async def is_served(server: WebServer) -> bool:
