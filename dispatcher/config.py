@@ -36,6 +36,7 @@ def setting(
     *,
     variable: str | None = None,
     secret: bool = False,
+    is_secret_path: bool = False,
     empty: T | None = None,
 ) -> T:
     """A field of `Settings`.
@@ -46,9 +47,17 @@ def setting(
         about: One sentence for `dispatcher config` and the documentation.
         variable: The variable's name where it is not the prefix and the field's name.
         secret: Never shown; may come from a file.
+        is_secret_path: It is a URL whose path is the secret, not its password.
         empty: The value of an unset setting without default.
     """
-    metadata = {"parse": parse, "default": default, "about": about, "variable": variable, "secret": secret}
+    metadata = {
+        "parse": parse,
+        "default": default,
+        "about": about,
+        "variable": variable,
+        "secret": secret,
+        "is_secret_path": is_secret_path,
+    }
     return field(default=empty, repr=not secret, metadata=metadata)  # type: ignore[return-value]
 
 
@@ -241,7 +250,12 @@ class Settings:
         values.seconds(0.1, 3600), "60", "How often the monitor looks at the depth of the DLQ."
     )
     alert_webhook_url: str = setting(
-        values.webhook_url, None, "Where alerts are posted, signed as Standard Webhooks says: https alone.", empty=""
+        values.webhook_url,
+        None,
+        "Where alerts are posted, signed as Standard Webhooks says: https alone.",
+        secret=True,
+        is_secret_path=True,
+        empty="",
     )
     alert_webhook_secret: str = setting(
         values.webhook_secret,

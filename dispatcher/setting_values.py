@@ -135,6 +135,9 @@ def url(*schemes: str) -> Callable[[str], str]:
         if parts.scheme not in schemes or not (parts.hostname or parts.scheme.startswith("postgres")):
             beginnings = " or ".join(f"{scheme}://" for scheme in schemes)
             raise ValueError(f"must be a URL that begins with {beginnings}, like {example}")
+        if "@" in parts.path + parts.fragment and "@" not in parts.netloc:
+            # Else what follows would be taken for the host, and a part of the password would be in every error.
+            raise ValueError("has a / or # in its user or password; write them as %2F and %23")
         return text
 
     return parse
@@ -166,6 +169,8 @@ def database_url(text: str) -> str:
         return text
     parts = re.fullmatch(r"([^/]*//(?:[^/?#]*@)?)([^/?#]*)(.*)", text, re.DOTALL)
     before, hosts, after = parts.groups() if parts else ("", text, "")
+    if before.count("@") > 1:  # libpq takes what is behind the first for the host, and its errors repeat that
+        raise ValueError("has an @ in its user or password; write it as %40")
     for host in hosts.split(","):
         url("postgresql", "postgres")(f"{before}{host}{after}")
     return text
@@ -200,6 +205,8 @@ def endpoint(text: str) -> str:
     parts = urlsplit(url("https", "http")(text))
     if parts.scheme == "http" and parts.hostname not in LOOPBACKS:
         raise ValueError("would send emails in the clear; use https://")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise ValueError("takes no user, password, ?query or #fragment, like https://host; credentials are boto3's")
     return text
 
 
@@ -274,7 +281,9 @@ def listener(text: str) -> Listener:
 
 def providers(text: str) -> tuple[str, ...]:
     names = tuple(name.strip().lower() for name in text.split(",") if name.strip())
-    unknown = [name for name in names if name not in KNOWN_PROVIDERS]
+    # What cannot be a name, such as a URL with its password, is not repeated.
+    unknown = [name if name.isidentifier() or name.replace("-", "").isalnum() else "what is no name" for name in names]
+    unknown = [name for name in unknown if name not in KNOWN_PROVIDERS]
     if unknown:
         raise ValueError(f"does not know {', '.join(unknown)}; known are: {', '.join(KNOWN_PROVIDERS)}")
     if not names or len(set(names)) != len(names):

@@ -262,10 +262,17 @@ class TestSecrets:
             "smtp_url": "smtps://app:smtp-secret@mx.example",
             "sendgrid_api_key": "SG.api-secret",
             "alert_webhook_secret": WEBHOOK_SECRET,
+            "alert_webhook_url": "https://hooks.example/services/token",
             "alert_smtp_url": "smtps://app:smtp-secret@mx.example",
         }
-        company = {"DISPATCHER_ALERT_EMAIL_FROM": "a@example.com", "DISPATCHER_ALERT_EMAIL_TO": "b@example.com"}
-        company = company if name == "alert_smtp_url" else {}
+        companies = {
+            "alert_smtp_url": {
+                "DISPATCHER_ALERT_EMAIL_FROM": "a@example.com",
+                "DISPATCHER_ALERT_EMAIL_TO": "b@example.com",
+            },
+            "alert_webhook_url": {"DISPATCHER_ALERT_WEBHOOK_SECRET": WEBHOOK_SECRET},
+        }
+        company = companies.get(name, {})
         variable = next(variable_of(field) for field in fields(Settings) if field.name == name)
         (tmp_path / name).write_text(values[name])
 

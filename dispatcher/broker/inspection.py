@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dispatcher.broker.management import Management
+from dispatcher.broker.management import Management, is_figure
 from dispatcher.broker.topology import Topology
-from dispatcher.errors import TopologyError
+from dispatcher.domain.text import printable
+from dispatcher.errors import BrokerUnavailable, TopologyError
 
 _INIT: Final = "Run `dispatcher init`."
 _REMOVE: Final = "Remove it: messages would be lost without a word."
@@ -20,6 +21,8 @@ _LENGTHS: Final = ("max-length", "max-length-bytes")
 _TIMES: Final = {"message-ttl": "drops messages that have waited", "expires": "deletes the queue when nobody uses it"}
 CONSUMER_TIMEOUT_SECONDS: Final = 1800.0
 """RabbitMQ's default; what rabbitmq.conf says cannot be asked for."""
+MOST_NAMED: Final = 9
+MOST_CHARACTERS: Final = 100
 _REFUSING: Final = ("reject-publish", "reject-publish-dlx")
 """A full queue that refuses loses nothing: what is refused stays due, or where it was."""
 
@@ -42,11 +45,11 @@ class _Queue:
     def sources(self, key: str) -> Iterator[str]:
         """Where it is set, in words."""
         if f"x-{key}" in self.arguments:
-            yield f"its argument x-{key} is {self.arguments[f'x-{key}']}"
+            yield f"its argument x-{key} is {_shown(self.arguments[f'x-{key}'])}"
         if key in self.policy:
             names = [self.fields.get(which) for which in ("policy", "operator_policy")]
-            named = " and ".join(str(name) for name in names if name)
-            yield f"the policy {named or 'of the queue'} sets {key} to {self.policy[key]}"
+            named = " and ".join(_shown(name) for name in names if name)
+            yield f"the policy {named or 'of the queue'} sets {key} to {_shown(self.policy[key])}"
 
     def effective(self, key: str) -> Any:
         """What counts where argument and policy differ: the argument."""
@@ -77,7 +80,7 @@ class Absence:
     """A quorum queue that has members offline.
 
     Attributes:
-        absent: The nodes of the members that are offline.
+        absent: The nodes of the members that are offline, the first of them.
         is_lost: No majority is online: nothing can be published to the queue or consumed from it.
     """
 
@@ -91,16 +94,26 @@ def absence_in(fields: Mapping[str, Any]) -> Absence | None:
     members, online = fields.get("members"), fields.get("online")
     if not isinstance(members, list) or not isinstance(online, list):
         return None
-    absent = tuple(sorted(str(member) for member in members if member not in online))
+    here = {str(member) for member in online}
+    absent = sorted(_shown(member) for member in members if str(member) not in here)
     if not absent:
         return None
-    return Absence(str(fields.get("name")), absent, is_lost=2 * (len(members) - len(absent)) <= len(members))
+    is_lost = 2 * (len(members) - len(absent)) <= len(members)
+    return Absence(_shown(fields.get("name")), tuple(absent[:MOST_NAMED]), is_lost)
 
 
 def consumer_timeout_in(fields: Mapping[str, Any]) -> float | None:
-    """After how many seconds without an ack RabbitMQ closes a channel; None if the queue does not say."""
+    """After how many seconds without an ack RabbitMQ closes a channel; None if the queue does not say.
+
+    Raises:
+        BrokerUnavailable: what it says is no number of milliseconds.
+    """
     milliseconds = _Queue("", fields).effective("consumer-timeout")
-    return milliseconds / 1000 if isinstance(milliseconds, int) else None
+    if milliseconds is None:
+        return None
+    if not is_figure(milliseconds):
+        raise BrokerUnavailable("RabbitMQ's management API reports a consumer timeout that is no number.")
+    return milliseconds / 1000
 
 
 def _exchange_faults(management: Management, topology: Topology) -> Iterator[TopologyError]:
@@ -134,7 +147,7 @@ def _life_faults(queue: _Queue) -> Iterator[TopologyError]:
 
 
 def _binding_faults(management: Management, topology: Topology, name: str) -> Iterator[TopologyError]:
-    bindings = {(one.get("source"), one.get("routing_key")) for one in management.bindings(name)}
+    bindings = [(one.get("source"), one.get("routing_key")) for one in management.bindings(name)]
     if (topology.exchange, name) not in bindings:
         words = f"The queue {name} is not bound to the exchange {topology.exchange} by its own name."
         yield TopologyError(words, remedy=_INIT)
@@ -156,9 +169,15 @@ def _dead_lettering_faults(queue: _Queue, topology: Topology) -> Iterator[Topolo
     ours = {"dead-letter-exchange": topology.exchange, "dead-letter-routing-key": topology.dlq}
     for key, wanted in ours.items():
         if (found := queue.effective(key)) != wanted:
-            words = f"rejected messages go elsewhere: {key} is {found or 'not set'}, we need {wanted}"
+            words = f"rejected messages go elsewhere: {key} is {_shown(found or 'not set')}, we need {wanted}"
             remedy = "Delete it once nothing waits there and run `dispatcher init`."
             yield TopologyError(f"The queue {queue.name}: {words}.", remedy=remedy)
+
+
+def _shown(value: object) -> str:
+    """What is reported, in words that fit a line: whoever may set a policy may write anything into it."""
+    text = printable(str(value)[: MOST_CHARACTERS + 1])
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

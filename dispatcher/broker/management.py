@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import random
+import re
 import socket
 import ssl
 import threading
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 from urllib.parse import quote, unquote, urlsplit
 
 from dispatcher.errors import BrokerUnavailable, ConfigurationError, TopologyError
@@ -27,6 +28,8 @@ from dispatcher.trust import client_context
 
 TIMEOUT_SECONDS: Final = 5.0
 MAX_REPLY_OCTETS: Final = 4 * 1024 * 1024
+MOST: Final = 2**63 - 1
+_VERSION: Final = re.compile(r"[0-9A-Za-z.+~-]{1,40}")
 _PORTS: Final = {"http": 15672, "https": 15671}
 
 
@@ -88,7 +91,7 @@ class Management:
         """
         status, fields = self._get("overview")
         version = fields.get("rabbitmq_version")
-        if status != HTTPStatus.OK or not isinstance(version, str):
+        if status != HTTPStatus.OK or not isinstance(version, str) or not _VERSION.fullmatch(version):
             raise self._refusal(status)
         return version
 
@@ -106,7 +109,7 @@ class Management:
         if status != HTTPStatus.OK:
             raise self._refusal(status)
         names = ("messages", "messages_ready", "messages_unacknowledged", "consumers")
-        figures = [figure for name in names if type(figure := fields.get(name)) is int]
+        figures = [figure for name in names if is_figure(figure := fields.get(name))]
         if len(figures) != len(names):
             raise NoFigures(f'{self._place} has no figures for queue "{queue}".')
         return QueueDepth(*figures)
@@ -197,7 +200,9 @@ class _Node:
         except (OSError, HTTPException) as error:
             if is_late.is_set():
                 raise self._silence() from error
-            words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            if not isinstance(error, OSError):  # its words would be the server's, whoever that is
+                raise BrokerUnavailable(f"{self.place} does not answer as HTTP does.") from None
+            words = error.strerror or str(error) or type(error).__name__
             raise BrokerUnavailable(f"{self.place} cannot be reached: {words.lower()}.") from error
         finally:
             cut.cancel()
@@ -225,6 +230,11 @@ _REFUSED: Final = (
 _MISTAKE: Final = (
     "DISPATCHER_RABBITMQ_MANAGEMENT_URL is not a usable URL: it looks like http://user:password@host:15672."
 )
+
+
+def is_figure(value: object) -> TypeGuard[int]:
+    """Whether a value of a reply can count something; a negative number is a mistake, and an endless one an attack."""
+    return type(value) is int and 0 <= value <= MOST
 
 
 def _cut(connection: HTTPConnection, is_late: threading.Event) -> None:

@@ -12,10 +12,11 @@ import click
 
 from dispatcher.cli.environment import examine_settings, unknown_variables, warnings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.masking import MASK, masked
+from dispatcher.cli.masking import MASK, masked, without_login, without_path
 from dispatcher.cli.output import console_for, plain_table, print_data, print_json, print_table, say
 from dispatcher.cli.text_table import TextTable
 from dispatcher.config import Origin, Settings, doubts, variable_of
+from dispatcher.domain.text import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -104,12 +105,12 @@ def _value(item: Field[Any], settings: Settings, origin: Origin) -> str | None:
     if origin.text is None:
         return _written(getattr(settings, item.name)) if item.metadata["default"] is not None else None
     if not item.metadata["secret"]:
-        return origin.text
+        return without_login(origin.text)
     try:
         item.metadata["parse"](origin.text)
     except ValueError:
         return MASK  # what cannot be understood cannot be masked in part
-    return masked(origin.text)
+    return without_path(origin.text) if item.metadata["is_secret_path"] else masked(origin.text)
 
 
 def _written(value: object) -> str:
@@ -140,10 +141,17 @@ def _plain_table(lines: list[Line]) -> TextTable:
 
 def _wide_table(lines: list[Line]) -> Table:
     """One row per setting, for wide terminals."""
+    from rich.text import Text
+
     table = plain_table("variable", "value", "source", "default", "about")
     for line in lines:
         table.add_row(
-            line.variable, line.value or "-", line.source, line.default or "-", line.about, style=_style(line)
+            line.variable,
+            Text(printable(line.value or "-")),
+            line.source,
+            line.default or "-",
+            line.about,
+            style=_style(line),
         )
     return table
 
@@ -158,7 +166,7 @@ def _narrow_table(lines: list[Line]) -> Table:
     table.add_column("source", no_wrap=True)
     for line in lines:
         default = f" Default: {line.default}." if line.default else ""
-        value = Text(line.value or "-").append(f"\n{line.about}{default}", style="dim not bold")
+        value = Text(printable(line.value or "-")).append(f"\n{line.about}{default}", style="dim not bold")
         table.add_row(line.variable, value, line.source, style=_style(line))
     return table
 

@@ -16,6 +16,7 @@ from dispatcher.cli.environment import examine_settings, warnings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import plain_table, print_json, print_table
 from dispatcher.config import Settings, doubts
+from dispatcher.domain.text import printable_lines
 
 _MARKS: Final = {State.OK: ("✓", "green"), State.WARNING: ("!", "yellow"), State.FAILED: ("✗", "red")}
 
@@ -77,8 +78,8 @@ def _show(findings: list[Finding]) -> None:
     table = plain_table("", "", "", show_header=False)
     for finding in findings:
         mark, colour = _MARKS[finding.state]
-        words = Text(finding.words)
+        words = Text(printable_lines(finding.words))
         if finding.remedy:
-            words.append(f"\n→ {finding.remedy}", style="bold")
+            words.append(f"\n→ {printable_lines(finding.remedy)}", style="bold")
         table.add_row(Text(mark, style=colour), finding.subject, words)
     print_table(table)

@@ -18,6 +18,19 @@ _KEYWORDS: Final = re.compile(r"\s*(?:\w+\s*=\s*(?:'(?:[^'\\]|\\.)*'|[^\s']*)\s*
 _SECRET_PARAMETER: Final = re.compile(
     r"(?P<name>\w*(?:pass|secret|token|key)\w*\s*=\s*)(?:'(?:[^'\\]|\\.)*'|[^\s&']*)", re.IGNORECASE
 )
+_LOGIN: Final = re.compile(r"(?<=://).*@|(?<![^\s,])(?!\w+://)[^\s@,:]+:[^\s,]*@", re.DOTALL)
+_HOST: Final = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9.:\[\]-]+(?=[/?#]|\Z)")
+
+
+def without_login(text: str) -> str:
+    """A text that is no secret, without the user, password and secret parameters of a URL that may stand in it."""
+    return _without_parameters(_LOGIN.sub(f"{MASK}@", text))
+
+
+def without_path(text: str) -> str:
+    """A URL whose path and query are secrets, as those of many webhooks are: scheme and host alone."""
+    found = _HOST.match(text)
+    return f"{found[0]}/{MASK}" if found else MASK
 
 
 def masked(text: str) -> str:

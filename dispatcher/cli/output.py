@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import orjson
 
+from dispatcher.domain.text import printable_lines
 from dispatcher.errors import DispatcherError
 
 if TYPE_CHECKING:
@@ -76,9 +77,9 @@ def print_table(table: RenderableType) -> bool:
 
 
 def say(words: str) -> None:
-    """Words to stderr; they are lost where nobody reads them."""
+    """Words to stderr, line by line, and nothing that a terminal obeys; they are lost where nobody reads them."""
     try:
-        sys.stderr.write(f"{words}\n")
+        sys.stderr.write(f"{printable_lines(words)}\n")
         sys.stderr.flush()
     except OSError:
         pass

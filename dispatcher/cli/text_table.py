@@ -14,6 +14,7 @@ from typing import Final
 from unicodedata import combining, east_asian_width
 
 from dispatcher.cli.output import print_data
+from dispatcher.domain.text import printable
 
 _GAP: Final = "   "
 
@@ -33,7 +34,7 @@ class TextTable:
 
     def add(self, *cells: object) -> None:
         """One row more; what is no text becomes its words, and a character that does not print, a mark."""
-        self._rows.append(tuple(_printable(str(cell)) for cell in cells))
+        self._rows.append(tuple(printable(str(cell)) for cell in cells))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -102,7 +103,3 @@ def _width(text: str) -> int:
     if text.isascii():
         return len(text)
     return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
-
-
-def _printable(text: str) -> str:
-    return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

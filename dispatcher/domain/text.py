@@ -40,6 +40,16 @@ def name_fault(text: str) -> str | None:
     return header_fault(text)
 
 
+def printable(text: str) -> str:
+    """The text as a terminal may show it: a character that does not print, such as an escape, becomes a mark."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """The same of a text that may have several lines."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def body_fault(text: str) -> str | None:
     """Why a text cannot be a body: PostgreSQL's text holds no NUL, and UTF-8 no lone surrogate."""
     if "\0" in text:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
+from dispatcher.broker.inspection import consumer_timeout_in, find_absent_members, find_faults
 from dispatcher.broker.management import Management, QueueDepth
 from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
 from dispatcher.errors import BrokerUnavailable, ConfigurationError, TopologyError
 from tests.broker.rabbit import Rabbit, eventually
+from tests.providers.listeners import listening
 from tests.waiting import DEADLINE_SECONDS
 
 PASSWORD = "hunter2"
@@ -24,6 +28,7 @@ class Impostor(HTTPServer):
 
     status = 200
     body = b"{}"
+    bindings = b"[]"
     requests = 0
 
     @property
@@ -41,7 +46,7 @@ class Answer(BaseHTTPRequestHandler):
         self.send_response(self.server.status)
         self.send_header("Location", f"http://127.0.0.1:{self.server.server_port}/elsewhere")
         self.end_headers()
-        self.wfile.write(self.server.body)
+        self.wfile.write(self.server.bindings if self.path.endswith("/bindings") else self.server.body)
 
     def log_message(self, *_: Any) -> None:
         """Says nothing."""
@@ -104,6 +109,10 @@ def test_a_wrong_password_is_said_and_not_shown(servers: Servers) -> None:
         b"", b"null", b"[]", b"{}", b"not json", b"[" * 50_000, b'{"messages": null}', b'{"messages": 3}',
         b'{"messages": "3", "messages_ready": 3, "messages_unacknowledged": 0, "consumers": 0}',
         b'{"messages": true, "messages_ready": 3, "messages_unacknowledged": 0, "consumers": 0}',
+        *(b'{"messages": %b, "messages_ready": 3, "messages_unacknowledged": 0, "consumers": 0}' % figure
+          for figure in (b"-1", b"1e999", b"NaN", b"Infinity", b"9" * 4000, b"9" * 5000, b"9223372036854775808")),
+        b'{"messages": 3, "messages_ready": -3, "messages_unacknowledged": 0, "consumers": 0}',
+        b'{"rabbitmq_version": "\\u001b[2J"}', b'{"rabbitmq_version": "' + b"4" * 41 + b'"}',
     ],
 )  # fmt: skip
 def test_a_reply_without_figures_is_a_failure(impostor: Impostor, body: bytes) -> None:
@@ -113,6 +122,58 @@ def test_a_reply_without_figures_is_a_failure(impostor: Impostor, body: bytes) -
         Management(impostor.url).depth("q")
     with pytest.raises(BrokerUnavailable, match="does not answer as RabbitMQ does"):
         Management(impostor.url).version()
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"\x1b[2Jowned\r\n\r\n",
+        b"HTTP/1.1 \x1b[2J\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"A: \x1b[2J\r\n" * 200,
+        b"",
+        b"\xff" * 70_000,
+    ],
+)
+async def test_words_that_are_no_http_are_not_repeated(reply: bytes) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(reply)
+
+    async with listening(answer) as port:
+        with pytest.raises(BrokerUnavailable) as fault:
+            await asyncio.to_thread(Management(f"http://guest:{PASSWORD}@127.0.0.1:{port}").version)
+
+    assert str(fault.value).isprintable()
+    assert "owned" not in str(fault.value)
+
+
+REPORTED: Final[dict[str, object]] = {
+    "name": "q", "durable": True, "type": "quorum", "members": [{"a": []}, "\x1b[2J"] * 3, "online": [[]],
+    "arguments": {"x-message-ttl": "\x1b[2J" * 9000, "x-dead-letter-exchange": ["\x1b"], "x-overflow": []},
+    "policy": "\x1b[1m", "effective_policy_definition": {"expires": {"\x9b": 1}},
+    "source": [], "routing_key": {},
+}  # fmt: skip
+
+
+def test_what_a_hostile_node_reports_is_words_that_a_terminal_does_not_obey(impostor: Impostor) -> None:
+    topology = Topology(exchange="e", queue="q", dlq="d")
+    impostor.body = json.dumps(REPORTED).encode()
+    impostor.bindings = json.dumps([REPORTED]).encode()
+    management = Management(impostor.url)
+
+    faults = [*find_faults(management, topology), *find_absent_members(management, topology)]
+
+    assert len(faults) > 6
+    for fault in faults:
+        words = str(fault)
+        assert words.isprintable()
+        assert len(words) < 1000
+
+
+@pytest.mark.parametrize("timeout", [-1, 10**400, True, "1800000", [], 1.5])
+def test_a_consumer_timeout_that_is_no_number_is_a_failure(timeout: object) -> None:
+    with pytest.raises(BrokerUnavailable, match="consumer timeout that is no number"):
+        consumer_timeout_in({"arguments": {"x-consumer-timeout": timeout}})
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 401, 403, 500, 503])

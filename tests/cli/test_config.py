@@ -6,6 +6,8 @@ import re
 from dataclasses import fields
 from typing import Any
 
+import pytest
+
 from dispatcher.config import Settings, examine, variable_of
 from tests.cli.commandline import CommandLine
 
@@ -59,6 +61,36 @@ def test_no_secret_is_shown(bare: CommandLine) -> None:
         assert ended.code == 0
         assert "s3cret" not in ended.stdout + ended.stderr
         assert "amqp://ann:***@mq:5672/%2F" in ended.stdout
+
+
+def test_a_token_in_a_webhooks_path_and_a_login_where_none_belongs_are_not_shown(bare: CommandLine) -> None:
+    commandline = bare.having(
+        **SECRETS,
+        DISPATCHER_ALERT_WEBHOOK_URL="https://hooks.example/services/s3cret-e",
+        DISPATCHER_ALERT_WEBHOOK_SECRET="whsec_c2VjcmV0LXNlY3JldC1zZWNyZXQtczNjcmV0",
+        DISPATCHER_SES_ENDPOINT_URL="https://ann:s3cret-f@ses.example",
+        DISPATCHER_SENDGRID_HOST="https://ann:s3cret-g@api.example",
+    )
+
+    for ended in (commandline("config"), commandline("config", "--json"), commandline.on_terminal("config")):
+        assert "s3cret" not in ended.stdout + ended.stderr
+        assert "https://hooks.example/***" in ended.stdout
+    assert "DISPATCHER_SES_ENDPOINT_URL takes no user" in commandline("config").stderr
+    assert "s3cret" not in commandline("doctor").stdout
+
+
+@pytest.mark.parametrize("columns", [100, 200])
+def test_what_a_terminal_would_obey_is_shown_as_a_mark(bare: CommandLine, columns: int) -> None:
+    hostile = {
+        "DISPATCHER_QUEUE": "q\x1b[2J[red]\x9b",
+        "DISPATCHER_PROVIDERS": "\x1b]0;x\x07",
+        "DISPATCHER_\x1b[1mX": "1",
+    }
+    commandline = bare.having(NO_COLOR="1", **hostile)
+
+    for ended in (commandline("config"), commandline.on_terminal("config", columns=columns), commandline("doctor")):
+        assert not {"\x1b", "\x07", "\x9b"} & set(ended.stdout + ended.stderr)
+    assert "[red]" in commandline.on_terminal("config", columns=columns).stdout
 
 
 def test_mistaken_secret_is_masked_whole(bare: CommandLine) -> None:

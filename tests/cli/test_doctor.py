@@ -93,6 +93,23 @@ def test_servers_that_are_away_come_with_a_remedy(settled: CommandLine) -> None:
     assert found["provider smtp"]["state"] == "failed"
 
 
+@pytest.mark.parametrize("password", ["a@s3cret", "1/s3cret", "1#s3cret", "s3cret%zz"])
+def test_no_part_of_a_password_that_was_written_wrong_is_in_an_error(bare: CommandLine, password: str) -> None:
+    login = f"ann:{password}@{AWAY}"
+    commandline = bare.having(
+        DISPATCHER_DATABASE_URL=f"postgresql://{login}/mail",
+        DISPATCHER_AMQP_URL=f"amqp://{login}/",
+        DISPATCHER_RABBITMQ_MANAGEMENT_URL=f"http://{login}",
+        DISPATCHER_PROVIDERS="smtp",
+        DISPATCHER_SMTP_URL=f"smtp://{login}?tls=none",
+        DISPATCHER_RUN_DIR=str(bare.folder),
+    )
+
+    for ended in (commandline("doctor"), commandline("config"), commandline("status")):
+        assert ended.code != 0 or ended.stdout
+        assert "s3cret" not in ended.stdout + ended.stderr
+
+
 def test_of_several_nodes_one_that_lives_is_enough(settled: CommandLine, servers: Servers) -> None:
     place = urlsplit(servers.database_url).netloc.rpartition("@")[2]
     database = settled.environment["DISPATCHER_DATABASE_URL"].replace(place, f"{AWAY},{place}")

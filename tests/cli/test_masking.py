@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.cli.masking import masked
+from dispatcher.cli.masking import masked, without_login, without_path
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,36 @@ from dispatcher.cli.masking import masked
 )
 def test_password_is_masked_and_the_rest_still_tells_where(text: str, shown: str) -> None:
     assert masked(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://hooks.slack.com/services/T0/B0/secret", "https://hooks.slack.com/***"),
+        ("https://hooks.example:8443?token=secret", "https://hooks.example:8443/***"),
+        ("https://[::1]/secret", "https://[::1]/***"),
+        ("https://secret@hooks.example/x", "***"),
+        ("secret", "***"),
+    ],
+)
+def test_of_a_url_whose_path_is_a_secret_its_host_is_shown(text: str, shown: str) -> None:
+    assert without_path(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://user:secret@ses.example", "https://***@ses.example"),
+        ("https://ses.example?api_key=secret&a=b", "https://ses.example?api_key=***&a=b"),
+        ("https://user:se@cr/et@ses.example", "https://***@ses.example"),
+        ("https://ses.example", "https://ses.example"),
+        ("ann:secret@ses.example", "***@ses.example"),
+        ("a@example.com, Shop <b@example.com>", "a@example.com, Shop <b@example.com>"),
+        ("127.0.0.1:9464", "127.0.0.1:9464"),
+    ],
+)
+def test_a_login_in_a_setting_that_is_no_secret_is_not_shown(text: str, shown: str) -> None:
+    assert without_login(text) == shown
 
 
 @given(password=st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
