@@ -62,9 +62,10 @@ def test_a_second_run_in_the_same_run_directory_is_refused_in_clear_words(host: 
     second = host.run()
 
     assert second.await_exit() == 1
-    assert f"Another `dispatcher run` uses the run directory {host.run_dir}." in second.words
-    assert "DISPATCHER_RUN_DIR" in second.words
-    assert "Traceback" not in second.words
+    (refused,) = second.events("start.refused")
+    assert refused["reason"] == f"Another `dispatcher run` uses the run directory {host.run_dir}."
+    assert "DISPATCHER_RUN_DIR" in refused["remedy"]
+    assert second.words == ""
     assert not second.events("process.started")
     stop(run)
 
@@ -156,9 +157,10 @@ def test_a_start_before_init_says_what_to_do(host: Host) -> None:
     run = host.run()
 
     assert run.await_exit() == 78
-    assert "dispatcher init" in run.words
-    assert host.topology.queue in run.words
-    assert "Traceback" not in run.words
+    refused = str(run.events("start.refused"))
+    assert "dispatcher init" in refused
+    assert host.topology.queue in refused
+    assert run.words == ""
 
 
 def test_a_start_without_its_servers_waits_for_them_and_can_be_stopped(host: Host) -> None:
