@@ -26,25 +26,26 @@ class Need(Enum):
     SMTPUTF8 = auto()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """What a provider can carry, as far as that is known before it is asked.
 
     A limit of None, and True where the provider alone can say, leave the judgement to the adapter and the provider.
 
     Attributes:
+        copies: How many times an attachment's size a worker's memory grows by at most, to read and to send it. Measure
+            it for each adapter: there is no safe default.
         templates: The provider fills in templates (`template_id`).
         smtputf8: The provider takes addresses with letters before the @ that are not ASCII.
         max_recipients: Over to, cc and bcc.
         max_octets: Of the whole email, encoded.
-        copies: How many times an attachment's size a worker's memory grows by at most, to read and to send it.
     """
 
+    copies: int
     templates: bool = False
     smtputf8: bool = True
     max_recipients: int | None = None
     max_octets: int | None = None
-    copies: int = 2
 
     def lacks(self, email: AnyEmail) -> Need | None:
         """The first need of the email that the provider cannot meet; None if it can carry the email."""

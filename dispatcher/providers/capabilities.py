@@ -20,17 +20,17 @@ from dispatcher.domain.capabilities import (
 )
 from dispatcher.domain.outcome import Reason
 
-SENDGRID: Final = Capabilities(templates=True, max_octets=30 * 1024 * 1024)
+SENDGRID: Final = Capabilities(copies=2, templates=True, max_octets=30 * 1024 * 1024)
 """https://www.twilio.com/docs/sendgrid/api-reference/mail-send/limitations; its 1,000 recipients are ours, too."""
 SES_MAX_RECIPIENTS: Final = 50
 """To, Cc and Bcc together: https://docs.aws.amazon.com/ses/latest/dg/quotas.html"""
 SES_MAX_OCTETS: Final = 40 * 1024 * 1024
 """After encoding; the same page."""
 SES: Final = Capabilities(
-    templates=True, smtputf8=False, max_recipients=SES_MAX_RECIPIENTS, max_octets=SES_MAX_OCTETS, copies=10
+    copies=10, templates=True, smtputf8=False, max_recipients=SES_MAX_RECIPIENTS, max_octets=SES_MAX_OCTETS
 )
 """boto3 makes the copies: of MIME, its Base64, and that as JSON, as text and as octets. Measured: 9.2."""
-SMTP: Final = Capabilities()
+SMTP: Final = Capabilities(copies=2)
 """A server names its size limit and SMTPUTF8 after EHLO."""
 CAPTURE: Final = Capabilities(copies=4)
 """It writes a file at once."""

@@ -28,7 +28,7 @@ from tests.worker.scripted import ANYTHING, ScriptedProvider
 FAILED = Deferred(Reason.CONNECTION_FAILED)
 PLAIN = an_email()
 TEMPLATED = an_email(template_id="d-1", text=None)
-NO_TEMPLATES = Capabilities(templates=False)
+NO_TEMPLATES = Capabilities(copies=1, templates=False)
 THROTTLED = Deferred(Reason.THROTTLED, "slow down", "429", 90.0)
 
 

@@ -17,7 +17,7 @@ from tests.worker.bench import Bench
 from tests.worker.scripted import Act, ScriptedProvider, accept, fail
 
 AWAY = fail(ProviderFault("sendgrid", "bad credentials"), after_leaving=False)
-NO_TEMPLATES = Capabilities(templates=False)
+NO_TEMPLATES = Capabilities(copies=1, templates=False)
 TEMPLATED: Final[dict[str, Any]] = {"template_id": "d-1", "text": None}
 
 
@@ -43,7 +43,7 @@ def waiting_seconds(bench: Bench, email_id: UUID) -> float:
     return float(row["seconds"])
 
 
-@pytest.mark.parametrize("declares", [NO_TEMPLATES, Capabilities(templates=True)], ids=["declared", "found"])
+@pytest.mark.parametrize("declares", [NO_TEMPLATES, Capabilities(copies=1, templates=True)], ids=["declared", "found"])
 async def test_templated_emails_wait_for_the_provider_with_templates_while_others_go_by_the_next(
     bench: Bench, declares: Capabilities
 ) -> None:
