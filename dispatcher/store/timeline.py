@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Final
+from uuid import UUID
 
 from dispatcher.store.connections import AsyncSession, translated
-from dispatcher.store.queries import query
+from dispatcher.store.queries import ids_within, query
 
 DOUBTED: Final = " before the promotion"
 """Follows the owner's name in `locked_by` where a promotion made a lease uncertain."""
+
+
+BATCH: Final = 10_000
+"""Due emails that one statement changes. That takes about a second, and PostgreSQL ends a statement after thirty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +34,22 @@ class Promotion:
     message_count: int = 0
 
 
-async def follow_timeline(session: AsyncSession) -> Promotion | None:
+async def follow_timeline(session: AsyncSession, *, batch: int = BATCH) -> Promotion | None:
     """Notes the timeline; returns the promotion that was found, after its consequences are committed.
 
     Faults are ours (see `store.connections.translated`).
+
+    Args:
+        batch: How many due emails one statement may change.
     """
     with translated():
         if await _fetch(session, "note_timeline"):
             return None
         async with session.transaction():
-            return await _begin(session)
+            return await _begin(session, batch)
 
 
-async def _begin(session: AsyncSession) -> Promotion | None:
+async def _begin(session: AsyncSession, batch: int) -> Promotion | None:
     found = await _fetch(session, "find_noted_timeline")
     before, was_synchronous, timeline = found[0] if found else (0, True, 0)
     is_lossy = timeline > before and not was_synchronous
@@ -51,9 +59,19 @@ async def _begin(session: AsyncSession) -> Promotion | None:
     leases = messages = 0
     if is_lossy:
         leases = (await session.execute(query("doubt_leases"), {"suffix": DOUBTED})).rowcount
-        messages = (await session.execute(query("doubt_messages"))).rowcount
+        messages = await _doubt_messages(session, batch)
     return Promotion(before, timeline, is_lossy, leases, messages)
 
 
-async def _fetch(session: AsyncSession, name: str) -> list[tuple[Any, ...]]:
-    return await (await session.execute(query(name))).fetchall()
+async def _doubt_messages(session: AsyncSession, batch: int) -> int:
+    """Doubts the messages of all due emails; returns how many they are."""
+    count, after = 0, UUID(int=0)
+    while rows := await _fetch(session, "find_doubted", {"after": after, "limit": batch}):
+        ids = [row[0] for row in rows]
+        after = ids[-1]
+        count += (await session.execute(query("doubt_messages"), ids_within(ids))).rowcount
+    return count
+
+
+async def _fetch(session: AsyncSession, name: str, parameters: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
+    return await (await session.execute(query(name), parameters)).fetchall()

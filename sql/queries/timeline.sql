@@ -46,16 +46,29 @@ set locked_by = locked_by || %(suffix)s
 where status = 'sending'
 returning email_id;
 
+-- name: find_doubted
+-- Emails whose due marks are of before a promotion was found, after an id: their messages may have been published on the lost
+-- timeline, and done with. Also marks that were set ahead for an email given back, once they have passed: the standby may
+-- have been that far behind. An API process that publishes itself sets marks some seconds ahead.
+select e.email_id
+from dispatcher.email_log as e
+cross join dispatcher.relay_timeline as t
+where e.status = 'pending'
+    and e.email_id > %(after)s
+    and e.publish_due_at is not null
+    and e.created_at <= t.uncertain_before
+    and (e.publish_due_at <= t.doubted_at or e.publish_due_at <= e.created_at + interval '10 seconds')
+order by e.email_id
+limit %(limit)s;
+
 -- name: doubt_messages
--- Due marks of before a promotion was found: their messages may have been published on the lost timeline, and done with. They
--- count as published, and where RabbitMQ has no message for them, republish_vanished judges them. Also marks that were set
--- ahead for an email given back, once they have passed: the standby may have been that far behind. An API process that
--- publishes itself sets marks some seconds ahead. Returns a row per email.
+-- The emails of find_doubted count as published. Where RabbitMQ has no message for them, republish_vanished judges them.
+-- Returns a row per email.
 update dispatcher.email_log as e
 set publish_due_at = null, published_at = t.uncertain_before
 from dispatcher.relay_timeline as t
-where e.publish_due_at is not null
+where e.email_id = any(%(email_ids)s)
+    and e.email_id between %(lowest_id)s and %(highest_id)s
     and e.status = 'pending'
-    and e.created_at <= t.uncertain_before
-    and (e.publish_due_at <= t.doubted_at or e.publish_due_at <= e.created_at + interval '10 seconds')
+    and e.publish_due_at is not null
 returning e.email_id;

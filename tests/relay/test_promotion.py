@@ -21,10 +21,11 @@ from dispatcher.dev import postgres
 from dispatcher.dev.processes import Processes
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.status import Status
-from dispatcher.store.connections import Pool, connected, make_pool, session
+from dispatcher.store.connections import Pool, connect_async, connected, make_pool, session
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.migrations import migrate
 from dispatcher.store.settlement import release_dead
+from dispatcher.store.timeline import follow_timeline
 from tests.broker.rabbit import Rabbit
 from tests.relay.running import Start, settings_for
 from tests.store.books import Books
@@ -89,6 +90,20 @@ async def test_an_email_given_back_for_later_may_have_become_due_and_been_sent_i
     (letter,) = await rabbit.take_all(topology.dlq, 1)
     assert letter.pointer.email_id == became_due
     assert books.row(due_later)["publish_due_at"] is not None
+
+
+async def test_however_many_emails_were_due_at_a_promotion_no_statement_changes_more_than_a_batch(
+    tables_url: str, books: Books
+) -> None:
+    books.enqueue(5)
+    was_promoted(books)
+
+    async with await connect_async(tables_url, name="relay") as session:
+        promotion = await follow_timeline(session, batch=2)
+
+    assert promotion is not None
+    assert promotion.message_count == 5
+    assert not any(row["publish_due_at"] for row in books.rows())
 
 
 async def test_what_is_enqueued_after_the_promotion_is_published_at_once(
