@@ -13,7 +13,7 @@ from rich.text import Text
 from dispatcher.cli.output import plain_table
 from dispatcher.domain.status import Status
 from dispatcher.store.activity import VanishedHost, find_vanished_hosts
-from dispatcher.store.stock import CLOCK_SECONDS
+from dispatcher.store.outbox import AHEAD_SECONDS
 
 if TYPE_CHECKING:
     from dispatcher.domain.waiting import Trouble
@@ -204,7 +204,7 @@ def _style(status: str, count: int) -> str | None:
 
 def _age(seconds: float | None) -> Text:
     """A negative age is a clock that was set back, unless it is some seconds (see the statement `enqueue`)."""
-    if seconds is not None and seconds < -CLOCK_SECONDS:
+    if seconds is not None and seconds < -AHEAD_SECONDS:
         return Text(f"{_duration(-seconds)} ahead of PostgreSQL's clock", style="red")
     return Text(_duration(seconds and max(0.0, seconds)))
 

@@ -11,7 +11,8 @@ from dispatcher.config import Settings
 from dispatcher.errors import SchemaError, TopologyError
 from dispatcher.monitor.looking import ANSWER_SECONDS, LOOK_SECONDS, Look
 from dispatcher.roster import Member
-from dispatcher.store.stock import CLOCK_SECONDS, Stock
+from dispatcher.store.outbox import AHEAD_SECONDS
+from dispatcher.store.stock import Stock
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.scrape import ProcessCollector
 
@@ -106,7 +107,7 @@ class Health:
         stock, longest = self._store.found, self._settings.ready_pending_seconds
         if stock is None or stock.oldest_pending_seconds is None:
             return None
-        if stock.oldest_pending_seconds < -CLOCK_SECONDS:
+        if stock.oldest_pending_seconds < -AHEAD_SECONDS:
             ahead = f"{-stock.oldest_pending_seconds:.0f} s ahead of PostgreSQL's clock"
             return f"The oldest pending email was enqueued {ahead}: the clock was set back, so that ages say nothing."
         if stock.oldest_pending_seconds <= longest:

@@ -26,6 +26,9 @@ IDLE_SECONDS: Final = 60.0
 """A relay that works says something four times a second; one that waits for RabbitMQ, within half a minute. Whoever
 does not comes back with another session, and leads if nobody else does."""
 
+AHEAD_SECONDS: Final = 300.0
+"""A time in a row that is further ahead of PostgreSQL's clock than this was written before that clock was set back."""
+
 THE_START: Final = datetime.min.replace(tzinfo=UTC)
 """Nothing is due since before."""
 
@@ -113,7 +116,7 @@ class Outbox:
 
     async def find_publish_due(self, limit: int, *, since: datetime = THE_START) -> list[DuePointer]:
         """Up to `limit` messages to publish, longest due first; of those alone that are due since then or later."""
-        parameters = {"limit": limit, "since": since}
+        parameters = {"limit": limit, "since": since, "ahead_seconds": AHEAD_SECONDS}
         try:
             rows = await self._fetch("find_publish_due", parameters)
         except StatementRefused:
@@ -135,10 +138,11 @@ class Outbox:
 
     async def find_dead_letter_due(self, limit: int) -> list[DueDeadLetter]:
         """Up to `limit` dead letters to publish, longest due first."""
+        parameters = {"limit": limit, "ahead_seconds": AHEAD_SECONDS}
         try:
-            rows = await self._fetch("find_dead_letter_due", {"limit": limit})
+            rows = await self._fetch("find_dead_letter_due", parameters)
         except StatementRefused:
-            ids = [row[0] for row in await self._fetch("find_dead_letter_due_ids", {"limit": limit})]
+            ids = [row[0] for row in await self._fetch("find_dead_letter_due_ids", parameters)]
             rows, refused = await self._fetch_around("find_due_letters", ids)
             for email_id in refused:
                 # A letter without the words that cannot be read; if that fails, too, it waits.
@@ -190,7 +194,7 @@ class Outbox:
             rows = await self._fetch("rescue_expired", {**parameters, **as_found(leases)})
         except StatementRefused:
             rows = await self._rescue_apart(parameters, {lease.email_id: lease for lease in leases})
-        return [Rescued(row[0], row[1], Status(row[2]), row[3]) for row in rows]
+        return [_rescued(row) for row in rows]
 
     async def _rescue_apart(
         self, parameters: dict[str, Any], leases: Mapping[UUID, ExpiringLease]
@@ -202,7 +206,7 @@ class Outbox:
 
     async def has_vanished(self, age_seconds: float) -> bool:
         """Whether emails are still pending so long after their message was published."""
-        return bool(await self._fetch("find_vanished", {"age_seconds": age_seconds}))
+        return bool(await self._fetch("find_vanished", {"age_seconds": age_seconds, "ahead_seconds": AHEAD_SECONDS}))
 
     async def republish_vanished(
         self,
@@ -221,7 +225,12 @@ class Outbox:
         Returns:
             How many were made due, and those among all that were uncertain.
         """
-        found = {"age_seconds": age_seconds, "limit": limit, "doubt_seconds": doubt_seconds}
+        found = {
+            "age_seconds": age_seconds,
+            "ahead_seconds": AHEAD_SECONDS,
+            "limit": limit,
+            "doubt_seconds": doubt_seconds,
+        }
         ids = [row[0] for row in await self._fetch("find_vanished_ids", found)]
         if not ids:
             return 0, []
@@ -230,7 +239,7 @@ class Outbox:
             rows = await self._fetch("republish_vanished", {**parameters, **ids_within(ids)})
         except StatementRefused:
             rows, _ = await self._fetch_around("republish_vanished", ids, parameters)
-        uncertain = [Rescued(row[0], row[1], Status(row[2]), row[3]) for row in rows if row[4]]
+        uncertain = [_rescued(row) for row in rows if row[4]]
         return sum(row[2] == Status.PENDING for row in rows), uncertain
 
     async def follow_timeline(self) -> Promotion | None:
@@ -265,6 +274,10 @@ def due_since(due: Mapping[UUID, datetime]) -> dict[str, Any]:
     """The parameters of `mark_published` and its like: emails, one at least, and since when each was due."""
     ids = ids_within(due)
     return {**ids, "due_ats": [due[email_id] for email_id in ids["email_ids"]]}
+
+
+def _rescued(row: tuple[Any, ...]) -> Rescued:
+    return Rescued(row[0], row[1], Status(row[2]), row[3])
 
 
 def _dead_letter(row: tuple[Any, ...]) -> DueDeadLetter:

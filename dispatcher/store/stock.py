@@ -11,9 +11,6 @@ from dispatcher.store.queries import query
 
 COUNTED: Final[tuple[Status, ...]] = tuple(status for status in Status if status is not Status.SENT)
 """What is sent is never counted row by row."""
-CLOCK_SECONDS: Final = 300.0
-"""An age that is further below zero than this says that PostgreSQL's clock was set back (see the statement
-`find_publish_due`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ listen email_dispatcher_due;
 
 -- name: find_publish_due
 -- Emails whose message must go to the send queue, longest due first; of those alone that are due since an instant or later.
--- A due mark is the time of its writing, or up to 90 seconds later (see enqueue and release). One that is five
--- minutes ahead was written before the clock was set back: it is due, too. Two ranges, so that a look does not read the
+-- A due mark is the time of its writing, or up to 90 seconds later (see enqueue and release). One that is
+-- ahead_seconds ahead was written before the clock was set back: it is due, too. Two ranges, so that a look does not read the
 -- emails between them: hundreds of thousands may wait there for a provider that is away.
 (
     select email_id, message_key, correlation_id, traceparent, publish_due_at
@@ -44,7 +44,7 @@ union all
 (
     select email_id, message_key, correlation_id, traceparent, publish_due_at
     from dispatcher.email_log
-    where publish_due_at >= greatest(%(since)s, now() + interval '5 minutes')
+    where publish_due_at >= greatest(%(since)s, now() + %(ahead_seconds)s * interval '1 second')
     order by publish_due_at
     limit %(limit)s
 )
@@ -67,7 +67,7 @@ from (
     (
         select email_id, publish_due_at
         from dispatcher.email_log
-        where publish_due_at >= greatest(%(since)s, now() + interval '5 minutes')
+        where publish_due_at >= greatest(%(since)s, now() + %(ahead_seconds)s * interval '1 second')
         order by publish_due_at
         limit %(limit)s
     )
@@ -134,7 +134,7 @@ select
     provider, created_at, dead_letter_due_at
 from dispatcher.email_log
 where dead_letter_due_at is not null
-    and dead_letter_due_at not between now() and now() + interval '5 minutes'
+    and dead_letter_due_at not between now() and now() + %(ahead_seconds)s * interval '1 second'
 order by dead_letter_due_at
 limit %(limit)s;
 
@@ -143,7 +143,7 @@ limit %(limit)s;
 select email_id
 from dispatcher.email_log
 where dead_letter_due_at is not null
-    and dead_letter_due_at not between now() and now() + interval '5 minutes'
+    and dead_letter_due_at not between now() and now() + %(ahead_seconds)s * interval '1 second'
 order by dead_letter_due_at
 limit %(limit)s;
 
@@ -237,13 +237,13 @@ from rescued;
 
 -- name: find_vanished
 -- A row: there are emails whose message was published so long ago that a worker should have had it, unless many wait. Here
--- and below, a time minutes ahead of the clock counts as long ago: it was written before the clock was set back.
+-- and below, a time ahead_seconds ahead of the clock counts as long ago: it was written before the clock was set back.
 select 1
 from dispatcher.email_log
 where status = 'pending'
     and publish_due_at is null
     and published_at not between clock_timestamp() - %(age_seconds)s * interval '1 second'
-        and clock_timestamp() + interval '5 minutes'
+        and clock_timestamp() + %(ahead_seconds)s * interval '1 second'
 limit 1;
 
 -- name: find_vanished_ids
@@ -255,7 +255,7 @@ left join dispatcher.relay_timeline as t on true
 where status = 'pending'
     and publish_due_at is null
     and published_at not between clock_timestamp() - %(age_seconds)s * interval '1 second'
-        and clock_timestamp() + interval '5 minutes'
+        and clock_timestamp() + %(ahead_seconds)s * interval '1 second'
     and (
         (published_at <= t.uncertain_before) is not true
         or t.doubted_at < clock_timestamp() - %(doubt_seconds)s * interval '1 second'
