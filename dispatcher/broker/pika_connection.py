@@ -1,5 +1,5 @@
-"""Pika's connection, with a few things that it lacks: heartbeats that notice a silent broker in time, frames written in
-one piece, deliveries read without copies, and messages whose properties pika cannot read.
+"""Extends pika's connection: it notices a silent broker in time, writes frames in one piece, reads deliveries without
+copying them, and survives messages whose properties pika cannot parse.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Heartbeats(HeartbeatChecker):  # type: ignore[misc]  # pika 1.4 has no py
 
 
 class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has no py.typed
-    """Pika's connection, with a few things that it lacks. They reach into it, hence the tests of each."""
+    """Pika's connection with our extensions. They depend on pika's internals, so each of them has its own test."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self._frames: list[bytes] = []

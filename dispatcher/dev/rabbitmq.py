@@ -105,7 +105,7 @@ def start(
     """The access to each running private node, and in words where the programs came from.
 
     Args:
-        disposable: Nobody will read the data again: they are killed in the end. An orderly stop takes six seconds.
+        disposable: The data is not needed after the stop. The nodes are killed then; an orderly stop takes six seconds.
         nodes: Several form a cluster that pauses minorities; all have joined it when this returns.
 
     Raises:

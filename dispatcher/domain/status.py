@@ -15,7 +15,7 @@ Rules:
 2. `sent` is final.
 3. An acceptance that comes late, from an owner that lost its lease, is evidence; it proves `sent` from any status.
 4. `pending` becomes `held` only after PostgreSQL lost commits by a failover: the email may have been sent in them.
-5. Only `pending` may be leased. An expired `sending` is the rescue's business: nobody knows what its owner did.
+5. Only `pending` may be leased. The rescue decides about an expired `sending`: its owner may or may not have sent it.
 """
 
 from __future__ import annotations
