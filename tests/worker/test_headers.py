@@ -21,7 +21,7 @@ TEMPLATED: Final[dict[str, Any]] = {**STORED, "template_id": "d-1", "text": None
 async def test_a_command_that_is_not_allowed_fails_at_once_and_names_its_header(
     bench: Bench, fields: dict[str, Any]
 ) -> None:
-    first, second = (ScriptedProvider(name, Capabilities(templates=True)) for name in ("sendgrid", "smtp"))
+    first, second = (ScriptedProvider(name, Capabilities(copies=1, templates=True)) for name in ("sendgrid", "smtp"))
     await bench.start([first, second])
 
     await bench.enqueue(1, **fields)
