@@ -29,6 +29,8 @@ Arrival = tuple[Delivery, Pointer]
 
 IN_HAND_SECONDS: Final = 0.5
 """How often a message may come back while its email is still in hand, here or in somebody's transaction."""
+MOST_REJECTED: Final = 10_000
+"""Emails whose messages a worker remembers to have sent to the DLQ."""
 
 
 class Leasing:
@@ -66,6 +68,7 @@ class Leasing:
         self._asked_at = 0.0
         self._arrivals: Batches[Arrival] = Batches(self._lease, room=room, takes_any=is_probing)
         self._stopped = False
+        self._rejected: dict[UUID, None] = {}  # in order, the oldest first
 
     def add(self, delivery: Delivery, pointer: Pointer) -> None:
         """Queues a delivery for a lease; none any more once we stop."""
@@ -109,7 +112,7 @@ class Leasing:
             self._begin(lease, delivery, self._asked_at)
         for email_id in refused:
             delivery, _ = waiting.pop(email_id)
-            self._reject(delivery)
+            self._reject(delivery, email_id)
         if without_lease := [*waiting.values(), *repeated]:
             await self._settle(without_lease)
 
@@ -175,10 +178,19 @@ class Leasing:
         _, culprits = await apart(arrivals, self._settle_all)
         for (delivery, pointer), error in culprits:
             self._log.error("email.refused", email_id=str(pointer.email_id), reason=error.message)
-            self._reject(delivery)
+            self._reject(delivery, pointer.email_id)
 
-    def _reject(self, delivery: Delivery) -> None:
-        """Sends a message to the DLQ. Where it is, its email can be found; on the queue it would come again at once."""
+    def _reject(self, delivery: Delivery, email_id: UUID) -> None:
+        """Sends the message of an email that PostgreSQL refuses to the DLQ, where an operator finds the email.
+
+        Once only: the email stays pending, so the relay publishes it again and again. Its later messages are acked.
+        """
+        if email_id in self._rejected:
+            self._consumer.ack([delivery])
+            return
+        if len(self._rejected) >= MOST_REJECTED:
+            del self._rejected[next(iter(self._rejected))]
+        self._rejected[email_id] = None
         metrics.MESSAGES_REJECTED.add(1)
         self._consumer.reject(delivery)
 

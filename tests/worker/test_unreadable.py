@@ -92,6 +92,23 @@ async def test_an_email_that_cannot_be_given_back_keeps_its_lease_and_the_others
     assert bench.books.status(culprit) == "sending"
 
 
+async def test_the_dlq_gets_one_message_of_an_email_that_cannot_be_leased_however_often_it_is_published(
+    bench: Bench,
+) -> None:
+    culprit = bench.books.enqueue_one()
+    with refused(bench.books.connection, culprit, "new.status = 'sending'"):
+        worker = await bench.start()
+        for number in range(1, 4):
+            await bench.deliver([culprit])
+            await bench.enqueue()
+            await bench.settled({"pending": 1, "sent": number})
+        await worker.stop()
+
+    (message,) = await bench.rabbit.take_all(bench.topology.dlq, 1)
+    assert message.pointer.email_id == culprit
+    assert await bench.rabbit.take(bench.topology.queue) is None
+
+
 async def test_an_email_that_cannot_be_read_stops_no_worker_whose_lease_was_cut_off(
     bench: Bench, tables_url: str
 ) -> None:
