@@ -189,7 +189,7 @@ def _check_sessions(settings: Settings) -> Iterator[Finding]:
     from dispatcher.store.server import time_commit, verify_sessions
 
     try:
-        verify_sessions(settings.database_url, name="dispatcher doctor")
+        asyncio.run(verify_sessions(settings.database_url, name="dispatcher doctor"))
         yield well("PostgreSQL sessions", "a connection keeps its session, as locks and notifications need")
     except ConfigurationError as error:
         yield failed("PostgreSQL sessions", error)

@@ -242,8 +242,20 @@ async def connect_async(
         lock_seconds: How long a statement may wait for another transaction's lock.
         keeps_plans: It executes the relay's statements and no others, which are planned once (see `keep_plans`).
     """
+    connection = await connect_unconfigured(database_url, name=name)
     with translated():
-        connection = await TimedSession.connect(
+        try:
+            await _configure(connection, lock_seconds, keeps_plans=keeps_plans)
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+
+async def connect_unconfigured(database_url: str, *, name: str) -> AsyncSession:
+    """As `connect_async`, but it sets nothing in the session, which may be shared: a pooler may be in between."""
+    with translated():
+        return await TimedSession.connect(
             database_url,
             autocommit=True,
             application_name=name,
@@ -251,12 +263,6 @@ async def connect_async(
             connect_timeout=CONNECT_SECONDS,
             **_KEEPALIVES,
         )
-        try:
-            await _configure(connection, lock_seconds, keeps_plans=keeps_plans)
-        except BaseException:
-            await connection.close()
-            raise
-        return connection
 
 
 async def unhurry(session: AsyncSession) -> None:

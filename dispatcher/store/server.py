@@ -13,7 +13,7 @@ from psycopg import Connection
 from psycopg.rows import TupleRow
 
 from dispatcher.errors import ConfigurationError, StoreUnavailable
-from dispatcher.store.connections import connect_async, connected, translated
+from dispatcher.store.connections import check_url, connect_async, connect_unconfigured, translated
 from dispatcher.store.queries import query
 
 COMMIT_SECONDS: Final = 5.0
@@ -107,7 +107,7 @@ _STANDBY: Final = (
 _READ_ONLY: Final = "Set default_transaction_read_only to off for the server, the database and the role."
 
 
-def verify_sessions(database_url: str, *, name: str) -> None:
+async def verify_sessions(database_url: str, *, name: str) -> None:
     """Asserts that a connection keeps its session from one transaction to the next.
 
     A pooler in transaction mode does not: session settings, LISTEN, prepared statements and the relay's advisory lock
@@ -118,13 +118,19 @@ def verify_sessions(database_url: str, *, name: str) -> None:
         ConfigurationError: a mark is gone or is the other connection's.
         StoreUnavailable: PostgreSQL is away.
     """
-    with connected(database_url, name=name) as one, connected(database_url, name=name) as other, translated():
-        marks = {one: secrets.token_hex(8), other: secrets.token_hex(8)}
-        for connection, mark in marks.items():
-            connection.execute(query("mark_session"), {"mark": mark})
-        for connection in (one, other, other, one):
-            if connection.execute(query("read_session_mark")).fetchone() != (marks[connection],):
-                raise ConfigurationError([_SHARED])
+    check_url(database_url)
+    async with (
+        await connect_unconfigured(database_url, name=name) as one,
+        await connect_unconfigured(database_url, name=name) as other,
+    ):
+        with translated():
+            marks = {one: secrets.token_hex(8), other: secrets.token_hex(8)}
+            for session, mark in marks.items():
+                await session.execute(query("mark_session"), {"mark": mark})
+            for session in (one, other, other, one):
+                found = await (await session.execute(query("read_session_mark"))).fetchone()
+                if found != (marks[session],):
+                    raise ConfigurationError([_SHARED])
 
 
 _SHARED: Final = (

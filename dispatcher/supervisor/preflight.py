@@ -74,7 +74,7 @@ async def _try_provider(name: str, settings: Settings) -> None:
 
 
 def _verify_store(settings: Settings) -> None:
-    verify_sessions(settings.database_url, name="dispatcher run")
+    asyncio.run(verify_sessions(settings.database_url, name="dispatcher run"))
     with connected(settings.database_url, name="dispatcher run") as connection:
         verify_writable(connection)
         verify_schema(connection)

@@ -22,9 +22,10 @@ from dispatcher.roster import Post, Seat
 from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.stopping import stop_event, unless_cut_off
-from dispatcher.store.connections import BATCH_LOCK_SECONDS, connect_async, make_pool
+from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.providers import ProviderStore
+from dispatcher.store.server import verify_sessions
 from dispatcher.telemetry import log, metric_files, quick_log
 from dispatcher.telemetry.tracing import TRACER
 from dispatcher.worker.coalescing import coalesced
@@ -116,11 +117,11 @@ async def _make_sure_of_store(settings: Settings, identity: Identity) -> None:
     """Returns where PostgreSQL lets us in, or is away: the pool goes on trying, and says no word of why it fails.
 
     Raises:
-        ConfigurationError: it does not let us in. Whoever we are to replace works on meanwhile.
+        ConfigurationError: It does not let us in, or a pooler shares its sessions: a reload may have brought a URL that
+            `run` did not see at its start. The worker that this one is to replace works on meanwhile.
     """
     try:
-        async with await connect_async(settings.database_url, name=identity.worker):
-            pass
+        await verify_sessions(settings.database_url, name=identity.worker)
     except StoreRefused as refusal:
         raise ConfigurationError([str(refusal)]) from refusal
     except StoreUnavailable:

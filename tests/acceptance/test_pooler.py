@@ -37,8 +37,28 @@ def test_transaction_pooling_is_refused_at_start(host: Host, tmp_path: Path, com
 
         assert started.await_exit() == 78
 
-    assert "PgBouncer in transaction mode" in started.words
-    assert "pool_mode = session" in started.words
+    assert "PgBouncer in transaction mode" in started.log
+    assert "pool_mode = session" in started.log
+
+
+def test_a_reload_that_leads_to_transaction_pooling_costs_no_worker(host: Host, tmp_path: Path) -> None:
+    host.sink()
+    secret = tmp_path / "url"
+    secret.write_text(host.database_url)
+    run = host.run(DATABASE_URL="", DATABASE_URL_FILE=secret)
+    host.await_finished(host.enqueue(emails(20, name="before")))
+
+    with pgbouncer(tmp_path, host.database_url, mode="transaction") as url:
+        secret.write_text(url)
+        run.send(signal.SIGHUP)
+        run.await_events("process.exited", 2, reason="could_not_boot")
+        books = host.await_finished(host.enqueue(emails(20, name="meanwhile")))
+    stop(run)
+
+    assert "PgBouncer in transaction mode" in run.log
+    assert books.counts == {"sent": 20}
+    assert not books.lost
+    assert not books.duplicates
 
 
 def test_doctor_names_transaction_pooling(host: Host, tmp_path: Path) -> None:
