@@ -203,13 +203,18 @@ def take_env_file(command: click.Command) -> None:
 def _use(context: click.Context, _: click.Parameter, path: Path | None) -> None:
     if path is not None and not context.resilient_parsing:
         context.meta[VARIABLE] = file = EnvFile(path)
-        with starting() if context.info_name in _SERVICES else nullcontext():
+        is_service = context.info_name in _SERVICES
+        if is_service:
+            from setproctitle import getproctitle
+
+            getproctitle()  # finds the title's place by the environment, as long as that is as the kernel made it
+        with starting() if is_service else nullcontext():
             file.read()
 
 
 _OPTION: Final[Any] = click.Option(
     ["--env-file"],
-    type=click.Path(path_type=Path),
+    type=click.Path(readable=False, path_type=Path),  # we say ourselves why it cannot be read
     metavar="PATH",
     envvar=VARIABLE,
     expose_value=False,

@@ -148,6 +148,7 @@ def test_an_edited_setting_counts_after_a_restart_or_a_reload_and_what_superviso
     supervised = Supervised(host)
     assert supervised.started_with(life=1) == WORKERS
 
+    assert Path(f"/proc/{supervised.parent}/cmdline").read_text().startswith("dispatcher: run")
     supervised.write(WORKERS=1)
     supervised.control("restart", "dispatcher")
     assert supervised.started_with(life=2) == 1
