@@ -236,10 +236,11 @@ def _article(given: object) -> str:
 
 @contextmanager
 def with_tables(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> Iterator[None]:
-    """Says what to do where the database has no tables of ours.
+    """Says what to do where the database has no tables of ours, or the caller's role may not add emails.
 
     Raises:
         SchemaError: it has none, or those of another release.
+        UnusableConnection: the role lacks a right.
     """
     try:
         yield
@@ -249,4 +250,10 @@ def with_tables(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[An
             f'the schema "{schema()}".',
             remedy="Run `dispatcher init` for it (DISPATCHER_DATABASE_URL), connect to the database that has them, or "
             "set DISPATCHER_DATABASE_SCHEMA for this application as for the dispatcher.",
+        ) from error
+    except pg.InsufficientPrivilege as error:
+        raise UnusableConnection(
+            f'The role "{connection.info.user}" may not enqueue: {error.diag.message_primary}.',
+            remedy="`dispatcher topology grants --producer ROLE` prints what it needs; execute it as the owner of the "
+            "tables.",
         ) from error

@@ -29,7 +29,7 @@ from dispatcher.errors import (
     ValueRefused,
 )
 from dispatcher.store.arrays import BatchDumper
-from dispatcher.store.queries import query
+from dispatcher.store.queries import query, schema
 
 if TYPE_CHECKING:
     from psycopg_pool import AsyncConnectionPool
@@ -160,7 +160,8 @@ def translated() -> Iterator[None]:
         yield
     except (pg.InvalidSchemaName, pg.UndefinedTable, pg.UndefinedFunction, pg.UndefinedColumn) as error:
         raise SchemaError(
-            "The database does not have this release's tables.", remedy="Run `dispatcher init`."
+            f'The database does not have this release\'s tables in the schema "{schema()}".',
+            remedy="Run `dispatcher init`.",
         ) from error
     except pg.LockNotAvailable as error:
         raise StoreBusy(f"PostgreSQL is not available: {_first_line(error)}.") from error

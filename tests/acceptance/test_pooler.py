@@ -5,8 +5,10 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import psycopg
 import pytest
 
+from dispatcher import enqueue_many
 from tests.acceptance.harness import CONNECTIONS, Host, emails, stop
 from tests.acceptance.pooler import pgbouncer
 
@@ -68,3 +70,13 @@ def test_doctor_names_transaction_pooling(host: Host, tmp_path: Path) -> None:
         assert looked.await_exit() == 1
 
     assert "PgBouncer in transaction mode" in looked.log
+
+
+def test_an_application_behind_transaction_pooling_enqueues(host: Host, tmp_path: Path) -> None:
+    with pgbouncer(tmp_path, host.database_url, mode="transaction") as url:
+        for number in range(3):  # each in another session of the pool, or in the same
+            with psycopg.connect(url, prepare_threshold=None) as connection:
+                connection.execute("set local search_path = pg_catalog")
+                enqueue_many(connection, emails(2, name=f"pooled-{number}"))
+
+    assert len(host.rows()) == 6

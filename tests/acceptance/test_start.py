@@ -100,7 +100,7 @@ def test_a_crash_loop_waits_longer_and_longer_and_ends_with_its_cause(host: Host
 
     waits = [event["retry_in_seconds"] for event in run.events("process.exited", role="relay")[:5]]
     assert waits == [0.0, 0.1, 0.2, 0.4, 0.8]
-    assert "The database does not have this release's tables." in run.words
+    assert "The database does not have this release's tables in the schema" in run.words
     with psycopg.connect(host.database_url, autocommit=True) as connection:
         connection.execute("alter table email_log_gone rename to email_log")
     ids = host.enqueue(emails(20))

@@ -24,6 +24,7 @@ from tests.waiting import wait_until
 
 SCHEMA = "order"
 DEPLOYMENT = Path(__file__).parents[2] / "docs" / "deployment.md"
+ADDRESSED = "--from shop@example.com --to ann@example.org --subject Hello"
 APPLICATION = """
     revoke create on schema public from public;
     create table public.api_key (mine integer);
@@ -109,10 +110,8 @@ def granted(owner: CommandLine, database: Database) -> dict[str, CommandLine]:
 
 
 def enqueue(producer: CommandLine, key: str, *options: str) -> None:
-    words = ["--key", key, "--from", "shop@example.com", "--to", "ann@example.org", "--subject", "Hello", *options]
     for _ in range(2):  # as new, and as known
-        ended = producer("enqueue", *words)
-        assert ended.code == 0, ended.stderr
+        succeed(producer, f"enqueue --key {key} {ADDRESSED}", *options)
 
 
 @pytest.mark.slow
@@ -131,6 +130,7 @@ def test_each_role_does_its_whole_work_with_its_grants_and_no_more(owner: Comman
     (owner.folder / "terms.txt").write_text("terms")
     enqueue(producer, "welcome", "--text", "It works.", "--attach", "terms.txt")
     enqueue(producer.having(DISPATCHER_PROVIDERS=None), "template", "--template", "t-1")
+    succeed(reader, "dlq show welcome --no-queue")  # which says why it waits
     keys = dispatcher("keys", "create", "--name", "shop", "--recipients-per-day", "5", "--from-anywhere")
     assert keys.code == 0, keys.stderr
     with (
@@ -195,8 +195,8 @@ _WORK: Final = (
 )
 
 
-def succeed(commandline: CommandLine, words: str) -> None:
-    ended = commandline(*words.split())
+def succeed(commandline: CommandLine, words: str, *options: str) -> None:
+    ended = commandline(*words.split(), *options)
     assert ended.code == 0, (words, ended.stderr)
 
 
@@ -242,6 +242,10 @@ def test_no_role_may_do_more(owner: CommandLine, database: Database) -> None:
             """select "order".operator_audit_prune(now(), 1)""",
         ),
     }
+
+    ended = roles["reader"](*f"enqueue --key another {ADDRESSED} --text Hello".split())
+    assert (ended.code, "may not enqueue: permission denied for table" in ended.stderr) == (1, True)
+    assert "dispatcher topology grants --producer" in ended.stderr
 
     allowed = [
         (role, words)
