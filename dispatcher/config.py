@@ -274,6 +274,11 @@ class Settings:
     alert_email_to: tuple[str, ...] = setting(
         values.mailboxes, None, "Whom alerts by email go to, comma-separated.", empty=()
     )
+    alert_after_seconds: float = setting(
+        values.seconds(1, 86_400),
+        "300",
+        "How long nothing is sent while emails are due, a provider is unusable or a host silent before it is an alert.",
+    )
     alert_reminder_seconds: float = setting(
         values.seconds(1, 604_800), "3600", "How often an alert is told again while it stands."
     )

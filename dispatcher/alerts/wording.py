@@ -7,7 +7,7 @@ from typing import Final, assert_never
 
 import orjson
 
-from dispatcher.domain.alert import MANUAL, SEVERITY, Alert, Kind, Notice, Phase
+from dispatcher.domain.alert import MANUAL, MOST_DUE, SEVERITY, Alert, Kind, Notice, Phase
 
 _ALONE: Final = "PostgreSQL is away: this host tells for itself, and others may tell the same."
 
@@ -97,6 +97,14 @@ def _trouble(alert: Alert) -> str:
             return (
                 f"{alert.count} failed or held {emails} content within a week unless replayed, confirmed or discarded"
             )
+        case Kind.NOTHING_SENT:
+            more = " or more" if (alert.count or 0) >= MOST_DUE else ""
+            emails = "1 email is" if alert.count == 1 else f"{alert.count}{more} emails are"
+            return f"{emails} due, and nothing is sent: {_ended(alert.reason)}"
+        case Kind.PROVIDER_UNUSABLE:
+            return f"workers cannot use a provider: {_ended(alert.reason)}"
+        case Kind.HOST_VANISHED:
+            return f"a host has vanished: {_ended(alert.reason)}"
         case _:
             assert_never(alert.kind)
 
@@ -111,8 +119,19 @@ def _resolution(alert: Alert) -> str:
             return f"the dead-letter queue {alert.queue} can be watched again"
         case Kind.UNDECIDED_EXPIRING:
             return "no failed or held email is about to lose its content any more"
+        case Kind.NOTHING_SENT:
+            return "emails are sent again, or none is due any more"
+        case Kind.PROVIDER_UNUSABLE:
+            return "workers can use every provider again"
+        case Kind.HOST_VANISHED:
+            return "every host is back, stopped in order, or has been gone for a day"
         case _:
             assert_never(alert.kind)
+
+
+def _ended(reason: str | None) -> str:
+    """A reason within a sentence that goes on to its own end."""
+    return (reason or "nobody knows why").rstrip(".")
 
 
 def _plain(value: object) -> str:

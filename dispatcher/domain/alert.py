@@ -17,6 +17,8 @@ SEVERITY: Final = "CRITICAL"
 MANUAL: Final = "Manual intervention is required."
 MAX_CORRELATION_IDS: Final = 10
 """Enough to find the cause; an alert is no list of emails."""
+MOST_DUE: Final = 10_000
+"""Due emails that an alert counts."""
 
 
 class Kind(StrEnum):
@@ -30,6 +32,23 @@ class Kind(StrEnum):
     """Nobody knows how many messages the DLQ holds."""
     UNDECIDED_EXPIRING = "undecided_expiring"
     """Failed or held emails lose their content within a week, because no operator has decided them."""
+    NOTHING_SENT = "nothing_sent"
+    """Emails are due, and no provider has accepted one for a while."""
+    PROVIDER_UNUSABLE = "provider_unusable"
+    """Workers have not been able to use a provider for a while."""
+    HOST_VANISHED = "host_vanished"
+    """A host has said nothing for a while, and did not stop in order."""
+
+
+_COMPONENTS: Final = {
+    Kind.DEAD_LETTERS: "RabbitMQ",
+    Kind.OLDEST_AGE_GROWING: "RabbitMQ",
+    Kind.PROBE_FAILED: "RabbitMQ",
+    Kind.UNDECIDED_EXPIRING: "PostgreSQL",
+    Kind.NOTHING_SENT: "dispatcher",
+    Kind.PROVIDER_UNUSABLE: "provider",
+    Kind.HOST_VANISHED: "host",
+}
 
 
 class Phase(StrEnum):
@@ -51,10 +70,10 @@ class Alert:
         stands: Whether the state is there; else it was, or may never have been.
         queue: The DLQ.
         raised_at: Since when we know of it.
-        count: Messages on the DLQ, or emails that expire; None if unknown.
+        count: Messages on the DLQ, or emails that expire or are due; None if unknown, or if there is none to count.
         oldest_age_seconds: Since the oldest one failed, or at least since we know of it; None where nobody knows.
         correlation_ids: Of the oldest, at most `MAX_CORRELATION_IDS`.
-        reason: Why the probe failed, or what else there is to say; None if nothing.
+        reason: Why the probe failed or nothing is sent, or which providers or hosts it is about; None if nothing.
         host: Who looked.
         is_alone: PostgreSQL is away: each host tells for itself.
     """
@@ -72,8 +91,8 @@ class Alert:
 
     @property
     def component(self) -> str:
-        """The server that holds what the alert is about."""
-        return "PostgreSQL" if self.kind is Kind.UNDECIDED_EXPIRING else "RabbitMQ"
+        """What the alert is about: a server, or a part of the dispatcher."""
+        return _COMPONENTS[self.kind]
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,10 +37,19 @@ def tasks_of(settings: Settings, pool: Pool, roster: Roster) -> list[Task]:
 def _alerting(settings: Settings, pool: Pool, retention: Retention) -> list[Task]:
     """The watch over the DLQ, and a task per channel; our own log is one."""
     host = settings.host_name
-    store = AlertStore(pool, queue=settings.dlq, holder=_holder(settings, host), retention=retention)
+    store = AlertStore(pool, queue=settings.dlq, holder=_holder(settings, host), host=host, retention=retention)
     book = ToldBook(store, hold_seconds=2 * settings.dlq_probe_seconds + HOLD_MARGIN_SECONDS)
     interval_seconds = settings.dlq_probe_seconds
-    watch = Watch(settings.dlq, probe_of(settings), store, book, host=host, interval_seconds=interval_seconds)
+    watch = Watch(
+        settings.dlq,
+        probe_of(settings),
+        store,
+        book,
+        host=host,
+        interval_seconds=interval_seconds,
+        after_seconds=settings.alert_after_seconds,
+        providers=settings.providers,
+    )
     channels = [LogChannel(), *channels_of(settings)]
     reminder_seconds = settings.alert_reminder_seconds
     return [watch, *[Announcer(channel, watch, book, reminder_seconds=reminder_seconds) for channel in channels]]

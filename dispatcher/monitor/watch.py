@@ -1,25 +1,33 @@
-"""Looks at the DLQ again and again, and says how it stands. Who tells it to people is `announcing`."""
+"""Looks again and again at the DLQ and at whether emails move. Who tells people of it is `announcing`."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
+from dispatcher.alerts.wording import instant
 from dispatcher.domain.alert import Alert, Kind
+from dispatcher.domain.waiting import about, why
 from dispatcher.errors import DispatcherError
+from dispatcher.monitor.lasting import Lasting
 from dispatcher.monitor.patience import within
 from dispatcher.monitor.probe import Probe
 from dispatcher.monitor.toldbook import STORE_SECONDS, ToldBook
 from dispatcher.providers.scrub import scrub
-from dispatcher.store.alerts import OldestDeadLetters
+from dispatcher.store.alerts import Flow, OldestDeadLetters
 from dispatcher.store.retention import Expiring
 
 MAX_CORRELATION_CHARACTERS: Final = 100
 LONGEST_DUE_SECONDS: Final = 60.0
 """A dead letter reaches the DLQ within a second; one that waits for longer than this, and longer than a probe's
 interval, is growing old."""
+
+
+_OF_DEAD_LETTERS: Final = frozenset({Kind.DEAD_LETTERS, Kind.OLDEST_AGE_GROWING, Kind.PROBE_FAILED})
+_AGED: Final = _OF_DEAD_LETTERS | {Kind.UNDECIDED_EXPIRING}
 
 
 class Tables(Protocol):
@@ -31,6 +39,10 @@ class Tables(Protocol):
 
     async def longest_due_seconds(self) -> float | None:
         """How long a dead letter has waited for its place on the DLQ; None if none waits."""
+        ...
+
+    async def find_flow(self) -> Flow:
+        """Whether emails move, and what hinders them."""
         ...
 
     async def count_expiring(self) -> Expiring | None:
@@ -48,6 +60,7 @@ class Findings:
         oldest: None if PostgreSQL did not say.
         due_seconds: How long a dead letter waits that is not on the DLQ yet; None if none is known to.
         expiring: How many undecided emails are about to lose their content; None if PostgreSQL did not say.
+        flow: Whether emails move; None if PostgreSQL did not say.
     """
 
     depth: int | None
@@ -55,6 +68,7 @@ class Findings:
     oldest: OldestDeadLetters | None
     due_seconds: float | None
     expiring: int | None
+    flow: Flow | None
 
 
 class Watch:
@@ -65,8 +79,22 @@ class Watch:
     """
 
     def __init__(
-        self, queue: str, probe: Probe, tables: Tables, book: ToldBook, *, host: str, interval_seconds: float
+        self,
+        queue: str,
+        probe: Probe,
+        tables: Tables,
+        book: ToldBook,
+        *,
+        host: str,
+        interval_seconds: float,
+        after_seconds: float,
+        providers: Collection[str] = (),
     ) -> None:
+        """
+        Args:
+            after_seconds: How long nothing is sent, a provider is unusable or a host is silent before it is an alert.
+            providers: All that the workers may use.
+        """
         self.alerts: dict[Kind, Alert] = {}
         self._queue = queue
         self._probe = probe
@@ -74,6 +102,8 @@ class Watch:
         self._book = book
         self._host = host
         self._interval_seconds = interval_seconds
+        self._providers = providers
+        self._lasting = Lasting(after_seconds)
         self._raised_at: dict[Kind, datetime] = {}
         self._listeners: list[asyncio.Event] = []
 
@@ -98,6 +128,7 @@ class Watch:
             findings = await self._find()
             self.alerts = {kind: self._judge(kind, stands, findings) for kind, stands in self._states(findings).items()}
         else:
+            self._lasting.forget()
             self.alerts = {}
         for listener in self._listeners:
             listener.set()
@@ -109,16 +140,17 @@ class Watch:
             depth, fault = None, scrub(str(error))
         return Findings(depth, fault, *await self._ask_tables())
 
-    async def _ask_tables(self) -> tuple[OldestDeadLetters | None, float | None, int | None]:
+    async def _ask_tables(self) -> tuple[OldestDeadLetters | None, float | None, int | None, Flow | None]:
         if self._book.is_alone:
-            return None, None, None
+            return None, None, None, None
         try:
             oldest = await within(STORE_SECONDS, self._tables.find_oldest())
             due_seconds = await within(STORE_SECONDS, self._tables.longest_due_seconds())
             expiring = await within(STORE_SECONDS, self._tables.count_expiring())
+            flow = await within(STORE_SECONDS, self._tables.find_flow())
         except (DispatcherError, TimeoutError):
-            return None, None, None
-        return oldest, due_seconds, expiring.emails if expiring else 0
+            return None, None, None, None
+        return oldest, due_seconds, expiring.emails if expiring else 0, flow
 
     def _states(self, findings: Findings) -> dict[Kind, bool]:
         """What stands and what does not; what nobody could see is left out."""
@@ -130,7 +162,34 @@ class Watch:
             states[Kind.OLDEST_AGE_GROWING] = (findings.due_seconds or 0.0) > longest_seconds
         if findings.expiring is not None:
             states[Kind.UNDECIDED_EXPIRING] = findings.expiring > 0
-        return states
+        return states | self._lasting_states(findings.flow)
+
+    def _lasting_states(self, flow: Flow | None) -> dict[Kind, bool]:
+        """What counts only once it has lasted; left out while a first look's finding may have lasted, or may not."""
+        if flow is None:
+            self._lasting.forget()
+            return {}
+        signs = _signs(flow)
+        self._lasting.note([sign for found in signs.values() for sign in found])
+        judged = {kind: self._lasting.has_lasted(found) for kind, found in signs.items()}
+        return {kind: stands for kind, stands in judged.items() if stands is not None}
+
+    def _reason(self, kind: Kind, findings: Findings) -> str | None:
+        """What a person has to know of it."""
+        flow = findings.flow
+        match kind:
+            case Kind.PROBE_FAILED:
+                return findings.fault
+            case Kind.NOTHING_SENT if flow and flow.waiting:
+                return scrub(why(flow.waiting, providers=self._providers).detail)
+            case Kind.PROVIDER_UNUSABLE if flow:
+                lasting = [each for each in flow.troubles if self._lasting.has_lasted([(kind, each.provider)])]
+                return scrub(" ".join(map(about, lasting))) or None
+            case Kind.HOST_VANISHED if flow:
+                gone = [(host, at) for host, at in flow.hosts.items() if self._lasting.has_lasted([(kind, host, at)])]
+                return "; ".join(f"{host} was there last at {instant(at)}" for host, at in sorted(gone)) or None
+            case _:
+                return None
 
     def _judge(self, kind: Kind, stands: bool, findings: Findings) -> Alert:
         now = datetime.now(UTC)
@@ -145,17 +204,34 @@ class Watch:
             self._queue,
             known_at,
             self._host,
-            count=findings.expiring if kind is Kind.UNDECIDED_EXPIRING else findings.depth,
+            count=_count(kind, findings),
             oldest_age_seconds=_oldest_age(kind, stands, findings, (now - known_at).total_seconds()),
-            # Those of the oldest dead letters say nothing about emails that expire.
-            correlation_ids=_correlation_ids(findings) if stands and kind is not Kind.UNDECIDED_EXPIRING else (),
-            reason=findings.fault if kind is Kind.PROBE_FAILED else None,
+            # Those of the oldest dead letters say nothing about other emails.
+            correlation_ids=_correlation_ids(findings) if stands and kind in _OF_DEAD_LETTERS else (),
+            reason=self._reason(kind, findings) if stands else None,
             is_alone=self._book.is_alone,
         )
 
 
+def _signs(flow: Flow) -> dict[Kind, list[Hashable]]:
+    """By which a look knows a state again: one that has changed has not lasted."""
+    return {
+        Kind.NOTHING_SENT: [(Kind.NOTHING_SENT, flow.mark)] if flow.due else [],
+        Kind.PROVIDER_UNUSABLE: [(Kind.PROVIDER_UNUSABLE, trouble.provider) for trouble in flow.troubles],
+        Kind.HOST_VANISHED: [(Kind.HOST_VANISHED, host, seen_at) for host, seen_at in flow.hosts.items()],
+    }
+
+
+def _count(kind: Kind, findings: Findings) -> int | None:
+    if kind is Kind.UNDECIDED_EXPIRING:
+        return findings.expiring
+    if kind is Kind.NOTHING_SENT:
+        return findings.flow.due if findings.flow else None
+    return findings.depth if kind in _OF_DEAD_LETTERS else None
+
+
 def _oldest_age(kind: Kind, stands: bool, findings: Findings, known_seconds: float) -> float | None:
-    if not stands:
+    if not stands or kind not in _AGED:
         return None
     if kind is Kind.OLDEST_AGE_GROWING:
         return findings.due_seconds

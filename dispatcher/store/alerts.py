@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from dispatcher.domain.alert import MAX_CORRELATION_IDS, Kind
+from dispatcher.domain.alert import MAX_CORRELATION_IDS, MOST_DUE, Kind
+from dispatcher.domain.waiting import Facts, Trouble
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.queries import query
 from dispatcher.store.retention import Expiring, Retention, expiring_parameters
+from dispatcher.store.waiting import find_facts, find_troubles
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +42,47 @@ class OldestDeadLetters:
     age_seconds: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Whether emails move, and who moves them.
+
+    Attributes:
+        mark: Changes whenever an email is accepted.
+        due: Emails that are due or under lease; `MOST_DUE` for that many or more.
+        waiting: What one of them waits for; None if none does.
+        troubles: Providers that some worker cannot use now.
+        hosts: When each host was there last, of those that did not stop in order.
+    """
+
+    mark: tuple[object, ...]
+    due: int
+    waiting: Facts | None
+    troubles: Sequence[Trouble]
+    hosts: Mapping[str, datetime]
+
+
 class AlertStore:
     """The monitor's statements about one DLQ; each raises StoreUnavailable where the same call may succeed later."""
 
-    def __init__(self, pool: Pool, *, queue: str, holder: str, retention: Retention) -> None:
+    def __init__(self, pool: Pool, *, queue: str, holder: str, host: str, retention: Retention) -> None:
         """
         Args:
             holder: This monitor, the same over restarts.
+            host: Its host.
         """
+        self._host = host
         self._retention = retention
         self._pool = pool
         self._queue = queue
         self._holder = holder
 
     async def hold_watch(self, seconds: float) -> bool:
-        """Takes or keeps the watch for so long; returns whether it is ours."""
-        return bool(await self._fetch("hold_alert_watch", {"holder": self._holder, "seconds": seconds}))
+        """Takes or keeps the watch for so long; returns whether it is ours. Says that this host is there."""
+        parameters = {"holder": self._holder, "host": self._host, "seconds": seconds}
+        return bool(await self._fetch("hold_alert_watch", parameters))
 
     async def release_watch(self) -> None:
-        """Gives it back; harmless if it is another's."""
+        """Gives it back, if it is ours; says that this host stops in order."""
         await self._fetch("release_alert_watch", {"holder": self._holder})
 
     async def list_told(self) -> list[Told]:
@@ -87,6 +112,16 @@ class AlertStore:
             return None
         rows = await self._fetch("count_expiring", expiring_parameters(self._retention))
         return Expiring(*rows[0])
+
+    async def find_flow(self) -> Flow:
+        """Whether emails move, and what hinders them."""
+        async with session(self._pool) as connection:
+            cursor = await connection.execute(query("find_flow"), {"limit": MOST_DUE})
+            ((hour, emails, due, email_id),) = await cursor.fetchall()
+            facts = await find_facts(connection, email_id) if email_id else None
+            troubles = await find_troubles(connection)
+            cursor = await connection.execute(query("list_presences"))
+            return Flow((hour, emails), due, facts, troubles, dict(await cursor.fetchall()))
 
     async def longest_due_seconds(self) -> float | None:
         """How long a dead letter has waited for its place on the DLQ; None if none waits."""

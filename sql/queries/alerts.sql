@@ -1,5 +1,19 @@
 -- name: hold_alert_watch
--- Takes the watch over a DLQ, or keeps it, for so long. No row: another monitor has it.
+-- Takes the watch over a DLQ, or keeps it, for so long. No row: another monitor has it. Notes in any case that this
+-- monitor's host is there, and forgets hosts that have not been for a day.
+with present as (
+    insert into dispatcher.host_presence (holder, host, seen_at)
+    values (%(holder)s, %(host)s, clock_timestamp())
+    on conflict (holder) do update
+    set
+        host = excluded.host,
+        seen_at = excluded.seen_at
+),
+forgotten as (
+    delete from dispatcher.host_presence
+    where seen_at < clock_timestamp() - interval '1 day'
+        and holder <> %(holder)s
+)
 insert into dispatcher.alert_watch as w (queue, holder, held_until)
 values (%(queue)s, %(holder)s, clock_timestamp() + %(seconds)s::double precision * interval '1 second')
 on conflict (queue) do update
@@ -11,7 +25,12 @@ where w.holder = excluded.holder
 returning holder;
 
 -- name: release_alert_watch
--- Gives the watch back, so that another monitor need not wait for its end. A row if it was ours.
+-- Gives the watch back, so that another monitor need not wait for its end, and notes that this monitor stops in order. A
+-- row if the watch was ours.
+with departed as (
+    delete from dispatcher.host_presence
+    where holder = %(holder)s
+)
 delete from dispatcher.alert_watch
 where queue = %(queue)s
     and holder = %(holder)s
@@ -75,6 +94,40 @@ left join lateral (
     where email_id = e.email_id
 ) as a on true
 order by 2 desc;
+
+-- name: list_presences
+-- The hosts whose monitors did not stop in order, and when each was there last.
+select host, max(seen_at)
+from dispatcher.host_presence
+group by host;
+
+-- name: find_flow
+-- What tells whether emails move: the last hour in which any was accepted and how many were then, which changes with
+-- each; how many are due, or under lease for the first time, up to a bound; and one of these.
+select
+    accepted.hour,
+    accepted.emails,
+    waiting.emails,
+    waiting.email_id
+from (
+    select max(hour) as hour, sum(email_count) as emails
+    from dispatcher.email_hourly
+    where outcome = 'accepted'
+        and hour = (select max(hour) from dispatcher.email_hourly where outcome = 'accepted')
+) as accepted
+cross join (
+    select count(*) as emails, min(email_id::text)::uuid as email_id
+    from (
+        select email_id, status, error_type, publish_due_at
+        from dispatcher.email_log
+        where status in ('pending', 'sending')
+        limit %(limit)s
+    ) as unfinished
+    where case status
+        when 'pending' then coalesce(publish_due_at <= clock_timestamp(), true)
+        else error_type is null  -- else its recipients deferred it, and a worker tries it again
+    end
+) as waiting;
 
 -- name: find_longest_due_dead_letter
 -- How many seconds the dead letter has waited that waits longest for its place on the DLQ; null if none waits.

@@ -91,13 +91,14 @@ async def host(
     hold_seconds: float = 60,
     interval_seconds: float = 1,
     store_seconds: float = 15,
+    after_seconds: float = 3600,
 ) -> AsyncIterator[Host]:
     """A host that is up for the length of a block; leaving it is as kill -9 for what it holds."""
     pool = make_pool(database_url, name=name, size=2)
     await pool.open()
-    store = AlertStore(pool, queue=DLQ, holder=name, retention=Retention(30, 400, 0, 0, UNDECIDED_DAYS))
+    store = AlertStore(pool, queue=DLQ, holder=name, host=name, retention=Retention(30, 400, 0, 0, UNDECIDED_DAYS))
     book = ToldBook(store, hold_seconds=hold_seconds, store_seconds=store_seconds, release_seconds=store_seconds)
-    watch = Watch(DLQ, depth, store, book, host=name, interval_seconds=interval_seconds)
+    watch = Watch(DLQ, depth, store, book, host=name, interval_seconds=interval_seconds, after_seconds=after_seconds)
     announcers = [
         Announcer(ear, watch, book, reminder_seconds=reminder_seconds, first_wait_seconds=0.001) for ear in ears
     ]

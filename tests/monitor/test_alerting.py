@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,8 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
+from dispatcher.alerts.wording import summary
+from dispatcher.domain.alert import Kind
 from dispatcher.domain.email_id import lowest_id_at
 from tests.broker.proxy import Proxy
 from tests.monitor.hosts import DLQ, UNDECIDED_DAYS, Depth, Ear, Host, hears, host
@@ -20,6 +23,7 @@ from tests.waiting import until, until_answer
 RAISED = "dead_letters raised"
 RESOLVED = "dead_letters resolved"
 HOLD_SECONDS = 0.2
+LASTING_SECONDS = 0.1
 STORE_SECONDS = 3.0
 """What a PostgreSQL that is silent costs a look; one that is only busy answers sooner."""
 
@@ -231,6 +235,114 @@ async def test_undecided_emails_that_are_about_to_lose_their_content_are_an_aler
 
     assert ear.heard[0].alert.count == 1
     assert ear.heard[0].alert.correlation_ids == ()
+
+
+def enqueue_due(database_url: str) -> None:
+    """An email that RabbitMQ has, and no worker."""
+    with tables(database_url) as connection:
+        connection.execute(
+            "insert into email_log (email_id, tenant_id, message_key) values (gen_random_uuid(), 't', %s)",
+            [uuid4().hex],
+        )
+
+
+async def look_until_told(one: Host, ear: Ear) -> None:
+    """Looks until something has lasted."""
+
+    async def is_told() -> bool:
+        await one.look()
+        return bool(ear.heard)
+
+    await until_answer(is_told)
+
+
+async def test_nothing_sent_while_emails_are_due_is_an_alert_with_its_reason_until_one_is_sent(tables_url: str) -> None:
+    ear = Ear()
+    enqueue_due(tables_url)
+    async with host(tables_url, Depth(0), ear, after_seconds=LASTING_SECONDS) as one:
+        await look_until_told(one, ear)
+        with tables(tables_url) as connection:
+            connection.execute("update email_log set status = 'sent'")
+        await one.look()
+        await hears(ear, "nothing_sent raised", "nothing_sent resolved")
+
+    alert = ear.heard[0].alert
+    assert (alert.component, alert.count, alert.correlation_ids) == ("dispatcher", 1, ())
+    assert summary(ear.heard[0]) == (
+        "1 email is due, and nothing is sent: No worker runs on any host: start `dispatcher run`"
+    )
+
+
+async def test_emails_that_are_sent_one_after_the_other_are_no_standstill(tables_url: str) -> None:
+    ear = Ear()
+    enqueue_due(tables_url)
+    async with host(tables_url, Depth(0), ear, after_seconds=0.5) as one:
+        give_up_at = time.monotonic() + 1.5
+        while time.monotonic() < give_up_at:
+            await one.look()
+            with tables(tables_url) as connection:
+                connection.execute(
+                    "insert into email_hourly values (date_trunc('hour', now(), 'UTC'), 'smtp', 'accepted', 'w0', 1) "
+                    "on conflict (hour, provider, outcome, slot) do update "
+                    "set email_count = email_hourly.email_count + 1"
+                )
+
+    assert ear.heard == []
+
+
+async def test_what_has_not_lasted_is_no_alert_and_a_new_monitor_resolves_none(tables_url: str) -> None:
+    ear = Ear()
+    enqueue_due(tables_url)
+    async with host(tables_url, Depth(0), ear, after_seconds=LASTING_SECONDS) as one:
+        await look_until_told(one, ear)
+        await entered(tables_url, 1)
+    async with host(tables_url, Depth(0), ear, after_seconds=3600) as again:
+        await again.look()
+        await again.look()
+
+        assert Kind.NOTHING_SENT not in again.watch.alerts
+    assert ear.phases == ["nothing_sent raised"]
+
+
+async def test_a_provider_that_workers_cannot_use_is_an_alert_until_they_can(tables_url: str) -> None:
+    ear = Ear()
+    with tables(tables_url) as connection:
+        connection.execute(
+            "insert into provider_state (provider, slot, state, reason, until_at) "
+            "values ('smtp', 'a:w0', 'open', 'SMTP refuses our credentials.', now() + interval '1 min')"
+        )
+        async with host(tables_url, Depth(0), ear, after_seconds=LASTING_SECONDS) as one:
+            await look_until_told(one, ear)
+            connection.execute("update provider_state set state = 'closed'")
+            await one.look()
+            await hears(ear, "provider_unusable raised", "provider_unusable resolved")
+
+    assert ear.heard[0].alert.reason == "smtp refuses us: SMTP refuses our credentials."
+    assert ear.heard[0].alert.component == "provider"
+
+
+async def test_a_host_that_vanishes_is_an_alert_until_it_is_back_and_one_that_stops_in_order_is_none(
+    tables_url: str,
+) -> None:
+    ear = Ear()
+    async with (
+        host(tables_url, Depth(0), Ear(), name="orderly") as orderly,
+        host(tables_url, Depth(0), Ear(), name="lost") as lost,
+    ):
+        await orderly.look()
+        await lost.look()
+        await orderly.book.release()
+    async with host(tables_url, Depth(0), ear, name="watching", after_seconds=LASTING_SECONDS) as one:
+        await look_until_told(one, ear)
+        async with host(tables_url, Depth(0), Ear(), name="lost") as back:
+            await back.look()
+            await one.look()
+            await hears(ear, "host_vanished raised", "host_vanished resolved")
+
+    reason = ear.heard[0].alert.reason or ""
+    assert reason.startswith("lost was there last at ")
+    assert "orderly" not in reason
+    assert "watching" not in reason
 
 
 async def test_addresses_in_correlation_ids_are_taken_out(tables_url: str) -> None:
