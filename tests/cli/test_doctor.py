@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import subprocess
 import tempfile
 from pathlib import Path
@@ -21,7 +22,7 @@ from dispatcher.domain.email import Email
 from dispatcher.inflight import Ledger
 from dispatcher.producers import enqueue
 from tests.broker.rabbit import Operator
-from tests.cli.commandline import PROGRAM, CommandLine
+from tests.cli.commandline import DEADLINE_SECONDS, PROGRAM, CommandLine
 
 AWAY = "127.0.0.1:1"
 WRONG_LOGIN = re.compile(r"//[^@]*@")
@@ -201,6 +202,19 @@ def test_settings_that_do_not_go_together_are_warnings(settled: CommandLine, ser
 
     assert found["RabbitMQ consumer timeout"]["state"] == "warning"
     assert "a worker may hold a delivery for 2160 s" in found["RabbitMQ consumer timeout"]["words"]
+
+
+def test_fewer_open_files_than_a_worker_may_need_are_a_warning(settled: CommandLine) -> None:
+    def allow_few() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))
+
+    with settled.started("doctor", "--json", preexec_fn=allow_few) as looking:
+        stdout, _ = looking.communicate(timeout=DEADLINE_SECONDS)
+
+    (found,) = (each for each in json.loads(stdout)["findings"] if each["subject"] == "file descriptors")
+    assert found["state"] == "warning"
+    assert found["words"].startswith("at most 60 per process")
+    assert "Raise the hard limit" in found["remedy"]
 
 
 def test_more_workers_than_the_database_has_connections_for_fails(settled: CommandLine) -> None:
