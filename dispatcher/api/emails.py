@@ -45,6 +45,7 @@ class Emails:
         with TRACER.enqueueing(request.headers.get("traceparent")) as enqueueing:
             async with self.bodies.read(request, caller) as body:
                 made = await off_loop(len(body), lambda: self._draft(body, caller, key, enqueueing.traceparent))
+                body.clear()  # it may be large, and the statement may wait
                 answer = (await self._enqueue([made], caller))[0]
             email = stored(answer)
             enqueueing.note(1, email.email_id)
@@ -53,7 +54,7 @@ class Emails:
             headers["Idempotent-Replayed"] = "true"
         return Response(orjson.dumps(accepted(email)), 202, headers, "application/json")
 
-    def _draft(self, body: bytes, caller: Caller, key: str | None, traceparent: str | None) -> Draft:
+    def _draft(self, body: bytearray, caller: Caller, key: str | None, traceparent: str | None) -> Draft:
         document = decoded(body)
         check_named(document, key)
         email = self.intake.email(document, caller, key=key)
@@ -66,6 +67,7 @@ class Emails:
             async with self.bodies.read(request, caller) as body:
                 traceparent = enqueueing.traceparent
                 made = await off_loop(len(body), lambda: self._drafts(listed(decoded(body)), caller, traceparent))
+                body.clear()
                 self.access.charge(caller.key, len(made) - 1)
                 drafts = [item for item in made if isinstance(item, Draft)]
                 answers = iter(await self._enqueue(drafts, caller) if drafts else [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -215,6 +216,8 @@ def test_an_unknown_field_is_named_in_a_form_that_can_be_printed(name: object, s
         ({"attachments": [FILE | {"content": "aG-_"}]}, "attachments[0].content"),
         ({"attachments": [FILE | {"content": "=aGk"}]}, "attachments[0].content"),
         ({"attachments": [FILE | {"content": "aGk=aGk="}]}, "attachments[0].content"),
+        ({"attachments": [FILE | {"content": "aGk=" * 300_000}]}, "attachments[0].content"),
+        ({"attachments": [FILE | {"content": "aGlp" * 300_000 + "aGk"}]}, "attachments[0].content"),
         ({"attachments": [FILE | {"content": "äGk="}]}, "attachments[0].content"),
         ({"attachments": [FILE | {"content": "\ud800"}]}, "attachments[0].content"),
         ({"attachments": [FILE | {"content": "A" * (34 * 1024 * 1024)}]}, "attachments[0].content"),
@@ -265,3 +268,10 @@ def test_any_document_is_an_email_or_refused_with_its_field(document: object) ->
         assert str(error).isprintable()  # noqa: PT017
     else:
         assert Email.from_json(email.to_json()) == email
+
+
+def test_an_attachment_that_is_decoded_in_pieces_is_whole() -> None:
+    content = bytes(range(256)) * 10_000
+    file = FILE | {"content": base64.b64encode(content).decode()}
+
+    assert Email.from_json(PLAIN | {"attachments": [file]}).attachments[0].content == content
