@@ -31,6 +31,9 @@ LEAST_BODY_BYTES_PER_SECOND: Final = 1024
 """What a body must bring as long as it is not whole."""
 LINGER_SECONDS: Final = 3.0
 """How long a client may go on sending a request that was refused before it was whole."""
+MOST_SMALL_CHUNKS: Final = 4096
+LEAST_CHUNK_BYTES: Final = 64
+"""What the chunks of a body bring on average, but for so many small ones: each costs us as much as a header."""
 MOST_PIPELINED: Final = 16
 """Requests that wait for the answer to the one before, on one connection. Clients send none ahead; one that sends
 thousands, and does not even read, would keep the process at parsing them."""
@@ -64,6 +67,7 @@ class PatientProtocol(HttpToolsProtocol):
         self._loose_bytes = 0  # since the request began, or since its body last grew
         self._is_in_head = True
         self._body_bytes = 0  # since the rate was looked at last
+        self._small_chunks_left = 0
         self._whole_until = 0.0
         self._unanswered: deque[RequestResponseCycle] = deque()
 
@@ -126,6 +130,7 @@ class PatientProtocol(HttpToolsProtocol):
         self._check_framing()
         self._loose_bytes = 0
         self._is_in_head = False
+        self._small_chunks_left = MOST_SMALL_CHUNKS
         self._whole_until = self.loop.time() + self._patience.request_seconds
         self._expect_body()
         super().on_headers_complete()
@@ -144,9 +149,16 @@ class PatientProtocol(HttpToolsProtocol):
         ):
             self._reject("A body comes with its Content-Length, or in HTTP/1.1 as chunks without another coding.")
 
+    def on_chunk_header(self) -> None:
+        """Its body goes on with another chunk."""
+        self._small_chunks_left -= 1
+        if self._small_chunks_left < 0:
+            self._reject(f"The chunks of a body must have {LEAST_CHUNK_BYTES} octets on average.")
+
     def on_body(self, body: bytes) -> None:
         """A piece of its body."""
         self._loose_bytes = 0
+        self._small_chunks_left += len(body) // LEAST_CHUNK_BYTES
         self._body_bytes += len(body)
         super().on_body(body)
 

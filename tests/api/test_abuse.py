@@ -242,34 +242,6 @@ async def test_bodies_together_are_bounded(settings: Settings) -> None:
         first.close()
 
 
-SMUGGLED: Final = {
-    "two lengths": request("/v1/emails", *JSON, "Content-Length: 5", "Content-Length: 6") + b"{}   ",
-    "length and chunks": request("/v1/emails", *JSON, "Content-Length: 5", "Transfer-Encoding: chunked") + b"0\r\n\r\n",
-    "obscured chunks": request("/v1/emails", *JSON, "Transfer-Encoding: xchunked") + b"0\r\n\r\n",
-    "space before the colon": request("/v1/emails", *JSON, "Content-Length : 5") + b"{}   ",
-    "bare line feed in a header": request("/v1/emails", "X-A: a\nContent-Length: 5") + b"{}   ",
-    "length that is no number": request("/v1/emails", *JSON, "Content-Length: -1"),
-    "no HTTP at all": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100),
-    "NUL in a header": request("/v1/emails", *JSON, "X-A: \0"),
-    "no host": b"GET /healthz HTTP/1.1\r\n\r\n",
-    "two hosts": request("/healthz", "Host: 127.0.0.1", method="GET"),
-    "two hosts in HTTP/1.0": b"GET /healthz HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n",
-    "chunks in HTTP/1.0": b"POST /healthz HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "a coding before the chunks": request("/healthz", "Transfer-Encoding: gzip, chunked") + b"0\r\n\r\n",
-    "another version": b"GET /healthz HTTP/2.0\r\nHost: a\r\n\r\n",
-    "no version": b"GET /healthz HTTP/0.9\r\nHost: a\r\n\r\n",
-}
-
-
-async def test_requests_that_two_parsers_read_differently_are_refused(api: Api) -> None:
-    for name, sent in SMUGGLED.items():
-        answer = await exchange(api, sent)
-        assert answer is not None, name
-        assert (answer.status, answer.headers["content-type"]) == (400, "application/problem+json"), name
-
-    assert (await api.get("/healthz")).status == 200
-
-
 async def test_a_refusal_is_never_taken_for_the_answer_to_the_request_before(api: Api) -> None:
     for ahead in (1, 2):
         reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
@@ -410,6 +382,22 @@ async def test_what_stands_beside_a_body_is_bounded(api: Api, piece: bytes) -> N
 
     assert answer is not None
     assert (answer.status, answer.code) == (431, "head-too-large")
+
+
+async def test_a_body_in_thousands_of_tiny_chunks_is_refused(api: Api) -> None:
+    head = request("/v1/emails", *JSON, "Transfer-Encoding: chunked")
+    few = await exchange(api, head + b"1\r\n{\r\n" * 4000 + b"0\r\n\r\n")
+    large = await exchange(
+        api, head + (b"%x\r\n" % 600_000 + b" " * 600_000 + b"\r\n") + b"1\r\n{\r\n" * 10_000 + b"0\r\n\r\n"
+    )
+    many = await exchange(api, head + b"1\r\n{\r\n" * 10_000)
+
+    assert few is not None
+    assert few.code == "malformed-json"
+    assert large is not None
+    assert large.code == "malformed-json"
+    assert many is not None
+    assert (many.status, many.code) == (400, "malformed-request")
 
 
 UPGRADES: Final = {
