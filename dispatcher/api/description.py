@@ -9,10 +9,11 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from dispatcher.api.email_schema import EXAMPLE, SCHEMAS
-from dispatcher.api.intake import KEY_HEADER, MOST_IN_BATCH
+from dispatcher.api.intake import KEY_HEADER, KEY_PATTERN, MOST_IN_BATCH
 from dispatcher.api.operating import MOST_IDS, MOST_PER_SECOND, MOST_REASON_CHARACTERS, MOST_SECONDS
 from dispatcher.api.problems import KINDS, MEDIA_TYPE
-from dispatcher.api.reading import PARAMETERS, PRINTABLE, SHORT, TENANT, TENANT_ID, Parameter
+from dispatcher.api.reading import NOT_BLANK, PARAMETERS, SHORT, TENANT, TENANT_ID, Parameter
+from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.outcome import Outcome, Reason
 from dispatcher.domain.status import Status
 from dispatcher.domain.waiting import Wait
@@ -122,9 +123,10 @@ _TRACEPARENT: Final = {
 _KEY: Final = {
     "name": KEY_HEADER,
     "in": "header",
-    "schema": {"type": "string", "minLength": 1, "maxLength": 255},
+    "schema": {"type": "string", "pattern": KEY_PATTERN},
     "description": "Your own name for the email, in double quotes or bare: the same key never makes a second email. "
-    "Printable ASCII; needed, unless the body has `message_key`, which may have any printable characters.",
+    f"1 to {MAX_KEY_CHARACTERS} printable ASCII characters; needed, unless the body has `message_key`, which may have "
+    "any printable characters.",
     "example": "order-17-receipt",
 }
 _TENANT: Final = _query("tenant_id", TENANT)
@@ -285,7 +287,7 @@ _REASON: Final = {
     "type": "string",
     "minLength": 1,
     "maxLength": MOST_REASON_CHARACTERS,
-    "pattern": PRINTABLE,
+    "pattern": NOT_BLANK,
     "description": "Characters that print, not spaces alone.",
 }
 _FLAW: Final = {

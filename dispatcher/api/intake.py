@@ -23,8 +23,12 @@ from dispatcher.providers.capabilities import uncarried
 KEY_HEADER: Final = "Idempotency-Key"
 MOST_IN_BATCH: Final = 1000
 # RFC 8941, section 3.3.3: a string in quotes; the draft of the header wants one, and many clients send the bare key.
-_QUOTED: Final = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
-_BARE: Final = re.compile(rf"[!#-~](?:[ -~]{{0,{MAX_KEY_CHARACTERS - 2}}}[!-~])?")
+_CHARACTER: Final = r'(?:[!#-\[\]-~]|\\["\\])'
+_BETWEEN: Final = f"{{0,{MAX_KEY_CHARACTERS - 2}}}"
+KEY_PATTERN: Final = (
+    rf'^(?:"{_CHARACTER}(?:(?: |{_CHARACTER}){_BETWEEN}{_CHARACTER})?"|[!#-~](?:[ -~]{_BETWEEN}[!-~])?)$'
+)
+_KEY: Final = re.compile(KEY_PATTERN)
 
 
 def idempotency_key(request: Request) -> str | None:
@@ -36,14 +40,14 @@ def idempotency_key(request: Request) -> str | None:
     given = request.headers.getlist(KEY_HEADER)
     if not given or given == [""]:
         return None
-    key = _unquoted(given[0]) if len(given) == 1 else None
-    if key is None or not 1 <= len(key) <= MAX_KEY_CHARACTERS:
+    key = given[0] if len(given) == 1 else ""
+    if not _KEY.fullmatch(key):
         reason = (
             f"must be one key of 1 to {MAX_KEY_CHARACTERS} printable ASCII characters, in double quotes or bare; "
             "any other key goes into the body, as message_key"
         )
         raise Problem("idempotency-key-invalid", flaws=[Flaw("header", KEY_HEADER, reason)])
-    return key
+    return re.sub(r"\\(.)", r"\1", key[1:-1]) if key.startswith('"') else key
 
 
 def check_named(document: object, key: str | None) -> None:
@@ -54,12 +58,6 @@ def check_named(document: object, key: str | None) -> None:
     """
     if key is None and isinstance(document, dict) and document.get("message_key") is None:
         raise Problem("idempotency-key-missing", "It is your own name for the email, such as order-17-receipt.")
-
-
-def _unquoted(text: str) -> str | None:
-    if match := _QUOTED.fullmatch(text):
-        return re.sub(r"\\(.)", r"\1", match[1])
-    return text if _BARE.fullmatch(text) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from starlette.responses import Response
 from dispatcher.api.access import Access, Caller
 from dispatcher.api.bodies import Bodies, decoded, off_loop
 from dispatcher.api.problems import Flaw, Problem
-from dispatcher.api.reading import TENANT, parameters
+from dispatcher.api.reading import MOST_TEXT_CHARACTERS, NOT_BLANK, TENANT, parameters, prints
 from dispatcher.broker.connection import open_connection
 from dispatcher.broker.dlq import DeadLetterQueue
 from dispatcher.config import Settings
@@ -51,7 +52,7 @@ Check = Callable[[object], bool]
 
 
 def _is_text(value: object) -> bool:
-    return isinstance(value, str) and 1 <= len(value) <= 255 and value.isprintable()
+    return isinstance(value, str) and 1 <= len(value) <= MOST_TEXT_CHARACTERS and prints(value)
 
 
 def _is_tenant(value: object) -> bool:
@@ -62,9 +63,7 @@ def _is_tenant(value: object) -> bool:
 
 
 def _is_reason(value: object) -> bool:
-    return (
-        isinstance(value, str) and len(value) <= MOST_REASON_CHARACTERS and value.isprintable() and bool(value.strip())
-    )
+    return isinstance(value, str) and len(value) <= MOST_REASON_CHARACTERS and bool(re.fullmatch(NOT_BLANK, value))
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -199,9 +198,8 @@ class Operating:
         self, request: Request, decide: Callable[[AsyncSession, UUID, Act], Awaitable[Verdict]]
     ) -> Response:
         async with self._asked(request, _DECISION) as (caller, given):
-            email_id = _id(request.path_params["email_id"])
-            tenant = caller.tenant(given.get("tenant_id"))
-            if email_id is None or await self.emails.find(tenant, email_id) is None:
+            email_id: UUID = request.path_params["email_id"]
+            if await self.emails.find(caller.tenant(given.get("tenant_id")), email_id) is None:
                 raise Problem("not-found")
             async with session(self.pool) as connection:
                 verdict = await decide(connection, email_id, _act(caller, given["reason"]))

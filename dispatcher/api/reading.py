@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -30,8 +31,18 @@ MOST_IN_PAGE: Final = 200
 MOST_TEXT_CHARACTERS: Final = 255
 LISTS_AT_ONCE: Final = 2
 """Lists that are looked for at once: they must not keep the database from what is enqueued."""
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+"""Before any email."""
 _LOWEST: Final = UUID(int=0)
 _HIGHEST: Final = UUID(int=2**128 - 1)
+
+_UNPRINTABLE: Final = (
+    r"\x00-\x1f\x7f-\xa0\xad\u061c\u1680\u180e\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff\ufff9-\uffff"
+)
+"""Control characters, spaces but the usual one, and what reverses or hides other characters."""
+PRINTABLE: Final = rf"^[^{_UNPRINTABLE}]*$"
+NOT_BLANK: Final = rf"^ *[^ {_UNPRINTABLE}][^{_UNPRINTABLE}]*$"
+"""The same, and not spaces alone."""
 
 T = TypeVar("T")
 
@@ -55,18 +66,23 @@ def _one_of(words: type[Status | Reason]) -> Callable[[str], Status | Reason]:
     return parse
 
 
+def prints(text: str) -> bool:
+    """Whether a text has no character that does not print."""
+    return re.fullmatch(PRINTABLE, text) is not None
+
+
 def _text(text: str) -> str:
-    if not 1 <= len(text) <= MOST_TEXT_CHARACTERS or not text.isprintable():
+    if not 1 <= len(text) <= MOST_TEXT_CHARACTERS or not prints(text):
         raise ValueError(f"must be 1 to {MOST_TEXT_CHARACTERS} characters that print")
     return text
 
 
 def _instant(text: str) -> UUID:
     try:
-        instant = datetime.fromisoformat(text)
-        return lowest_id_at(instant if instant.tzinfo else instant.replace(tzinfo=UTC))
-    except (ValueError, OverflowError):
-        raise ValueError("must be an instant after 1970, like 2026-11-21T10:00:00Z") from None
+        instant = datetime.fromisoformat(text.upper())
+    except ValueError:
+        raise ValueError("must be an instant, like 2026-11-21T10:00:00Z") from None
+    return lowest_id_at(max(instant if instant.tzinfo else instant.replace(tzinfo=UTC), _EPOCH))
 
 
 def _cursor(text: str) -> UUID:
@@ -89,8 +105,6 @@ def _tenant(text: str) -> str:
         raise ValueError(error.reason) from None
 
 
-PRINTABLE: Final = r"^[^\x00-\x1f\x7f-\xa0\xad\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff]*$"
-"""Of what does not print, the part that a pattern can name; never more than `str.isprintable` refuses."""
 SHORT: Final = {
     "type": "string",
     "minLength": 1,
@@ -141,11 +155,8 @@ class Reading:
         """One email by its id."""
         async with self.access.admitted(request, Scope.READ) as caller:
             given = parameters(request, {"tenant_id": TENANT})
-            try:
-                email_id = UUID(request.path_params["email_id"])
-            except ValueError:
-                raise Problem("not-found") from None
-            return await self._one(await self.store.find(_tenant_of(caller, given), email_id))
+            tenant_id = _tenant_of(caller, given)
+            return await self._one(await self.store.find(tenant_id, request.path_params["email_id"]))
 
     async def get_by_key(self, request: Request) -> Response:
         """One email by its message key."""

@@ -116,14 +116,6 @@ def test_every_answer_stands_in_the_description(settings: Settings, connection: 
     check(settings, connection, 8)
 
 
-@pytest.mark.slow
-@IGNORING
-def test_every_answer_stands_in_the_description_however_long_one_asks(
-    settings: Settings, connection: psycopg.Connection
-) -> None:
-    check(settings, connection, 300)
-
-
 ODD_VALUES: tuple[Any, ...] = (17, "", [], {}, [17], True)
 
 

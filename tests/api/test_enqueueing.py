@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from urllib.parse import quote
 
 import psycopg
+import pytest
 
 from dispatcher import Email, enqueue
+from dispatcher.api.intake import KEY_PATTERN
 from dispatcher.api.server import LOCK_SECONDS
 from dispatcher.broker.topology import Topology, depths
 from dispatcher.config import Settings
@@ -46,12 +49,18 @@ async def test_the_same_request_again_gets_the_same_answer_marked_as_replayed(
     assert stored(connection) == ["order-17"]
 
 
-async def test_a_key_in_quotes_is_the_same_key(api: Api) -> None:
-    bare = await api.post("order 17, receipt")
+@pytest.mark.parametrize(
+    ("key", "quoted"),
+    [("order 17, receipt", '"order 17, receipt"'), ("a\\b", r'"a\\b"'), ("k" * 255, f'"{"k" * 255}"')],
+)
+async def test_a_key_in_quotes_is_the_same_key(api: Api, key: str, quoted: str) -> None:
+    first = await api.post(key)
 
-    quoted = await api.post('"order 17, receipt"')
+    again = await api.post(quoted)
 
-    assert quoted.body == bare.body
+    assert again.body == first.body
+    assert re.search(KEY_PATTERN, key)
+    assert re.search(KEY_PATTERN, quoted)
 
 
 async def test_a_key_that_no_header_can_hold_comes_in_the_body(api: Api, connection: psycopg.Connection) -> None:
@@ -106,9 +115,10 @@ async def test_a_request_without_a_usable_key_is_refused(api: Api) -> None:
         for fields in ({}, {"message_key": None}):
             answer = await api.post(key, EMAIL | fields)
             assert (answer.status, answer.code) == (400, "idempotency-key-missing")
-    for key in ('"a', "é", "k" * 256, '"a"b"', '""'):
+    for key in ('"a', "é", "k" * 256, '"a"b"', '""', '" a"', '"a "', f'"{"k" * 256}"'):
         answer = await api.post(key)
         assert (answer.status, answer.code) == (400, "idempotency-key-invalid")
+        assert not re.search(KEY_PATTERN, key)
 
 
 async def test_fifty_clients_with_one_key_get_one_email_and_equal_answers(

@@ -21,6 +21,7 @@ from tests.store.books import Books
 from tests.waiting import until_answer
 
 REASON = {"reason": "The provider shows it."}
+HELD = "/v1/held/0199c0de-0000-7000-8000-000000000000/confirm"
 
 
 def stand(connection: psycopg.Connection, key: str, status: str) -> None:
@@ -45,10 +46,12 @@ async def test_held_emails_are_confirmed_or_released(api: Api, connection: psyco
     released = await api.call("POST", f"/v1/held/{ids[1]}/release", body=REASON)
     neither = await api.call("POST", f"/v1/held/{ids[2]}/confirm", body=REASON)
     unreasoned = await api.call("POST", f"/v1/held/{ids[0]}/confirm", body={"reason": " "})
+    odd = await api.call("POST", f"/v1/held/{ids[0]}/confirm", body={"reason": "\U0003d8c8 is no character yet"})
 
     assert (confirmed.json["verdict"], released.json["verdict"]) == ("confirmed", "released")
     assert (neither.status, neither.code) == (409, "not-held")
     assert (unreasoned.status, unreasoned.pointers) == (422, ["#/reason"])
+    assert odd.status == 409
     assert statuses(connection) == {"a": "sent", "b": "pending", "c": "pending"}
 
 
@@ -175,7 +178,7 @@ async def has(api: Api, path: str, outcomes: dict[str, int]) -> bool:
 async def test_who_may_send_may_not_decide(api: Api, connection: psycopg.Connection) -> None:
     token = make_key(connection)
 
-    for method, path in (("POST", "/v1/replays"), ("GET", "/v1/replays/1"), ("POST", "/v1/held/x/confirm")):
+    for method, path in (("POST", "/v1/replays"), ("GET", "/v1/replays/1"), ("POST", HELD)):
         assert (await api.call(method, path, body=REASON, token=token)).code == "scope-missing"
 
 
@@ -183,4 +186,4 @@ async def test_a_large_body_of_a_decision_is_refused_unread(api: Api) -> None:
     body = {**REASON, "email_ids": ["x" * 300_000]}
 
     assert (await api.call("POST", "/v1/replays", body=body)).code == "body-too-large"
-    assert (await api.call("POST", "/v1/held/x/confirm", body=body)).code == "body-too-large"
+    assert (await api.call("POST", HELD, body=body)).code == "body-too-large"

@@ -115,7 +115,8 @@ async def test_a_list_is_filtered(api: Api, connection: psycopg.Connection) -> N
     assert await keys("correlation_id=c-1") == ["k-3", "k-1"]
     assert await keys("error_type=refused&correlation_id=c-1") == ["k-1"]
     assert await keys("created_before=2020-01-01T00:00:00Z") == []
-    assert len(await keys("created_from=2020-01-01T00:00:00Z")) == 4
+    for instant in ("2020-01-01T00:00:00Z", "0629-09-09t15:13:57.59z", "0001-01-01T00:00:00%2B14:00"):
+        assert len(await keys(f"created_from={instant}")) == 4
 
 
 async def test_a_parameter_that_cannot_be_is_named(api: Api) -> None:
@@ -146,3 +147,10 @@ async def test_a_tenant_sees_its_own_emails_alone(api: Api, connection: psycopg.
     assert (await api.get(own.headers["location"], token=token)).status == 200
     assert len((await api.get("/v1/emails", token=token)).json["emails"]) == 1
     assert (await api.get("/v1/emails?tenant_id=other", token=token)).code == "tenant-forbidden"
+
+
+async def test_a_path_that_names_no_email_says_which_methods_it_has(api: Api) -> None:
+    answer = await api.get("/v1/emails/batch")
+
+    assert (answer.status, answer.headers["allow"]) == (405, "POST")
+    assert (await api.get("/v1/emails/order-17")).status == 404
