@@ -1,0 +1,5 @@
+"""A host for the API under attack."""
+
+from tests.acceptance.conftest import host
+
+__all__ = ["host"]

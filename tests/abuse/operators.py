@@ -1,0 +1,145 @@
+"""What only operators may do: with large bodies, odd values, and again and again."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+import orjson
+
+from tests.abuse.case import Case, Prey
+from tests.abuse.wire import exchange, get, post
+
+INVALID: Final = frozenset({"422 invalid-body"})
+REASON: Final = {"reason": "abuse"}
+
+
+async def _replay(given: bytes, prey: Prey) -> list[str]:
+    return [await exchange(prey.port, [post("/v1/replays", given, prey.authorization("operate"))])]
+
+
+async def _decide(path: str, given: bytes, prey: Prey) -> list[str]:
+    named = path.format(held=prey.held[next(prey.numbers) % len(prey.held)], foreign=prey.foreign)
+    return [await exchange(prey.port, [post(named, given, prey.authorization("operate"))])]
+
+
+async def _look(path: str, kind: str, prey: Prey) -> list[str]:
+    named = path.format(foreign=prey.foreign, foreign_replay=prey.foreign_replay)
+    return [await exchange(prey.port, [get(named, prey.authorization(kind))])]
+
+
+async def _start_and_stop(prey: Prey) -> list[str]:
+    """A replay at the least pace, and its end."""
+    key = prey.authorization("operate")
+    slow = orjson.dumps(REASON | {"per_second": 0.01})
+    return [await exchange(prey.port, [post("/v1/replays", slow, key)])]
+
+
+def _given(**fields: Any) -> bytes:
+    return orjson.dumps(REASON | fields)
+
+
+REFUSED: Final = {
+    "a pace of nothing": _given(per_second=0),
+    "a pace of one in thirty years": _given(per_second=1e-9),
+    "a negative pace": _given(per_second=-1),
+    "a pace beyond all": b'{"reason":"a","per_second":1e300}',
+    "an age below zero": _given(older_than_seconds=-1),
+    "an age beyond all": _given(newer_than_seconds=1e300),
+    "2,000 ids": _given(email_ids=["0199c0de-0000-7000-8000-000000000000"] * 2000),
+    "ids that are none": _given(email_ids=["' or true --"]),
+    "no reason": b"{}",
+    "a reason that does not print": _given(reason="a\u202eb"),
+    "a reason of 100 KB": _given(reason="a" * 100_000),
+    "an unknown field": _given(sql="drop table email_log"),
+    "a list": b"[1]",
+}
+CASES: Final = (
+    *(Case("replay", name, partial(_replay, given), INVALID) for name, given in REFUSED.items()),
+    Case("replay", "a body of 39 MB", partial(_replay, b"[" + b"{}," * (13 << 20)), frozenset({"413 body-too-large"})),
+    Case(
+        "replay",
+        "a body of 250 KB of lists",
+        partial(_replay, b"[" * 250_000),
+        frozenset({"400 malformed-json", "422 invalid-body"}),
+    ),
+    Case(
+        "replay",
+        "not a number",
+        partial(_replay, b'{"reason":"a","per_second":NaN}'),
+        frozenset({"400 malformed-json"}),
+    ),
+    Case(
+        "replay",
+        "one after the other at the least pace",
+        _start_and_stop,
+        frozenset({"202", "503 overloaded", "409 too-many-replays"}),
+        clients=16,
+    ),
+    Case(
+        "held",
+        "decided by all at once",
+        partial(_decide, "/v1/held/{held}/confirm", orjson.dumps(REASON)),
+        frozenset({"200", "409 not-held", "503 overloaded"}),
+        clients=16,
+    ),
+    Case(
+        "held",
+        "of another tenant",
+        partial(_decide, "/v1/held/{foreign}/release", orjson.dumps(REASON)),
+        frozenset({"404 not-found"}),
+    ),
+    Case(
+        "held",
+        "by an odd id",
+        partial(_decide, "/v1/held/%27%20or%20true/confirm", orjson.dumps(REASON)),
+        frozenset({"404 not-found"}),
+    ),
+    Case(
+        "held",
+        "a body of 39 MB",
+        partial(_decide, "/v1/held/{held}/confirm", b"[" + b"{}," * (13 << 20)),
+        frozenset({"413 body-too-large"}),
+    ),
+    Case(
+        "look",
+        "at another tenant's replay",
+        partial(_look, "/v1/replays/{foreign_replay}", "operate"),
+        frozenset({"404 not-found"}),
+    ),
+    Case(
+        "look",
+        "at a replay of many digits",
+        partial(_look, "/v1/replays/" + "9" * 5000, "operate"),
+        frozenset({"404 not-found"}),
+    ),
+    Case(
+        "look",
+        "by 3,000 parameters",
+        partial(_look, "/v1/emails?" + "a=b&" * 3000, "read"),
+        frozenset({"400 invalid-parameter"}),
+    ),
+    Case(
+        "look",
+        "at a page of a million",
+        partial(_look, "/v1/emails?limit=1000000", "read"),
+        frozenset({"400 invalid-parameter"}),
+    ),
+    Case(
+        "look", "by SQL", partial(_look, "/v1/emails?provider=%27%3Bdrop", "read"), frozenset({"200", "503 overloaded"})
+    ),
+    Case(
+        "look",
+        "at every page",
+        partial(_look, "/v1/emails?limit=200&status=held", "read"),
+        frozenset({"200", "503 overloaded"}),
+        clients=64,
+    ),
+    Case(
+        "look",
+        "at a key of 20,000 characters",
+        partial(_look, "/v1/emails/by-key/" + "k" * 20_000, "read"),
+        frozenset({"404 not-found"}),
+    ),
+    Case("look", "for what is not there", partial(_look, "/.env", "read"), frozenset({"404 not-found"})),
+)

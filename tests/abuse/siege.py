@@ -1,0 +1,246 @@
+"""An API process under attack, and what is measured meanwhile: its memory, its health, and another tenant's sends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from bisect import bisect
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import psycopg
+
+from dispatcher import Email, enqueue_many
+from dispatcher.domain.api_key import Secret
+from tests.abuse.case import Case
+from tests.acceptance.harness import Host
+from tests.api.place import make_key
+from tests.supervisor.program import CHECKOUT, Program
+from tests.waiting import wait_until
+
+CALM_SECONDS: Final = 2.0
+AFTER_SECONDS: Final = 0.3
+"""What an attack has left to do when its last answer is there."""
+HELD: Final = 500
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_SAMPLE_SECONDS: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a case did.
+
+    Attributes:
+        got: What the attackers got, and how often.
+        memory_mb: By how much the API process grew at most since it was last at rest.
+        health_ms: The slowest answer to the question for health, without the time for which the API or who asked
+            waited for a CPU that other processes used.
+        raw_health_ms: The same with it.
+        sends_share: Another tenant's sends per second, as a share of those without abuse.
+        faults: What the API's log says that it should not.
+    """
+
+    case: Case
+    got: Counter[str]
+    memory_mb: float
+    health_ms: float
+    raw_health_ms: float
+    sends_share: float
+    faults: list[str]
+
+    @property
+    def surprises(self) -> list[str]:
+        """What the attackers should not have got."""
+        return sorted(self.got.keys() - self.case.allowed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    at: float
+    what: str
+    seconds: float
+    told: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    at: float
+    resident_bytes: int
+    waited_seconds: float
+
+
+@dataclass(slots=True)
+class Siege:
+    """A running API, with another tenant that sends, and somebody who asks for health."""
+
+    api: Program
+    bystander: int
+    prey: dict[str, Any]
+    notes: Path
+    calm_sends_per_second: float = 0.0
+    calm_health_ms: float = 0.0
+    _samples: list[_Sample] = field(default_factory=list)
+    _read_faults: int = 0
+
+    def measure(self, case: Case) -> Verdict:
+        """Attacks, and tells what came of it."""
+        at_rest = self.resident_bytes()
+        told = attack(case, self.prey | {"seconds": case.seconds})
+        until = told["ended_at"] + AFTER_SECONDS
+        wait_until(lambda: time.monotonic() > until)
+        sends, health, raw = self._watched(told["began_at"], until)
+        samples = [sample.resident_bytes for sample in self._samples if told["began_at"] <= sample.at <= until]
+        faults = [str(event) for event in self.api.events("fault.unexpected")]
+        new_faults, self._read_faults = faults[self._read_faults :], len(faults)
+        return Verdict(
+            case,
+            Counter(told["got"]),
+            (max([at_rest, *samples]) - at_rest) / 2**20,
+            health,
+            raw,
+            sends / self.calm_sends_per_second,
+            new_faults if self.api.exit_code is None else [*new_faults, f"it ended: {self.api.words[-1000:]}"],
+        )
+
+    def rest(self) -> None:
+        """Measures what is usual, without any attack."""
+        began_at = time.monotonic()
+        wait_until(lambda: time.monotonic() > began_at + CALM_SECONDS)
+        self.calm_sends_per_second, self.calm_health_ms, _ = self._watched(began_at, time.monotonic())
+
+    def resident_bytes(self) -> int:
+        """The API process's memory."""
+        return int(Path(f"/proc/{self.api.pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+
+    def _watched(self, began_at: float, ended_at: float) -> tuple[float, float, float]:
+        """Sends per second that were accepted, and the slowest answer about health, net and as it was, in ms."""
+        notes = [note for note in self.read_notes() if began_at <= note.at <= ended_at]
+        sends = sum(note.what == "send" and note.told == "202" for note in notes)
+        health = [note for note in notes if note.what == "health"]
+        assert health, "nobody asked for health"
+        seconds = [note.seconds if note.told == "200" else 60.0 for note in health]
+        net = [each - self._waited(note.at, note.at + note.seconds) for each, note in zip(seconds, health, strict=True)]
+        return sends / (ended_at - began_at), 1000 * max(net), 1000 * max(seconds)
+
+    def _waited(self, began_at: float, ended_at: float) -> float:
+        """For how long the API, or who asks it, waited for a CPU."""
+        first = bisect(self._samples, began_at, key=lambda sample: sample.at) - 1
+        last = bisect(self._samples, ended_at, key=lambda sample: sample.at)
+        samples = self._samples[max(0, first) : last + 1]
+        return samples[-1].waited_seconds - samples[0].waited_seconds
+
+    def read_notes(self) -> list[_Note]:
+        """Everything that was noted so far."""
+        lines = self.notes.read_text().split("\n")[:-1]
+        return [_Note(float(at), what, float(took), told) for at, what, took, told in (x.split(" ", 3) for x in lines)]
+
+    def sample(self, stop: threading.Event) -> None:
+        """Notes memory and waits again and again until the stop."""
+        while not stop.wait(_SAMPLE_SECONDS):
+            with suppress(OSError, ValueError, IndexError):
+                waited = _waited_seconds(self.api.pid) + _waited_seconds(self.bystander)
+                self._samples.append(_Sample(time.monotonic(), self.resident_bytes(), waited))
+
+
+def _waited_seconds(pid: int) -> float:
+    """For how long a process's threads have been ready to run, and did not run (see the kernel's sched-stats.rst)."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[1]) for task in tasks) / 1e9
+
+
+def attack(case: Case, prey: dict[str, Any]) -> dict[str, Any]:
+    """What a case's attackers got, in a process of their own."""
+    command = [sys.executable, "-m", "tests.abuse.attack", case.id, orjson.dumps(prey).decode()]
+    done = subprocess.run(command, cwd=CHECKOUT, stdout=subprocess.PIPE, check=True)
+    told: dict[str, Any] = orjson.loads(done.stdout)
+    return told
+
+
+def start_api(host: Host) -> tuple[Program, dict[str, Any]]:
+    """An API process with keys and held emails, and what attackers know of it."""
+    with psycopg.connect(host.database_url, autocommit=True) as connection:
+        keys = _make_keys(connection)
+        held, foreign = make_held(connection)
+        api = host.command("api", API_ADDRESS="127.0.0.1:0", LOG_FORMAT="json", PROVIDERS="")
+        port = int(api.await_events("api.started")["listener"].rpartition(":")[2])
+        prey = {"port": port, "keys": keys, "held": held, "foreign": foreign}
+        return api, prey | {"foreign_replay": _make_replay(connection), "seconds": 0.0}
+
+
+@contextmanager
+def besieged(host: Host) -> Iterator[Siege]:
+    """An API process while another tenant sends, and somebody asks for health."""
+    api, prey = start_api(host)
+    notes = host.folder / "notes"
+    words = [str(prey["port"]), prey["keys"].pop("bystander"), str(notes)]
+    command = [sys.executable, "-m", "tests.abuse.bystander", *words]
+    stop = threading.Event()
+    with subprocess.Popen(command, cwd=CHECKOUT, stdin=subprocess.PIPE) as bystander:
+        siege = Siege(api, bystander.pid, prey, notes)
+        sampling = threading.Thread(target=siege.sample, args=[stop])
+        sampling.start()
+        try:
+            wait_until(lambda: notes.exists() and any(note.what == "send" for note in siege.read_notes()))
+            yield siege
+        finally:
+            stop.set()
+            sampling.join()
+            assert bystander.stdin is not None
+            bystander.stdin.close()
+
+
+def _make_keys(connection: psycopg.Connection) -> dict[str, str]:
+    attacker = {"tenant_id": "attacker"}
+    keys = {
+        "send": make_key(connection, **attacker, scopes=["send"]),
+        "read": make_key(connection, **attacker, scopes=["read"]),
+        "operate": make_key(connection, **attacker, scopes=["operate"]),
+        "bound": make_key(connection, **attacker, sender_domains=["example.net"]),
+        "slow": make_key(connection, **attacker, requests_per_second=1),
+        "poor": make_key(connection, **attacker, recipients_per_day=50),
+        "revoked": make_key(connection, **attacker),
+        "bystander": make_key(connection, tenant_id="bystander"),
+        "unknown": Secret.new().text(),
+    }
+    connection.execute("update api_key set revoked_at = now() where key_id = %s", [_id(keys["revoked"])])
+    keys["wrong"] = keys["unknown"].replace(_id(keys["unknown"]), _id(keys["read"]))
+    return keys
+
+
+def _id(key: str) -> str:
+    secret = Secret.parse(key)
+    assert secret is not None
+    return secret.key_id
+
+
+def make_held(connection: psycopg.Connection) -> tuple[list[str], str]:
+    """Held emails of the attacker's, and one of another tenant."""
+    emails = [_email("attacker", number) for number in range(HELD)] + [_email("bystander", HELD)]
+    ids = [str(answer.email_id) for answer in enqueue_many(connection, emails)]
+    connection.execute(
+        "update email_log set status = 'held', publish_due_at = null, error_type = 'outcome_unknown', attempt_count = 1"
+    )
+    return ids[:HELD], ids[HELD]
+
+
+def _email(tenant_id: str, number: int) -> Email:
+    sender, to = "shop@example.com", "ann@example.org"
+    key = f"held-{number}"
+    return Email(message_key=key, tenant_id=tenant_id, sender=sender, to=to, subject="Held", text="Held.")
+
+
+def _make_replay(connection: psycopg.Connection) -> int:
+    row = connection.execute(
+        "insert into email_replay (source, selection, include_held, actor, reason)"
+        """ values ('filter', '{"tenant_id": "bystander"}', false, 'test', 'test') returning replay_id"""
+    ).fetchone()
+    assert row is not None
+    return int(row[0])

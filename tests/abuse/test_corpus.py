@@ -1,0 +1,103 @@
+"""The corpus of abuse against a real API process with real PostgreSQL and RabbitMQ: `./run test -m abuse -s`.
+
+Each case is refused or harmless, while the memory of the process, its health, and another tenant's sends are measured.
+A busy machine is as slow as one under attack: a case counts as failed if it fails three times, each time beside what
+was usual just before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import orjson
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from tests.abuse import framings
+from tests.abuse.attack import prey_of
+from tests.abuse.corpus import CORPUS
+from tests.abuse.siege import Siege, Verdict, besieged, start_api
+from tests.acceptance.harness import Host
+
+MOST_LASTING_MB: Final = 64.0
+MOST_MEMORY_MB: Final = 128.0
+"""The default of DISPATCHER_API_MEMORY_BYTES: what bodies may take while they are worked on."""
+MOST_HEALTH_MS: Final = 100.0
+LEAST_SENDS_SHARE: Final = 0.9
+TRIES: Final = 3
+
+
+async def test_odd_framings_are_refused_or_harmless(host: Host) -> None:
+    _, known = await asyncio.to_thread(start_api, host)
+    prey = prey_of(known)
+
+    for case in framings.CASES:
+        assert set(await case.attack(prey)) <= case.allowed, case.id
+
+
+@pytest.mark.abuse
+def test_all_abuse_is_refused_or_harmless_and_nobody_else_notices(host: Host) -> None:
+    """ABUSE_CASES names cases by a regular expression, ABUSE_JSON a file for the figures."""
+    chosen = re.compile(os.environ.get("ABUSE_CASES", ""))
+    with besieged(host) as siege:
+        siege.rest()
+        before = siege.resident_bytes()
+        verdicts = [_judged(siege, name) for name in CORPUS if chosen.search(name)]
+        siege.rest()
+        lasting_mb = (siege.resident_bytes() - before) / 2**20
+
+    _report(verdicts, lasting_mb)
+    assert not [verdict.case.id for verdict in verdicts if _faults(verdict)]
+    assert lasting_mb < MOST_LASTING_MB
+
+
+def _judged(siege: Siege, name: str) -> Verdict:
+    verdict = siege.measure(CORPUS[name])
+    for _ in range(TRIES - 1):
+        if not _faults(verdict):
+            break
+        siege.rest()
+        verdict = siege.measure(CORPUS[name])
+    return verdict
+
+
+def _faults(verdict: Verdict) -> list[str]:
+    faults = [*verdict.faults, *verdict.surprises]
+    if verdict.memory_mb > MOST_MEMORY_MB:
+        faults.append("memory")
+    if verdict.health_ms > MOST_HEALTH_MS:
+        faults.append("health")
+    if verdict.sends_share < LEAST_SENDS_SHARE:
+        faults.append("sends")
+    return faults
+
+
+def _report(verdicts: Iterable[Verdict], lasting_mb: float) -> None:
+    table = Table(title=f"Abuse of the API; {lasting_mb:.0f} MB stayed")
+    for column in ("case", "MB", "health ms", "with waits", "sends %", "got", "faults"):
+        table.add_column(column, justify="left" if column in ("case", "got", "faults") else "right")
+    for each in verdicts:
+        got = ", ".join(f"{times} {what}" for what, times in each.got.most_common(3))
+        figures = (each.memory_mb, each.health_ms, each.raw_health_ms, 100 * each.sends_share)
+        table.add_row(each.case.id, *(f"{figure:.0f}" for figure in figures), got, ", ".join(_faults(each)))
+    Console(width=180).print(table)
+    if path := os.environ.get("ABUSE_JSON"):
+        rows = [
+            {
+                "case": each.case.id,
+                "got": each.got,
+                "memory_mb": each.memory_mb,
+                "health_ms": each.health_ms,
+                "raw_health_ms": each.raw_health_ms,
+                "sends_share": each.sends_share,
+                "faults": _faults(each),
+            }
+            for each in verdicts
+        ]
+        Path(path).write_bytes(orjson.dumps({"lasting_mb": lasting_mb, "cases": rows}, option=orjson.OPT_INDENT_2))

@@ -1,0 +1,138 @@
+"""The attacker's end of a connection: octets as they are, and whatever comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Iterable
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self
+
+import orjson
+
+PATIENCE_SECONDS: Final = 20.0
+MOST_ANSWER_BYTES: Final = 1 << 24
+HOST: Final = "Host: 127.0.0.1"
+JSON: Final = "Content-Type: application/json"
+
+
+def head(line: str, *headers: str) -> bytes:
+    """A request's head, with a Host."""
+    return "\r\n".join([f"{line} HTTP/1.1", HOST, *headers, "", ""]).encode("latin-1")
+
+
+def get(path: str, *headers: str) -> bytes:
+    """A request without a body."""
+    return head(f"GET {path}", *headers)
+
+
+def post(path: str, body: bytes, *headers: str) -> bytes:
+    """A request with a JSON body."""
+    return head(f"POST {path}", JSON, f"Content-Length: {len(body)}", *headers) + body
+
+
+class Wire:
+    """A connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def open(cls, port: int, *, receive_bytes: int | None = None) -> Self:
+        """Connects.
+
+        Args:
+            receive_bytes: What the kernel keeps of answers that are not read.
+        """
+        client = socket.socket()
+        client.setblocking(False)
+        if receive_bytes is not None:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", port))
+        return cls(*await asyncio.open_connection(sock=client, limit=1 << 16))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._writer.close()
+
+    async def send(self, octets: bytes) -> bool:
+        """Sends; whether the connection was still open."""
+        try:
+            self._writer.write(octets)
+            await self._writer.drain()
+        except ConnectionError:
+            return False
+        return True
+
+    def end_sending(self) -> None:
+        """Sends no more, and goes on reading."""
+        with suppress(OSError):
+            self._writer.write_eof()
+
+    def reset(self) -> None:
+        """Ends the connection without the usual goodbye."""
+        client = self._writer.get_extra_info("socket")
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._writer.transport.abort()
+
+    async def answer(self) -> str:
+        """What came back next: the status, with a problem's code; `end`, `reset` or `silence` if nothing came."""
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                status, _ = await self._answer()
+        except asyncio.IncompleteReadError as error:
+            return "end" if not error.partial else "part of an answer"
+        except TimeoutError:
+            return "silence"
+        except OSError:
+            return "reset"
+        return status
+
+    async def answers(self) -> str:
+        """Everything until the connection ends, such as `200 + 400 malformed-request + end`."""
+        found: list[str] = []
+        while not found or found[-1][:1].isdigit():
+            found.append(await self.answer())
+        return " + ".join(found)
+
+    async def _answer(self) -> tuple[str, bytes]:
+        top = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        status = top.split(" ", 2)[1]
+        if status == "100":
+            return await self._answer()
+        lengths = [line for line in top.lower().split("\r\n") if line.startswith("content-length:")]
+        body = await self._reader.readexactly(int(lengths[0].partition(":")[2]) if lengths else 0)
+        if "application/problem+json" in top:
+            status = f"{status} {orjson.loads(body)['code']}"
+        return status, body
+
+
+async def exchange(port: int, pieces: Iterable[bytes]) -> str:
+    """Sends all pieces, if the API takes them; returns its first answer."""
+    async with await Wire.open(port) as wire:
+        sending = asyncio.create_task(_send_all(wire, pieces))
+        told = await wire.answer()
+        sending.cancel()
+        return told
+
+
+async def provoke(port: int, pieces: Iterable[bytes]) -> str:
+    """Sends all pieces, and no more; returns every answer until the connection ends."""
+    async with await Wire.open(port) as wire:
+        sending = asyncio.create_task(_send_all(wire, pieces))
+        told = await wire.answers()
+        sending.cancel()
+        return told
+
+
+async def _send_all(wire: Wire, pieces: Iterable[bytes]) -> None:
+    for piece in pieces:
+        if not await wire.send(piece):
+            return
