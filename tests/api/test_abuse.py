@@ -498,7 +498,7 @@ async def test_a_body_that_takes_long_but_brings_enough_is_read(settings: Settin
         body, until = orjson.dumps(EMAIL), loop.time() + 0.5
         writer.write(request("/v1/emails", *JSON, "Transfer-Encoding: chunked"))
         while loop.time() < until:
-            writer.write(b"10\r\n" + b" " * 16 + b"\r\n")
+            writer.write(b"40\r\n" + b" " * 64 + b"\r\n")
             await writer.drain()
             await asyncio.sleep(0)  # to whoever reads it
         writer.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
