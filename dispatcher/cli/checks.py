@@ -251,15 +251,20 @@ def _check_ledgers(settings: Settings, database_id: UUID) -> Iterator[Finding]:
 
 
 def _check_pending(settings: Settings, connection: Session) -> Iterator[Finding]:
-    """Emails that fail as soon as `run` takes them, because no configured provider can carry them."""
+    """Emails that fail as soon as `run` takes them: no configured provider can carry them, or they command one."""
+    from dispatcher.domain.header_names import headers_fault
     from dispatcher.providers.capabilities import capabilities_of, uncarried
     from dispatcher.store.pending import SAMPLE, sample_pending
 
     configured = capabilities_of(settings.providers)
-    reasons = [why for email in sample_pending(connection) if (why := uncarried(email, configured))]
-    if reasons:
-        words = f"of the oldest {SAMPLE:,} pending emails, {len(reasons):,} will fail; the first: {reasons[0].message}"
-        yield Finding("pending emails", State.FAILED, words, "Add one to DISPATCHER_PROVIDERS before `dispatcher run`.")
+    sample = sample_pending(connection)
+    lacks = [why.message for email in sample if (why := uncarried(email, configured))]
+    commands = [fault for email in sample if (fault := headers_fault(email.headers, settings.allowed_headers))]
+    for reasons, variable in ((lacks, "DISPATCHER_PROVIDERS"), (commands, "DISPATCHER_ALLOWED_HEADERS")):
+        if reasons:
+            words = f"of the oldest {SAMPLE:,} pending emails, {len(reasons):,} will fail; the first: {reasons[0]}"
+            remedy = f"Add what they need to {variable} before `dispatcher run`."
+            yield Finding("pending emails", State.FAILED, words, remedy)
 
 
 def check_rabbitmq(settings: Settings) -> Iterator[Finding]:

@@ -107,6 +107,14 @@ def header_name_fault(name: str, allowed: Collection[str] = ()) -> str | None:
     return f"is a command to {_commanded(lowered)}; DISPATCHER_ALLOWED_HEADERS may allow it by its name"
 
 
+def headers_fault(headers: Mapping[str, str], allowed: Collection[str]) -> str | None:
+    """Why an email may not have one of these headers, with its name; None if it may have all of them."""
+    for name in headers:
+        if fault := header_name_fault(name, allowed):
+            return f"headers.{name} {fault}"
+    return None
+
+
 def _commanded(lowered: str) -> str:
     """Who takes commands from a header, by its name in lower case."""
     for who, patterns in COMMANDS.items():

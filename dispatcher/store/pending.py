@@ -16,7 +16,7 @@ SAMPLE: Final = 1_000
 
 
 def sample_pending(connection: Connection[TupleRow]) -> list[OutgoingEmail]:
-    """The oldest pending emails, with what decides which providers can carry them, but without attachments."""
+    """The oldest pending emails, with what decides whether they can be sent, but without attachments."""
     with translated():
         rows = connection.execute(query("sample_pending"), {"limit": SAMPLE}).fetchall()
     return [
@@ -30,6 +30,7 @@ def sample_pending(connection: Connection[TupleRow]) -> list[OutgoingEmail]:
             reply_to=tuple(recipients.get("reply_to", ())),
             subject="",
             template_id=template_id,
+            headers=headers or {},
         )
-        for email_id, created_at, sender, recipients, template_id in rows
+        for email_id, created_at, sender, recipients, template_id, headers in rows
     ]

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Collection
 from typing import NamedTuple
 
-from dispatcher.domain.header_names import header_name_fault
+from dispatcher.domain.header_names import headers_fault
 from dispatcher.domain.outcome import CONCERNS_PROVIDER, Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
@@ -162,10 +162,7 @@ class Attempts:
 
     def _forbidden(self, email: OutgoingEmail) -> str | None:
         """Why no provider may get the email: whoever stored it did not know what this host allows."""
-        for name in email.headers:
-            if fault := header_name_fault(name, self._allowed_headers):
-                return f"headers.{name} {fault}"
-        return None
+        return headers_fault(email.headers, self._allowed_headers) if email.headers else None
 
     def may_fail_over(self, sending: Sending, outcome: Outcome) -> bool:
         """Whether the next attempt goes to another provider at once, because the one that refused spoke of itself."""

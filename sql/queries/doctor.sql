@@ -13,8 +13,8 @@ select 'email_attempt_default'
 where exists (select 1 from dispatcher.email_attempt_default);
 
 -- name: sample_pending
--- The oldest pending emails, with what decides which providers can carry them; no bodies, no attachments.
-select e.email_id, e.created_at, c.sender, c.recipients, c.template_id
+-- The oldest pending emails, with what decides whether they can be sent; no bodies, no attachments.
+select e.email_id, e.created_at, c.sender, c.recipients, c.template_id, c.headers
 from (
     select email_id, created_at
     from dispatcher.email_log

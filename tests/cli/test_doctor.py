@@ -358,3 +358,24 @@ def test_pending_emails_that_no_configured_provider_can_carry_are_told_and_what_
     assert found["pending emails"]["state"] == "failed"
     assert "1 will fail; the first: template_id needs a provider" in found["pending emails"]["words"]
     assert found["capabilities"]["words"] == "no provider for emails with a template"
+
+
+def test_pending_emails_with_a_header_that_is_not_allowed_are_told(prepared: CommandLine) -> None:
+    header = "X-MC-Tags"
+    with psycopg.connect(prepared.environment["DISPATCHER_DATABASE_URL"]) as connection:
+        email = Email(
+            message_key="k",
+            sender="shop@example.com",
+            to="ann@example.org",
+            subject="s",
+            text="t",
+            headers={header: "receipt"},
+            allowed_headers=[header],
+        )
+        enqueue(connection, email)
+
+    found = _findings(prepared, code=1)["pending emails"]
+
+    assert "1 will fail; the first: headers.X-MC-Tags is a command to Mailchimp Transactional" in found["words"]
+    assert "DISPATCHER_ALLOWED_HEADERS" in found["remedy"]
+    assert "pending emails" not in _findings(prepared.having(DISPATCHER_ALLOWED_HEADERS=header), code=0)

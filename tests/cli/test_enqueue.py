@@ -40,6 +40,20 @@ def test_email_is_accepted_by_the_host_that_answers(storing: CommandLine, connec
     assert ended.stdout == f"accepted: {_contents(connection)['email_id']}\n"
 
 
+def test_a_command_to_a_provider_that_the_operator_allows_is_stored(
+    storing: CommandLine, connection: psycopg.Connection
+) -> None:
+    allowing = storing.having(DISPATCHER_ALLOWED_HEADERS="x-mc-tags")
+    line = b'{"message_key": "k", "from": "a@example.com", "to": "b@example.com", "subject": "s", "text": "t"%b}'
+    lines = [line % b', "headers": {"X-MC-Tags": "a"}', line % b', "headers": {"X-MC-Subaccount": "a"}']
+
+    assert allowing("enqueue", *ONE, "--header", "X-MC-Tags: a").code == 0
+    assert _contents(connection)["headers"] == {"X-MC-Tags": "a"}
+    ended = allowing("enqueue", "--file", "-", stdin=b"\n".join(lines))
+    assert ended.code == 3
+    assert "line 2: headers.X-MC-Subaccount: is a command" in ended.stderr
+
+
 def test_every_option_reaches_the_tables(storing: CommandLine, connection: psycopg.Connection) -> None:
     (storing.folder / "bill.pdf").write_bytes(b"%PDF")
     (storing.folder / "page.html").write_text("<p>ä</p>", encoding="utf-8")
