@@ -42,9 +42,7 @@ async def addresses_of(host: str, port: int, *, allow_private: bool, resolver: R
     if not found:
         raise NotDelivered("its host name has no address")
     if not allow_private and not all(is_public(ip_address(text.partition("%")[0])) for text in found):
-        raise NotDelivered(
-            "its host has a private address, and none is allowed: see DISPATCHER_ALERT_WEBHOOK_ALLOW_PRIVATE"
-        )
+        raise NotDelivered("its host has an address that is not public: see DISPATCHER_ALERT_WEBHOOK_ALLOW_PRIVATE")
     return found
 
 

@@ -89,7 +89,7 @@ async def test_one_private_address_among_public_ones_is_enough_to_refuse(ca_file
     resolver = Resolver(["93.184.215.14", "10.0.0.7"])
     channel = WebhookChannel("https://alerts.example.com/", SECRET, ca_file=ca_file, resolver=resolver)
 
-    with pytest.raises(NotDelivered, match="private address"):
+    with pytest.raises(NotDelivered, match="not public"):
         await channel.send(notice)
 
 
