@@ -26,6 +26,8 @@ LONGEST_DUE_SECONDS: Final = 60.0
 interval, is growing old."""
 
 
+MISSED_LOOKS: Final = 3
+"""A host that has missed so many looks is silent, however short a silence is an alert."""
 _OF_DEAD_LETTERS: Final = frozenset({Kind.DEAD_LETTERS, Kind.OLDEST_AGE_GROWING, Kind.PROBE_FAILED})
 _AGED: Final = _OF_DEAD_LETTERS | {Kind.UNDECIDED_EXPIRING}
 
@@ -104,6 +106,8 @@ class Watch:
         self._interval_seconds = interval_seconds
         self._providers = providers
         self._lasting = Lasting(after_seconds)
+        # A host that is well says so once per interval, more or less.
+        self._silent = Lasting(max(after_seconds, MISSED_LOOKS * interval_seconds))
         self._raised_at: dict[Kind, datetime] = {}
         self._listeners: list[asyncio.Event] = []
 
@@ -128,7 +132,7 @@ class Watch:
             findings = await self._find()
             self.alerts = {kind: self._judge(kind, stands, findings) for kind, stands in self._states(findings).items()}
         else:
-            self._lasting.forget()
+            self._forget_lasting()
             self.alerts = {}
         for listener in self._listeners:
             listener.set()
@@ -167,12 +171,19 @@ class Watch:
     def _lasting_states(self, flow: Flow | None) -> dict[Kind, bool]:
         """What counts only once it has lasted; left out while a first look's finding may have lasted, or may not."""
         if flow is None:
-            self._lasting.forget()
+            self._forget_lasting()
             return {}
         signs = _signs(flow)
+        hosts = list(flow.hosts.items())
         self._lasting.note([sign for found in signs.values() for sign in found])
+        self._silent.note(hosts)
         judged = {kind: self._lasting.has_lasted(found) for kind, found in signs.items()}
+        judged[Kind.HOST_VANISHED] = self._silent.has_lasted(hosts)
         return {kind: stands for kind, stands in judged.items() if stands is not None}
+
+    def _forget_lasting(self) -> None:
+        self._lasting.forget()
+        self._silent.forget()
 
     def _reason(self, kind: Kind, findings: Findings) -> str | None:
         """What a person has to know of it."""
@@ -186,7 +197,7 @@ class Watch:
                 lasting = [each for each in flow.troubles if self._lasting.has_lasted([(kind, each.provider)])]
                 return scrub(" ".join(map(about, lasting))) or None
             case Kind.HOST_VANISHED if flow:
-                gone = [(host, at) for host, at in flow.hosts.items() if self._lasting.has_lasted([(kind, host, at)])]
+                gone = [(host, at) for host, at in flow.hosts.items() if self._silent.has_lasted([(host, at)])]
                 return "; ".join(f"{host} was there last at {instant(at)}" for host, at in sorted(gone)) or None
             case _:
                 return None
@@ -218,7 +229,6 @@ def _signs(flow: Flow) -> dict[Kind, list[Hashable]]:
     return {
         Kind.NOTHING_SENT: [(Kind.NOTHING_SENT, flow.mark)] if flow.due else [],
         Kind.PROVIDER_UNUSABLE: [(Kind.PROVIDER_UNUSABLE, trouble.provider) for trouble in flow.troubles],
-        Kind.HOST_VANISHED: [(Kind.HOST_VANISHED, host, seen_at) for host, seen_at in flow.hosts.items()],
     }
 
 

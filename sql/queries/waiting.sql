@@ -1,7 +1,7 @@
 -- name: find_wait
 -- What a pending or sending email waits for: PostgreSQL's time, the email's marks, whether the worker that leases it has a
--- session, whether a relay leads, how many workers have sessions, and how many pending emails are ahead of it, counted up
--- to a bound. Zero rows: it is finished, or there is none.
+-- session, whether a relay leads, how many workers have sessions, and how many due emails are ahead of it. It looks at so
+-- many pending emails at most, due or not. Zero rows: it is finished, or there is none.
 select
     clock_timestamp(),
     e.status,
@@ -31,13 +31,13 @@ select
     (
         select count(*)
         from (
-            select
+            select other.publish_due_at
             from dispatcher.email_log as other
             where other.status = 'pending'
                 and other.email_id < e.email_id
-                and (other.publish_due_at is null or other.publish_due_at <= clock_timestamp())
             limit %(most_ahead)s
         ) as ahead
+        where coalesce(ahead.publish_due_at <= clock_timestamp(), true)
     )
 from dispatcher.email_log as e
 where e.email_id = %(email_id)s

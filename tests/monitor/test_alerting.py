@@ -332,7 +332,9 @@ async def test_a_host_that_vanishes_is_an_alert_until_it_is_back_and_one_that_st
         await orderly.look()
         await lost.look()
         await orderly.book.release()
-    async with host(tables_url, Depth(0), ear, name="watching", after_seconds=LASTING_SECONDS) as one:
+    async with host(
+        tables_url, Depth(0), ear, name="watching", after_seconds=LASTING_SECONDS, interval_seconds=0.01
+    ) as one:
         await look_until_told(one, ear)
         async with host(tables_url, Depth(0), Ear(), name="lost") as back:
             await back.look()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import psycopg
@@ -59,8 +60,9 @@ async def test_without_dispatcher_run_a_relay_is_missing_and_then_a_worker(
 async def test_the_emails_ahead_are_those_that_wait_too(
     session: AsyncSession, books: Books, running: ExitStack
 ) -> None:
-    *others, last = books.enqueue(4)
+    *others, last = books.enqueue(5)
     books.change(others[0], status="sent", publish_due_at=None)
+    books.change(others[1], publish_due_at=datetime.now(UTC) + timedelta(hours=1))
 
     found = await wait_of(session, last)
 
