@@ -49,8 +49,9 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
     that workers hold are not counted: their emails are `sending`, or about to be. A provider is named only while some
     worker cannot use it: `paused` (it throttles us), `open` (it fails as a whole), `half_open` (one email probes it).
 
-    A host has vanished if it has leases, and none of its workers has a session. Another host settles its emails at the
-    latest in `settled_in_seconds`: by DISPATCHER_ON_UNCERTAIN they are held, or sent again.
+    A host has vanished if it has leases, and none of its workers has a session, or if its monitor has said nothing for
+    DISPATCHER_ALERT_AFTER_SECONDS and did not stop in order. Another host settles its emails at the latest in
+    `settled_in_seconds` (null if it has none): by DISPATCHER_ON_UNCERTAIN they are held, or sent again.
 
     `unready` says which processes of this host's `dispatcher run` do not work, and why, as its monitor says at
     DISPATCHER_METRICS_ADDRESS. It is null where all work, and where no monitor answers.
@@ -71,7 +72,7 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
        "oldest_pending_seconds": null, "longest_due_seconds": null,
        "expiring": {"emails": 2, "first_in_seconds": 432000.0},
        "providers": {"smtp": {"state": "open", "workers": 2, "reason": "connection_failed", "seconds_left": 1.5}},
-       "vanished_hosts": [{"name": "host-2", "in_flight": 64, "settled_in_seconds": 27.5}],
+       "vanished_hosts": [{"name": "host-2", "in_flight": 64, "settled_in_seconds": 27.5, "silent_seconds": null}],
        "unready": "worker 1 could not boot, 3 times in a row: ...",
        "workers": [{"name": "host-1:w0:4711:9f86d081", "age_seconds": 86400.0, "in_flight": 12}],
        "latency_seconds": {"p50": 0.021, "p95": 0.05, "p99": 0.11}}
@@ -96,7 +97,7 @@ def look(settings: Settings) -> Standing:
     from dispatcher.cli.status_page import Standing
     from dispatcher.domain.rescue import longest_rescue_seconds
     from dispatcher.monitor.asking import ask_unready
-    from dispatcher.store.activity import list_workers, measure_latency
+    from dispatcher.store.activity import MISSED_LOOKS, list_silent_hosts, list_workers, measure_latency
     from dispatcher.store.connections import connected
     from dispatcher.store.counts import count_emails
     from dispatcher.store.providers import find_trouble
@@ -106,6 +107,8 @@ def look(settings: Settings) -> Standing:
         counts = count_emails(connection)
         troubles, workers, latency = find_trouble(connection), list_workers(connection), measure_latency(connection)
         expiring = count_expiring(connection, Retention.of(settings))
+        longest_seconds = max(settings.alert_after_seconds, MISSED_LOOKS * settings.dlq_probe_seconds)
+        silent = list_silent_hosts(connection, after_seconds=longest_seconds)
     queues, fault = None, None
     try:
         found = asyncio.run(depths(settings.amqp_url, Topology.of(settings), ca_file=settings.ca_file))
@@ -115,7 +118,7 @@ def look(settings: Settings) -> Standing:
     unready = asyncio.run(ask_unready(settings.metrics_address))
     rescue_seconds = longest_rescue_seconds(settings.lease_seconds)
     return Standing(
-        counts, expiring, troubles, workers, unready, rescue_seconds, latency, queues, fault, time.monotonic()
+        counts, expiring, troubles, workers, silent, unready, rescue_seconds, latency, queues, fault, time.monotonic()
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ class Standing:
     Attributes:
         expiring: Undecided emails that are about to lose their content; None where they are kept for ever.
         troubles: Providers that some worker cannot use now.
+        silent_seconds: By host, for how long its monitor has said nothing, if that is too long.
         unready: Which processes of this host do not work, and why; None where all do, or nobody can say.
         rescue_seconds: How long after its end the lease of a vanished host is settled, at most.
         queues: Waiting messages by queue, the DLQ last; None if RabbitMQ did not tell.
@@ -40,6 +42,7 @@ class Standing:
     expiring: Expiring | None
     troubles: list[Trouble]
     workers: list[WorkerSeen]
+    silent_seconds: Mapping[str, float]
     unready: str | None
     rescue_seconds: float
     latency: Latency | None
@@ -48,10 +51,13 @@ class Standing:
     looked_at: float
 
     @property
-    def vanished(self) -> list[tuple[VanishedHost, float]]:
-        """Hosts that are gone and have leases, and in how many seconds these are settled at the latest."""
-        hosts = find_vanished_hosts(self.workers)
-        return [(host, max(0.0, host.leases_end_in_seconds) + self.rescue_seconds) for host in hosts]
+    def vanished(self) -> list[tuple[VanishedHost, float | None]]:
+        """Hosts that are gone, and in how many seconds their leases are settled at the latest; None without leases."""
+        return [
+            (host, None if end is None else max(0.0, end) + self.rescue_seconds)
+            for host in find_vanished_hosts(self.workers, self.silent_seconds)
+            for end in [host.leases_end_in_seconds]
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """The form that scripts rely on."""
@@ -72,7 +78,12 @@ class Standing:
                 for trouble in self.troubles
             },
             "vanished_hosts": [
-                {"name": host.name, "in_flight": host.in_flight, "settled_in_seconds": seconds}
+                {
+                    "name": host.name,
+                    "in_flight": host.in_flight,
+                    "settled_in_seconds": seconds,
+                    "silent_seconds": host.silent_seconds,
+                }
                 for host, seconds in self.vanished
             ],
             "unready": self.unready,
@@ -127,7 +138,10 @@ def _table(standing: Standing) -> Table:
     shown.add_row("workers", f"{len(living):,}{on_hosts}" if living else "none", style=None if living else "yellow")
     for host, seconds in standing.vanished:
         emails = f"{host.in_flight:,} email{'' if host.in_flight == 1 else 's'}"
-        shown.add_row(f"{host.name} vanished", f"{emails}, settled within {_duration(seconds)}", style="yellow")
+        words = f"silent for {_duration(host.silent_seconds)}"
+        if seconds is not None:
+            words = f"{emails}, settled within {_duration(seconds)}"
+        shown.add_row(f"{host.name} vanished", words, style="yellow")
     shown.add_section()
     if standing.queues is None:
         shown.add_row("queues", "unknown")

@@ -17,6 +17,7 @@ from dispatcher.monitor.patience import within
 from dispatcher.monitor.probe import Probe
 from dispatcher.monitor.toldbook import STORE_SECONDS, ToldBook
 from dispatcher.providers.scrub import scrub
+from dispatcher.store.activity import MISSED_LOOKS
 from dispatcher.store.alerts import Flow, OldestDeadLetters
 from dispatcher.store.retention import Expiring
 
@@ -26,8 +27,6 @@ LONGEST_DUE_SECONDS: Final = 60.0
 interval, is growing old."""
 
 
-MISSED_LOOKS: Final = 3
-"""A host that has missed so many looks is silent, however short a silence is an alert."""
 _OF_DEAD_LETTERS: Final = frozenset({Kind.DEAD_LETTERS, Kind.OLDEST_AGE_GROWING, Kind.PROBE_FAILED})
 _AGED: Final = _OF_DEAD_LETTERS | {Kind.UNDECIDED_EXPIRING}
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from psycopg import Connection
 from psycopg.rows import TupleRow
 
 from dispatcher.store.connections import translated
 from dispatcher.store.queries import query
+
+MISSED_LOOKS: Final = 3
+"""A host whose monitor has missed so many looks is silent, however short a silence is an alert."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,31 +41,43 @@ class WorkerSeen:
 
 @dataclass(frozen=True, slots=True)
 class VanishedHost:
-    """A host that has leases and no worker with a session: it lost its power, its network, or its only worker.
+    """A host that lost its power, its network, or its only worker.
 
     Attributes:
         in_flight: Emails under its leases.
-        leases_end_in_seconds: When the last of these leases ends; negative if it has.
+        leases_end_in_seconds: When the last of these leases ends, negative if it has; None if it has none.
+        silent_seconds: For how long its monitor has said nothing; None if that is well, or stopped in order.
     """
 
     name: str
     in_flight: int
-    leases_end_in_seconds: float
+    leases_end_in_seconds: float | None
+    silent_seconds: float | None = None
 
 
-def find_vanished_hosts(workers: Iterable[WorkerSeen]) -> list[VanishedHost]:
-    """The hosts all of whose workers are gone, by name."""
+def find_vanished_hosts(
+    workers: Iterable[WorkerSeen], silent_seconds: Mapping[str, float] = MappingProxyType({})
+) -> list[VanishedHost]:
+    """The hosts that have leases and no worker with a session, and those that are silent.
+
+    Args:
+        silent_seconds: By host, those whose monitors have said nothing for too long.
+    """
     by_host: dict[str, list[WorkerSeen]] = {}
     for worker in workers:
         by_host.setdefault(worker.host, []).append(worker)
-    return [
+    leasing = [
         VanishedHost(
             host,
             sum(worker.in_flight for worker in seen),
             max(worker.leases_end_in_seconds or 0.0 for worker in seen),
+            silent_seconds.get(host),
         )
         for host, seen in by_host.items()
         if all(worker.age_seconds is None for worker in seen)
+    ]
+    return leasing + [
+        VanishedHost(host, 0, None, silent_seconds[host]) for host in silent_seconds if host not in by_host
     ]
 
 
@@ -78,6 +95,13 @@ def list_workers(connection: Connection[TupleRow]) -> list[WorkerSeen]:
     """By name. Faults are ours (see `store.connections.translated`)."""
     with translated():
         return [WorkerSeen(*row) for row in connection.execute(query("list_workers")).fetchall()]
+
+
+def list_silent_hosts(connection: Connection[TupleRow], *, after_seconds: float) -> dict[str, float]:
+    """For how long monitors have said nothing that did not stop in order, by host, if that is too long."""
+    with translated():
+        rows = connection.execute(query("list_presences")).fetchall()
+    return {host: seconds for host, _, seconds in rows if seconds > after_seconds}
 
 
 def measure_latency(connection: Connection[TupleRow]) -> Latency | None:

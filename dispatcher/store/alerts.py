@@ -121,7 +121,8 @@ class AlertStore:
             facts = await find_facts(connection, email_id) if email_id else None
             troubles = await find_troubles(connection)
             cursor = await connection.execute(query("list_presences"))
-            return Flow((hour, emails), due, facts, troubles, dict(await cursor.fetchall()))
+            hosts = {host: seen_at for host, seen_at, _ in await cursor.fetchall()}
+            return Flow((hour, emails), due, facts, troubles, hosts)
 
     async def longest_due_seconds(self) -> float | None:
         """How long a dead letter has waited for its place on the DLQ; None if none waits."""

@@ -96,8 +96,8 @@ left join lateral (
 order by 2 desc;
 
 -- name: list_presences
--- The hosts whose monitors did not stop in order, and when each was there last.
-select host, max(seen_at)
+-- The hosts whose monitors did not stop in order, when each was there last, and how many seconds ago that is.
+select host, max(seen_at), extract(epoch from clock_timestamp() - max(seen_at))::double precision
 from dispatcher.host_presence
 group by host;
 

@@ -40,7 +40,8 @@ grant execute on function
 grant usage on schema dispatcher to {role};
 grant select on
     dispatcher.email_log, dispatcher.email_attempt, dispatcher.email_hourly, dispatcher.email_replay,
-    dispatcher.email_replay_item, dispatcher.operator_audit, dispatcher.provider_state, dispatcher.provider_rate
+    dispatcher.email_replay_item, dispatcher.operator_audit, dispatcher.provider_state, dispatcher.provider_rate,
+    dispatcher.host_presence
     to {role};
 grant select (email_id) on dispatcher.email_content to {role};
 grant select (tenant_id, message_key, email_id) on dispatcher.email_idempotency to {role};

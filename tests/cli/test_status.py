@@ -136,6 +136,22 @@ def test_workers_and_latency_are_those_of_the_moment(prepared: CommandLine, conn
     assert 0 <= present["age_seconds"] < 60
 
 
+def test_a_host_that_is_silent_has_vanished_though_it_has_no_leases(
+    prepared: CommandLine, connection: psycopg.Connection
+) -> None:
+    connection.execute(
+        "insert into host_presence values ('well:1', 'well', now()), ('lost:1', 'lost', now() - interval '10 min')"
+    )
+
+    (vanished,) = prepared("status", "--json").json["vanished_hosts"]
+
+    assert (vanished["name"], vanished["in_flight"], vanished["settled_in_seconds"]) == ("lost", 0, None)
+    assert vanished["silent_seconds"] == pytest.approx(600, abs=60)
+    assert ["lost", "vanished", "silent", "for", "10", "min"] in [
+        line.split() for line in prepared("status").stdout.splitlines()
+    ]
+
+
 def test_nothing_pending_has_no_age(settled: CommandLine) -> None:
     answer = settled("status", "--json").json
 
