@@ -97,6 +97,7 @@ def pytest_configure() -> None:
 
     The programs under test would inherit that, and wait for ever for a stop that they cannot hear.
     """
+    os.environ.pop("DISPATCHER_DATABASE_SCHEMA", None)  # which statements of this process would go by
     raise_file_limit()  # tests open hundreds of connections at once
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -26,6 +26,7 @@ from dispatcher.dev.keeper import Plan
 from dispatcher.dev.processes import Processes, await_condition
 from dispatcher.dev.servers import Progress
 from dispatcher.errors import DispatcherError, ServerUnavailable
+from dispatcher.store.queries import schema
 
 RUN: Final = "run"
 SMTP: Final = "smtp"
@@ -178,7 +179,11 @@ def set_stage(folder: Path, *, workers: int, progress: Progress) -> Iterator[Sta
         try:
             port = _start_smtp(processes)
             progress(f"a local SMTP server listens on port {port} and keeps a ledger")
-            ours = {"DISPATCHER_SMTP_URL": f"smtp://127.0.0.1:{port}?tls=none", "DISPATCHER_RUN_DIR": str(folder / RUN)}
+            ours = {
+                "DISPATCHER_DATABASE_SCHEMA": schema(),  # by which this process reads the tables, too
+                "DISPATCHER_SMTP_URL": f"smtp://127.0.0.1:{port}?tls=none",
+                "DISPATCHER_RUN_DIR": str(folder / RUN),
+            }
             environment = _foreign_environment() | names | SETTINGS | ours | {"DISPATCHER_WORKERS": str(workers)}
             yield Stage(folder, environment, load(environment), processes)
         finally:

@@ -25,7 +25,8 @@ DEADLINE_SECONDS: Final = 90.0
 @pytest.fixture
 def environment(servers: Servers) -> Mapping[str, str]:
     """One that names the servers, so that none is started; and a setting of a host, which must not matter."""
-    ours = {**servers.environment(), "DISPATCHER_QUEUE": "somebody.elses", "DISPATCHER_PROVIDERS": "capture"}
+    named = {"DISPATCHER_QUEUE": "somebody.elses", "DISPATCHER_DATABASE_SCHEMA": "somebody_elses"}
+    ours = {**servers.environment(), **named, "DISPATCHER_PROVIDERS": "capture"}
     foreign = {name: value for name, value in os.environ.items() if not name.startswith("DISPATCHER_")}
     return {**foreign, **ours}
 
