@@ -79,9 +79,9 @@ class EmailStore:
         return [AttemptRow(*row) for row in await self._fetch("list_email_attempts", {"email_id": email_id})]
 
     async def find_wait(self, email_id: UUID) -> Facts | None:
-        """What an email waits for; None if it is finished."""
+        """What an email waits for; None if it is finished. Counts no emails ahead of it, which may take long."""
         async with session(self._pool) as connection:
-            return await find_facts(connection, email_id)
+            return await find_facts(connection, email_id, most_ahead=0)
 
     async def _fetch(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
         async with session(self._pool) as connection:

@@ -14,9 +14,13 @@ from dispatcher.store.providers import ProviderState, worst_states
 from dispatcher.store.queries import ids_within, query
 
 
-async def find_facts(session: AsyncSession, email_id: UUID) -> Facts | None:
-    """What it waits for; None if it is finished, or there is none."""
-    rows = await _fetch(session, "find_wait", {"email_id": email_id, "most_ahead": MOST_AHEAD})
+async def find_facts(session: AsyncSession, email_id: UUID, *, most_ahead: int = MOST_AHEAD) -> Facts | None:
+    """What it waits for; None if it is finished, or there is none.
+
+    Args:
+        most_ahead: Pending emails that are looked at, to count those ahead of it; 0 counts none.
+    """
+    rows = await _fetch(session, "find_wait", {"email_id": email_id, "most_ahead": most_ahead})
     if not rows:
         return None
     now, status, *rest = rows[0]
