@@ -201,3 +201,14 @@ def about(trouble: Trouble) -> str:
 def _also(facts: Facts) -> str:
     """Providers that some workers cannot use, which may be part of the reason."""
     return "".join(f" {about(each)}" for each in facts.troubles)
+
+
+def describe_holder(
+    pid: int | None, application: str | None, state: str | None, age_seconds: float | None, is_committing: bool
+) -> str:
+    """A session that may hold a lock, in words."""
+    if pid is None:
+        return "a prepared transaction (see pg_prepared_xacts)"
+    age = "" if age_seconds is None else f", its transaction {age_seconds:.0f} s old"
+    waits = ", its commit waits for a synchronous standby" if is_committing else ""
+    return f"pid {pid} ({application or 'unnamed'}), {state or 'of another user'}{age}{waits}"

@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
 from uuid import UUID
 
+from dispatcher.domain.waiting import describe_holder
 from dispatcher.errors import StatementRefused, StoreBusy
 from dispatcher.store.apart import apart
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, translated
@@ -148,14 +149,3 @@ class LockedRows:
             with translated():
                 cursor = await session.execute(query(name), parameters)
                 return await cursor.fetchall()
-
-
-def describe_holder(
-    pid: int | None, application: str | None, state: str | None, age_seconds: float | None, is_committing: bool
-) -> str:
-    """A session that may hold a lock, in words."""
-    if pid is None:
-        return "a prepared transaction (see pg_prepared_xacts)"
-    age = "" if age_seconds is None else f", its transaction {age_seconds:.0f} s old"
-    waits = ", its commit waits for a synchronous standby" if is_committing else ""
-    return f"pid {pid} ({application or 'unnamed'}), {state or 'of another user'}{age}{waits}"

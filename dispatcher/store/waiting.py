@@ -7,9 +7,8 @@ from typing import Any
 from uuid import UUID
 
 from dispatcher.domain.status import Status
-from dispatcher.domain.waiting import MOST_AHEAD, Facts, Trouble
+from dispatcher.domain.waiting import MOST_AHEAD, Facts, Trouble, describe_holder
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, translated
-from dispatcher.store.locked import describe_holder
 from dispatcher.store.providers import ProviderState, worst_states
 from dispatcher.store.queries import ids_within, query
 
