@@ -116,8 +116,8 @@ def _explained(step: str) -> Iterator[None]:
         raise SchemaError(
             f'{step} fails in the schema "{schema()}": {error.diag.message_primary}.',
             remedy="Run `dispatcher init` as the owner of the tables. For a first `init`, an administrator makes the "
-            f"schema for that role: create schema {schema()} authorization ROLE; or, if it is there: grant create on "
-            f"schema {schema()} to ROLE.",
+            f'schema for that role: create schema "{schema()}" authorization ROLE; or, if it is there: '
+            f'grant create on schema "{schema()}" to ROLE.',
         ) from error
 
 

@@ -183,7 +183,7 @@ def test_a_role_that_may_not_make_the_schema_is_told_who_can(empty_database_url:
                 migrate(connection)
         finally:
             administration.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
-    assert "create schema dispatcher authorization" in (told.value.remedy or "")
+    assert 'create schema "dispatcher" authorization' in (told.value.remedy or "")
 
 
 @pytest.mark.parametrize(
