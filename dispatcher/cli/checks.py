@@ -212,7 +212,7 @@ def _room(settings: Settings, max_connections: int) -> Finding:
 
 def _check_tables(settings: Settings, connection: Session) -> Iterator[Finding]:
     from dispatcher.store.migrations import all_migrations, verify_schema
-    from dispatcher.store.server import find_database_id, find_filled_defaults
+    from dispatcher.store.server import find_filled_defaults
 
     try:
         others = verify_schema(connection)
@@ -226,8 +226,16 @@ def _check_tables(settings: Settings, connection: Session) -> Iterator[Finding]:
     filled = find_filled_defaults(connection)
     words = f"rows stand in {', '.join(filled)}" if filled else "the default ones are empty"
     yield judge("partitions", not filled, words, "Run `dispatcher init`, which moves this week's.", State.WARNING)
-    yield from _check_ledgers(settings, find_database_id(connection))
+    yield from _check_ledgers(settings, asyncio.run(_database_id(settings)))
     yield from _check_pending(settings, connection)
+
+
+async def _database_id(settings: Settings) -> UUID:
+    from dispatcher.store.connections import connect_unconfigured
+    from dispatcher.store.server import find_database_id
+
+    async with await connect_unconfigured(settings.database_url, name="dispatcher doctor") as session:
+        return await find_database_id(session)
 
 
 def _check_ledgers(settings: Settings, database_id: UUID) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ from dispatcher.errors import BrokerUnavailable, SchemaError, ServerUnavailable,
 if TYPE_CHECKING:
     from dispatcher.cli.status_page import Standing
     from dispatcher.config import Settings
+    from dispatcher.store.retention import Expiring
 
 _WATCH_SECONDS: Final = 2.0
 
@@ -101,14 +102,13 @@ def look(settings: Settings) -> Standing:
     from dispatcher.store.connections import connected
     from dispatcher.store.counts import count_emails
     from dispatcher.store.providers import find_trouble
-    from dispatcher.store.retention import Retention, count_expiring
 
     with connected(settings.database_url, name="dispatcher status") as connection:
         counts = count_emails(connection)
         troubles, workers, latency = find_trouble(connection), list_workers(connection), measure_latency(connection)
-        expiring = count_expiring(connection, Retention.of(settings))
         longest_seconds = max(settings.alert_after_seconds, MISSED_LOOKS * settings.dlq_probe_seconds)
         silent = list_silent_hosts(connection, after_seconds=longest_seconds)
+    expiring = asyncio.run(_count_expiring(settings))
     queues, fault = None, None
     try:
         found = asyncio.run(depths(settings.amqp_url, Topology.of(settings), ca_file=settings.ca_file))
@@ -120,6 +120,14 @@ def look(settings: Settings) -> Standing:
     return Standing(
         counts, expiring, troubles, workers, silent, unready, rescue_seconds, latency, queues, fault, time.monotonic()
     )
+
+
+async def _count_expiring(settings: Settings) -> Expiring | None:
+    from dispatcher.store.connections import connect_unconfigured
+    from dispatcher.store.retention import Retention, count_expiring
+
+    async with await connect_unconfigured(settings.database_url, name="dispatcher status") as session:
+        return await count_expiring(session, Retention.of(settings))
 
 
 def _show(standing: Standing, *, as_json: bool) -> Exit:

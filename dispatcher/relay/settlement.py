@@ -49,9 +49,9 @@ from dispatcher.results import result_of
 from dispatcher.store.connections import AsyncSession, Pool, session
 from dispatcher.store.leases import LeaseStore, Result
 from dispatcher.store.locked import RETRY_REFUSED_SECONDS, LockedRows
+from dispatcher.store.server import find_database_id
 from dispatcher.store.settlement import (
     find_attempt_bases,
-    find_database_id,
     find_leases_of,
     find_rescued,
     has_leases,

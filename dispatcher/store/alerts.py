@@ -11,7 +11,7 @@ from dispatcher.domain.alert import MAX_CORRELATION_IDS, MOST_DUE, Kind
 from dispatcher.domain.waiting import Facts, Trouble
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.queries import query
-from dispatcher.store.retention import Expiring, Retention, expiring_parameters
+from dispatcher.store.retention import Expiring, Retention, count_expiring
 from dispatcher.store.waiting import find_facts, find_troubles
 
 
@@ -108,10 +108,8 @@ class AlertStore:
 
     async def count_expiring(self) -> Expiring | None:
         """Undecided emails that are about to lose their content; None where they are kept for ever."""
-        if not self._retention.undecided_days:
-            return None
-        rows = await self._fetch("count_expiring", expiring_parameters(self._retention))
-        return Expiring(*rows[0])
+        async with session(self._pool) as connection:
+            return await count_expiring(connection, self._retention)
 
     async def find_flow(self) -> Flow:
         """Whether emails move, and what hinders them."""

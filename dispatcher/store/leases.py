@@ -17,6 +17,7 @@ from dispatcher.errors import StatementRefused
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.locked import LockedRows
 from dispatcher.store.queries import ids_within, query
+from dispatcher.store.server import find_database_id
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
@@ -214,8 +215,8 @@ class LeaseStore:
 
     async def find_database_id(self) -> UUID:
         """The database's identity."""
-        ((database_id,),) = await self._fetch("find_database_id", {})
-        return UUID(str(database_id))
+        async with session(self._pool) as connection:
+            return await find_database_id(connection)
 
     async def find_standing(self, email_ids: Sequence[UUID]) -> dict[UUID, Standing]:
         """Where emails stand, by id; an id without a row is left out."""

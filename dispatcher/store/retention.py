@@ -15,9 +15,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from psycopg import Connection
-from psycopg.rows import TupleRow
-
 from dispatcher.config import Settings
 from dispatcher.errors import DispatcherError, StoreBusy, StoreUnavailable
 from dispatcher.store.connections import AsyncSession, translated, unhurry
@@ -77,17 +74,14 @@ class Expiring:
     first_in_seconds: float | None
 
 
-def expiring_parameters(retention: Retention) -> dict[str, Any]:
-    """The parameters of the statement `count_expiring`."""
-    return {"undecided_days": retention.undecided_days, "warn_days": min(WARN_DAYS, retention.undecided_days)}
-
-
-def count_expiring(connection: Connection[TupleRow], retention: Retention) -> Expiring | None:
+async def count_expiring(session: AsyncSession, retention: Retention) -> Expiring | None:
     """Undecided emails that reach their limit within WARN_DAYS; None where they are kept for ever."""
-    if not retention.undecided_days:
+    days = retention.undecided_days
+    if not days:
         return None
     with translated():
-        row = connection.execute(query("count_expiring"), expiring_parameters(retention)).fetchone()
+        parameters = {"undecided_days": days, "warn_days": min(WARN_DAYS, days)}
+        row = await (await session.execute(query("count_expiring"), parameters)).fetchone()
     assert row is not None
     return Expiring(*row)
 

@@ -13,7 +13,7 @@ from psycopg import Connection
 from psycopg.rows import TupleRow
 
 from dispatcher.errors import ConfigurationError, StoreUnavailable
-from dispatcher.store.connections import check_url, connect_async, connect_unconfigured, translated
+from dispatcher.store.connections import AsyncSession, check_url, connect_async, connect_unconfigured, translated
 from dispatcher.store.queries import query
 
 COMMIT_SECONDS: Final = 5.0
@@ -140,10 +140,10 @@ _SHARED: Final = (
 )
 
 
-def find_database_id(connection: Connection[TupleRow]) -> UUID:
+async def find_database_id(session: AsyncSession) -> UUID:
     """The identity that `init` gave the database."""
     with translated():
-        row = connection.execute(query("find_database_id")).fetchone()
+        row = await (await session.execute(query("find_database_id"))).fetchone()
     assert row is not None
     return UUID(str(row[0]))
 

@@ -49,12 +49,6 @@ class Crashed:
     crash_count: int
 
 
-async def find_database_id(session: AsyncSession) -> UUID:
-    """The database's identity."""
-    ((database_id,),) = await _fetch(session, "find_database_id", {})
-    return UUID(str(database_id))
-
-
 async def terminate_sessions(session: AsyncSession, worker: str) -> int:
     """Ends the sessions of a dead worker; returns how many there were. At zero, nothing of it can commit any more."""
     return len(await _fetch(session, "terminate_sessions", {"application_name": worker}))

@@ -158,20 +158,23 @@ async def test_a_release_that_knows_no_limit_keeps_what_is_undecided(books: Book
     assert pruned == []
 
 
-def test_undecided_emails_are_counted_a_week_before_they_lose_their_content(books: Books) -> None:
+async def test_undecided_emails_are_counted_a_week_before_they_lose_their_content(
+    books: Books, database_url: str
+) -> None:
     for days in (89, 84, 82, 10):
         enqueue_long_ago(books, "held", at=NOW - timedelta(days=days))
     discard(books, enqueue_long_ago(books, "held", at=NOW - timedelta(days=88)))
     forgotten = enqueue_long_ago(books, "failed", at=NOW - timedelta(days=95))
     books.connection.execute("delete from email_content where email_id = %s", [forgotten])
 
-    expiring = count_expiring(books.connection, SHORT)
+    async with await connect_async(database_url, name="test") as session:
+        expiring = await count_expiring(session, SHORT)
+        assert await count_expiring(session, FOR_EVER) is None
 
     assert expiring is not None
     assert expiring.first_in_seconds is not None
     assert expiring.emails == 2
     assert 0 < expiring.first_in_seconds <= 86400  # the module was imported some time before
-    assert count_expiring(books.connection, FOR_EVER) is None
 
 
 async def test_emails_leave_by_the_week_and_their_keys_after_them(books: Books, prune: Prune) -> None:
