@@ -2,8 +2,8 @@
 
 An email costs a statement of its own some two milliseconds of waiting for the disk, and shares them as one of a
 hundred. There is no linger: a lane inserts as soon as it is free, and what comes meanwhile is the next batch, which
-therefore grows with the load. What a batch is refused for is one email's fault: the batch is split until that one
-stands alone, and its neighbours are inserted.
+therefore grows with the load. Tenants take turns, so that nobody waits for all that another one sends. What a batch is
+refused for is one email's fault: the batch is split until that one stands alone, and its neighbours are inserted.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Gathering:
     store: DraftStore
     on_inserted: Callable[[list[Draft], Mapping[UUID, datetime]], None]
     most_emails: int
-    _waiting: deque[_Place] = field(default_factory=deque)
+    _waiting: dict[str, deque[_Place]] = field(default_factory=dict)  # by tenant, who is next first
     _free_lanes: int = LANES
     _splitting: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(SPLITTING_LANES))
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -76,7 +76,9 @@ class Gathering:
         """What became of each draft, in their order, once that is certain."""
         loop = asyncio.get_running_loop()
         lot = _Lot([None] * len(drafts), len(drafts), loop.create_future())
-        self._waiting.extend(_Place(draft, lot, index, _octets(draft)) for index, draft in enumerate(drafts))
+        for index, draft in enumerate(drafts):
+            place = _Place(draft, lot, index, _octets(draft))
+            self._waiting.setdefault(draft.email.tenant_id, deque()).append(place)
         if not self._is_scheduled:
             # Not now: the requests that arrived together have this moment to join.
             self._is_scheduled = True
@@ -101,13 +103,17 @@ class Gathering:
         task.add_done_callback(self._tasks.discard)
 
     def _next_batch(self) -> list[_Place]:
-        batch = [self._waiting.popleft()]
-        octets = batch[0].octets
+        batch: list[_Place] = []
+        octets = 0
         while self._waiting and len(batch) < self.most_emails:
-            octets += self._waiting[0].octets
-            if octets > BATCH_OCTETS:
+            tenant_id, places = next(iter(self._waiting.items()))
+            octets += places[0].octets
+            if batch and octets > BATCH_OCTETS:
                 break
-            batch.append(self._waiting.popleft())
+            batch.append(places.popleft())
+            del self._waiting[tenant_id]
+            if places:
+                self._waiting[tenant_id] = places  # behind the others
         return batch
 
     async def _use_lane(self, batch: list[_Place]) -> None:

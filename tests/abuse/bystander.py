@@ -17,7 +17,7 @@ import uvloop
 
 from tests.abuse.wire import Wire, get, post
 
-SENDERS: Final = 8
+SENDERS: Final = 32
 PER_SECOND: Final = 200.0
 HEALTH_EVERY_SECONDS: Final = 0.02
 EMAIL: Final = b'{"from":"shop@example.com","to":"ann@example.org","subject":"Your receipt","text":"Thank you."}'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
 from urllib.parse import quote
 
 import psycopg
@@ -264,3 +265,17 @@ async def test_without_the_database_a_request_is_refused_for_now(settings: Setti
 
         assert broken.code == "unexpected-fault"
         assert (await api.post("k-2")).status == 202
+
+
+async def test_a_tenant_does_not_wait_for_all_that_another_one_sends(
+    settings: Settings, connection: psycopg.Connection
+) -> None:
+    emails = [EMAIL | {"message_key": f"k-{number}", "tenant_id": "busy"} for number in range(1000)]
+    async with running(replace(settings, api_gathered_emails=1)) as api:
+        busy = asyncio.create_task(api.call("POST", "/v1/emails/batch", body={"emails": emails}))
+        await until(lambda: stored(connection))
+
+        assert (await api.post("k-1", EMAIL | {"tenant_id": "other"})).status == 202
+        assert not busy.done()
+
+        assert {result["outcome"] for result in (await busy).json["results"]} == {"accepted"}
