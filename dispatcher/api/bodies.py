@@ -15,6 +15,7 @@ from starlette.requests import Request
 from dispatcher.api.access import Caller
 from dispatcher.api.problems import Flaw, Problem
 from dispatcher.api.shares import Shares
+from dispatcher.domain.email_rules import MAX_BODY_OCTETS
 from dispatcher.domain.json_names import has_name_twice
 
 LARGE_BYTES: Final = 64 * 1024
@@ -25,6 +26,9 @@ MOST_VALUES: Final = 400_000
 """Objects, lists, and what is in them. A thousand emails have a tenth of it, unless all have many recipients."""
 VALUE_BYTES: Final = 100
 """What a value needs once it is parsed, at most, beside its text: three octets of JSON become an object of 64."""
+
+MOST_WIDE_CHARACTERS: Final = MAX_BODY_OCTETS + (1 << 20)
+"""Of all texts with characters beyond ASCII, of which each character may need four octets; no email has more."""
 
 T = TypeVar("T")
 
@@ -73,6 +77,8 @@ class Bodies:
             values = await off_loop(length, lambda: count_values(body))
             if values > MOST_VALUES:
                 raise Problem("body-too-large", f"At most {MOST_VALUES} values are read: send fewer emails at once.")
+            if length > MAX_BODY_OCTETS and await off_loop(length, lambda: count_wide(body)) > MOST_WIDE_CHARACTERS:
+                raise Problem("body-too-large", f"At most {MOST_WIDE_CHARACTERS} characters of text are read.")
             self._hold(reading, min(length + values * VALUE_BYTES, self._memory.most_each))
         self._slots.take(reading.name)
         reading.has_slot = True
@@ -135,6 +141,7 @@ _COUNTED_BYTES: Final = 256 * 1024
 """Octets that are looked at in one go: what C does of a text, nobody interrupts."""
 _TEXT: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 """A text up to its end. It never backtracks, however hostile it is."""
+_BEYOND_ASCII: Final = re.compile(rb"[\x80-\xff]")
 
 
 def count_values(body: bytes | bytearray) -> int:
@@ -152,6 +159,19 @@ def count_values(body: bytes | bytearray) -> int:
         assert text is not None
         texts, end = texts + 1, text.end()
     return MOST_VALUES + 1
+
+
+def count_wide(body: bytes | bytearray) -> int:
+    """How many characters stand in texts with characters beyond ASCII, at most."""
+    if body.isascii() and rb"\u" not in body:
+        return 0
+    count = 0
+    for text in _TEXT.finditer(body):
+        start, end = text.span()
+        escapes = body.count(rb"\u", start, end)
+        if escapes or _BEYOND_ASCII.search(body, start, end):
+            count += end - start - 5 * (escapes - body.count(rb"\\u", start, end))  # an escaped backslash is none
+    return count
 
 
 def _count_marks(body: bytes | bytearray, start: int, end: int) -> int:

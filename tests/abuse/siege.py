@@ -21,6 +21,7 @@ import psycopg
 from dispatcher import Email, enqueue_many
 from dispatcher.domain.api_key import Secret
 from tests.abuse.case import Case
+from tests.abuse.wire import PATIENCE_SECONDS
 from tests.acceptance.harness import Host
 from tests.api.place import make_key
 from tests.supervisor.program import CHECKOUT, Program
@@ -88,6 +89,8 @@ class Siege:
     calm_sends_per_second: float = 0.0
     calm_health_ms: float = 0.0
     _samples: list[_Sample] = field(default_factory=list)
+    _notes: list[_Note] = field(default_factory=list)
+    _read_to: int = 0
     _read_faults: int = 0
 
     def measure(self, case: Case) -> Verdict:
@@ -96,6 +99,7 @@ class Siege:
         told = attack(case, self.prey | {"seconds": case.seconds})
         until = told["ended_at"] + AFTER_SECONDS
         wait_until(lambda: time.monotonic() > until)
+        wait_until(lambda: self._has_heard_since(until), 2 * PATIENCE_SECONDS)  # and so everything before is noted
         sends, health, raw = self._watched(told["began_at"], until)
         samples = [sample.resident_bytes for sample in self._samples if told["began_at"] <= sample.at <= until]
         faults = [str(event) for event in self.api.events("fault.unexpected")]
@@ -114,6 +118,7 @@ class Siege:
         """Measures what is usual, without any attack."""
         began_at = time.monotonic()
         wait_until(lambda: time.monotonic() > began_at + CALM_SECONDS)
+        wait_until(lambda: self._has_heard_since(began_at), 2 * PATIENCE_SECONDS)
         self.calm_sends_per_second, self.calm_health_ms, _ = self._watched(began_at, time.monotonic())
 
     def resident_bytes(self) -> int:
@@ -139,8 +144,17 @@ class Siege:
 
     def read_notes(self) -> list[_Note]:
         """Everything that was noted so far."""
-        lines = self.notes.read_text().split("\n")[:-1]
-        return [_Note(float(at), what, float(took), told) for at, what, took, told in (x.split(" ", 3) for x in lines)]
+        with self.notes.open() as notes:
+            notes.seek(self._read_to)
+            whole, found, _ = notes.read().rpartition("\n")
+        self._read_to += len(whole) + len(found)
+        for line in whole.splitlines():
+            at, what, took, told = line.split(" ", 3)
+            self._notes.append(_Note(float(at), what, float(took), told))
+        return self._notes
+
+    def _has_heard_since(self, instant: float) -> bool:
+        return any(note.what == "health" and note.at > instant for note in reversed(self.read_notes()))
 
     def sample(self, stop: threading.Event) -> None:
         """Notes memory and waits again and again until the stop."""

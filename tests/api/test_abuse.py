@@ -514,6 +514,17 @@ async def test_a_body_of_too_many_values_is_refused_unparsed(api: Api) -> None:
         assert (answer.status, answer.code) == (413, "body-too-large"), raw[:4]
 
 
+@pytest.mark.parametrize("wide", ["é", "\\u00e9", "\\\\\\u00e9"])
+async def test_a_long_text_with_a_wide_character_is_refused_unparsed(api: Api, wide: str) -> None:
+    refused = await api.post(raw=b'{"text":"%b%b"}' % (b"a" * 12_000_000, wide.encode()))
+    read = await api.post(raw=b'{"text":"%b","html":"%b"}' % (b"a" * 12_000_000, wide.encode()))
+    escaped = await api.post("k-1", raw=orjson.dumps(EMAIL)[:-1] + b',"html":"%b"}' % (b"\\u00e9" * 3_000_000))
+
+    assert (refused.status, refused.code) == (413, "body-too-large")
+    assert (read.status, read.code) == (422, "invalid-email")
+    assert escaped.status == 202
+
+
 async def test_what_looks_like_values_in_a_text_is_none(api: Api) -> None:
     assert (await api.post("k-1", EMAIL | {"text": '{[,:"\\' * MOST_VALUES})).status == 202
 
