@@ -60,8 +60,6 @@ def checked(field: str, text: str) -> str:
 
 def text_field(name: str, text: str) -> str:
     """An unstructured field such as Subject, folded, with its line end."""
-    if not _FIELD_NAME.fullmatch(name):
-        raise UnrenderableEmail(Reason.INVALID_CONTENT, "headers holds a name that is no header's name")
     if not _stands_as_it_is(checked(f"header {name}", text)):
         text = _folded(name, text, _UTF_8)
     elif len(name) + 2 + len(text) > LINE_CHARACTERS:
@@ -70,7 +68,9 @@ def text_field(name: str, text: str) -> str:
 
 
 def settable(name: str) -> str:
-    """The name of a header that an email brings; raises UnrenderableEmail if it is not the email's to set."""
+    """The name of a header that an email brings; raises UnrenderableEmail if it is none, or not the email's to set."""
+    if not _FIELD_NAME.fullmatch(name):
+        raise UnrenderableEmail(Reason.INVALID_CONTENT, "headers holds a name that is no header's name")
     if is_written_by_others(name):
         raise UnrenderableEmail(Reason.INVALID_CONTENT, f"headers holds {name}, which an email may not set itself")
     return name

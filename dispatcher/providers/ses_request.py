@@ -145,12 +145,13 @@ def _template_headers(email: OutgoingEmail) -> list[dict[str, str]]:
     if len(email.headers) > MAX_HEADERS:
         raise UnrenderableEmail(Reason.INVALID_CONTENT, f"SES takes at most {MAX_HEADERS} headers beside a template")
     for name, value in email.headers.items():
+        settable(name)
         if not _PRINTABLE.fullmatch(value) or len(name) + len(value) > MAX_HEADER_CHARACTERS:
             raise UnrenderableEmail(
                 Reason.INVALID_CONTENT,
                 f"header {name} is empty, too long or not ASCII, which a template of SES cannot be",
             )
-    return [{"Name": settable(name), "Value": value} for name, value in email.headers.items()]
+    return [{"Name": name, "Value": value} for name, value in email.headers.items()]
 
 
 def _template_attachment(file: OutgoingAttachment) -> Parameters:
