@@ -24,6 +24,7 @@ from psycopg.types.json import set_json_loads
 from benchmarks import cpu
 from benchmarks.figures import per_email_us
 from dispatcher.broker.connection import open_connection
+from dispatcher.providers.contract import Attempt
 from dispatcher.providers.http import HttpTransport
 from dispatcher.store.connections import LOCK_SECONDS, STATEMENT_SECONDS
 from dispatcher.store.leases import MOST_OCTETS
@@ -314,7 +315,8 @@ async def _send(places: Places, sizes: Sizes, leased: Sequence[Any], gate: Gate)
 
     async def lane(rows: Iterator[Any]) -> None:
         for row in rows:
-            answer = await transport.post(url, headers, _document(row), loop.time() + DEADLINE_SECONDS, lambda: None)
+            attempt = Attempt(1, loop.time() + DEADLINE_SECONDS, lambda: None)
+            answer = await transport.post(url, headers, _document(row), attempt)
             assert answer.status == 202, answer
 
     async def post(rows: Sequence[Any]) -> None:

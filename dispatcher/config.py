@@ -224,7 +224,9 @@ class Settings:
         values.name("A-Za-z0-9_-"), None, "SES's configuration set for every email."
     )
     ses_endpoint_url: str | None = setting(values.endpoint, None, "Instead of SES's own address: https://host.")
-    ses_threads: int = setting(values.whole(1, 256), "16", "Emails that a worker has on the wire to SES at once.")
+    ses_threads: int = setting(
+        values.whole(1, 256), "64", "Requests that a worker has on the wire to SES at once; each takes a connection."
+    )
     ses_max_per_second: float | None = setting(values.rate, None, _CEILING)
     http_connections: int = setting(values.whole(1, 5000), "256", "Requests that a worker keeps on the wire over HTTP.")
     capture_dir: Path | None = setting(values.path_of, None, "Maildir that the capture provider writes into.")

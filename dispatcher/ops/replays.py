@@ -111,16 +111,14 @@ async def create(
     skipped.
 
     Args:
-        source: `filter`, with the ids that the filter selected before a person agreed to them; `ids`, or `queue`.
         force: It keeps its own pace, whatever other replays are about the same emails.
     """
     ids = await _ids(session, selection)
-    source = source or ("filter" if selection.email_ids is None else "ids")
-    is_listed = source != "filter" and not selection.filters
+    is_listed = selection.email_ids is not None and not selection.filters
     replay_id = await replays.create_replay(
         session,
         ids,
-        source=source,
+        source=source or ("filter" if selection.email_ids is None else "ids"),
         selection={"ids": len(ids)} if is_listed else selection.filters,
         include_held=include_held,
         per_second=per_second,

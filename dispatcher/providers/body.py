@@ -45,10 +45,31 @@ class InBase64:
 
 
 @dataclass(frozen=True, slots=True)
+class BodyInBase64:
+    """A body that leaves in Base64 as a whole, as one long line."""
+
+    body: Body
+
+    def __len__(self) -> int:
+        return (len(self.body) + 2) // 3 * 4
+
+    def pieces(self) -> Iterator[bytes]:
+        """The Base64, encoded as it is asked for."""
+        rest = b""
+        for piece in self.body.pieces():
+            octets = rest + piece
+            whole = len(octets) - len(octets) % 3
+            rest = octets[whole:]
+            for start in range(0, whole, _STEP_OCTETS):
+                yield b64encode(octets[start : min(start + _STEP_OCTETS, whole)])
+        yield b64encode(rest)
+
+
+@dataclass(frozen=True, slots=True)
 class Body:
     """Octets in parts; `bytes()` joins them."""
 
-    parts: Sequence[bytes | InBase64] = field(repr=False)
+    parts: Sequence[bytes | InBase64 | BodyInBase64] = field(repr=False)
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))

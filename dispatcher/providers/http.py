@@ -24,10 +24,12 @@ from urllib.parse import urlsplit
 
 from aiohappyeyeballs import start_connection
 
-from dispatcher.domain.outcome import Reason
+from dispatcher.domain.outcome import Deferred, Reason, Uncertain
 from dispatcher.domain.values import value
 from dispatcher.providers.body import Body
+from dispatcher.providers.contract import Attempt, NoPlace
 from dispatcher.providers.http_connection import HttpConnection
+from dispatcher.providers.http_proxy import HttpProxy, ProxyRefused, open_tunnel
 from dispatcher.providers.scrub import scrub
 from dispatcher.providers.tls import Tls
 from dispatcher.trust import client_context
@@ -47,6 +49,9 @@ FALLBACK_SECONDS: Final = 0.25
 """Until a host's next address is tried beside the one before (RFC 8305, section 5)."""
 _MOST_HEADS: Final = 64
 
+Headers = Mapping[str, str] | Callable[[], Mapping[str, str]]
+"""A request's headers, or what makes them once a connection is free: a signature carries its time."""
+
 
 class NothingLeft(Exception):
     """The body, or its last octet, did not leave this process, and never will.
@@ -63,6 +68,11 @@ class NothingLeft(Exception):
         self.detail = detail
         self.is_untrusted = is_untrusted
 
+    @property
+    def outcome(self) -> Deferred:
+        """What it means for the email."""
+        return Deferred(self.reason, self.detail)
+
 
 class NoAnswer(Exception):
     """The body may have left, and no whole answer came back.
@@ -76,6 +86,11 @@ class NoAnswer(Exception):
         super().__init__(detail)
         self.detail = detail
         self.status = status
+
+    @property
+    def outcome(self) -> Uncertain:
+        """What it means for the email."""
+        return Uncertain(self.detail, None if self.status is None else str(self.status))
 
 
 @value
@@ -109,53 +124,56 @@ class HttpTransport:
     """
 
     def __init__(
-        self, *, connections: int, ca_file: Path | None = None, connect_seconds: float = CONNECT_SECONDS
+        self,
+        *,
+        connections: int,
+        ca_file: Path | None = None,
+        trusted: Path | None = None,
+        proxy: HttpProxy | None = None,
+        connect_seconds: float = CONNECT_SECONDS,
     ) -> None:
         """A transport that has connected to nobody.
 
         Args:
             connections: How many calls may be under way; the others wait.
             ca_file: Certificates to trust besides the system's, as PEM.
+            trusted: Certificates to trust instead of the system's, as PEM.
+            proxy: Every TLS connection goes through a tunnel that this proxy opens.
 
         Raises:
-            ssl.SSLError, OSError: the CA file cannot be used.
+            ssl.SSLError, OSError: a file of certificates cannot be used.
         """
         self._places = asyncio.Semaphore(connections)
         self._connect_seconds = connect_seconds
-        self._tls = _tls(ca_file)
+        self._tls = _tls(ca_file, trusted)
+        self._proxy = proxy
         self._idle: list[HttpConnection] = []
         self._open: set[HttpConnection] = set()
         self._heads: dict[tuple[str, str], tuple[dict[str, str], bytes]] = {}
         self._sweep: asyncio.TimerHandle | None = None
 
-    async def post(
-        self,
-        url: str,
-        headers: Mapping[str, str],
-        body: bytes | Body,
-        deadline: float,
-        leaving: Callable[[], None],
-        admitted: Callable[[], None] = lambda: None,
-    ) -> Answer:
+    async def post(self, url: str, headers: Headers, body: bytes | Body, attempt: Attempt) -> Answer:
         """The answer to one POST; never a second one, and no redirect is followed.
 
-        Args:
-            deadline: In the loop's `time()`; for everything, whatever the server drips.
-            leaving: Called once, when a connection stands and nothing of the body has left, or of a large one all but
-                its last octet. What it raises is raised here, and nothing leaves.
-            admitted: Called once a connection is free for this call; what it raises is raised here.
+        `attempt.admitted` is called once a connection is free for the call. `attempt.leaving` is called once a
+        connection stands and nothing of the body has left, or of a large body all but its last octet. What they raise
+        is raised here, and nothing leaves. `attempt.deadline` covers everything, whatever the server drips.
 
         Raises:
+            NoPlace: no connection became free in time.
             NothingLeft, NoAnswer: see there.
         """
-        latest = _latest_departure(deadline)
-        head = self._head("POST", url, headers) + b"%d\r\n\r\n" % len(body)
-        await self._place(latest)
+        await self._place(attempt.deadline)
         try:
-            admitted()
+            attempt.admitted()
+            deadline = attempt.deadline
+            latest = _latest_departure(deadline)
+            head = self._head("POST", url, headers() if callable(headers) else headers)
             connection = self._kept() or await self._new(_target(url), latest)
             try:
-                return await _exchange(connection, head, body, deadline, latest, leaving)
+                return await _exchange(
+                    connection, head + b"%d\r\n\r\n" % len(body), body, deadline, latest, attempt.leaving
+                )
             finally:
                 self._give_back(connection)
         finally:
@@ -165,7 +183,7 @@ class HttpTransport:
         """The answer to one GET, which changes nothing.
 
         Raises:
-            NothingLeft, NoAnswer: there was none.
+            NoPlace, NothingLeft, NoAnswer: there was none.
         """
         await self._place(deadline)
         try:
@@ -184,17 +202,17 @@ class HttpTransport:
             connection.end()
         self._idle.clear()
 
-    def _place(self, until: float) -> Awaitable[object]:
+    def _place(self, deadline: float) -> Awaitable[object]:
         """Takes a place; to be awaited."""
         # A timeout costs ten times what a free place does.
-        return self._wait_for_place(until) if self._places.locked() else self._places.acquire()
+        return self._wait_for_place(deadline) if self._places.locked() else self._places.acquire()
 
-    async def _wait_for_place(self, until: float) -> None:
+    async def _wait_for_place(self, deadline: float) -> None:
         try:
-            async with asyncio.timeout_at(until):
+            async with asyncio.timeout_at(_latest_departure(deadline)):
                 await self._places.acquire()
         except TimeoutError:
-            raise NothingLeft(Reason.TIMEOUT_BEFORE_SEND, "the deadline passed before a connection was free") from None
+            raise NoPlace from None
 
     def _kept(self) -> HttpConnection | None:
         """The connection that was used last, the least likely to have been closed; None if none is kept."""
@@ -226,8 +244,11 @@ class HttpTransport:
 
     async def _connected(self, target: _Target) -> HttpConnection:
         loop = asyncio.get_running_loop()
-        addresses = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        way = self._proxy or target
+        addresses = await loop.getaddrinfo(way.host, way.port, type=socket.SOCK_STREAM)
         taken = await start_connection(addresses, happy_eyeballs_delay=FALLBACK_SECONDS, interleave=1)
+        if self._proxy is not None:
+            await open_tunnel(self._proxy, taken, target.host, target.port)
         connection = HttpConnection(self._open.discard)
         if target.is_secure:
             await self._secured(taken, connection, target.host)
@@ -368,8 +389,8 @@ def _head(method: str, target: _Target, headers: Mapping[str, str]) -> bytes:
     return ("\r\n".join(lines) + "\r\nContent-Length: ").encode("latin-1")
 
 
-def _tls(ca_file: Path | None) -> ssl.SSLContext:
-    context = client_context()
+def _tls(ca_file: Path | None, trusted: Path | None) -> ssl.SSLContext:
+    context = client_context(trusted)
     if ca_file is not None:
         context.load_verify_locations(cafile=str(ca_file))
     context.set_alpn_protocols(["http/1.1"])
@@ -377,6 +398,8 @@ def _tls(ca_file: Path | None) -> ssl.SSLContext:
 
 
 def _words(error: OSError) -> str:
+    if isinstance(error, ProxyRefused):
+        return str(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not valid: {error.verify_message}"
     if isinstance(error, ssl.SSLError):

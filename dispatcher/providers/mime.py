@@ -36,6 +36,7 @@ from dispatcher.providers.mime_headers import (
     ascii_domain,
     ascii_spec,
     checked,
+    checked_type,
     quoted,
     settable,
     text_field,
@@ -48,8 +49,6 @@ MAX_LINE_OCTETS: Final = 998
 
 _POLICY: Final = compat32.clone(linesep="\r\n")
 _CONTROLS: Final = bytes(set(range(32)) - set(b"\t\r\n")) + b"\x7f"
-_WORD: Final = r"[A-Za-z0-9!#$%&'*+.^_`{|}~-]{1,127}"
-_CONTENT_TYPE: Final = re.compile(rf"{_WORD}/{_WORD}")
 _FILENAME_CHARACTERS: Final = 60
 """What leaves a line of 78 with the parameter's name."""
 _FILENAME_SECTION: Final = re.compile(r"(?:%..|[^%]){1,20}")
@@ -224,9 +223,7 @@ def _has_long_line(octets: bytes) -> bool:
 
 
 def _attachment_part(file: OutgoingAttachment) -> Message:
-    content_type = checked("an attachment's content_type", file.content_type)
-    if not _CONTENT_TYPE.fullmatch(content_type):
-        raise UnrenderableEmail(Reason.INVALID_CONTENT, "an attachment's content_type is not a MIME type")
+    content_type = checked_type(file.content_type)
     # RFC 2046, sections 5.1 and 5.2.1: these may not be in Base64, and without it their bytes may change on the way.
     # Nor `message-delivery/status` and the like, which the library's generator takes for one of them.
     if content_type.lower().startswith(("message", "multipart")):

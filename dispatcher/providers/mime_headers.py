@@ -32,6 +32,8 @@ _UTF_8: Final = Charset("utf-8")
 _UTF_8.header_encoding = BASE64
 _FOLD: Final = ",\r\n "
 _ATOMS: Final = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(?: [A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*")
+_WORD: Final = r"[A-Za-z0-9!#$%&'*+.^_`{|}~-]{1,127}"
+_CONTENT_TYPE: Final = re.compile(rf"{_WORD}/{_WORD}")
 _FIELD_NAME: Final = re.compile(r"[!-9;-~]{1,76}")
 
 
@@ -60,6 +62,8 @@ def checked(field: str, text: str) -> str:
 
 def text_field(name: str, text: str) -> str:
     """An unstructured field such as Subject, folded, with its line end."""
+    if not _FIELD_NAME.fullmatch(name):
+        raise UnrenderableEmail(Reason.INVALID_CONTENT, "headers holds a name that is no header's name")
     if not _stands_as_it_is(checked(f"header {name}", text)):
         text = _folded(name, text, _UTF_8)
     elif len(name) + 2 + len(text) > LINE_CHARACTERS:
@@ -68,12 +72,17 @@ def text_field(name: str, text: str) -> str:
 
 
 def settable(name: str) -> str:
-    """The name of a header that an email brings; raises UnrenderableEmail if it is none, or not the email's to set."""
-    if not _FIELD_NAME.fullmatch(name):
-        raise UnrenderableEmail(Reason.INVALID_CONTENT, "headers holds a name that is no header's name")
+    """The name of a header that an email brings; raises UnrenderableEmail if it is not the email's to set."""
     if is_written_by_others(name):
         raise UnrenderableEmail(Reason.INVALID_CONTENT, f"headers holds {name}, which an email may not set itself")
     return name
+
+
+def checked_type(content_type: str) -> str:
+    """An attachment's content type, if it is one; raises UnrenderableEmail as `checked` does."""
+    if not _CONTENT_TYPE.fullmatch(checked("an attachment's content_type", content_type)):
+        raise UnrenderableEmail(Reason.INVALID_CONTENT, "an attachment's content_type is not a MIME type")
+    return content_type
 
 
 def address_field(name: str, addresses: Iterable[Address]) -> str:

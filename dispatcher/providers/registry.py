@@ -35,15 +35,11 @@ def _sendgrid(settings: Settings) -> CheckableProvider:
 
 
 def _ses(settings: Settings) -> CheckableProvider:
-    # 200 ms and 20 MB, boto3 and its models: only where it is named, and then in the parent, before the fork.
+    # 200 ms and 20 MB, botocore and its models: only where it is named, and then in the parent, before the fork.
     from dispatcher.providers.ses import SesProvider
-    from dispatcher.providers.ses_client import SesOptions
+    from dispatcher.providers.ses_endpoint import SesOptions
 
-    options = SesOptions.from_settings(settings)
-    try:
-        return SesProvider(options)
-    except (ssl.SSLError, OSError) as error:
-        raise ConfigurationError(["DISPATCHER_CA_FILE holds no certificates in PEM."]) from error
+    return SesProvider(SesOptions.from_settings(settings))
 
 
 def _smtp(settings: Settings) -> CheckableProvider:

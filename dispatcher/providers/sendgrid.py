@@ -132,15 +132,13 @@ class SendGridProvider:
     async def _posted(self, body: bytes | Body, attempt: Attempt) -> Answer | Deferred | Uncertain:
         """SendGrid's answer, or what it means that there is none."""
         try:
-            return await self._transport.post(
-                self._send_url, self._headers, body, attempt.deadline, attempt.leaving, attempt.admitted
-            )
+            return await self._transport.post(self._send_url, self._headers, body, attempt)
         except NothingLeft as error:
             if error.is_untrusted:
                 raise _untrusted(error) from error
-            return Deferred(error.reason, error.detail)
+            return error.outcome
         except NoAnswer as error:
-            return Uncertain(error.detail, None if error.status is None else str(error.status))
+            return error.outcome
 
     async def check(self) -> str:
         """What can be said of the key, for `dispatcher doctor`; sends nothing.

@@ -33,6 +33,7 @@ from dispatcher.providers.mime_headers import (
     ascii_domain,
     ascii_spec,
     checked,
+    checked_type,
     quoted,
     settable,
     text_field,
@@ -42,8 +43,6 @@ MAX_CATEGORIES: Final = 10
 MAX_CATEGORY_CHARACTERS: Final = 255
 
 _MISREAD_IN_NAMES: Final = re.compile(r'[()<>\[\]:;@\\,"]')
-_WORD: Final = r"[A-Za-z0-9!#$%&'*+.^_`{|}~-]{1,127}"
-_CONTENT_TYPE: Final = re.compile(rf"{_WORD}/{_WORD}")
 _FOLD: Final = "\r\n "
 _API_KEY_BEGIN: Final = "SG."
 _API_KEY: Final = re.compile(r"SG\.[0-9a-zA-Z]+\.[0-9a-zA-Z]+")
@@ -229,15 +228,14 @@ def _with_attachments(body: bytes, files: Sequence[OutgoingAttachment]) -> Body:
 
 def _described(file: OutgoingAttachment) -> Document:
     """An attachment without its content."""
-    if not _CONTENT_TYPE.fullmatch(checked("an attachment's content_type", file.content_type)):
-        raise UnrenderableEmail(Reason.INVALID_CONTENT, "an attachment's content_type is not a MIME type")
+    content_type = checked_type(file.content_type)
     filename = checked("an attachment's filename", file.filename)
     if not file.content:
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "an attachment is empty, and SendGrid takes none")
     # RFC 2046, sections 5.1 and 5.2.1: these may not be in Base64, which SendGrid puts every attachment in.
-    is_composite = file.content_type.lower().startswith(("message/", "multipart/"))
+    is_composite = content_type.lower().startswith(("message/", "multipart/"))
     return {
-        "type": "application/octet-stream" if is_composite else file.content_type,
+        "type": "application/octet-stream" if is_composite else content_type,
         "filename": filename,
         "disposition": "attachment",
     }

@@ -1,74 +1,76 @@
-"""The ses adapter: Amazon SES v2 through boto3, in threads of its own.
+"""The ses adapter: Amazon SES v2 over our own transport.
 
-ses_request  the email as parameters of SendEmail
-ses_bulk     several emails as parameters of SendBulkEmail, and what its answers mean
-ses_client   boto3's client, told to post once
-ses_wire     whether a request left, and that none leaves too late
-ses_errors   what each answer and exception means
+ses_request      the email as parameters of SendEmail
+ses_bulk         several emails as parameters of SendBulkEmail, and what its answers mean
+ses_endpoint     where SES is, as botocore has it
+ses_credentials  whose credentials sign: botocore finds and renews them
+ses_signing      the signature, by botocore's signer
+ses_errors       what each answer means
+
+botocore also reads SES's refusals. Its own client sends nothing here: it blocks a thread per request, costs ten times
+as much, and its exceptions do not say whether a request left.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
 
-from botocore.exceptions import ClientError
+from botocore.credentials import ReadOnlyCredentials
 
 from dispatcher.domain.capabilities import Capabilities
-from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain, outcome_name
+from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
+from dispatcher.providers.body import Body
 from dispatcher.providers.capabilities import SES
-from dispatcher.providers.contract import Attempt, CallLimits, NoPlace, Part, RefusedTogether
+from dispatcher.providers.contract import Attempt, CallLimits, Part, RefusedTogether
+from dispatcher.providers.http import Answer, HttpTransport, NoAnswer, NothingLeft
+from dispatcher.providers.mime import LARGE_OCTETS
 from dispatcher.providers.mime_headers import UnrenderableEmail
-from dispatcher.providers.ses_bulk import (
-    LIMITS,
-    email_id_of,
-    outcomes_of_call,
-    part_of,
-    refusal_of_call,
-    request_of_call,
-)
-from dispatcher.providers.ses_client import NAME, Client, SesOptions, check_ca_file, new_client, read_models
-from dispatcher.providers.ses_errors import acceptance, judge
+from dispatcher.providers.ses_bulk import LIMITS, outcomes_of_call, part_of, request_of_call
+from dispatcher.providers.ses_credentials import AwsCredentials
+from dispatcher.providers.ses_endpoint import NAME, SesOptions, endpoint_of, new_session
+from dispatcher.providers.ses_errors import document_of, is_denied, outcome_of, refusal_of, unsent, unsigned
 from dispatcher.providers.ses_request import request_for
-from dispatcher.providers.ses_wire import Departure
-from dispatcher.telemetry.log import get_log
+from dispatcher.providers.ses_signing import Signer, digest_of
 
-Told = TypeVar("Told")
-"""What a thread comes back with: an outcome, or those of a call."""
-
-CHECK_SECONDS = 15.0
+CHECK_SECONDS: Final = 15.0
 """How long `check` gives credentials and SES together."""
+
+_REACH: Final = "Is it reachable, and AWS_REGION right?"
+_CONSOLE: Final = "Look into SES's console."
+_MORE: Final = "Wait, or ask for more."
+_SANDBOX: Final = " In the sandbox: only to addresses that are verified."
 
 
 class SesProvider:
-    """Sends through SES; see `contract.Provider`.
+    """Sends through SES; see `contract.Provider`."""
 
-    An email waits until a thread is free. The thread connects, and asks the loop before it writes: `leaving` is called
-    then, on the loop's thread. A thread whose attempt is over posts nothing any more; it counts as taken until it has
-    really ended, so that threads that hang are never more than there are.
-    """
-
-    def __init__(self, options: SesOptions, make_client: Callable[[SesOptions], Client] = new_client) -> None:
-        """An adapter without client, threads and connections; they come with the first email.
-
-        Args:
-            make_client: Called in a thread.
+    def __init__(self, options: SesOptions) -> None:
+        """An adapter without credentials and connections; they come with the first email.
 
         Raises:
-            ssl.SSLError, OSError: the CA file cannot be used.
+            ConfigurationError: AWS's settings, the proxy or the certificates cannot be used.
         """
-        if options.ca_file is not None:
-            check_ca_file(options.ca_file)
-        read_models()
+        session = new_session()
         self._options = options
-        self._make_client = make_client
-        self._threads = ThreadPoolExecutor(options.threads, thread_name_prefix=NAME)
-        self._free_threads = asyncio.Semaphore(options.threads)
-        self._client: asyncio.Future[Client] | None = None
+        self._endpoint = endpoint_of(session, options)
+        self._credentials = AwsCredentials(session)
+        self._transport = HttpTransport(
+            connections=options.connections, trusted=self._endpoint.trusted, proxy=self._endpoint.proxy
+        )
+        self._signer: Signer | None = None
+        self._send_url = self._endpoint.url_of("SendEmail")
+        self._bulk_url = self._endpoint.url_of("SendBulkEmail")
+        self._account_url = self._endpoint.url_of("GetAccount")
+        self._headers = {
+            "Content-Type": "application/json",
+            "Host": self._endpoint.host,
+            "User-Agent": self._endpoint.user_agent,
+        }
 
     @property
     def name(self) -> str:
@@ -81,13 +83,17 @@ class SesProvider:
         return SES
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """One attempt; see `contract.Provider.send`."""
-        options = self._options
-
-        def post(client: Client, departure: Departure) -> Outcome:
-            return _post(client, email, options.configuration_set, attempt, departure)
-
-        return await self._done(post, attempt, [str(email.email_id)])
+        """One attempt; see `contract.Provider.send`. A fault may come after `leaving`: SES took nothing."""
+        build = partial(request_for, email, self._options.configuration_set)
+        try:
+            with attempt.rendering:
+                octets = len(email.text or "") + len(email.html or "")
+                request = build() if octets < LARGE_OCTETS else await asyncio.to_thread(build)
+                body = request.body
+        except UnrenderableEmail as error:
+            return Rejected(error.reason, error.message)
+        told = await self._posted(self._send_url, body, attempt)
+        return outcome_of(told, has_template=email.template_id is not None) if isinstance(told, Answer) else told
 
     @property
     def limits(self) -> CallLimits:
@@ -102,13 +108,9 @@ class SesProvider:
         self, parts: Sequence[Part], attempt: Attempt
     ) -> Sequence[Outcome | ProviderFault] | RefusedTogether:
         """One call; see `contract.BulkProvider.send_many`."""
-        options = self._options
-
-        def post(client: Client, departure: Departure) -> list[Outcome | ProviderFault] | RefusedTogether:
-            return _post_many(client, parts, options.configuration_set, departure)
-
-        told = await self._done(post, attempt, [email_id_of(part) for part in parts])
-        return told if isinstance(told, list | RefusedTogether) else [told] * len(parts)
+        request = request_of_call(parts, self._options.configuration_set)
+        told = await self._posted(self._bulk_url, request.body, attempt)
+        return outcomes_of_call(told, len(parts)) if isinstance(told, Answer) else [told] * len(parts)
 
     async def check(self) -> str:
         """What SES says of the account, for `dispatcher doctor`; sends nothing.
@@ -116,152 +118,79 @@ class SesProvider:
         Raises:
             ProviderFault: SES cannot be used, now or before somebody mends something.
         """
-        loop = asyncio.get_running_loop()
+        deadline = asyncio.get_running_loop().time() + CHECK_SECONDS
+        url = self._account_url
         try:
-            async with asyncio.timeout(CHECK_SECONDS):
-                client = await self._opened()
-                return await loop.run_in_executor(self._threads, _account, client)
+            credentials = await self._signing_credentials(deadline)
+            headers = self._signed(credentials, "GET", url, await digest_of(b""))
+            answer = await self._transport.get(url, headers, deadline)
         except TimeoutError as error:
             raise ProviderFault(
-                NAME, f"SES did not answer within {CHECK_SECONDS:g} s.", remedy="Is a firewall in between?"
+                NAME, f"there were no credentials within {CHECK_SECONDS:g} s.", remedy="Is a firewall in between?"
             ) from error
+        except (NothingLeft, NoAnswer) as error:
+            outcome = unsent(error) if isinstance(error, NothingLeft) else error.outcome
+            raise ProviderFault(NAME, f"SES: {outcome.detail}.", remedy=_REACH) from error
+        return self._praise(answer)
 
     async def close(self) -> None:
-        """Ends idle connections; waits for no thread. A second call is harmless."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        if self._client is not None and _is_there(self._client):
-            self._client.result().close()
+        """Ends the connections."""
+        await self._transport.close()
 
-    async def _opened(self) -> Client:
-        """The client; made in a thread, because boto3 may ask a server for credentials."""
-        if self._client is None or (self._client.done() and not _is_there(self._client)):
-            self._client = asyncio.get_running_loop().run_in_executor(self._threads, self._make_client, self._options)
-        # One email's deadline must not end what all of them wait for.
-        return await asyncio.shield(self._client)
+    async def _posted(self, url: str, body: bytes | Body, attempt: Attempt) -> Answer | Deferred | Uncertain:
+        """SES's answer, or what it means that there is none.
 
-    async def _done(
-        self, post: Callable[[Client, Departure], Told], attempt: Attempt, email_ids: Sequence[str]
-    ) -> Told | Deferred | Uncertain:
-        """What a thread says that posts, or what it means that there is none or that it does not come back in time."""
+        Raises:
+            ProviderFault, NoPlace: nothing left.
+        """
+        digest = await digest_of(body)
         try:
-            async with asyncio.timeout_at(attempt.deadline):
-                client = await self._opened()
+            credentials = await self._signing_credentials(attempt.deadline)
+            # Signed when a connection is free: AWS takes no request that is minutes old.
+            headers = partial(self._signed, credentials, "POST", url, digest)
+            return await self._transport.post(url, headers, body, attempt)
         except TimeoutError:
-            return Deferred(Reason.TIMEOUT_BEFORE_SEND, "the deadline passed before there was a client")
+            return Deferred(Reason.TIMEOUT_BEFORE_SEND, "the deadline passed before there were credentials")
+        except NothingLeft as error:
+            return unsent(error)
+        except NoAnswer as error:
+            return error.outcome
+
+    async def _signing_credentials(self, deadline: float) -> ReadOnlyCredentials:
+        if found := self._credentials.at_hand():
+            return found
         try:
-            async with asyncio.timeout_at(attempt.deadline):
-                await self._free_threads.acquire()
+            return await self._credentials.wait(deadline)
         except TimeoutError:
-            raise NoPlace from None
-        try:
-            attempt.admitted()
-        except BaseException:
-            self._free_threads.release()
             raise
-        return await self._posted(post, client, attempt, email_ids)
+        except Exception as error:
+            raise unsigned(error) from error
 
-    async def _posted(
-        self, post: Callable[[Client, Departure], Told], client: Client, attempt: Attempt, email_ids: Sequence[str]
-    ) -> Told | Deferred | Uncertain:
-        """The same once there is a free thread, which the caller has taken."""
-        loop = asyncio.get_running_loop()
-        departure = Departure(attempt)
-        try:
-            posting = loop.run_in_executor(self._threads, post, client, departure)
-        except RuntimeError as error:
-            # The system has no thread to give. Whoever finds the job in the queue later may not do it.
-            departure.end()
-            self._free_threads.release()
-            return Deferred(Reason.INTERNAL_ERROR, f"no thread could be started: {error}")
-        posting.add_done_callback(lambda done: self._thread_ended(done, departure, email_ids))
-        try:
-            await asyncio.wait({posting}, timeout=max(0.0, attempt.deadline - loop.time()))
-        finally:
-            may_have_left = posting.done() or departure.end()
-        if departure.refusal is not None:
-            raise departure.refusal
-        if posting.done():
-            return posting.result()
-        if may_have_left:
-            return Uncertain("no answer before the deadline")
-        return Deferred(Reason.TIMEOUT_BEFORE_SEND, "the deadline passed before the request left")
+    def _signed(self, credentials: ReadOnlyCredentials, method: str, url: str, digest: str) -> dict[str, str]:
+        """The headers of a request, but for its host and length; signed with newer credentials where there are some."""
+        credentials = self._credentials.at_hand() or credentials
+        if self._signer is None or self._signer.credentials is not credentials:
+            self._signer = Signer(credentials, self._endpoint.signing_name, self._endpoint.region, self._headers)
+        headers = self._signer.sign(method, url, digest)
+        del headers["Host"]  # the transport's own is the same
+        return headers
 
-    def _thread_ended(self, posting: asyncio.Future[Told], departure: Departure, email_ids: Sequence[str]) -> None:
-        self._free_threads.release()
-        if posting.cancelled():
-            return
-        words = ["fault"] * len(email_ids) if posting.exception() else _words(posting.result(), len(email_ids))
-        # What came of a socket that we shut, or of a request that never left, is no news.
-        if departure.is_over and departure.has_left:
-            for email_id, outcome in zip(email_ids, words, strict=True):
-                if outcome != "uncertain":
-                    get_log().warning("email.answered_late", email_id=email_id, provider=NAME, outcome=outcome)
-
-
-def _is_there(client: asyncio.Future[Client]) -> bool:
-    return client.done() and not client.cancelled() and client.exception() is None
-
-
-def _post(
-    client: Client, email: OutgoingEmail, configuration_set: str | None, attempt: Attempt, departure: Departure
-) -> Outcome:
-    """What a thread does; it builds the request as well, since 25 MB take most of a second."""
-    try:
-        with attempt.rendering:
-            request = request_for(email, configuration_set)
-    except UnrenderableEmail as error:
-        return Rejected(error.reason, error.message)
-    with departure.here():
-        try:
-            answer = client.send_email(**request)
-        except Exception as error:  # noqa: BLE001 - the edge of a thread: whatever boto3 raises, the wire knows the phase
-            return judge(error, has_left=departure.has_left, has_template=email.template_id is not None)
-    return acceptance(answer)
-
-
-def _post_many(
-    client: Client, parts: Sequence[Part], configuration_set: str | None, departure: Departure
-) -> list[Outcome | ProviderFault] | RefusedTogether:
-    """What a thread does for several."""
-    request = request_of_call(parts, configuration_set)
-    with departure.here():
-        try:
-            answer = client.send_bulk_email(**request)
-        except Exception as error:  # noqa: BLE001 - as above
-            return refusal_of_call(judge(error, has_left=departure.has_left, has_template=True), len(parts))
-    return outcomes_of_call(answer, len(parts))
-
-
-def _words(told: Any, count: int) -> list[str]:
-    """How the outcomes are called that a thread came back with."""
-    if isinstance(told, RefusedTogether):
-        return ["rejected"] * count
-    outcomes = told if isinstance(told, list) else [told]
-    return ["fault" if isinstance(each, ProviderFault) else outcome_name(each) for each in outcomes]
-
-
-def _account(client: Client) -> str:
-    """What SES says of the account."""
-    try:
-        account = client.get_account()
-    except Exception as error:  # noqa: BLE001 - the edge of a thread
-        if isinstance(error, ClientError) and error.response["Error"]["Code"].startswith("AccessDenied"):
+    def _praise(self, answer: Answer) -> str:
+        """What SES says of the account."""
+        if is_denied(answer):
             return "SES answers; these credentials may not ask for the account's state (ses:GetAccount)."
-        outcome = judge(error, has_left=isinstance(error, ClientError))
-        words = "it answers nothing of sense" if isinstance(outcome, Accepted) else outcome.detail
-        raise ProviderFault(NAME, f"SES: {words}.", remedy="Is it reachable, and AWS_REGION right?") from None
-    return _praise(client, account)
-
-
-def _praise(client: Client, account: Mapping[str, Any]) -> str:
-    if "SendingEnabled" not in account:
-        raise ProviderFault(NAME, "what answers is not SES v2.", remedy="Check DISPATCHER_SES_ENDPOINT_URL.")
-    if not account["SendingEnabled"]:
-        raise ProviderFault(NAME, "SES has sending switched off for this account.", remedy="Look into SES's console.")
-    quota = account.get("SendQuota", {})
-    most, sent, rate = (quota.get(name, 0) for name in ("Max24HourSend", "SentLast24Hours", "MaxSendRate"))
-    if 0 < most <= sent:
-        raise ProviderFault(NAME, f"SES's quota of {most:g} emails a day is used up.", remedy="Wait, or ask for more.")
-    place = "" if account.get("ProductionAccessEnabled") else " In the sandbox: only to addresses that are verified."
-    limits = f"{rate:g} emails per second, {sent:g} of {most:g} sent within a day" if quota else "it tells no quota"
-    return f"SES in {client.meta.region_name} answers: {limits}.{place}"
+        if answer.status >= 300:
+            outcome = refusal_of(answer)
+            raise ProviderFault(NAME, f"SES: {outcome.detail}.", remedy=_REACH)
+        account = document_of(answer)
+        if "SendingEnabled" not in account:
+            raise ProviderFault(NAME, "what answers is not SES v2.", remedy="Check DISPATCHER_SES_ENDPOINT_URL.")
+        if not account["SendingEnabled"]:
+            raise ProviderFault(NAME, "SES has sending switched off for this account.", remedy=_CONSOLE)
+        quota = account.get("SendQuota", {})
+        most, sent, rate = (quota.get(name, 0) for name in ("Max24HourSend", "SentLast24Hours", "MaxSendRate"))
+        if 0 < most <= sent:
+            raise ProviderFault(NAME, f"SES's quota of {most:g} emails a day is used up.", remedy=_MORE)
+        place = "" if account.get("ProductionAccessEnabled") else _SANDBOX
+        limits = f"{rate:g} emails per second, {sent:g} of {most:g} sent within a day" if quota else "it tells no quota"
+        return f"SES in {self._endpoint.region} answers: {limits}.{place}"

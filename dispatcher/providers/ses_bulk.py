@@ -9,8 +9,10 @@ An answer of 200 tells of each entry for itself. Another concerns all of them: n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
+
+import orjson
 
 from dispatcher.domain.capabilities import recipients_of
 from dispatcher.domain.outcome import Outcome, Reason, Rejected, Uncertain
@@ -19,9 +21,10 @@ from dispatcher.domain.template_data import canonical_data
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.capabilities import SES_MAX_RECIPIENTS
 from dispatcher.providers.contract import CallLimits, Part, RefusedTogether
+from dispatcher.providers.http import Answer
 from dispatcher.providers.mime_headers import UnrenderableEmail
-from dispatcher.providers.ses_errors import entry_outcome
-from dispatcher.providers.ses_request import Parameters, bulk_entry, mailbox_of
+from dispatcher.providers.ses_errors import document_of, entry_outcome, refusal_of
+from dispatcher.providers.ses_request import Parameters, Request, bulk_entry, common_of
 
 LIMITS: Final = CallLimits(emails=50, recipients=SES_MAX_RECIPIENTS, octets=8 * 1024 * 1024)
 """SES's; the octets are ours."""
@@ -39,55 +42,51 @@ def part_of(email: OutgoingEmail) -> Part | None:
         return None
     try:
         data = canonical_data(email.template_data)
-        entry = bulk_entry(email, data)
-        for address in (email.sender, *email.reply_to):
-            mailbox_of(address)
-    except (UnrenderableEmail, ValueError):
+        entry = orjson.dumps(bulk_entry(email, data))
+        common_of(email.sender, email.reply_to)
+    except (UnrenderableEmail, orjson.JSONEncodeError, ValueError):
         return None
     if len(data) > MAX_DATA_CHARACTERS:
         return None
     return Part(
         key=(email.sender, email.reply_to, email.template_id),
         recipients=recipients,
-        octets=len(data),
+        octets=len(entry),
         content=(email.sender, email.reply_to, email.template_id, entry),
     )
 
 
-def request_of_call(parts: Sequence[Part], configuration_set: str | None) -> Parameters:
-    """The parameters of `send_bulk_email`."""
+def request_of_call(parts: Sequence[Part], configuration_set: str | None) -> Request:
+    """The parameters of SendBulkEmail."""
     sender, reply_to, template_id, _ = parts[0].content
     request: Parameters = {
-        "FromEmailAddress": mailbox_of(sender),
+        **common_of(sender, reply_to),
         "DefaultContent": {"Template": {"TemplateName": template_id, "TemplateData": "{}"}},
-        "BulkEmailEntries": [part.content[-1] for part in parts],
+        "BulkEmailEntries": [orjson.Fragment(part.content[-1]) for part in parts],
     }
-    if reply_to:
-        request["ReplyToAddresses"] = [mailbox_of(address) for address in reply_to]
     if configuration_set:
         request["ConfigurationSetName"] = configuration_set
-    return request
+    return Request(request)
 
 
-def outcomes_of_call(answer: Mapping[str, Any], count: int) -> list[Outcome | ProviderFault]:
-    """The outcomes of an answer that boto3 takes for a good one; of emails that it does not speak of, uncertain."""
-    results = answer.get("BulkEmailEntryResults")
-    if not isinstance(results, list) or len(results) != count:
-        status = str(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", ""))
-        unknown: Outcome = Uncertain("an answer that does not tell of each email", status)
+def outcomes_of_call(answer: Answer, count: int) -> list[Outcome | ProviderFault] | RefusedTogether:
+    """What an answer to SendBulkEmail means for each of so many emails; of those that it does not speak of, uncertain.
+
+    Raises:
+        ProviderFault: it concerns the account or the set-up; SES took nothing.
+    """
+    if answer.status >= 300:
+        return _refusal_of_call(refusal_of(answer, has_template=True), count)
+    results = document_of(answer).get("BulkEmailEntryResults")
+    if not isinstance(results, list) or len(results) != count or not all(isinstance(each, dict) for each in results):
+        unknown: Outcome = Uncertain("an answer that does not tell of each email", str(answer.status))
         return [unknown] * count
     return [entry_outcome(result) for result in results]
 
 
-def refusal_of_call(outcome: Outcome, count: int) -> list[Outcome | ProviderFault] | RefusedTogether:
-    """What it means for each that SES refused the call, or that there was no answer."""
+def _refusal_of_call(outcome: Outcome, count: int) -> list[Outcome | ProviderFault] | RefusedTogether:
+    """What it means for each that SES refused the call."""
     is_common = not isinstance(outcome, Rejected) or outcome.reason is Reason.REJECTED_SENDER
     if is_common or (isinstance(outcome, Rejected) and outcome.code in _OF_THE_CALL):
         return [outcome] * count
     return RefusedTogether()
-
-
-def email_id_of(part: Part) -> str:
-    """Whose part it is."""
-    value: str = part.content[-1]["ReplacementTags"][0]["Value"]
-    return value

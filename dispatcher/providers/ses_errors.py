@@ -1,30 +1,22 @@
-"""What SES's answers and boto3's exceptions mean: an outcome, or a fault. `docs/providers.md` shows it as a table."""
+"""What SES's answers mean: an outcome, or a fault. `docs/providers.md` shows it as a table."""
 
 from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    ConnectTimeoutError,
-    HTTPClientError,
-    ParamValidationError,
-    ReadTimeoutError,
-    SSLError,
-)
-from botocore.exceptions import ConnectionError as BotoConnectionError
+import orjson
+from botocore.parsers import create_parser
 
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.errors import ProviderFault
+from dispatcher.providers.http import Answer, NothingLeft
 from dispatcher.providers.scrub import scrub
-from dispatcher.providers.ses_client import NAME
-from dispatcher.providers.ses_wire import TooLate
+from dispatcher.providers.ses_endpoint import NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +47,7 @@ _ENDPOINT: Final = Fault("Check DISPATCHER_SES_ENDPOINT_URL and AWS_REGION: this
 _TRUST: Final = Fault("Mend the endpoint's certificate, or name its authority in DISPATCHER_CA_FILE.")
 
 _CODES: Final[tuple[tuple[Verdict, str], ...]] = (
-    # Those of SendEmail itself; a test holds them against boto3's model.
+    # Those of SendEmail itself; a test holds them against botocore's model.
     (_THROTTLED, "TooManyRequestsException"),
     (_QUOTA, "LimitExceededException"),
     (_PAUSED, "AccountSuspendedException SendingPausedException"),
@@ -119,12 +111,14 @@ BY_ENTRY: Final[Mapping[str, Verdict]] = MappingProxyType(
         "FAILED": Deferred(Reason.REFUSED),
     }
 )
-"""By an entry's status in SendBulkEmail's answer, but for SUCCESS; a test holds it against boto3's model. FAILED says
-nothing but that SES could not process this one: it is tried again, and says nothing of SES."""
+"""By an entry's status in SendBulkEmail's answer, but for SUCCESS; a test holds it against botocore's model. FAILED
+says nothing but that SES could not process this one: it is tried again, and says nothing of SES."""
 
 GATEWAYS: Final = frozenset({502, 504})
 """Somebody between us and SES got no answer either (RFC 9110, sections 15.6.3 and 15.6.5)."""
 
+_PARSER: Final = create_parser("rest-json")
+_BROKEN_OFF: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 _DAILY: Final = re.compile(r"daily|24.hour", re.IGNORECASE)
 """SES says the quota of a day and the rate of a second with the same code: "Daily message quota exceeded"."""
 _UNVERIFIED: Final = re.compile(r"not verified", re.IGNORECASE)
@@ -136,15 +130,31 @@ MAX_MESSAGE_ID_CHARACTERS: Final = 128
 """Twice SES's; what is longer is none of its ids."""
 
 
-def acceptance(answer: Mapping[str, Any]) -> Outcome:
-    """The outcome of an answer that boto3 takes for a good one."""
-    name = answer.get("MessageId")
-    metadata = answer.get("ResponseMetadata", {})
+def outcome_of(answer: Answer, *, has_template: bool) -> Outcome:
+    """What an answer to SendEmail means for the email.
+
+    Args:
+        has_template: The email names a template, which SES may not find.
+
+    Raises:
+        ProviderFault: it concerns the account or the set-up; SES took nothing.
+    """
+    if answer.status >= 300:
+        return refusal_of(answer, has_template=has_template)
+    name = document_of(answer).get("MessageId")
     if isinstance(name, str) and name:
         return Accepted(_message_name(name))
-    kind = metadata.get("HTTPHeaders", {}).get("content-type", "no content type")
-    status = str(metadata.get("HTTPStatusCode", ""))
-    return Uncertain(scrub(f"an answer without a MessageId ({kind})"), status)
+    kind = answer.headers.get("content-type", "no content type")
+    return Uncertain(scrub(f"an answer without a MessageId ({kind})"), str(answer.status))
+
+
+def document_of(answer: Answer) -> Mapping[str, Any]:
+    """The answer's object; an empty one where it holds none."""
+    try:
+        document = orjson.loads(answer.body)
+    except orjson.JSONDecodeError:
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def _message_name(name: object) -> str | None:
@@ -169,28 +179,13 @@ def entry_outcome(result: Mapping[str, Any]) -> Outcome | ProviderFault:
     return replace(verdict, detail=words or None, code=status)
 
 
-def judge(error: Exception, *, has_left: bool, has_template: bool = False) -> Outcome:
-    """The outcome of a call that raised.
-
-    Args:
-        has_left: Octets of the request may have left, as its connection says.
-        has_template: The email names a template, which SES may not find.
-
-    Raises:
-        ProviderFault: the account or the set-up is to blame.
-    """
-    if not has_left:
-        return _unsent(error)
-    if isinstance(error, ClientError):
-        return _refusal(error, has_template)
-    what = "the connection broke" if isinstance(error, HTTPClientError | BotoConnectionError) else "no sense in it"
-    if isinstance(error, ReadTimeoutError):
-        what = "none in time"
-    return Uncertain(f"no answer: {what} ({type(error).__name__})")
-
-
-def _refusal(error: ClientError, has_template: bool) -> Outcome:
-    code, status, words, headers = _told(error)
+def refusal_of(answer: Answer, *, has_template: bool = False) -> Outcome:
+    """The outcome of an answer with a status of 300 or more; otherwise as `outcome_of`."""
+    told = _told(answer)
+    if told is None:
+        return Uncertain("an answer with no sense in it", str(answer.status))
+    status, (code, words) = answer.status, told
+    retry_after = _retry_after(answer.headers)
     verdict = VERDICTS.get(code) or BY_STATUS.get(status)
     if verdict is None:
         if status < 400 or status in GATEWAYS:
@@ -199,22 +194,50 @@ def _refusal(error: ClientError, has_template: bool) -> Outcome:
     verdict = _refined(verdict, code, words, has_template)
     match verdict:
         case Fault(remedy):
-            # Not `from error`: a stack trace would show SES's words as they came, with addresses.
-            raise ProviderFault(NAME, f"SES refuses every email ({code or status}): {words}", remedy=remedy) from None
+            raise ProviderFault(NAME, f"SES refuses every email ({code or status}): {words}", remedy=remedy)
         case Deferred():
-            return replace(verdict, detail=words or None, code=code or str(status), retry_after=_retry_after(headers))
+            return replace(verdict, detail=words or None, code=code or str(status), retry_after=retry_after)
         case Rejected():
             return replace(verdict, detail=words or None, code=code or str(status))
 
 
-def _told(error: ClientError) -> tuple[str, int, str, Mapping[str, str]]:
-    """Code, status, words and headers of SES's answer."""
-    told = error.response.get("Error", {})
-    metadata = error.response.get("ResponseMetadata", {})
-    code, status = str(told.get("Code") or ""), int(metadata.get("HTTPStatusCode") or 0)
-    # boto3 puts the status where the answer names no code.
-    code = "" if code == str(status) else scrub(code)
-    return code, status, scrub(str(told.get("Message") or "")), metadata.get("HTTPHeaders", {})
+def unsent(error: NothingLeft) -> Deferred:
+    """The outcome where nothing left.
+
+    Raises:
+        ProviderFault: the endpoint's certificate or its TLS cannot be used.
+    """
+    cause = error.__cause__
+    if error.is_untrusted:
+        raise ProviderFault(
+            NAME, f"the endpoint's certificate cannot be trusted: {error.detail}.", remedy=_TRUST.remedy
+        ) from error
+    if isinstance(cause, ssl.SSLError) and not isinstance(cause, _BROKEN_OFF):
+        raise ProviderFault(NAME, f"TLS with the endpoint failed: {error.detail}.", remedy=_ENDPOINT.remedy) from error
+    return error.outcome
+
+
+def unsigned(error: Exception) -> ProviderFault:
+    """The fault of a search for credentials: there are none, or half of them, or the server that gives them refuses."""
+    return ProviderFault(NAME, f"no request could be signed ({type(error).__name__}).", remedy=_CREDENTIALS.remedy)
+
+
+def _told(answer: Answer) -> tuple[str, str] | None:
+    """Code and words of a refusal, as botocore finds them; None where it finds no sense in it."""
+    response = {"status_code": answer.status, "headers": answer.headers, "body": answer.body}
+    try:
+        told = _PARSER.parse(response, None)["Error"]
+    except Exception:  # noqa: BLE001 - whatever it stumbles over, the answer is none of SES's
+        return None
+    code = str(told.get("Code") or "")
+    # botocore puts the status where the answer names no code.
+    return "" if code == str(answer.status) else scrub(code), scrub(str(told.get("Message") or ""))
+
+
+def is_denied(answer: Answer) -> bool:
+    """Whether SES refuses because these credentials may not ask."""
+    told = _told(answer) if answer.status >= 300 else None
+    return told is not None and told[0].startswith("AccessDenied")
 
 
 def _refined(verdict: Verdict, code: str, words: str, has_template: bool) -> Verdict:
@@ -238,55 +261,3 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
         if text.isascii() and text.isdigit() and len(text) < 12:
             return min(int(text) * unit, _MAX_RETRY_SECONDS)
     return None
-
-
-def _unsent(error: Exception) -> Outcome:
-    """What it means that nothing left."""
-    if any(isinstance(cause, TooLate) for cause in _causes(error)):
-        return Deferred(Reason.TIMEOUT_BEFORE_SEND, "the deadline passed before the request left")
-    if isinstance(error, SSLError):
-        return _untrusted(error)
-    if isinstance(error, ConnectTimeoutError | ReadTimeoutError):
-        return Deferred(Reason.CONNECTION_FAILED, f"the endpoint did not answer while connecting ({_name(error)})")
-    if isinstance(error, BotoConnectionError | HTTPClientError):
-        return Deferred(Reason.CONNECTION_FAILED, f"no connection to the endpoint ({_name(error)})")
-    if isinstance(error, ParamValidationError):
-        return Rejected(Reason.INVALID_CONTENT, "boto3 refuses to build the request")
-    if isinstance(error, BotoCoreError | ClientError):
-        # boto3's search for credentials: there are none, or half of them, or the server that gives them refuses.
-        raise ProviderFault(
-            NAME, f"no request could be signed ({type(error).__name__}).", remedy=_CREDENTIALS.remedy
-        ) from error
-    return Deferred(Reason.INTERNAL_ERROR, f"boto3 failed to build the request ({type(error).__name__})")
-
-
-def _untrusted(error: SSLError) -> Outcome:
-    causes = list(_causes(error))
-    cause = next((cause for cause in causes if isinstance(cause, ssl.SSLError)), None)
-    if isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError):
-        return Deferred(Reason.CONNECTION_FAILED, f"TLS with the endpoint broke off ({type(cause).__name__})")
-    if cause is not None and not isinstance(cause, ssl.SSLCertVerificationError):
-        raise ProviderFault(NAME, f"TLS with the endpoint failed: {cause.reason}.", remedy=_ENDPOINT.remedy) from error
-    # urllib3 compares the host's name itself, and its own exception for that is no ssl.SSLError.
-    words = cause.verify_message if cause is not None else str(causes[-1])
-    raise ProviderFault(
-        NAME, f"the endpoint's certificate cannot be trusted: {scrub(words)}.", remedy=_TRUST.remedy
-    ) from error
-
-
-def _name(error: Exception) -> str:
-    """The innermost exception's name; its words hold addresses of ours."""
-    return type(list(_causes(error))[-1]).__name__
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An exception and those inside it: boto3 and urllib3 keep them as arguments, not as causes."""
-    seen: set[int] = set()
-    found: list[Any] = [error]
-    while found:
-        inner = found.pop(0)
-        if not isinstance(inner, BaseException) or id(inner) in seen:
-            continue
-        seen.add(id(inner))
-        yield inner
-        found += [getattr(inner, "kwargs", {}).get("error"), getattr(inner, "reason", None), *inner.args]

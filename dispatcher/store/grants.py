@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from dispatcher.store.queries import query
-
-MOST_NAME_OCTETS: Final = 63
-"""PostgreSQL's NAMEDATALEN, less its last octet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +51,7 @@ def roles_of(*, producer: str, dispatcher: str, reader: str) -> list[Role]:
 
 
 def _role(role: str, name: str, about: str, grants: bytes) -> Role:
-    # PostgreSQL cuts a longer name, and would grant to the role that is called as what is left.
-    if not name or not name.isprintable() or len(name.encode()) > MOST_NAME_OCTETS:
+    if not name or not name.isprintable():
         raise ValueError(f"{name!r} is no name of a role")
     quoted = '"' + name.replace('"', '""') + '"'
     statements = [" ".join(grant.split()) for grant in grants.decode().split(";")]

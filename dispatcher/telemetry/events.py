@@ -20,7 +20,6 @@ EVENTS: Final = MappingProxyType(
         "correlation_id, trace_id, worker.",
         "email.lease_lost": "A result came after the lease was lost. For an email that a rescue holds it is evidence; "
         "else it overwrites nothing.",
-        "email.answered_late": "A provider answered after the attempt had ended as uncertain: provider, outcome.",
         "email.locked": "Somebody else's transaction holds emails' rows; these wait and the others go on: count, "
         "email_ids (a few), held_by (sessions that it may be: pid, application, state, age).",
         "email.refused": "PostgreSQL refuses to read or write one email, and the others go on without it: email_id, "

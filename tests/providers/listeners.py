@@ -79,11 +79,19 @@ def full_house() -> Iterator[int]:
 
 
 @asynccontextmanager
-async def proxy(answer: bytes, double: HttpDouble | None = None) -> AsyncIterator[str]:
-    """The URL of a proxy that answers CONNECT so, and then passes on to the double, if there is one."""
+async def proxy(
+    answer: bytes, double: HttpDouble | None = None, heads: list[bytes] | None = None
+) -> AsyncIterator[str]:
+    """The URL of a proxy that answers CONNECT so, and then passes on to the double, if there is one.
+
+    Args:
+        heads: Gets what the proxy is asked.
+    """
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        if heads is not None:
+            heads.append(head)
         writer.write(answer)
         if double is not None:
             behind = await asyncio.open_connection("127.0.0.1", double.port)

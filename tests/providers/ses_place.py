@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import email.message
 import email.policy
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from email.header import decode_header, make_header
@@ -22,7 +21,7 @@ import pytest
 from dispatcher.dev.http_behaviour import Behaviour
 from dispatcher.dev.http_double import HttpDouble, running_double
 from dispatcher.providers.ses import SesProvider
-from dispatcher.providers.ses_client import SesOptions, new_client
+from dispatcher.providers.ses_endpoint import SesOptions
 from tests.providers.habits import Habits
 
 ACCESS_KEY: Final = "AKIATHEKEYSNAMEXYZ12"
@@ -54,7 +53,7 @@ def aws_environment(**variables: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_MAX_ATTEMPTS"):
             patch.delenv(name, raising=False)
-        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "AWS_RETRY_MODE"):
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "AWS_RETRY_MODE"):
             patch.delenv(name, raising=False)
             patch.delenv(name.lower(), raising=False)
         patch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
@@ -68,16 +67,12 @@ def aws_environment(**variables: str) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def ses_provider(url: str, *, is_warm: bool = True, **options: Any) -> AsyncIterator[SesProvider]:
-    """The ses adapter, sending to this address.
-
-    Args:
-        is_warm: boto3's client is there before the first email comes, so that no deadline of a test pays for it.
-    """
-    with aws_environment():
-        chosen = SesOptions(**{"region": REGION, "endpoint_url": url, **options})
-        client = await asyncio.to_thread(new_client, chosen) if is_warm else None
-        provider = SesProvider(chosen, lambda options: client or new_client(options))
+async def ses_provider(
+    url: str, *, environment: Mapping[str, str] | None = None, **options: Any
+) -> AsyncIterator[SesProvider]:
+    """The ses adapter, sending to this address, with further variables of AWS's."""
+    with aws_environment(**(environment or {})):
+        provider = SesProvider(SesOptions(**{"region": REGION, "endpoint_url": url, **options}))
         try:
             yield provider
         finally:

@@ -11,6 +11,7 @@ from typing import Final
 import pytest
 
 from dispatcher.domain.outcome import Reason
+from dispatcher.providers.contract import Attempt
 from dispatcher.providers.http import Answer, HttpTransport, NoAnswer, NothingLeft
 from tests.providers.conftest import Authority
 
@@ -112,7 +113,7 @@ async def _post(
     loop = asyncio.get_running_loop()
     began_at = loop.time()
     try:
-        return await transport.post(url, {}, body, began_at + PATIENCE, leaving)
+        return await transport.post(url, {}, body, Attempt(1, began_at + PATIENCE, leaving))
     except (NothingLeft, NoAnswer) as error:
         return error
     finally:

@@ -18,6 +18,7 @@ from dispatcher.dev.http_apis import sendgrid_error
 from dispatcher.dev.http_behaviour import Act, Behaviour, Reply
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain, outcome_name
 from dispatcher.errors import ProviderFault
+from dispatcher.providers.contract import NoPlace
 from dispatcher.providers.http import Answer
 from dispatcher.providers.sendgrid_answers import outcome_of
 from tests.providers.conftest import Authority
@@ -279,18 +280,29 @@ async def test_the_certificate_is_not_trusted(tmp_path: Path, authority: Authori
         assert not place.double.begun
 
 
-async def test_the_deadline_passes_before_a_connection_is_free(tmp_path: Path) -> None:
+async def test_nothing_leaves_after_the_deadline(tmp_path: Path) -> None:
+    async with sendgrid_place(tmp_path) as place:
+        await send(place.provider, an_email())
+
+        sending = await send(place.provider, an_email(), seconds=0)
+
+        assert sending.outcome is not None
+        assert (LATE, words_for(sending.outcome)) in ELSEWHERE
+        assert sending.left == 0
+        assert place.double.begun.total() == 1
+
+
+async def test_an_email_that_no_connection_became_free_for_says_nothing_of_sendgrid(tmp_path: Path) -> None:
     async with sendgrid_place(tmp_path, Behaviour(Act.HANG), connections=1) as place:
         first = asyncio.create_task(send(place.provider, an_email()))
         await until(lambda: place.double.requests.total() == 1)
 
-        second = await send(place.provider, an_email(), seconds=SOON_SECONDS)
+        with pytest.raises(NoPlace):
+            await send(place.provider, an_email(), seconds=SOON_SECONDS)
 
         place.double.drop_connections()
         assert isinstance((await first).outcome, Uncertain)
-    assert second.outcome is not None
-    assert (LATE, words_for(second.outcome)) in ELSEWHERE
-    assert second.left == 0
+        assert place.double.requests.total() == 1
 
 
 async def test_an_email_that_cannot_be_built_never_leaves(tmp_path: Path) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 import pytest
 
-from dispatcher.domain.outcome import Accepted
+from dispatcher.dev.http_double import running_double
+from dispatcher.domain.outcome import Accepted, Deferred
 from dispatcher.errors import ProviderFault
 from tests.providers.conftest import Authority
-from tests.providers.emails import PATIENCE_SECONDS, SOON_SECONDS, an_email, send
+from tests.providers.emails import SOON_SECONDS, an_email, send
 from tests.providers.listeners import (
     Handler,
     close_at_once,
@@ -39,14 +41,11 @@ async def test_tls_that_breaks_off_is_a_definite_no(handler: Handler, authority:
 async def test_tls_that_never_ends_is_a_definite_no(authority: Authority) -> None:
     async with listening(say_nothing) as port:
         url = f"https://127.0.0.1:{port}"
-        async with ses_provider(url, ca_file=authority.ca_file, timeout_seconds=PATIENCE_SECONDS) as provider:
-            at_the_deadline = await send(provider, an_email(), seconds=SOON_SECONDS)
-        async with ses_provider(url, ca_file=authority.ca_file, timeout_seconds=SOON_SECONDS) as provider:
-            at_boto3s_timeout = await send(provider, an_email())
+        async with ses_provider(url, ca_file=authority.ca_file) as provider:
+            sending = await send(provider, an_email(), seconds=SOON_SECONDS)
 
-    assert (LATE, words_for(at_the_deadline.outcome)) in ELSEWHERE
-    assert (NOT_CONNECTED, words_for(at_boto3s_timeout.outcome)) in ELSEWHERE
-    assert at_the_deadline.left == at_boto3s_timeout.left == 0
+    assert (LATE, words_for(sending.outcome)) in ELSEWHERE
+    assert sending.left == 0
 
 
 async def test_a_server_without_tls_is_a_fault(authority: Authority) -> None:
@@ -85,45 +84,86 @@ async def test_nobody_listens_or_has_the_name(tmp_path: Path) -> None:
 async def test_a_connect_that_hangs_is_a_definite_no() -> None:
     with full_house() as port:
         async with ses_provider(f"http://127.0.0.1:{port}") as provider:
-            at_the_deadline = await send(provider, an_email(), seconds=SOON_SECONDS)
-        async with ses_provider(f"http://127.0.0.1:{port}", timeout_seconds=SOON_SECONDS) as provider:
-            at_boto3s_timeout = await send(provider, an_email())
+            sending = await send(provider, an_email(), seconds=SOON_SECONDS)
 
-    assert (LATE, words_for(at_the_deadline.outcome)) in ELSEWHERE
-    assert (NOT_CONNECTED, words_for(at_boto3s_timeout.outcome)) in ELSEWHERE
-    assert at_the_deadline.left == at_boto3s_timeout.left == 0
+    assert (LATE, words_for(sending.outcome)) in ELSEWHERE
+    assert sending.left == 0
 
 
-async def test_without_credentials_nothing_leaves(tmp_path: Path) -> None:
-    async with ses_place(tmp_path, is_warm=False) as place:
+async def test_without_credentials_nothing_leaves_until_there_are_some(tmp_path: Path) -> None:
+    async with ses_place(tmp_path) as place:
         with (
             aws_environment(AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY=""),
             pytest.raises(ProviderFault, match=r"NoCredentialsError.*AWS_ACCESS_KEY_ID"),
         ):
             await send(place.provider, an_email())
+        begun = place.double.begun.total()
+        sending = await send(place.provider, an_email())
 
-        assert not place.double.begun
+    assert begun == 0
+    assert isinstance(sending.outcome, Accepted)
 
 
 async def test_through_a_proxy(tmp_path: Path, authority: Authority) -> None:
-    async with ses_place(tmp_path, tls=authority.server, ca_file=authority.ca_file, is_warm=False) as place:
-        async with proxy(b"HTTP/1.1 200 OK\r\n\r\n", place.double) as url:
-            with aws_environment(HTTPS_PROXY=url):
-                email = an_email()
-                sending = await send(place.provider, email)
+    heads: list[bytes] = []
+    async with (
+        running_double(tmp_path, tls=authority.server) as double,
+        proxy(b"HTTP/1.1 200 OK\r\n\r\n", double, heads) as url,
+        ses_provider(
+            double.url.replace("127.0.0.1", "localhost"),
+            ca_file=authority.ca_file,
+            environment={"HTTPS_PROXY": url.replace("://", "://ann:s%40fe@")},
+        ) as provider,
+    ):
+        email = an_email()
+        sending = await send(provider, email)
+        again = await send(provider, an_email())
 
         assert isinstance(sending.outcome, Accepted)
+        assert isinstance(again.outcome, Accepted)
         assert sending.left == 1
-        assert place.double.requests == {str(email.email_id): 1}
+        assert double.requests[str(email.email_id)] == 1
+        (head,) = heads
+        assert head.startswith(b"CONNECT localhost:%d HTTP/1.1\r\n" % double.port)
+        assert b"\r\nProxy-Authorization: Basic %b\r\n" % base64.b64encode(b"ann:s@fe") in head
 
 
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 502 No\r\n\r\n", b"HTTP/1.1 407 No\r\n\r\n", b"", b"what?\r\n\r\n"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 502 No\r\n\r\n",
+        b"HTTP/1.1 407 No\r\n\r\n",
+        b"",
+        b"what?\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\nand more",
+        b"HTTP/1.1 200 OK\r\n" + b"x" * 100_000,
+    ],
+    ids=["502", "407", "nothing", "no HTTP", "more than its answer", "no end"],
+)
 async def test_a_proxy_that_refuses_is_a_definite_no(answer: bytes, tmp_path: Path, authority: Authority) -> None:
-    async with ses_place(tmp_path, tls=authority.server, ca_file=authority.ca_file, is_warm=False) as place:
-        async with proxy(answer) as url:
-            with aws_environment(HTTPS_PROXY=url):
-                sending = await send(place.provider, an_email())
+    async with (
+        running_double(tmp_path, tls=authority.server) as double,
+        proxy(answer) as url,
+        ses_provider(double.url, ca_file=authority.ca_file, environment={"HTTPS_PROXY": url}) as provider,
+    ):
+        sending = await send(provider, an_email())
 
         assert (NOT_CONNECTED, words_for(sending.outcome)) in ELSEWHERE
+        assert isinstance(sending.outcome, Deferred)
+        assert "the proxy answered" in (sending.outcome.detail or "")
         assert sending.left == 0
-        assert not place.double.begun
+        assert not double.begun
+
+
+async def test_a_proxy_that_says_nothing_ends_with_the_deadline(tmp_path: Path, authority: Authority) -> None:
+    async with (
+        running_double(tmp_path, tls=authority.server) as double,
+        listening(say_nothing) as port,
+        ses_provider(
+            double.url, ca_file=authority.ca_file, environment={"HTTPS_PROXY": f"http://127.0.0.1:{port}"}
+        ) as provider,
+    ):
+        sending = await send(provider, an_email(), seconds=SOON_SECONDS)
+
+    assert (LATE, words_for(sending.outcome)) in ELSEWHERE
+    assert sending.left == 0

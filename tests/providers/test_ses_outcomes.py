@@ -138,16 +138,14 @@ CASES: Final = [
     Case(GATEWAY, "uncertain", Reply(502), "502"),
     Case(SILENCE, "uncertain", Act.CLOSE_UNREAD),
     Case(SILENCE, "uncertain", Act.RESET_UNREAD),
-    Case(SILENCE, "uncertain", Act.CLOSE, detail="the connection broke", accepted=1),
-    Case(SILENCE, "uncertain", Act.RESET, detail="the connection broke", accepted=1),
+    Case(SILENCE, "uncertain", Act.CLOSE, detail="the connection was closed", accepted=1),
+    Case(SILENCE, "uncertain", Act.RESET, detail="the connection was reset", accepted=1),
     Case(SILENCE, "uncertain", Act.HANG, detail="no answer before the deadline", accepted=1, seconds=LATER_SECONDS),
     Case(SILENCE, "uncertain", Act.DRIP, detail="no answer before the deadline", accepted=1, seconds=LATER_SECONDS),
-    Case(
-        SILENCE, "uncertain", Act.DRIP_BODY, detail="no answer before the deadline", accepted=1, seconds=LATER_SECONDS
-    ),
-    Case(BROKEN, "uncertain", Reply(200, ["MessageId"])),
-    Case(BROKEN, "uncertain", Reply(503, ["?"]), detail="no sense in it"),
-    Case(BROKEN, "uncertain", Act.HALF, accepted=1),
+    Case(SILENCE, "uncertain", Act.DRIP_BODY, "202", "did not end in time", accepted=1, seconds=LATER_SECONDS),
+    Case(BROKEN, "uncertain", Reply(200, ["MessageId"]), "200"),
+    Case(BROKEN, "uncertain", Reply(503, ["?"]), "503", detail="no sense in it"),
+    Case(BROKEN, "uncertain", Act.HALF, "202", accepted=1),
     Case(BROKEN, "uncertain", Act.HALF_HEAD, accepted=1),
     Case(BROKEN, "uncertain", Act.GARBAGE, accepted=1),
 ]  # fmt: skip
@@ -159,7 +157,7 @@ ELSEWHERE: Final = {
     (NOT_SIGNED, FAULT),
     (LATE, "deferred timeout_before_send"),
 }
-"""Rows that need no server that behaves so: tests by their names, here, in test_ses_connecting and test_ses_threads."""
+"""Rows that need no server that behaves so: tests by their names, here, in test_ses_connecting and _transport."""
 
 
 def _named(case: Case) -> str:
@@ -198,9 +196,9 @@ async def test_what_happened_gives_its_outcome(case: Case, tmp_path: Path, autho
 @pytest.mark.parametrize("case", [case for case in CASES if isinstance(case.act, Act) and case.act is not Act.FLOOD],
                          ids=_named)  # fmt: skip
 async def test_the_next_email_is_not_affected(case: Case, tls: bool, tmp_path: Path, authority: Authority) -> None:
-    """With one thread: whatever happened to one email, thread and connection are there for the next."""
+    """With one connection at a time: whatever happened to one email, there is one for the next."""
     async with ses_place(
-        tmp_path, Behaviour(case.act), tls=authority.server if tls else None, ca_file=authority.ca_file, threads=1
+        tmp_path, Behaviour(case.act), tls=authority.server if tls else None, ca_file=authority.ca_file, connections=1
     ) as place:
         first = await send(place.provider, an_email(), seconds=case.seconds, leaves=True)
         place.double.behaviour = Behaviour()
@@ -304,7 +302,7 @@ def test_every_exception_that_the_model_names_has_a_verdict() -> None:
     assert codes - set(VERDICTS) == set()
 
 
-def test_what_boto3_takes_for_throttling_so_do_we() -> None:
+def test_what_botocore_takes_for_throttling_so_do_we() -> None:
     # LimitExceededException is SES's word for the account's quota.
     codes = {*ThrottledRetryableChecker._THROTTLED_ERROR_CODES} - {"LimitExceededException"}
 

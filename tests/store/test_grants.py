@@ -72,7 +72,7 @@ def test_a_producer_may_do_what_enqueueing_does_and_no_more() -> None:
     assert granted_to("producer") == used
 
 
-@pytest.mark.parametrize("name", ["", "two\nlines", "nul\0", "x" * 64, "\N{SNOWMAN}" * 22])
+@pytest.mark.parametrize("name", ["", "two\nlines", "nul\0"])
 def test_what_is_no_name_of_a_role_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="no name of a role"):
         role_named(name, "reader")

@@ -1,0 +1,100 @@
+"""A tunnel through the HTTP proxy that the environment names (HTTPS_PROXY, NO_PROXY), for connections over TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from base64 import b64encode
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from dispatcher.errors import ConfigurationError
+from dispatcher.providers.scrub import scrub
+
+MAX_HEAD_OCTETS: Final = 16 * 1024
+"""Of a proxy's answer."""
+_GRANTED: Final = re.compile(rb"HTTP/1\.[01] 2\d\d[ \r]")
+_END: Final = b"\r\n\r\n"
+
+
+class ProxyRefused(OSError):
+    """The proxy opened no tunnel; its text says what the proxy answered, scrubbed."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpProxy:
+    """A proxy that is spoken to in the clear.
+
+    Attributes:
+        login: `user:password` from the proxy's URL; None if there is none.
+    """
+
+    host: str
+    port: int
+    login: str | None = field(default=None, repr=False)
+
+
+def proxy_for(url: str) -> HttpProxy | None:
+    """The proxy that the environment names for a URL; None if it names none.
+
+    Raises:
+        ConfigurationError: it names one that we cannot use.
+    """
+    target = urlsplit(url)
+    named = getproxies().get(target.scheme)
+    if not named or proxy_bypass(target.netloc):
+        return None
+    variable = f"{target.scheme}_proxy".upper()
+    remedy = f"Name another proxy, or exempt the host: NO_PROXY={target.hostname}."
+    if target.scheme != "https":
+        raise ConfigurationError([f"{variable} names a proxy, but we use proxies for https:// alone. {remedy}"])
+    try:
+        proxy = urlsplit(named if "://" in named else f"http://{named.removeprefix('//')}")
+        port = proxy.port or 80
+    except ValueError:
+        raise ConfigurationError([f"{variable} is not a URL such as http://proxy.example.com:3128."]) from None
+    if proxy.scheme != "http" or not proxy.hostname:
+        raise ConfigurationError([f"{variable} does not name a proxy of the form http://host:port. {remedy}"])
+    login = f"{unquote(proxy.username)}:{unquote(proxy.password)}" if proxy.username and proxy.password else None
+    return HttpProxy(proxy.hostname, port, login)
+
+
+async def open_tunnel(proxy: HttpProxy, connected: socket.socket, host: str, port: int) -> None:
+    """Make the proxy connect on to a host; closes the socket where it does not.
+
+    Raises:
+        ProxyRefused, OSError: it did not.
+    """
+    try:
+        answer = await _asked(proxy, connected, host, port)
+        if not (_GRANTED.match(answer) and answer.endswith(_END)):
+            line = answer.partition(b"\r\n")[0][:80].decode("ascii", "replace")
+            words = scrub(f"the proxy answered {line!r}") if answer.endswith(_END) else "the proxy answered no HTTP"
+            raise ProxyRefused(words)  # noqa: TRY301 - the socket is closed for this, too
+    except BaseException:
+        connected.close()
+        raise
+
+
+async def _asked(proxy: HttpProxy, connected: socket.socket, host: str, port: int) -> bytes:
+    """The head of the proxy's answer; or what came instead of one."""
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(connected, _request(proxy, host, port))
+    answer = b""
+    while _END not in answer and len(answer) < MAX_HEAD_OCTETS:
+        octets = await loop.sock_recv(connected, MAX_HEAD_OCTETS)
+        if not octets:
+            break
+        answer += octets
+    return answer
+
+
+def _request(proxy: HttpProxy, host: str, port: int) -> bytes:
+    authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    lines = [f"CONNECT {authority} HTTP/1.1", f"Host: {authority}"]
+    if proxy.login is not None:
+        lines.append(f"Proxy-Authorization: Basic {b64encode(proxy.login.encode()).decode()}")
+    return "\r\n".join((*lines, "", "")).encode("ascii")

@@ -1,0 +1,195 @@
+"""AWS credentials that a server gives, and renews: whoever waits for them, nobody else does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from dispatcher.domain.outcome import Accepted, Deferred, Reason
+from dispatcher.errors import ProviderFault
+from dispatcher.providers.ses import SesProvider
+from tests.providers.emails import PATIENCE_SECONDS, SOON_SECONDS, an_email, send
+from tests.providers.listeners import listening
+from tests.providers.sendgrid_place import sendgrid_place
+from tests.providers.ses_place import ses_provider
+from tests.waiting import until
+
+HOUR = 3600
+
+
+@dataclass
+class Role:
+    """A server that gives a role's credentials, as a container's agent does.
+
+    Attributes:
+        lasts_seconds: How long those that it gives hold.
+        status: Of its answers.
+        answers: Set while it answers; else it keeps who asks waiting.
+        given: How often it answered.
+    """
+
+    lasts_seconds: float = HOUR
+    status: int = 200
+    answers: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: int = 0
+    given: int = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answers one request."""
+        await reader.readuntil(b"\r\n\r\n")
+        self.asked += 1
+        await self.answers.wait()
+        self.given += 1
+        expires_at = datetime.now(UTC) + timedelta(seconds=self.lasts_seconds)
+        body = json.dumps(
+            {
+                "AccessKeyId": f"ROLE{self.given}",
+                "SecretAccessKey": "secret",
+                "Token": f"token-{self.given}",
+                "Expiration": expires_at.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            }
+        ).encode()
+        writer.write(
+            b"HTTP/1.1 %d X\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (self.status, len(body)) + body
+        )
+
+
+@dataclass
+class Ses:
+    """SES as far as it matters who signs."""
+
+    signers: list[str] = field(default_factory=list)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answers any number of requests."""
+        while True:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            headers = dict(line.split(": ", 1) for line in head.rstrip().split("\r\n")[1:])
+            await reader.readexactly(int(headers["Content-Length"]))
+            signer = headers["Authorization"].partition("Credential=")[2].partition("/")[0]
+            assert headers["X-Amz-Security-Token"] == signer.replace("ROLE", "token-")
+            self.signers.append(signer)
+            writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 18\r\n\r\n{"MessageId":"01"}')
+
+
+@asynccontextmanager
+async def signed_by(role: Role) -> AsyncIterator[tuple[SesProvider, Ses]]:
+    """The adapter, whose credentials come from the role's server."""
+    ses = Ses()
+    async with listening(role.serve) as role_port, listening(ses.serve) as port:
+        environment = {
+            "AWS_ACCESS_KEY_ID": "",
+            "AWS_SECRET_ACCESS_KEY": "",
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"http://127.0.0.1:{role_port}/",
+        }
+        async with ses_provider(f"http://127.0.0.1:{port}", environment=environment) as provider:
+            yield provider, ses
+
+
+def open_role(**changes: float) -> Role:
+    """A role's server that answers at once."""
+    role = Role(**changes)  # type: ignore[arg-type]
+    role.answers.set()
+    return role
+
+
+async def accepted(provider: SesProvider) -> None:
+    """One email, accepted."""
+    assert isinstance((await send(provider, an_email())).outcome, Accepted)
+
+
+async def test_credentials_are_asked_for_once_and_sign_what_leaves() -> None:
+    role = open_role()
+    async with signed_by(role) as (provider, ses):
+        await asyncio.gather(*(accepted(provider) for _ in range(20)))
+
+    assert role.given == 1
+    assert ses.signers == ["ROLE1"] * 20
+
+
+async def test_a_server_that_gives_no_credentials_holds_up_no_other_providers_emails(tmp_path: Path) -> None:
+    role = Role()
+    async with signed_by(role) as (provider, ses), sendgrid_place(tmp_path) as place:
+        waiting = asyncio.create_task(send(provider, an_email()))
+        late = asyncio.create_task(send(provider, an_email(), seconds=SOON_SECONDS))
+        await until(lambda: role.asked == 1)
+        other = await send(place.provider, an_email())
+        was_waiting = not waiting.done()
+        sending = await late
+        role.answers.set()
+
+        assert isinstance((await waiting).outcome, Accepted)
+    assert isinstance(other.outcome, Accepted)
+    assert was_waiting
+    assert sending.outcome == Deferred(Reason.TIMEOUT_BEFORE_SEND, "the deadline passed before there were credentials")
+    assert sending.left == 0
+    assert ses.signers == ["ROLE1"]
+
+
+async def test_credentials_are_renewed_in_time_while_emails_go_on_with_the_old_ones() -> None:
+    """They hold for ten minutes more, when botocore would make whoever sends wait for new ones."""
+    role = open_role(lasts_seconds=600)
+    async with signed_by(role) as (provider, ses):
+        await accepted(provider)
+        old = role.given
+        role.answers.clear()
+        role.lasts_seconds = HOUR
+        await until_asked(role, provider, times=old + 1)
+        await accepted(provider)
+        role.answers.set()
+        await until_signed(ses, provider, by=f"ROLE{old + 1}")
+
+    assert set(ses.signers) == {f"ROLE{old}", f"ROLE{old + 1}"}
+    assert ses.signers == sorted(ses.signers)
+    assert role.given == old + 1
+
+
+async def test_credentials_that_run_out_now_are_waited_for() -> None:
+    role = open_role(lasts_seconds=25)
+    async with signed_by(role) as (provider, ses):
+        await accepted(provider)
+        old = role.given
+        role.answers.clear()
+        role.lasts_seconds = HOUR
+        sending = asyncio.create_task(until_signed(ses, provider, by=f"ROLE{old + 1}"))
+        await until(lambda: role.asked == old + 1)
+        signed = len(ses.signers)
+        await asyncio.wait({sending}, timeout=SOON_SECONDS)
+        signed_meanwhile = ses.signers[signed + 1 :]
+        role.answers.set()
+        await sending
+
+    assert signed_meanwhile == []
+    assert role.given == old + 1
+
+
+async def test_a_server_that_refuses_credentials_is_a_fault_until_it_gives_some() -> None:
+    role = open_role(status=403)
+    async with signed_by(role) as (provider, ses):
+        with pytest.raises(ProviderFault, match=r"no request could be signed.*AWS_ACCESS_KEY_ID"):
+            await send(provider, an_email())
+        role.status = 200
+        await accepted(provider)
+
+    assert len(ses.signers) == 1
+
+
+async def until_asked(role: Role, provider: SesProvider, times: int) -> None:
+    """Sends until the role's server was asked so often."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while role.asked < times:
+            await accepted(provider)
+
+
+async def until_signed(ses: Ses, provider: SesProvider, by: str) -> None:
+    """Sends until these credentials sign."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while ses.signers[-1] != by:
+            await accepted(provider)

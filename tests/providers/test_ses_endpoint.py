@@ -1,0 +1,141 @@
+"""Where the ses adapter sends to, what it signs for and which certificates it trusts: as botocore would."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from dispatcher.config import load
+from dispatcher.domain.outcome import Accepted
+from dispatcher.errors import ConfigurationError
+from dispatcher.providers.http_proxy import HttpProxy
+from dispatcher.providers.registry import open_provider
+from dispatcher.providers.ses_endpoint import Endpoint, SesOptions, endpoint_of, new_session
+from tests.providers.conftest import Authority
+from tests.providers.emails import an_email, send
+from tests.providers.ses_place import REGION, aws_environment, ses_place
+
+PROXY = {"HTTPS_PROXY": "http://proxy.example.com:3128"}
+
+
+def endpoint(
+    environment: Mapping[str, str] | None = None, region: str | None = REGION, url: str | None = None
+) -> Endpoint:
+    """Where an email would go."""
+    with aws_environment(**(environment or {})):
+        return endpoint_of(new_session(), SesOptions(region, url))
+
+
+@pytest.mark.parametrize(
+    ("region", "environment", "url"),
+    [
+        ("eu-west-1", {}, "https://email.eu-west-1.amazonaws.com"),
+        ("cn-north-1", {}, "https://email.cn-north-1.amazonaws.com.cn"),
+        ("us-east-1", {"AWS_USE_FIPS_ENDPOINT": "true"}, "https://email-fips.us-east-1.amazonaws.com"),
+        ("us-east-1", {"AWS_USE_DUALSTACK_ENDPOINT": "true"}, "https://email.us-east-1.api.aws"),
+        (
+            "us-gov-west-1",
+            {"AWS_USE_DUALSTACK_ENDPOINT": "true", "AWS_USE_FIPS_ENDPOINT": "true"},
+            "https://email-fips.us-gov-west-1.api.aws",
+        ),
+        ("eu-west-1", {"AWS_ENDPOINT_URL": "https://vpce.example.com/ses"}, "https://vpce.example.com/ses"),
+        ("eu-west-1", {"AWS_ENDPOINT_URL_SESV2": "https://vpce.example.com"}, "https://vpce.example.com"),
+    ],
+)
+def test_the_endpoint_is_botocores(region: str, environment: dict[str, str], url: str) -> None:
+    found = endpoint(environment, region)
+
+    assert found.url == url
+    assert (found.region, found.signing_name) == (region, "ses")
+    assert found.url_of("SendEmail") == f"{url}/v2/email/outbound-emails"
+    assert found.url_of("SendBulkEmail") == f"{url}/v2/email/outbound-bulk-emails"
+    assert found.url_of("GetAccount") == f"{url}/v2/email/account"
+
+
+def test_our_own_setting_comes_before_aws_endpoint_url() -> None:
+    found = endpoint({"AWS_ENDPOINT_URL": "https://other.example.com"}, url="https://ours.example.com:8443")
+
+    assert found.url == "https://ours.example.com:8443"
+    assert found.host == "ours.example.com:8443"
+
+
+def test_the_profile_counts(tmp_path: Path, authority: Authority) -> None:
+    profile = tmp_path / "config"
+    profile.write_text(
+        f"[profile mail]\nregion = us-west-2\nuse_fips_endpoint = true\nca_bundle = {authority.ca_file}\n"
+    )
+
+    found = endpoint({"AWS_CONFIG_FILE": str(profile), "AWS_PROFILE": "mail"}, region=None)
+
+    assert found.url == "https://email-fips.us-west-2.amazonaws.com"
+    assert found.region == "us-west-2"
+    assert found.trusted == authority.ca_file
+
+
+def test_nobody_is_asked_for_the_endpoint(tmp_path: Path) -> None:
+    """Neither SES nor, for credentials, anything that the profile names."""
+    ran = tmp_path / "ran"
+    profile = tmp_path / "config"
+    profile.write_text(f"[default]\ncredential_process = /usr/bin/touch {ran}\n")
+
+    endpoint({"AWS_CONFIG_FILE": str(profile), "AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""})
+
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"AWS_ENDPOINT_URL": "no url"}, "AWS's settings"),
+        ({"AWS_PROFILE": "nobody"}, "nobody"),
+        (
+            {"HTTPS_PROXY": "https://proxy.example.com"},
+            "HTTPS_PROXY does not name a proxy of the form http://host:port",
+        ),
+        ({"HTTPS_PROXY": "socks5://proxy.example.com"}, "NO_PROXY=email.eu-west-1.amazonaws.com"),
+        ({"HTTPS_PROXY": "http://proxy.example.com:port"}, "HTTPS_PROXY is not a URL"),
+        ({"AWS_ENDPOINT_URL": "http://mail.example.com", "HTTP_PROXY": "http://p:1"}, "HTTP_PROXY names a proxy"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_at_the_start(environment: dict[str, str], words: str) -> None:
+    with aws_environment(**environment), pytest.raises(ConfigurationError, match=words) as refusal:
+        open_provider("ses", load({"AWS_REGION": REGION}))
+
+    assert len(refusal.value.mistakes) == 1
+
+
+@pytest.mark.parametrize(
+    ("environment", "proxy"),
+    [
+        ({}, None),
+        (PROXY, HttpProxy("proxy.example.com", 3128)),
+        ({"https_proxy": "proxy.example.com:3128"}, HttpProxy("proxy.example.com", 3128)),
+        ({"HTTPS_PROXY": "http://proxy.example.com"}, HttpProxy("proxy.example.com", 80)),
+        ({"HTTPS_PROXY": "http://ann:s%40fe@[::1]:8080"}, HttpProxy("::1", 8080, "ann:s@fe")),
+        ({**PROXY, "NO_PROXY": "amazonaws.com"}, None),
+        ({**PROXY, "NO_PROXY": "example.com"}, HttpProxy("proxy.example.com", 3128)),
+        ({"HTTP_PROXY": "http://proxy.example.com:3128"}, None),
+    ],
+)
+def test_the_proxy_is_the_environments(environment: dict[str, str], proxy: HttpProxy | None) -> None:
+    found = endpoint(environment)
+
+    assert found.proxy == proxy
+    assert "s@fe" not in repr(found)
+
+
+@pytest.mark.parametrize("variable", ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"])
+async def test_certificates_are_trusted_as_botocore_would(variable: str, tmp_path: Path, authority: Authority) -> None:
+    environment = {variable: str(authority.ca_file)}
+    async with ses_place(tmp_path, tls=authority.server, environment=environment) as place:
+        assert isinstance((await send(place.provider, an_email())).outcome, Accepted)
+
+
+def test_a_bundle_that_is_none_is_refused_at_the_start(tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle.pem"
+    bundle.write_text("no certificate")
+
+    with aws_environment(AWS_CA_BUNDLE=str(bundle)), pytest.raises(ConfigurationError, match="AWS_CA_BUNDLE"):
+        open_provider("ses", load({"AWS_REGION": REGION}))

@@ -1,0 +1,133 @@
+"""Signature Version 4: AWS's published vectors, botocore's own signer, and what arrives at the server."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import ReadOnlyCredentials
+
+from dispatcher.domain.outcome import Accepted
+from dispatcher.domain.outgoing import OutgoingAttachment
+from dispatcher.errors import ProviderFault
+from dispatcher.providers.body import Body, InBase64
+from dispatcher.providers.ses_signing import Signer, digest_of
+from tests.providers.emails import an_email, send
+from tests.providers.listeners import listening
+from tests.providers.ses_place import ACCESS_KEY, REGION, SECRET_KEY, ses_provider
+
+SUITE: Final[dict[str, Any]] = json.loads((Path(__file__).parent / "sigv4_vectors.json").read_text())
+URL: Final = "https://email.eu-west-1.amazonaws.com/v2/email/outbound-emails"
+FILE: Final = OutgoingAttachment("a.pdf", "application/pdf", bytes(300_000))
+HEADERS: Final = {"Content-Type": "application/json", "Host": "email.eu-west-1.amazonaws.com", "User-Agent": "x"}
+
+
+@dataclass
+class Clock:
+    """A clock that stands until a test sets it."""
+
+    text: str = ""
+
+
+def instant_of(text: str) -> float:
+    """Seconds since the epoch, of an instant in UTC."""
+    return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+
+
+@pytest.mark.parametrize("vector", SUITE["vectors"], ids=lambda vector: vector["name"])
+async def test_the_signature_is_the_published_one(vector: dict[str, Any]) -> None:
+    credentials = ReadOnlyCredentials(SUITE["access_key"], SUITE["secret_key"], vector.get("token"), None)
+    signed_at = instant_of(SUITE["signed_at"])
+    signer = Signer(credentials, SUITE["service"], SUITE["region"], vector["headers"], lambda: signed_at)
+    url = f"https://{vector['headers']['Host']}{vector['target']}"
+
+    signed = signer.sign(vector["method"], url, await digest_of(vector["body"].encode()))
+
+    assert signed["Authorization"].endswith(f"Signature={vector['signature']}")
+    assert signed.get("X-Amz-Security-Token") == vector.get("token")
+
+
+@pytest.mark.parametrize("token", [None, "a/session+token=="])
+def test_botocores_signer_left_alone_signs_the_same_from_day_to_day(
+    token: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The derived key is kept for a day: it must not be kept for two, nor for other credentials."""
+    body = b'{"Content":{}}'
+    now = Clock()
+    monkeypatch.setattr("botocore.auth.get_current_datetime", lambda: datetime.fromisoformat(now.text))
+    for key in ("one", "two"):
+        credentials = ReadOnlyCredentials("AKIDEXAMPLE", key, token, None)
+        signer = Signer(credentials, "ses", REGION, HEADERS, lambda: instant_of(now.text))
+        for instant in ("2026-11-22T23:59:59", "2026-11-23T00:00:00", "2026-11-23T00:00:01", "2026-11-22T23:59:59"):
+            now.text = instant
+            theirs = AWSRequest("POST", URL, HEADERS, body)
+            SigV4Auth(credentials, "ses", REGION).add_auth(theirs)
+
+            assert signer.sign("POST", URL, hashlib.sha256(body).hexdigest()) == dict(theirs.headers.items())
+
+
+def test_a_botocore_that_signs_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SigV4Auth, "canonical_request", lambda *_: "POST\n/\n20261123T000000Z\ndigest")
+    signer = Signer(ReadOnlyCredentials("AKIDEXAMPLE", "secret", None, None), "ses", REGION, HEADERS)
+
+    with pytest.raises(ProviderFault, match="botocore"):
+        signer.sign("POST", URL, hashlib.sha256(b"").hexdigest())
+
+
+async def test_a_large_bodys_digest_is_taken_piece_by_piece_and_the_loop_goes_on() -> None:
+    body = Body((b"{", InBase64(bytes(range(256)) * 4000), b"}"))
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    digest = await digest_of(body)
+    counting.cancel()
+
+    assert digest == hashlib.sha256(bytes(body)).hexdigest()
+    assert turns > 10
+
+
+@pytest.mark.parametrize("changes", [{}, {"attachments": (FILE,)}], ids=["small", "large"])
+@pytest.mark.parametrize("token", [None, "a/session+token=="])
+async def test_what_arrives_carries_the_signature_that_botocore_would_make(
+    changes: dict[str, Any], token: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[dict[str, str], bytes]] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        lines = head.rstrip().split("\r\n")[1:]
+        headers = dict(line.split(": ", 1) for line in lines)
+        seen.append((headers, await reader.readexactly(int(headers["Content-Length"]))))
+        writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 18\r\n\r\n{"MessageId":"01"}')
+
+    variables = {"AWS_SESSION_TOKEN": token} if token else {}
+    async with listening(serve) as port:
+        url = f"http://127.0.0.1:{port}"
+        async with ses_provider(url, environment=variables) as provider:
+            sending = await send(provider, an_email(**changes))
+
+    assert isinstance(sending.outcome, Accepted)
+    ((headers, body),) = seen
+    theirs = AWSRequest("POST", f"{url}/v2/email/outbound-emails", data=body)
+    for name in ("Content-Type", "Host"):
+        theirs.headers[name] = headers[name]
+    signed_at = datetime.strptime(headers["X-Amz-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    monkeypatch.setattr("botocore.auth.get_current_datetime", lambda: signed_at)
+    SigV4Auth(ReadOnlyCredentials(ACCESS_KEY, SECRET_KEY, token, None), "ses", REGION).add_auth(theirs)
+    assert abs(datetime.now(UTC) - signed_at) < timedelta(minutes=1)
+    assert headers["Authorization"] == theirs.headers["Authorization"]
+    assert headers.get("X-Amz-Security-Token") == token
