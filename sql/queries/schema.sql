@@ -35,6 +35,7 @@ select
         from pg_class as c
         join pg_namespace as n on n.oid = c.relnamespace
         where c.relname = 'dispatcher_migration'
+            and c.relpersistence <> 't'
             and c.oid is distinct from to_regclass('dispatcher.dispatcher_migration')
             and exists (select from pg_attribute as a where a.attrelid = c.oid and a.attname = 'checksum')
         order by n.nspname

@@ -149,6 +149,13 @@ def test_tables_of_the_release_before_are_named_with_the_setting_that_finds_them
         verify_schema(connection)
 
 
+def test_a_temporary_table_of_somebody_else_does_not_pass_for_the_dispatchers(empty_database_url: str) -> None:
+    with psycopg.connect(empty_database_url, autocommit=True) as somebody:
+        somebody.execute("create temporary table dispatcher_migration (checksum text)")
+        with connected(empty_database_url) as connection:
+            assert migrate(connection)[0] == "made the schema dispatcher"
+
+
 def test_the_release_before_works_on_beside_this_one(old_database_url: str, use_schema: UseSchema) -> None:
     use_schema("public")
     with connected(old_database_url) as connection:
