@@ -321,7 +321,7 @@ class Machine(RuleBasedStateMachine):
     # What a person does.
 
     def _replay(self, known: Known, *, include_held: bool) -> None:
-        way: dict[str, Any] = {"source": "ids", "selection": {}, "per_second": None, **PERSON}
+        way: dict[str, Any] = {"source": "ids", "selection": {}, "per_second": None, "force": False, **PERSON}
         replay_id = self.run(create_replay(self.relay, [known.email_id], include_held=include_held, **way))
         outcome = known.replay_outcome(include_held=include_held)
         assert self.run(replay_next(self.relay, replay_id)) == (known.email_id, outcome)
