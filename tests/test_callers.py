@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -128,6 +129,47 @@ def test_djangos_connection_connects_if_it_has_not(django: Any, books: Books) ->
     enqueue(django, email("first query"))
 
     assert [row["message_key"] for row in books.rows()] == ["first query"]
+
+
+def end_session(url: str, session: int) -> None:
+    """As PostgreSQL's restart would."""
+    with psycopg.connect(url, autocommit=True) as administrator:
+        administrator.execute("select pg_terminate_backend(%s, 5000)", (session,))
+
+
+def test_a_kept_connection_of_djangos_that_was_lost_is_replaced_at_the_next_call(
+    django: Any, tables_url: str, books: Books
+) -> None:
+    from django.db import transaction
+
+    enqueue(django, email("first"))
+    end_session(tables_url, django.connection.info.backend_pid)
+    with pytest.raises(psycopg.OperationalError):
+        enqueue(django, email("lost"))
+    enqueue(django, email("second"))
+    with suppress(UnusableConnection), transaction.atomic(django.alias):
+        enqueue(django, email("undone"))
+        end_session(tables_url, django.connection.info.backend_pid)
+        with suppress(psycopg.OperationalError):
+            enqueue(django, email("lost"))
+        with pytest.raises(UnusableConnection, match="is closed") as raised:
+            enqueue(django, email("not in another transaction"))
+        raise raised.value
+
+    assert [row["message_key"] for row in books.rows()] == ["first", "second"]
+
+
+def test_djangos_check_of_a_kept_connection_comes_before_the_first_enqueue(
+    django: Any, tables_url: str, books: Books
+) -> None:
+    enqueue(django, email("first"))
+    end_session(tables_url, django.connection.info.backend_pid)
+    django.settings_dict["CONN_HEALTH_CHECKS"] = django.health_check_enabled = True
+    django.health_check_done = False  # as when a request begins
+
+    enqueue(django, email("second"))
+
+    assert [row["message_key"] for row in books.rows()] == ["first", "second"]
 
 
 def test_djangos_atomic_decides(django: Any, books: Books) -> None:

@@ -28,6 +28,15 @@ class DjangoConnection(Protocol):
     def ensure_connection(self) -> None:
         """Connects, unless it has."""
 
+    def get_autocommit(self) -> bool:
+        """Whether no transaction is open that the caller would commit."""
+
+    def close(self) -> None:
+        """Closes, so that the next use connects again."""
+
+    def close_if_health_check_failed(self) -> None:
+        """Closes a kept connection that does not answer, once per request and where Django's settings ask for it."""
+
     def validate_thread_sharing(self) -> None:
         """Raises Django's error if it is another thread's."""
 
@@ -133,8 +142,12 @@ async def async_connection_of(given: AsyncCallersConnection) -> psycopg.AsyncCon
 def _driver_of(given: Any) -> object:
     if _is(given, *_DJANGO):
         given.validate_thread_sharing()
-        given.ensure_connection()  # Django connects with the first query
         given.validate_no_broken_transaction()
+        # Django notices a lost connection by errors of its own queries, and ours are none of them.
+        if given.connection is not None and given.connection.closed and given.get_autocommit():
+            given.close()
+        given.close_if_health_check_failed()  # this and the next as Django does before a query
+        given.ensure_connection()
         return given.connection
     if _is(given, *_SESSIONS):
         given = given.connection()
