@@ -69,8 +69,9 @@ class Bodies:
         async for chunk in request.stream():
             if len(body) + len(chunk) > self._most_bytes:
                 raise self._too_large()
-            self._hold(reading, len(body) + len(chunk))
             body += chunk
+            if len(body) > reading.held:
+                self._hold(reading, len(body))
         length = len(body)
         if length >= LARGE_BYTES:
             # A smaller one is parsed before the loop turns to the next; what it becomes is never there twice.

@@ -78,7 +78,10 @@ class Gathering:
         lot = _Lot([None] * len(drafts), len(drafts), loop.create_future())
         for index, draft in enumerate(drafts):
             place = _Place(draft, lot, index, _octets(draft))
-            self._waiting.setdefault(draft.email.tenant_id, deque()).append(place)
+            places = self._waiting.get(draft.email.tenant_id)
+            if places is None:
+                places = self._waiting[draft.email.tenant_id] = deque()
+            places.append(place)
         if not self._is_scheduled:
             # Not now: the requests that arrived together have this moment to join.
             self._is_scheduled = True
@@ -111,9 +114,10 @@ class Gathering:
             if batch and octets > BATCH_OCTETS:
                 break
             batch.append(places.popleft())
-            del self._waiting[tenant_id]
-            if places:
-                self._waiting[tenant_id] = places  # behind the others
+            if not places:
+                del self._waiting[tenant_id]
+            elif len(self._waiting) > 1:
+                self._waiting[tenant_id] = self._waiting.pop(tenant_id)  # behind the others
         return batch
 
     async def _use_lane(self, batch: list[_Place]) -> None:

@@ -70,6 +70,7 @@ class PatientProtocol(HttpToolsProtocol):
         self._small_chunks_left = 0
         self._whole_until = 0.0
         self._unanswered: deque[RequestResponseCycle] = deque()
+        self._trailers = _Trailers(self._reject)
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         """A client is there, and has not said anything."""
@@ -117,12 +118,6 @@ class PatientProtocol(HttpToolsProtocol):
         self._is_in_head = True
         self._expect(self._patience.head_seconds)
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """One of its headers."""
-        if not self._is_in_head:
-            self._reject("Headers after the body are not read.")
-        super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
         """Its head is complete."""
         if self.parser.should_upgrade():
@@ -134,6 +129,7 @@ class PatientProtocol(HttpToolsProtocol):
         self._whole_until = self.loop.time() + self._patience.request_seconds
         self._expect_body()
         super().on_headers_complete()
+        self.headers = self._trailers  # until the next request begins
         self._unanswered.append(self.cycle)
 
     def _check_framing(self) -> None:
@@ -239,11 +235,23 @@ class PatientProtocol(HttpToolsProtocol):
             cycle.message_event.set()
 
 
+class _Trailers(list[tuple[bytes, bytes]]):
+    """Where headers go that come after a body."""
+
+    def __init__(self, reject: Callable[[str], NoReturn]) -> None:
+        super().__init__()
+        self._reject = reject
+
+    def append(self, _: tuple[bytes, bytes]) -> NoReturn:
+        self._reject("Headers after the body are not read.")
+
+
 class _LingeringTransport:
     """A transport that is closed in two steps where the client may still be sending: ours at once, its a bit later."""
 
     def __init__(self, transport: Transport, has_unread_request: Callable[[], bool]) -> None:
         self._transport = transport
+        self.write = transport.write
         self._has_unread_request = has_unread_request
         self._end: TimerHandle | None = None
 
