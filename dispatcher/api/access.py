@@ -117,7 +117,7 @@ class Access:
             try:
                 await self.refresh()
             except StoreUnavailable as error:
-                get_log().warning("store.connection_lost", reason=error.message, retry_in_seconds=REFRESH_SECONDS)
+                get_log().warning("store.connection_lost", reason=str(error), retry_in_seconds=REFRESH_SECONDS)
 
     @asynccontextmanager
     async def admitted(self, request: Request, scope: Scope) -> AsyncIterator[Caller]:

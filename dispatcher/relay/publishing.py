@@ -104,7 +104,7 @@ class Publishing:
                     await self._lead(session)
             except StoreUnavailable as error:
                 seconds = self._outage.next_wait(random.random)
-                self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=round(seconds, 2))
+                self._log.warning("store.connection_lost", reason=str(error), retry_in_seconds=round(seconds, 2))
                 await asyncio.sleep(seconds)
 
     async def _lead(self, session: AsyncSession) -> None:

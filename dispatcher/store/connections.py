@@ -8,7 +8,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias, TypeVar
 
 import orjson
 import psycopg
@@ -88,11 +88,24 @@ class TimedSession(psycopg.AsyncConnection[TupleRow]):
         answer_seconds: How long a statement may take.
         doubt_seconds: See DOUBT_SECONDS.
         is_given_up: It ended because its server was silent.
+        fault: Why the class's last attempt to connect failed; None once one has succeeded.
     """
 
     answer_seconds = ANSWER_SECONDS
     doubt_seconds = DOUBT_SECONDS
     is_given_up = False
+    fault: ClassVar[str | None] = None
+
+    @classmethod
+    async def connect(cls, *arguments: Any, **named: Any) -> Self:
+        """Opens a session."""
+        try:
+            opened = await super().connect(*arguments, **named)
+        except psycopg.OperationalError as error:
+            cls.fault = str(error)
+            raise
+        cls.fault = None
+        return opened
 
     async def wait(self, gen: PQGen[T], *arguments: Any, **named: Any) -> T:
         """What psycopg waits by, for everything that it asks."""
@@ -161,7 +174,7 @@ def translated() -> Iterator[None]:
     except (pg.InvalidSchemaName, pg.UndefinedTable, pg.UndefinedFunction, pg.UndefinedColumn) as error:
         raise SchemaError(
             f'The database does not have this release\'s tables in the schema "{schema()}".',
-            remedy="Run `dispatcher init`.",
+            remedy="Run `dispatcher init`, or set DISPATCHER_DATABASE_SCHEMA if they are in another schema.",
         ) from error
     except pg.LockNotAvailable as error:
         raise StoreBusy(f"PostgreSQL is not available: {_first_line(error)}.") from error
@@ -291,6 +304,9 @@ def make_pool(
 
     from psycopg_pool import AsyncConnectionPool
 
+    class PooledSession(TimedSession):
+        """Keeps `fault` for this pool alone."""
+
     async def configure(connection: AsyncSession) -> None:
         await _configure(connection, lock_seconds, keeps_plans=keeps_plans)
 
@@ -303,7 +319,7 @@ def make_pool(
     }
     return AsyncConnectionPool(
         database_url,
-        connection_class=TimedSession,
+        connection_class=PooledSession,
         kwargs=keywords,
         min_size=size,
         max_size=size,
@@ -333,12 +349,16 @@ async def session(pool: Pool) -> AsyncIterator[AsyncSession]:
                     raise
         except pg.LockNotAvailable:
             raise
-        except psycopg.OperationalError:
+        except psycopg.OperationalError as error:
             # What cut this session has cut the others, too: they are replaced now, before anybody trips over them. A
             # server that was silent is not asked again for each of them.
             is_silent = isinstance(connection, TimedSession) and connection.is_given_up
             await (pool.drain() if is_silent else pool.check())
             _heed_cancellation()
+            kind = pool.connection_class
+            if connection is None and issubclass(kind, TimedSession) and kind.fault:
+                # The pool's own error says how long it tried, and not why it failed.
+                raise psycopg.OperationalError(kind.fault) from error
             raise
 
 

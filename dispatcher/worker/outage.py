@@ -26,7 +26,7 @@ class StoreOutage:
     async def wait(self, error: StoreUnavailable) -> None:
         """Notes a failure, and returns when it is time to try again."""
         seconds = self._backoff.next_wait(random.random)
-        self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=round(seconds, 2))
+        self._log.warning("store.connection_lost", reason=str(error), retry_in_seconds=round(seconds, 2))
         await asyncio.sleep(seconds)
 
     def over(self) -> None:

@@ -114,7 +114,7 @@ async def _work(settings: Settings, identity: Identity, post: Post) -> None:
 
 
 async def _make_sure_of_store(settings: Settings, identity: Identity) -> None:
-    """Returns where PostgreSQL lets us in, or is away: the pool goes on trying, and says no word of why it fails.
+    """Returns where PostgreSQL lets us in, or is away: the pool goes on trying.
 
     Raises:
         ConfigurationError: It does not let us in, or a pooler shares its sessions: a reload may have brought a URL that

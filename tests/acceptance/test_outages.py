@@ -76,7 +76,7 @@ def await_long_outage(run: Program) -> None:
 
     def slots() -> set[str]:
         lost = run.events("store.connection_lost")
-        return {event["worker"] for event in lost if "couldn't get a connection" in event["reason"]} - {
+        return {event["worker"] for event in lost if "connection failed" in event["reason"]} - {
             "relay",
             "monitor",
         }

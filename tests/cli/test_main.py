@@ -134,7 +134,7 @@ def test_tables_that_are_missing_come_with_their_remedy(unprepared: CommandLine)
     ended = unprepared("status")
 
     assert ended.code == 1
-    assert "Run `dispatcher init`." in ended.stderr
+    assert "Run `dispatcher init`, or set DISPATCHER_DATABASE_SCHEMA if they are in another schema." in ended.stderr
 
 
 @pytest.mark.parametrize("command", ["config", "--help", "status"])

@@ -10,7 +10,14 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from dispatcher.errors import DispatcherError, SchemaError, StatementRefused, StoreUnavailable, ValueRefused
+from dispatcher.errors import (
+    DispatcherError,
+    SchemaError,
+    StatementRefused,
+    StoreRefused,
+    StoreUnavailable,
+    ValueRefused,
+)
 from dispatcher.store.connections import (
     DOUBT_SECONDS,
     Pool,
@@ -106,6 +113,18 @@ async def test_a_pool_whose_server_is_away_says_so_in_time() -> None:
     await pool.open()
 
     with pytest.raises(StoreUnavailable):
+        async with session(pool):
+            pass
+
+    await pool.close()
+
+
+async def test_a_pool_that_the_server_refuses_says_why_and_what_to_do(tables_url: str) -> None:
+    pool = make_pool(tables_url.replace(":", ":wrong", 2).replace(":wrong", ":", 1), name="x", size=1)
+    pool.timeout = 1
+    await pool.open()
+
+    with pytest.raises(StoreRefused, match=r"password authentication failed.*Correct user and password"):
         async with session(pool):
             pass
 
