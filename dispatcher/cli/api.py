@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import click
 
+from dispatcher.cli.config import API_NEEDS
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.starting import starting
 from dispatcher.errors import DispatcherError
@@ -41,7 +42,7 @@ def command(address: str | None, *, share_port: bool) -> int:
 
 
 def _serve(address: str | None, *, share_port: bool) -> int:
-    settings = load_settings("database_url", "amqp_url")
+    settings = load_settings(*API_NEEDS)
     if address is not None:
         try:
             settings = replace(settings, api_address=api_listener(address))

@@ -345,15 +345,20 @@ def _consumer_timeout(settings: Settings, management: Management) -> Finding:
     return judge("RabbitMQ consumer timeout", held < seconds, words, remedy, State.WARNING)
 
 
-def check_providers(settings: Settings) -> Iterator[Finding]:
-    """Whether each provider would take emails; sends nothing."""
+def check_capabilities(settings: Settings) -> Iterator[Finding]:
+    """Which emails no configured provider can carry."""
     from dispatcher.providers.capabilities import capabilities_of, limits_of
-    from dispatcher.providers.registry import check_provider
 
     if settings.providers:
         limits = limits_of(capabilities_of(settings.providers))
         words = f"no provider for emails with {' or '.join(limits)}" if limits else "a provider for every kind of email"
         yield well("capabilities", words)
+
+
+def check_providers(settings: Settings) -> Iterator[Finding]:
+    """Whether each provider would take emails; sends nothing."""
+    from dispatcher.providers.registry import check_provider
+
     for name in settings.providers:
         try:
             yield well(f"provider {name}", asyncio.run(check_provider(name, settings)))

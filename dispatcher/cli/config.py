@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 RUN_NEEDS: Final = ("database_url", "amqp_url", "providers")
+API_NEEDS: Final = ("database_url", "amqp_url")
 WIDE_COLUMNS: Final = 180
 _HEAD: Final = """\
 # Email Dispatcher: the settings of one host. A line counts once the # before its name is gone; what stands there is the

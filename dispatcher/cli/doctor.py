@@ -10,7 +10,7 @@ import click
 
 from dispatcher.cli import checks
 from dispatcher.cli.checks import Finding, State
-from dispatcher.cli.config import RUN_NEEDS
+from dispatcher.cli.config import API_NEEDS, RUN_NEEDS
 from dispatcher.cli.env_file import current_env_file
 from dispatcher.cli.environment import examine_settings, warnings
 from dispatcher.cli.exits import Exit
@@ -22,8 +22,9 @@ _MARKS: Final = {State.OK: ("✓", "green"), State.WARNING: ("!", "yellow"), Sta
 
 
 @click.command("doctor")
+@click.option("--api", "for_api", is_flag=True, help="What `dispatcher api` needs: no provider's secret, no ledgers.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON: whether all is well, and every finding.")
-def command(as_json: bool) -> int:
+def command(*, for_api: bool, as_json: bool) -> int:
     """Check everything that sending depends on, and say how to mend it. Sends nothing; makes missing folders only.
 
     Looks at the settings, who may read the env file, Python and the process's limits, the run directory, PostgreSQL
@@ -34,11 +35,12 @@ def command(as_json: bool) -> int:
     \b
     Examples:
       dispatcher doctor
+      dispatcher doctor --api --env-file /etc/email-dispatcher/dispatcher-api.env
       dispatcher doctor --json | jq '.findings[] | select(.state != "ok")'
 
     Exit codes: 0 nothing failed (warnings may stand), 1 something did.
     """
-    findings = list(_findings())
+    findings = list(_findings(for_api=for_api))
     is_well = all(finding.state is not State.FAILED for finding in findings)
     if as_json:
         print_json({"ok": is_well, "findings": [asdict(finding) for finding in findings]})
@@ -47,18 +49,21 @@ def command(as_json: bool) -> int:
     return Exit.DONE if is_well else Exit.FAILED
 
 
-def _findings() -> Iterator[Finding]:
-    settings, _, mistakes = examine_settings(*RUN_NEEDS)
+def _findings(*, for_api: bool) -> Iterator[Finding]:
+    settings, _, mistakes = examine_settings(*(API_NEEDS if for_api else RUN_NEEDS))
     yield from _settings_findings(settings, mistakes)
     if file := current_env_file():
         yield checks.check_env_file(file)
     yield from checks.check_process(settings)
-    yield from checks.check_run_dir(settings)
+    if not for_api:
+        yield from checks.check_run_dir(settings)
     if settings.database_url:
         yield from checks.check_postgresql(settings)
     if settings.amqp_url:
         yield from checks.check_rabbitmq(settings)
-    yield from checks.check_providers(settings)
+    yield from checks.check_capabilities(settings)
+    if not for_api:
+        yield from checks.check_providers(settings)
 
 
 def _settings_findings(settings: Settings, mistakes: tuple[str, ...]) -> Iterator[Finding]:

@@ -58,6 +58,17 @@ def test_all_is_well(settled: CommandLine, servers: Servers) -> None:
     }
 
 
+def test_the_apis_settings_need_no_secret_of_a_provider(prepared: CommandLine) -> None:
+    """Its env file has the providers' names alone."""
+    settings = prepared.having(DISPATCHER_PROVIDERS="sendgrid", DISPATCHER_RUN_DIR="/proc/nowhere")
+
+    findings = settings("doctor", "--api", "--json").json["findings"]
+
+    assert [finding for finding in findings if finding["state"] == "failed"] == []
+    assert "capabilities" in {finding["subject"] for finding in findings}
+    assert settings("doctor").code == 1
+
+
 def test_table_marks_what_is_well(settled: CommandLine, servers: Servers) -> None:
     ended = settled.having(DISPATCHER_RABBITMQ_MANAGEMENT_URL=servers.management_url)("doctor")
 
