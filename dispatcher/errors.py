@@ -108,6 +108,8 @@ class ServerUnavailable(DispatcherError):
 class StoreUnavailable(ServerUnavailable):
     """PostgreSQL does not answer, or ended our session."""
 
+    public = "PostgreSQL is not available. The log has more."
+
 
 class StoreBusy(StoreUnavailable):
     """Another transaction held a row or table that a statement needed for longer than it may wait."""
@@ -125,6 +127,8 @@ class AnswerTooLarge(StoreUnavailable):
 
 class BrokerUnavailable(ServerUnavailable):
     """RabbitMQ does not answer, or closed our connection or channel."""
+
+    public = "RabbitMQ is not available. The log has more."
 
 
 class BrokerRefused(BrokerUnavailable):

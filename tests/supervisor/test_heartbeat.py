@@ -97,6 +97,7 @@ def test_a_mistake_in_the_settings_is_told_in_words_and_not_as_a_traceback(nurse
             "PostgreSQL refuses the user, the password or the database in DISPATCHER_DATABASE_URL. The log has",
             False,
         ),
+        ("away", "PostgreSQL is not available. The log has more.", False),
         ("broken", "LookupError. The log has more.", True),
     ],
 )

@@ -15,7 +15,7 @@ into its parent's code. A reload takes the roles from FOLDER/roles, where that e
     abort             ends by a signal
     unfit:code        ends before it is up
     mistaken          ends before it is up, because of its settings
-    killed, full, refused, broken   the same by a signal, a full disk, a server, a mistake of ours
+    killed, full, refused, away, broken   the same by a signal, a full disk, a server's no, one away, our mistake
     hang              stands still once its loop has begun
     retire            serves, and wants a successor
 """
@@ -33,7 +33,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dispatcher.errors import ConfigurationError, StoreRefused
+from dispatcher.errors import ConfigurationError, StoreRefused, StoreUnavailable
 from dispatcher.roster import Post
 from dispatcher.stopping import stop_event
 from dispatcher.supervisor.parent import Parent
@@ -212,6 +212,11 @@ def be_refused(_toy: Toy, _post: Post) -> int:
     raise ConfigurationError(["no entry for the user private"]) from StoreRefused("no entry for the user private")
 
 
+def be_cut_off(_toy: Toy, _post: Post) -> int:
+    """Ends because a server is away."""
+    raise StoreUnavailable("no connection to private as private")
+
+
 def be_broken(_toy: Toy, _post: Post) -> int:
     """Ends by a mistake of ours."""
     raise LookupError("private")
@@ -223,6 +228,7 @@ UNFIT: dict[str, Callable[[Toy, Post], int]] = {
     "killed": kill_itself,
     "full": lack_room,
     "refused": be_refused,
+    "away": be_cut_off,
     "broken": be_broken,
 }
 """These end before they are up."""
