@@ -47,7 +47,7 @@ def setting(
         about: One sentence for `dispatcher config` and the documentation.
         variable: The variable's name where it is not the prefix and the field's name.
         secret: Never shown; may come from a file.
-        is_secret_path: It is a URL whose path is the secret, not its password.
+        is_secret_path: The value is a URL whose path is secret.
         empty: The value of an unset setting without default.
     """
     metadata = {
@@ -74,7 +74,7 @@ _PROGRAM_ENDINGS: Final = (
     "pyo,pyw,pyz,pyzw,reg,scf,scr,sct,search-ms,settingcontent-ms,shb,shs,sys,theme,tmp,udl,url,vb,vbe,vbp,vbs,vhd,"
     "vhdx,vps,vsmacros,vss,vst,vsw,vxd,webpnp,website,ws,wsb,wsc,wsf,wsh,xbap,xll,xnk"
 )
-"""What Gmail, Outlook and Amazon SES refuse anyway, and OneNote's, which carries programs, too."""
+"""Endings that Gmail, Outlook and Amazon SES refuse, and those of OneNote, whose files can carry programs."""
 _MIB: Final = 1024 * 1024
 
 _CEILING: Final = "Emails per second over all workers and hosts; unset: no ceiling. Halved while throttled."
@@ -94,7 +94,7 @@ class Settings:
     database_schema: str = setting(
         values.schema_name,
         "dispatcher",
-        "The schema of the dispatcher's tables; `init` makes it. The same for applications that use the library.",
+        "The schema of the dispatcher's tables; `init` makes it. Set the same for applications that use the library.",
     )
     amqp_url: str = setting(
         values.urls("amqp", "amqps"),
@@ -136,8 +136,8 @@ class Settings:
     allowed_headers: tuple[str, ...] = setting(
         values.header_names,
         None,
-        "Headers by which providers take commands, such as X-MC-Tags, that emails may set all the same: whole names, "
-        "comma-separated. The same on all hosts.",
+        "Headers that command a provider, such as X-MC-Tags, and that emails may set nevertheless. Whole names, "
+        "comma-separated. Set the same on all hosts.",
         empty=(),
     )
     worker_memory_mb: int = setting(
@@ -254,7 +254,7 @@ class Settings:
     alert_webhook_url: str = setting(
         values.webhook_url,
         None,
-        "Where alerts are posted, signed as Standard Webhooks says: https alone.",
+        "Where alerts are posted, signed as Standard Webhooks specifies. https only.",
         secret=True,
         is_secret_path=True,
         empty="",
@@ -279,7 +279,7 @@ class Settings:
     alert_after_seconds: float = setting(
         values.seconds(1, 86_400),
         "300",
-        "How long nothing is sent while emails are due, a provider is unusable or a host silent before it is an alert.",
+        "Alerts when, for so long, emails are due and none is sent, a provider cannot be used, or a host is silent.",
     )
     alert_reminder_seconds: float = setting(
         values.seconds(1, 604_800), "3600", "How often an alert is told again while it stands."

@@ -212,7 +212,7 @@ class Ledger:
             boot: Which start of the host it belongs to; None for this one.
 
         Raises:
-            DispatcherError: the file cannot be made, as on a full disk.
+            DispatcherError: the file cannot be made, for example on a full disk.
         """
         self.path = folder / f"{worker.replace('/', '_')}{SUFFIX}"
         self._slots = slots
@@ -225,13 +225,13 @@ class Ledger:
         except OSError as error:
             raise DispatcherError(
                 f"The in-flight ledger cannot be made in the run directory: {error.strerror}.",
-                remedy="Make room on its disk, let this user write there, or name another in DISPATCHER_RUN_DIR.",
+                remedy="Make room on its disk, let this user write there, or set DISPATCHER_RUN_DIR to another folder.",
             ) from error
         self.is_named = False
 
     @staticmethod
     def octets(slots: int) -> int:
-        """The size of the file of a ledger with so many slots."""
+        """The size of a ledger's file with so many slots."""
         return _HEADER_BYTES + slots * _SLOT_BYTES
 
     def name_database(self, database_id: UUID) -> None:

@@ -115,7 +115,7 @@ def worker_count(text: str) -> int:
 
 
 def schema_name(text: str) -> str:
-    """A schema's name, needing no quotes but where it is a word of SQL."""
+    """A schema's name that needs no quotes, unless it is a keyword of SQL."""
     if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", text) or text.startswith("pg_") or text == "information_schema":
         raise ValueError(
             "must be a schema's name: a lower-case letter or underscore, then up to 62 lower-case letters, digits and "
@@ -136,7 +136,7 @@ def url(*schemes: str) -> Callable[[str], str]:
             beginnings = " or ".join(f"{scheme}://" for scheme in schemes)
             raise ValueError(f"must be a URL that begins with {beginnings}, like {example}")
         if "@" in parts.path + parts.fragment and "@" not in parts.netloc:
-            # Else what follows would be taken for the host, and a part of the password would be in every error.
+            # Otherwise a part of the password would be taken for the host, and be in every error.
             raise ValueError("has a / or # in its user or password; write them as %2F and %23")
         return text
 
@@ -169,7 +169,7 @@ def database_url(text: str) -> str:
         return text
     parts = re.fullmatch(r"([^/]*//(?:[^/?#]*@)?)([^/?#]*)(.*)", text, re.DOTALL)
     before, hosts, after = parts.groups() if parts else ("", text, "")
-    if before.count("@") > 1:  # libpq takes what is behind the first for the host, and its errors repeat that
+    if before.count("@") > 1:  # libpq would take the rest for the host, and repeat it in errors
         raise ValueError("has an @ in its user or password; write it as %40")
     for host in hosts.split(","):
         url("postgresql", "postgres")(f"{before}{host}{after}")
@@ -281,7 +281,7 @@ def listener(text: str) -> Listener:
 
 def providers(text: str) -> tuple[str, ...]:
     names = tuple(name.strip().lower() for name in text.split(",") if name.strip())
-    # What cannot be a name, such as a URL with its password, is not repeated.
+    # A text that cannot be a name, such as a URL with a password, is not repeated.
     unknown = [name if name.isidentifier() or name.replace("-", "").isalnum() else "what is no name" for name in names]
     unknown = [name for name in unknown if name not in KNOWN_PROVIDERS]
     if unknown:
@@ -371,12 +371,12 @@ def api_listener(text: str) -> Listener:
 
 
 def header_names(text: str) -> tuple[str, ...]:
-    """Names of headers by which others take commands; not patterns, for each of them is a decision."""
+    """Whole names of headers. Patterns are refused, since the operator should decide about each header."""
     from dispatcher.domain.header_names import is_written_by_others  # few commands look at emails
 
     found = names("A-Za-z0-9_.-")(text)
     if wrong := [name for name in found if is_written_by_others(name)]:
-        raise ValueError(f"names {wrong[0]}, which an email never sets itself")
+        raise ValueError(f"names {wrong[0]}, which an email may never set itself")
     return found
 
 

@@ -123,7 +123,7 @@ def test_the_run_directory_is_by_default_where_nothing_is_emptied(
         ("DISPATCHER_PROVIDERS", "carrier-pigeon", "does not know carrier-pigeon; known are"),
         ("DISPATCHER_PROVIDERS", "smtp://ann:secret@mx", "does not know what is no name; known are"),
         ("DISPATCHER_ALLOWED_HEADERS", "X-MC-*", "is not made of"),
-        ("DISPATCHER_ALLOWED_HEADERS", "X-MC-Tags,bcc", "names bcc, which an email never sets itself"),
+        ("DISPATCHER_ALLOWED_HEADERS", "X-MC-Tags,bcc", "names bcc, which an email may never set itself"),
         ("DISPATCHER_PROVIDERS", "smtp,smtp", "must name each provider once"),
         ("DISPATCHER_PROVIDERS", ",", "must name each provider once"),
         ("DISPATCHER_DATABASE_URL", "mysql://db/x", "must be a URL that begins with postgresql:// or postgres://"),

@@ -16,7 +16,8 @@ from dispatcher.alerts.contract import NotDelivered
 
 Address = IPv4Address | IPv6Address
 _SPECIAL: Final = tuple(map(ip_network, ("192.0.0.0/24", "::/96", "64:ff9b::/96", "64:ff9b:1::/48", "fec0::/10")))
-"""What `is_global` calls public, in whole or in part: protocol assignments, IPv4-compatible, NAT64, site-local."""
+"""Networks that `is_global` takes for public at least in part: protocol assignments, IPv4-compatible addresses, NAT64,
+site-local addresses."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """From a host's name and a port to its addresses; raises OSError where there are none."""
@@ -42,7 +43,9 @@ async def addresses_of(host: str, port: int, *, allow_private: bool, resolver: R
     if not found:
         raise NotDelivered("its host name has no address")
     if not allow_private and not all(is_public(ip_address(text.partition("%")[0])) for text in found):
-        raise NotDelivered("its host has an address that is not public: see DISPATCHER_ALERT_WEBHOOK_ALLOW_PRIVATE")
+        raise NotDelivered(
+            "its host has an address that is not public. DISPATCHER_ALERT_WEBHOOK_ALLOW_PRIVATE=on allows it"
+        )
     return found
 
 

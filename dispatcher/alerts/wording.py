@@ -100,7 +100,7 @@ def _trouble(alert: Alert) -> str:
         case Kind.NOTHING_SENT:
             more = " or more" if (alert.count or 0) >= MOST_DUE else ""
             emails = "1 email is" if alert.count == 1 else f"{alert.count}{more} emails are"
-            return f"{emails} due, and nothing is sent: {_ended(alert.reason)}"
+            return f"{emails} due, but none is sent: {_ended(alert.reason)}"
         case Kind.PROVIDER_UNUSABLE:
             return f"workers cannot use a provider: {_ended(alert.reason)}"
         case Kind.HOST_VANISHED:
@@ -120,7 +120,7 @@ def _resolution(alert: Alert) -> str:
         case Kind.UNDECIDED_EXPIRING:
             return "no failed or held email is about to lose its content any more"
         case Kind.NOTHING_SENT:
-            return "emails are sent again, or none is due any more"
+            return "emails are sent again, or no email is due any more"
         case Kind.PROVIDER_UNUSABLE:
             return "workers can use every provider again"
         case Kind.HOST_VANISHED:
@@ -130,8 +130,8 @@ def _resolution(alert: Alert) -> str:
 
 
 def _ended(reason: str | None) -> str:
-    """A reason within a sentence that goes on to its own end."""
-    return (reason or "nobody knows why").rstrip(".")
+    """A reason without its full stop, for use inside a sentence."""
+    return (reason or "the reason is unknown").rstrip(".")
 
 
 def _plain(value: object) -> str:

@@ -64,7 +64,7 @@ class Bodies:
         declared = request.headers.get("content-length", "")
         if declared.isdigit() and int(declared) > self._most_bytes:
             raise self._too_large()
-        body = bytearray()  # grows in place, where joined pieces would be in memory twice
+        body = bytearray()  # grows in place; joining pieces would hold the body in memory twice
         self._hold(reading, min(LEAST_BYTES, self._memory.most_each))
         async for chunk in request.stream():
             if len(body) + len(chunk) > self._most_bytes:
@@ -139,9 +139,9 @@ def _check_type(request: Request) -> None:
 
 
 _COUNTED_BYTES: Final = 256 * 1024
-"""Octets that are looked at in one go: what C does of a text, nobody interrupts."""
+"""Octets per call: a call into C holds the interpreter until it returns."""
 _TEXT: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
-"""A text up to its end. It never backtracks, however hostile it is."""
+"""A JSON string. Possessive quantifiers never backtrack, so a hostile body cannot make the search slow."""
 _BEYOND_ASCII: Final = re.compile(rb"[\x80-\xff]")
 
 
@@ -156,7 +156,7 @@ def count_values(body: bytes | bytearray) -> int:
         if start < 0:
             return count + _count_marks(body, end, len(body))
         count += _count_marks(body, end, start)
-        text = _TEXT.match(body, start)  # it may have these characters in it
+        text = _TEXT.match(body, start)  # a string may contain the counted characters
         assert text is not None
         texts, end = texts + 1, text.end()
     return MOST_VALUES + 1
@@ -205,7 +205,7 @@ def decoded(body: bytes | bytearray) -> Any:
 
 
 _LARGE_WORK: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="large bodies")
-"""One thread: several would take turns with each other more often than with the loop, and nobody would be faster."""
+"""One thread: several would compete for the interpreter with the loop, and parse no faster."""
 
 
 async def off_loop(size: int, work: Callable[[], T]) -> T:

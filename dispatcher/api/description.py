@@ -125,8 +125,8 @@ _KEY: Final = {
     "in": "header",
     "schema": {"type": "string", "pattern": KEY_PATTERN},
     "description": "Your own name for the email, in double quotes or bare: the same key never makes a second email. "
-    f"1 to {MAX_KEY_CHARACTERS} printable ASCII characters; needed, unless the body has `message_key`, which may have "
-    "any printable characters.",
+    f"1 to {MAX_KEY_CHARACTERS} printable ASCII characters. Required, unless the body has `message_key`, which may "
+    "contain any printable characters.",
     "example": "order-17-receipt",
 }
 _TENANT: Final = _query("tenant_id", TENANT)
@@ -373,7 +373,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "force": {
                 "type": "boolean",
                 "default": False,
-                "description": "Keep this pace, whatever other replays are about the same emails.",
+                "description": "Keep this pace, even if other replays have some of the same emails.",
             },
         },
     },
@@ -390,7 +390,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "paced_with": {
                 "type": "array",
                 "items": {"type": "integer"},
-                "description": "Replays of some of the same emails: together they go at the slowest of their paces.",
+                "description": "Running replays with some of the same emails: all share the slowest of their paces.",
             },
             "reason": {"type": "string"},
             "created_at": _INSTANT,

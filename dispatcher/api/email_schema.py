@@ -45,8 +45,8 @@ _FIELDS: Final[dict[str, Any]] = {
     "message_key": _optional(
         _text(
             MAX_KEY_CHARACTERS,
-            "Your own name for the email; the same key never makes a second one. Beside a header that gives the key, "
-            "the same or absent.",
+            "Your own name for the email; the same key never makes a second one. If a header gives the key too, both "
+            "must be the same.",
             shortest=1,
         )
     ),
@@ -101,7 +101,7 @@ _FIELDS: Final[dict[str, Any]] = {
                     "items": {"type": "string", "minLength": 1, "maxLength": rules.MAX_TAG_CHARACTERS},
                 },
             ],
-            "description": "For the provider's statistics. `one_time_code` stands for `erase_after_sending`.",
+            "description": "For the provider's statistics. `one_time_code` sets `erase_after_sending` instead.",
         }
     ),
     "correlation_id": _optional(
@@ -117,7 +117,7 @@ _FIELDS: Final[dict[str, Any]] = {
     "erase_after_sending": _optional(
         {
             "type": "boolean",
-            "description": "Delete its content, with attachments, once it is sent: for one-time codes and the like.",
+            "description": "Delete the content, attachments included, once the email is sent; for one-time codes.",
         }
     ),
 }

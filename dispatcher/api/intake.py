@@ -32,10 +32,10 @@ _KEY: Final = re.compile(KEY_PATTERN)
 
 
 def idempotency_key(request: Request) -> str | None:
-    """The key that a request's header gives its email; None where the body has to give it.
+    """The email's key from the request's header; None if the request has no such header.
 
     Raises:
-        Problem: there is more than one, or it cannot be one.
+        Problem: the header is there twice, or is not a valid key.
     """
     given = request.headers.getlist(KEY_HEADER)
     if not given or given == [""]:
@@ -44,17 +44,17 @@ def idempotency_key(request: Request) -> str | None:
     if not _KEY.fullmatch(key):
         reason = (
             f"must be one key of 1 to {MAX_KEY_CHARACTERS} printable ASCII characters, in double quotes or bare; "
-            "any other key goes into the body, as message_key"
+            "put any other key into the body, as message_key"
         )
         raise Problem("idempotency-key-invalid", flaws=[Flaw("header", KEY_HEADER, reason)])
     return re.sub(r"\\(.)", r"\1", key[1:-1]) if key.startswith('"') else key
 
 
 def check_named(document: object, key: str | None) -> None:
-    """Asserts that the header or the body gives an email its key.
+    """Checks that the header or the body has the email's key.
 
     Raises:
-        Problem: neither does.
+        Problem: neither has it.
     """
     if key is None and isinstance(document, dict) and document.get("message_key") is None:
         raise Problem("idempotency-key-missing", "It is your own name for the email, such as order-17-receipt.")

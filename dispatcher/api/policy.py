@@ -17,7 +17,7 @@ class Policy:
     Attributes:
         denied_types: Endings of filenames, and whole content types, that no attachment may have.
         headers: Names of headers, and beginnings of names, that an email may set.
-        allowed_headers: Names of commands to providers among them.
+        allowed_headers: Headers that command a provider and are allowed nevertheless.
     """
 
     recipients: int
@@ -68,7 +68,7 @@ class Policy:
                 field = f"attachments[{index}].content"
                 raise InvalidEmail(field, f"makes attachments exceed {self.attachment_bytes} octets together")
             endings = endings_of(file.filename)
-            # Windows opens `a.{…}` by the class that stands in braces.
+            # Windows opens `a.{…}` with the class that the braces name.
             if not self.denied_endings.isdisjoint(endings) or any(ending.startswith("{") for ending in endings):
                 raise InvalidEmail(f"attachments[{index}].filename", "has an ending that is not allowed")
             if file.content_type.lower() in _PROGRAMS:
@@ -77,7 +77,7 @@ class Policy:
 
 _PROGRAMS = frozenset(
     {
-        # What Outlook refuses, and more names for the like of it.
+        # What Outlook refuses, and other names of the same types.
         "application/ecmascript",
         "application/hta",
         "application/java-archive",

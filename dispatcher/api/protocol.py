@@ -30,10 +30,10 @@ body and after the last. The longest key, list of parameters and trace have some
 LEAST_BODY_BYTES_PER_SECOND: Final = 1024
 """What a body must bring as long as it is not whole."""
 LINGER_SECONDS: Final = 3.0
-"""How long a client may go on sending a request that was refused before it was whole."""
+"""How long the connection stays open for a client that is still sending a refused request."""
 MOST_SMALL_CHUNKS: Final = 4096
 LEAST_CHUNK_BYTES: Final = 64
-"""What the chunks of a body bring on average, but for so many small ones: each costs us as much as a header."""
+"""The average that a body's chunks must reach after `MOST_SMALL_CHUNKS`: each chunk costs us as much as a header."""
 MOST_PIPELINED: Final = 16
 """Requests that wait for the answer to the one before, on one connection. Clients send none ahead; one that sends
 thousands, and does not even read, would keep the process at parsing them."""
@@ -146,7 +146,7 @@ class PatientProtocol(HttpToolsProtocol):
             self._reject("A body comes with its Content-Length, or in HTTP/1.1 as chunks without another coding.")
 
     def on_chunk_header(self) -> None:
-        """Its body goes on with another chunk."""
+        """Another chunk of the body begins; refuses a body in too many small ones."""
         self._small_chunks_left -= 1
         if self._small_chunks_left < 0:
             self._reject(f"The chunks of a body must have {LEAST_CHUNK_BYTES} octets on average.")
@@ -247,7 +247,10 @@ class _Trailers(list[tuple[bytes, bytes]]):
 
 
 class _LingeringTransport:
-    """A transport that is closed in two steps where the client may still be sending: ours at once, its a bit later."""
+    """A transport that closes in two steps if the client may still be sending: first our direction, later the client's.
+
+    Closing both at once would make the kernel reset the connection, and the client could lose our answer.
+    """
 
     def __init__(self, transport: Transport, has_unread_request: Callable[[], bool]) -> None:
         self._transport = transport
@@ -259,11 +262,11 @@ class _LingeringTransport:
         return getattr(self._transport, name)
 
     def is_closing(self) -> bool:
-        """Whether nothing is to be written any more, and what comes is to be forgotten."""
+        """Whether `close` was called: nothing more may be written, and what arrives is ignored."""
         return self._end is not None or self._transport.is_closing()
 
     def close(self) -> None:
-        """Writes what is to be written, and closes."""
+        """Closes the connection once everything is written; lingers if the request is not read to its end."""
         if self.is_closing():
             return
         if not self._has_unread_request():
@@ -274,7 +277,7 @@ class _LingeringTransport:
         self._transport.resume_reading()
 
     def end(self) -> None:
-        """The connection is gone."""
+        """Stops the timer; the connection is closed."""
         if self._end is not None:
             self._end.cancel()
 

@@ -32,17 +32,17 @@ MOST_TEXT_CHARACTERS: Final = 255
 LISTS_AT_ONCE: Final = 2
 """Lists that are looked for at once: they must not keep the database from what is enqueued."""
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
-"""Before any email."""
+"""No email is older. Earlier instants have no UUID of version 7."""
 _LOWEST: Final = UUID(int=0)
 _HIGHEST: Final = UUID(int=2**128 - 1)
 
 _UNPRINTABLE: Final = (
     r"\x00-\x1f\x7f-\xa0\xad\u061c\u1680\u180e\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff\ufff9-\uffff"
 )
-"""Control characters, spaces but the usual one, and what reverses or hides other characters."""
+"""Control characters, every space but U+0020, and characters that reverse or hide others."""
 PRINTABLE: Final = rf"^[^{_UNPRINTABLE}]*$"
 NOT_BLANK: Final = rf"^ *[^ {_UNPRINTABLE}][^{_UNPRINTABLE}]*$"
-"""The same, and not spaces alone."""
+"""As `PRINTABLE`, with at least one character that is no space."""
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ def _one_of(words: type[Status | Reason]) -> Callable[[str], Status | Reason]:
 
 
 def prints(text: str) -> bool:
-    """Whether a text has no character that does not print."""
+    """Whether every character of a text is printable."""
     return re.fullmatch(PRINTABLE, text) is not None
 
 
@@ -193,7 +193,7 @@ class Reading:
         return Response(orjson.dumps(whole), media_type="application/json")
 
     async def _waiting(self, email: EmailRow) -> dict[str, Any] | None:
-        """Why it is not sent yet; no sentence, because that may tell of other tenants' emails and of the operator."""
+        """Why the email is not sent yet. Leaves out the sentence, which may mention other tenants' emails."""
         if email.status not in (Status.PENDING, Status.SENDING):
             return None
         facts = await self.store.find_wait(email.email_id)

@@ -60,8 +60,8 @@ LAST_SECONDS: Final = 3.0
 """For what was inserted last to be announced; the relay takes the rest."""
 BACKLOG: Final = 2048
 SWITCH_SECONDS: Final = 0.0005
-"""How long the thread that parses large bodies keeps the loop waiting, at each of its turns; Python's default is ten
-times as long."""
+"""How long the thread that parses large bodies may keep the interpreter from the loop at a time. Python's default is
+ten times as long."""
 _STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 _HEADERS: Final = [("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff")]
 

@@ -80,7 +80,7 @@ class Absence:
     """A quorum queue that has members offline.
 
     Attributes:
-        absent: The nodes of the members that are offline, the first of them.
+        absent: The nodes of the members that are offline, `MOST_NAMED` of them at most.
         is_lost: No majority is online: nothing can be published to the queue or consumed from it.
     """
 
@@ -103,10 +103,10 @@ def absence_in(fields: Mapping[str, Any]) -> Absence | None:
 
 
 def consumer_timeout_in(fields: Mapping[str, Any]) -> float | None:
-    """After how many seconds without an ack RabbitMQ closes a channel; None if the queue does not say.
+    """After how many seconds without an ack RabbitMQ closes a channel; None if the queue has no such limit.
 
     Raises:
-        BrokerUnavailable: what it says is no number of milliseconds.
+        BrokerUnavailable: the reported value is no number of milliseconds.
     """
     milliseconds = _Queue("", fields).effective("consumer-timeout")
     if milliseconds is None:
@@ -175,7 +175,7 @@ def _dead_lettering_faults(queue: _Queue, topology: Topology) -> Iterator[Topolo
 
 
 def _shown(value: object) -> str:
-    """What is reported, in words that fit a line: whoever may set a policy may write anything into it."""
+    """A reported value as a short printable text: anybody who may set a policy may write any text into it."""
     text = printable(str(value)[: MOST_CHARACTERS + 1])
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
 

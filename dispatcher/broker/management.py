@@ -200,8 +200,8 @@ class _Node:
         except (OSError, HTTPException) as error:
             if is_late.is_set():
                 raise self._silence() from error
-            if not isinstance(error, OSError):  # its words would be the server's, whoever that is
-                raise BrokerUnavailable(f"{self.place} does not answer as HTTP does.") from None
+            if not isinstance(error, OSError):  # its text would repeat what an unknown server sent
+                raise BrokerUnavailable(f"{self.place} does not speak HTTP.") from None
             words = error.strerror or str(error) or type(error).__name__
             raise BrokerUnavailable(f"{self.place} cannot be reached: {words.lower()}.") from error
         finally:
@@ -233,7 +233,7 @@ _MISTAKE: Final = (
 
 
 def is_figure(value: object) -> TypeGuard[int]:
-    """Whether a value of a reply can count something; a negative number is a mistake, and an endless one an attack."""
+    """Whether a value of a reply is a plausible count: a whole number from 0 to `MOST`."""
     return type(value) is int and 0 <= value <= MOST
 
 

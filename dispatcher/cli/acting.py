@@ -1,4 +1,4 @@
-"""What commands share by which operators change something: who, why, whether, ages, and the servers."""
+"""What the commands that change something share: actor, reason, confirmation, ages, and open connections."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ def acting(command: Command) -> Command:
 
 
 def agreed(question: str) -> bool:
-    """Asks on the terminal; without one, says what goes on without being asked."""
+    """Asks for confirmation on the terminal. Without a terminal, returns False and names --yes."""
     if is_terminal():
         return click.confirm(question, err=True)
-    say("Nothing was changed. Without a terminal to ask on, --yes goes on.")
+    say("Nothing was changed: there is no terminal to ask on. Add --yes to go on without being asked.")
     return False
 
 
 def is_terminal() -> bool:
-    """Whether there is somebody to ask."""
+    """Whether a person can be asked."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 

@@ -87,10 +87,10 @@ def judge(subject: str, is_well: bool, words: str, remedy: str, otherwise: State
 
 
 def check_env_file(file: EnvFile) -> Finding:
-    """Whether every user of this machine may read the secrets in the env file."""
+    """Warns if every user of this machine may read an env file with secrets."""
     secrets = file.secrets
     is_open = bool(secrets and file.path.stat().st_mode & stat.S_IROTH)
-    words = f"{file.path} may be read by every user of this machine, and holds secrets ({', '.join(secrets)})"
+    words = f"every user of this machine may read {file.path}, which holds secrets ({', '.join(secrets)})"
     remedy = f"Run: chmod o= {file.path}. The user of `dispatcher run` must be able to read it."
     return Finding("env file", State.WARNING, words, remedy) if is_open else well("env file", f"{file.path}")
 
@@ -111,7 +111,7 @@ def check_process(settings: Settings) -> Iterator[Finding]:
 
 
 def check_run_dir(settings: Settings) -> Iterator[Finding]:
-    """Whether `run` can keep its files there: nobody else may write them, and the disk has room for the ledgers."""
+    """Whether `run` can use the run directory: no other user may write there, and the disk has room for the ledgers."""
     subject = "run directory"
     needed = settings.workers * Ledger.octets(2 * settings.prefetch)
     try:
@@ -221,8 +221,8 @@ def _check_tables(settings: Settings, connection: Session) -> Iterator[Finding]:
         return
     words = f"in the schema {settings.database_schema}, at this release, migration {all_migrations()[-1].number:04}"
     if others:
-        words += f"; the schema {', '.join(others)} has such tables, too, and nobody sends what is enqueued there"
-    yield judge("tables", not others, words, "Drop those tables once nothing in them is needed.", State.WARNING)
+        words += f"; the schema {', '.join(others)} has such tables, too, and no process sends the emails in them"
+    yield judge("tables", not others, words, "Drop the other tables once you do not need them.", State.WARNING)
     filled = find_filled_defaults(connection)
     words = f"rows stand in {', '.join(filled)}" if filled else "the default ones are empty"
     yield judge("partitions", not filled, words, "Run `dispatcher init`, which moves this week's.", State.WARNING)
@@ -259,7 +259,7 @@ def _check_ledgers(settings: Settings, database_id: UUID) -> Iterator[Finding]:
 
 
 def _check_pending(settings: Settings, connection: Session) -> Iterator[Finding]:
-    """Emails that fail as soon as `run` takes them: no configured provider can carry them, or they command one."""
+    """Finds pending emails that `run` would fail: no configured provider can carry them, or a header is not allowed."""
     from dispatcher.domain.header_names import headers_fault
     from dispatcher.providers.capabilities import capabilities_of, uncarried
     from dispatcher.store.pending import SAMPLE, sample_pending

@@ -27,9 +27,9 @@ WIDE_COLUMNS: Final = 180
 _HEAD: Final = """\
 # Email Dispatcher: the settings of one host. A line counts once the # before its name is gone; what stands there is the
 # default. `dispatcher config` shows what a host has, `dispatcher doctor` whether it works.
-# For `dispatcher run --env-file PATH`, and every other command, which also find it by DISPATCHER_ENV_FILE. A line here
-# overrides the same variable of the environment. Nothing is expanded: a $ is a $. Put quotes around a value that holds
-# quotes, a line break, or a space before a #.
+# Every command reads this file if --env-file or DISPATCHER_ENV_FILE names it. A line here overrides the same variable
+# of the environment. Nothing is expanded: a $ is a $. Put quotes around a value that has quotes, a line break, or a
+# space before a #.
 """
 
 
@@ -58,7 +58,7 @@ def command(as_json: bool, example: bool) -> int:
 
     Settings are environment variables, or lines of the file that --env-file or DISPATCHER_ENV_FILE names, which
     override them. A setting that holds a secret may be given as a file instead, by its variable with _FILE appended.
-    Says what `run` would refuse; connects to nothing, which `dispatcher doctor` does.
+    Reports what `run` would refuse. Opens no connection; `dispatcher doctor` does.
 
     \b
     Examples:

@@ -32,10 +32,10 @@ _NAMED: Final = 5
 def command(names: tuple[str, ...], selection: Selection, reason: str, actor: str | None, yes: bool) -> int:
     """Take dead letters off the DLQ for good, without sending anything.
 
-    Of an email, by id, message key or filter: it stays failed or held, its row, content and history stay, and
-    `dlq show` still tells its story; it leaves the DLQ and `dlq list`. `dlq list --discarded` lists those, and
-    `dlq replay ID` still sends one again. Of a poison message, p-…: its bytes are gone; `dlq show p-… --export FILE`
-    keeps them.
+    Emails, by id, message key or filter: their dead letters leave the DLQ and `dlq list`. The emails stay failed or
+    held, with their content and history. `dlq show` still shows them, `dlq list --discarded` lists them, and
+    `dlq replay ID` still sends one again. Poison messages, p-…: their bytes are deleted. To keep them, first run
+    `dlq show p-… --export FILE`.
 
     \b
     Examples:
@@ -48,12 +48,12 @@ def command(names: tuple[str, ...], selection: Selection, reason: str, actor: st
 
     act = Act.of(actor, reason)
     poison = [name for name in names if is_poison_id(name)]
-    emails_names = tuple(name for name in names if name not in poison)
+    email_names = tuple(name for name in names if name not in poison)
     refuse_both(names, selection.filters)
     if not names and not selection.filters:
         raise click.UsageError("Which ones? Give ids or message keys, or a filter such as --error-type.")
     settings = load_settings("database_url", "amqp_url")
-    ids = [] if poison and not emails_names else asyncio.run(_find_ids(settings, selection, emails_names))
+    ids = [] if poison and not email_names else asyncio.run(_find_ids(settings, selection, email_names))
     if not ids and not poison:
         say("No failed or held email matches.")
         return Exit.FAILED

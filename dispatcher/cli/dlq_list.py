@@ -109,7 +109,7 @@ def _show_groups(by: str, groups: list[Group], *, as_json: bool) -> int:
     if as_json:
         print_json({"by": by, "groups": [asdict(group) for group in groups]})
         return Exit.DONE
-    # An error's words come last: they may be long.
+    # The group comes last: an error's text may be long.
     table = TextTable("emails", "first enqueued", "last enqueued", by.replace("_", " "), right=[0])
     for group in groups:
         table.add(f"{group.emails:,}", _instant(group.oldest_at), _instant(group.newest_at), group.value)

@@ -54,7 +54,7 @@ _WORDS: Final = {
 @click.option(
     "--rate", type=click.FloatRange(min=0), help="Emails per second, at least 0.01; 50 if not said, 0 for no limit."
 )
-@click.option("--force", is_flag=True, help="Keep this pace, whatever other replays are about the same emails.")
+@click.option("--force", is_flag=True, help="Keep this pace, even if other replays are sending the same emails.")
 @click.option("--reason", metavar="TEXT", help="Why, for the audit: a few words, no addresses. Needed to go on.")
 @click.option("--actor", metavar="NAME", help="Who decides; the system's user@host if not said.")
 @click.option("--dry-run", is_flag=True, help="Count and name some, and change nothing.")
@@ -90,8 +90,8 @@ def command(
     on (a script, a pipe) it changes nothing unless there is --yes. Each email becomes
     pending and due in a commit of its own, at the pace of --rate, its attempts counted anew; its dead letter leaves the
     DLQ. Ctrl-C, a crash or `dispatcher dlq stop` lose nothing: --resume goes on where it ended. Two replays of the same
-    email send it once. One that meets another over the same emails says so before it starts; together they go at the
-    slower pace, unless --force is given.
+    email send it once. If a running replay has some of the same emails, this one names it before it starts, and the
+    two share the slower pace. --force keeps this one's pace.
 
     \b
     Examples:
@@ -102,7 +102,7 @@ def command(
       dispatcher dlq replay p-3fa9c1d2e0b4 --body repaired.json --reason "key was misspelt"
 
     Exit codes: 0 all were replayed, or nothing matches; 1 none was; 2 nobody could be asked; 3 some were: the others
-    are counted by why they were skipped, and --json names them.
+    are counted by the reason for which they were skipped, and --json names them.
     """
     from dispatcher.ops.acts import Act
     from dispatcher.ops.replays import LEAST_PER_SECOND
@@ -177,9 +177,9 @@ def _say_meetings(met: list[Meeting], *, force: bool) -> None:
         say(f"Replay {each.replay_id} of {each.actor} ({each.reason}; {pace}) is under way, with {count} still to do.")
     if met:
         say(
-            "This one keeps its own pace beside it."
+            "This replay keeps its own pace."
             if force
-            else "Together they go at the slowest of their paces; --force keeps this one's."
+            else "They share the slowest of their paces. To keep this replay's own pace, add --force."
         )
 
 
@@ -214,7 +214,7 @@ async def _create(
 
 
 class _Resumption(NamedTuple):
-    """What is given to a replay that goes on."""
+    """The options of `--resume`; None leaves the replay's own value."""
 
     actor: str | None
     reason: str | None

@@ -56,9 +56,9 @@ def command(
     export: Path | None,
     as_json: bool,
 ) -> int:
-    """Tell the whole story of one email, sent ones included, by its id or its message key: its status, why it waits if
-    it is pending or sending, every attempt, what people did, replays, and its message on the DLQ with x-death. Of a
-    poison message, show the bytes.
+    """Show everything about one email, by its id or its message key: its status, why it waits if it is pending or
+    sending, every attempt, operators' acts, replays, and its message on the DLQ with x-death. For a poison message,
+    show the bytes.
 
     \b
     Examples:

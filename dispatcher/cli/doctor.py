@@ -27,10 +27,10 @@ _MARKS: Final = {State.OK: ("✓", "green"), State.WARNING: ("!", "yellow"), Sta
 def command(*, for_api: bool, as_json: bool) -> int:
     """Check everything that sending depends on, and say how to mend it. Sends nothing; makes missing folders only.
 
-    Looks at the settings, who may read the env file, Python and the process's limits, the run directory, PostgreSQL
-    (version, durability, connections, tables, partitions, sessions, and whether it commits), RabbitMQ (exchange,
-    queues, and by its management API, if one is set, bindings, policies, quorum and consumer timeout), the providers,
-    and what none of them can carry.
+    Checks the settings, who may read the env file, Python and the process's limits, the run directory, PostgreSQL
+    (version, durability, connections, tables, partitions, sessions, and whether it commits), RabbitMQ (exchange and
+    queues; if a management API is set, also bindings, policies, quorum and consumer timeout), the providers, and
+    pending emails that would fail.
 
     \b
     Examples:

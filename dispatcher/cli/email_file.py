@@ -76,7 +76,7 @@ class Tally:
 def enqueue_file(settings: Settings, file: BinaryIO, *, as_json: bool) -> Exit:
     """Enqueues a file's emails and tells what became of them; a second run finds them known and is harmless.
 
-    Emails that none of the configured providers could ever carry are refused.
+    Refuses emails that no configured provider could ever carry.
 
     Raises:
         DispatcherError: nothing could be enqueued, because PostgreSQL is away or has no tables.

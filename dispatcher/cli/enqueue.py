@@ -47,7 +47,7 @@ _File: Final = click.Path(exists=True, dir_okay=False, allow_dash=True, path_typ
     help="A file to attach; may be repeated.",
 )
 @click.option("--template", "template_id", metavar="ID", help="A provider's template, which writes subject and body.")
-@click.option("--template-data", metavar="JSON", help="What the template is filled with: a JSON object.")
+@click.option("--template-data", metavar="JSON", help="A JSON object with the template's values.")
 @click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="An additional header; may be repeated.")
 @click.option("--tag", "tags", multiple=True, help="For the provider's statistics; may be repeated.")
 @click.option("--tenant", "tenant_id", help="Whose email it is; keys are unique within a tenant.")
@@ -68,8 +68,8 @@ def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
     A file has one email per line, as a JSON object with the fields message_key, from, to, cc, bcc, reply_to, subject,
     text, html, template_id, template_data (for providers that have templates: sendgrid, ses), headers, attachments
     (filename, content_type, content in base64), tags, tenant_id, correlation_id, on_uncertain and
-    erase_after_sending. It is read as a stream. Bad lines are told by number and do not stop the good ones; a file that
-    was interrupted can simply be enqueued again.
+    erase_after_sending. The file is read as a stream. Bad lines are reported by number and do not stop the good ones.
+    After an interruption, enqueue the same file again.
 
     Where DISPATCHER_PROVIDERS is set, an email that none of those providers could ever carry is refused: a template
     over smtp, for example.

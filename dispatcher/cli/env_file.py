@@ -1,8 +1,8 @@
-"""The env file: settings that a process reads itself, at its start and again at SIGHUP.
+"""The env file: settings that the process itself reads when it starts and again at SIGHUP.
 
-A supervisor hands on the environment that it was started with itself, so an edit of the file that was sourced there
-changes nothing until the supervisor is started again. A file that the process reads has no such memory. Its lines
-override the environment, which may hold values of an earlier version of the same file.
+A supervisor passes on the environment with which it was started. If that came from a sourced file, an edit of the file
+has no effect until the supervisor restarts. So the process reads the file itself, and the file's lines override the
+environment, which may have values of an earlier version of the same file.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 VARIABLE: Final = f"{PREFIX}ENV_FILE"
 MOST_OCTETS: Final = 1024 * 1024
 _SERVICES: Final = ("run", "api")
-"""Commands whose errors are lines of their log."""
+"""Commands that log their start errors."""
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_NAME: Final = re.compile("SECRET|PASSWORD|TOKEN|OTLP_HEADERS")
-"""Secrets of others that belong into the same file, such as AWS_SECRET_ACCESS_KEY."""
+"""Variables of other programs that are secrets, such as AWS_SECRET_ACCESS_KEY."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Line:
 
 
 class EnvFile:
-    """A file of settings, laid over the environment of this process."""
+    """A file of settings that overrides the environment of this process."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -51,16 +51,16 @@ class EnvFile:
         self._covered: dict[str, str | None] = {}
 
     def read(self) -> None:
-        """Puts what the file has now into the environment, in place of what it had before.
+        """Puts the file's current values into the environment; removes those that it had before.
 
         Raises:
-            ConfigurationError: The file cannot be read, or lines of it are mistaken; the environment is unchanged.
+            ConfigurationError: The file cannot be read, or has mistakes; the environment is unchanged.
         """
         self._lay(parse(self.path, _read(self.path)))
 
     @contextmanager
     def read_again(self) -> Iterator[None]:
-        """Does `read` for the block, and for good if the block succeeds; else the environment is as it was."""
+        """Reads the file again for the block; if the block raises, restores the environment."""
         lines = self._lines
         try:
             self.read()
@@ -71,7 +71,7 @@ class EnvFile:
 
     def _lay(self, lines: Mapping[str, Line]) -> None:
         _put(self._covered)
-        # A NAME in the file also replaces NAME_FILE of the environment, and conversely: both at once are refused.
+        # NAME in the file also replaces NAME_FILE of the environment, and the reverse: a setting may not have both.
         twins = {_twin_of(name) for name in lines} - lines.keys()
         self._covered = {name: os.environ.get(name) for name in (*lines, *twins)}
         self._lines = lines
@@ -83,7 +83,7 @@ class EnvFile:
 
     @property
     def overridden(self) -> list[str]:
-        """Variables to which the environment gave another value than the file."""
+        """Variables whose value in the environment differed from the file's."""
         return sorted(
             name
             for name, line in self._lines.items()
@@ -98,7 +98,7 @@ class EnvFile:
         return sorted(name for name in (ours & self._lines.keys()) | named if self._lines[name].value)
 
     def locate(self, mistakes: Iterable[str]) -> list[str]:
-        """The same sentences about variables; those that a line of the file sets begin with file and line."""
+        """Puts file and line in front of each mistake about a variable that the file sets."""
         return [self._located(mistake) for mistake in mistakes]
 
     def _located(self, mistake: str) -> str:
@@ -124,9 +124,9 @@ def parse(path: Path, text: str) -> dict[str, Line]:
         if name is None and not binding.error:
             continue  # an empty line, or a comment
         if name is None or value is None or not _NAME.fullmatch(name):
-            fault = "is not NAME=value. Quote a value that holds quotes; begin a comment with #"
+            fault = "is not NAME=value. Put quotes around a value that has quotes; begin a comment with #"
         elif "\0" in value:
-            fault = f"{name} holds a NUL character. Remove it"
+            fault = f"{name} has a NUL character. Remove it"
         elif name == VARIABLE:
             fault = f"{name} cannot be set in the file that it names. Remove the line"
         elif name in lines:
@@ -141,7 +141,7 @@ def parse(path: Path, text: str) -> dict[str, Line]:
 
 
 def _line_number(original: Original) -> int:
-    """Where the text of a binding begins, after the empty lines that the parser counts as part of it."""
+    """The line where a binding's text begins; the parser counts the empty lines before it as part of it."""
     before = original.string.removesuffix(original.string.lstrip())
     return original.line + len(re.findall(r"\r\n|\r|\n", before))
 
@@ -149,7 +149,7 @@ def _line_number(original: Original) -> int:
 def _read(path: Path) -> str:
     octets = b""
     try:
-        # Without O_NONBLOCK, a FIFO without a writer would stop a reload for ever.
+        # Without O_NONBLOCK, opening a FIFO that has no writer would block a reload for ever.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             if fault := _fault_of(path, os.fstat(file.fileno())):
                 raise ConfigurationError([f"The env file {path} {fault}."])
@@ -167,7 +167,7 @@ def _fault_of(path: Path, found: os.stat_result) -> str | None:
     if not stat.S_ISREG(found.st_mode):
         return "is not a regular file, so SIGHUP could not read it again. Name a file"
     if found.st_mode & stat.S_IWOTH:
-        return f"may be written by every user of this machine. Run: chmod o-w {path}"
+        return f"is writable by every user of this machine. Run: chmod o-w {path}"
     if found.st_size > MOST_OCTETS:
         return "is larger than 1 MiB. Correct the path"
     return None
@@ -186,7 +186,7 @@ def _put(values: Mapping[str, str | None]) -> None:
 
 
 def current_env_file() -> EnvFile | None:
-    """The env file of the command that runs; None if none was named."""
+    """The env file of the running command; None if none was named."""
     context = click.get_current_context(silent=True)
     return context.meta.get(VARIABLE) if context else None
 
@@ -207,14 +207,14 @@ def _use(context: click.Context, _: click.Parameter, path: Path | None) -> None:
         if is_service:
             from setproctitle import getproctitle
 
-            getproctitle()  # finds the title's place by the environment, as long as that is as the kernel made it
+            getproctitle()  # setproctitle finds its memory by the environment, so it must look before we change that
         with starting() if is_service else nullcontext():
             file.read()
 
 
 _OPTION: Final[Any] = click.Option(
     ["--env-file"],
-    type=click.Path(readable=False, path_type=Path),  # we say ourselves why it cannot be read
+    type=click.Path(readable=False, path_type=Path),  # `_read` reports an unreadable file
     metavar="PATH",
     envvar=VARIABLE,
     expose_value=False,

@@ -1,4 +1,4 @@
-"""The settings as a command gets them: from the env file and the environment, with warnings of what has no effect."""
+"""Loads a command's settings from the env file and the environment; warns of variables that have no effect."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dispatcher.errors import ConfigurationError
 
 DEV_PREFIX: Final = f"{PREFIX}DEV_"
 _TOOLS: Final = (f"{PREFIX}CACHE_DIR", VARIABLE)
-"""Read before there are settings: by the dev tools, and as the option `--env-file`."""
+"""Variables that are no settings: the dev tools' cache, and the option `--env-file`."""
 
 
 def load_settings(*needs: str) -> Settings:
-    """The settings of this process; warns on stderr of what is set and has no effect.
+    """The settings of this process; warns on stderr of variables that have no effect.
 
     Args:
         needs: Fields that must be set, because the command cannot work without them.
@@ -32,7 +32,7 @@ def load_settings(*needs: str) -> Settings:
 
 
 def read_settings(*needs: str) -> Settings:
-    """The same without the warnings."""
+    """As `load_settings`, without the warnings."""
     settings, _, mistakes = examine_settings(*needs)
     if mistakes:
         raise ConfigurationError(mistakes)
@@ -40,7 +40,7 @@ def read_settings(*needs: str) -> Settings:
 
 
 def examine_settings(*needs: str) -> tuple[Settings, dict[str, Origin], tuple[str, ...]]:
-    """What `config.examine` finds in the environment and the env file; tells their values apart."""
+    """As `config.examine`, with `env-file` as the source of values from that file, and file and line in mistakes."""
     settings, origins, mistakes = examine(os.environ, needs=needs)
     if (file := current_env_file()) is None:
         return settings, origins, mistakes
@@ -51,11 +51,11 @@ def examine_settings(*needs: str) -> tuple[Settings, dict[str, Origin], tuple[st
 
 
 def warnings() -> list[str]:
-    """A sentence for each variable that is set and has no effect: not a setting, or overridden by the env file."""
+    """A warning for each variable that has no effect: it is not a setting, or the env file overrides it."""
     found = unknown_warnings(os.environ)
     if file := current_env_file():
         found += [
-            f"warning: {name} has another value in the environment; the one in {file.path} counts."
+            f"warning: {name} has another value in the environment. The value in {file.path} is used."
             for name in file.overridden
         ]
     return found

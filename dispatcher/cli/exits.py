@@ -23,5 +23,5 @@ class Exit(IntEnum):
 
 
 def exit_of(error: DispatcherError) -> Exit:
-    """What a command exits with that the error ends."""
+    """The exit code of a command that ends with this error."""
     return Exit.BAD_CONFIGURATION if isinstance(error, ConfigurationError) else Exit.FAILED

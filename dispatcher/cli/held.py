@@ -39,7 +39,7 @@ _WORDS: Final = {
     "unknown": "is no email of this database.",
 }
 _NAMED: Final = 20
-"""To a person; of more decisions, only the counts."""
+"""Decisions that are named one by one; more are counted by their result."""
 _HARMLESS: Final = {
     "confirm": frozenset({"confirmed", "already_sent"}),
     "release": frozenset({"released", "already_sent", "under_way"}),
@@ -131,8 +131,8 @@ def release(
     """Send held emails again, although they may have arrived. Their dead letters leave the DLQ.
 
     Name them by ids or message keys, or select them by a filter. A filter first says how many emails it selects and
-    names some, then asks. All are due at once: `dispatcher dlq replay --status held --held` does the same at a pace.
-    Harmless to repeat: what is on its way or sent already is left alone, and the command says so.
+    names some, then asks. All become due at once: `dispatcher dlq replay --status held --held` sends them at a pace.
+    Harmless to repeat: emails that are pending, sending or sent are left alone, and the command says so.
 
     \b
     Examples:
@@ -149,7 +149,7 @@ def release(
 
 
 def _filters(selection: Selection) -> set[str]:
-    """Those that somebody gave."""
+    """The filters that the operator gave; `status` is always set."""
     return selection.filters.keys() - {"status"}
 
 
@@ -163,7 +163,7 @@ async def _find(
 
 
 async def _find_ids(settings: Settings, selection: Selection, names: tuple[str, ...]) -> tuple[UUID, ...]:
-    """Those of the names, whatever became of them, or all that the filter selects."""
+    """The emails with these names, in any status; without names, those that the filter selects."""
     from dispatcher.store.failures import find_dead_ids
 
     async with opened_session(settings, "held") as session:

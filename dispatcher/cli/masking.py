@@ -23,12 +23,12 @@ _HOST: Final = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9.:\[\]-]+(?=[/?#]|\Z)"
 
 
 def without_login(text: str) -> str:
-    """A text that is no secret, without the user, password and secret parameters of a URL that may stand in it."""
+    """Masks the user, password and secret parameters of any URL in a text that is not itself a secret."""
     return _without_parameters(_LOGIN.sub(f"{MASK}@", text))
 
 
 def without_path(text: str) -> str:
-    """A URL whose path and query are secrets, as those of many webhooks are: scheme and host alone."""
+    """Masks all of a URL but scheme and host: in many webhooks the path and query are secret."""
     found = _HOST.match(text)
     return f"{found[0]}/{MASK}" if found else MASK
 

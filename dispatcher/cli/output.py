@@ -77,7 +77,7 @@ def print_table(table: RenderableType) -> bool:
 
 
 def say(words: str) -> None:
-    """Words to stderr, line by line, and nothing that a terminal obeys; they are lost where nobody reads them."""
+    """Writes words to stderr without control characters. If stderr is closed, they are lost."""
     try:
         sys.stderr.write(f"{printable_lines(words)}\n")
         sys.stderr.flush()

@@ -28,7 +28,7 @@ def command(dry_run: bool, as_json: bool) -> int:
 
     The monitor of every host does so each hour; this is for a host without one, or for a user of PostgreSQL who owns
     the tables where the dispatcher's own does not. Emails leave by whole weeks, up to seven days after their time.
-    Emails with `erase_after_sending` lose their content once they are sent. Needs DISPATCHER_DATABASE_URL.
+    Deletes the content of sent emails that have `erase_after_sending`. Needs DISPATCHER_DATABASE_URL.
 
     Pending, in-flight and undecided emails are kept. An undecided email is failed or held, and no operator has
     replayed, confirmed, released or discarded it. Its weekly partition is kept, too; the content of the other emails in

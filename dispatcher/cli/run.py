@@ -32,7 +32,7 @@ _ONLY_AT_START: Final = (
     "drain_seconds",
     "hang_seconds",
 )
-"""Settings that the parent uses itself, or on which its processes must agree while they are replaced."""
+"""Settings that the parent uses itself, or that must be the same in all its processes during a reload."""
 
 
 class StopRequested(BaseException):
@@ -116,10 +116,10 @@ def _run(settings: Settings, workers: int | None) -> int:
 
 
 def _load_again(settings: Settings, workers: int | None) -> Settings:
-    """The settings with what the env file and the files of secrets have now, those of the start where it must be.
+    """Reads the env file, the environment and the secrets' files again; `_ONLY_AT_START` keeps the values of the start.
 
     Raises:
-        ConfigurationError: there are mistakes; settings and environment are as they were.
+        ConfigurationError: there are mistakes; the environment is unchanged.
     """
     from dispatcher.telemetry import log
 
@@ -137,7 +137,7 @@ def _load_again(settings: Settings, workers: int | None) -> Settings:
 
 
 def _with_metrics_dir(settings: Settings) -> Settings:
-    """The same, whether or not this process has named the folder in its environment, as the library wants it."""
+    """Sets `metrics_dir` to the folder in use. The metrics library needs it in the environment, which changes it."""
     return replace(settings, metrics_dir=settings.metrics_folder)
 
 

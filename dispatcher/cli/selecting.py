@@ -1,4 +1,4 @@
-"""The names and options by which a command says which failed and held emails it is about."""
+"""The arguments and options that select failed and held emails."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def selecting(command: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def selecting_held(command: Callable[..., Result]) -> Callable[..., Result]:
-    """The same for held emails alone, whatever became of their dead letters."""
+    """As `selecting`, for held emails only, including those whose dead letter was discarded."""
     return _selecting(command, {"status": "held", "discarded": None})
 
 
@@ -96,7 +96,7 @@ DEFAULT_TENANT: Final = "default"
 
 
 def refuse_both(names: Sequence[str], filters: Iterable[str]) -> None:
-    """Refuses names beside a filter; a tenant beside message keys says whose they are.
+    """Refuses names together with a filter. A tenant is no filter then: it says whose the message keys are.
 
     Raises:
         UsageError: both were given.
@@ -106,7 +106,7 @@ def refuse_both(names: Sequence[str], filters: Iterable[str]) -> None:
 
 
 async def named(session: AsyncSession, selection: Selection, names: Sequence[str]) -> Selection:
-    """The selection of the emails of these names, whatever became of their dead letters; or as it is, without names.
+    """A selection of the emails with these names, discarded ones included; without names, `selection` itself.
 
     Args:
         names: Ids and message keys.

@@ -1,4 +1,4 @@
-"""What ends the start of a service: a line of its log, like everything that it says later."""
+"""Logs the errors that end a service while it starts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dispatcher.errors import ConfigurationError, DispatcherError
 
 @contextmanager
 def starting() -> Iterator[None]:
-    """Logs the error that ends the block, one line per mistake, and ends the command with the error's exit code.
+    """Logs the error that ends the block, one line per mistake, and exits with the error's code.
 
-    On a terminal the error passes, and the command line says it in words.
+    On a terminal the error propagates, and the command line prints it.
     """
     from dispatcher.telemetry import log
 
-    # The settings may be what is mistaken, so the log begins before them.
+    # The settings themselves may be wrong, so logging is set up before they are read.
     form = os.environ.get(f"{PREFIX}LOG_FORMAT", "")
     log.configure("info", form if form in LOG_FORMATS else "auto")
     try:

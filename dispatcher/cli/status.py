@@ -50,12 +50,12 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
     that workers hold are not counted: their emails are `sending`, or about to be. A provider is named only while some
     worker cannot use it: `paused` (it throttles us), `open` (it fails as a whole), `half_open` (one email probes it).
 
-    A host has vanished if it has leases, and none of its workers has a session, or if its monitor has said nothing for
-    DISPATCHER_ALERT_AFTER_SECONDS and did not stop in order. Another host settles its emails at the latest in
-    `settled_in_seconds` (null if it has none): by DISPATCHER_ON_UNCERTAIN they are held, or sent again.
+    A host has vanished if it has leases but none of its workers has a session, or if its monitor has been silent for
+    DISPATCHER_ALERT_AFTER_SECONDS and did not stop in order. Within `settled_in_seconds` (null without leases) another
+    host settles its emails: by DISPATCHER_ON_UNCERTAIN they are held, or sent again.
 
-    `unready` says which processes of this host's `dispatcher run` do not work, and why, as its monitor says at
-    DISPATCHER_METRICS_ADDRESS. It is null where all work, and where no monitor answers.
+    `unready` names the processes of this host's `dispatcher run` that do not work, and why. The monitor reports it at
+    DISPATCHER_METRICS_ADDRESS. It is null if all of them work, or if no monitor answers.
 
     Failed and held emails that no operator has decided lose their content after DISPATCHER_RETAIN_UNDECIDED_DAYS.
     `expiring` counts those with less than a week left; it is null where they are kept for ever.

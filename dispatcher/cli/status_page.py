@@ -30,8 +30,8 @@ class Standing:
     Attributes:
         expiring: Undecided emails that are about to lose their content; None where they are kept for ever.
         troubles: Providers that some worker cannot use now.
-        silent_seconds: By host, for how long its monitor has said nothing, if that is too long.
-        unready: Which processes of this host do not work, and why; None where all do, or nobody can say.
+        silent_seconds: How long each host's monitor has been silent; only hosts that are silent for too long.
+        unready: The processes of this host that do not work, and why; None if all work, or if no monitor answers.
         rescue_seconds: How long after its end the lease of a vanished host is settled, at most.
         queues: Waiting messages by queue, the DLQ last; None if RabbitMQ did not tell.
         queues_fault: Why it did not.
@@ -52,7 +52,7 @@ class Standing:
 
     @property
     def vanished(self) -> list[tuple[VanishedHost, float | None]]:
-        """Hosts that are gone, and in how many seconds their leases are settled at the latest; None without leases."""
+        """Hosts that vanished, each with the most seconds until its leases are settled; None without leases."""
         return [
             (host, None if end is None else max(0.0, end) + self.rescue_seconds)
             for host in find_vanished_hosts(self.workers, self.silent_seconds)
@@ -108,9 +108,9 @@ def table(standing: Standing) -> RenderableType:
 
 
 def _troubles(standing: Standing) -> list[Text]:
-    """Providers and processes that do not work, below the table: their words may be long, and would widen its columns.
+    """Providers and processes that do not work. They come below the table, since long reasons would widen its columns.
 
-    Each is a Text, because those words may hold what rich takes for markup.
+    Each is a Text, since rich would take brackets in a reason for markup.
     """
     lines = [
         Text(f"{trouble.provider}: {_words(trouble)}", style="yellow" if trouble.state == "paused" else "red")

@@ -1,4 +1,4 @@
-"""`dispatcher topology`: who may do what in RabbitMQ and PostgreSQL, as commands for their administrators."""
+"""`dispatcher topology`: users and permissions for RabbitMQ and PostgreSQL, as commands for their administrators."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ def users(prefix: str, as_json: bool) -> int:
 @command.command("grants", short_help="Print the GRANTs for PostgreSQL's roles.")
 @click.option("--producer", default="dispatcher_producer", show_default=True, metavar="ROLE", help="Enqueues.")
 @click.option("--dispatcher", default="dispatcher", show_default=True, metavar="ROLE", help="Runs everything else.")
-@click.option("--reader", default="dispatcher_reader", show_default=True, metavar="ROLE", help="Only looks.")
+@click.option("--reader", default="dispatcher_reader", show_default=True, metavar="ROLE", help="Only reads.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON: every role with its statements.")
 def grants(as_json: bool, **names: str) -> int:
-    """Print the fewest rights that work for three kinds of PostgreSQL roles, as SQL for the owner of the tables.
+    """Print, as SQL for the owner of the tables, the fewest rights that each of three PostgreSQL roles needs.
 
-    Names the schema as DISPATCHER_DATABASE_SCHEMA does. Changes nothing, and makes no role. A later release may need
-    more: execute its output after each `dispatcher init`. What is granted already does no harm.
+    Uses the schema of DISPATCHER_DATABASE_SCHEMA. Changes nothing, and makes no role. A later release may need more
+    rights, so execute the output after each `dispatcher init`. It is harmless to repeat.
 
     \b
     producer    an application that enqueues by the library
     dispatcher  `run`, `api` and operators' commands; not `init`
-    reader      commands that only look; no content, no addresses, no API keys
+    reader      commands that only read; no content, no addresses, no API keys
 
     \b
     Examples:

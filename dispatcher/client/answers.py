@@ -75,8 +75,8 @@ class Waiting:
     """Why an email is not sent yet.
 
     Attributes:
-        reason: One of the words of docs/api.md, such as `provider_paused`.
-        until: When that ends at the latest, or is tried again; None if nobody knows.
+        reason: A reason from docs/api.md, such as `provider_paused`.
+        until: When the wait ends at the latest, or when the next try is; None if unknown.
     """
 
     reason: str
@@ -88,7 +88,7 @@ class EmailStatus:
     """What became of an email.
 
     Attributes:
-        waiting: Why it is not sent yet; None if it is finished.
+        waiting: Why it is not sent yet; None unless it is pending or sending.
         refused_recipients: Whom the provider left out as it accepted the email, by position and code, such as
             `2 (550 5.1.1), 3 (451)`; None if nobody.
     """

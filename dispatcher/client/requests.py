@@ -27,14 +27,14 @@ def base_of(url: str) -> str:
     """The API's URL, without a slash at its end.
 
     Raises:
-        DispatcherError: it is no URL that a request can go to; its text is not repeated, as it may hold a password.
+        DispatcherError: no request can go to this URL. The error does not repeat it, since it may contain a password.
     """
     remedy = "Write it in full, such as https://mail.example.com or http://127.0.0.1:8025."
     scheme, separator, rest = url.strip().partition("://")
     if not separator:
         raise DispatcherError("The HTTP API's URL has no scheme.", remedy=remedy)
     if scheme.lower() not in ("http", "https") or rest[:1] in ("", "/"):
-        raise DispatcherError("The HTTP API's URL has another scheme than http and https, or no host.", remedy=remedy)
+        raise DispatcherError("The HTTP API's URL has no host, or its scheme is not http or https.", remedy=remedy)
     return url.strip().rstrip("/")
 
 
@@ -52,7 +52,7 @@ def send_request(email: Email) -> Request:
     """The request that enqueues an email. The tenant is the key's, unless the email names another than `default`."""
     document = _document(email)
     headers = [("Content-Type", "application/json")]
-    if email.message_key.isascii():  # a header can hold it, and proxies and logs know the request by it
+    if email.message_key.isascii():  # in a header, proxies and logs can show it
         del document["message_key"]
         escaped = email.message_key.replace("\\", "\\\\").replace('"', '\\"')
         headers.append(("Idempotency-Key", f'"{escaped}"'))

@@ -180,7 +180,7 @@ def set_stage(folder: Path, *, workers: int, progress: Progress) -> Iterator[Sta
             port = _start_smtp(processes)
             progress(f"a local SMTP server listens on port {port} and keeps a ledger")
             ours = {
-                "DISPATCHER_DATABASE_SCHEMA": schema(),  # by which this process reads the tables, too
+                "DISPATCHER_DATABASE_SCHEMA": schema(),  # this process reads the same tables
                 "DISPATCHER_SMTP_URL": f"smtp://127.0.0.1:{port}?tls=none",
                 "DISPATCHER_RUN_DIR": str(folder / RUN),
             }

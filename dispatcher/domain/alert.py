@@ -18,7 +18,7 @@ MANUAL: Final = "Manual intervention is required."
 MAX_CORRELATION_IDS: Final = 10
 """Enough to find the cause; an alert is no list of emails."""
 MOST_DUE: Final = 10_000
-"""Due emails that an alert counts."""
+"""An alert counts due emails up to this number."""
 
 
 class Kind(StrEnum):
@@ -37,7 +37,7 @@ class Kind(StrEnum):
     PROVIDER_UNUSABLE = "provider_unusable"
     """Workers have not been able to use a provider for a while."""
     HOST_VANISHED = "host_vanished"
-    """A host has said nothing for a while, and did not stop in order."""
+    """A host has been silent for a while, and did not stop in order."""
 
 
 _COMPONENTS: Final = {
@@ -70,10 +70,10 @@ class Alert:
         stands: Whether the state is there; else it was, or may never have been.
         queue: The DLQ.
         raised_at: Since when we know of it.
-        count: Messages on the DLQ, or emails that expire or are due; None if unknown, or if there is none to count.
+        count: Messages on the DLQ, or emails that expire or are due; None if unknown, or if the kind counts nothing.
         oldest_age_seconds: Since the oldest one failed, or at least since we know of it; None where nobody knows.
         correlation_ids: Of the oldest, at most `MAX_CORRELATION_IDS`.
-        reason: Why the probe failed or nothing is sent, or which providers or hosts it is about; None if nothing.
+        reason: Why the probe failed or nothing is sent, or the providers or hosts concerned; None for other kinds.
         host: Who looked.
         is_alone: PostgreSQL is away: each host tells for itself.
     """

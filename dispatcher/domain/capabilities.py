@@ -33,8 +33,8 @@ class Capabilities:
     A limit of None, and True where the provider alone can say, leave the judgement to the adapter and the provider.
 
     Attributes:
-        copies: How many times an attachment's size a worker's memory grows by at most, to read and to send it. Measure
-            it for each adapter: there is no safe default.
+        copies: The most memory that reading and sending an attachment takes, as a multiple of its size. Measure it for
+            each adapter: there is no safe default.
         templates: The provider fills in templates (`template_id`).
         smtputf8: The provider takes addresses with letters before the @ that are not ASCII.
         max_recipients: Over to, cc and bcc.

@@ -30,8 +30,8 @@ class Email:
         template_id: The provider's template that writes subject and body instead; None if they stand here.
         template_data: What the template is filled with.
         headers: Additional headers, read-only.
-        tags: For the provider's statistics. The tag `one_time_code` stands for `erase_after_sending`, and goes to none.
-        erase_after_sending: Whether its content, attachments included, is deleted within a minute or so of being sent.
+        tags: For the provider's statistics. The tag `one_time_code` sets `erase_after_sending`; no provider gets it.
+        erase_after_sending: Whether the content, attachments included, is deleted about a minute after it is sent.
         tenant_id: Whose email it is; message keys are unique within a tenant.
         correlation_id: The application's name for what caused the email; stands in logs and dead letters.
         on_uncertain: This email's policy where nobody can know whether it was accepted; None for the host's.
@@ -82,11 +82,11 @@ class Email:
         """An email.
 
         Args:
-            allowed_headers: Names of headers that providers take commands from, and that may be in `headers` all the
-                same. Workers send the email only if DISPATCHER_ALLOWED_HEADERS has them, too.
+            allowed_headers: Names of headers that command a provider and that `headers` may have nevertheless. Workers
+                send the email only if DISPATCHER_ALLOWED_HEADERS has these names, too.
 
         Raises:
-            InvalidEmail: with the first argument that breaks a rule.
+            InvalidEmail: names the first argument that breaks a rule.
         """
         keep = partial(object.__setattr__, self)
         keep("message_key", rules.key("message_key", message_key))
@@ -133,8 +133,8 @@ class Email:
             allowed_headers: As for `Email`.
 
         Raises:
-            InvalidEmail: with the first field that is unknown, missing, of the wrong type or breaks a rule, named as in
-                JSON.
+            InvalidEmail: names, as in JSON, the first field that is unknown, missing, of the wrong type or breaks a
+                rule.
         """
         arguments = arguments_of(document)
         try:
@@ -150,7 +150,7 @@ class Email:
 
     @property
     def stored_tags(self) -> tuple[str, ...]:
-        """Its tags, and the mark of an email whose content is deleted once it is sent."""
+        """The tags as stored: with `ERASE_TAG` if the content is erased after sending."""
         if self.erase_after_sending and ERASE_TAG not in self.tags:
             return (*self.tags, ERASE_TAG)
         return self.tags

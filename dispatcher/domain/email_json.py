@@ -26,7 +26,7 @@ FIELDS: Final = frozenset(
 ATTACHMENT_FIELDS: Final = ("filename", "content_type", "content")
 _MAX_BASE64_CHARACTERS: Final = (MAX_ATTACHMENT_OCTETS + 2) // 3 * 4
 _DECODED_AT_ONCE: Final = 1 << 20
-"""Characters, in groups of four: 25 MB in one go would keep every other thread waiting for as long."""
+"""Characters per call, a multiple of four. Decoding 25 MB in one call would block every other thread meanwhile."""
 
 
 def arguments_of(document: object) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What an email may hold, field by field: each function gives the value that is kept, or raises `InvalidEmail`.
 
-`field` is the name of `Email`'s argument, which is the field's name in JSON, too, except `sender` (`from`). Types are
-checked too: callers may come without a type checker.
+`field` is the name of `Email`'s argument. JSON has the same name, except `from` for `sender`. The rules check types,
+too, since a caller may not use a type checker.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def policy(value: object) -> OnUncertain | None:
 
 
 def flag(field: str, value: object) -> bool:
-    """A yes or no."""
+    """A boolean."""
     if not isinstance(value, bool):
         raise InvalidEmail(field, "must be true or false")
     return value
@@ -133,7 +133,7 @@ def _recipient(field: str, value: object) -> str:
         return address(field, value)
     except InvalidEmail:
         if isinstance(value, str) and _SEVERAL.match(value):
-            raise InvalidEmail(field, "has several addresses in one text; give a list, one address in each") from None
+            raise InvalidEmail(field, "has several addresses in one text; give a list of single addresses") from None
         raise
 
 
@@ -172,10 +172,10 @@ def _oversized_body(field: str) -> InvalidEmail:
 
 
 def headers(value: object, allowed: Collection[str]) -> Mapping[str, str]:
-    """Additional headers, read-only, in their order.
+    """Additional headers, in their order; the mapping is read-only.
 
     Args:
-        allowed: Names of commands that the operator allows.
+        allowed: Headers that command a provider and are allowed nevertheless.
     """
     if not isinstance(value, Mapping):
         raise InvalidEmail("headers", "must be an object of names and texts")

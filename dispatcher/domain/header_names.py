@@ -1,8 +1,8 @@
-"""Headers that an email may not set itself: what we and the servers write, and commands to who sends the email on.
+"""Headers that an email may not set: those that we or mail servers write, and those that command a provider.
 
-Relays and providers take commands from headers of an email: recipients, a template, a sandbox, another account, a way
-around the spam filter. Who may write an email may not command the account that sends it, so these are refused unless an
-operator allows one by its name.
+Relays and providers take commands from an email's headers: recipients, a template, a sandbox, another account, a way
+around the spam filter. Permission to write an email is no permission to command the account that sends it. So these
+headers are refused, unless an operator allows one by its name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 _WRITTEN: Final = (
     # What we write ourselves, from the email's own fields.
     *("from", "to", "cc", "bcc", "reply-to", "subject", "date", "message-id", "mime-version", "content-*"),
-    # Who sent it, through whom, and who vouches for it: for the servers on the way to say. X-SG-… is SendGrid's word.
+    # The servers on the way write who sent the email, through whom, and who vouches for it. SendGrid writes X-SG-….
     *("sender", "return-path", "received", "received-spf", "authentication-results", "dkim-signature", "arc-*"),
     *(
         "domainkey-signature",
@@ -24,9 +24,9 @@ _WRITTEN: Final = (
         "x-original-to",
         "x-sg-*",
     ),
-    # A resender's.
+    # A mail client that resends an email writes these.
     "resent-*",
-    # Old servers take recipients from it.
+    # Old servers take recipients from this one.
     "apparently-to",
 )
 COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -64,18 +64,18 @@ COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "Tipimail": ("x-tm-*",),
     "UniOne": ("x-unione*",),
     "filters of outgoing mail": ("x-barracuda-*", "x-ironport-*", "x-mimecast-*", "x-proofpoint-*", "x-zix*"),
-    # RFC 6758, RFC 7293, RFC 8689; MIXER, RFC 2156; and what sendmail sends notices by.
+    # RFC 6758, RFC 7293, RFC 8689; MIXER (RFC 2156); and headers to which sendmail sends notices.
     "mail servers": (
         *("mt-priority", "require-recipient-valid-since", "tls-required", "deferred-delivery"),
         *("prevent-nondelivery-report", "errors-to", "return-receipt-to"),
     ),
 }
-"""Who takes commands from which headers; `*` stands for any end of a name. Names that anybody may use for their own
-purposes (`X-Campaign`, `X-Tag`) are not here, though some relay somewhere takes them for commands."""
+"""The headers from which each provider or relay takes commands; `*` matches any end of a name. General names such as
+`X-Campaign` and `X-Tag` are not here, though some relays take them for commands."""
 
 
 def _told_apart(patterns: Collection[str]) -> tuple[frozenset[str], tuple[str, ...]]:
-    """The whole names and the beginnings of names that patterns stand for."""
+    """Splits patterns into whole names and beginnings of names."""
     beginnings = tuple(pattern[:-1] for pattern in patterns if pattern.endswith("*"))
     return frozenset(pattern for pattern in patterns if not pattern.endswith("*")), beginnings
 
@@ -85,17 +85,17 @@ _COMMAND_NAMES, _COMMAND_BEGINNINGS = _told_apart([pattern for patterns in COMMA
 
 
 def is_written_by_others(name: str) -> bool:
-    """Whether a header, by its name in any case, is ours or the servers' to write; no setting allows it."""
+    """Whether only we or mail servers may write a header, by its name in any case. No setting allows it."""
     lowered = name.lower()
     return lowered in _WRITTEN_NAMES or lowered.startswith(_WRITTEN_BEGINNINGS)
 
 
 def header_name_fault(name: str, allowed: Collection[str] = ()) -> str | None:
-    """Why an email may not set a header, to be put after its name; None if it may.
+    """Why an email may not set a header, as the end of a sentence that begins with its name; None if it may.
 
     Args:
         name: In any case.
-        allowed: Names of commands that the operator allows, in any case.
+        allowed: Names that the operator allows, in any case.
     """
     if is_written_by_others(name):
         return "is a header that an email may not set itself"
@@ -104,11 +104,11 @@ def header_name_fault(name: str, allowed: Collection[str] = ()) -> str | None:
         return None
     if lowered in (each.lower() for each in allowed):
         return None
-    return f"is a command to {_commanded(lowered)}; DISPATCHER_ALLOWED_HEADERS may allow it by its name"
+    return f"is a command to {_commanded(lowered)}; to allow it, add its name to DISPATCHER_ALLOWED_HEADERS"
 
 
 def headers_fault(headers: Mapping[str, str], allowed: Collection[str]) -> str | None:
-    """Why an email may not have one of these headers, with its name; None if it may have all of them."""
+    """Names the first header that the email may not have, and why; None if it may have all of them."""
     for name in headers:
         if fault := header_name_fault(name, allowed):
             return f"headers.{name} {fault}"

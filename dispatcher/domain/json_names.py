@@ -1,7 +1,8 @@
 """Whether an object in a JSON text has a name twice: RFC 8259 leaves open which one counts, and parsers differ.
 
-orjson keeps the last one and says nothing, and the parser that can tell is ten times slower. So names are counted: in
-the value, and in the text, where each is a string that a colon follows. An object with a name twice has fewer.
+orjson silently keeps the last one, and Python's own parser, which can report it, is ten times slower. So the names are
+counted twice: in the value, and in the text, where a name is a string before a colon. The value of an object that has a
+name twice has fewer of them.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ def has_name_twice(text: bytes | bytearray, value: object) -> bool:
         value: What the text was parsed as.
     """
     names = _count_names(value)
-    # There are never fewer of these than names. Not all at once: a hostile text has millions.
+    # A text has at least as many colons as names. They are counted in steps, since a hostile text has millions.
     if sum(1 for _ in islice(_NAME_END.finditer(text), names + 1)) == names:
         return False
-    # Some may stand within a string. Without what is escaped, a quote begins a string or ends it.
+    # Some colons may be inside strings. Once escaped characters are removed, each quote begins or ends a string.
     plain = text.replace(rb"\\", b"").replace(rb"\"", b"")
     return sum(bool(string[1]) for string in _STRING.finditer(plain)) != names
 

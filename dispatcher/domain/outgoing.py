@@ -16,17 +16,17 @@ from dispatcher.domain.values import value
 from dispatcher.errors import InvalidEmail
 
 MAX_FILENAME_CHARACTERS: Final = 255
-"""The longest name that common file systems store."""
+"""The longest filename that common file systems store."""
 _MIME_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}"  # RFC 6838, section 4.2
 _CONTENT_TYPE: Final = re.compile(rf"{_MIME_NAME}/{_MIME_NAME}")
 
 ERASE_TAG: Final = "one_time_code"
-"""Marks an email whose content is deleted once it is sent. It is stored among the tags, and no provider gets it."""
+"""Marks an email whose content is deleted once it is sent. The row has it among its tags; no provider gets it."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutgoingAttachment:
-    """A file that travels with an email, as an adapter gets it.
+    """An email's attachment, as an adapter gets it.
 
     Attributes:
         filename: Its name for the reader; no path, no control characters.
@@ -41,14 +41,14 @@ class OutgoingAttachment:
 
 @dataclass(frozen=True, slots=True)
 class Attachment(OutgoingAttachment):
-    """A file that an application attaches to an email: valid, or it does not exist.
+    """A file that an application attaches to an email; always valid.
 
     Raises:
-        InvalidEmail: with the first argument that breaks a rule.
+        InvalidEmail: names the first argument that breaks a rule.
     """
 
     def __post_init__(self) -> None:
-        """Check all that `Email` need not add up."""
+        """Check everything but the total size, which `Email` checks."""
         if fault := _filename_fault(self.filename):
             raise InvalidEmail("filename", fault)
         if fault := _content_type_fault(self.content_type):
@@ -105,7 +105,7 @@ def _filename_fault(filename: object) -> str | None:
 def _content_type_fault(content_type: object) -> str | None:
     if not isinstance(content_type, str):
         return "must be a text"
-    # No parameters: SendGrid refuses them, and charset or boundary are for the one who builds the MIME part.
+    # No parameters: SendGrid refuses them, and the code that builds the MIME part sets charset and boundary.
     if not _CONTENT_TYPE.fullmatch(content_type):
         return "must be type/subtype without parameters, such as application/pdf"
     # RFC 2046 (5.1, 5.2.1) forbids base64 for them.

@@ -41,12 +41,12 @@ def name_fault(text: str) -> str | None:
 
 
 def printable(text: str) -> str:
-    """The text as a terminal may show it: a character that does not print, such as an escape, becomes a mark."""
+    """The text for a terminal: a replacement character in place of each unprintable one, such as an escape."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def printable_lines(text: str) -> str:
-    """The same of a text that may have several lines."""
+    """As `printable`, but keeps line breaks."""
     return "\n".join(map(printable, text.split("\n")))
 
 

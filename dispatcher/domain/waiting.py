@@ -12,9 +12,9 @@ from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
 
 MOST_AHEAD: Final = 10_000
-"""Emails ahead of one that are counted; more of them say nothing more."""
+"""The count of emails ahead stops here: a larger number would not help anybody."""
 MARKED_SECONDS: Final = 60.0
-"""A message that RabbitMQ confirmed is marked as published within half a minute."""
+"""How long due emails may lack their mark as published; RabbitMQ's confirm is written within half a minute."""
 _REASONS: Final = frozenset(Reason)
 
 
@@ -24,7 +24,7 @@ class Wait(StrEnum):
     LOCKED = "locked"
     """Another transaction holds a lock on its row."""
     NOT_DUE = "not_due"
-    """It is due later: the provider that it needs could not be used, or no memory was free for it."""
+    """It is due later: a worker could not use the provider that it needs, or had no memory for it."""
     NO_RELAY = "no_relay"
     """No relay publishes for the database."""
     UNPUBLISHED = "unpublished"
@@ -32,17 +32,17 @@ class Wait(StrEnum):
     NO_WORKER = "no_worker"
     """No worker runs."""
     PROVIDER_PAUSED = "provider_paused"
-    """The provider throttles us, or has told us when to come back."""
+    """The provider throttles us, or asked us to wait until a certain time."""
     PROVIDER_REFUSES = "provider_refuses"
-    """The provider refuses us as a whole: credentials, account or set-up. An operator has to act."""
+    """The provider refuses the account, the credentials or the set-up. An operator has to act."""
     PROVIDER_FAILS = "provider_fails"
-    """The provider cannot be reached, or fails as a whole; workers try it again by themselves."""
+    """The provider cannot be reached, or fails as a whole. Workers try it again by themselves."""
     QUEUED = "queued"
-    """Its turn: other emails are ahead of it."""
+    """Other emails are ahead of it."""
     LEASED = "leased"
-    """A worker sends it, or tries it again."""
+    """A worker has it under its lease, and sends it."""
     WORKER_GONE = "worker_gone"
-    """The worker that leased it is gone; a relay settles what it left."""
+    """The worker that leased it is gone; a relay will settle the lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,11 @@ class Trouble:
     """A provider that some workers cannot use now.
 
     Attributes:
-        state: The worst that a worker says: `open`, then `half_open`, then `paused`.
-        workers: How many say anything.
-        reason: Why, as the one says that says the worst: a `Reason`, or the provider's words, scrubbed; None if it does
-            not know.
-        seconds_left: How long that lasts; None where nobody knows.
+        state: The worst state that a worker reports: `open`, then `half_open`, then `paused`.
+        workers: How many workers report one of these states.
+        reason: Why, from the worker with the worst state: a `Reason`, or the provider's words, scrubbed; None if
+            unknown.
+        seconds_left: How long the state lasts; None if unknown.
     """
 
     provider: str
@@ -66,17 +66,17 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What PostgreSQL knows of one pending or sending email, and of everything that it waits for.
+    """What PostgreSQL has about one pending or sending email, and about everything that it may wait for.
 
     Attributes:
-        now: By PostgreSQL's clock, as all instants here.
-        was_leased: A worker had it before.
-        due_at: When its message must be on the send queue; None once RabbitMQ has confirmed it.
-        has_owner: The worker that leases it has a session.
-        has_relay: A relay publishes for the database.
-        workers: How many have a session, over all hosts.
-        ahead: Emails that were enqueued before it and wait, too; `MOST_AHEAD` for that many or more.
-        ceilings: Emails per second that a provider gets at most, where there is a ceiling.
+        now: The time of PostgreSQL's clock. All instants here are PostgreSQL's.
+        was_leased: Whether a worker has leased the email before.
+        due_at: When its message must be on the send queue; None once RabbitMQ has confirmed the message.
+        has_owner: Whether the worker that leased the email has a session.
+        has_relay: Whether a relay publishes for the database.
+        workers: The workers with a session, on all hosts.
+        ahead: Pending emails that were enqueued before this one, `MOST_AHEAD` at most.
+        ceilings: By provider, the most emails per second; only providers with a ceiling.
     """
 
     now: datetime
@@ -98,9 +98,9 @@ class Waiting:
     """Why an email waits.
 
     Attributes:
-        detail: A sentence for people, without the names of hosts.
-        until: When that ends at the latest, or is tried again; None if nobody knows.
-        ahead: Emails that are sent before it, where it waits for its turn.
+        detail: A sentence for people, without names of hosts.
+        until: When the wait ends at the latest, or when the next try is; None if unknown.
+        ahead: For `QUEUED`, the number of emails ahead; else None.
     """
 
     reason: Wait
@@ -112,12 +112,12 @@ class Waiting:
 def why(
     facts: Facts, *, providers: Collection[str] = (), rescue_seconds: float = 0.0, holders: Sequence[str] = ()
 ) -> Waiting:
-    """Why an email waits: the first hindrance on its way.
+    """Why an email waits: the first condition on its way that is not met.
 
     Args:
-        providers: All that the workers may use; empty if the caller does not know them.
-        rescue_seconds: How long after its end a lease without a worker is settled, at most.
-        holders: Sessions that may hold a lock on its row.
+        providers: The configured providers; empty if the caller does not know them.
+        rescue_seconds: How long after its expiry the lease of a vanished worker is settled at the latest.
+        holders: Sessions that may hold a lock on the email's row.
     """
     if holders:
         return Waiting(Wait.LOCKED, f"Another transaction holds a lock on its row: {'; '.join(holders)}.")
@@ -129,25 +129,27 @@ def why(
 def _of_lease(facts: Facts, rescue_seconds: float) -> Waiting:
     if not facts.has_owner:
         settled_at = facts.locked_until + timedelta(seconds=rescue_seconds)
-        return Waiting(Wait.WORKER_GONE, "The worker that leased it is gone; a relay settles what it left.", settled_at)
+        return Waiting(
+            Wait.WORKER_GONE, "The worker that leased it is gone; a relay will settle the lease.", settled_at
+        )
     last = f" Its last attempt ended as {facts.error_type}." if facts.error_type else ""
-    words = f"A worker has it under its lease, and renews that while it works.{last}{_also(facts)}"
+    words = f"A worker has leased it, and renews the lease while it works.{last}{_also(facts)}"
     return Waiting(Wait.LEASED, words, facts.locked_until)
 
 
 def _of_publishing(facts: Facts) -> Waiting | None:
-    """What keeps its message from the send queue; None if nothing does."""
+    """Why its message is not on the send queue yet; None if it is there, or will be at once."""
     if facts.due_at is None:
         return None
     due_seconds = (facts.now - facts.due_at).total_seconds()
-    # A due mark ahead of the clock is a fallback where the HTTP API publishes by itself; only a worker postpones.
+    # The HTTP API publishes by itself, and sets a due time a little ahead as a fallback. Only a worker postpones.
     if due_seconds < 0 and facts.was_leased:
-        words = "A worker gave it back until then: the provider that it needs could not be used, or no memory was free."
+        words = "A worker postponed it, because it could not use the provider that it needs, or had no memory for it."
         return Waiting(Wait.NOT_DUE, f"{words}{_also(facts)}", facts.due_at)
     if not facts.has_relay:
         return Waiting(Wait.NO_RELAY, "No relay publishes for this database: start `dispatcher run` on some host.")
     if due_seconds > MARKED_SECONDS:
-        words = f"RabbitMQ has not confirmed its message for {due_seconds:.0f} s. `dispatcher doctor` looks why."
+        words = f"RabbitMQ has not confirmed its message for {due_seconds:.0f} s. Run `dispatcher doctor` to see why."
         return Waiting(Wait.UNPUBLISHED, words)
     return None
 
@@ -160,7 +162,7 @@ def _of_workers(facts: Facts, providers: Collection[str]) -> Waiting:
         left = first.seconds_left
         until = None if left is None else facts.now + timedelta(seconds=max(0.0, left))
         return Waiting(_wait(first), " ".join(map(about, away)), until)
-    limits = "".join(f" {name} gets {rate:g} emails per second at most." for name, rate in facts.ceilings.items())
+    limits = "".join(f" {name} gets at most {rate:g} emails per second." for name, rate in facts.ceilings.items())
     workers = f"{facts.workers:,} worker{'s send' if facts.workers > 1 else ' sends'}"
     words = f"{_count(facts.ahead)} ahead of it; {workers}.{limits}{_also(facts)}"
     return Waiting(Wait.QUEUED, words, ahead=facts.ahead)
@@ -174,7 +176,7 @@ def _count(ahead: int) -> str:
 
 
 def unusable(facts: Facts, providers: Collection[str]) -> list[Trouble]:
-    """The providers that no worker can use, if no other is left."""
+    """The providers that no worker can use; empty while a worker can use some provider."""
     away = [each for each in facts.troubles if each.workers >= facts.workers]
     return away if {each.provider for each in away} >= set(providers) else []
 
@@ -187,19 +189,19 @@ def _wait(trouble: Trouble) -> Wait:
 
 
 def about(trouble: Trouble) -> str:
-    """A sentence about a provider that cannot be used."""
+    """A sentence that says why a provider cannot be used."""
     match _wait(trouble):
         case Wait.PROVIDER_PAUSED:
-            return f"{trouble.provider} asked us to wait ({trouble.reason or 'it did not say why'})."
+            return f"{trouble.provider} asked us to wait ({trouble.reason or 'no reason given'})."
         case Wait.PROVIDER_REFUSES:
             return f"{trouble.provider} refuses us: {trouble.reason}"
         case _:
-            probed = "; one email tries it" if trouble.state == "half_open" else ""
-            return f"{trouble.provider} fails as a whole ({trouble.reason or 'it did not say why'}){probed}."
+            probed = "; one email probes it" if trouble.state == "half_open" else ""
+            return f"{trouble.provider} fails as a whole ({trouble.reason or 'no reason given'}){probed}."
 
 
 def _also(facts: Facts) -> str:
-    """Providers that some workers cannot use, which may be part of the reason."""
+    """Sentences about providers that some workers cannot use: they may be part of the reason."""
     return "".join(f" {about(each)}" for each in facts.troubles)
 
 

@@ -1,4 +1,4 @@
-"""What this host's monitor says of the host's processes, for other programs on the host."""
+"""Asks this host's monitor about the host's processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where a
 
 
 async def ask_unready(listener: Listener) -> str | None:
-    """Which processes of this host should work and do not, and why; None if all do, or no monitor answers.
+    """The processes of this host that should work and do not, and why; None if all work, or if no monitor answers.
 
     Args:
         listener: Where the monitor listens.
@@ -30,7 +30,7 @@ async def ask_unready(listener: Listener) -> str | None:
             reason: Any = said["checks"]["processes"]["reason"]
     except (OSError, TimeoutError, h11.RemoteProtocolError, ValueError, LookupError, TypeError):
         return None
-    # Whoever listens there may be somebody else.
+    # Another program may listen there, so the text is not trusted.
     return "".join(letter if letter.isprintable() else "?" for letter in reason) if isinstance(reason, str) else None
 
 

@@ -2,7 +2,7 @@
 
 Nothing that a client does may cost more than one slot of a few, for a few seconds: each connection has one request, one
 deadline for all of it, and no body; a request that is too large, too slow or not GET or HEAD ends with its answer.
-Where every slot is taken, a new connection gets the slot of the one that has waited longest without a whole request.
+If every slot is taken, a new connection replaces the oldest one that has not sent a whole request.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class WebServer:
         self._log = get_log()
         self._open = 0
         self._reading: dict[asyncio.Task[object], None] = {}
-        """Connections without a whole request yet, the oldest first."""
+        """Connections that have not sent a whole request, the oldest first."""
 
     async def run(self) -> None:
         """Serves until cancelled."""
@@ -133,7 +133,7 @@ class WebServer:
         writer.close()
 
     def _end_oldest(self) -> bool:
-        """Ends the connection that has waited longest for its request; returns whether there was one."""
+        """Ends the oldest connection that has not sent a whole request; returns whether there was one."""
         if (oldest := next(iter(self._reading), None)) is None:
             return False
         del self._reading[oldest]

@@ -1,4 +1,4 @@
-"""How long states have lasted, by a steady clock: what was there at every look since."""
+"""How long a state has lasted, by a steady clock: every look since must have found it."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections.abc import Collection, Hashable
 
 
 class Lasting:
-    """Remembers since which look each state has been there. One look that misses it ends it."""
+    """Remembers since which look each state has been found. A look that does not find a state ends it."""
 
     def __init__(self, seconds: float) -> None:
         """
         Args:
-            seconds: How long a state has to last before it counts.
+            seconds: How long a state must last before it counts.
         """
         self._seconds = seconds
         self._began_at: float | None = None
         self._since: dict[Hashable, float] = {}
 
     def note(self, states: Collection[Hashable]) -> None:
-        """What a look found."""
+        """Takes the states that a look found."""
         now = time.monotonic()
         if self._began_at is None:
             self._began_at = now
         self._since = {state: self._since.get(state, now) for state in states}
 
     def forget(self) -> None:
-        """A look was missed: what the next one finds may have been interrupted."""
+        """Forgets everything after a missed look: a state may have ended and begun again meanwhile."""
         self._began_at = None
         self._since = {}
 
@@ -36,7 +36,7 @@ class Lasting:
         return 0.0 if since is None else time.monotonic() - since
 
     def has_lasted(self, states: Collection[Hashable]) -> bool | None:
-        """Whether one of these has lasted for long enough; None if one may have, which was there at the first look."""
+        """Whether one of these states has lasted long enough; None if unknown, because the first look found it."""
         found = [state for state in states if state in self._since]
         if any(self.seconds(state) >= self._seconds for state in found):
             return True

@@ -1,4 +1,4 @@
-"""Looks again and again at the DLQ and at whether emails move. Who tells people of it is `announcing`."""
+"""Looks at the DLQ and at the flow of emails at intervals. `announcing` sends the alerts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Tables(Protocol):
         ...
 
     async def find_flow(self) -> Flow:
-        """Whether emails move, and what hinders them."""
+        """Whether emails are sent, and what stops them."""
         ...
 
     async def count_expiring(self) -> Expiring | None:
@@ -61,7 +61,7 @@ class Findings:
         oldest: None if PostgreSQL did not say.
         due_seconds: How long a dead letter waits that is not on the DLQ yet; None if none is known to.
         expiring: How many undecided emails are about to lose their content; None if PostgreSQL did not say.
-        flow: Whether emails move; None if PostgreSQL did not say.
+        flow: Whether emails are sent; None if PostgreSQL did not answer.
     """
 
     depth: int | None
@@ -93,8 +93,8 @@ class Watch:
     ) -> None:
         """
         Args:
-            after_seconds: How long nothing is sent, a provider is unusable or a host is silent before it is an alert.
-            providers: All that the workers may use.
+            after_seconds: Alerts when, for so long, nothing is sent, a provider cannot be used, or a host is silent.
+            providers: The configured providers.
         """
         self.alerts: dict[Kind, Alert] = {}
         self._queue = queue
@@ -105,7 +105,7 @@ class Watch:
         self._interval_seconds = interval_seconds
         self._providers = providers
         self._lasting = Lasting(after_seconds)
-        # A host that is well says so once per interval, more or less.
+        # A host that works reports about once per interval.
         self._silent = Lasting(max(after_seconds, MISSED_LOOKS * interval_seconds))
         self._raised_at: dict[Kind, datetime] = {}
         self._listeners: list[asyncio.Event] = []
@@ -168,7 +168,7 @@ class Watch:
         return states | self._lasting_states(findings.flow)
 
     def _lasting_states(self, flow: Flow | None) -> dict[Kind, bool]:
-        """What counts only once it has lasted; left out while a first look's finding may have lasted, or may not."""
+        """The states that count only once they have lasted; leaves out those of which that is still unknown."""
         if flow is None:
             self._forget_lasting()
             return {}
@@ -185,7 +185,7 @@ class Watch:
         self._silent.forget()
 
     def _reason(self, kind: Kind, findings: Findings) -> str | None:
-        """What a person has to know of it."""
+        """The alert's reason, for people."""
         flow = findings.flow
         match kind:
             case Kind.PROBE_FAILED:
@@ -197,7 +197,7 @@ class Watch:
                 return scrub(" ".join(map(about, lasting))) or None
             case Kind.HOST_VANISHED if flow:
                 gone = [(host, at) for host, at in flow.hosts.items() if self._silent.has_lasted([(host, at)])]
-                return "; ".join(f"{host} was there last at {instant(at)}" for host, at in sorted(gone)) or None
+                return "; ".join(f"{host} last reported at {instant(at)}" for host, at in sorted(gone)) or None
             case _:
                 return None
 
@@ -216,7 +216,7 @@ class Watch:
             self._host,
             count=_count(kind, findings),
             oldest_age_seconds=_oldest_age(kind, stands, findings, (now - known_at).total_seconds()),
-            # Those of the oldest dead letters say nothing about other emails.
+            # The correlation ids are those of the oldest dead letters.
             correlation_ids=_correlation_ids(findings) if stands and kind in _OF_DEAD_LETTERS else (),
             reason=self._reason(kind, findings) if stands else None,
             is_alone=self._book.is_alone,
@@ -224,7 +224,7 @@ class Watch:
 
 
 def _signs(flow: Flow) -> dict[Kind, list[Hashable]]:
-    """By which a look knows a state again: one that has changed has not lasted."""
+    """The states that a look found, by alert. A state that changes starts again."""
     return {
         Kind.NOTHING_SENT: [(Kind.NOTHING_SENT, flow.mark)] if flow.due else [],
         Kind.PROVIDER_UNUSABLE: [(Kind.PROVIDER_UNUSABLE, trouble.provider) for trouble in flow.troubles],

@@ -10,7 +10,7 @@ harmless to repeat.
     held       confirm(session, email_id, act) -> Verdict       held → sent
                release(session, email_id, act) -> Verdict       held → pending and due
     replays    preview(session, selection, …) -> Preview        the dry run: counts and a sample; changes nothing
-               meetings(session, selection) -> [Meeting]        running replays of the same emails: they share a pace
+               meetings(session, selection) -> [Meeting]        running replays that have some of the same emails
                create(session, selection, act, …) -> Replay     settles which emails; changes none of them
                find(session, replay_id) -> Replay | None        state, counts by outcome, pace, who and why
                stop(session, replay_id, act) -> Replay | None   no further email; what was replayed stays so

@@ -1,4 +1,4 @@
-"""The names by which an operator gives emails: ids, or message keys."""
+"""Finds emails by the names that an operator gives: ids or message keys."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _NAMED: Final = 5
 
 
 async def find_ids(session: AsyncSession, tenant_id: str, names: Sequence[str]) -> tuple[UUID, ...]:
-    """The ids of the emails that have these names, in their order, each once.
+    """The ids of the emails with these names, in the order of the names, each once.
 
-    An id goes before a message key that looks like one. An id that no email has is returned as it is: the act that
-    it is for says so.
+    A name that is both an id and another email's message key means the id. An id that no email has is returned too:
+    the caller's act reports it.
 
     Raises:
         DispatcherError: a name is no id, and no email of this tenant has it as its message key.

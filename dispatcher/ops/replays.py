@@ -7,8 +7,8 @@
 
 `create` settles which emails and touches none. `run` takes them one by one: one commit makes an email pending and due
 and notes so in the replay, so that whatever ends the runner, a later one goes on exactly there. Two replays that share
-emails replay each of them once: the second finds it under way. Together they go at the slowest of their paces, each at
-an equal share, unless one is forced to keep its own. An email whose row somebody has locked is passed over
+emails replay each of them once: the second finds it under way. They share the slowest of their paces equally, unless
+one was made with `force`. An email whose row another transaction has locked is passed over
 and tried again after the others; if it stays locked, the run ends without it, and can be resumed. The dead letters of
 what was replayed are swept off the DLQ as the run goes, because they are stale then.
 """
@@ -39,7 +39,7 @@ SWEEP_SECONDS: Final = 5.0
 _LOOK_AGAIN_SECONDS: Final = 0.1
 _LONGEST_SLEEP_SECONDS: Final = 1.0
 _PACE_SECONDS: Final = 1.0
-"""Between two looks whether another replay shares the pace."""
+"""How often a replay asks for its pace."""
 
 
 _Note = Callable[[UUID, ItemOutcome], Awaitable[None]]
@@ -111,7 +111,7 @@ async def create(
     skipped.
 
     Args:
-        force: It keeps its own pace, whatever other replays are about the same emails.
+        force: Keep this pace, even if other replays have some of the same emails.
     """
     ids = await _ids(session, selection)
     is_listed = selection.email_ids is not None and not selection.filters
@@ -137,12 +137,12 @@ async def _ids(session: AsyncSession, selection: Selection) -> Sequence[UUID]:
 
 
 async def meetings(session: AsyncSession, selection: Selection) -> list[Meeting]:
-    """The running replays that a replay of this selection would meet."""
+    """The running replays that have some of this selection's emails."""
     return await replays.find_meetings(session, email_ids=await _ids(session, selection))
 
 
 async def meetings_of(session: AsyncSession, replay_id: int) -> list[Meeting]:
-    """The other running replays that are about emails which this one has still to do."""
+    """The other running replays that have some of the emails this one has still to do."""
     return await replays.find_meetings(session, replay_id=replay_id)
 
 
@@ -197,7 +197,7 @@ async def run(
     async with turn(session, f"replay {replay_id}") as is_ours:
         if not is_ours:
             raise ReplayBusy(f"Replay {replay_id} is being run by somebody else.")
-        await replays.note_meetings(session, replay_id)  # again: some began since it was made
+        await replays.note_meetings(session, replay_id)  # again: others may have begun since it was made
         sweeper = _Sweeper(session, dlq)
 
         async def note(email_id: UUID, outcome: ItemOutcome) -> None:
@@ -261,7 +261,7 @@ async def _pause(session: AsyncSession, replay_id: int, until: float) -> None:
 
 
 class _Pace:
-    """How fast a replay may go now; others that share its pace come and go."""
+    """How fast a replay may go now. The pace changes when replays that share it begin or end."""
 
     def __init__(self, session: AsyncSession, replay_id: int) -> None:
         self._session = session
@@ -270,7 +270,7 @@ class _Pace:
         self._look_at = 0.0
 
     async def seconds(self) -> float:
-        """From one email to the next; 0 for as fast as it goes."""
+        """The wait between two emails; 0 for no limit."""
         now = asyncio.get_running_loop().time()
         if now >= self._look_at:
             self._look_at = now + _PACE_SECONDS

@@ -22,7 +22,7 @@ class Story:
 
     Attributes:
         email: Its row, by column.
-        waiting: Why it is not sent yet; None if it is finished.
+        waiting: Why the email is not sent yet; None unless it is pending or sending.
         content: What it says and to whom, if that was asked for; None also if it was deleted.
     """
 
@@ -45,7 +45,7 @@ async def tell(
     """An email's story; None if there is no such email.
 
     Args:
-        providers: All that the workers may use; empty if the caller does not know them.
+        providers: The configured providers; empty if the caller does not know them.
         lease_seconds: The length of a lease.
         reveal: Who wants to see its content, and why; on record before it is read.
     """

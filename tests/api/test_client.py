@@ -72,7 +72,7 @@ def test_a_url_without_a_scheme_is_told_what_to_write(kind: type[Client | AsyncC
 
 @pytest.mark.parametrize("url", ["ftp://mail.example.com", "http://", "https:///v1", "unix:///run/api.socket"])
 def test_a_url_that_leads_nowhere_is_refused_at_once(url: str) -> None:
-    with pytest.raises(DispatcherError, match="another scheme than http and https, or no host"):
+    with pytest.raises(DispatcherError, match="has no host, or its scheme is not http or https"):
         Client(url)
 
 

@@ -220,7 +220,7 @@ def test_without_yes_or_a_terminal_it_is_a_dry_run(quick: Callable[..., Ended], 
     assert (none.code, none.stderr) == (0, "No failed or held email matches.\n")
     assert asked.code == 2
     assert f"1 to be sent again, such as {email_id}" in asked.stderr
-    assert "--yes goes on" in asked.stderr
+    assert "Add --yes to go on" in asked.stderr
     assert (dry.code, dry.json["emails"]) == (0, {"replayed": 1})
     assert morgue.books.statuses() == {"failed": 1}
 
@@ -333,9 +333,9 @@ def test_a_replay_that_meets_another_says_so_before_it_starts(
     assert asked.code == 2
     assert (
         "Replay 1 of ann (SES is back; 0.01/s) is under way, with 2 of the same emails still to do.\n"
-        "Together they go at the slowest of their paces; --force keeps this one's.\n"
+        "They share the slowest of their paces. To keep this replay's own pace, add --force.\n"
     ) in asked.stderr
-    assert "This one keeps its own pace beside it." in forced.stderr
+    assert "This replay keeps its own pace." in forced.stderr
     assert (forced.code, morgue.books.statuses()) == (0, {"pending": 3})
 
 

@@ -113,7 +113,8 @@ def test_a_line_overrides_the_environment_which_may_be_older_and_a_difference_is
     assert found["DISPATCHER_PREFETCH"] == ("256", "default")
     assert found["DISPATCHER_BUNDLE"] == ("3", "environment")
     assert found["DISPATCHER_DATABASE_URL"] == ("postgresql://a:***@db/m", "env-file")
-    assert f"warning: DISPATCHER_WORKERS has another value in the environment; the one in {file}" in ended.stderr
+    warning = f"warning: DISPATCHER_WORKERS has another value in the environment. The value in {file} is used."
+    assert warning in ended.stderr
     assert ended.code == 0
 
 

@@ -237,7 +237,7 @@ def test_a_file_that_no_rule_was_asked_about_is_no_attachment() -> None:
     ["ann@example.org, bob@example.org", "Ann <ann@example.org>;bob@example.org", "a@x.org,b@x.org,c@x.org," * 1000],
 )
 def test_several_addresses_in_one_text_are_told_to_be_a_list(text: str) -> None:
-    reason = "has several addresses in one text; give a list, one address in each"
+    reason = "has several addresses in one text; give a list of single addresses"
 
     assert refusal(to=text) == ("to", reason)
     assert refusal(to=["ann@example.org"], cc=["ann@example.org", text]) == ("cc[1]", reason)
@@ -286,7 +286,7 @@ def test_a_header_that_is_ours_or_the_servers_to_write_cannot_be_set(name: str) 
     ],
 )
 def test_a_header_that_commands_a_provider_needs_to_be_allowed_by_its_name(name: str, who: str) -> None:
-    reason = f"is a command to {who}; DISPATCHER_ALLOWED_HEADERS may allow it by its name"
+    reason = f"is a command to {who}; to allow it, add its name to DISPATCHER_ALLOWED_HEADERS"
 
     assert refusal(headers={name: "x"}) == (f"headers.{name}", reason)
     assert refusal(headers={name: "x"}, template_id="d-1", text=None) == (f"headers.{name}", reason)

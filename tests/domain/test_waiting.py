@@ -90,4 +90,4 @@ def test_the_queue_ahead_is_counted_up_to_a_bound(ahead: int, words: str) -> Non
 
 
 def test_a_ceiling_that_slows_the_queue_is_named() -> None:
-    assert why(facts(ceilings={"smtp": 2.5})).detail.endswith("smtp gets 2.5 emails per second at most.")
+    assert why(facts(ceilings={"smtp": 2.5})).detail.endswith("smtp gets at most 2.5 emails per second.")

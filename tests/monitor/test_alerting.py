@@ -269,7 +269,7 @@ async def test_nothing_sent_while_emails_are_due_is_an_alert_with_its_reason_unt
     alert = ear.heard[0].alert
     assert (alert.component, alert.count, alert.correlation_ids) == ("dispatcher", 1, ())
     assert summary(ear.heard[0]) == (
-        "1 email is due, and nothing is sent: No worker runs on any host: start `dispatcher run`"
+        "1 email is due, but none is sent: No worker runs on any host: start `dispatcher run`"
     )
 
 
@@ -342,7 +342,7 @@ async def test_a_host_that_vanishes_is_an_alert_until_it_is_back_and_one_that_st
             await hears(ear, "host_vanished raised", "host_vanished resolved")
 
     reason = ear.heard[0].alert.reason or ""
-    assert reason.startswith("lost was there last at ")
+    assert reason.startswith("lost last reported at ")
     assert "orderly" not in reason
     assert "watching" not in reason
 
