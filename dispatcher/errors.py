@@ -4,13 +4,13 @@
     ├── ConfigurationError        settings are missing or malformed; holds every mistake, exit code 78
     ├── InvalidEmail              an email was refused at enqueue; names the field
     ├── MessageKeyConflict        the message key is known with another payload
-    ├── UnusableConnection        enqueue was given no connection, or one that it cannot use
+    ├── UnusableConnection        enqueue cannot use the connection that it was given
     ├── InvalidPointer            bytes on the queue that point to no email
     ├── ServerUnavailable         PostgreSQL, RabbitMQ or a private server cannot be reached or started
     │   ├── StoreUnavailable
     │   │   ├── StoreBusy         another transaction holds what a statement needed
     │   │   ├── StoreRefused      it knows no such user, password or database
-    │   │   └── AnswerTooLarge    this process has no memory for PostgreSQL's answer
+    │   │   └── AnswerTooLarge    the process has no memory for PostgreSQL's answer
     │   └── BrokerUnavailable
     │       └── BrokerRefused     it knows no such user, password or virtual host
     ├── StatementRefused          PostgreSQL cannot execute a statement, perhaps because of one row that it names
@@ -33,7 +33,7 @@ class DispatcherError(Exception):
     Attributes:
         message: What is wrong, one sentence, nothing private.
         remedy: What to do about it; None where the message says it all.
-        public: What may be told to anybody who can ask, where the message names hosts and users.
+        public: The text for the public, if the message names hosts or users.
     """
 
     public: str | None = None
@@ -63,8 +63,8 @@ class InvalidEmail(DispatcherError):
     """An email was refused before anything was stored.
 
     Attributes:
-        field: The argument's name, such as `sender`, `to[1]` or `attachments[0].content`; for an email out of JSON the
-            field's, such as `from`.
+        field: The argument's name, such as `sender`, `to[1]` or `attachments[0].content`; for an email from JSON, the
+            field's name, such as `from`.
         reason: Why, without the field's value (it may be private).
     """
 
@@ -94,7 +94,7 @@ class MessageKeyConflict(DispatcherError):
 
 
 class UnusableConnection(DispatcherError):
-    """What enqueue was given has no psycopg connection, or one that cannot execute a statement now."""
+    """The connection that enqueue was given is not psycopg's, or cannot execute a statement now."""
 
 
 class InvalidPointer(DispatcherError):
@@ -122,7 +122,7 @@ class StoreRefused(StoreUnavailable):
 
 
 class AnswerTooLarge(StoreUnavailable):
-    """This process has no memory left for PostgreSQL's answer. The statement may have been executed."""
+    """The process has no memory left for PostgreSQL's answer. PostgreSQL may have executed the statement."""
 
 
 class BrokerUnavailable(ServerUnavailable):

@@ -5,12 +5,12 @@
         enqueue(connection, Email(message_key="order-17-receipt", sender="shop@example.com", to="ann@example.org", …))
 
 Both rows commit or neither does. The connection is the caller's: a psycopg connection, Django's `connection`, or a
-Connection or Session of SQLAlchemy over psycopg. Nothing here commits, rolls back or closes it, and what psycopg raises
-reaches the caller as it is. A second call with the same message key and payload is harmless and returns the first
-email's id. After the commit the relay publishes.
+Connection or Session of SQLAlchemy over psycopg. Nothing here commits, rolls back or closes it, and psycopg's other
+errors reach the caller unchanged. A second call with the same message key and payload returns the first email's id.
+After the commit the relay publishes.
 
-The synchronous functions and their `_async` twins differ in the connection alone: the twins take psycopg's
-AsyncConnection, and an AsyncConnection or AsyncSession of SQLAlchemy.
+The `_async` twins take asynchronous connections: psycopg's AsyncConnection, or an AsyncConnection or AsyncSession of
+SQLAlchemy. Otherwise they are the same.
 """
 
 from __future__ import annotations
@@ -87,8 +87,9 @@ def enqueue(connection: CallersConnection, email: Email, *, traceparent: str | N
 
     Raises:
         MessageKeyConflict: the key names an email with another payload.
-        UnusableConnection: it has no psycopg connection, or one that is closed or whose transaction has failed.
-        SchemaError: its database does not have the dispatcher's tables.
+        UnusableConnection: the connection is not psycopg's, is closed, its transaction failed, or its role lacks a
+            right.
+        SchemaError: the database does not have the dispatcher's tables.
     """
     return enqueue_many(connection, [email], traceparent=traceparent)[0]
 
@@ -102,9 +103,9 @@ def enqueue_many(
 ) -> list[Enqueued]:
     """Enqueues emails in the connection's transaction, some hundreds per statement; answers in the order given.
 
-    On a connection in autocommit (Django's outside `atomic()`, too) the call is a transaction of its own, which stores
-    all or none, and the emails stay if what follows fails. Where conflicts are reported, each statement's hundreds are
-    one transaction, so that a file of any size can be enqueued.
+    On a connection in autocommit (such as Django's outside `atomic()`) the call is a transaction of its own and stores
+    all emails or none. They stay if later code fails. With `report_conflicts`, every few hundred emails are a
+    transaction of their own, so that a file of any size can be enqueued.
 
     Args:
         report_conflicts: Answer `conflict` for such an email and store the others, instead of raising.

@@ -10,7 +10,7 @@ server: it works, or knows that the server is away. RabbitMQ or PostgreSQL being
 one of them does not let it in is. Who ends before he is up could not boot.
 
 Nothing is locked, because each 64-bit cell has one writer at a time and is written in one piece. The reason of a
-failure is text; who reads it while it is written sees a part of it.
+failure is text; a reader may see a part of it while it is written.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Member:
         pid: None while it waits to be started.
         is_ending: It was told to end: replaced, removed, or with the whole host.
         failed_boots: How often in a row it ended before it was up.
-        reason: Why it ended before it was up the last time; nothing private.
+        reason: Why its last start failed; nothing private.
         beats: Grows while its loop works.
         commit_wait_seconds: How long it has waited for a commit without any; None where it waits for none.
         confirm_wait_seconds: The same of RabbitMQ's confirms.
@@ -193,7 +193,7 @@ class Seat:
         self._cells[self._at + _Cell.WANTS_SUCCESSOR] = 1
 
     def note_reason(self, words: str) -> None:
-        """Why it ends, or has ended, before it is up: a sentence that anybody may read."""
+        """Stores why the process failed to start: a sentence that anybody may read."""
         octets = words.encode("utf-8", "replace")[:REASON_OCTETS]
         self._reason[:] = octets.ljust(REASON_OCTETS, b"\0")
 
@@ -226,7 +226,7 @@ class Seat:
 
     @property
     def reason(self) -> str:
-        """Why its process ended before it was up."""
+        """Why its process failed to start."""
         return _text(self._reason)
 
     @property

@@ -213,7 +213,7 @@ async def refused_async(given: Any) -> str:
 async def test_an_asynchronous_connection_is_sent_to_the_asynchronous_call(
     async_engine: AsyncEngine, tables_url: str
 ) -> None:
-    instead = "which has to be awaited. Write `await enqueue_async(connection, email)`."
+    instead = "which is asynchronous. Write `await enqueue_async(connection, email)`."
     async with (
         await psycopg.AsyncConnection.connect(tables_url) as connection,
         AsyncSession(async_engine) as session,
@@ -240,7 +240,7 @@ async def test_a_synchronous_connection_is_sent_to_the_synchronous_call(
 
 
 async def test_another_driver_is_named_with_what_to_use_instead(tables_url: str) -> None:
-    instead = "which is no connection that it can use. Give a connection of psycopg 3, Django's `connection`, or"
+    instead = "which is no connection that enqueue can use. Give a connection of psycopg 3, Django's `connection`, or"
     other = await asyncpg.connect(tables_url)
     try:
         assert instead in refused(other)
@@ -278,7 +278,7 @@ async def test_a_pool_is_not_a_connection(
 ) -> None:
     from django.db import connections
 
-    why = "which has connections and is none, so it has no transaction for the email."
+    why = "which is no connection itself, so it has no transaction for the email."
     with ConnectionPool(tables_url, open=False) as pool:
         assert refused(pool).endswith(
             f"{why} Write `with pool.connection() as connection: enqueue(connection, email)`."
@@ -305,7 +305,7 @@ async def test_a_closed_connection_is_named(
         pass
     async with async_engine.connect() as async_other:
         pass
-    instead = "is closed. Enqueue before it is closed, or on another connection."
+    instead = "is closed. Enqueue before you close it, or on another connection."
 
     assert refused(connection) == f"The psycopg.Connection {instead}"
     assert refused(other) == f"The sqlalchemy.engine.base.Connection {instead}"
@@ -316,14 +316,14 @@ async def test_a_failed_transaction_has_to_be_rolled_back_first(tables_url: str,
     with psycopg.connect(tables_url) as connection:
         with pytest.raises(psycopg.errors.DivisionByZero):
             connection.execute("select 1 / 0")
-        assert "has failed at an earlier statement" in refused(connection)
+        assert "An earlier statement of the connection" in refused(connection)
         assert "Roll back, then enqueue" in refused(connection)
         connection.rollback()
         enqueue(connection, email("sync"))
     async with await psycopg.AsyncConnection.connect(tables_url) as async_connection:
         with pytest.raises(psycopg.errors.DivisionByZero):
             await async_connection.execute("select 1 / 0")
-        assert "has failed at an earlier statement" in await refused_async(async_connection)
+        assert "An earlier statement of the connection" in await refused_async(async_connection)
         await async_connection.rollback()
         await enqueue_async(async_connection, email("async"))
 

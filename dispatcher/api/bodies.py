@@ -28,7 +28,7 @@ VALUE_BYTES: Final = 100
 """What a value needs once it is parsed, at most, beside its text: three octets of JSON become an object of 64."""
 
 MOST_WIDE_CHARACTERS: Final = MAX_BODY_OCTETS + (1 << 20)
-"""Of all texts with characters beyond ASCII, of which each character may need four octets; no email has more."""
+"""The most characters in strings that are not pure ASCII: each may take four octets once parsed. No email has more."""
 
 T = TypeVar("T")
 
@@ -163,7 +163,7 @@ def count_values(body: bytes | bytearray) -> int:
 
 
 def count_wide(body: bytes | bytearray) -> int:
-    """How many characters stand in texts with characters beyond ASCII, at most."""
+    """An upper bound of the characters in strings that are not pure ASCII."""
     if body.isascii() and rb"\u" not in body:
         return 0
     count = 0

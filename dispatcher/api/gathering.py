@@ -2,8 +2,8 @@
 
 An email costs a statement of its own some two milliseconds of waiting for the disk, and shares them as one of a
 hundred. There is no linger: a lane inserts as soon as it is free, and what comes meanwhile is the next batch, which
-therefore grows with the load. Tenants take turns, so that nobody waits for all that another one sends. What a batch is
-refused for is one email's fault: the batch is split until that one stands alone, and its neighbours are inserted.
+therefore grows with the load. Tenants take turns, so that none waits behind everything that another one sends. If
+PostgreSQL refuses a batch because of one email, the batch is split until that email is alone; the others are inserted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The lines of one SMTP connection, from the greeting on: commands out, replies in, and nothing out of step.
+"""The commands and replies of one SMTP connection, from the greeting on; detects a server that is out of step.
 
-A reply counts only if its command came first. One stray line would make every later reply answer the wrong question,
-and a stray `250` before the final dot would count as the server's word for the email. So `check` comes before all that
-we write, and `hear` before the steps after which a mistake could not be taken back.
+A reply counts only if its command was sent first. After one surplus reply, every later reply would answer the wrong
+command, and a surplus `250` before the final dot would count as the answer to the email. So callers `check` before
+every write, and `hear` before each step that they cannot undo.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class GarbledReply(ConnectionBroke):
 
 
 class OutOfStep(GarbledReply):
-    """The server sent a reply that nothing had asked for."""
+    """The server sent a reply to no command."""
 
     def __init__(self) -> None:
         super().__init__("the server sent a reply before it was asked")
 
 
 class ServerClosing(ConnectionBroke):
-    """The server said 421 before the email left: not this connection, and perhaps not now.
+    """The server closed the connection with 421 before the email left.
 
     Attributes:
-        reply: Its words.
+        reply: The reply 421.
     """
 
     def __init__(self, reply: Reply) -> None:
@@ -77,7 +77,7 @@ class Conversation(asyncio.Protocol):
 
     @property
     def is_sound(self) -> bool:
-        """Whether the connection is open, and the server owes us nothing and said nothing unasked, read or unread."""
+        """Whether the connection is open, no reply is outstanding, and no surplus reply has arrived, read or unread."""
         return (
             self._fault is None
             and not self._owed
@@ -88,7 +88,7 @@ class Conversation(asyncio.Protocol):
 
     @property
     def address(self) -> str:
-        """The address that we come from."""
+        """The local address."""
         found = self._transport.get_extra_info("sockname")
         return str(found[0]).partition("%")[0] if found else "127.0.0.1"
 
@@ -110,10 +110,10 @@ class Conversation(asyncio.Protocol):
         return self._owed
 
     def check(self) -> None:
-        """Return if we may write: the connection is open, and all that the server said has been taken.
+        """Return if we may write: the connection is open, and every reply has been taken.
 
         Raises:
-            ConnectionBroke: we may not.
+            ConnectionBroke: the connection is closed, or a reply was not taken.
         """
         if self._fault is not None:
             raise self._fault
@@ -123,21 +123,21 @@ class Conversation(asyncio.Protocol):
             raise ServerClosing(self._replies[0]) if self._replies and self._replies[0].closes else OutOfStep()
 
     async def hear(self) -> None:
-        """Read what has arrived by now, so that `check` and `contradicts` can judge it."""
+        """Read what has arrived, so that `check` and `contradicts` can judge it."""
         if not self._transport.is_closing() and self._socket.poll(0):
-            # Two turns of the loop: one to read, and one to be sure that it was read.
+            # Two turns of the loop: the read may be scheduled only in the first one.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
 
     def contradicts(self, reply: Reply) -> bool:
-        """Whether the server has said something else behind a reply; 421, its goodbye, may follow any other."""
+        """Whether another reply of a different class follows this one. 421 may follow any reply."""
         return any(other.code // 100 != reply.code // 100 and not other.closes for other in self._replies)
 
     async def secure(self, context: ssl.SSLContext, host: str) -> None:
-        """Go on in TLS.
+        """Start TLS.
 
         Raises:
-            ConnectionBroke: the server, or somebody on the way, said more in the clear (RFC 3207, section 6).
+            ConnectionBroke: more unencrypted replies arrived, from the server or an attacker (RFC 3207, section 6).
             OSError: the handshake failed.
         """
         await self.hear()
@@ -273,7 +273,7 @@ class Conversation(asyncio.Protocol):
         if parsed[2] != b"-":
             self._replies.append(_reply(self._partial))
             self._partial, self._partial_octets = [], 0
-            # The first one too many is kept for `contradicts`; a flood of them is not.
+            # The first surplus reply is kept for `contradicts`; more of them end the connection.
             if len(self._replies) > self._owed + 1:
                 self._break(OutOfStep())
 

@@ -123,8 +123,8 @@ class Transaction:
         """The reply to the email, or one that came before its end.
 
         Raises:
-            ConnectionBroke: there is none. Or the server replied before the final dot, which did not leave then. Or it
-                sent two replies behind the dot that contradict each other.
+            ConnectionBroke: there is no reply; or the server replied before the final dot, which was not sent then; or
+                two replies after the dot contradict each other.
         """
         await conversation.hear()
         conversation.check()
@@ -154,7 +154,7 @@ class Transaction:
         try:
             return await conversation.reply()
         except asyncio.CancelledError:
-            # The deadline may strike while the reply lies in the socket, because the loop was busy: look once more.
+            # If the loop was busy, the reply may be in the socket when the deadline passes: look once more.
             await conversation.hear()
             if reply := conversation.reply_at_hand():
                 return reply
@@ -204,7 +204,7 @@ class Dialogue:
         """The next command's reply.
 
         Raises:
-            ConnectionBroke: there is none; or it cannot be this command's.
+            ConnectionBroke: there is no reply, or it cannot be this command's.
             ServerClosing: it is 421.
         """
         if self._unsent:
@@ -246,7 +246,7 @@ class Dialogue:
 
 
 def _judged(reply: Reply, phase: Phase, conversation: Conversation) -> Outcome:
-    """What a reply other than the expected one means; if it is no refusal either, the server is out of step."""
+    """The outcome of an unexpected reply. If it is no refusal, the server is out of step: aborts the connection."""
     if reply.code < 400:
         conversation.abort()
     return refusal(reply, phase)

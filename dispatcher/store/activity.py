@@ -14,7 +14,7 @@ from dispatcher.store.connections import translated
 from dispatcher.store.queries import query
 
 MISSED_LOOKS: Final = 3
-"""A host whose monitor has missed so many looks is silent, however short a silence is an alert."""
+"""A host counts as silent only after its monitor missed so many looks, even if alerts are set to come sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class VanishedHost:
 
     Attributes:
         in_flight: Emails under its leases.
-        leases_end_in_seconds: When the last of these leases ends, negative if it has; None if it has none.
-        silent_seconds: For how long its monitor has said nothing; None if that is well, or stopped in order.
+        leases_end_in_seconds: When the last of these leases expires, negative if it has; None without leases.
+        silent_seconds: How long its monitor has been silent; None if it is not, or if it stopped in order.
     """
 
     name: str
@@ -61,7 +61,7 @@ def find_vanished_hosts(
     """The hosts that have leases and no worker with a session, and those that are silent.
 
     Args:
-        silent_seconds: By host, those whose monitors have said nothing for too long.
+        silent_seconds: By host, how long its monitor has been silent; only hosts that are silent for too long.
     """
     by_host: dict[str, list[WorkerSeen]] = {}
     for worker in workers:
@@ -98,7 +98,7 @@ def list_workers(connection: Connection[TupleRow]) -> list[WorkerSeen]:
 
 
 def list_silent_hosts(connection: Connection[TupleRow], *, after_seconds: float) -> dict[str, float]:
-    """For how long monitors have said nothing that did not stop in order, by host, if that is too long."""
+    """By host, how long its monitor has been silent; leaves out shorter silences and hosts that stopped in order."""
     with translated():
         rows = connection.execute(query("list_presences")).fetchall()
     return {host: seconds for host, _, seconds in rows if seconds > after_seconds}

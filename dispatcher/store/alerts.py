@@ -44,14 +44,14 @@ class OldestDeadLetters:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Whether emails move, and who moves them.
+    """Whether emails are sent, and what may stop them.
 
     Attributes:
-        mark: Changes whenever an email is accepted.
-        due: Emails that are due or under lease; `MOST_DUE` for that many or more.
-        waiting: What one of them waits for; None if none does.
+        mark: A value that changes whenever an email is accepted.
+        due: Emails that are due or under lease, `MOST_DUE` at most.
+        waiting: What one of them waits for; None if there is none.
         troubles: Providers that some worker cannot use now.
-        hosts: When each host was there last, of those that did not stop in order.
+        hosts: When each host last reported; leaves out hosts that stopped in order.
     """
 
     mark: tuple[object, ...]
@@ -68,7 +68,7 @@ class AlertStore:
         """
         Args:
             holder: This monitor, the same over restarts.
-            host: Its host.
+            host: The monitor's host.
         """
         self._host = host
         self._retention = retention
@@ -77,12 +77,12 @@ class AlertStore:
         self._holder = holder
 
     async def hold_watch(self, seconds: float) -> bool:
-        """Takes or keeps the watch for so long; returns whether it is ours. Says that this host is there."""
+        """Takes or keeps the watch for so long; returns whether it is ours. Records that this host runs."""
         parameters = {"holder": self._holder, "host": self._host, "seconds": seconds}
         return bool(await self._fetch("hold_alert_watch", parameters))
 
     async def release_watch(self) -> None:
-        """Gives it back, if it is ours; says that this host stops in order."""
+        """Gives the watch back, if it is ours; records that this host stops in order."""
         await self._fetch("release_alert_watch", {"holder": self._holder})
 
     async def list_told(self) -> list[Told]:
@@ -112,7 +112,7 @@ class AlertStore:
             return await count_expiring(connection, self._retention)
 
     async def find_flow(self) -> Flow:
-        """Whether emails move, and what hinders them."""
+        """Whether emails are sent, and what may stop them."""
         async with session(self._pool) as connection:
             cursor = await connection.execute(query("find_flow"), {"limit": MOST_DUE})
             ((hour, emails, due, email_id),) = await cursor.fetchall()

@@ -1,8 +1,8 @@
-"""The application's connection: the psycopg connection in what `enqueue` is given.
+"""Finds the psycopg connection inside the connection that an application passes to `enqueue`.
 
-Applications give what they have: a psycopg connection, Django's `connection`, a SQLAlchemy Connection or Session, or
-the asynchronous twin of one. Each has a psycopg connection, in the caller's transaction. This module imports neither
-Django nor SQLAlchemy: a caller who gives one of their objects has imported them.
+Applications pass a psycopg connection, Django's `connection`, a SQLAlchemy Connection or Session, or the asynchronous
+twin of one. Each has a psycopg connection, in the caller's transaction. This module imports neither Django nor
+SQLAlchemy: a caller who passes one of their objects has imported them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class DjangoConnection(Protocol):
     connection: Any
 
     def ensure_connection(self) -> None:
-        """Connects, unless it has."""
+        """Connects, unless it is connected."""
 
     def get_autocommit(self) -> bool:
         """Whether no transaction is open that the caller would commit."""
@@ -38,14 +38,14 @@ class DjangoConnection(Protocol):
         """Closes a kept connection that does not answer, once per request and where Django's settings ask for it."""
 
     def validate_thread_sharing(self) -> None:
-        """Raises Django's error if it is another thread's."""
+        """Raises Django's error if another thread owns the connection."""
 
     def validate_no_broken_transaction(self) -> None:
         """Raises Django's error if the transaction can only be rolled back."""
 
 
 class PooledConnection(Protocol):
-    """SQLAlchemy's wrapper of what its driver connected."""
+    """SQLAlchemy's wrapper of the driver's connection."""
 
     @property
     def driver_connection(self) -> Any:
@@ -111,14 +111,14 @@ _POOLS: Final = {
     ),
     ("django.db.utils.ConnectionHandler",): 'enqueue(connections["default"], email)',
 }
-"""What has connections and is none, and what to write instead."""
+"""Pools and factories of connections, and the code to write instead of passing them."""
 
 
 def connection_of(given: CallersConnection) -> psycopg.Connection[Any]:
-    """The psycopg connection in what a synchronous call is given, ready for a statement in the caller's transaction.
+    """The psycopg connection inside a synchronous call's argument, ready for a statement in the caller's transaction.
 
     Raises:
-        UnusableConnection: it has none, or one that cannot be used.
+        UnusableConnection: there is none, or it cannot be used.
     """
     is_drivers = isinstance(given, psycopg.Connection | psycopg.AsyncConnection)
     driver: object = given if is_drivers else _driver_of(given)
@@ -131,7 +131,7 @@ def connection_of(given: CallersConnection) -> psycopg.Connection[Any]:
 
 
 async def async_connection_of(given: AsyncCallersConnection) -> psycopg.AsyncConnection[Any]:
-    """The same for an asynchronous call."""
+    """As `connection_of`, for an asynchronous call."""
     driver: object = given if isinstance(given, psycopg.AsyncConnection) else await _async_driver_of(given)
     if not isinstance(driver, psycopg.AsyncConnection):
         raise _other_driver(given, driver)
@@ -155,7 +155,7 @@ def _driver_of(given: Any) -> object:
         raise _refusal(given, "enqueue", _ASYNCHRONOUS)
     _check_open(given)
     if not given.in_transaction():
-        given.begin()  # as its first statement does; without it, its commit() would do nothing
+        given.begin()  # SQLAlchemy does this at its first statement; without it, the caller's commit() would do nothing
     return given.connection.driver_connection
 
 
@@ -174,29 +174,29 @@ def _check(driver: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> No
     _check_open(driver)
     if driver.info.transaction_status is TransactionStatus.INERROR:
         raise UnusableConnection(
-            "The connection's transaction has failed at an earlier statement, so PostgreSQL refuses every other one.",
-            remedy="Roll back, then enqueue. Run what may fail in a savepoint: psycopg's `connection.transaction()`, "
-            "Django's `atomic()`, or SQLAlchemy's `begin_nested()`.",
+            "An earlier statement of the connection's transaction failed, so PostgreSQL refuses every other statement.",
+            remedy="Roll back, then enqueue. Put statements that may fail into a savepoint: psycopg's "
+            "`connection.transaction()`, Django's `atomic()`, or SQLAlchemy's `begin_nested()`.",
         )
 
 
 def _check_open(connection: Any) -> None:
     if connection.closed:
         raise UnusableConnection(
-            f"The {_name(connection)} is closed.", remedy="Enqueue before it is closed, or on another connection."
+            f"The {_name(connection)} is closed.", remedy="Enqueue before you close it, or on another connection."
         )
 
 
 def _refusal(given: object, call: str, twins: tuple[str, ...]) -> UnusableConnection:
-    """Why a call cannot use what it was given, and what to write instead.
+    """Why a call cannot use its argument, and what to write instead.
 
     Args:
-        twins: What the other kind of call could use.
+        twins: The types that the call's synchronous or asynchronous twin takes.
     """
     what = f"{call} was given {_article(given)} {_name(given)}"
     if _is(given, *twins):
         if call == "enqueue":
-            why, instead = "which has to be awaited", "`await enqueue_async(connection, email)`"
+            why, instead = "which is asynchronous", "`await enqueue_async(connection, email)`"
         else:
             why = "which is synchronous and would stop the event loop"
             instead = "`enqueue(connection, email)` in a function, and run it in a thread (`asyncio.to_thread`)"
@@ -206,9 +206,9 @@ def _refusal(given: object, call: str, twins: tuple[str, ...]) -> UnusableConnec
         return UnusableConnection(f"{what}, which is no connection.", remedy=f"Open one: `{instead}`.")
     for names, instead in _POOLS.items():
         if _is(given, *names):
-            why = "which has connections and is none, so it has no transaction for the email"
+            why = "which is no connection itself, so it has no transaction for the email"
             return UnusableConnection(f"{what}, {why}.", remedy=f"Write `{instead}`.")
-    return UnusableConnection(f"{what}, which is no connection that it can use.", remedy=_WHAT_WORKS)
+    return UnusableConnection(f"{what}, which is no connection that {call} can use.", remedy=_WHAT_WORKS)
 
 
 _WHAT_WORKS: Final = (
@@ -227,7 +227,7 @@ def _other_driver(given: object, driver: object) -> UnusableConnection:
 
 
 def _is(given: object, *names: str) -> bool:
-    """Whether it is of one of these classes. A class whose module is not loaded has no objects."""
+    """Whether the object is of one of these classes. If a class's module is not loaded, no object has that class."""
     for name in names:
         module, _, kind = name.rpartition(".")
         found = getattr(sys.modules.get(module), kind, None)
@@ -249,10 +249,10 @@ def _article(given: object) -> str:
 
 @contextmanager
 def with_tables(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> Iterator[None]:
-    """Says what to do where the database has no tables of ours, or the caller's role may not add emails.
+    """Translates the block's errors for missing tables and missing rights into errors with a remedy.
 
     Raises:
-        SchemaError: it has none, or those of another release.
+        SchemaError: the database has no tables of ours, or those of another release.
         UnusableConnection: the role lacks a right.
     """
     try:
@@ -261,12 +261,12 @@ def with_tables(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[An
         raise SchemaError(
             f'The database "{connection.info.dbname}" does not have this release\'s tables of the email dispatcher in '
             f'the schema "{schema()}".',
-            remedy="Run `dispatcher init` for it (DISPATCHER_DATABASE_URL), connect to the database that has them, or "
-            "set DISPATCHER_DATABASE_SCHEMA for this application as for the dispatcher.",
+            remedy="Run `dispatcher init` with this database in DISPATCHER_DATABASE_URL, connect to the database that "
+            "has the tables, or set DISPATCHER_DATABASE_SCHEMA for this application as for the dispatcher.",
         ) from error
     except pg.InsufficientPrivilege as error:
         raise UnusableConnection(
             f'The role "{connection.info.user}" may not enqueue: {error.diag.message_primary}.',
-            remedy="`dispatcher topology grants --producer ROLE` prints what it needs; execute it as the owner of the "
-            "tables.",
+            remedy="`dispatcher topology grants --producer ROLE` prints the rights that it needs; execute them as the "
+            "owner of the tables.",
         ) from error

@@ -62,7 +62,7 @@ _NAME_REMEDY: Final = (
     "Correct the database's name at the end of DISPATCHER_DATABASE_URL, or make that database: "
     "createdb --encoding UTF8 NAME."
 )
-_GRANTS: Final = "`dispatcher topology grants` prints what each role needs; execute it as the owner of the tables."
+_GRANTS: Final = "`dispatcher topology grants` prints the rights of each role; execute them as the owner of the tables."
 # psycopg counts them among faults of the server. A block that the disk cannot read concerns the rows in it alone.
 _OF_ROWS: Final = (pg.IoError, pg.UndefinedFile, pg.ProgramLimitExceeded)
 # Whatever the URL, environment or role says: our lists are written so (see `arrays`), and emails hold any letter.
@@ -197,7 +197,7 @@ def translated() -> Iterator[None]:
 
 
 def _refused(error: psycopg.Error) -> StatementRefused | AnswerTooLarge:
-    """Our fault for a statement that got no answer: the server refused it, or libpq had no memory for the answer."""
+    """The error for a statement without an answer: the server refused it, or libpq had no memory for the answer."""
     if error.sqlstate is None and "memory" in (words := _first_line(error)):
         return AnswerTooLarge(f"This process has no memory left for PostgreSQL's answer ({words}).")
     return StatementRefused(f"PostgreSQL refused a statement ({error.sqlstate or type(error).__name__}).")
@@ -267,7 +267,7 @@ async def connect_async(
 
 
 async def connect_unconfigured(database_url: str, *, name: str) -> AsyncSession:
-    """As `connect_async`, but it sets nothing in the session, which may be shared: a pooler may be in between."""
+    """As `connect_async`, but changes no setting of the session, which a pooler may share with others."""
     with translated():
         return await TimedSession.connect(
             database_url,

@@ -79,7 +79,7 @@ class EmailStore:
         return [AttemptRow(*row) for row in await self._fetch("list_email_attempts", {"email_id": email_id})]
 
     async def find_wait(self, email_id: UUID) -> Facts | None:
-        """What an email waits for; None if it is finished. Counts no emails ahead of it, which may take long."""
+        """What an email waits for; None if it is finished. Does not count the emails ahead, which may take long."""
         async with session(self._pool) as connection:
             return await find_facts(connection, email_id, most_ahead=0)
 

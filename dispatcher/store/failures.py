@@ -52,7 +52,7 @@ class Selection:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Those of the function `dead_emails`."""
+        """The arguments of the SQL function `find_dead_emails`."""
         ids = None if self.email_ids is None else list(self.email_ids)
         return {**asdict(self), "status": self.status and self.status.value, "email_ids": ids}
 

@@ -1,8 +1,8 @@
-"""The tables' versions: numbered files of `sql/migrations/`, applied forward only and never edited.
+"""Applies the numbered files of `sql/migrations/`: forward only, never edited.
 
-Migrations name tables and functions without a schema, and are applied with a search_path of our schema alone. A
-function that reads tables keeps that search_path (`set search_path from current`), or has a body that PostgreSQL parses
-when it is made (`begin atomic`).
+Migrations name tables and functions without a schema; `apply` sets the search_path to our schema. A function that reads
+tables keeps that search_path (`set search_path from current`), or has a body that PostgreSQL parses when it creates the
+function (`begin atomic`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WEEKS_AHEAD: Final = 4
 """Partitions that are made ahead; a host that makes none for longer fills the default partition, and nothing fails."""
 
 _OF_SUPERUSERS: Final = "set dispatcher.prune_audit = 'on'\n"
-"""A line of migration 0011 that only a superuser may execute; 0018 makes its function anew without it."""
+"""A line of migration 0011 that only a superuser may execute. Migration 0018 makes its function again without it."""
 _FILE_NAME: Final = re.compile(r"(\d{4})_(\w+)\.sql")
 
 
@@ -64,7 +64,7 @@ def migrate(connection: Connection[TupleRow]) -> list[str]:
 
     Raises:
         SchemaError: the database is not in UTF-8 or newer than this release, an applied migration's file was edited,
-            another schema has the tables, a table of another application is in the way, or the role may not.
+            another schema has the tables, another application's table has the same name, or the role lacks a right.
     """
     changes: list[str] = []
     _assert_unicode(connection.info.parameter_status("server_encoding"))
@@ -91,7 +91,7 @@ def migrate(connection: Connection[TupleRow]) -> list[str]:
 
 
 def _begin(connection: Connection[TupleRow]) -> list[str]:
-    """Makes the runner's own table, and the schema if there is none."""
+    """Makes the schema if there is none, and the table of applied migrations."""
     changes = []
     name = {"schema": schema()}
     with _explained("The first step"):
@@ -104,25 +104,25 @@ def _begin(connection: Connection[TupleRow]) -> list[str]:
 
 @contextmanager
 def _explained(step: str) -> Iterator[None]:
-    """Says what to do where a name is taken, or where the role lacks a right."""
+    """Translates the block's errors for names that are taken and missing rights into a SchemaError with a remedy."""
     try:
         yield
     except (pg.DuplicateTable, pg.DuplicateFunction, pg.DuplicateObject) as error:
         raise SchemaError(
             f'{step} fails in the schema "{schema()}": {error.diag.message_primary}.',
-            remedy="It is not the dispatcher's. Set DISPATCHER_DATABASE_SCHEMA to a schema that no application uses.",
+            remedy="It is another application's. Set DISPATCHER_DATABASE_SCHEMA to a schema that no application uses.",
         ) from error
     except pg.InsufficientPrivilege as error:
         raise SchemaError(
             f'{step} fails in the schema "{schema()}": {error.diag.message_primary}.',
-            remedy="Run `dispatcher init` as the owner of the tables. For a first `init`, an administrator makes the "
-            f'schema for that role: create schema "{schema()}" authorization ROLE; or, if it is there: '
+            remedy="Run `dispatcher init` as the owner of the tables. Before the first `init`, an administrator makes "
+            f'the schema for that role: create schema "{schema()}" authorization ROLE; or, if it exists: '
             f'grant create on schema "{schema()}" to ROLE.',
         ) from error
 
 
 def verify_schema(connection: Connection[TupleRow]) -> list[str]:
-    """Asserts that the schema is at this release; returns other schemas that have tables of an email dispatcher.
+    """Checks that the schema is at this release; returns other schemas that have a dispatcher's tables.
 
     Raises:
         SchemaError: it was never migrated, is behind, is newer, or a migration was edited.
@@ -144,11 +144,11 @@ async def verify_schema_async(session: AsyncSession) -> None:
 
 
 def _has_tables(row: TupleRow | None) -> bool:
-    """Whether the schema was migrated.
+    """Whether our schema has the tables.
 
     Raises:
-        SchemaError: it was not, but another schema of the database was. One relay publishes for a whole database, so
-            that emails in a second schema would wait for ever.
+        SchemaError: it has not, but another schema of the database has. One relay publishes for a whole database, so
+            emails in a second schema would wait for ever.
     """
     assert row is not None
     has_tables, others = row

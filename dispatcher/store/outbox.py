@@ -27,7 +27,7 @@ IDLE_SECONDS: Final = 60.0
 does not comes back with another session, and leads if nobody else does."""
 
 AHEAD_SECONDS: Final = 300.0
-"""A time in a row that is further ahead of PostgreSQL's clock than this was written before that clock was set back."""
+"""If a row's time is further ahead of PostgreSQL's clock than this, the clock was set back since."""
 
 THE_START: Final = datetime.min.replace(tzinfo=UTC)
 """Nothing is due since before."""

@@ -16,7 +16,7 @@ SAMPLE: Final = 1_000
 
 
 def sample_pending(connection: Connection[TupleRow]) -> list[OutgoingEmail]:
-    """The oldest pending emails, with what decides whether they can be sent, but without attachments."""
+    """The oldest pending emails, with the fields that decide whether they can be sent; without attachments."""
     with translated():
         rows = connection.execute(query("sample_pending"), {"limit": SAMPLE}).fetchall()
     return [

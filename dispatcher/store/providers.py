@@ -87,7 +87,7 @@ def find_trouble(connection: Connection[TupleRow]) -> list[Trouble]:
 
 
 def worst_states(states: Iterable[ProviderState]) -> list[Trouble]:
-    """The same of states that were listed."""
+    """The troubles in these states, one per provider."""
     by_provider: dict[str, list[ProviderState]] = {}
     for state in states:
         by_provider.setdefault(state.provider, []).append(state)

@@ -1,8 +1,8 @@
 """The named statements of `sql/queries/`; Python never builds SQL text.
 
 Each statement names our tables and functions with the default schema, `dispatcher`. Where DISPATCHER_DATABASE_SCHEMA
-names another schema, that name replaces it. So no statement depends on a session's search_path, which belongs to the
-application or a pooler.
+names another schema, that name replaces it. So no statement depends on the search_path of a session, which may belong
+to the application or a pooler.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ _SCHEMA_NAME: Final = re.compile(rb"(?<=\bschema )dispatcher\b|\bdispatcher(?=\.
 
 @cache
 def schema() -> str:
-    """The schema of our tables, as DISPATCHER_DATABASE_SCHEMA names it when it is first asked for.
+    """The schema of our tables: the value of DISPATCHER_DATABASE_SCHEMA at the first call.
 
-    Read here, and not handed down with the other settings: an application that enqueues by the library has no settings
-    but its environment.
+    Reads the environment, which other modules do not: an application that uses the library has no other settings.
 
     Raises:
-        ConfigurationError: the variable is no name of a schema.
+        ConfigurationError: the value is no valid name of a schema.
     """
     text = os.environ.get("DISPATCHER_DATABASE_SCHEMA", "").strip()
     if not text:

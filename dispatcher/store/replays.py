@@ -49,7 +49,7 @@ class Replay:
         source: `filter`, `ids` or `queue`.
         selection: The filter, by name; or how many ids.
         per_second: Its pace; None for as fast as it goes.
-        paced_with: Replays that ran over the same emails when it began: together they keep the slowest pace.
+        paced_with: Replays that ran over some of the same emails when it began: all share the slowest pace.
         outcomes: Its emails by outcome; those still to do left out.
         waiting: How many are still to do.
         is_attended: Somebody is at it now; a running one that nobody attends was interrupted, and can be resumed.
@@ -88,10 +88,10 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Another replay that runs, and is about some of the same emails.
+    """Another running replay that has some of the same emails.
 
     Attributes:
-        emails: How many, of those that are still to do.
+        emails: How many of the same emails it has still to do.
     """
 
     replay_id: int
@@ -144,19 +144,19 @@ async def replay_next(
 async def find_meetings(
     session: AsyncSession, *, email_ids: Sequence[UUID] = (), replay_id: int | None = None
 ) -> list[Meeting]:
-    """Other running replays that are about some of these emails, or of those that a replay has still to do."""
+    """Running replays that have some of these emails; or, with `replay_id`, of the emails it has still to do."""
     parameters = {"email_ids": list(email_ids), "replay_id": replay_id}
     return [Meeting(*row) for row in await _fetch(session, "find_meetings", parameters)]
 
 
 async def note_meetings(session: AsyncSession, replay_id: int) -> None:
-    """Has a replay share its pace with those that it meets now, unless it is to keep its own."""
+    """Makes a replay share its pace with the running replays of the same emails, unless it was made with `force`."""
     met = [meeting.replay_id for meeting in await find_meetings(session, replay_id=replay_id)]
     await _fetch(session, "note_meetings", {"replay_id": replay_id, "replay_ids": met})
 
 
 async def find_pace(session: AsyncSession, replay_id: int) -> float | None:
-    """Emails per second that it may do now; None for no limit."""
+    """The replay's pace now, in emails per second; None for no limit."""
     per_second: float | None = (await _fetch(session, "find_pace", {"replay_id": replay_id}))[0][0]
     return per_second
 

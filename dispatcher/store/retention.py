@@ -126,7 +126,7 @@ class Pruning:
         self._retention = retention
 
     async def forget_one_time_codes(self) -> AsyncIterator[Pruned]:
-        """Deletes the content of emails that are sent and were enqueued with `erase_after_sending`."""
+        """Deletes the content of sent emails that have `erase_after_sending`."""
         async for count in self._repeat("forget_one_time_codes"):
             yield Pruned("one_time_code", count)
 

@@ -14,7 +14,7 @@ DOUBTED: Final = " before the promotion"
 
 
 BATCH: Final = 10_000
-"""Due emails that one statement changes. That takes about a second, and PostgreSQL ends a statement after thirty."""
+"""Due emails per statement. This many take about a second; PostgreSQL cancels our statements after 30 seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ async def follow_timeline(session: AsyncSession, *, batch: int = BATCH) -> Promo
     Faults are ours (see `store.connections.translated`).
 
     Args:
-        batch: How many due emails one statement may change.
+        batch: The most due emails that one statement changes.
     """
     with translated():
         if await _fetch(session, "note_timeline"):
@@ -64,7 +64,7 @@ async def _begin(session: AsyncSession, batch: int) -> Promotion | None:
 
 
 async def _doubt_messages(session: AsyncSession, batch: int) -> int:
-    """Doubts the messages of all due emails; returns how many they are."""
+    """Marks the messages of all due emails as doubtful; returns their number."""
     count, after = 0, UUID(int=0)
     while rows := await _fetch(session, "find_doubted", {"after": after, "limit": batch}):
         ids = [row[0] for row in rows]

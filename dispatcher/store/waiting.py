@@ -1,4 +1,4 @@
-"""The facts about one email that waits; `domain.waiting` says what they mean."""
+"""Reads the facts about a waiting email; `domain.waiting` judges them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from dispatcher.store.queries import ids_within, query
 
 
 async def find_facts(session: AsyncSession, email_id: UUID, *, most_ahead: int = MOST_AHEAD) -> Facts | None:
-    """What it waits for; None if it is finished, or there is none.
+    """The facts about an email; None if it is finished or does not exist.
 
     Args:
-        most_ahead: Pending emails that are looked at, to count those ahead of it; 0 counts none.
+        most_ahead: The most emails ahead of it that are counted; 0 counts none.
     """
     rows = await _fetch(session, "find_wait", {"email_id": email_id, "most_ahead": most_ahead})
     if not rows:
@@ -35,9 +35,9 @@ async def find_troubles(session: AsyncSession) -> list[Trouble]:
 
 
 async def find_holders(session: AsyncSession, email_id: UUID) -> list[str]:
-    """Sessions that may hold a lock on its row for longer than a batched statement waits; none if nobody does.
+    """Sessions that may hold a lock on the email's row for longer than a batched statement waits.
 
-    Locks the row itself for an instant. None is found by a role that may only read.
+    Locks the row for an instant to find out, so a role that may only read gets an empty list.
     """
     if not (await _fetch(session, "may_lock", {}))[0][0]:
         return []

@@ -56,7 +56,7 @@ def become(title: str, entry: Entry, post: Post, parent: int) -> NoReturn:
 
 
 def _print(title: str, error: BaseException, *, is_up: bool) -> None:
-    """Words alone for what an operator has to mend; else a traceback, for it is our mistake."""
+    """Prints an error that an operator can mend as text, and any other with its traceback: it is a bug of ours."""
     if isinstance(error, ConfigurationError):
         print(*(f"{title}: {mistake}" for mistake in error.mistakes), sep="\n", file=sys.stderr)
     elif isinstance(error, DispatcherError | OSError) and not is_up:
@@ -66,7 +66,7 @@ def _print(title: str, error: BaseException, *, is_up: bool) -> None:
 
 
 def _public_words(error: BaseException) -> str:
-    """Why a process ends, for anybody who can ask: no host, user, path or other value."""
+    """Why a process ends, in words for the public: without host, user, path or other value."""
     for each in (error, error.__cause__):
         if isinstance(each, DispatcherError) and each.public:
             return each.public

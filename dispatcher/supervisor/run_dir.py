@@ -1,6 +1,6 @@
-"""The run directory: whose it must be, and that one parent has it.
+"""The run directory: checks who may write there, and locks it for one parent.
 
-Its ledgers decide whether an email was sent. Who may write there, or put another folder in its place, decides that too.
+The ledgers in it decide whether an email counts as sent. So does any user who can write there or replace the folder.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dispatcher.errors import ConfigurationError, DispatcherError
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why others could write the ledgers, or put theirs in the place of ours.
+    """Why other users could write or replace the ledgers.
 
     Attributes:
-        words: The rest of a sentence that begins with the folder.
+        words: The end of a sentence that begins with the folder.
         remedy: What to do about it.
     """
 
@@ -32,10 +32,10 @@ class Fault:
 
 
 def run_dir_fault(run_dir: Path) -> Fault | None:
-    """What is wrong with the run directory; None where nobody but us and root can write there."""
+    """Why other users could write the run directory; None if only we and root can."""
     found = run_dir.stat(follow_symlinks=False)
     if stat.S_ISLNK(found.st_mode):
-        return Fault("is a symbolic link, which may lead elsewhere later", "Name the folder that it leads to.")
+        return Fault("is a symbolic link, which could point elsewhere later", "Name the folder that it points to.")
     if found.st_uid not in (os.geteuid(), 0):
         return Fault(
             f"belongs to another user ({_name_of(found.st_uid)})", "Run as that user, or name a folder of your own."
@@ -54,7 +54,7 @@ def _fault_above(folder: Path, *, holds_it: bool) -> Fault | None:
     if folder.is_symlink() and folder.stat(follow_symlinks=False).st_uid not in (os.geteuid(), 0):
         return Fault(f"is reached by another user's symbolic link, {folder}", "Name the folder without that link.")
     mode = folder.stat().st_mode
-    # Where the sticky bit is set, others cannot move what is there. But they can make what is not there yet.
+    # With the sticky bit, others cannot rename what exists in a folder. But they can create what does not exist yet.
     if mode & stat.S_IWOTH and (holds_it or not mode & stat.S_ISVTX):
         return Fault(f"is in {folder}, which every user of this machine may write", "Name a folder in another place.")
     return None
@@ -68,10 +68,10 @@ def _name_of(uid: int) -> str:
 
 
 def make_run_dir(run_dir: Path) -> None:
-    """Makes the run directory, or makes sure of it.
+    """Makes the run directory if it does not exist, and checks it.
 
     Raises:
-        ConfigurationError: others may write into it.
+        ConfigurationError: other users may write there.
         OSError: it cannot be made.
     """
     run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def lock_run_dir(run_dir: Path) -> int:
     """Makes the run directory and locks it for this process's life; returns the lock's descriptor.
 
     Raises:
-        DispatcherError: another `dispatcher run` holds it, it cannot be made, or others may write into it.
+        DispatcherError: another `dispatcher run` has locked it, it cannot be made, or other users may write there.
     """
     try:
         make_run_dir(run_dir)

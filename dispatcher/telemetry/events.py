@@ -45,7 +45,7 @@ EVENTS: Final = MappingProxyType(
         "provider.resumed": "The provider can be used again: provider.",
         "provider.slowed": "The provider throttled us, and its rate is halved for all workers: provider, per_second.",
         # processes
-        "start.refused": "`dispatcher run` or `api` cannot start, and ends: reason, remedy; a line per mistake.",
+        "start.refused": "`dispatcher run` or `api` cannot start, and exits: reason, remedy; one line per mistake.",
         "dispatcher.started": "The parent runs: workers, run_dir.",
         "dispatcher.stopped": "The parent and all that it started have ended.",
         "dispatcher.draining": "A stop was asked for: signal.",
@@ -80,7 +80,7 @@ EVENTS: Final = MappingProxyType(
         "api.opened": "The HTTP API asks nobody on this host for a key, until there is one: setting.",
         "api.refused": "What the HTTP API refused since it last told, by reason: counts.",
         "api.stopped": "The HTTP API ended.",
-        "settings.kept": "SIGHUP: these settings have changed, and need a restart to count: variables.",
+        "settings.kept": "SIGHUP: these settings have changed, but need a restart to take effect: variables.",
         "settings.doubted": "Settings go together, and are hardly meant so: reason.",
         "emails.pruned": "What was older than the settings keep it was forgotten: partitions, and counts by kind.",
         "emails.pruning_postponed": "Another transaction holds what is to be forgotten: what, reason, "

@@ -13,8 +13,8 @@ from structlog.typing import EventDict
 WINDOW_SECONDS: Final = 10.0
 LINES_PER_WINDOW: Final = 100
 UNLIMITED: Final = frozenset({"email.attempted", "email.rescued", "process.started", "process.exited"})
-"""The record of what happened to each email: one line for every attempt, and for every outcome that became unknown.
-And the record of when each process lived: growing waits keep that one short."""
+"""Events that are never cut short: every attempt and rescue of an email, and every start and exit of a process. Growing
+waits between starts keep the latter few."""
 
 
 @dataclass(slots=True)

@@ -80,7 +80,7 @@ class Attempts:
         """
         Args:
             timeout_seconds: One attempt's total deadline.
-            allowed_headers: Commands to providers that an email may have.
+            allowed_headers: Headers that command a provider and are allowed nevertheless.
         """
         self._routes = routes
         self._ledger = ledger
@@ -161,7 +161,7 @@ class Attempts:
             self.forget(sending)
 
     def _forbidden(self, email: OutgoingEmail) -> str | None:
-        """Why no provider may get the email: whoever stored it did not know what this host allows."""
+        """Why no provider may get the email: its headers were checked elsewhere, by other settings than this host's."""
         return headers_fault(email.headers, self._allowed_headers) if email.headers else None
 
     def may_fail_over(self, sending: Sending, outcome: Outcome) -> bool:

@@ -176,7 +176,7 @@ class Contents:
         sending.phase = Phase.PREPARING
 
     async def _surely(self, sending: Sending, read: Callable[[Sending], Awaitable[T]]) -> T:
-        """What is read, however long PostgreSQL is away.
+        """Reads again until PostgreSQL answers, however long it is away.
 
         Raises:
             AnswerTooLarge: this process has no memory for it.

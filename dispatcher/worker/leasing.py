@@ -30,7 +30,7 @@ Arrival = tuple[Delivery, Pointer]
 IN_HAND_SECONDS: Final = 0.5
 """How often a message may come back while its email is still in hand, here or in somebody's transaction."""
 MOST_REJECTED: Final = 10_000
-"""Emails whose messages a worker remembers to have sent to the DLQ."""
+"""The most emails for which a worker remembers that it sent a message to the DLQ."""
 
 
 class Leasing:
@@ -181,9 +181,10 @@ class Leasing:
             self._reject(delivery, pointer.email_id)
 
     def _reject(self, delivery: Delivery, email_id: UUID) -> None:
-        """Sends the message of an email that PostgreSQL refuses to the DLQ, where an operator finds the email.
+        """Sends the message of an email that PostgreSQL refuses to lease to the DLQ, where an operator finds the email.
 
-        Once only: the email stays pending, so the relay publishes it again and again. Its later messages are acked.
+        Does so once for each email: since it stays pending, the relay publishes it again and again. Later messages are
+        acked.
         """
         if email_id in self._rejected:
             self._consumer.ack([delivery])

@@ -117,8 +117,8 @@ async def _make_sure_of_store(settings: Settings, identity: Identity) -> None:
     """Returns where PostgreSQL lets us in, or is away: the pool goes on trying.
 
     Raises:
-        ConfigurationError: It does not let us in, or a pooler shares its sessions: a reload may have brought a URL that
-            `run` did not see at its start. The worker that this one is to replace works on meanwhile.
+        ConfigurationError: PostgreSQL refuses us, or a pooler shares sessions. `run` checked both at its start, but a
+            reload may have changed the URL. The worker that this one would replace goes on.
     """
     try:
         await verify_sessions(settings.database_url, name=identity.worker)

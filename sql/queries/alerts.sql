@@ -1,6 +1,6 @@
 -- name: hold_alert_watch
--- Takes the watch over a DLQ, or keeps it, for so long. No row: another monitor has it. Notes in any case that this
--- monitor's host is there, and forgets hosts that have not been for a day.
+-- Takes the watch over a DLQ, or keeps it, for so long. No row: another monitor has it. In both cases records that this
+-- monitor's host runs, and forgets hosts that have been silent for a day.
 with present as (
     insert into dispatcher.host_presence (holder, host, seen_at)
     values (%(holder)s, %(host)s, clock_timestamp())
@@ -25,8 +25,8 @@ where w.holder = excluded.holder
 returning holder;
 
 -- name: release_alert_watch
--- Gives the watch back, so that another monitor need not wait for its end, and notes that this monitor stops in order. A
--- row if the watch was ours.
+-- Gives the watch back, so that another monitor need not wait until it expires, and records that this monitor stops in
+-- order. A row if the watch was ours.
 with departed as (
     delete from dispatcher.host_presence
     where holder = %(holder)s
@@ -96,14 +96,14 @@ left join lateral (
 order by 2 desc;
 
 -- name: list_presences
--- The hosts whose monitors did not stop in order, when each was there last, and how many seconds ago that is.
+-- The hosts whose monitors did not stop in order, when each last reported, and how many seconds ago that is.
 select host, max(seen_at), extract(epoch from clock_timestamp() - max(seen_at))::double precision
 from dispatcher.host_presence
 group by host;
 
 -- name: find_flow
--- What tells whether emails move: the last hour in which any was accepted and how many were then, which changes with
--- each; how many are due, or under lease for the first time, up to a bound; and one of these.
+-- Whether emails are sent: the last hour in which one was accepted and how many were in that hour, which changes with each
+-- accepted email; how many are due, or under lease for the first time, up to a bound; and one of these.
 select
     accepted.hour,
     accepted.emails,

@@ -13,7 +13,7 @@ select 'email_attempt_default'
 where exists (select 1 from dispatcher.email_attempt_default);
 
 -- name: sample_pending
--- The oldest pending emails, with what decides whether they can be sent; no bodies, no attachments.
+-- The oldest pending emails, with the fields that decide whether they can be sent; no bodies, no attachments.
 select e.email_id, e.created_at, c.sender, c.recipients, c.template_id, c.headers
 from (
     select email_id, created_at

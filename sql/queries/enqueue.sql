@@ -5,8 +5,8 @@
 -- one. An id that is missing has a key that was known before (see find_by_key).
 -- The input is sorted by key, so that two callers with the same keys wait for each other instead of deadlocking. It is
 -- sent in binary (%b): writing lists as text, and escaping it, would take longer than everything else that a caller does.
--- It is executed with the search_path of the application's session. So each operator and function has exactly the types that
--- PostgreSQL has it for: it is found in pg_catalog, and no better match can be found in another schema.
+-- It runs with the search_path of the application's session. So each operator and function has exactly the argument types
+-- that pg_catalog declares: PostgreSQL finds no better match in another schema.
 with input as (
     select *
     from unnest(

@@ -1,6 +1,6 @@
--- What each kind of role needs, for an administrator; `dispatcher topology grants` puts its name in place of {role}. A
--- statement asks for the rights on the table that it names: partitions need none, which are made every week, and neither
--- do identity columns, LISTEN and NOTIFY. A default privilege for later tables would open emails' content to a reader.
+-- The rights of each kind of role; `dispatcher topology grants` puts its name in place of {role}. PostgreSQL checks the
+-- rights on the table that a statement names, so the weekly partitions need none, nor do identity columns, LISTEN and
+-- NOTIFY. A default privilege for later tables would open emails' content to a reader.
 
 -- name: grant_producer
 -- An application that enqueues by the library: it adds emails, and finds their ids by their keys. No rows.
@@ -12,7 +12,7 @@ grant select (tenant_id, message_key, email_id, payload_hash) on dispatcher.emai
 grant select (email_id, publish_due_at) on dispatcher.email_log to {role};
 
 -- name: grant_dispatcher
--- `dispatcher run` and `api`, and operators' commands; every command but `init`, for which one owns the tables. No rows.
+-- `dispatcher run` and `api`, and operators' commands; every command but `init`, which needs the owner. No rows.
 grant usage on schema dispatcher to {role};
 grant select, insert, update on
     dispatcher.email_log, dispatcher.email_hourly, dispatcher.provider_rate, dispatcher.api_key,
@@ -35,7 +35,7 @@ grant execute on function
     to {role};
 
 -- name: grant_reader
--- Commands that only look: `status`, `held list`, `dlq list`, `show`, `replays`, `prune --dry-run`. No address, subject, body
+-- Commands that only read: `status`, `held list`, `dlq list`, `show`, `replays`, `prune --dry-run`. No address, subject, body
 -- or key. No rows.
 grant usage on schema dispatcher to {role};
 grant select on

@@ -106,8 +106,8 @@ select email_id, outcome, pg_notify('email_dispatcher_due', '')
 from judged;
 
 -- name: find_meetings
--- Other running replays that have emails to do which are also in a list, or are still to do in a replay: who began them,
--- why, their pace, and how many emails both are about.
+-- Other running replays that have still to do some emails of a list, or some that a replay has still to do, too: actor,
+-- reason, pace, and the number of shared emails.
 with wanted as (
     select email_id
     from unnest(%(email_ids)s::uuid[]) as t (email_id)
@@ -128,7 +128,7 @@ group by r.replay_id
 order by r.replay_id;
 
 -- name: note_meetings
--- Notes the replays that this one shares its pace with. Zero rows: it keeps its own.
+-- Stores the replays with which this one shares its pace. Zero rows: it keeps its own pace.
 update dispatcher.email_replay
 set paced_with = %(replay_ids)s::bigint[]
 where replay_id = %(replay_id)s
@@ -136,8 +136,8 @@ where replay_id = %(replay_id)s
 returning replay_id;
 
 -- name: find_pace
--- The emails per second that a replay may do now: its share of the slowest pace among those that it met, or that met it,
--- and that somebody runs. Null: no limit.
+-- The emails per second that a replay may send now: its share of the slowest pace among the attended replays that it met,
+-- or that met it. Null: no limit.
 select min(r.per_second) / count(*)
 from dispatcher.email_replay as mine
 join dispatcher.email_replay as r

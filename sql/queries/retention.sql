@@ -72,7 +72,7 @@ where c.email_id = o.email_id
 returning c.email_id;
 
 -- name: forget_one_time_codes
--- Deletes the content of some emails that are sent and bear the mark of erase_after_sending. Returns a row per email.
+-- Deletes the content of some sent emails that have the mark of erase_after_sending. Returns a row per email.
 with codes as (
     select c.email_id
     from dispatcher.email_content as c

@@ -8,7 +8,7 @@ create table dispatcher.dispatcher_migration (
 );
 
 -- name: find_schema
--- A row: the schema is there. Asked first, because `create schema if not exists` needs the right to create one anyway.
+-- A row: the schema exists. Asked first, because `create schema if not exists` needs the right to create one even then.
 select 1
 from pg_namespace
 where nspname = %(schema)s;
@@ -18,8 +18,8 @@ where nspname = %(schema)s;
 create schema dispatcher;
 
 -- name: enter_schema
--- Until the transaction ends: migrations name tables without a schema, find and make them in ours, and no name of theirs is
--- taken from another schema. Functions keep this search_path (`set search_path from current`). One row.
+-- Sets the search_path until the transaction ends: migrations name tables without a schema, and so find and make them in
+-- ours alone. Functions keep this search_path (`set search_path from current`). One row.
 select set_config('search_path', quote_ident(%(schema)s) || ', pg_temp', true);
 
 -- name: lock_migrations

@@ -46,7 +46,7 @@ where outcome = 'accepted'
 -- name: list_workers
 -- Who has sessions or leases: name, seconds since it began (null: it has no session any more), emails under its lease, and
 -- in how many seconds the last of these leases ends (null: it has none). PostgreSQL shows a role that another role has a
--- session, and not since when: such a worker began now.
+-- session, but not since when: such a worker counts as started now.
 with present as (
     select application_name as worker, coalesce(min(backend_start), clock_timestamp()) as began_at
     from pg_stat_activity

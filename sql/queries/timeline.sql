@@ -47,9 +47,9 @@ where status = 'sending'
 returning email_id;
 
 -- name: find_doubted
--- Emails whose due marks are of before a promotion was found, after an id: their messages may have been published on the lost
--- timeline, and done with. Also marks that were set ahead for an email given back, once they have passed: the standby may
--- have been that far behind. An API process that publishes itself sets marks some seconds ahead.
+-- Emails after an id whose due marks were set before a promotion was found: their messages may have been published and
+-- processed on the lost timeline. Includes marks that were set ahead for an email given back, once they have passed: the
+-- standby may have been that far behind. An API process that publishes by itself sets marks some seconds ahead.
 select e.email_id
 from dispatcher.email_log as e
 cross join dispatcher.relay_timeline as t

@@ -1,7 +1,7 @@
 -- name: find_wait
 -- What a pending or sending email waits for: PostgreSQL's time, the email's marks, whether the worker that leases it has a
--- session, whether a relay leads, how many workers have sessions, and how many due emails are ahead of it. It looks at so
--- many pending emails at most, due or not. Zero rows: it is finished, or there is none.
+-- session, whether a relay leads, how many workers have sessions, and how many due emails are ahead of it. To count those,
+-- it reads most_ahead pending emails at most, due or not. Zero rows: the email is finished, or does not exist.
 select
     clock_timestamp(),
     e.status,
@@ -44,13 +44,13 @@ where e.email_id = %(email_id)s
     and e.status in ('pending', 'sending');
 
 -- name: may_lock
--- Whether this role may look whether an email's row is locked (see find_locked).
+-- Whether this role has the rights to execute find_locked.
 select
     has_table_privilege('dispatcher.email_log', 'update')
     and has_table_privilege('dispatcher.email_idempotency', 'update');
 
 -- name: list_ceilings
--- The providers whose ceiling workers have asked about lately, and the emails per second that they may have now.
+-- The providers whose ceiling workers asked for lately, and the emails per second that they may get now.
 select provider, per_second
 from dispatcher.provider_rate
 where refilled_at > clock_timestamp() - interval '1 minute'

@@ -74,7 +74,7 @@ def test_a_producer_may_do_what_enqueueing_does_and_no_more() -> None:
 
 @pytest.mark.parametrize("name", ["", "two\nlines", "nul\0"])
 def test_what_is_no_name_of_a_role_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="no name of a role"):
+    with pytest.raises(ValueError, match="not a valid name for a role"):
         role_named(name, "reader")
 
 
