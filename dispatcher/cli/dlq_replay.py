@@ -123,15 +123,16 @@ def command(
     _refuse(not dry_run and not reason, "A --reason is needed: a few words for the audit. (--dry-run needs none.)")
     act = None if dry_run else Act.of(actor, reason or "")
     settings = load_settings("database_url", "amqp_url")
-    selection, found, met = asyncio.run(_preview(settings, selection, names, from_queue, include_held))
+    selection, email_ids, found, met = asyncio.run(_preview(settings, selection, names, from_queue, include_held))
     _show_preview(found, met, selection, as_json=as_json and dry_run, force=force)
     if act is None or not (found.total or _others(found, selection)):
         return Exit.DONE
     if not yes and not agreed(f"Replay {found.replayable:,}?"):
         return Exit.DONE if is_terminal() else Exit.USAGE
-    source = "queue" if from_queue else None
+    source = "queue" if from_queue else "ids" if names else "filter"
     per_second = 50.0 if rate is None else rate or None
-    made = asyncio.run(_create(settings, selection, act, include_held, per_second, source, force))
+    settled = replace(selection, email_ids=email_ids)
+    made = asyncio.run(_create(settings, settled, act, include_held, per_second, source, force))
     return _run(settings, made.replay_id, as_json=as_json)
 
 
@@ -142,17 +143,22 @@ def _refuse(mistaken: object, words: str) -> None:
 
 async def _preview(
     settings: Settings, selection: Selection, names: tuple[str, ...], from_queue: bool, include_held: bool
-) -> tuple[Selection, Preview, list[Meeting]]:
+) -> tuple[Selection, tuple[UUID, ...], Preview, list[Meeting]]:
+    """What is selected, and the emails that it is now: what fails before the answer is given is not part of it."""
     from dispatcher.ops.letters import list_letter_ids
     from dispatcher.ops.replays import meetings, preview
+    from dispatcher.store.failures import find_dead_ids
 
     async with opened_session(settings, "dlq") as session:
         selection = await named(session, selection, names)
         if from_queue:
             async with opened_dlq(settings, "dlq") as dlq:
                 selection = replace(selection, email_ids=tuple(await list_letter_ids(session, dlq)))
+        email_ids = selection.email_ids
+        if email_ids is None:
+            email_ids = tuple(await find_dead_ids(session, selection))
         found = await preview(session, selection, include_held=include_held)
-        return selection, found, await meetings(session, selection)
+        return selection, email_ids, found, await meetings(session, selection)
 
 
 def _show_preview(found: Preview, met: list[Meeting], selection: Selection, *, as_json: bool, force: bool) -> None:

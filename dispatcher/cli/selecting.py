@@ -34,6 +34,18 @@ class Known(click.ParamType[str]):
         return str(value)
 
 
+class Words(click.ParamType[str]):
+    """A text that is not blank: a variable of a script that is empty must not select everything."""
+
+    name = "words"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text."""
+        if not str(value).strip():
+            self.fail("is blank, which would select everything or nothing.", param, ctx)
+        return str(value)
+
+
 def selecting(command: Callable[..., Result]) -> Callable[..., Result]:
     """The filter's options, handed on as one `selection`."""
     return _selecting(command, {})
@@ -79,10 +91,11 @@ _OPTIONS: Final = {
     "tenant_id": click.option(
         "--tenant",
         "tenant_id",
+        type=Words(),
         metavar="ID",
         help="Only this tenant's. With message keys: whose they are; `default` if not said.",
     ),
-    "text": click.option("--text", metavar="WORDS", help="Part of the error's words, in any case."),
+    "text": click.option("--text", type=Words(), metavar="WORDS", help="Part of the error's words, in any case."),
     "older_than": click.option(
         "--older-than", type=Duration(), metavar="AGE", help="Enqueued longer ago: 90s, 15m, 2h, 3d, 1w."
     ),

@@ -111,14 +111,16 @@ async def create(
     skipped.
 
     Args:
+        source: `filter`, `ids` or `queue`. With `filter`, the ids are those that the operator was shown and confirmed.
         force: Keep this pace, even if other replays have some of the same emails.
     """
     ids = await _ids(session, selection)
-    is_listed = selection.email_ids is not None and not selection.filters
+    source = source or ("filter" if selection.email_ids is None else "ids")
+    is_listed = source != "filter" and not selection.filters
     replay_id = await replays.create_replay(
         session,
         ids,
-        source=source or ("filter" if selection.email_ids is None else "ids"),
+        source=source,
         selection={"ids": len(ids)} if is_listed else selection.filters,
         include_held=include_held,
         per_second=per_second,

@@ -287,7 +287,8 @@ def _connect_failure(error: Exception) -> Exception:
 
 def _broken(broke: ConnectionBroke) -> NotConnected:
     if isinstance(broke, ServerClosing):
-        return _unwilling(broke.reply)
+        # Nobody asked for its words: they may repeat whatever we sent last, the password included.
+        return NotConnected(replace(_unwilling(broke.reply).outcome, detail=f"{broke} {Phase.CONNECTING}"))
     reason = Reason.SERVER_ERROR if isinstance(broke, GarbledReply) else Reason.CONNECTION_FAILED
     return NotConnected(Deferred(reason, f"{broke} {Phase.CONNECTING}"))
 

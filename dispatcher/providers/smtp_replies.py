@@ -37,7 +37,7 @@ class Reply:
     Attributes:
         code: 200 to 599.
         enhanced: Such as `5.1.1`; empty if there is none.
-        text: The words behind the codes, lines joined by a space; as they came, neither scrubbed nor bounded.
+        text: The words behind the codes, lines as they came; neither scrubbed nor bounded.
     """
 
     code: int
@@ -95,11 +95,13 @@ MOST_RUNS: Final = 10
 
 def reply_of(code: int, text: str) -> Reply:
     """A reply from its basic code and everything behind it."""
+    # A first line without words is a line, too: a reply to EHLO has its offers from the second on.
+    text = text.rstrip().lstrip(" \t")
     found = _ENHANCED.match(text)
     # RFC 2034, section 4: the enhanced code's class repeats the basic code's; else it is not one.
     if found is None or found[1][0] != str(code)[0]:
-        return Reply(code, "", text.strip())
-    return Reply(code, found[1], text[found.end() :].strip())
+        return Reply(code, "", text)
+    return Reply(code, found[1], text[found.end() :].lstrip(" \t"))
 
 
 def refusal(reply: Reply, phase: Phase) -> Outcome:

@@ -1,10 +1,14 @@
-"""The least that each kind of PostgreSQL role needs, as statements for the owner of the tables."""
+"""The fewest rights that each kind of PostgreSQL role needs, as statements for the owner of the tables."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from dispatcher.store.queries import query
+
+MOST_NAME_OCTETS: Final = 63
+"""PostgreSQL's NAMEDATALEN, less its last octet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,9 +17,9 @@ class Role:
 
     Attributes:
         role: `producer`, `dispatcher` or `reader`.
-        name: In PostgreSQL.
+        name: The role's name in PostgreSQL.
         about: Who connects as it.
-        grants: SQL statements without their semicolons. They may be executed again.
+        grants: SQL statements without semicolons; idempotent.
     """
 
     role: str
@@ -25,13 +29,13 @@ class Role:
 
 
 def roles_of(*, producer: str, dispatcher: str, reader: str) -> list[Role]:
-    """The three kinds of roles, each with no right more than it uses.
+    """The three kinds of roles, each with only the rights that it uses.
 
     Args:
-        producer: A role's name, and so are the others. It need not exist yet.
+        producer: The name of the producer's role, which need not exist yet; likewise for the others.
 
     Raises:
-        ValueError: PostgreSQL takes no such name.
+        ValueError: PostgreSQL does not accept the name.
     """
     return [
         _role("producer", producer, "an application that enqueues by the library", query("grant_producer")),
@@ -51,8 +55,9 @@ def roles_of(*, producer: str, dispatcher: str, reader: str) -> list[Role]:
 
 
 def _role(role: str, name: str, about: str, grants: bytes) -> Role:
-    if not name or not name.isprintable():
-        raise ValueError(f"{name!r} is no name of a role")
+    # PostgreSQL truncates a longer name, and would grant the rights to another role.
+    if not name or not name.isprintable() or len(name.encode()) > MOST_NAME_OCTETS:
+        raise ValueError(f"{name!r} is not a valid name for a role")
     quoted = '"' + name.replace('"', '""') + '"'
     statements = [" ".join(grant.split()) for grant in grants.decode().split(";")]
     return Role(role, name, about, tuple(grant.format(role=quoted) for grant in statements))

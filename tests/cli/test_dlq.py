@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -394,6 +395,30 @@ def test_a_terminal_is_asked_and_sees_a_bar(prepared: CommandLine, morgue: Morgu
     assert code == 0
     assert b"3/3" in screen
     assert morgue.books.statuses() == {"pending": 3}
+
+
+@pytest.mark.parametrize("choice", [("--all",), ("--text", "SES")], ids=["all", "filter"])
+def test_what_fails_while_a_person_is_asked_is_not_replayed(
+    prepared: CommandLine, morgue: Morgue, choice: tuple[str, ...]
+) -> None:
+    morgue.bury(2, last_error="SES is away.")
+    ours, theirs = pty.openpty()
+    with prepared.started("dlq", "replay", *choice, *WHY, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        screen = b""
+        while b"Replay 2?" not in screen:
+            screen += os.read(ours, 65536)
+        later = morgue.bury(3, last_error="SES is away.")
+        os.write(ours, b"y\n")
+        with suppress(OSError):  # how Linux says that the other end is closed
+            while os.read(ours, 65536):
+                pass
+        os.close(ours)
+        process.wait(timeout=DEADLINE_SECONDS)
+
+    assert process.returncode == 0
+    assert morgue.books.statuses() == {"pending": 2, "failed": 3}
+    assert {morgue.books.status(email_id) for email_id in later} == {"failed"}
 
 
 def test_poison_is_listed_shown_exported_repaired_and_discarded(

@@ -113,6 +113,8 @@ def test_message_keys_and_filters_name_held_emails(prepared: CommandLine, tables
         pytest.param(("order-17", "--provider", "ses"), id="a name and a filter"),
         pytest.param(("--provider", "tpyo"), id="a provider that there is not"),
         pytest.param(("--status", "failed"), id="no held ones"),
+        pytest.param(("--text", "", "--yes"), id="words that every error has"),
+        pytest.param(("--tenant", " ", "--yes"), id="a blank tenant"),
     ],
 )
 @pytest.mark.parametrize("decision", ["confirm", "release"])

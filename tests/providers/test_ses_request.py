@@ -19,6 +19,7 @@ from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
 from dispatcher.providers.body import PIECE_OCTETS, Body
 from dispatcher.providers.mime import render
 from dispatcher.providers.mime_headers import UnrenderableEmail
+from dispatcher.providers.ses_bulk import part_of
 from dispatcher.providers.ses_request import MAX_HEADERS, Parameters, request_for
 from tests.providers.emails import an_email
 
@@ -179,6 +180,15 @@ def test_what_the_api_does_not_take_beside_a_template_is_refused(changes: dict[s
 def test_what_could_inject_headers_is_refused_beside_a_template_too() -> None:
     with pytest.raises(UnrenderableEmail):
         request_for(an_email(template_id="welcome", text=None, headers={"X-A": "1\r\nBcc: eve@example.com"}), None)
+
+
+@pytest.mark.parametrize("name", ["Bcc ", " X-SES-A", "X-A:", "X-A\r\nBcc", "X-\u017fES-A", ""])
+def test_a_row_with_an_invalid_header_name_spoils_neither_its_template_nor_a_call_with_others(name: str) -> None:
+    stored = an_email(template_id="welcome", text=None, headers={name: "eve"})
+
+    with pytest.raises(UnrenderableEmail, match="no header's name"):
+        request_for(stored, None)
+    assert part_of(stored) is None
 
 
 def test_tags_are_numbered_and_made_of_what_ses_allows() -> None:

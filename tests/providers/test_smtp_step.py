@@ -194,6 +194,24 @@ async def test_a_server_without_extensions_is_greeted_as_of_old() -> None:
         assert isinstance((await send(provider, an_email())).outcome, Accepted)
 
 
+@pytest.mark.parametrize("name", ["", " ", "hi"])
+async def test_a_server_need_not_say_its_name_before_its_offers(name: str) -> None:
+    talker = Talker({**PLAIN, "EHLO": f"250-{name}\r\n250-AUTH PLAIN\r\n250 SIZE 99"})
+    async with talking(talker) as provider:
+        assert "up to 99 octets" in await provider.check()
+
+
+async def test_a_goodbye_that_nobody_asked_for_does_not_repeat_the_password() -> None:
+    talker = Talker({**PLAIN, "AUTH": "235 welcome\r\n421 4.7.0 ann, secret, AGFubgBzZWNyZXQ="})
+    async with talking(talker) as provider:
+        outcome = (await send(provider, an_email())).outcome
+
+    assert may_be_tried_again(outcome)
+    assert isinstance(outcome, Deferred)
+    assert outcome.detail == "the server is closing the connection while connecting"
+    assert outcome.code == "421 4.7.0"
+
+
 @pytest.mark.parametrize(("offer", "is_sent"), [("AUTH CRAM-MD5", True), ("AUTH=CRAM-MD5", True), ("AUTH X", False)])
 async def test_a_challenge_is_answered_as_in_rfc_2195(offer: str, is_sent: bool) -> None:
     challenge = "334 PDE4OTYuNjk3MTcwOTUyQHBvc3RvZmZpY2UucmVzdG9uLm1jaS5uZXQ+"

@@ -61,24 +61,24 @@ def granted_to(role: str) -> dict[str, set[str]]:
     return dict(granted)
 
 
-def test_a_dispatcher_may_do_what_the_statements_do_and_no_more() -> None:
+def test_the_dispatchers_role_may_do_what_its_statements_need_and_no_more() -> None:
     assert granted_to("dispatcher") == used_by(set(all_queries()) - OWNERS)
 
 
-def test_a_producer_may_do_what_enqueueing_does_and_no_more() -> None:
+def test_the_producers_role_may_do_what_enqueueing_needs_and_no_more() -> None:
     used = used_by(PRODUCERS)
     used["email_log"].add("select")  # `returning` some of its columns
 
     assert granted_to("producer") == used
 
 
-@pytest.mark.parametrize("name", ["", "two\nlines", "nul\0"])
-def test_what_is_no_name_of_a_role_is_refused(name: str) -> None:
+@pytest.mark.parametrize("name", ["", "two\nlines", "nul\0", "x" * 64, "\N{SNOWMAN}" * 22])
+def test_an_invalid_name_of_a_role_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="not a valid name for a role"):
         role_named(name, "reader")
 
 
-def test_a_name_is_quoted_whatever_it_is() -> None:
+def test_every_name_of_a_role_is_quoted() -> None:
     assert role_named('x"; drop  table {y}', "reader").grants[0] == (
         'grant usage on schema dispatcher to "x""; drop  table {y}"'
     )
