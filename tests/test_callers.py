@@ -102,7 +102,7 @@ def test_sqlalchemys_commit_and_rollback_decide_even_if_nothing_was_executed_bef
 
 
 @pytest.mark.parametrize("make", ASYNCHRONOUS, ids=["connection", "session"])
-async def test_so_do_those_of_its_asynchronous_twins(
+async def test_commit_and_rollback_of_sqlalchemys_asynchronous_twins_decide_too(
     async_engine: AsyncEngine, books: Books, make: Callable[[AsyncEngine], Any]
 ) -> None:
     async with make(async_engine) as given:
@@ -115,7 +115,7 @@ async def test_so_do_those_of_its_asynchronous_twins(
     assert [row["message_key"] for row in books.rows()] == ["kept"]
 
 
-def test_a_savepoint_of_sqlalchemy_takes_its_email_back_with_it(engine: sqlalchemy.Engine, books: Books) -> None:
+def test_rolling_back_a_savepoint_of_sqlalchemy_removes_its_email(engine: sqlalchemy.Engine, books: Books) -> None:
     with Session(engine) as session, session.begin():
         enqueue(session, email("kept"))
         with session.begin_nested() as savepoint:
@@ -125,7 +125,7 @@ def test_a_savepoint_of_sqlalchemy_takes_its_email_back_with_it(engine: sqlalche
     assert [row["message_key"] for row in books.rows()] == ["kept"]
 
 
-def test_djangos_connection_connects_if_it_has_not(django: Any, books: Books) -> None:
+def test_djangos_connection_connects_at_the_first_enqueue(django: Any, books: Books) -> None:
     enqueue(django, email("first query"))
 
     assert [row["message_key"] for row in books.rows()] == ["first query"]
@@ -172,7 +172,7 @@ def test_djangos_check_of_a_kept_connection_comes_before_the_first_enqueue(
     assert [row["message_key"] for row in books.rows()] == ["first", "second"]
 
 
-def test_djangos_atomic_decides(django: Any, books: Books) -> None:
+def test_djangos_atomic_commits_and_rolls_back_the_email(django: Any, books: Books) -> None:
     from django.db import transaction
 
     with transaction.atomic(using="here"):
@@ -258,7 +258,7 @@ async def test_another_driver_is_named_with_what_to_use_instead(tables_url: str)
     assert instead in refused(email("the connection and the email are the wrong way round"))
 
 
-async def test_sqlalchemy_over_another_driver_is_told_the_url(tables_url: str) -> None:
+async def test_sqlalchemy_over_another_driver_gets_an_error_with_the_url_to_use(tables_url: str) -> None:
     instead = "but enqueue's statements need psycopg 3. Let the engine's URL begin with postgresql+psycopg://."
     engine = sqlalchemy.create_engine(over("psycopg2", tables_url))
     async_engine = create_async_engine(over("asyncpg", tables_url))
@@ -349,7 +349,7 @@ def test_djangos_own_error_says_that_its_transaction_is_broken(django: Any, book
     assert books.rows() == []
 
 
-async def test_a_database_without_tables_is_told_to_be_initialised(empty_database_url: str) -> None:
+async def test_a_database_without_tables_gets_an_error_that_names_init(empty_database_url: str) -> None:
     name = urlsplit(empty_database_url).path[1:]
     words = (
         f'The database "{name}" does not have this release\'s tables of the email dispatcher in the schema '
@@ -364,7 +364,7 @@ async def test_a_database_without_tables_is_told_to_be_initialised(empty_databas
     assert str(missing.value).startswith(words)
 
 
-async def test_an_application_that_asks_its_own_missing_table_while_it_enqueues_gets_psycopgs_error(
+async def test_psycopgs_error_for_a_missing_table_of_the_application_is_not_translated(
     tables_url: str,
 ) -> None:
     with psycopg.connect(tables_url) as connection:

@@ -46,7 +46,7 @@ def test_the_environment_file_explains_every_setting() -> None:
     assert (ROOT / "deploy" / "dispatcher.env").read_text() == environment_file().rstrip() + "\n"
 
 
-def test_the_files_that_we_ship_start_the_api_as_another_user_and_without_the_secrets_of_providers() -> None:
+def test_the_shipped_files_start_the_api_as_another_user_without_providers_secrets() -> None:
     units = {
         name: (ROOT / "deploy" / f"{name}.service").read_text() for name in ("email-dispatcher", "email-dispatcher-api")
     }
@@ -87,7 +87,7 @@ def test_a_unit_is_confined_to_its_folder_its_processes_and_the_network(name: st
             assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_what_installs_the_packages_is_pinned_by_its_hash() -> None:
+def test_uv_is_pinned_by_hash() -> None:
     pinned = (ROOT / "requirements" / "uv.txt").read_text()
 
     assert "--require-hashes -r requirements/uv.txt" in (ROOT / "run").read_text()

@@ -508,7 +508,7 @@ async def test_ids_ascend_with_the_order_of_enqueueing(application: Application)
     assert ids == sorted(ids)
 
 
-async def test_what_postgresql_raises_reaches_the_caller_as_it_is(application: Application) -> None:
+async def test_psycopgs_errors_reach_the_caller_unchanged(application: Application) -> None:
     await application.execute("set transaction read only")
 
     with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):

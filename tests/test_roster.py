@@ -71,7 +71,7 @@ def test_nothing_that_a_predecessor_said_is_true_of_the_next() -> None:
     assert roster.unready() == ["worker 0 is starting."]
 
 
-def test_a_reason_is_cut_where_its_place_ends_and_goes_with_its_seat() -> None:
+def test_a_reason_is_truncated_to_its_room_and_cleared_with_its_seat() -> None:
     roster = Roster(["worker"])
     first, second = roster.seat("worker", 0), roster.seat("worker", 1)
     first.note_reason("ü" * 5000)

@@ -144,7 +144,7 @@ def _refuse(mistaken: object, words: str) -> None:
 async def _preview(
     settings: Settings, selection: Selection, names: tuple[str, ...], from_queue: bool, include_held: bool
 ) -> tuple[Selection, tuple[UUID, ...], Preview, list[Meeting]]:
-    """What is selected, and the emails that it is now: what fails before the answer is given is not part of it."""
+    """The selection, and its emails now: emails that fail before the operator confirms are not replayed."""
     from dispatcher.ops.letters import list_letter_ids
     from dispatcher.ops.replays import meetings, preview
     from dispatcher.store.failures import find_dead_ids

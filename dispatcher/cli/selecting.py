@@ -35,7 +35,7 @@ class Known(click.ParamType[str]):
 
 
 class Words(click.ParamType[str]):
-    """A text that is not blank: a variable of a script that is empty must not select everything."""
+    """A text that is not blank: an empty variable in a script must not select everything."""
 
     name = "words"
 

@@ -72,7 +72,7 @@ def text_field(name: str, text: str) -> str:
 
 
 def settable(name: str) -> str:
-    """The name of a header that an email brings; raises UnrenderableEmail if it is not the email's to set."""
+    """Returns the name of an email's own header; raises UnrenderableEmail if an email may not set it."""
     if is_written_by_others(name):
         raise UnrenderableEmail(Reason.INVALID_CONTENT, f"headers holds {name}, which an email may not set itself")
     return name

@@ -28,7 +28,7 @@ from dispatcher.trust import client_context
 NAME: Final = "smtp"
 
 MOST_SIZE_DIGITS: Final = 20
-"""RFC 1870, section 4; Python refuses to read some thousands."""
+"""The most digits of SIZE (RFC 1870, section 4). Python refuses to convert some thousands of digits."""
 _READY: Final = 220
 _DONE: Final = 250
 _GO_ON: Final = 334
@@ -121,7 +121,7 @@ async def open_connection(options: SmtpOptions, context: ssl.SSLContext | None) 
     conversation = await _connected(options.server, context)
     try:
         offers = await _negotiated(conversation, options.server, context)
-        # Whatever lies here unasked would be taken for the answer to MAIL.
+        # A surplus reply would be taken for the answer to MAIL.
         await conversation.hear()
         conversation.check()
     except ConnectionBroke as broke:
@@ -154,7 +154,7 @@ async def _connected(server: SmtpServer, context: ssl.SSLContext | None) -> Conv
 async def _negotiated(
     conversation: Conversation, server: SmtpServer, context: ssl.SSLContext | None
 ) -> Mapping[str, str]:
-    """What the server offers once it waits for MAIL: parameters by keyword, in lower case."""
+    """Greets the server, starts TLS, logs in; returns its extensions' parameters by keyword, in lower case."""
     greeting = await conversation.reply()
     if greeting.code != _READY:
         raise _unwilling(greeting)
@@ -169,7 +169,7 @@ async def _negotiated(
 
 
 async def _ask(conversation: Conversation, command: str) -> Reply:
-    """The server's reply to a command, and not to anything before it."""
+    """Sends a command and returns its reply; refuses replies that came before the command."""
     await conversation.hear()
     conversation.check()
     conversation.write(f"{command}\r\n".encode(), 1)
@@ -182,7 +182,7 @@ async def _greet(conversation: Conversation) -> Mapping[str, str]:
     if reply.code == _DONE:
         return _offers(reply)
     if reply.is_permanent:
-        # A server from before 1995; it will offer no extension.
+        # A server from before 1995, without extensions.
         reply = await _ask(conversation, f"HELO {name}")
     if reply.code != _DONE:
         raise _unwilling(reply)
@@ -190,11 +190,11 @@ async def _greet(conversation: Conversation) -> Mapping[str, str]:
 
 
 def _offers(reply: Reply) -> Mapping[str, str]:
-    """The lines of a reply to EHLO below the server's name: parameters by keyword, in lower case."""
+    """The extensions in a reply to EHLO: parameters by keyword, in lower case."""
     offers: dict[str, str] = {}
     for line in reply.text.split("\n")[1:]:
         keyword, _, parameters = line.strip().partition(" ")
-        if keyword.lower().startswith("auth="):  # as servers wrote it before RFC 2554
+        if keyword.lower().startswith("auth="):  # the form before RFC 2554
             keyword, parameters = "auth", f"{keyword[5:]} {parameters}"
         keyword = keyword.lower()
         offers[keyword] = f"{offers['auth']} {parameters}" if keyword == "auth" and "auth" in offers else parameters
@@ -230,7 +230,7 @@ async def _start_tls(
 async def _log_in(conversation: Conversation, offers: Mapping[str, str], server: SmtpServer) -> None:
     methods = {"plain": _plain, "login": _login, "cram-md5": _cram_md5}
     offered = offers.get("auth", "").lower().split()
-    # One method, tried once: every further try with the same password is a step towards a locked account.
+    # One method, tried once: more tries with the same password could lock the account.
     method = next((method for name, method in methods.items() if name in offered), None)
     if method is None:
         raise ProviderFault(
@@ -287,7 +287,7 @@ def _connect_failure(error: Exception) -> Exception:
 
 def _broken(broke: ConnectionBroke) -> NotConnected:
     if isinstance(broke, ServerClosing):
-        # Nobody asked for its words: they may repeat whatever we sent last, the password included.
+        # The reply's text is left out: it may repeat what we sent last, even the password.
         return NotConnected(replace(_unwilling(broke.reply).outcome, detail=f"{broke} {Phase.CONNECTING}"))
     reason = Reason.SERVER_ERROR if isinstance(broke, GarbledReply) else Reason.CONNECTION_FAILED
     return NotConnected(Deferred(reason, f"{broke} {Phase.CONNECTING}"))

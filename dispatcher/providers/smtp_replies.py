@@ -95,7 +95,7 @@ MOST_RUNS: Final = 10
 
 def reply_of(code: int, text: str) -> Reply:
     """A reply from its basic code and everything behind it."""
-    # A first line without words is a line, too: a reply to EHLO has its offers from the second on.
+    # An empty first line counts as a line: in a reply to EHLO the extensions begin with the second line.
     text = text.rstrip().lstrip(" \t")
     found = _ENHANCED.match(text)
     # RFC 2034, section 4: the enhanced code's class repeats the basic code's; else it is not one.

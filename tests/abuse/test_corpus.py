@@ -42,7 +42,7 @@ async def test_odd_framings_are_refused_or_harmless(host: Host) -> None:
 
 
 @pytest.mark.abuse
-def test_all_abuse_is_refused_or_harmless_and_nobody_else_notices(host: Host) -> None:
+def test_all_abuse_is_refused_or_harmless_and_does_not_disturb_other_clients(host: Host) -> None:
     """ABUSE_CASES names cases by a regular expression, ABUSE_JSON a file for the figures."""
     chosen = re.compile(os.environ.get("ABUSE_CASES", ""))
     with besieged(host) as siege:

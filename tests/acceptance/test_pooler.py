@@ -43,7 +43,7 @@ def test_transaction_pooling_is_refused_at_start(host: Host, tmp_path: Path, com
     assert "pool_mode = session" in started.log
 
 
-def test_a_reload_that_leads_to_transaction_pooling_costs_no_worker(host: Host, tmp_path: Path) -> None:
+def test_a_reload_with_the_url_of_a_transaction_pooler_stops_no_worker(host: Host, tmp_path: Path) -> None:
     host.sink()
     secret = tmp_path / "url"
     secret.write_text(host.database_url)

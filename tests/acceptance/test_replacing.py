@@ -30,7 +30,7 @@ def test_a_reload_under_load_loses_repeats_and_holds_nothing(host: Host) -> None
     assert not list(host.run_dir.glob("*.ledger"))
 
 
-def test_a_reload_takes_what_the_env_file_and_secrets_have_now_and_survives_what_is_mistaken(host: Host) -> None:
+def test_a_reload_reads_the_env_file_and_secrets_again_and_keeps_the_old_settings_after_a_mistake(host: Host) -> None:
     first, second = host.sink(), Sink(host.folder / "second")
     secret, file = host.folder / "smtp-url", host.folder / "dispatcher.env"
     secret.write_text(first.settings["SMTP_URL"])

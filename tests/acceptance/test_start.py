@@ -110,7 +110,7 @@ def test_a_crash_loop_waits_longer_and_longer_and_ends_with_its_cause(host: Host
     assert books.counts == {"sent": 20}
 
 
-def test_a_worker_without_room_for_its_ledger_says_why_and_works_once_there_is_room(host: Host) -> None:
+def test_a_worker_without_disk_space_for_its_ledger_says_why_and_starts_once_there_is_space(host: Host) -> None:
     (port,) = choose(1)
     address = f"127.0.0.1:{port}"
     # Above this size no process of the host may write a file: as on a full disk, and a worker's ledger needs more.

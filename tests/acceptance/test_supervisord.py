@@ -144,7 +144,9 @@ def test_restarted_killed_and_stopped_it_sends_each_email_once(host: Host) -> No
     assert books.counts == {"sent": 2000}
 
 
-def test_an_edited_setting_counts_after_a_restart_or_a_reload_and_what_supervisord_holds_never_does(host: Host) -> None:
+def test_an_edited_env_file_takes_effect_at_a_restart_or_reload_and_supervisords_environment_never_does(
+    host: Host,
+) -> None:
     supervised = Supervised(host)
     assert supervised.started_with(life=1) == WORKERS
 

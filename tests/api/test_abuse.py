@@ -129,7 +129,9 @@ async def test_an_email_that_no_configured_provider_can_carry_is_refused_with_wh
     assert connection.execute("select count(*) from email_idempotency").fetchone() == (1,)
 
 
-async def test_a_command_to_a_provider_that_the_operator_allows_by_its_name_is_accepted(settings: Settings) -> None:
+async def test_a_header_that_commands_a_provider_is_accepted_if_the_operator_allows_its_name(
+    settings: Settings,
+) -> None:
     async with running(replace(settings, allowed_headers=("x-mc-tags",))) as api:
         allowed = await api.post("k-1", EMAIL | {"headers": {"X-MC-Tags": "receipt"}})
         others = await api.post("k-2", EMAIL | {"headers": {"X-MC-Subaccount": "x"}})
@@ -193,7 +195,7 @@ async def test_a_body_that_is_too_large_is_refused_unread(settings: Settings) ->
         assert (answer.status, answer.code, answer.headers["connection"]) == (413, "body-too-large", "close")
 
 
-async def test_a_client_that_goes_on_sending_after_a_refusal_gets_the_whole_answer(api: Api) -> None:
+async def test_a_client_that_keeps_sending_after_a_refusal_gets_the_whole_answer(api: Api) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
     body = b"x" * (512 * 1024)
     async with asyncio.timeout(DEADLINE_SECONDS):

@@ -52,7 +52,7 @@ async def test_both_clients_say_the_same(api: Api, connection: psycopg.Connectio
     assert getattr(by_id, "status", None) is Status.PENDING
 
 
-async def test_a_key_that_no_header_can_hold_is_sent_all_the_same(api: Api, connection: psycopg.Connection) -> None:
+async def test_a_key_that_is_not_ascii_is_sent_in_the_body(api: Api, connection: psycopg.Connection) -> None:
     async with AsyncClient(api.url, key=make_key(connection)) as client:
         receipt = await client.send(email("größe-漢字"))
 
@@ -62,7 +62,7 @@ async def test_a_key_that_no_header_can_hold_is_sent_all_the_same(api: Api, conn
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 @pytest.mark.parametrize("url", ["mail.example.com", "ann:secret@mail.example.com:8025", "localhost:8025", ""])
-def test_a_url_without_a_scheme_is_told_what_to_write(kind: type[Client | AsyncClient], url: str) -> None:
+def test_a_url_without_a_scheme_is_refused_with_an_example(kind: type[Client | AsyncClient], url: str) -> None:
     with pytest.raises(DispatcherError) as refused:
         kind(url)
 
@@ -71,7 +71,7 @@ def test_a_url_without_a_scheme_is_told_what_to_write(kind: type[Client | AsyncC
 
 
 @pytest.mark.parametrize("url", ["ftp://mail.example.com", "http://", "https:///v1", "unix:///run/api.socket"])
-def test_a_url_that_leads_nowhere_is_refused_at_once(url: str) -> None:
+def test_a_url_without_a_usable_scheme_or_host_is_refused_at_once(url: str) -> None:
     with pytest.raises(DispatcherError, match="has no host, or its scheme is not http or https"):
         Client(url)
 

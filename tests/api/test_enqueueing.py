@@ -64,7 +64,7 @@ async def test_a_key_in_quotes_is_the_same_key(api: Api, key: str, quoted: str) 
     assert re.search(KEY_PATTERN, quoted)
 
 
-async def test_a_key_that_no_header_can_hold_comes_in_the_body(api: Api, connection: psycopg.Connection) -> None:
+async def test_a_key_that_is_not_ascii_is_taken_from_the_body(api: Api, connection: psycopg.Connection) -> None:
     first = await api.post(None, EMAIL | {"message_key": "größe-漢字-🦊"})
 
     again = await api.post(None, EMAIL | {"message_key": "größe-漢字-🦊"})
@@ -267,7 +267,7 @@ async def test_without_the_database_a_request_is_refused_for_now(settings: Setti
         assert (await api.post("k-2")).status == 202
 
 
-async def test_a_tenant_does_not_wait_for_all_that_another_one_sends(
+async def test_a_tenant_does_not_wait_behind_everything_that_another_tenant_sends(
     settings: Settings, connection: psycopg.Connection
 ) -> None:
     emails = [EMAIL | {"message_key": f"k-{number}", "tenant_id": "busy"} for number in range(1000)]

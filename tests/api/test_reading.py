@@ -21,9 +21,7 @@ async def test_an_email_is_told_by_id_and_by_key_without_content(api: Api) -> No
         assert private not in by_id.body.decode()
 
 
-async def test_an_email_that_waits_says_for_what_and_a_finished_one_does_not(
-    api: Api, connection: psycopg.Connection
-) -> None:
+async def test_a_waiting_email_says_why_and_a_finished_one_does_not(api: Api, connection: psycopg.Connection) -> None:
     email_id = (await api.post("k-1")).json["id"]
     connection.execute("update email_log set publish_due_at = null")
 
@@ -149,7 +147,7 @@ async def test_a_tenant_sees_its_own_emails_alone(api: Api, connection: psycopg.
     assert (await api.get("/v1/emails?tenant_id=other", token=token)).code == "tenant-forbidden"
 
 
-async def test_a_path_that_names_no_email_says_which_methods_it_has(api: Api) -> None:
+async def test_a_path_without_a_valid_id_still_names_its_allowed_methods(api: Api) -> None:
     answer = await api.get("/v1/emails/batch")
 
     assert (answer.status, answer.headers["allow"]) == (405, "POST")

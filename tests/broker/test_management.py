@@ -134,7 +134,7 @@ def test_a_reply_without_figures_is_a_failure(impostor: Impostor, body: bytes) -
         b"\xff" * 70_000,
     ],
 )
-async def test_words_that_are_no_http_are_not_repeated(reply: bytes) -> None:
+async def test_an_answer_that_is_not_http_is_not_repeated(reply: bytes) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(reply)
@@ -155,7 +155,7 @@ REPORTED: Final[dict[str, object]] = {
 }  # fmt: skip
 
 
-def test_what_a_hostile_node_reports_is_words_that_a_terminal_does_not_obey(impostor: Impostor) -> None:
+def test_reports_of_a_hostile_node_contain_no_control_characters(impostor: Impostor) -> None:
     topology = Topology(exchange="e", queue="q", dlq="d")
     impostor.body = json.dumps(REPORTED).encode()
     impostor.bindings = json.dumps([REPORTED]).encode()
@@ -171,7 +171,7 @@ def test_what_a_hostile_node_reports_is_words_that_a_terminal_does_not_obey(impo
 
 
 @pytest.mark.parametrize("timeout", [-1, 10**400, True, "1800000", [], 1.5])
-def test_a_consumer_timeout_that_is_no_number_is_a_failure(timeout: object) -> None:
+def test_a_consumer_timeout_that_is_not_a_number_is_a_failure(timeout: object) -> None:
     with pytest.raises(BrokerUnavailable, match="consumer timeout that is no number"):
         consumer_timeout_in({"arguments": {"x-consumer-timeout": timeout}})
 

@@ -63,7 +63,7 @@ def test_no_secret_is_shown(bare: CommandLine) -> None:
         assert "amqp://ann:***@mq:5672/%2F" in ended.stdout
 
 
-def test_a_token_in_a_webhooks_path_and_a_login_where_none_belongs_are_not_shown(bare: CommandLine) -> None:
+def test_a_token_in_a_webhooks_path_and_a_misplaced_login_are_not_shown(bare: CommandLine) -> None:
     commandline = bare.having(
         **SECRETS,
         DISPATCHER_ALERT_WEBHOOK_URL="https://hooks.example/services/s3cret-e",
@@ -80,7 +80,7 @@ def test_a_token_in_a_webhooks_path_and_a_login_where_none_belongs_are_not_shown
 
 
 @pytest.mark.parametrize("columns", [100, 200])
-def test_what_a_terminal_would_obey_is_shown_as_a_mark(bare: CommandLine, columns: int) -> None:
+def test_control_characters_are_shown_as_replacement_characters(bare: CommandLine, columns: int) -> None:
     hostile = {
         "DISPATCHER_QUEUE": "q\x1b[2J[red]\x9b",
         "DISPATCHER_PROVIDERS": "\x1b]0;x\x07",

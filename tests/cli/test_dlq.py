@@ -130,7 +130,7 @@ def test_the_whole_story_is_told_by_id_and_by_key_and_content_only_on_record(
     assert [(act["action"], act["reason"]) for act in revealed["acts"]] == [("reveal", "ticket 4711")]
 
 
-def test_a_pending_email_tells_why_it_waits(quick: Callable[..., Ended], tables: Books) -> None:
+def test_dlq_show_says_why_a_pending_email_waits(quick: Callable[..., Ended], tables: Books) -> None:
     (email_id,) = tables.enqueue(1)
 
     told = quick("dlq", "show", str(email_id), "--no-queue", "--json").json["waiting"]
@@ -250,7 +250,7 @@ def test_skipped_emails_are_counted_and_not_listed(quick: Callable[..., Ended], 
     assert not any(str(email_id) in ended.stderr for email_id in sent)
 
 
-def test_message_keys_name_emails_as_ids_do(quick: Callable[..., Ended], morgue: Morgue) -> None:
+def test_emails_can_be_named_by_message_keys_as_well_as_ids(quick: Callable[..., Ended], morgue: Morgue) -> None:
     first, second, third = morgue.bury(3)
     keys = [morgue.books.key(email_id) for email_id in (first, second)]
     tenant = morgue.books.row(first)["tenant_id"]
@@ -266,7 +266,7 @@ def test_message_keys_name_emails_as_ids_do(quick: Callable[..., Ended], morgue:
     assert morgue.books.row(second)["dead_letter_discarded_at"] is not None
 
 
-def test_a_long_error_pushes_no_column_of_a_table(quick: Callable[..., Ended], morgue: Morgue) -> None:
+def test_a_long_error_moves_no_column_of_the_table(quick: Callable[..., Ended], morgue: Morgue) -> None:
     morgue.bury(last_error="550 " + "x" * 400)
     morgue.bury(2, last_error="451")
 
@@ -319,7 +319,7 @@ def test_what_somebody_has_locked_is_left_and_said_and_the_others_are_replayed(
     assert (resumed.code, resumed.json["replayed"], resumed.json["locked"]) == (0, 2, 0)
 
 
-def test_a_replay_that_meets_another_says_so_before_it_starts(
+def test_a_replay_names_a_running_replay_of_the_same_emails_before_it_starts(
     prepared: CommandLine, quick: Callable[..., Ended], morgue: Morgue
 ) -> None:
     morgue.bury(3)
@@ -398,7 +398,7 @@ def test_a_terminal_is_asked_and_sees_a_bar(prepared: CommandLine, morgue: Morgu
 
 
 @pytest.mark.parametrize("choice", [("--all",), ("--text", "SES")], ids=["all", "filter"])
-def test_what_fails_while_a_person_is_asked_is_not_replayed(
+def test_emails_that_fail_after_the_question_are_not_replayed(
     prepared: CommandLine, morgue: Morgue, choice: tuple[str, ...]
 ) -> None:
     morgue.bury(2, last_error="SES is away.")

@@ -106,7 +106,7 @@ def test_servers_that_are_away_come_with_a_remedy(settled: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("password", ["a@s3cret", "1/s3cret", "1#s3cret", "s3cret%zz"])
-def test_no_part_of_a_password_that_was_written_wrong_is_in_an_error(bare: CommandLine, password: str) -> None:
+def test_no_part_of_a_wrongly_escaped_password_is_in_an_error(bare: CommandLine, password: str) -> None:
     login = f"ann:{password}@{AWAY}"
     commandline = bare.having(
         DISPATCHER_DATABASE_URL=f"postgresql://{login}/mail",
@@ -215,7 +215,7 @@ def test_settings_that_do_not_go_together_are_warnings(settled: CommandLine, ser
     assert "a worker may hold a delivery for 2160 s" in found["RabbitMQ consumer timeout"]["words"]
 
 
-def test_fewer_open_files_than_a_worker_may_need_are_a_warning(settled: CommandLine) -> None:
+def test_a_limit_of_open_files_below_a_workers_needs_is_a_warning(settled: CommandLine) -> None:
     def allow_few() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))
 
@@ -347,7 +347,7 @@ def test_run_directory_that_strangers_may_write_fails(settled: CommandLine) -> N
     assert "every user" in found["run directory"]["words"]
 
 
-def test_a_disk_without_room_for_the_ledgers_fails(settled: CommandLine) -> None:
+def test_a_disk_without_space_for_the_ledgers_fails(settled: CommandLine) -> None:
     limited = ["sh", "-c", 'ulimit -f 128 && exec "$@"', "sh", *PROGRAM, "doctor", "--json"]  # as on a full disk
 
     done = subprocess.run(limited, env=settled.whole_environment, cwd=settled.folder, capture_output=True, check=False)
@@ -371,7 +371,7 @@ def test_pending_emails_that_no_configured_provider_can_carry_are_told_and_what_
     assert found["capabilities"]["words"] == "no provider for emails with a template"
 
 
-def test_pending_emails_with_a_header_that_is_not_allowed_are_told(prepared: CommandLine) -> None:
+def test_pending_emails_with_a_header_that_is_not_allowed_are_reported(prepared: CommandLine) -> None:
     header = "X-MC-Tags"
     with psycopg.connect(prepared.environment["DISPATCHER_DATABASE_URL"]) as connection:
         email = Email(

@@ -40,7 +40,7 @@ def test_email_is_accepted_by_the_host_that_answers(storing: CommandLine, connec
     assert ended.stdout == f"accepted: {_contents(connection)['email_id']}\n"
 
 
-def test_a_command_to_a_provider_that_the_operator_allows_is_stored(
+def test_an_allowed_header_that_commands_a_provider_is_stored(
     storing: CommandLine, connection: psycopg.Connection
 ) -> None:
     allowing = storing.having(DISPATCHER_ALLOWED_HEADERS="x-mc-tags")
@@ -87,7 +87,7 @@ def test_every_option_reaches_the_tables(storing: CommandLine, connection: psyco
     assert (stored["correlation_id"], stored["on_uncertain"]) == ("request-9", "resend")
 
 
-def test_a_template_stands_in_for_subject_and_body(storing: CommandLine, connection: psycopg.Connection) -> None:
+def test_a_template_replaces_subject_and_body(storing: CommandLine, connection: psycopg.Connection) -> None:
     template = ("--template", "d-0c1a", "--template-data", '{"number": 17}')
 
     ended = storing("enqueue", *ADDRESSED[:-2], *template)
@@ -173,7 +173,7 @@ def test_senseless_arguments_are_usage_errors(arguments: list[str], words: str) 
         (["--key", ""], "--key is missing"),
     ],
 )
-def test_email_that_may_not_be_is_refused_with_its_option_before_any_connection(
+def test_an_invalid_email_is_refused_with_the_option_at_fault_before_any_connection(
     arguments: list[str], words: str
 ) -> None:
     ended = in_process("enqueue", *ONE, *arguments)

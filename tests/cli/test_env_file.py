@@ -66,11 +66,11 @@ def shown(commandline: CommandLine, *arguments: str) -> dict[str, tuple[str, str
         ("\ufeffA=b", "b"),
     ],
 )
-def test_a_line_means_what_a_shell_would_read_and_nothing_in_it_is_expanded(text: str, value: str) -> None:
+def test_a_line_is_read_as_a_shell_would_but_nothing_is_expanded(text: str, value: str) -> None:
     assert values(text) == {"A": value}
 
 
-def test_the_file_that_we_ship_sets_nothing() -> None:
+def test_the_shipped_env_file_sets_nothing() -> None:
     assert values(environment_file()) == {}
 
 
@@ -101,7 +101,7 @@ def test_every_command_takes_an_env_file_by_option_and_variable(words: tuple[str
     assert words[0] in COMMANDS
 
 
-def test_a_line_overrides_the_environment_which_may_be_older_and_a_difference_is_told(bare: CommandLine) -> None:
+def test_a_line_overrides_the_environment_and_a_difference_is_a_warning(bare: CommandLine) -> None:
     file = bare.folder / "dispatcher.env"
     file.write_text(f"{COMPLETE}DISPATCHER_WORKERS=4\nDISPATCHER_PREFETCH=\n")
     older = bare.having(DISPATCHER_WORKERS="2", DISPATCHER_PREFETCH="7", DISPATCHER_BUNDLE="3")
@@ -131,7 +131,7 @@ def test_a_secret_that_moved_into_a_file_or_out_of_it_is_not_set_twice(
     assert found["DISPATCHER_SMTP_URL"][0] == "smtp://new"
 
 
-def test_a_mistaken_setting_names_the_line_that_sets_it(bare: CommandLine) -> None:
+def test_a_wrong_setting_names_the_line_that_sets_it(bare: CommandLine) -> None:
     file = bare.folder / "dispatcher.env"
     file.write_text(f"{COMPLETE}\nDISPATCHER_WORKERS=many\n")
 
@@ -142,7 +142,7 @@ def test_a_mistaken_setting_names_the_line_that_sets_it(bare: CommandLine) -> No
 
 
 @pytest.mark.parametrize("kind", ["folder", "fifo", "device", "not UTF-8", "too large", "open to all"])
-def test_what_is_no_file_of_settings_is_refused_at_once(bare: CommandLine, kind: str) -> None:
+def test_a_path_that_is_not_an_env_file_is_refused_at_once(bare: CommandLine, kind: str) -> None:
     file = bare.folder / "dispatcher.env"
     match kind:
         case "folder":
@@ -166,7 +166,7 @@ def test_what_is_no_file_of_settings_is_refused_at_once(bare: CommandLine, kind:
     assert ended.stderr.count("\n") == 1
 
 
-def test_a_service_whose_env_file_is_mistaken_says_so_in_its_log(bare: CommandLine) -> None:
+def test_a_service_logs_the_mistakes_in_its_env_file(bare: CommandLine) -> None:
     (bare.folder / "dispatcher.env").write_text("DISPATCHER_WORKERS 4\n")
 
     for service in ("run", "api"):
@@ -176,7 +176,7 @@ def test_a_service_whose_env_file_is_mistaken_says_so_in_its_log(bare: CommandLi
         assert "dispatcher.env, line 1: is not NAME=value" in ended.json["reason"]
 
 
-def test_a_file_that_is_read_again_leaves_nothing_of_what_it_had(
+def test_reading_the_file_again_removes_variables_that_it_no_longer_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"A": "inherited", "C_FILE": "inherited"}.items():
@@ -204,7 +204,9 @@ def test_a_file_that_is_read_again_leaves_nothing_of_what_it_had(
 
 
 @pytest.mark.parametrize(("mode", "state"), [(0o644, "warning"), (0o640, "ok")])
-def test_doctor_warns_of_secrets_that_everybody_may_read(bare: CommandLine, mode: int, state: str) -> None:
+def test_doctor_warns_of_an_env_file_with_secrets_that_every_user_may_read(
+    bare: CommandLine, mode: int, state: str
+) -> None:
     file = bare.folder / "dispatcher.env"
     file.write_text("DISPATCHER_SMTP_URL=smtp://a:s3cret@mx\nAWS_SECRET_ACCESS_KEY=s3cret\nDISPATCHER_WORKERS=1\n")
     file.chmod(mode)

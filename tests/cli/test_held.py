@@ -118,7 +118,7 @@ def test_message_keys_and_filters_name_held_emails(prepared: CommandLine, tables
     ],
 )
 @pytest.mark.parametrize("decision", ["confirm", "release"])
-def test_a_decision_about_nothing_definite_is_refused(
+def test_a_decision_without_names_or_filter_is_refused(
     bare: CommandLine, decision: str, arguments: tuple[str, ...]
 ) -> None:
     assert bare.at_hand("held", decision, *arguments, *WHY).code == 2

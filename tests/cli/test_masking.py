@@ -48,7 +48,7 @@ def test_password_is_masked_and_the_rest_still_tells_where(text: str, shown: str
         ("secret", "***"),
     ],
 )
-def test_of_a_url_whose_path_is_a_secret_its_host_is_shown(text: str, shown: str) -> None:
+def test_only_the_host_is_shown_of_a_url_whose_path_is_secret(text: str, shown: str) -> None:
     assert without_path(text) == shown
 
 
@@ -64,7 +64,7 @@ def test_of_a_url_whose_path_is_a_secret_its_host_is_shown(text: str, shown: str
         ("127.0.0.1:9464", "127.0.0.1:9464"),
     ],
 )
-def test_a_login_in_a_setting_that_is_no_secret_is_not_shown(text: str, shown: str) -> None:
+def test_a_login_in_a_setting_that_is_not_secret_is_masked(text: str, shown: str) -> None:
     assert without_login(text) == shown
 
 

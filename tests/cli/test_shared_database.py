@@ -115,7 +115,7 @@ def enqueue(producer: CommandLine, key: str, *options: str) -> None:
 
 
 @pytest.mark.slow
-def test_each_role_does_its_whole_work_with_its_grants_and_no_more(owner: CommandLine, database: Database) -> None:
+def test_each_role_can_do_its_whole_work_with_its_grants_alone(owner: CommandLine, database: Database) -> None:
     roles = granted(owner, database)
     producer, dispatcher, reader = roles["producer"], roles["dispatcher"], roles["reader"]
     weeks = """
@@ -257,7 +257,7 @@ def test_no_role_may_do_more(owner: CommandLine, database: Database) -> None:
     assert allowed == []
 
 
-def test_who_may_have_weeks_dropped_may_not_have_another_applications_dropped(
+def test_a_role_that_may_drop_partitions_cannot_drop_another_applications_tables(
     owner: CommandLine, database: Database
 ) -> None:
     owner = owner.having(DISPATCHER_DATABASE_SCHEMA="mail")
@@ -277,9 +277,7 @@ def test_who_may_have_weeks_dropped_may_not_have_another_applications_dropped(
     assert pruned == []
 
 
-def test_tables_of_the_release_before_move_by_the_script_of_the_documentation(
-    owner: CommandLine, database: Database
-) -> None:
+def test_the_documented_script_moves_the_tables_of_the_release_before(owner: CommandLine, database: Database) -> None:
     database.execute(database.url, "drop table public.api_key, public.email_log, public.dispatcher_migration")
     database.execute(database.url, "drop function public.email_id_lowest_at")
     database.execute(database.url, sql.SQL("grant create on schema public to {}").format(database.identifier("owner")))

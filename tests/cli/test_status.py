@@ -89,7 +89,7 @@ def test_a_provider_that_workers_cannot_use_is_named_with_the_worst_that_any_say
     assert "half open (1 worker)" in table
 
 
-def test_a_long_word_of_a_provider_widens_no_column_and_no_line_ends_with_spaces(
+def test_a_providers_long_reason_widens_no_column_and_no_line_ends_with_spaces(
     prepared: CommandLine, connection: psycopg.Connection
 ) -> None:
     before = prepared("status").stdout.splitlines()
@@ -136,9 +136,7 @@ def test_workers_and_latency_are_those_of_the_moment(prepared: CommandLine, conn
     assert 0 <= present["age_seconds"] < 60
 
 
-def test_a_host_that_is_silent_has_vanished_though_it_has_no_leases(
-    prepared: CommandLine, connection: psycopg.Connection
-) -> None:
+def test_a_silent_host_has_vanished_even_without_leases(prepared: CommandLine, connection: psycopg.Connection) -> None:
     connection.execute(
         "insert into host_presence values ('well:1', 'well', now()), ('lost:1', 'lost', now() - interval '10 min')"
     )

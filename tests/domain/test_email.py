@@ -221,14 +221,14 @@ def test_the_argument_that_breaks_a_rule_is_named(fields: Mapping[str, Any], fie
         *(("a", "text/plain", wrong, "content") for wrong in ("text", bytearray(b"x"), None)),
     ],
 )
-def test_an_attachment_is_valid_or_does_not_exist(filename: Any, content_type: Any, content: Any, field: str) -> None:
+def test_an_invalid_attachment_cannot_be_made(filename: Any, content_type: Any, content: Any, field: str) -> None:
     with pytest.raises(InvalidEmail) as caught:
         Attachment(filename, content_type, content)
 
     assert caught.value.field == field
 
 
-def test_a_file_that_no_rule_was_asked_about_is_no_attachment() -> None:
+def test_an_unchecked_file_is_refused_as_an_attachment() -> None:
     assert refusal(attachments=[OutgoingAttachment("../x", "a/b", b"")]) == ("attachments[0]", "must be an Attachment")
 
 
@@ -236,19 +236,19 @@ def test_a_file_that_no_rule_was_asked_about_is_no_attachment() -> None:
     "text",
     ["ann@example.org, bob@example.org", "Ann <ann@example.org>;bob@example.org", "a@x.org,b@x.org,c@x.org," * 1000],
 )
-def test_several_addresses_in_one_text_are_told_to_be_a_list(text: str) -> None:
+def test_several_addresses_in_one_text_are_refused_with_a_hint_to_give_a_list(text: str) -> None:
     reason = "has several addresses in one text; give a list of single addresses"
 
     assert refusal(to=text) == ("to", reason)
     assert refusal(to=["ann@example.org"], cc=["ann@example.org", text]) == ("cc[1]", reason)
 
 
-def test_a_comma_in_a_name_is_not_taken_for_a_list() -> None:
+def test_a_comma_in_a_display_name_does_not_count_as_a_list() -> None:
     assert an_email(to='"Doe, Ann (a@b, c@d)" <ann@example.org>').to == ('"Doe, Ann (a@b, c@d)" <ann@example.org>',)
     assert refusal(to="Doe, Ann <ann@example.org>")[1].endswith("put the name in double quotes")
 
 
-def test_an_email_that_is_erased_after_sending_bears_a_mark_beside_its_tags() -> None:
+def test_an_email_with_erase_after_sending_is_stored_with_the_mark_among_its_tags() -> None:
     full = [str(number) for number in range(rules.MAX_TAGS)]
     plain, erased = an_email(tags=full), an_email(tags=full, erase_after_sending=True)
 
@@ -257,7 +257,7 @@ def test_an_email_that_is_erased_after_sending_bears_a_mark_beside_its_tags() ->
     assert erased.tags == tuple(full)
 
 
-def test_the_tag_of_earlier_releases_means_the_same() -> None:
+def test_the_tag_of_earlier_releases_sets_erase_after_sending() -> None:
     tagged = an_email(tags=["one_time_code", "login"])
 
     assert (tagged.erase_after_sending, tagged.stored_tags) == (True, ("one_time_code", "login"))
@@ -271,7 +271,7 @@ def test_the_tag_of_earlier_releases_means_the_same() -> None:
         *("ARC-Seal", "Authentication-Results", "X-SG-EID", "X-Envelope-From", "Apparently-To"),
     ],
 )
-def test_a_header_that_is_ours_or_the_servers_to_write_cannot_be_set(name: str) -> None:
+def test_a_header_that_we_or_mail_servers_write_cannot_be_set(name: str) -> None:
     assert refusal(headers={name: "x"}) == (f"headers.{name}", "is a header that an email may not set itself")
     assert refusal(headers={name: "x"}, allowed_headers=[name])[0] == f"headers.{name}"
 
@@ -285,7 +285,7 @@ def test_a_header_that_is_ours_or_the_servers_to_write_cannot_be_set(name: str) 
         *(("X-MJ-TemplateID", "Mailjet"), ("X-Sib-Sandbox", "Brevo"), ("TLS-Required", "mail servers")),
     ],
 )
-def test_a_header_that_commands_a_provider_needs_to_be_allowed_by_its_name(name: str, who: str) -> None:
+def test_a_header_that_commands_a_provider_must_be_allowed_by_its_name(name: str, who: str) -> None:
     reason = f"is a command to {who}; to allow it, add its name to DISPATCHER_ALLOWED_HEADERS"
 
     assert refusal(headers={name: "x"}) == (f"headers.{name}", reason)

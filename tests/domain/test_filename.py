@@ -38,12 +38,12 @@ from dispatcher.domain.filename import endings_of
         "a.exe :b",
     ],
 )
-def test_an_ending_is_found_however_it_is_written(name: str) -> None:
+def test_an_ending_is_found_in_every_notation(name: str) -> None:
     assert "exe" in endings_of(name)
 
 
 @pytest.mark.parametrize(
     "name", ["exe", "a.exe.pdf", "exe.pdf", "a.e xe", "a", "", "Fwd: exe", "\u0435\u0445\u0435.pdf"]
 )
-def test_what_is_no_ending_is_not_taken_for_one(name: str) -> None:
+def test_other_text_is_not_taken_for_an_ending(name: str) -> None:
     assert "exe" not in endings_of(name)

@@ -41,7 +41,7 @@ def test_digests_are_those_of_the_first_release() -> None:
     assert digest() == "4748277ee73e1b3ea62c0e147e6dc4e27fb8c1ff08a468dc9ab5ccc41b67968a"
 
 
-def test_an_email_that_is_erased_after_sending_repeats_one_that_an_earlier_release_was_told_so_by_a_tag() -> None:
+def test_erase_after_sending_and_the_tag_of_earlier_releases_have_the_same_payload_hash() -> None:
     assert digest(erase_after_sending=True) == digest(tags=["receipt", "shop", "one_time_code"])
 
 

@@ -22,7 +22,7 @@ def templated(**changes: Any) -> Email:
     return Email(**{**given, **changes})
 
 
-def test_a_template_stands_in_for_subject_and_body() -> None:
+def test_a_template_replaces_subject_and_body() -> None:
     email = templated()
 
     assert (email.subject, email.text, email.html) == ("", None, None)

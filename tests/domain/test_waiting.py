@@ -53,7 +53,7 @@ def facts(**changes: Any) -> Facts:
         ({"status": Status.SENDING}, Wait.WORKER_GONE, NOW + 10 * SECOND),
     ],
 )
-def test_the_first_hindrance_is_the_reason(changes: dict[str, Any], reason: Wait, until: datetime | None) -> None:
+def test_the_first_unmet_condition_is_the_reason(changes: dict[str, Any], reason: Wait, until: datetime | None) -> None:
     found = why(facts(**changes), rescue_seconds=10.0)
 
     assert (found.reason, found.until) == (reason, until)

@@ -273,7 +273,7 @@ async def test_nothing_sent_while_emails_are_due_is_an_alert_with_its_reason_unt
     )
 
 
-async def test_emails_that_are_sent_one_after_the_other_are_no_standstill(tables_url: str) -> None:
+async def test_emails_sent_one_after_the_other_raise_no_alert(tables_url: str) -> None:
     ear = Ear()
     enqueue_due(tables_url)
     async with host(tables_url, Depth(0), ear, after_seconds=0.5) as one:
@@ -290,7 +290,7 @@ async def test_emails_that_are_sent_one_after_the_other_are_no_standstill(tables
     assert ear.heard == []
 
 
-async def test_what_has_not_lasted_is_no_alert_and_a_new_monitor_resolves_none(tables_url: str) -> None:
+async def test_a_short_state_raises_no_alert_and_a_new_monitor_resolves_none(tables_url: str) -> None:
     ear = Ear()
     enqueue_due(tables_url)
     async with host(tables_url, Depth(0), ear, after_seconds=LASTING_SECONDS) as one:

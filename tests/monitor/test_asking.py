@@ -44,15 +44,15 @@ async def told(body: bytes) -> str | None:
         ([], None),
     ],
 )
-async def test_the_reason_is_read_and_a_stranger_s_answer_does_no_harm(body: object, unready: str | None) -> None:
+async def test_the_reason_is_read_and_another_programs_answer_does_no_harm(body: object, unready: str | None) -> None:
     assert await told(orjson.dumps(body)) == unready
 
 
 @pytest.mark.parametrize("body", [b"", b"not JSON", b"\xff", b" " * 1_000_000])
-async def test_what_is_no_answer_of_ours_is_none(body: bytes) -> None:
+async def test_an_answer_of_another_program_is_none(body: bytes) -> None:
     assert await told(body) is None
 
 
-async def test_where_nobody_listens_nobody_is_asked() -> None:
+async def test_without_a_listener_the_answer_is_none() -> None:
     assert await ask_unready(Listener("", 0)) is None
     assert await ask_unready(Listener("127.0.0.1", 1)) is None

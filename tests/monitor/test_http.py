@@ -125,7 +125,7 @@ async def test_a_slow_request_is_ended_however_it_drips() -> None:
     assert status(await replied) == HTTPStatus.REQUEST_TIMEOUT
 
 
-async def test_health_is_answered_while_connections_without_a_request_stand() -> None:
+async def test_health_is_answered_while_idle_connections_are_open() -> None:
     async with serving() as server:
         idle = [await connect(server) for _ in range(3 * CONNECTIONS)]
         for _, writer in idle:

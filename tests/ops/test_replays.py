@@ -204,7 +204,7 @@ async def test_two_operators_at_once_replay_each_email_once(
     assert {morgue.books.row(email_id)["attempt_base"] for email_id in email_ids} == {3}
 
 
-async def test_replays_that_meet_over_the_same_emails_share_the_slower_pace_unless_forced(
+async def test_replays_of_the_same_emails_share_the_slower_pace_unless_forced(
     session: AsyncSession, tables_url: str, morgue: Morgue
 ) -> None:
     morgue.bury(3)

@@ -84,7 +84,7 @@ async def test_a_provider_that_refuses_our_credentials_is_named_with_its_words(
     assert found.until is not None
 
 
-async def test_a_lease_is_its_worker_s_until_that_is_gone(
+async def test_a_leased_email_waits_for_its_worker_and_then_for_a_relay(
     session: AsyncSession, books: Books, running: ExitStack
 ) -> None:
     (email_id,) = books.enqueue(1)
@@ -114,7 +114,7 @@ async def test_an_open_transaction_that_holds_the_row_is_named(
         await until_answer(is_named, BATCH_LOCK_SECONDS + 20)
 
 
-async def test_what_is_finished_waits_for_nothing(session: AsyncSession, books: Books) -> None:
+async def test_a_finished_email_waits_for_nothing(session: AsyncSession, books: Books) -> None:
     (email_id,) = books.enqueue(1)
     books.change(email_id, status="sent", publish_due_at=None)
 

@@ -110,9 +110,7 @@ async def test_starttls_that_is_refused_for_now_is_tried_again_later(tmp_path: P
         assert not sink.commands["MAIL"]
 
 
-async def test_replies_in_the_clear_behind_that_to_starttls_end_the_connection(
-    tmp_path: Path, authority: Authority
-) -> None:
+async def test_an_unencrypted_reply_after_starttls_ends_the_connection(tmp_path: Path, authority: Authority) -> None:
     """CVE-2011-0411 from the client's side: somebody on the way spoke for the server."""
     injected = "220 go ahead\r\n250-evil.example\r\n250 SIZE 1"
     behaviour = Behaviour(security="starttls", tls=authority.server, script={Step.STARTTLS: injected})

@@ -104,7 +104,7 @@ SURPLUS: Final = [
 @pytest.mark.parametrize("text", ["Thank you.\n", LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("replies", [PLAIN, PIPELINED], ids=["one by one", "pipelined"])
 @pytest.mark.parametrize(("step", "reply"), SURPLUS)
-async def test_a_reply_that_was_there_before_the_final_dot_stops_the_email(
+async def test_a_reply_before_the_final_dot_stops_the_email(
     step: str, reply: str, replies: Mapping[str, str], text: str
 ) -> None:
     talker = Talker({**replies, step: reply, END: "550 no"})
@@ -130,7 +130,7 @@ async def test_the_next_email_goes_over_a_new_connection(step: str, reply: str, 
 
 @pytest.mark.parametrize("reply", ["250 queued\r\n250 more", "250 queued\r\n25", "250 queued\r\n354 go"])
 @pytest.mark.parametrize("idle_seconds", [5.0, 0.0], ids=["trusted", "probed"])
-async def test_a_reply_behind_that_of_an_email_is_not_the_next_ones(reply: str, idle_seconds: float) -> None:
+async def test_a_surplus_reply_after_an_email_does_not_answer_the_next_one(reply: str, idle_seconds: float) -> None:
     talker = Talker({**PLAIN, END: reply}, later={**PLAIN, END: "550 no"})
     async with talking(talker, trusted_idle_seconds=idle_seconds) as provider:
         await send(provider, an_email())
@@ -162,7 +162,7 @@ async def test_an_email_does_not_leave_over_a_kept_connection_that_is_out_of_ste
     "reply",
     ["250 queued\r\n550 no", "550 no\r\n250 queued", "451 later\r\n250 queued", "250 queued\r\n250 ok\r\n550 no"],
 )
-async def test_replies_to_an_email_that_contradict_each_other_are_no_answer(reply: str) -> None:
+async def test_contradicting_replies_to_an_email_are_uncertain(reply: str) -> None:
     talker = Talker({**PLAIN, END: reply})
     async with talking(talker) as provider:
         sending = await send(provider, an_email())
@@ -171,7 +171,7 @@ async def test_replies_to_an_email_that_contradict_each_other_are_no_answer(repl
 
 
 @pytest.mark.parametrize("reply", ["250 queued\r\n250 queued", "250 queued\r\n421 closing"])
-async def test_an_acceptance_stays_one_where_the_server_repeats_it_or_says_goodbye(reply: str) -> None:
+async def test_an_email_stays_accepted_if_the_server_repeats_its_reply_or_sends_421(reply: str) -> None:
     talker = Talker({**PLAIN, END: reply})
     async with talking(talker) as provider:
         sending = await send(provider, an_email())
@@ -179,7 +179,7 @@ async def test_an_acceptance_stays_one_where_the_server_repeats_it_or_says_goodb
         assert isinstance(sending.outcome, Accepted)
 
 
-async def test_a_body_that_is_asked_for_before_data_is_not_sent() -> None:
+async def test_the_body_is_not_sent_if_354_comes_before_data() -> None:
     talker = Talker({**PLAIN, "RCPT": "354 go"})
     async with talking(talker) as provider:
         sending = await send(provider, an_email(to=("ann@example.com", "bob@example.com")))
@@ -188,20 +188,20 @@ async def test_a_body_that_is_asked_for_before_data_is_not_sent() -> None:
         assert sending.left == 0
 
 
-async def test_a_server_without_extensions_is_greeted_as_of_old() -> None:
+async def test_a_server_without_extensions_is_greeted_with_helo() -> None:
     talker = Talker({**PLAIN, "EHLO": "500 what?", "HELO": "250 hi"})
     async with talking(talker, ("", "")) as provider:
         assert isinstance((await send(provider, an_email())).outcome, Accepted)
 
 
 @pytest.mark.parametrize("name", ["", " ", "hi"])
-async def test_a_server_need_not_say_its_name_before_its_offers(name: str) -> None:
+async def test_extensions_are_read_from_a_server_that_does_not_name_itself(name: str) -> None:
     talker = Talker({**PLAIN, "EHLO": f"250-{name}\r\n250-AUTH PLAIN\r\n250 SIZE 99"})
     async with talking(talker) as provider:
         assert "up to 99 octets" in await provider.check()
 
 
-async def test_a_goodbye_that_nobody_asked_for_does_not_repeat_the_password() -> None:
+async def test_an_unasked_421_does_not_put_the_password_into_an_error() -> None:
     talker = Talker({**PLAIN, "AUTH": "235 welcome\r\n421 4.7.0 ann, secret, AGFubgBzZWNyZXQ="})
     async with talking(talker) as provider:
         outcome = (await send(provider, an_email())).outcome
@@ -225,14 +225,14 @@ async def test_a_challenge_is_answered_as_in_rfc_2195(offer: str, is_sent: bool)
         assert isinstance((await send(provider, an_email())).outcome, Accepted)
 
 
-async def test_a_challenge_that_is_not_base64_is_no_wrong_password() -> None:
+async def test_a_challenge_that_is_not_base64_does_not_count_as_a_wrong_password() -> None:
     talker = Talker({**PLAIN, "EHLO": "250-hi\r\n250 AUTH CRAM-MD5", "AUTH": "334 \N{SNOWMAN}"})
     async with talking(talker) as provider:
         assert may_be_tried_again((await send(provider, an_email())).outcome)
 
 
 @pytest.mark.parametrize("size", ["9" * 5000, "9" * 21, "-1", "1e9", "\u0663", "1 2"])
-async def test_a_size_that_is_no_number_is_no_limit(size: str) -> None:
+async def test_a_size_that_is_not_a_number_sets_no_limit(size: str) -> None:
     talker = Talker({**PLAIN, "EHLO": f"250-hi\r\n250-AUTH PLAIN\r\n250 SIZE {size}"})
     async with talking(talker) as provider:
         sending = await send(provider, an_email())

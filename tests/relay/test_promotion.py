@@ -92,7 +92,7 @@ async def test_an_email_given_back_for_later_may_have_become_due_and_been_sent_i
     assert books.row(due_later)["publish_due_at"] is not None
 
 
-async def test_however_many_emails_were_due_at_a_promotion_no_statement_changes_more_than_a_batch(
+async def test_after_a_promotion_no_statement_changes_more_than_a_batch_of_emails(
     tables_url: str, books: Books
 ) -> None:
     books.enqueue(5)

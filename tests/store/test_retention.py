@@ -302,7 +302,7 @@ async def test_a_week_that_somebody_reads_waits_as_a_whole_and_only_its_tables_w
     assert has(books, "email_content", email_id)
 
 
-async def test_weeks_and_acts_that_only_their_owner_may_drop_wait_for_him(
+async def test_partitions_and_acts_that_only_the_owner_may_drop_are_left_to_the_owner(
     books: Books, database_url: str, stranger: str
 ) -> None:
     replay_long_ago(books)
@@ -338,7 +338,7 @@ async def test_nothing_is_forgotten_unless_it_is_said(books: Books, prune: Prune
 
 
 @pytest.mark.parametrize("fields", [{"erase_after_sending": True}, {"tags": ["login", "one_time_code"]}])
-async def test_content_that_is_erased_after_sending_is_forgotten_once_it_is_sent(
+async def test_content_with_erase_after_sending_is_deleted_once_it_is_sent(
     books: Books, prune: Prune, fields: dict[str, Any]
 ) -> None:
     waiting = books.enqueue_one(**fields)

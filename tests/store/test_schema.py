@@ -77,7 +77,7 @@ def old_database_url(empty_database_url: str) -> str:
 
 
 @pytest.mark.parametrize("path", ['"$user", public', "public", "''"])
-def test_enqueue_needs_no_search_path_and_falls_for_no_name_of_the_applications(database_url: str, path: str) -> None:
+def test_enqueue_needs_no_search_path_and_uses_no_function_of_the_application(database_url: str, path: str) -> None:
     with psycopg.connect(database_url) as connection:
         connection.execute(SHADOWS.encode())
         connection.execute(f"set search_path = {path}".encode())
@@ -134,7 +134,7 @@ def test_a_function_that_reads_our_tables_finds_them_whatever_the_search_path(ta
     assert loose == [("dead_emails",)]  # of the release before alone
 
 
-def test_tables_of_the_release_before_are_named_with_the_setting_that_finds_them(
+def test_tables_of_the_release_before_are_reported_with_the_setting_that_finds_them(
     old_database_url: str, use_schema: UseSchema
 ) -> None:
     with connected(old_database_url) as connection:
@@ -156,7 +156,7 @@ def test_a_temporary_table_of_somebody_else_does_not_pass_for_the_dispatchers(em
             assert migrate(connection)[0] == "made the schema dispatcher"
 
 
-def test_the_release_before_works_on_beside_this_one(old_database_url: str, use_schema: UseSchema) -> None:
+def test_the_release_before_keeps_working_beside_this_one(old_database_url: str, use_schema: UseSchema) -> None:
     use_schema("public")
     with connected(old_database_url) as connection:
         migrate(connection)
@@ -197,7 +197,7 @@ def test_a_role_that_may_not_make_the_schema_is_told_who_can(empty_database_url:
     "text",
     ["Mail", "1st", "a b", "a.b", 'a"b', "a;b", "a'b", "pg_catalog", "pg_temp", "information_schema", "é", "a" * 64],
 )
-def test_what_is_no_name_of_a_schema_is_refused(text: str) -> None:
+def test_an_invalid_name_of_a_schema_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="DISPATCHER_DATABASE_SCHEMA must be"):
         load({"DISPATCHER_DATABASE_SCHEMA": text})
 

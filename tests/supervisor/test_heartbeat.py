@@ -101,7 +101,7 @@ def test_a_mistake_in_the_settings_is_told_in_words_and_not_as_a_traceback(nurse
         ("broken", "LookupError. The log has more.", True),
     ],
 )
-def test_why_a_process_could_not_boot_is_told_to_anybody_without_private_words(
+def test_the_public_reason_for_a_failed_boot_has_no_private_words(
     nursery: Nursery, kind: str, error: str, is_our_mistake: bool
 ) -> None:
     parent = nursery.start(f"a={kind}", "relay=serve")

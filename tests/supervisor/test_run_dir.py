@@ -61,7 +61,7 @@ def test_a_run_directory_that_others_may_write_or_replace_is_refused_with_a_reme
     ("owner", "us", "is_refused"),
     [(1000, 1000, False), (0, 1000, False), (0, 0, False), (1001, 1000, True), (1000, 0, True)],
 )
-def test_a_run_directory_of_another_user_is_refused_whoever_we_are(
+def test_a_run_directory_of_another_user_is_refused_to_root_too(
     owner: int, us: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Owned(type(Path())):  # type: ignore[misc]

@@ -49,7 +49,7 @@ def test_the_next_window_begins_with_what_was_suppressed() -> None:
 
 
 @pytest.mark.parametrize("name", ["email.attempted", "email.rescued"])
-def test_what_happened_to_each_email_is_logged_however_many_there_are(name: str) -> None:
+def test_the_log_limits_no_attempts_or_rescues_of_emails(name: str) -> None:
     limit = StormLimit(Clock())
 
     assert None not in [pass_on(limit, name) for _ in range(10 * LINES_PER_WINDOW)]

@@ -18,7 +18,7 @@ TEMPLATED: Final[dict[str, Any]] = {**STORED, "template_id": "d-1", "text": None
 
 
 @pytest.mark.parametrize("fields", [STORED, TEMPLATED], ids=["text", "template"])
-async def test_a_command_that_is_not_allowed_fails_at_once_and_names_its_header(
+async def test_an_email_with_a_header_that_is_not_allowed_fails_at_once_with_the_headers_name(
     bench: Bench, fields: dict[str, Any]
 ) -> None:
     first, second = (ScriptedProvider(name, Capabilities(copies=1, templates=True)) for name in ("sendgrid", "smtp"))
@@ -34,7 +34,7 @@ async def test_a_command_that_is_not_allowed_fails_at_once_and_names_its_header(
     assert attempt["error"].startswith("headers.X-MC-Subaccount is a command to Mailchimp Transactional")
 
 
-async def test_a_command_that_the_operator_allows_is_sent(bench: Bench) -> None:
+async def test_an_email_with_an_allowed_header_is_sent(bench: Bench) -> None:
     provider = ScriptedProvider("smtp")
     await bench.start([provider], ALLOWED_HEADERS="x-mc-subaccount")
 

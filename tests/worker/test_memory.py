@@ -80,7 +80,7 @@ async def test_light_attachments_do_not_wait_for_memory_that_large_ones_take(ben
     assert bench.provider.accepted == dict.fromkeys([*large, *light], 1)
 
 
-async def test_an_email_that_waits_for_memory_leaves_its_place_in_the_window_to_another(bench: Bench) -> None:
+async def test_an_email_that_waits_for_memory_does_not_keep_its_place_in_the_window(bench: Bench) -> None:
     bench.provider.always = accept_when_let_go
     await bench.start(WORKER_MEMORY_MB=BOUND, PREFETCH="8")
     await bench.enqueue(2, attachments=LARGE)
@@ -93,7 +93,7 @@ async def test_an_email_that_waits_for_memory_leaves_its_place_in_the_window_to_
     await bench.settled({"sent": 10})
 
 
-def test_an_email_is_given_back_where_the_host_has_no_memory_for_its_content(books: Books, tables_url: str) -> None:
+def test_an_email_is_given_back_if_the_host_has_no_memory_for_its_content(books: Books, tables_url: str) -> None:
     """PostgreSQL's client library runs out of memory first, or Python does: it depends on how little is left."""
     email_id = books.enqueue_one(attachments=[Attachment("a.bin", "a/b", bytes(20 * MEGABYTE))])
 

@@ -92,7 +92,7 @@ async def test_an_email_that_cannot_be_given_back_keeps_its_lease_and_the_others
     assert bench.books.status(culprit) == "sending"
 
 
-async def test_the_dlq_gets_one_message_of_an_email_that_cannot_be_leased_however_often_it_is_published(
+async def test_an_email_that_cannot_be_leased_puts_one_message_on_the_dlq_however_often_it_is_published(
     bench: Bench,
 ) -> None:
     culprit = bench.books.enqueue_one()
