@@ -9,6 +9,7 @@ from typing import Any, Final
 import h11
 import orjson
 
+from dispatcher.domain.text import printable
 from dispatcher.setting_values import Listener
 
 ASK_SECONDS: Final = 1.0
@@ -31,7 +32,7 @@ async def ask_unready(listener: Listener) -> str | None:
     except (OSError, TimeoutError, h11.RemoteProtocolError, ValueError, LookupError, TypeError):
         return None
     # Another program may listen there, so the text is not trusted.
-    return "".join(letter if letter.isprintable() else "?" for letter in reason) if isinstance(reason, str) else None
+    return printable(reason) if isinstance(reason, str) else None
 
 
 async def _get(host: str, port: int, path: str) -> bytes:

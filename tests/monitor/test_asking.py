@@ -37,7 +37,7 @@ async def told(body: bytes) -> str | None:
     ("body", "unready"),
     [
         ({"checks": {"processes": {"ok": False, "reason": "worker 0 could not boot."}}}, "worker 0 could not boot."),
-        ({"checks": {"processes": {"ok": False, "reason": "\x1b]0;owned\x07"}}}, "?]0;owned?"),
+        ({"checks": {"processes": {"ok": False, "reason": "\x1b]0;owned\x07"}}}, "\ufffd]0;owned\ufffd"),
         ({"checks": {"processes": {"ok": True, "reason": None}}}, None),
         ({"checks": {"processes": {"ok": False, "reason": {"a": 1}}}}, None),
         ({"checks": []}, None),
