@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import boto3
 import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, DataNotFoundError
@@ -101,7 +102,7 @@ class Endpoint:
 
 
 class _Prepared(Exception):
-    """Ends botocore's call once the request is prepared."""
+    """Ends boto3's call once the request is prepared."""
 
 
 @functools.cache
@@ -163,7 +164,7 @@ def _prepared(session: botocore.session.Session, options: SesOptions) -> tuple[A
         raise _Prepared
 
     try:
-        client = session.create_client(
+        client = boto3.Session(botocore_session=session).client(
             SERVICE,
             region_name=options.region,
             endpoint_url=options.endpoint_url,
