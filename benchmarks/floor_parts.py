@@ -28,7 +28,7 @@ from dispatcher.providers.contract import Attempt
 from dispatcher.providers.http import HttpTransport
 from dispatcher.store.connections import LOCK_SECONDS, STATEMENT_SECONDS
 from dispatcher.store.leases import MOST_OCTETS
-from dispatcher.store.outbox import THE_START
+from dispatcher.store.outbox import AHEAD_SECONDS, THE_START
 from dispatcher.store.queries import ids_within, query
 
 PARTS: Final = ("publish", "consume", "lease", "send", "record")
@@ -237,7 +237,7 @@ def _pointers(rows: Sequence[Any]) -> bytes:
 
 async def _find_due(database: Any, since: datetime, known: Collection[UUID]) -> list[Any]:
     """The next batch, after those that are known: the last of these is due since then."""
-    rows = await _fetch(database, "find_publish_due", {"limit": PUBLISH_BATCH, "since": since})
+    rows = await _fetch(database, "find_publish_due", {"limit": PUBLISH_BATCH, "since": since, "ahead_seconds": AHEAD_SECONDS})
     return [row for row in rows if row[0] not in known]
 
 

@@ -83,7 +83,7 @@ def test_a_host_that_comes_back_late_proves_what_it_sent(host: Host) -> None:
     back = host.run(LEASE_SECONDS=3, RUN_DIR=host.folder / "gone")
 
     back.await_events("ledger.settled", WORKERS)
-    after = host.books(ids)
+    after = host.await_finished(ids)  # what had not left is pending again, and is sent
     stop(back)
     stop(other)
     after.assert_harmless()
