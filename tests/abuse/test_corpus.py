@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 import orjson
 import pytest
-from rich.console import Console
-from rich.table import Table
 
 from tests.abuse import framings
 from tests.abuse.attack import prey_of
@@ -47,12 +46,16 @@ def test_all_abuse_is_refused_or_harmless_and_does_not_disturb_other_clients(hos
     chosen = re.compile(os.environ.get("ABUSE_CASES", ""))
     with besieged(host) as siege:
         siege.rest()
+        titles = ("MB", "health ms", "and waits", "sends %")
+        sys.stdout.write(f"\n{'case':52}" + "".join(f"{title:>10}" for title in titles) + "  got\n")
         before = siege.resident_bytes()
         verdicts = [_judged(siege, name) for name in CORPUS if chosen.search(name)]
         siege.rest()
         lasting_mb = (siege.resident_bytes() - before) / 2**20
 
-    _report(verdicts, lasting_mb)
+    sys.stdout.write(f"{len(verdicts)} cases; {lasting_mb:.0f} MB stayed\n")
+    if path := os.environ.get("ABUSE_JSON"):
+        _write(Path(path), verdicts, lasting_mb)
     assert not [verdict.case.id for verdict in verdicts if _faults(verdict)]
     assert lasting_mb < MOST_LASTING_MB
 
@@ -64,6 +67,7 @@ def _judged(siege: Siege, name: str) -> Verdict:
             break
         siege.rest()
         verdict = siege.measure(CORPUS[name])
+    _tell(verdict)
     return verdict
 
 
@@ -78,26 +82,25 @@ def _faults(verdict: Verdict) -> list[str]:
     return faults
 
 
-def _report(verdicts: Iterable[Verdict], lasting_mb: float) -> None:
-    table = Table(title=f"Abuse of the API; {lasting_mb:.0f} MB stayed")
-    for column in ("case", "MB", "health ms", "with waits", "sends %", "got", "faults"):
-        table.add_column(column, justify="left" if column in ("case", "got", "faults") else "right")
-    for each in verdicts:
-        got = ", ".join(f"{times} {what}" for what, times in each.got.most_common(3))
-        figures = (each.memory_mb, each.health_ms, each.raw_health_ms, 100 * each.sends_share)
-        table.add_row(each.case.id, *(f"{figure:.0f}" for figure in figures), got, ", ".join(_faults(each)))
-    Console(width=180).print(table)
-    if path := os.environ.get("ABUSE_JSON"):
-        rows = [
-            {
-                "case": each.case.id,
-                "got": each.got,
-                "memory_mb": each.memory_mb,
-                "health_ms": each.health_ms,
-                "raw_health_ms": each.raw_health_ms,
-                "sends_share": each.sends_share,
-                "faults": _faults(each),
-            }
-            for each in verdicts
-        ]
-        Path(path).write_bytes(orjson.dumps({"lasting_mb": lasting_mb, "cases": rows}, option=orjson.OPT_INDENT_2))
+def _tell(verdict: Verdict) -> None:
+    got = ", ".join(f"{times} {what}" for what, times in verdict.got.most_common(3))
+    figures = (verdict.memory_mb, verdict.health_ms, verdict.raw_health_ms, 100 * verdict.sends_share)
+    faults = f"  FAULTS: {', '.join(_faults(verdict))}" if _faults(verdict) else ""
+    sys.stdout.write(f"{verdict.case.id:52}" + "".join(f"{figure:10.0f}" for figure in figures) + f"  {got}{faults}\n")
+    sys.stdout.flush()
+
+
+def _write(path: Path, verdicts: Iterable[Verdict], lasting_mb: float) -> None:
+    rows = [
+        {
+            "case": each.case.id,
+            "got": each.got,
+            "memory_mb": each.memory_mb,
+            "health_ms": each.health_ms,
+            "raw_health_ms": each.raw_health_ms,
+            "sends_share": each.sends_share,
+            "faults": _faults(each),
+        }
+        for each in verdicts
+    ]
+    path.write_bytes(orjson.dumps({"lasting_mb": lasting_mb, "cases": rows}, option=orjson.OPT_INDENT_2))
