@@ -78,7 +78,7 @@ ROWS: Final[dict[tuple[str, str], list[Case]]] = {
         Case({Step.RCPT: "250-no\r\n550 yes"}),
         Case({Step.DATA: "250 2.0.0 done"}, code="250 2.0.0"),
     ],
-    ("a reply that nothing had asked for, before the final dot", "deferred server_error"): [
+    ("a reply before its command, before the final dot", "deferred server_error"): [
         Case({Step.CONNECT: "220 hi\r\n250 Ok"}),
         Case({Step.DATA: "354 go\r\n250 2.0.0 Ok: queued"}),
         Case({Step.DATA: "354 go\r\n250 2.0.0 Ok: queued"}, text=LARGE),
