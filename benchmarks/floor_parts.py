@@ -237,7 +237,8 @@ def _pointers(rows: Sequence[Any]) -> bytes:
 
 async def _find_due(database: Any, since: datetime, known: Collection[UUID]) -> list[Any]:
     """The next batch, after those that are known: the last of these is due since then."""
-    rows = await _fetch(database, "find_publish_due", {"limit": PUBLISH_BATCH, "since": since, "ahead_seconds": AHEAD_SECONDS})
+    parameters = {"limit": PUBLISH_BATCH, "since": since, "ahead_seconds": AHEAD_SECONDS}
+    rows = await _fetch(database, "find_publish_due", parameters)
     return [row for row in rows if row[0] not in known]
 
 

@@ -217,6 +217,7 @@ class Ledger:
         self.path = folder / f"{worker.replace('/', '_')}{SUFFIX}"
         self._slots = slots
         self._free = deque(range(slots))
+        self._is_left_to_relay = False
         self._renderings = deque(range(_RENDERINGS))
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -306,9 +307,17 @@ class Ledger:
             self._map[at : at + _RENDERING.size] = _NOT_RENDERING
             self._renderings.append(place)
 
+    def leave_to_relay(self) -> None:
+        """Keeps the file when the worker ends.
+
+        PostgreSQL may still commit a lease whose answer was lost. The relay ends the worker's sessions and gives back
+        what the ledger does not name.
+        """
+        self._is_left_to_relay = True
+
     def close(self) -> None:
-        """Ends the ledger: the file goes, unless there is something in it that is left to the relay."""
-        if len(self._free) == self._slots:
+        """Ends the ledger: the file goes, unless the relay has something to settle."""
+        if len(self._free) == self._slots and not self._is_left_to_relay:
             self.path.unlink(missing_ok=True)
         self._map.close()
 

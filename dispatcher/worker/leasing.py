@@ -151,6 +151,7 @@ class Leasing:
                 measure_lease(len(keys_by_id), time.perf_counter() - began_at)
             except StoreUnavailable as error:
                 answer_lost = True
+                self._ledger.leave_to_relay()  # a session that hangs may commit the leases after we have ended
                 await self._outage.wait(error)
             else:
                 self._outage.over()

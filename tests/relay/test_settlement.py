@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from uuid import UUID
@@ -22,7 +21,7 @@ from dispatcher.store.connections import Pool, connect_async, make_pool
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
 from tests.relay.settlement_world import BEGAN, WORKER, answered, die, on_the_wire, rendering, unsent
-from tests.store.books import Books
+from tests.store.books import Books, frozen_sessions
 from tests.store.damage import refused
 from tests.store.fixtures import DATABASE_ID
 from tests.store.results import result
@@ -502,20 +501,6 @@ async def test_what_somebody_has_locked_is_settled_when_it_can_be_and_holds_up_n
     assert [books.outcomes(each.email_id) for each in (done, wire)] == [["accepted"], ["uncertain"]]
     assert left_over(run_dir) == []
     await pool.close()
-
-
-@contextlib.contextmanager
-def frozen_sessions(books: Books, name: str) -> Iterator[None]:
-    """PostgreSQL's processes for these sessions are stopped: they end no session, and let go of nothing."""
-    pids = [row["pid"] for row in books.sessions(name)]
-    assert pids
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
 
 
 async def test_a_session_that_does_not_end_delays_no_other_ledger_and_its_own_only_until_the_leases_run_out(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
+import signal
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
@@ -138,3 +142,17 @@ class Books:
         """What a statement returns."""
         with self.connection.cursor(row_factory=dict_row) as cursor:
             return cursor.execute(statement.encode(), values).fetchall()
+
+
+@contextlib.contextmanager
+def frozen_sessions(books: Books, name: str) -> Iterator[None]:
+    """PostgreSQL's processes for these sessions are stopped: they end no session, and let go of nothing."""
+    pids = [row["pid"] for row in books.sessions(name)]
+    assert pids
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)

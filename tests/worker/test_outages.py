@@ -18,7 +18,7 @@ from dispatcher.domain.outcome import Deferred, Reason, Rejected
 from dispatcher.worker.process import POOL_SIZE
 from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Operator
-from tests.store.books import Books
+from tests.store.books import Books, frozen_sessions
 from tests.waiting import until, until_answer
 from tests.worker.bench import Bench, Worker
 from tests.worker.scripted import accept, accept_when_let_go, answer, throttle_when_let_go
@@ -182,6 +182,23 @@ class TestPostgresqlAwayDuringTheLease:
         assert (row["status"], row["attempt_count"], row["locked_by"]) == ("pending", 0, None)
         # Its message was never acked, so that somebody else will lease it.
         await bench.rabbit.take_all(bench.topology.queue, 1)
+
+    async def test_a_lease_that_a_hanging_session_commits_after_the_worker_has_ended_is_left_to_the_relay(
+        self, bench: Bench, postgres: Proxy, tables_url: str
+    ) -> None:
+        worker = await bench.start(DATABASE_URL=postgres.url)
+        with psycopg.connect(tables_url) as person:
+            email_id = await self.lease_that_is_cut_off(bench, postgres, person, worker)
+            with frozen_sessions(bench.books, worker.name):
+                person.rollback()
+                postgres.thaw()
+                await worker.stop()
+                assert bench.books.status(email_id) == "pending"
+        await bench.settled({"sending": 1})  # by the statement that hung
+
+        # The relay gives back what the ledger of a dead worker does not name (see tests/relay/test_settlement.py).
+        assert worker.ledger.exists()
+        assert worker.in_flight == 0
 
     async def test_an_email_on_the_wire_whose_message_comes_again_is_not_given_back(
         self, bench: Bench, postgres: Proxy, tables_url: str
