@@ -138,10 +138,10 @@ def _check_type(request: Request) -> None:
         raise Problem("unsupported-media-type", flaws=[flaw], closes=True)
 
 
-_COUNTED_BYTES: Final = 256 * 1024
-"""Octets per call: a call into C holds the interpreter until it returns."""
-_TEXT: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
-"""A JSON string. Possessive quantifiers never backtrack, so a hostile body cannot make the search slow."""
+_AT_ONCE: Final = 256 * 1024
+"""Octets that are looked at in one go: what C does of a text, nobody interrupts."""
+_WITHIN: Final = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+"""What stands in a text. It never backtracks, however hostile it is."""
 _BEYOND_ASCII: Final = re.compile(rb"[\x80-\xff]")
 
 
@@ -156,29 +156,44 @@ def count_values(body: bytes | bytearray) -> int:
         if start < 0:
             return count + _count_marks(body, end, len(body))
         count += _count_marks(body, end, start)
-        text = _TEXT.match(body, start)  # a string may contain the counted characters
-        assert text is not None
-        texts, end = texts + 1, text.end()
+        texts, end = texts + 1, _end_of_text(body, start)  # it may have these characters in it
     return MOST_VALUES + 1
 
 
 def count_wide(body: bytes | bytearray) -> int:
-    """An upper bound of the characters in strings that are not pure ASCII."""
+    """How many characters stand in texts with characters beyond ASCII, at most."""
     if body.isascii() and rb"\u" not in body:
         return 0
     count = 0
-    for text in _TEXT.finditer(body):
-        start, end = text.span()
+    start = body.find(b'"')
+    while start >= 0:
+        end = _end_of_text(body, start)
         escapes = body.count(rb"\u", start, end)
-        if escapes or _BEYOND_ASCII.search(body, start, end):
+        if escapes or _has_beyond_ascii(body, start, end):
             count += end - start - 5 * (escapes - body.count(rb"\\u", start, end))  # an escaped backslash is none
+        start = body.find(b'"', end)
     return count
+
+
+def _end_of_text(body: bytes | bytearray, start: int) -> int:
+    """Where the text ends whose quote stands at the start, or the body."""
+    end = start + 1
+    while match := _WITHIN.match(body, end, end + _AT_ONCE):
+        if match.end() == end:
+            break
+        end = match.end()
+    return min(end + 1, len(body))
+
+
+def _has_beyond_ascii(body: bytes | bytearray, start: int, end: int) -> bool:
+    windows = range(start, end, _AT_ONCE)
+    return any(_BEYOND_ASCII.search(body, begin, min(end, begin + _AT_ONCE)) for begin in windows)
 
 
 def _count_marks(body: bytes | bytearray, start: int, end: int) -> int:
     count = 0
-    for begin in range(start, end, _COUNTED_BYTES):
-        until = min(end, begin + _COUNTED_BYTES)
+    for begin in range(start, end, _AT_ONCE):
+        until = min(end, begin + _AT_ONCE)
         count += sum(body.count(mark, begin, until) for mark in b"{[,:")
         if count > MOST_VALUES:
             break

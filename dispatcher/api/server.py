@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import logging
 import signal
@@ -59,6 +60,8 @@ KEEP_ALIVE_SECONDS: Final = 75
 LAST_SECONDS: Final = 3.0
 """For what was inserted last to be announced; the relay takes the rest."""
 BACKLOG: Final = 2048
+LARGE_BLOCK_BYTES: Final = 1 << 20
+_M_MMAP_THRESHOLD: Final = -3
 SWITCH_SECONDS: Final = 0.0005
 """How long the thread that parses large bodies may keep the interpreter from the loop at a time. Python's default is
 ten times as long."""
@@ -77,6 +80,7 @@ def run_api(settings: Settings, listener: socket.socket) -> int:
         with suppress(OSError):  # the metrics alone need it, and say so themselves
             make_run_dir(settings.run_dir)
     sys.setswitchinterval(SWITCH_SECONDS)
+    _give_back_memory()
     TRACER.begin("api")
     if settings.metrics:
         metric_files.begin(settings.metrics_folder, metric_files.API)
@@ -89,6 +93,16 @@ def run_api(settings: Settings, listener: socket.socket) -> int:
         metric_files.end()
         TRACER.end()
     return 0
+
+
+def _give_back_memory() -> None:
+    """Has the C library give large blocks back to the system as they become free.
+
+    Otherwise it raises, with each block that is freed, the size from which blocks are the system's, up to 32 MiB: a few
+    large bodies would leave the process larger by hundreds of megabytes.
+    """
+    with suppress(AttributeError):  # other C libraries than glibc have no such function, nor this habit
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
 
 
 async def _serve_until_signalled(settings: Settings, listener: socket.socket) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Final
 from uuid import UUID
 
-from dispatcher.store.connections import AsyncSession, Pool, session
+from dispatcher.store.connections import Pool, session
 from dispatcher.store.enqueueing import (
     Draft,
     Key,
@@ -25,6 +25,9 @@ from dispatcher.store.enqueueing import (
 )
 from dispatcher.store.outbox import due_since
 from dispatcher.store.queries import query
+
+LARGE_OCTETS: Final = 4 * 1024 * 1024
+"""From here on a session ends with its statement: libpq keeps a buffer of its largest statement as long as it lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +66,17 @@ class DraftStore:
             async with AsyncExitStack() as transaction:
                 if has_attachments(drafts):
                     await transaction.enter_async_context(connection.transaction())
-                rows = await self._insert(connection, drafts)
+                parameters = insert_parameters(drafts, publish_in_seconds=self._publish_in_seconds)
+                rows = await (await connection.execute(query("enqueue"), parameters)).fetchall()
                 due_at: dict[UUID, datetime] = {row[0]: row[1] for row in rows}
                 if attachments := attachment_parameters(drafts, set(due_at)):
                     await connection.execute(query("enqueue_attachments"), attachments)
             known: Mapping[Key, tuple[UUID, bytes]] = {}
             if keys := key_parameters(drafts, set(due_at)):
                 known = holders(await (await connection.execute(query("find_by_key"), keys)).fetchall())
+            if sum(parameters["octets"]) > LARGE_OCTETS:
+                await connection.close()
             return Insertion(due_at, known)
-
-    async def _insert(self, connection: AsyncSession, drafts: Sequence[Draft]) -> list[tuple[Any, ...]]:
-        parameters = insert_parameters(drafts, publish_in_seconds=self._publish_in_seconds)
-        return await (await connection.execute(query("enqueue"), parameters)).fetchall()
 
     async def find(self, drafts: Sequence[Draft]) -> Mapping[Key, bytes]:
         """The payload hash that is stored for each key that is known."""
