@@ -91,7 +91,7 @@ def test_figures_agree_with_the_books_while_workers_die(host: Host) -> None:
 
 
 def test_a_host_whose_metrics_have_no_folder_and_no_port_sends_on(host: Host) -> None:
-    host.run_dir.mkdir()
+    host.run_dir.mkdir(mode=0o700)
     (host.run_dir / "metrics").touch()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         run = host.run(METRICS_ADDRESS=f"127.0.0.1:{taken.getsockname()[1]}")

@@ -301,7 +301,7 @@ def test_a_hundred_restarts_leave_neither_descriptors_nor_zombies(nursery: Nurse
 
     parent.await_events("process.exited", 110, role="eager")
 
-    assert descriptors(parent.pid) == before
+    assert descriptors(parent.pid) <= before  # one that was starting just then may have been counted
     assert len(set(nursery.words("descriptors="))) == 1
     # At most the one that has just ended and is about to be reaped.
     eventually(lambda: not [entry for entry in processes() if entry.parent == parent.pid and entry.state == "Z"])
