@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python b
 from dispatcher.domain.email_id import new_email_id
 from dispatcher.domain.outcome import Accepted
 from dispatcher.domain.status import OnUncertain
-from dispatcher.inflight import Ledger
+from dispatcher.host.ledger import Ledger
 
 REPEATS: Final = 15
 EMAILS: Final = 2_000

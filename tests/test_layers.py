@@ -25,8 +25,9 @@ FLOORS: Final = (
     {"setting_values", "trust"},
     {"config"},
     {"telemetry"},
-    {"store", "broker", "providers", "alerts", "inflight", "roster"},  # siblings that do not know each other
-    {"stopping", "results", "routing"},  # what several processes have in common
+    {"host"},  # what the processes of one host share
+    {"store", "broker", "providers", "alerts"},  # siblings that do not know each other
+    {"routing"},
     {"worker", "relay", "monitor", "producers"},
     {FACADE},  # what an application sees
     {"supervisor", "client", "ops"},

@@ -16,8 +16,8 @@ from dispatcher.broker.publisher import Answers, Publisher
 from dispatcher.broker.topology import Topology, depths
 from dispatcher.config import Settings
 from dispatcher.errors import DispatcherError
+from dispatcher.host.roster import Roster
 from dispatcher.relay.publishing import Publishing
-from dispatcher.roster import Roster
 
 PUBLISH_SECONDS: Final = 60.0
 LOOK_SECONDS: Final = 0.1

@@ -22,7 +22,7 @@ from dispatcher.broker.pointer import Pointer
 from dispatcher.broker.publisher import Publisher
 from dispatcher.domain.backoff import Backoff
 from dispatcher.errors import BrokerUnavailable, DispatcherError
-from dispatcher.stopping import unless_cut_off
+from dispatcher.host.lifecycle import unless_cut_off
 from dispatcher.store.drafts import DraftStore
 from dispatcher.store.enqueueing import Draft
 from dispatcher.telemetry import metrics

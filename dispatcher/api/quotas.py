@@ -17,7 +17,7 @@ from datetime import date
 from typing import Final
 
 from dispatcher.errors import StoreBusy, StoreUnavailable
-from dispatcher.inflight import steady_clock
+from dispatcher.host.clock import steady_clock
 from dispatcher.store.api_keys import ApiKey, KeyStore
 
 MOST_AT_ONCE: Final = 500

@@ -34,10 +34,10 @@ from dispatcher.api.shares import Shares
 from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
 from dispatcher.errors import ConfigurationError, DispatcherError
+from dispatcher.host.lifecycle import heed
 from dispatcher.monitor.http import Answer, WebServer
 from dispatcher.providers.capabilities import capabilities_of
 from dispatcher.setting_values import LOOPBACKS
-from dispatcher.stopping import heed
 from dispatcher.store.api_keys import KeyStore
 from dispatcher.store.connections import make_pool
 from dispatcher.store.drafts import DraftStore

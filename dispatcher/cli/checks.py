@@ -19,7 +19,8 @@ from uuid import UUID
 
 from dispatcher.config import Settings
 from dispatcher.errors import ConfigurationError, DispatcherError, ServerUnavailable
-from dispatcher.inflight import SUFFIX, Ledger, living_ledger
+from dispatcher.host.ledger_format import SUFFIX, file_octets
+from dispatcher.host.ledger_reader import living_ledger
 from dispatcher.supervisor.run_dir import run_dir_fault
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def check_process(settings: Settings) -> Iterator[Finding]:
 def check_run_dir(settings: Settings) -> Iterator[Finding]:
     """Whether `run` can use the run directory: no other user may write there, and the disk has room for the ledgers."""
     subject = "run directory"
-    needed = settings.workers * Ledger.octets(2 * settings.prefetch)
+    needed = settings.workers * file_octets(2 * settings.prefetch)
     try:
         settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         if fault := run_dir_fault(settings.run_dir):

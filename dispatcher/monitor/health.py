@@ -9,8 +9,8 @@ from typing import Final
 from dispatcher.broker.topology import FoundQueue
 from dispatcher.config import Settings
 from dispatcher.errors import SchemaError, TopologyError
+from dispatcher.host.roster import Member
 from dispatcher.monitor.looking import ANSWER_SECONDS, LOOK_SECONDS, Look
-from dispatcher.roster import Member
 from dispatcher.store.outbox import AHEAD_SECONDS
 from dispatcher.store.stock import Stock
 from dispatcher.telemetry import metrics

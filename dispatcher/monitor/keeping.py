@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from dispatcher.domain.backoff import Backoff
 from dispatcher.errors import DispatcherError
-from dispatcher.stopping import unless_cut_off
+from dispatcher.host.lifecycle import unless_cut_off
 from dispatcher.telemetry.log import get_log
 
 FIRST_WAIT_SECONDS: Final = 1.0

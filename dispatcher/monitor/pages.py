@@ -12,12 +12,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from dispatcher.broker.queue_watch import QueueWatch
 from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings
+from dispatcher.host.roster import Roster
 from dispatcher.monitor.health import Health
 from dispatcher.monitor.http import Answer, WebServer
 from dispatcher.monitor.keeping import Task
 from dispatcher.monitor.looking import Look
 from dispatcher.monitor.readings import Readings
-from dispatcher.roster import Roster
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.migrations import verify_schema_async
 from dispatcher.store.stock import Stock, take_stock

@@ -7,10 +7,10 @@ from typing import Final
 import uvloop
 
 from dispatcher.config import Settings
+from dispatcher.host.lifecycle import stop_event
+from dispatcher.host.roster import Post
 from dispatcher.monitor.keeping import keep
 from dispatcher.monitor.tasks import tasks_of
-from dispatcher.roster import Post
-from dispatcher.stopping import stop_event
 from dispatcher.store.connections import make_pool
 from dispatcher.telemetry import log
 

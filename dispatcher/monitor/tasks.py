@@ -7,6 +7,7 @@ from hashlib import sha256
 from dispatcher.alerts.channels import channels_of
 from dispatcher.alerts.loglines import LogChannel
 from dispatcher.config import Settings
+from dispatcher.host.roster import Roster
 from dispatcher.monitor.announcing import Announcer
 from dispatcher.monitor.housekeeping import CodesHousekeeping, Housekeeping
 from dispatcher.monitor.keeping import Task
@@ -14,7 +15,6 @@ from dispatcher.monitor.pages import pages_of
 from dispatcher.monitor.probe import probe_of
 from dispatcher.monitor.toldbook import ToldBook
 from dispatcher.monitor.watch import Watch
-from dispatcher.roster import Roster
 from dispatcher.store.alerts import AlertStore
 from dispatcher.store.connections import Pool
 from dispatcher.store.retention import Retention

@@ -1,6 +1,6 @@
 """Leases that ran out although their worker lives on this host: it was frozen, most likely (stopped, swapped out).
 
-    not named in its ledger → released: nothing of it left, and nothing will (see `dispatcher.inflight`)
+    not named in its ledger → released: nothing of it left, and nothing will (see `host.ledger`)
     answered                → recorded as answered
     on the wire             → uncertain, by the ledger's policy, after a wait: a worker that wakes can still tell
 
@@ -27,12 +27,14 @@ from dispatcher.domain.outcome import Uncertain
 from dispatcher.domain.retry import RetryPolicy
 from dispatcher.domain.status import Status
 from dispatcher.errors import DispatcherError, StatementRefused, StoreBusy
-from dispatcher.inflight import Flight, LivingLedger, steady_clock
+from dispatcher.host.clock import steady_clock
+from dispatcher.host.ledger_format import Flight
+from dispatcher.host.ledger_reader import LivingLedger
 from dispatcher.relay.unrenewed import Unrenewed
-from dispatcher.results import result_of
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.leases import LeaseStore, Result
 from dispatcher.store.locked import RETRY_REFUSED_SECONDS, Around, LockedRows
+from dispatcher.store.results import result_of
 from dispatcher.store.settlement import ExpiringLease, find_expiring, release_expired
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log

@@ -11,10 +11,10 @@ import uvloop
 
 from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
+from dispatcher.host.lifecycle import stop_event
+from dispatcher.host.roster import Post
 from dispatcher.relay.publishing import Publishing
 from dispatcher.relay.settlement import Settlement
-from dispatcher.roster import Post
-from dispatcher.stopping import stop_event
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
 from dispatcher.telemetry import log, metric_files
 

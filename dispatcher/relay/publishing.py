@@ -19,10 +19,10 @@ from dispatcher.domain.backoff import Backoff
 from dispatcher.domain.rescue import host_grace_seconds, rescue_interval_seconds
 from dispatcher.domain.status import Status
 from dispatcher.errors import BrokerUnavailable, StoreUnavailable, TopologyError
+from dispatcher.host.roster import Seat
 from dispatcher.relay.leadership import Leadership
 from dispatcher.relay.pointers import BATCH, MARK_AFTER_SECONDS, Pointers
 from dispatcher.relay.unrenewed import Unrenewed
-from dispatcher.roster import Seat
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, connect_async
 from dispatcher.store.outbox import DueDeadLetter, DuePointer, Outbox, Rescued
 from dispatcher.telemetry import metrics

@@ -35,20 +35,13 @@ from dispatcher.domain.outcome import Reason, Uncertain
 from dispatcher.domain.retry import RetryPolicy
 from dispatcher.domain.status import Status
 from dispatcher.errors import DispatcherError, StatementRefused, StoreBusy, StoreUnavailable
-from dispatcher.inflight import (
-    SUFFIX,
-    DeadLedger,
-    Flight,
-    LedgerUnreadable,
-    LivingLedger,
-    dead_ledger,
-    living_ledger,
-)
+from dispatcher.host.ledger_format import SUFFIX, Flight, LedgerUnreadable
+from dispatcher.host.ledger_reader import DeadLedger, LivingLedger, dead_ledger, living_ledger
 from dispatcher.relay.expired import ExpiredLeases, record_free
-from dispatcher.results import result_of
 from dispatcher.store.connections import AsyncSession, Pool, session
 from dispatcher.store.leases import LeaseStore, Result
 from dispatcher.store.locked import RETRY_REFUSED_SECONDS, LockedRows
+from dispatcher.store.results import result_of
 from dispatcher.store.server import find_database_id
 from dispatcher.store.settlement import (
     find_attempt_bases,

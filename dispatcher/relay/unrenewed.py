@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Final
 from uuid import UUID
 
-from dispatcher.inflight import steady_clock
+from dispatcher.host.clock import steady_clock
 from dispatcher.store.settlement import ExpiringLease
 
 SHARE: Final = 3 / 4

@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 from setproctitle import setproctitle
 
 from dispatcher.errors import ConfigurationError, DispatcherError
-from dispatcher.roster import Post
+from dispatcher.host.roster import Post
 from dispatcher.telemetry import metric_files
 
 _PR_SET_PDEATHSIG: Final = 1

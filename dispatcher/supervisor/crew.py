@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Final
 
-from dispatcher.roster import Post, Roster
+from dispatcher.host.roster import Post, Roster
 from dispatcher.supervisor.child import become
 from dispatcher.supervisor.heartbeat import ABORT_SECONDS
 from dispatcher.supervisor.process import Ending, Process, Role, words_of

@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from dispatcher.roster import Seat
+from dispatcher.host.roster import Seat
 from dispatcher.supervisor.child import Entry
 from dispatcher.supervisor.restarts import Boots, Restarts
 

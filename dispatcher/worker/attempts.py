@@ -15,15 +15,16 @@ from dispatcher.domain.header_names import headers_fault
 from dispatcher.domain.outcome import CONCERNS_PROVIDER, Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
-from dispatcher.inflight import Ledger, steady_clock
+from dispatcher.host.clock import steady_clock
+from dispatcher.host.ledger import Ledger
 from dispatcher.providers.contract import Attempt, NoPlace
 from dispatcher.providers.echo import without_echo, words_without_echo
 from dispatcher.providers.scrub import scrub
-from dispatcher.results import storable
 from dispatcher.routing.breaker import LONGEST_OPEN_SECONDS
 from dispatcher.routing.evidence import Blame
 from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
+from dispatcher.store.results import storable
 from dispatcher.telemetry.log import get_log
 from dispatcher.worker.coalescing import Coalescing
 from dispatcher.worker.sending import LeaseRanOut, Phase, Sending
@@ -336,7 +337,7 @@ class Attempts:
             policy=sending.policy,
         )
         # Again, and only this look counts: we may have been frozen before the slot was written, and the relay has read
-        # it without us (see `inflight`). The first look spares it slots of leases that are over.
+        # it without us (see `host.ledger`). The first look spares it slots of leases that are over.
         if not self._may_leave(sending):
             self.forget(sending)
             raise LeaseRanOut

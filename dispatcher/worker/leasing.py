@@ -16,7 +16,8 @@ from dispatcher.broker.dead_letter import DeadLetter, decode
 from dispatcher.broker.pointer import Pointer
 from dispatcher.domain.status import Status
 from dispatcher.errors import InvalidPointer, StatementRefused, StoreUnavailable
-from dispatcher.inflight import Ledger, steady_clock
+from dispatcher.host.clock import steady_clock
+from dispatcher.host.ledger import Ledger
 from dispatcher.store.apart import apart
 from dispatcher.store.leases import Lease, LeaseStore, LetterVerdict, Standing
 from dispatcher.telemetry import metrics

@@ -29,12 +29,14 @@ from dispatcher.domain.outcome import Deferred, Outcome, Uncertain
 from dispatcher.domain.retry import RetryPolicy
 from dispatcher.domain.status import Status
 from dispatcher.errors import DispatcherError, InvalidPointer, StoreUnavailable
-from dispatcher.inflight import Flight, Ledger, steady_clock
-from dispatcher.results import result_of
-from dispatcher.roster import Seat
+from dispatcher.host.clock import steady_clock
+from dispatcher.host.ledger import Ledger
+from dispatcher.host.ledger_format import Flight
+from dispatcher.host.lifecycle import unless_cut_off
+from dispatcher.host.roster import Seat
 from dispatcher.routing.routes import Routes
-from dispatcher.stopping import unless_cut_off
 from dispatcher.store.leases import Lease, LeaseStore
+from dispatcher.store.results import result_of
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 from dispatcher.worker.attempts import Attempts, NoRoute, Ride, TryLater

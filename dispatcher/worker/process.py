@@ -16,12 +16,12 @@ import uvloop
 from dispatcher.broker.consumer import Consumer
 from dispatcher.config import Settings
 from dispatcher.errors import BrokerRefused, ConfigurationError, StoreRefused, StoreUnavailable
-from dispatcher.inflight import Ledger
+from dispatcher.host.ledger import Ledger
+from dispatcher.host.lifecycle import stop_event, unless_cut_off
+from dispatcher.host.roster import Post, Seat
 from dispatcher.providers.registry import most_at_once, open_provider
-from dispatcher.roster import Post, Seat
 from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
-from dispatcher.stopping import stop_event, unless_cut_off
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.providers import ProviderStore

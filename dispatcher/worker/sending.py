@@ -13,7 +13,7 @@ from dispatcher.broker.consumer import Delivery
 from dispatcher.domain.outcome import Outcome
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import OnUncertain
-from dispatcher.inflight import steady_clock
+from dispatcher.host.clock import steady_clock
 from dispatcher.store.leases import Lease
 
 
@@ -51,7 +51,7 @@ class Sending:
         attempt_number: The attempt under way, or the next one.
         policy: What to do if the outcome stays unknown.
         confirmed_at: When the statement was sent by which PostgreSQL last told us that the lease is ours, by
-            `inflight.steady_clock`.
+            `clock.steady_clock`.
         leased_until: When the lease ends at the earliest, by the same clock.
         ledger_slot: Where the in-flight ledger has the attempt; None before it left.
         provider: Whom the attempt goes to.
@@ -59,7 +59,7 @@ class Sending:
         unable: Providers that have found that they cannot carry it.
         away_seconds: How long it stays out of the queue once it is given back.
         started_at: When the attempt began, unix seconds.
-        started_steadily_at: The same by `inflight.steady_clock`, which nobody sets.
+        started_steadily_at: The same by `clock.steady_clock`, which nobody sets.
         lease_lost: Somebody else judged it; its result is only evidence now.
         task: What makes its attempts; None while a call that it shares does.
         carried: What that call will say of it; None once it was heard.

@@ -8,11 +8,11 @@ from typing import Final
 
 from dispatcher.broker.consumer import Consumer
 from dispatcher.errors import DispatcherError
-from dispatcher.inflight import steady_clock
+from dispatcher.host.clock import steady_clock
+from dispatcher.host.lifecycle import unless_cut_off
 from dispatcher.providers.scrub import scrub
 from dispatcher.routing.breaker import FAILURES_IN_A_ROW, Breaker, State
 from dispatcher.routing.routes import Routes
-from dispatcher.stopping import unless_cut_off
 from dispatcher.store.providers import ProviderStore
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log

@@ -46,7 +46,7 @@ class Mutant:
 
 def _without_ledger() -> None:
     """Nothing is written before the first byte leaves, nor when the answer comes."""
-    from dispatcher.inflight import Ledger
+    from dispatcher.host.ledger import Ledger
 
     def leaving(self: Any, *_: object, **__: object) -> int:
         slot: int = self._free.popleft()

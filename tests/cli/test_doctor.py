@@ -19,7 +19,7 @@ from dispatcher.broker.topology import Topology
 from dispatcher.cli.checks import volatility
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.email import Email
-from dispatcher.inflight import Ledger
+from dispatcher.host.ledger import Ledger
 from dispatcher.producers import enqueue
 from tests.broker.rabbit import Operator
 from tests.cli.commandline import DEADLINE_SECONDS, PROGRAM, CommandLine

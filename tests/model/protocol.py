@@ -172,7 +172,7 @@ def _released(state: State, **fields: Any) -> State:
 
 
 def _decided(state: State, answer: Answer, attempt: int, rules: Rules) -> tuple[Status, Transition]:
-    """What an outcome leads to where no owner is left to retry (`domain/decision.py`, `results.py`)."""
+    """What an outcome leads to where no owner is left to retry (`domain/decision.py`, `store/results.py`)."""
     has_attempts_left = attempt < MAX_ATTEMPTS
     match answer:
         case Answer.ACCEPTED:

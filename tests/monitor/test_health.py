@@ -12,9 +12,9 @@ from dispatcher.broker.topology import FoundQueue
 from dispatcher.config import Settings, load
 from dispatcher.domain.status import Status
 from dispatcher.errors import BrokerUnavailable, DispatcherError, SchemaError, StoreUnavailable, TopologyError
+from dispatcher.host.roster import Member
 from dispatcher.monitor.health import CHECKS, Health
 from dispatcher.monitor.looking import Look, interval_after
-from dispatcher.roster import Member
 from dispatcher.store.stock import Stock
 from dispatcher.telemetry.scrape import ProcessCollector
 from tests.telemetry.counting import counting

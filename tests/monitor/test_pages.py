@@ -17,9 +17,9 @@ from dispatcher.broker.connection import open_connection
 from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings, load
 from dispatcher.dev.servers import Servers
+from dispatcher.host.roster import Roster
 from dispatcher.monitor.http import WebServer
 from dispatcher.monitor.pages import pages_of
-from dispatcher.roster import Roster
 from dispatcher.setting_values import Listener
 from dispatcher.store.connections import make_pool
 from dispatcher.store.stock import take_stock

@@ -14,8 +14,8 @@ from dispatcher.broker.publisher import Publisher
 from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings, load
 from dispatcher.dev.servers import Servers
+from dispatcher.host.roster import Roster, Seat
 from dispatcher.relay.publishing import POLL_SECONDS, Publishing
-from dispatcher.roster import Roster, Seat
 from tests.broker.rabbit import Rabbit
 from tests.store.books import Books
 from tests.waiting import until

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from dispatcher.domain.outcome import Outcome
 from dispatcher.domain.status import OnUncertain
-from dispatcher.inflight import Ledger
+from dispatcher.host.ledger import Ledger
 from dispatcher.store.leases import Lease
 from tests.store.fixtures import DATABASE_ID
 

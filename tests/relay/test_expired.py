@@ -19,7 +19,9 @@ import pytest
 from dispatcher.config import Settings, load
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected
 from dispatcher.domain.status import OnUncertain, Status
-from dispatcher.inflight import Ledger, LivingLedger, living_ledger, steady_clock
+from dispatcher.host.clock import steady_clock
+from dispatcher.host.ledger import Ledger
+from dispatcher.host.ledger_reader import LivingLedger, living_ledger
 from dispatcher.relay.expired import ExpiredLeases
 from dispatcher.store.connections import Pool, connect_async, make_pool
 from dispatcher.store.leases import Lease, LeaseStore

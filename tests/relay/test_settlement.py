@@ -15,7 +15,7 @@ import pytest
 from dispatcher.config import Settings, load
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.status import OnUncertain, Status
-from dispatcher.inflight import Ledger
+from dispatcher.host.ledger import Ledger
 from dispatcher.relay.settlement import Settlement
 from dispatcher.store.connections import Pool, connect_async, make_pool
 from dispatcher.store.leases import Lease, LeaseStore

@@ -191,7 +191,7 @@ def _never_tire() -> None:
 
 
 def _arm_ledger(marksman: Marksman) -> None:
-    from dispatcher.inflight import Ledger
+    from dispatcher.host.ledger import Ledger
 
     opened, rendering, leaving = Ledger.__init__, Ledger.begin_rendering, Ledger.leaving
     answered, clear = Ledger.answered, Ledger.clear

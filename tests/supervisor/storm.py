@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from dispatcher.roster import Post
+from dispatcher.host.roster import Post
 from dispatcher.supervisor.parent import Parent
 from dispatcher.supervisor.process import Role
 from dispatcher.telemetry import log

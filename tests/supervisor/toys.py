@@ -34,8 +34,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dispatcher.errors import ConfigurationError, StoreRefused, StoreUnavailable
-from dispatcher.roster import Post
-from dispatcher.stopping import stop_event
+from dispatcher.host.lifecycle import stop_event
+from dispatcher.host.roster import Post
 from dispatcher.supervisor.parent import Parent
 from dispatcher.supervisor.process import Role
 from dispatcher.supervisor.restarts import Boots, Restarts

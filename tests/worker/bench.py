@@ -17,9 +17,9 @@ from dispatcher.broker.publisher import Publisher
 from dispatcher.broker.topology import Topology, depths
 from dispatcher.config import Settings, load
 from dispatcher.dev.servers import Servers
-from dispatcher.inflight import Ledger
+from dispatcher.host.ledger import Ledger
+from dispatcher.host.roster import Roster, Seat
 from dispatcher.providers.contract import Provider
-from dispatcher.roster import Roster, Seat
 from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.store.connections import LOCK_SECONDS, make_pool

@@ -13,7 +13,7 @@ from dispatcher.broker.consumer import Consumer, Delivery
 from dispatcher.broker.pointer import Pointer
 from dispatcher.domain.outcome import Deferred, Outcome, Reason
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.inflight import Ledger
+from dispatcher.host.ledger import Ledger
 from dispatcher.providers.contract import Attempt
 from dispatcher.store.leases import LeaseStore
 from dispatcher.worker.leasing import Leasing

@@ -13,7 +13,8 @@ import pytest
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import OnUncertain
-from dispatcher.inflight import living_ledger, steady_clock
+from dispatcher.host.clock import steady_clock
+from dispatcher.host.ledger_reader import living_ledger
 from dispatcher.providers.contract import Attempt
 from dispatcher.store.connections import connect_async
 from dispatcher.store.leases import LeaseStore

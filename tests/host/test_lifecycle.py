@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from dispatcher.stopping import CutOff, unless_cut_off
+from dispatcher.host.lifecycle import CutOff, unless_cut_off
 
 
 async def wait_for_what_somebody_cancels() -> None:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, Final, ParamSpec, TypeVar
 
 from dispatcher.errors import DispatcherError
-from dispatcher.roster import Post, Seat
+from dispatcher.host.roster import Post, Seat
 
 BEAT_SECONDS: Final = 0.5
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from dispatcher.roster import REASON_OCTETS, Member, Roster
+from dispatcher.host.roster import REASON_OCTETS, Member, Roster
 from tests.waiting import wait_until
 
 

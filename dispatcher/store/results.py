@@ -9,7 +9,7 @@ from typing import Final, get_args
 from dispatcher.domain.decision import Decision, RetryIn
 from dispatcher.domain.outcome import Accepted, Outcome, outcome_name
 from dispatcher.domain.status import TRANSITIONS, Status
-from dispatcher.inflight import Flight
+from dispatcher.host.ledger_format import Flight
 from dispatcher.store.leases import Result
 
 _STATUS_AFTER: Final = {kind: TRANSITIONS[Status.SENDING, kind.transition] for kind in get_args(Decision)}

@@ -23,20 +23,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dispatcher import inflight
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import DispatcherError
-from dispatcher.inflight import (
-    DeadLedger,
-    Flight,
-    Ledger,
-    LedgerUnreadable,
-    LivingLedger,
-    Suspect,
-    dead_ledger,
-    living_ledger,
-)
+from dispatcher.host import ledger as ledger_module
+from dispatcher.host import ledger_format
+from dispatcher.host.ledger import Ledger
+from dispatcher.host.ledger_format import FORMAT, Flight, LedgerUnreadable, Suspect
+from dispatcher.host.ledger_reader import DeadLedger, LivingLedger, dead_ledger, living_ledger
 
 HEADER_BYTES: Final = 512
 SLOT_BYTES: Final = 512
@@ -279,6 +273,9 @@ class TestALivingWorker:
         assert ledger.path.stat().st_blocks * 512 >= HEADER_BYTES + 1000 * SLOT_BYTES
 
 
+LEDGER_FILES: Final = (ledger_module.__file__, ledger_format.__file__)
+
+
 class TestDeathAtEveryStep:
     """A worker is killed before each line that it executes of the ledger's own code."""
 
@@ -297,7 +294,7 @@ class TestDeathAtEveryStep:
                     remaining = iter(range(line - 1, -1, -1))
 
                     def trace(frame: FrameType, event: str, _: object, left: Iterator[int] = remaining) -> Any:
-                        if event == "line" and frame.f_code.co_filename == inflight.__file__ and next(left) == 0:
+                        if event == "line" and frame.f_code.co_filename in LEDGER_FILES and next(left) == 0:
                             os.kill(os.getpid(), signal.SIGKILL)
                         return trace
 
@@ -478,10 +475,10 @@ class TestFilesThatAreNoLedgerOfOurs:
 
     def test_newer(self, good: Path) -> None:
         content = bytearray(good.read_bytes())
-        content[8:10] = struct.pack("<H", inflight.FORMAT + 1)
+        content[8:10] = struct.pack("<H", FORMAT + 1)
         good.write_bytes(content)
 
-        with pytest.raises(LedgerUnreadable, match=f"format {inflight.FORMAT + 1} is not the one"):
+        with pytest.raises(LedgerUnreadable, match=f"format {FORMAT + 1} is not the one"):
             read(good)
 
     def test_a_copy(self, good: Path) -> None:

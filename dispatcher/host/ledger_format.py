@@ -1,0 +1,193 @@
+"""The bytes of a ledger's file: where each field stands, and how it is packed and read. See `ledger`."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+from uuid import UUID
+from zlib import crc32
+
+from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.status import OnUncertain
+from dispatcher.errors import DispatcherError
+
+SUFFIX: Final = ".ledger"
+FORMAT: Final = 4
+
+MAGIC: Final = b"EDLEDGER"
+# magic, format, octets per slot, slots, worker, slot's name, boot id, checksum
+HEADER: Final = struct.Struct("<8sHHI64s64s36sI")
+HEADER_BYTES: Final = 512
+SLOT_BYTES: Final = 512
+# the number of the file itself: a copy tells of a moment that is over, and has no lock
+INODE: Final = struct.Struct("<Q")
+INODE_AT: Final = 184
+# when the relay last voided leases, by `steady_clock`
+VOIDED: Final = struct.Struct("<d")
+VOIDED_AT: Final = 192
+# email id, lease token; zeros where nothing is being rendered
+RENDERING: Final = struct.Struct("<16sq")
+RENDERING_AT: Final = 200
+RENDERINGS: Final = 12
+NOT_RENDERING: Final = bytes(RENDERING.size)
+# the database's identity, and a checksum; not there before the first lease
+DATABASE: Final = struct.Struct("<16s")
+DATABASE_AT: Final = RENDERING_AT + RENDERINGS * RENDERING.size
+
+EMPTY: Final = 0
+ON_THE_WIRE: Final = 1
+ANSWERED: Final = 2
+
+# email id, lease token, attempt number, started at (unix seconds), policy, provider
+WIRE: Final = struct.Struct("<16sqidB24s")
+WIRE_AT: Final = 8
+# finished at (unix seconds), outcome, retry after (seconds; NaN for none), reason, provider's code, provider's message
+# id, detail
+ANSWER: Final = struct.Struct("<dBd32s32s128s160s")
+ANSWER_AT: Final = 96
+CHECKSUM: Final = struct.Struct("<I")
+
+OUTCOMES: Final[tuple[type[Outcome], ...]] = (Accepted, Deferred, Rejected, Uncertain)
+POLICIES: Final = tuple(OnUncertain)
+
+
+class LedgerUnreadable(DispatcherError):
+    """A file in the run directory is not a ledger that this release can read; it is to be kept."""
+
+
+class Flight(NamedTuple):
+    """One attempt that left, as a ledger knows it. A tuple: there are thousands a second.
+
+    Attributes:
+        started_at: Unix seconds.
+        policy: What to do if the outcome stays unknown.
+        finished_at: Unix seconds; None while it is on the wire.
+        outcome: The provider's answer; None while it is on the wire.
+    """
+
+    email_id: UUID
+    lease_token: int
+    attempt_number: int
+    provider: str
+    started_at: float
+    policy: OnUncertain
+    finished_at: float | None = None
+    outcome: Outcome | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """An email that was being rendered when its worker died, and may be why."""
+
+    email_id: UUID
+    lease_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a ledger's header says."""
+
+    worker: str
+    slot: str
+    boot: str
+    slots: int
+    database_id: UUID | None
+
+
+def read_head(content: bytes) -> Head:
+    if len(content) < HEADER_BYTES or not content.startswith(MAGIC):
+        raise LedgerUnreadable("it is not an in-flight ledger")
+    magic, version, slot_bytes, slots, worker, slot, boot, checksum = HEADER.unpack_from(content)
+    if version != FORMAT or slot_bytes != SLOT_BYTES:
+        raise LedgerUnreadable(f"its format {version} is not the one that this release reads ({FORMAT})")
+    names = (worker.rstrip(b"\0"), slot.rstrip(b"\0"), boot.rstrip(b"\0"))
+    if checksum != crc32(repr((magic, version, slot_bytes, slots, *names)).encode()):
+        raise LedgerUnreadable("its header is damaged")
+    worker_name, slot_name, boot_name = (name.decode() for name in names)
+    database = _part(content, DATABASE_AT, DATABASE)
+    return Head(worker_name, slot_name, boot_name, slots, None if database is None else UUID(bytes=database))
+
+
+def file_octets(slots: int) -> int:
+    """The size of a ledger's file with so many slots."""
+    return HEADER_BYTES + slots * SLOT_BYTES
+
+
+def pack_header(worker: str, slot: str, slots: int, boot: str) -> bytes:
+    fields = (MAGIC, FORMAT, SLOT_BYTES, slots, worker.encode(), slot.encode(), boot.encode())
+    return HEADER.pack(*fields, crc32(repr(fields).encode()))
+
+
+def pack_answer(outcome: Outcome, finished_at: float) -> bytes:
+    kind = OUTCOMES.index(type(outcome))
+    detail = _fitting(outcome.detail or "", 160)
+    if isinstance(outcome, Accepted):
+        message_id = _fitting(outcome.provider_message_id or "", 128)
+        return ANSWER.pack(finished_at, kind, math.nan, b"", b"", message_id, detail)
+    retry_after = outcome.retry_after if isinstance(outcome, Deferred) else None
+    return ANSWER.pack(
+        finished_at,
+        kind,
+        math.nan if retry_after is None else retry_after,
+        outcome.reason.value.encode(),
+        _fitting(outcome.code or "", 32),
+        b"",
+        detail,
+    )
+
+
+def _fitting(text: str, size: int) -> bytes:
+    return text.encode("utf-8", "replace")[:size]
+
+
+def read_suspects(content: bytes) -> Iterator[Suspect]:
+    for place in range(RENDERINGS):
+        email_id, token = RENDERING.unpack_from(content, RENDERING_AT + place * RENDERING.size)
+        if email_id != bytes(16):
+            yield Suspect(UUID(bytes=email_id), token)
+
+
+def read_slot(slot: bytes) -> Flight | None:
+    wire = _part(slot, WIRE_AT, WIRE)
+    if slot[0] == EMPTY or wire is None:
+        return None
+    email_id, token, number, started_at, policy, provider = WIRE.unpack(wire)
+    answer = _part(slot, ANSWER_AT, ANSWER, begun=crc32(wire)) if slot[0] == ANSWERED else None
+    finished_at, outcome = _unpack_answer(answer) if answer else (None, None)
+    return Flight(
+        email_id=UUID(bytes=email_id),
+        lease_token=token,
+        attempt_number=number,
+        provider=_text(provider) or "",
+        started_at=started_at,
+        policy=POLICIES[policy],
+        finished_at=finished_at,
+        outcome=outcome,
+    )
+
+
+def _part(slot: bytes, at: int, layout: struct.Struct, begun: int = 0) -> bytes | None:
+    part = slot[at : at + layout.size]
+    (checksum,) = CHECKSUM.unpack_from(slot, at + layout.size)
+    return part if crc32(part, begun) == checksum else None
+
+
+def _unpack_answer(part: bytes) -> tuple[float, Outcome]:
+    finished_at, kind, retry_after, reason, code, message_id, detail = ANSWER.unpack(part)
+    match OUTCOMES[kind].__name__:
+        case "Accepted":
+            return finished_at, Accepted(_text(message_id), _text(detail))
+        case "Deferred":
+            wait = None if math.isnan(retry_after) else retry_after
+            return finished_at, Deferred(Reason(_text(reason) or ""), _text(detail), _text(code), wait)
+        case "Rejected":
+            return finished_at, Rejected(Reason(_text(reason) or ""), _text(detail), _text(code))
+        case _:
+            return finished_at, Uncertain(_text(detail), _text(code))
+
+
+def _text(field: bytes) -> str | None:
+    return field.rstrip(b"\0").decode("utf-8", "ignore") or None
