@@ -24,7 +24,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from benchmarks import soak_report as report
 from benchmarks.doubles import PROVIDERS
 from benchmarks.machine import machine
 from benchmarks.rig import Case, Stage, stage
+from benchmarks.soak_report import Sample, SoakBooks
 from benchmarks.steady import Arrivals
 from benchmarks.vitals import (
     latency_vitals,
@@ -55,32 +56,6 @@ DOUBLE_WRITES_SECONDS = 1.0
 """Within which the provider's double has written down what it accepted."""
 FINISH_SECONDS = 90.0
 """For the last emails, once no more arrive."""
-
-Sample = dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Books:
-    """What became of every email, by our tables and by the provider's end.
-
-    Attributes:
-        lost: Enqueued and in no state at all, or sent by our books and unknown to the provider's.
-        duplicates: Acceptances beyond the first, by the provider's books.
-        unfinished: Pending or sending when we stopped looking.
-    """
-
-    enqueued: int
-    sent: int
-    failed: int
-    held: int
-    unfinished: int
-    lost: int
-    duplicates: int
-
-    @property
-    def balance(self) -> bool:
-        """Whether the promise was kept."""
-        return not (self.lost or self.duplicates or self.held or self.failed or self.unfinished)
 
 
 def main() -> None:
@@ -108,7 +83,7 @@ def main() -> None:
 
 def _soak(
     options: argparse.Namespace, folder: Path, stop: threading.Event, console: Console
-) -> tuple[list[Sample], Books]:
+) -> tuple[list[Sample], SoakBooks]:
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dispatcher-soak-")))
         servers = stack.enter_context(private_servers(scratch / "servers", progress=console.log))
@@ -176,7 +151,7 @@ def _await_the_last(database_url: str) -> int:
             time.sleep(0.2)
 
 
-def _books(scene: Stage, arrivals: Arrivals, unfinished: int) -> Books:
+def _books(scene: Stage, arrivals: Arrivals, unfinished: int) -> SoakBooks:
     acceptances = scene.double.acceptances()
     with connected(scene.database_url) as connection:
         statuses: dict[str, str] = {
@@ -185,7 +160,7 @@ def _books(scene: Stage, arrivals: Arrivals, unfinished: int) -> Books:
         }
     sent = {email_id for email_id, status in statuses.items() if status == "sent"}
     counts = Counter(statuses.values())
-    return Books(
+    return SoakBooks(
         enqueued=len(arrivals.ids),
         sent=len(sent),
         failed=counts["failed"],

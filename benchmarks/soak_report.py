@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -12,10 +13,32 @@ from rich.table import Table
 from benchmarks.trends import Tolerance, Trend, Verdict, trend
 from benchmarks.vitals import TABLES
 
-if TYPE_CHECKING:
-    from benchmarks.soak import Books
-
 Sample = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class SoakBooks:
+    """What became of every email, by our tables and by the provider's end.
+
+    Attributes:
+        lost: Enqueued and in no state at all, or sent by our books and unknown to the provider's.
+        duplicates: Acceptances beyond the first, by the provider's books.
+        unfinished: Pending or sending when we stopped looking.
+    """
+
+    enqueued: int
+    sent: int
+    failed: int
+    held: int
+    unfinished: int
+    lost: int
+    duplicates: int
+
+    @property
+    def balance(self) -> bool:
+        """Whether the promise was kept."""
+        return not (self.lost or self.duplicates or self.held or self.failed or self.unfinished)
+
 
 _MEBI: Final = 1024 * 1024
 _BY_ENDING: Final = {
@@ -85,7 +108,7 @@ def table(found: Sequence[Trend]) -> Table:
     return shown
 
 
-def words(samples: Sequence[Sample], books: Books) -> str:
+def words(samples: Sequence[Sample], books: SoakBooks) -> str:
     """The books, and what the tables went through."""
     if not samples:
         return "Nothing was sampled."

@@ -9,7 +9,6 @@ answer, the email is accepted once. What an email may be is checked before it le
 """
 
 from dispatcher.client.answers import ApiProblem, Attempt, EmailStatus, NoAnswer, Receipt, Refused, Waiting
-from dispatcher.client.asynchronous import AsyncClient
-from dispatcher.client.synchronous import Client
+from dispatcher.client.clients import AsyncClient, Client
 
 __all__ = ["ApiProblem", "AsyncClient", "Attempt", "Client", "EmailStatus", "NoAnswer", "Receipt", "Refused", "Waiting"]
