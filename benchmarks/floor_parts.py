@@ -316,7 +316,7 @@ async def _send(places: Places, sizes: Sizes, leased: Sequence[Any], gate: Gate)
 
     async def lane(rows: Iterator[Any]) -> None:
         for row in rows:
-            attempt = Attempt(1, loop.time() + DEADLINE_SECONDS, lambda: None)
+            attempt = Attempt(1, loop.time() + DEADLINE_SECONDS)
             answer = await transport.post(url, headers, _document(row), attempt)
             assert answer.status == 202, answer
 

@@ -137,7 +137,7 @@ async def _send_all(double: Double, emails: list[OutgoingEmail], in_flight: int)
 async def _lane(provider: SendGridProvider, waiting: Iterator[OutgoingEmail]) -> None:
     loop = asyncio.get_running_loop()
     for email in waiting:
-        outcome = await provider.send(email, Attempt(1, loop.time() + DEADLINE_SECONDS, lambda: None))
+        outcome = await provider.send(email, Attempt(1, loop.time() + DEADLINE_SECONDS))
         assert isinstance(outcome, Accepted), outcome
 
 

@@ -6,7 +6,7 @@ now, refused for good, or whether nobody can know. `docs/providers.md` tells how
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -21,39 +21,49 @@ class NoPlace(Exception):
     """No connection of ours became free for the email by its deadline: nothing has begun, and the provider is well."""
 
 
-@dataclass(slots=True)
 class Attempt:
-    """One call to the provider for one email.
+    """One call to the provider for one email: what an adapter reads, and what it reports on the way.
+
+    This class acts on no report; the worker's subclass does.
 
     Attributes:
         number: From 1; counts every attempt that the email ever had.
         deadline: When the attempt must have ended, connecting included, in the running loop's `time()`.
-        leaving: To be called once, just before the first byte that could cause acceptance leaves this process.
-            From then on, silence means `Uncertain`.
-        rendering: To be entered around what turns the email into octets, on any thread: should the process die in
-            it, natively or for want of memory, the email is the suspect. Cheap, and may be entered again.
-        came_back: To be called where the provider took nothing of a call that the email shared, and the email is to
-            travel again within this attempt: it is on the wire no more, and `leaving` will be asked again.
-        is_told_already: Another email of the same call tells what the call says of the provider as a whole.
-        admission: What `admitted` asks for the new deadline. It must not refer to the attempt: one that did would live
-            until the garbage collector comes by, with its email.
+        is_told_already: Another email of the same call reports what the call says about the provider as a whole.
     """
 
-    number: int
-    deadline: float
-    leaving: Callable[[], None]
-    rendering: AbstractContextManager[None] = field(default_factory=nullcontext)
-    came_back: Callable[[], None] = lambda: None
-    is_told_already: bool = False
-    admission: Callable[[], float] | None = None
+    __slots__ = ("deadline", "is_told_already", "number")
+
+    def __init__(self, number: int, deadline: float) -> None:
+        self.number = number
+        self.deadline = deadline
+        self.is_told_already = False
+
+    def leaving(self) -> None:
+        """Call this just before the first byte that could cause acceptance leaves this process. Idempotent.
+
+        From then on, silence means `Uncertain`. If it raises, the email must not leave: let the exception pass.
+        """
+
+    def came_back(self) -> None:
+        """Call this if the provider took nothing of a call that the email shared, and the email will be sent again.
+
+        The email is no longer on the wire. Call `leaving` again before it leaves within this attempt.
+        """
 
     def admitted(self) -> None:
-        """To be called where the email had to wait for others of this worker, once a connection is free for it.
+        """Call this once a connection is free, if the email had to wait for other emails of this worker.
 
-        The deadline is counted from then. Raises where the provider may not be tried any more; nothing has begun.
+        Moves the deadline, which counts from now. Raises if the provider may not be tried any more; nothing has begun.
         """
-        if self.admission is not None:
-            self.deadline = self.admission()
+
+    @property
+    def rendering(self) -> AbstractContextManager[None]:
+        """Enter this around the code that turns the email into octets, on any thread. Cheap; may be entered again.
+
+        If the process dies inside it, by a native crash or for want of memory, the email is the suspect.
+        """
+        return nullcontext()
 
 
 class Provider(Protocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Collection
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from dispatcher.domain.header_names import headers_fault
@@ -84,7 +85,7 @@ class Attempts:
             allowed_headers: Headers that command a provider and are allowed nevertheless.
         """
         self._routes = routes
-        self._ledger = ledger
+        self.ledger = ledger
         self._timeout_seconds = timeout_seconds
         self._allowed_headers = allowed_headers
         self._loop = asyncio.get_running_loop()
@@ -176,7 +177,7 @@ class Attempts:
     def forget(self, sending: Sending) -> None:
         """Empties the ledger's slot: nothing left, or the provider says that it took nothing."""
         if sending.ledger_slot is not None:
-            self._ledger.clear(sending.ledger_slot)
+            self.ledger.clear(sending.ledger_slot)
             sending.ledger_slot = None
 
     def _choose(self, sending: Sending, email: OutgoingEmail) -> Route | None:
@@ -278,19 +279,10 @@ class Attempts:
         """The attempt over this route, which begins now."""
         sending.provider = route.name
         sending.begin_attempt()
-        return Attempt(
-            sending.attempt_number,
-            self._loop.time() + self._timeout_seconds,
-            lambda: self._leave(sending),
-            _Rendering(self._ledger, sending),
-            lambda: self._come_back(sending),
-            admission=lambda: self._admit(route, trial),
-        )
+        return _Reported(self, sending, route, trial)
 
-    def _admit(self, route: Route, trial: int) -> float:
-        """The deadline of an attempt that has waited for others of ours; refuses if its provider has failed."""
-        if not route.breaker.may_go_on(trial):
-            raise _RouteClosed
+    def deadline(self) -> float:
+        """When an attempt that begins now must have ended."""
         return self._loop.time() + self._timeout_seconds
 
     async def _judged(self, sending: Sending, answer: Awaitable[Outcome]) -> Outcome:
@@ -318,7 +310,7 @@ class Attempts:
             return Uncertain(f"Our adapter failed while it waited for the answer: {kind}.")
         return Deferred(Reason.INTERNAL_ERROR, f"Our adapter failed: {kind}.")
 
-    def _leave(self, sending: Sending) -> None:
+    def leave(self, sending: Sending) -> None:
         """Notes that the next byte may cause acceptance; refuses if the lease may have ended, or we were told to stop.
 
         A second call within an attempt is harmless.
@@ -328,7 +320,7 @@ class Attempts:
         # A drain that ran out of time has concluded it, while an adapter was about to let it leave again.
         if sending.phase is not Phase.PREPARING or not self._may_leave(sending):
             raise LeaseRanOut
-        sending.ledger_slot = self._ledger.leaving(
+        sending.ledger_slot = self.ledger.leaving(
             sending.email_id,
             sending.lease.token,
             sending.attempt_number,
@@ -343,16 +335,48 @@ class Attempts:
             raise LeaseRanOut
         sending.phase = Phase.ON_THE_WIRE
 
-    def _come_back(self, sending: Sending) -> None:
+    def come_back(self, sending: Sending) -> None:
         """Notes that the provider took nothing of it, and that it will leave again within the attempt."""
         if sending.phase is Phase.ON_THE_WIRE:
             self.forget(sending)
             sending.phase = Phase.PREPARING
 
     def _may_leave(self, sending: Sending) -> bool:
-        if sending.lease_lost or sending.is_cancelled or sending.confirmed_at <= self._ledger.voided_at:
+        if sending.lease_lost or sending.is_cancelled or sending.confirmed_at <= self.ledger.voided_at:
             return False
         return steady_clock() < sending.leased_until
+
+
+class _Reported(Attempt):
+    """An attempt whose reports change the state of its email, the ledger, and the trial of its route."""
+
+    __slots__ = ("_attempts", "_route", "_sending", "_trial")
+
+    def __init__(self, attempts: Attempts, sending: Sending, route: Route, trial: int) -> None:
+        super().__init__(sending.attempt_number, attempts.deadline())
+        self._attempts = attempts
+        self._sending = sending
+        self._route = route
+        self._trial = trial
+
+    def leaving(self) -> None:
+        """See the contract."""
+        self._attempts.leave(self._sending)
+
+    def came_back(self) -> None:
+        """See the contract."""
+        self._attempts.come_back(self._sending)
+
+    def admitted(self) -> None:
+        """See the contract."""
+        if not self._route.breaker.may_go_on(self._trial):
+            raise _RouteClosed
+        self.deadline = self._attempts.deadline()
+
+    @property
+    def rendering(self) -> AbstractContextManager[None]:
+        """Names the email in the ledger meanwhile."""
+        return _Rendering(self._attempts.ledger, self._sending)
 
 
 class _Rendering:

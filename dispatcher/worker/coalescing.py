@@ -155,12 +155,7 @@ class Coalescing:
 
     async def _carry_many(self, riders: list[_Rider]) -> None:
         seconds = min(rider.seconds for rider in riders)
-        call = Attempt(
-            riders[0].attempt.number,
-            asyncio.get_running_loop().time() + seconds,
-            lambda: _leave(riders),
-            admission=lambda: _admit(riders[0], seconds),
-        )
+        call = _Call(riders, seconds)
         answer = await self._provider.send_many([rider.part for rider in riders], call)
         if isinstance(answer, RefusedTogether):
             for rider in riders:
@@ -173,24 +168,33 @@ class Coalescing:
         _tell(riders, answer)
 
 
+class _Call(Attempt):
+    """One call for several emails: what the adapter reports of it counts for each of them."""
+
+    __slots__ = ("_riders", "_seconds")
+
+    def __init__(self, riders: Sequence[_Rider], seconds: float) -> None:
+        super().__init__(riders[0].attempt.number, asyncio.get_running_loop().time() + seconds)
+        self._riders = riders
+        self._seconds = seconds
+
+    def leaving(self) -> None:
+        """Every email is on the wire now; all come back if one of them may not leave."""
+        allowed = [rider for rider in self._riders if _may_leave(rider)]
+        if len(allowed) < len(self._riders):
+            for rider in allowed:
+                rider.attempt.came_back()
+            raise _LeftBehind
+
+    def admitted(self) -> None:
+        """Any of the emails can say whether the provider may be tried."""
+        self._riders[0].attempt.admitted()
+        self.deadline = asyncio.get_running_loop().time() + self._seconds
+
+
 def coalesced(provider: Provider, most_emails: int) -> Provider:
     """The provider, its emails sharing calls of at most so many, if it can do that and more than one is allowed."""
     return Coalescing(provider, most_emails) if most_emails > 1 and isinstance(provider, BulkProvider) else provider
-
-
-def _admit(rider: _Rider, seconds: float) -> float:
-    """The deadline of a call that has waited for others; any rider can tell whether the provider may be tried."""
-    rider.attempt.admitted()
-    return asyncio.get_running_loop().time() + seconds
-
-
-def _leave(riders: Sequence[_Rider]) -> None:
-    """Each of them says *on the wire*; all come back if one of them may not."""
-    allowed = [rider for rider in riders if _may_leave(rider)]
-    if len(allowed) < len(riders):
-        for rider in allowed:
-            rider.attempt.came_back()
-        raise _LeftBehind
 
 
 def _may_leave(rider: _Rider) -> bool:
@@ -248,7 +252,7 @@ def _calls(riders: Iterable[_Rider], limits: CallLimits) -> list[list[_Rider]]:
     return [call.riders for queue in by_key.values() for call in queue.calls]
 
 
-class _Call:
+class _Filling:
     """A call that fills."""
 
     __slots__ = ("octets", "recipients", "riders")
@@ -270,7 +274,7 @@ class _Queue:
     """The calls of one key."""
 
     def __init__(self, limits: CallLimits) -> None:
-        self.calls: list[_Call] = []
+        self.calls: list[_Filling] = []
         self._limits = limits
         self._next_by_address: dict[str, int] = {}
 
@@ -280,7 +284,7 @@ class _Queue:
         while at < len(self.calls) and not self.calls[at].has_room(rider.part, self._limits):
             at += 1
         if at == len(self.calls):
-            self.calls.append(_Call())
+            self.calls.append(_Filling())
         call = self.calls[at]
         call.riders.append(rider)
         call.recipients += rider.part.recipients

@@ -13,7 +13,8 @@ from typing import Any
 from dispatcher.domain.email_id import new_email_id
 from dispatcher.domain.outcome import Deferred, Outcome, Reason
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.providers.contract import Attempt, Provider
+from dispatcher.providers.contract import Provider
+from tests.providers.attempts import FakeAttempt
 from tests.waiting import Overtime
 
 PATIENCE_SECONDS = 20.0
@@ -90,7 +91,7 @@ async def _attempt(provider: Provider, outgoing: OutgoingEmail, seconds: float) 
     sending = Sending()
     deadline = asyncio.get_running_loop().time() + seconds
     overtime = Overtime(deadline)
-    sending.outcome = await provider.send(outgoing, Attempt(1, deadline, sending.leaving))
+    sending.outcome = await provider.send(outgoing, FakeAttempt(1, deadline, sending.leaving))
     assert overtime.end() < 1, "the adapter came back long after the deadline"
     assert sending.left <= 1, "the adapter told twice that the email leaves"
     return sending

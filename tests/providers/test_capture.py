@@ -13,7 +13,7 @@ import pytest
 from dispatcher.domain.outcome import Accepted
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.capture import CaptureProvider
-from dispatcher.providers.contract import Attempt
+from tests.providers.attempts import FakeAttempt
 from tests.providers.emails import an_email, send
 
 
@@ -46,7 +46,7 @@ async def test_the_email_leaves_when_it_is_complete_and_not_yet_seen(tmp_path: P
         seen.append((len(list((tmp_path / "tmp").iterdir())), len(list((tmp_path / "new").iterdir()))))
 
     deadline = asyncio.get_running_loop().time() + 10
-    await CaptureProvider(tmp_path).send(an_email(), Attempt(1, deadline, leaving))
+    await CaptureProvider(tmp_path).send(an_email(), FakeAttempt(1, deadline, leaving))
 
     assert seen == [(1, 0)]
     assert not list((tmp_path / "tmp").iterdir())

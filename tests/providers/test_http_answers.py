@@ -11,8 +11,8 @@ from typing import Final
 import pytest
 
 from dispatcher.domain.outcome import Reason
-from dispatcher.providers.contract import Attempt
 from dispatcher.providers.http import Answer, HttpTransport, NoAnswer, NothingLeft
+from tests.providers.attempts import FakeAttempt
 from tests.providers.conftest import Authority
 
 PATIENCE: Final = 20.0
@@ -113,7 +113,7 @@ async def _post(
     loop = asyncio.get_running_loop()
     began_at = loop.time()
     try:
-        return await transport.post(url, {}, body, Attempt(1, began_at + PATIENCE, leaving))
+        return await transport.post(url, {}, body, FakeAttempt(1, began_at + PATIENCE, leaving))
     except (NothingLeft, NoAnswer) as error:
         return error
     finally:

@@ -19,11 +19,12 @@ import uvloop
 from dispatcher.dev.http_behaviour import Act, Behaviour
 from dispatcher.dev.http_double import HttpDouble, running_double
 from dispatcher.domain.outcome import Reason
-from dispatcher.providers.contract import Attempt, NoPlace
+from dispatcher.providers.contract import NoPlace
 from dispatcher.providers.http import Answer, HttpTransport, NoAnswer, NothingLeft
 from dispatcher.providers.http_connection import MAX_ANSWER_OCTETS, HttpConnection
 from dispatcher.providers.tls import Tls
 from tests.providers import listeners
+from tests.providers.attempts import FakeAttempt
 from tests.providers.conftest import Authority
 from tests.waiting import Overtime, until
 
@@ -71,7 +72,7 @@ class Call:
         deadline = loop.time() + seconds
         overtime = Overtime(deadline)
         try:
-            self.end = await self._transport.post(self._url, KEY, self._body, Attempt(1, deadline, self._leaving))
+            self.end = await self._transport.post(self._url, KEY, self._body, FakeAttempt(1, deadline, self._leaving))
         except (NothingLeft, NoAnswer) as error:
             self.end = error
         assert overtime.end() < 1
@@ -332,7 +333,7 @@ async def test_what_leaving_raises_is_raised_and_nothing_leaves(double: HttpDoub
 
     loop = asyncio.get_running_loop()
     with pytest.raises(TooLate):
-        await transport.post(f"{double.url}/v3/mail/send", KEY, b"{}", Attempt(1, loop.time() + PATIENCE, refuse))
+        await transport.post(f"{double.url}/v3/mail/send", KEY, b"{}", FakeAttempt(1, loop.time() + PATIENCE, refuse))
 
     assert double.requests.total() == 0
 

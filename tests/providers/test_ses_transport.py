@@ -10,7 +10,8 @@ import pytest
 
 from dispatcher.dev.http_behaviour import Act, Behaviour
 from dispatcher.domain.outcome import Accepted, Uncertain
-from dispatcher.providers.contract import Attempt, NoPlace
+from dispatcher.providers.contract import NoPlace
+from tests.providers.attempts import FakeAttempt
 from tests.providers.conftest import Authority
 from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, an_email, send
 from tests.providers.ses_place import ses_place
@@ -26,8 +27,8 @@ async def test_leaving_is_called_when_a_connection_stands(tmp_path: Path) -> Non
             seen.append((len(place.double.sessions), place.double.begun.total()))
 
         deadline = asyncio.get_running_loop().time() + 20
-        await place.provider.send(an_email(), Attempt(1, deadline, leaving))
-        await place.provider.send(an_email(), Attempt(1, deadline, leaving))
+        await place.provider.send(an_email(), FakeAttempt(1, deadline, leaving))
+        await place.provider.send(an_email(), FakeAttempt(1, deadline, leaving))
 
     assert [begun for _, begun in seen] == [0, 1]
     assert seen[1][0] == 1
@@ -44,7 +45,7 @@ async def test_a_worker_may_refuse_at_the_last_moment(tmp_path: Path) -> None:
     async with ses_place(tmp_path, connections=1) as place:
         deadline = asyncio.get_running_loop().time() + 20
         with pytest.raises(LeaseRanOut):
-            await place.provider.send(an_email(), Attempt(1, deadline, refuse))
+            await place.provider.send(an_email(), FakeAttempt(1, deadline, refuse))
         email = an_email()
 
         sending = await send(place.provider, email)
@@ -81,7 +82,7 @@ async def test_an_email_that_has_waited_for_a_connection_has_all_of_its_time_the
         first = asyncio.create_task(send(place.provider, an_email()))
         await until(lambda: place.double.begun.total() == 1)
         # Its own answer will come after this deadline, but before the one that is counted from its turn.
-        attempt = Attempt(1, loop.time() + 1.5 * LATER_SECONDS, lambda: None)
+        attempt = FakeAttempt(1, loop.time() + 1.5 * LATER_SECONDS, lambda: None)
         attempt.admission = lambda: loop.time() + PATIENCE_SECONDS
 
         assert isinstance(await place.provider.send(an_email(), attempt), Accepted)
@@ -93,7 +94,7 @@ async def test_an_email_that_is_not_admitted_leaves_its_connection_to_others(tmp
         raise LeaseRanOut
 
     async with ses_place(tmp_path, connections=1) as place:
-        attempt = Attempt(1, asyncio.get_running_loop().time() + PATIENCE_SECONDS, lambda: None, admission=refuse)
+        attempt = FakeAttempt(1, asyncio.get_running_loop().time() + PATIENCE_SECONDS, lambda: None, admission=refuse)
         with pytest.raises(LeaseRanOut):
             await place.provider.send(an_email(), attempt)
 

@@ -12,10 +12,11 @@ import pytest
 from dispatcher.dev.ledger import read_ledger
 from dispatcher.dev.smtp_script import Act, Behaviour, Step
 from dispatcher.domain.outcome import Accepted, Deferred, Reason, Uncertain
-from dispatcher.providers.contract import Attempt, NoPlace
+from dispatcher.providers.contract import NoPlace
 from dispatcher.providers.smtp import SmtpProvider
 from dispatcher.providers.smtp_connection import SmtpOptions, _our_name
 from dispatcher.setting_values import SmtpServer
+from tests.providers.attempts import FakeAttempt
 from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, an_email, send
 from tests.providers.places import SmtpPlace, sink_process, smtp_place
 
@@ -225,7 +226,7 @@ async def test_who_has_waited_for_a_connection_has_all_of_his_time_then(tmp_path
     async with smtp_place(tmp_path, behaviour, connections=1) as place:
         first = asyncio.create_task(send(place.provider, an_email()))
         await _until(lambda: place.sink.commands["MAIL"] == 1)
-        attempt = Attempt(1, loop.time() + LATER_SECONDS, lambda: None)
+        attempt = FakeAttempt(1, loop.time() + LATER_SECONDS, lambda: None)
         attempt.admission = lambda: loop.time() + PATIENCE_SECONDS
         second = asyncio.create_task(place.provider.send(an_email(), attempt))
         await asyncio.sleep(0)
@@ -248,7 +249,7 @@ async def test_whoever_is_not_admitted_leaves_his_place_to_others(tmp_path: Path
     async with smtp_place(tmp_path, connections=1) as place:
         deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
         with pytest.raises(RouteClosed):
-            await place.provider.send(an_email(), Attempt(1, deadline, _must_not_leave, admission=refuse))
+            await place.provider.send(an_email(), FakeAttempt(1, deadline, _must_not_leave, admission=refuse))
 
         assert isinstance((await send(place.provider, an_email())).outcome, Accepted)
 
@@ -268,7 +269,7 @@ async def test_a_deadline_that_has_passed_sends_nothing(tmp_path: Path) -> None:
         await send(place.provider, an_email())
 
         outcome = await place.provider.send(
-            an_email(), Attempt(1, asyncio.get_running_loop().time() - 1, _must_not_leave)
+            an_email(), FakeAttempt(1, asyncio.get_running_loop().time() - 1, _must_not_leave)
         )
 
         assert isinstance(outcome, Deferred)
@@ -305,7 +306,7 @@ async def test_an_answer_that_lies_in_the_socket_at_the_deadline_counts(tmp_path
             _block_until(lambda: str(email.email_id) in read_ledger(tmp_path / "ledger.jsonl").ids)
             _block_until(lambda: time.monotonic() > deadline + 0.1)  # uvloop's clock is this one, as of its last turn
 
-        outcome = await provider.send(email, Attempt(1, deadline, lambda: _soon(stay_busy)))
+        outcome = await provider.send(email, FakeAttempt(1, deadline, lambda: _soon(stay_busy)))
         await provider.close()
 
     assert loop.time() > deadline

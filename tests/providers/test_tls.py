@@ -12,9 +12,9 @@ from typing import Final
 
 import pytest
 
-from dispatcher.providers.contract import Attempt
 from dispatcher.providers.http import Answer, HttpTransport, NoAnswer, NothingLeft
 from dispatcher.providers.http_connection import HttpConnection
+from tests.providers.attempts import FakeAttempt
 from tests.providers.conftest import Authority
 from tests.waiting import until
 
@@ -74,7 +74,7 @@ async def test_nothing_is_kept_of_a_connection_that_ended_as_it_began(authority:
     for _ in range(3):
         async with _server(authority.server_of_tls_1_2, b"", cut_into=4096, is_brief=True) as port:
             with pytest.raises(NothingLeft):
-                await transport.post(f"https://127.0.0.1:{port}/", {}, b"{}", Attempt(1, deadline, lambda: None))
+                await transport.post(f"https://127.0.0.1:{port}/", {}, b"{}", FakeAttempt(1, deadline, lambda: None))
 
     # Of a connection that broke its transport is told a turn of the loop later, and holds it until then.
     await until(lambda: _connections() <= before)
@@ -91,7 +91,7 @@ async def _call(port: int, authority: Authority) -> Answer | NoAnswer:
     transport = HttpTransport(connections=1, ca_file=authority.ca_file)
     deadline = asyncio.get_running_loop().time() + PATIENCE
     try:
-        return await transport.post(f"https://127.0.0.1:{port}/", {}, b"{}", Attempt(1, deadline, lambda: None))
+        return await transport.post(f"https://127.0.0.1:{port}/", {}, b"{}", FakeAttempt(1, deadline, lambda: None))
     except NoAnswer as error:
         return error
     finally:

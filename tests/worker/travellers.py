@@ -10,7 +10,8 @@ from typing import Any
 from dispatcher.domain.outcome import Outcome
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.contract import Attempt, Provider
+from dispatcher.providers.contract import Provider
+from tests.providers.attempts import FakeAttempt
 from tests.providers.emails import PATIENCE_SECONDS, an_email
 
 
@@ -35,7 +36,7 @@ class Traveller:
     back: int = 0
     refusal: Exception | None = None
     outcome: Outcome | ProviderFault | None = None
-    attempt: Attempt = field(init=False)
+    attempt: FakeAttempt = field(init=False)
     task: asyncio.Task[None] | None = None
 
     @property
@@ -54,7 +55,7 @@ class Traveller:
 
     async def travel(self, provider: Provider, seconds: float) -> None:
         deadline = asyncio.get_running_loop().time() + seconds
-        self.attempt = Attempt(1, deadline, self.leave, came_back=self.come_back)
+        self.attempt = FakeAttempt(1, deadline, self.leave, came_back=self.come_back)
         try:
             self.outcome = await provider.send(self.email, self.attempt)
         except ProviderFault as fault:
