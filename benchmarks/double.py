@@ -28,7 +28,7 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python benchmarks/double.py`
 
 from dispatcher.dev.http_double import throwaway_tls
-from dispatcher.providers.tls import Tls
+from dispatcher.transport.tls import Tls
 
 PR_SET_PDEATHSIG: Final = 1
 WRITE_SECONDS: Final = 0.1

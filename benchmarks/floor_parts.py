@@ -25,11 +25,11 @@ from benchmarks import cpu
 from benchmarks.figures import per_email_us
 from dispatcher.broker.connection import open_connection
 from dispatcher.providers.contract import Attempt
-from dispatcher.providers.http import HttpTransport
 from dispatcher.store.connections import LOCK_SECONDS, STATEMENT_SECONDS
 from dispatcher.store.leases import MOST_OCTETS
 from dispatcher.store.outbox import AHEAD_SECONDS, THE_START
 from dispatcher.store.queries import ids_within, query
+from dispatcher.transport.http import HttpTransport
 
 PARTS: Final = ("publish", "consume", "lease", "send", "record")
 ELAPSED: Final = "elapsed"

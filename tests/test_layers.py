@@ -22,8 +22,9 @@ FLOORS: Final = (
     # Ground floor first.
     {"errors", "version", "sql"},
     {"domain"},
-    {"setting_values", "trust"},
+    {"setting_values"},
     {"config"},
+    {"transport"},  # how an email leaves a process
     {"telemetry"},
     {"host"},  # what the processes of one host share
     {"store", "broker", "providers", "alerts"},  # siblings that do not know each other
@@ -41,12 +42,12 @@ CLIENTS: Final[tuple[tuple[set[str], set[str]], ...]] = (
     ({"store"}, {"psycopg", "psycopg_pool"}),
     ({"broker"}, {"pika"}),
     ({"providers"}, {"sendgrid", "python_http_client", "boto3", "botocore"}),
-    ({"providers", "alerts"}, {"aiosmtplib"}),
+    ({"alerts"}, {"aiosmtplib"}),
     ({"alerts", "client"}, {"pyreqwest", "aiohttp", "httpx", "requests", "urllib3"}),
-    ({"providers"}, {"aiohappyeyeballs"}),
+    ({"transport"}, {"aiohappyeyeballs"}),
     ({"alerts"}, {"standardwebhooks"}),
     # The management API's client stands with the broker; dev fetches private servers and waits for them.
-    ({"broker", "providers", "dev"}, {"http.client", "urllib.request"}),
+    ({"broker", "transport", "dev"}, {"http.client", "urllib.request"}),
     ({"dev"}, {"aiosmtpd"}),
     # The extra `api`: the base install does without.
     ({"api"}, {"fastapi", "starlette", "uvicorn"}),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher.trust import client_context
+from dispatcher.transport.tls import client_context
 
 ROOT = Path(__file__).parent.parent
 
@@ -37,4 +37,4 @@ def test_contexts_of_clients_come_from_one_place() -> None:
         if isinstance(node, ast.Attribute) and node.attr == "create_default_context"
     }
 
-    assert makers == {"dispatcher/trust.py"}
+    assert makers == {"dispatcher/transport/tls.py"}

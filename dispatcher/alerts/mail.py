@@ -18,7 +18,7 @@ from dispatcher.alerts.contract import NotDelivered
 from dispatcher.alerts.wording import subject, text
 from dispatcher.domain.alert import Notice
 from dispatcher.setting_values import SmtpServer
-from dispatcher.trust import client_context
+from dispatcher.transport.tls import client_context
 
 TOTAL_SECONDS: Final = 15.0
 # Folding would part a subject from its name, and some readers show the fold.

@@ -26,7 +26,7 @@ from dispatcher.broker.faults import REMEDIES, channel_fault, reason
 from dispatcher.broker.pika_connection import PikaConnection
 from dispatcher.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
 from dispatcher.setting_values import addresses
-from dispatcher.trust import client_context
+from dispatcher.transport.tls import client_context
 from dispatcher.version import VERSION
 
 T = TypeVar("T")

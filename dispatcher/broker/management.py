@@ -24,7 +24,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from dispatcher.errors import BrokerUnavailable, ConfigurationError, TopologyError
 from dispatcher.setting_values import addresses
-from dispatcher.trust import client_context
+from dispatcher.transport.tls import client_context
 
 TIMEOUT_SECONDS: Final = 5.0
 MAX_REPLY_OCTETS: Final = 4 * 1024 * 1024

@@ -10,13 +10,13 @@ from typing import Final, Protocol
 
 from dispatcher.alerts.wording import instant
 from dispatcher.domain.alert import Alert, Kind
+from dispatcher.domain.scrub import scrub
 from dispatcher.domain.waiting import about, why
 from dispatcher.errors import DispatcherError
 from dispatcher.monitor.lasting import Lasting
 from dispatcher.monitor.patience import within
 from dispatcher.monitor.probe import Probe
 from dispatcher.monitor.toldbook import STORE_SECONDS, ToldBook
-from dispatcher.providers.scrub import scrub
 from dispatcher.store.activity import MISSED_LOOKS
 from dispatcher.store.alerts import Flow, OldestDeadLetters
 from dispatcher.store.retention import Expiring

@@ -8,8 +8,8 @@ import socket
 from dataclasses import dataclass
 from typing import Final, Self
 
+from dispatcher.domain.scrub import scrub
 from dispatcher.errors import DispatcherError
-from dispatcher.providers.scrub import scrub
 
 MAX_ACTOR_CHARACTERS: Final = 200
 

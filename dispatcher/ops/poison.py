@@ -13,10 +13,10 @@ from dispatcher.broker import pointer
 from dispatcher.broker.dlq import DeadLetterQueue, Found
 from dispatcher.broker.outgoing import Outgoing
 from dispatcher.domain.poison_id import poison_id
+from dispatcher.domain.scrub import scrub
 from dispatcher.errors import BrokerUnavailable, DispatcherError, InvalidPointer
 from dispatcher.ops.letters import look, read, remove
 from dispatcher.ops.plain import plain, safe_text
-from dispatcher.providers.scrub import scrub
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.failures import audit
 from dispatcher.store.standings import find_failures

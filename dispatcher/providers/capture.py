@@ -16,8 +16,8 @@ from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.capabilities import CAPTURE
 from dispatcher.providers.contract import Attempt
-from dispatcher.providers.mime import rendered
-from dispatcher.providers.mime_headers import UnrenderableEmail
+from dispatcher.transport.mime import rendered
+from dispatcher.transport.mime_headers import UnrenderableEmail
 
 NAME: Final = "capture"
 

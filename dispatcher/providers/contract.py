@@ -15,10 +15,9 @@ from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import Outcome
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
+from dispatcher.transport import call
 
-
-class NoPlace(Exception):
-    """No connection of ours became free for the email by its deadline: nothing has begun, and the provider is well."""
+NoPlace = call.NoPlace
 
 
 class Attempt:

@@ -12,7 +12,7 @@ from dispatcher.errors import ConfigurationError
 from dispatcher.providers.capture import CaptureProvider
 from dispatcher.providers.contract import Provider
 from dispatcher.providers.smtp import SmtpProvider
-from dispatcher.providers.smtp_connection import SmtpOptions
+from dispatcher.transport.smtp_connection import SmtpOptions
 
 
 class CheckableProvider(Provider, Protocol):

@@ -24,14 +24,14 @@ from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import Deferred, Outcome, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ConfigurationError, ProviderFault
-from dispatcher.providers.body import Body
 from dispatcher.providers.capabilities import SENDGRID
 from dispatcher.providers.contract import Attempt, CallLimits, Part, RefusedTogether
-from dispatcher.providers.http import Answer, HttpTransport, NoAnswer, NothingLeft
-from dispatcher.providers.mime_headers import UnrenderableEmail
 from dispatcher.providers.sendgrid_answers import NAME, fault_of, outcome_of
 from dispatcher.providers.sendgrid_bulk import LIMITS, body_of_call, outcomes_of_call, part_of
 from dispatcher.providers.sendgrid_mail import body_of
+from dispatcher.transport.body import Body
+from dispatcher.transport.http import Answer, HttpTransport, NoAnswer, NothingLeft
+from dispatcher.transport.mime_headers import UnrenderableEmail
 
 CHECK_SECONDS: Final = 15.0
 """How long `check` gives SendGrid."""

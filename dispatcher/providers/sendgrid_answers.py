@@ -17,9 +17,9 @@ import orjson
 from python_http_client.exceptions import err_dict
 
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.http import Answer
-from dispatcher.providers.scrub import scrub
+from dispatcher.transport.http import Answer
 
 NAME: Final = "sendgrid"
 MAX_ERRORS: Final = 5

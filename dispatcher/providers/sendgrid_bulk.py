@@ -22,10 +22,10 @@ import orjson
 from dispatcher.domain.outcome import Outcome, Reason, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.providers.contract import CallLimits, Part, RefusedTogether
-from dispatcher.providers.http import Answer
-from dispatcher.providers.mime_headers import UnrenderableEmail, checked
 from dispatcher.providers.sendgrid_answers import fields_of, outcome_of
 from dispatcher.providers.sendgrid_mail import document_of, headers_of, personalizations_of
+from dispatcher.transport.http import Answer
+from dispatcher.transport.mime_headers import UnrenderableEmail, checked
 
 LIMITS: Final = CallLimits(emails=1000, recipients=1000, octets=4 * 1024 * 1024)
 """SendGrid's; the octets are ours, so that one call does not keep the loop and the line for long."""

@@ -27,8 +27,8 @@ import orjson
 from dispatcher.domain.address import Address, is_plain, parse_address
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
-from dispatcher.providers.body import Body, InBase64
-from dispatcher.providers.mime_headers import (
+from dispatcher.transport.body import Body, InBase64
+from dispatcher.transport.mime_headers import (
     UnrenderableEmail,
     ascii_domain,
     ascii_spec,

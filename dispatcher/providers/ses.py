@@ -24,18 +24,18 @@ from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.body import Body
 from dispatcher.providers.capabilities import SES
 from dispatcher.providers.contract import Attempt, CallLimits, Part, RefusedTogether
-from dispatcher.providers.http import Answer, HttpTransport, NoAnswer, NothingLeft
-from dispatcher.providers.mime import LARGE_OCTETS
-from dispatcher.providers.mime_headers import UnrenderableEmail
 from dispatcher.providers.ses_bulk import LIMITS, outcomes_of_call, part_of, request_of_call
 from dispatcher.providers.ses_credentials import AwsCredentials
 from dispatcher.providers.ses_endpoint import NAME, SesOptions, endpoint_of, new_session
 from dispatcher.providers.ses_errors import document_of, is_denied, outcome_of, refusal_of, unsent, unsigned
 from dispatcher.providers.ses_request import request_for
 from dispatcher.providers.ses_signing import Signer, digest_of
+from dispatcher.transport.body import Body
+from dispatcher.transport.http import Answer, HttpTransport, NoAnswer, NothingLeft
+from dispatcher.transport.mime import LARGE_OCTETS
+from dispatcher.transport.mime_headers import UnrenderableEmail
 
 CHECK_SECONDS: Final = 15.0
 """How long `check` gives credentials and SES together."""

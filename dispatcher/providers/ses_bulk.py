@@ -21,10 +21,10 @@ from dispatcher.domain.template_data import canonical_data
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.capabilities import SES_MAX_RECIPIENTS
 from dispatcher.providers.contract import CallLimits, Part, RefusedTogether
-from dispatcher.providers.http import Answer
-from dispatcher.providers.mime_headers import UnrenderableEmail
 from dispatcher.providers.ses_errors import document_of, entry_outcome, refusal_of
 from dispatcher.providers.ses_request import Parameters, Request, bulk_entry, common_of
+from dispatcher.transport.http import Answer
+from dispatcher.transport.mime_headers import UnrenderableEmail
 
 LIMITS: Final = CallLimits(emails=50, recipients=SES_MAX_RECIPIENTS, octets=8 * 1024 * 1024)
 """SES's; the octets are ours."""

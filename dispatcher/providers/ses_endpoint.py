@@ -23,10 +23,10 @@ from botocore.httpsession import get_cert_path
 from botocore.model import ServiceModel
 
 from dispatcher.config import Settings
+from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ConfigurationError
-from dispatcher.providers.http_proxy import HttpProxy, proxy_for
-from dispatcher.providers.scrub import scrub
-from dispatcher.trust import client_context
+from dispatcher.transport.http_proxy import HttpProxy, proxy_for
+from dispatcher.transport.tls import client_context
 
 NAME: Final = "ses"
 SERVICE: Final = "sesv2"

@@ -13,10 +13,10 @@ import orjson
 from botocore.parsers import create_parser
 
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.http import Answer, NothingLeft
-from dispatcher.providers.scrub import scrub
 from dispatcher.providers.ses_endpoint import NAME
+from dispatcher.transport.http import Answer, NothingLeft
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,10 @@ from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
 from dispatcher.domain.template_data import canonical_data
 from dispatcher.domain.text import body_fault
-from dispatcher.providers.body import Body, BodyInBase64, InBase64
 from dispatcher.providers.capabilities import SES_MAX_OCTETS, SES_MAX_RECIPIENTS
-from dispatcher.providers.mime import RenderedEmail, render
-from dispatcher.providers.mime_headers import (
+from dispatcher.transport.body import Body, BodyInBase64, InBase64
+from dispatcher.transport.mime import RenderedEmail, render
+from dispatcher.transport.mime_headers import (
     UnrenderableEmail,
     ascii_spec,
     checked,

@@ -20,7 +20,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import ReadOnlyCredentials
 
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.body import Body
+from dispatcher.transport.body import Body
 
 
 async def digest_of(body: bytes | Body) -> str:

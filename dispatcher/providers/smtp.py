@@ -17,9 +17,9 @@ from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.capabilities import SMTP
 from dispatcher.providers.contract import Attempt, NoPlace
-from dispatcher.providers.mime import RenderedEmail, rendered
-from dispatcher.providers.mime_headers import UnrenderableEmail
-from dispatcher.providers.smtp_connection import (
+from dispatcher.transport.mime import RenderedEmail, rendered
+from dispatcher.transport.mime_headers import UnrenderableEmail
+from dispatcher.transport.smtp_connection import (
     NAME,
     Connection,
     NotConnected,
@@ -27,10 +27,10 @@ from dispatcher.providers.smtp_connection import (
     open_connection,
     tls_context,
 )
-from dispatcher.providers.smtp_conversation import ConnectionBroke
-from dispatcher.providers.smtp_pool import ConnectionPool
-from dispatcher.providers.smtp_replies import Phase
-from dispatcher.providers.smtp_transaction import Transaction
+from dispatcher.transport.smtp_conversation import ConnectionBroke
+from dispatcher.transport.smtp_pool import ConnectionPool
+from dispatcher.transport.smtp_replies import Phase
+from dispatcher.transport.smtp_transaction import Transaction
 
 CHECK_SECONDS = 15.0
 """How long `check` gives a server from the first packet to the goodbye."""

@@ -12,15 +12,15 @@ from collections.abc import Awaitable, Collection
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
+from dispatcher.domain.echo import without_echo, words_without_echo
 from dispatcher.domain.header_names import headers_fault
 from dispatcher.domain.outcome import CONCERNS_PROVIDER, Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
 from dispatcher.providers.contract import Attempt, NoPlace
-from dispatcher.providers.echo import without_echo, words_without_echo
-from dispatcher.providers.scrub import scrub
 from dispatcher.routing.breaker import LONGEST_OPEN_SECONDS
 from dispatcher.routing.evidence import Blame
 from dispatcher.routing.rate import RateLimit

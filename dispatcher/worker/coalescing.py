@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from dispatcher.domain.capabilities import Capabilities
+from dispatcher.domain.echo import without_echo, words_without_echo
 from dispatcher.domain.outcome import CONCERNS_PROVIDER, Deferred, Outcome, Reason
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import Attempt, BulkProvider, CallLimits, Part, Provider, RefusedTogether
-from dispatcher.providers.echo import without_echo, words_without_echo
 from dispatcher.telemetry import metrics
 
 MOST_NAMED: Final = 8

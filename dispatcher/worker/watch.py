@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Final
 
 from dispatcher.broker.consumer import Consumer
+from dispatcher.domain.scrub import scrub
 from dispatcher.errors import DispatcherError
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.lifecycle import unless_cut_off
-from dispatcher.providers.scrub import scrub
 from dispatcher.routing.breaker import FAILURES_IN_A_ROW, Breaker, State
 from dispatcher.routing.routes import Routes
 from dispatcher.store.providers import ProviderStore

@@ -59,7 +59,7 @@ def test_looking_at_dead_letters_loads_nothing_that_it_does_not_need(settled: Co
     script = (
         f"import sys; from dispatcher.cli.main import main; main({words})\n"
         "needless = {'rich', 'pika', 'uvloop', 'structlog', 'psycopg_pool', 'boto3', 'difflib'}\n"
-        "needless |= {'dispatcher.domain.address', 'dispatcher.providers.scrub', 'dispatcher.ops.poison'}\n"
+        "needless |= {'dispatcher.domain.address', 'dispatcher.domain.scrub', 'dispatcher.ops.poison'}\n"
         "assert 'psycopg' in sys.modules\n"
         "assert not needless & sys.modules.keys(), needless & sys.modules.keys()"
     )

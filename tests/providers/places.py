@@ -17,8 +17,8 @@ from dispatcher.dev.smtp_sink import SmtpSink, running_sink
 from dispatcher.providers.capture import CaptureProvider
 from dispatcher.providers.contract import Provider
 from dispatcher.providers.smtp import SmtpProvider
-from dispatcher.providers.smtp_connection import SmtpOptions
 from dispatcher.setting_values import SmtpServer
+from dispatcher.transport.smtp_connection import SmtpOptions
 from tests.providers.habits import PLAIN, Habits
 from tests.providers.sendgrid_place import sendgrid_place
 from tests.providers.ses_place import ses_place

@@ -11,12 +11,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
-from dispatcher.providers.body import PIECE_OCTETS, Body, InBase64
-from dispatcher.providers.http_connection import HttpConnection
-from dispatcher.providers.mime import render
 from dispatcher.providers.sendgrid_mail import body_of
-from dispatcher.providers.smtp_conversation import Conversation
-from dispatcher.providers.smtp_transaction import dot_stuffed
+from dispatcher.transport.body import PIECE_OCTETS, Body, InBase64
+from dispatcher.transport.http_connection import HttpConnection
+from dispatcher.transport.mime import render
+from dispatcher.transport.smtp_conversation import Conversation
+from dispatcher.transport.smtp_transaction import dot_stuffed
 from tests.providers.emails import an_email
 
 MEBIBYTE = 1024 * 1024

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from dispatcher.domain.outcome import Reason
-from dispatcher.providers.http import Answer, HttpTransport, NoAnswer, NothingLeft
+from dispatcher.transport.http import Answer, HttpTransport, NoAnswer, NothingLeft
 from tests.providers.attempts import FakeAttempt
 from tests.providers.conftest import Authority
 

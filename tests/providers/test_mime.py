@@ -19,8 +19,8 @@ from dispatcher.domain.address import parse_address
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
 from dispatcher.domain.text import body_fault, header_fault, name_fault
-from dispatcher.providers.mime import render
-from dispatcher.providers.mime_headers import UnrenderableEmail, text_field
+from dispatcher.transport.mime import render
+from dispatcher.transport.mime_headers import UnrenderableEmail, text_field
 from tests.providers.emails import an_email, parsed
 
 ROOT = Path(__file__).parents[2]

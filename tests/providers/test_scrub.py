@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.providers.scrub import MAX_CHARACTERS, scrub
+from dispatcher.domain.scrub import MAX_CHARACTERS, scrub
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from aiosmtpd.smtp import SMTP, Envelope, Session
 
 from dispatcher.domain.outcome import Accepted, Rejected
 from dispatcher.domain.outgoing import OutgoingAttachment
-from dispatcher.providers.mime import render
 from dispatcher.providers.smtp import SmtpProvider
-from dispatcher.providers.smtp_connection import SmtpOptions
 from dispatcher.setting_values import SmtpServer
+from dispatcher.transport.mime import render
+from dispatcher.transport.smtp_connection import SmtpOptions
 from tests.providers.emails import an_email, send
 
 

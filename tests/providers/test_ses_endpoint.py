@@ -10,9 +10,9 @@ import pytest
 from dispatcher.config import load
 from dispatcher.domain.outcome import Accepted
 from dispatcher.errors import ConfigurationError
-from dispatcher.providers.http_proxy import HttpProxy
 from dispatcher.providers.registry import open_provider
 from dispatcher.providers.ses_endpoint import Endpoint, SesOptions, endpoint_of, new_session
+from dispatcher.transport.http_proxy import HttpProxy
 from tests.providers.conftest import Authority
 from tests.providers.emails import an_email, send
 from tests.providers.ses_place import REGION, aws_environment, ses_place

@@ -16,11 +16,11 @@ from botocore.validate import ParamValidator
 
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
-from dispatcher.providers.body import PIECE_OCTETS, Body
-from dispatcher.providers.mime import render
-from dispatcher.providers.mime_headers import UnrenderableEmail
 from dispatcher.providers.ses_bulk import part_of
 from dispatcher.providers.ses_request import MAX_HEADERS, Parameters, request_for
+from dispatcher.transport.body import PIECE_OCTETS, Body
+from dispatcher.transport.mime import render
+from dispatcher.transport.mime_headers import UnrenderableEmail
 from tests.providers.emails import an_email
 
 FILE = OutgoingAttachment("a.pdf", "application/pdf", b"%PDF")

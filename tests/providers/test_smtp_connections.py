@@ -14,8 +14,8 @@ from dispatcher.dev.smtp_script import Act, Behaviour, Step
 from dispatcher.domain.outcome import Accepted, Deferred, Reason, Uncertain
 from dispatcher.providers.contract import NoPlace
 from dispatcher.providers.smtp import SmtpProvider
-from dispatcher.providers.smtp_connection import SmtpOptions, _our_name
 from dispatcher.setting_values import SmtpServer
+from dispatcher.transport.smtp_connection import SmtpOptions, _our_name
 from tests.providers.attempts import FakeAttempt
 from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, an_email, send
 from tests.providers.places import SmtpPlace, sink_process, smtp_place

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher.domain.outcome import Accepted, Concern, Deferred, Reason, Rejected, Uncertain, left_out
-from dispatcher.providers.smtp_conversation import ConnectionBroke, Conversation, GarbledReply
-from dispatcher.providers.smtp_replies import Phase, Reply, acceptance, no_recipient_left, refusal, reply_of
+from dispatcher.transport.smtp_conversation import ConnectionBroke, Conversation, GarbledReply
+from dispatcher.transport.smtp_replies import Phase, Reply, acceptance, no_recipient_left, refusal, reply_of
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from dispatcher.dev.smtp_sink import SmtpSink, running_sink
 from dispatcher.domain.outcome import Accepted, Deferred, Reason
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.smtp import SmtpProvider
-from dispatcher.providers.smtp_connection import SmtpOptions
 from dispatcher.setting_values import SmtpServer
+from dispatcher.transport.smtp_connection import SmtpOptions
 from tests.providers.conftest import Authority
 from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, an_email, send
 

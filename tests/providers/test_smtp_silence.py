@@ -9,8 +9,8 @@ from dispatcher.dev.smtp_script import Act, Behaviour, Step
 from dispatcher.dev.smtp_sink import running_sink
 from dispatcher.domain.outcome import Uncertain
 from dispatcher.providers.smtp import SmtpProvider
-from dispatcher.providers.smtp_connection import SmtpOptions
 from dispatcher.setting_values import SmtpServer
+from dispatcher.transport.smtp_connection import SmtpOptions
 from tests.providers.emails import an_email, send
 
 EMAILS = 200

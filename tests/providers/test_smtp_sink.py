@@ -8,8 +8,8 @@ from pathlib import Path
 from dispatcher.dev.ledger import Entry, LedgerWriter, read_ledger
 from dispatcher.domain.outcome import Accepted
 from dispatcher.providers.smtp import SmtpProvider
-from dispatcher.providers.smtp_connection import SmtpOptions
 from dispatcher.setting_values import SmtpServer
+from dispatcher.transport.smtp_connection import SmtpOptions
 from tests.providers.emails import an_email, send
 from tests.providers.places import sink_process, smtp_place
 

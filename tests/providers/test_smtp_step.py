@@ -14,8 +14,8 @@ import pytest
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Uncertain
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.smtp import SmtpProvider
-from dispatcher.providers.smtp_connection import SmtpOptions
 from dispatcher.setting_values import SmtpServer
+from dispatcher.transport.smtp_connection import SmtpOptions
 from tests.providers.emails import an_email, send
 from tests.providers.listeners import listening
 

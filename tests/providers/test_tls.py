@@ -12,8 +12,8 @@ from typing import Final
 
 import pytest
 
-from dispatcher.providers.http import Answer, HttpTransport, NoAnswer, NothingLeft
-from dispatcher.providers.http_connection import HttpConnection
+from dispatcher.transport.http import Answer, HttpTransport, NoAnswer, NothingLeft
+from dispatcher.transport.http_connection import HttpConnection
 from tests.providers.attempts import FakeAttempt
 from tests.providers.conftest import Authority
 from tests.waiting import until

@@ -12,7 +12,7 @@ from pathlib import Path
 from uuid import UUID
 
 from dispatcher.cli.main import main
-from dispatcher.providers import mime
+from dispatcher.transport import mime
 
 
 def arm(poison: UUID) -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.providers.contract import Attempt
-from dispatcher.providers.mime import RenderedEmail
-from dispatcher.providers.smtp_transaction import Transaction
 from dispatcher.store.leases import Lease
+from dispatcher.transport.mime import RenderedEmail
+from dispatcher.transport.smtp_transaction import Transaction
 from dispatcher.worker.coalescing import coalesced
 from dispatcher.worker.sending import Sending
 from tests.providers.places import smtp_place

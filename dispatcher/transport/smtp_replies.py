@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from dispatcher.domain.outcome import SOME_REFUSED, Accepted, Concern, Deferred, Outcome, Reason, Rejected, Uncertain
-from dispatcher.providers.scrub import scrub
+from dispatcher.domain.scrub import scrub
 
 
 class Phase(StrEnum):

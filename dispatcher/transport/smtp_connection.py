@@ -18,12 +18,12 @@ from typing import Final
 
 from dispatcher.config import Settings
 from dispatcher.domain.outcome import Concern, Deferred, Reason
+from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ConfigurationError, ProviderFault
-from dispatcher.providers.scrub import scrub
-from dispatcher.providers.smtp_conversation import ConnectionBroke, Conversation, GarbledReply, ServerClosing
-from dispatcher.providers.smtp_replies import Phase, Reply, refusal
 from dispatcher.setting_values import SmtpServer
-from dispatcher.trust import client_context
+from dispatcher.transport.smtp_conversation import ConnectionBroke, Conversation, GarbledReply, ServerClosing
+from dispatcher.transport.smtp_replies import Phase, Reply, refusal
+from dispatcher.transport.tls import client_context
 
 NAME: Final = "smtp"
 

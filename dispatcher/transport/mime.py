@@ -29,8 +29,8 @@ from typing import Final
 from dispatcher.domain.address import Address, parse_address
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
-from dispatcher.providers.body import Body, InBase64
-from dispatcher.providers.mime_headers import (
+from dispatcher.transport.body import Body, InBase64
+from dispatcher.transport.mime_headers import (
     UnrenderableEmail,
     address_field,
     ascii_domain,

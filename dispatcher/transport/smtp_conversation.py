@@ -14,7 +14,7 @@ import ssl
 from collections import deque
 from typing import Final, cast
 
-from dispatcher.providers.smtp_replies import Reply, reply_of
+from dispatcher.transport.smtp_replies import Reply, reply_of
 
 MAX_REPLY_OCTETS: Final = 64 * 1024
 """A reply line has 512 octets (RFC 5321, section 4.5.3.1.5) and a reply few lines; more is no SMTP server."""

@@ -13,18 +13,18 @@ from typing import Final
 
 from dispatcher.domain.outcome import Concern, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.body import Body
-from dispatcher.providers.contract import Attempt
-from dispatcher.providers.mime import RenderedEmail
-from dispatcher.providers.smtp_connection import NAME, Connection
-from dispatcher.providers.smtp_conversation import (
+from dispatcher.transport.body import Body
+from dispatcher.transport.call import Call
+from dispatcher.transport.mime import RenderedEmail
+from dispatcher.transport.smtp_connection import NAME, Connection
+from dispatcher.transport.smtp_conversation import (
     ConnectionBroke,
     Conversation,
     GarbledReply,
     OutOfStep,
     ServerClosing,
 )
-from dispatcher.providers.smtp_replies import Phase, Reply, acceptance, no_recipient_left, refusal
+from dispatcher.transport.smtp_replies import Phase, Reply, acceptance, no_recipient_left, refusal
 
 START_INPUT: Final = 354
 """The one reply that asks for the body."""
@@ -45,8 +45,8 @@ class Transaction:
         phase: How far it has come.
     """
 
-    def __init__(self, attempt: Attempt) -> None:
-        self._attempt = attempt
+    def __init__(self, call: Call) -> None:
+        self._call = call
         self._loop = asyncio.get_running_loop()
         self._latest = 0.0
         self.phase = Phase.WAITING
@@ -63,8 +63,8 @@ class Transaction:
         """
         if unfit := _unfit(email, connection):
             return unfit
-        left = self._attempt.deadline - self._loop.time()
-        self._latest = self._attempt.deadline - min(MOST_FOR_ANSWER_SECONDS, max(0.0, left) * ANSWERS_SHARE)
+        left = self._call.deadline - self._loop.time()
+        self._latest = self._call.deadline - min(MOST_FOR_ANSWER_SECONDS, max(0.0, left) * ANSWERS_SHARE)
         refused = await self._envelope(email, connection, kept=kept)
         if not isinstance(refused, list):
             connection.needs_reset = True
@@ -96,7 +96,7 @@ class Transaction:
     ) -> list[tuple[int, Reply]] | Outcome:
         """The refused recipients, once the server waits for the body; an outcome if it does not."""
         self.phase = Phase.MAIL
-        patience = min(PATIENCE_SECONDS, (self._attempt.deadline - self._loop.time()) / 2) if kept else None
+        patience = min(PATIENCE_SECONDS, (self._call.deadline - self._loop.time()) / 2) if kept else None
         dialogue = Dialogue(connection.conversation, _commands(email, connection), connection.has_pipelining, patience)
         if connection.needs_reset:
             await dialogue.reset_done()
@@ -141,7 +141,7 @@ class Transaction:
             body, owed = bytes(dot_stuffed(content)), 1
         if self._loop.time() >= self._latest:
             raise TimeoutError
-        self._attempt.leaving()
+        self._call.leaving()
         self.phase = Phase.FINAL
         conversation.write(body + b".\r\n", owed)
         reply = await self._final_reply(conversation)

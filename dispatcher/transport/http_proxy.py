@@ -11,8 +11,8 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ConfigurationError
-from dispatcher.providers.scrub import scrub
 
 MAX_HEAD_OCTETS: Final = 16 * 1024
 """Of a proxy's answer."""

@@ -25,14 +25,13 @@ from urllib.parse import urlsplit
 from aiohappyeyeballs import start_connection
 
 from dispatcher.domain.outcome import Deferred, Reason, Uncertain
+from dispatcher.domain.scrub import scrub
 from dispatcher.domain.values import value
-from dispatcher.providers.body import Body
-from dispatcher.providers.contract import Attempt, NoPlace
-from dispatcher.providers.http_connection import HttpConnection
-from dispatcher.providers.http_proxy import HttpProxy, ProxyRefused, open_tunnel
-from dispatcher.providers.scrub import scrub
-from dispatcher.providers.tls import Tls
-from dispatcher.trust import client_context
+from dispatcher.transport.body import Body
+from dispatcher.transport.call import Call, NoPlace
+from dispatcher.transport.http_connection import HttpConnection
+from dispatcher.transport.http_proxy import HttpProxy, ProxyRefused, open_tunnel
+from dispatcher.transport.tls import Tls, client_context
 
 CONNECT_SECONDS: Final = 10.0
 """For the name, TCP and TLS; the call's own deadline may be sooner."""
@@ -152,27 +151,27 @@ class HttpTransport:
         self._heads: dict[tuple[str, str], tuple[dict[str, str], bytes]] = {}
         self._sweep: asyncio.TimerHandle | None = None
 
-    async def post(self, url: str, headers: Headers, body: bytes | Body, attempt: Attempt) -> Answer:
+    async def post(self, url: str, headers: Headers, body: bytes | Body, call: Call) -> Answer:
         """The answer to one POST; never a second one, and no redirect is followed.
 
-        `attempt.admitted` is called once a connection is free for the call. `attempt.leaving` is called once a
+        `call.admitted` is called once a connection is free for the call. `call.leaving` is called once a
         connection stands and nothing of the body has left, or of a large body all but its last octet. What they raise
-        is raised here, and nothing leaves. `attempt.deadline` covers everything, whatever the server drips.
+        is raised here, and nothing leaves. `call.deadline` covers everything, whatever the server drips.
 
         Raises:
             NoPlace: no connection became free in time.
             NothingLeft, NoAnswer: see there.
         """
-        await self._place(attempt.deadline)
+        await self._place(call.deadline)
         try:
-            attempt.admitted()
-            deadline = attempt.deadline
+            call.admitted()
+            deadline = call.deadline
             latest = _latest_departure(deadline)
             head = self._head("POST", url, headers() if callable(headers) else headers)
             connection = self._kept() or await self._new(_target(url), latest)
             try:
                 return await _exchange(
-                    connection, head + b"%d\r\n\r\n" % len(body), body, deadline, latest, attempt.leaving
+                    connection, head + b"%d\r\n\r\n" % len(body), body, deadline, latest, call.leaving
                 )
             finally:
                 self._give_back(connection)

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from dispatcher.providers.smtp_connection import Connection
-from dispatcher.providers.smtp_conversation import GOODBYE_SECONDS
+from dispatcher.transport.smtp_connection import Connection
+from dispatcher.transport.smtp_conversation import GOODBYE_SECONDS
 
 FULL_SECONDS: Final = 30.0
 """How long we do with one connection less after the server said that it has enough of us."""
