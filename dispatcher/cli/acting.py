@@ -1,15 +1,18 @@
-"""What the commands that change something share: actor, reason, confirmation, ages, and open connections."""
+"""What commands share that read or change many emails: the open servers, who acts and why, confirmation, progress."""
 
 from __future__ import annotations
 
-import re
+import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from dispatcher.cli.environment import load_settings
+from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import say
 
 if TYPE_CHECKING:
@@ -17,48 +20,92 @@ if TYPE_CHECKING:
     from dispatcher.config import Settings
     from dispatcher.store.connections import AsyncSession
 
+T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+
+def acting(
+    *,
+    is_required: bool = True,
+    reason: str = "Why, for the audit: a few words, no addresses.",
+    actor: str = "Who decides, for the audit; the system's user@host if not said.",
+) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """The options `--reason` and `--actor`, passed on as one `act`; None without a reason that is not required.
+
+    Args:
+        reason: The help of `--reason`.
+        actor: The help of `--actor`.
+    """
+
+    def with_options(command: Callable[..., T]) -> Callable[..., T]:
+        @wraps(command)
+        def passed_on(reason: str | None, actor: str | None, **given: Any) -> T:
+            from dispatcher.ops.acts import Act
+
+            return command(act=Act.of(actor, reason or "") if is_required or reason else None, **given)
+
+        passed_on = click.option("--actor", metavar="NAME", help=actor)(passed_on)
+        return click.option("--reason", required=is_required, metavar="TEXT", help=reason)(passed_on)
+
+    return with_options
 
 
-class Duration(click.ParamType[float]):
-    """A length of time such as `90s`, `15m`, `2h`, `3d`, `1w`, in seconds."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Seconds."""
-        if isinstance(value, float):
-            return value
-        found = _DURATION.fullmatch(str(value).strip())
-        if found is None:
-            self.fail(f"{value!r} is no length of time: write 90s, 15m, 2h, 3d or 1w.", param, ctx)
-        return float(found[1]) * _UNITS[found[2]]
+def json_option(words: str = "One line of JSON.") -> Callable[[Command], Command]:
+    """The option `--json`, passed on as `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help=words)
 
 
-def acting(command: Command) -> Command:
-    """`--reason` and `--actor`."""
-    command = click.option(
-        "--actor", metavar="NAME", help="Who decides, for the audit; the system's user@host if not said."
-    )(command)
-    return click.option(
-        "--reason", required=True, metavar="TEXT", help="Why, for the audit: a few words, no addresses."
-    )(command)
+def confirm(question: str, *, yes: bool) -> None:
+    """Asks on the terminal, unless `--yes` was given.
+
+    Raises:
+        Exit: with 0 if the answer is no, with 2 if there is no terminal.
+    """
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        say("Nothing was changed: there is no terminal to ask on. Add --yes to go on without being asked.")
+        raise click.exceptions.Exit(Exit.USAGE)
+    if not click.confirm(question, err=True):
+        raise click.exceptions.Exit(Exit.DONE)
 
 
-def agreed(question: str) -> bool:
-    """Asks for confirmation on the terminal. Without a terminal, returns False and names --yes."""
-    if is_terminal():
-        return click.confirm(question, err=True)
-    say("Nothing was changed: there is no terminal to ask on. Add --yes to go on without being asked.")
-    return False
+@contextmanager
+def progress(label: str, *, total: int, done: int = 0) -> Iterator[Callable[[], None]]:
+    """A bar on stderr where that is a terminal; yields a function that advances it by one."""
+    with click.progressbar(
+        length=total, label=label, show_pos=True, file=sys.stderr, hidden=not sys.stderr.isatty()
+    ) as bar:
+        bar.update(done)
+        yield lambda: bar.update(1)
 
 
-def is_terminal() -> bool:
-    """Whether a person can be asked."""
-    return sys.stdin.isatty() and sys.stderr.isatty()
+def in_session(name: str, work: Callable[[AsyncSession], Awaitable[T]], settings: Settings | None = None) -> T:
+    """Runs work that needs PostgreSQL alone, for the command of this name.
+
+    Args:
+        settings: Loaded now if not given.
+    """
+    found = settings or load_settings("database_url")
+
+    async def run() -> T:
+        async with opened_session(found, name) as session:
+            return await work(session)
+
+    return asyncio.run(run())
+
+
+def at_dlq(
+    name: str, work: Callable[[AsyncSession, DeadLetterQueue], Awaitable[T]], settings: Settings | None = None
+) -> T:
+    """Runs work that needs PostgreSQL and the DLQ, for the command of this name."""
+    found = settings or load_settings("database_url", "amqp_url")
+
+    async def run() -> T:
+        async with opened_session(found, name) as session, opened_dlq(found, name) as dlq:
+            return await work(session, dlq)
+
+    return asyncio.run(run())
 
 
 @asynccontextmanager

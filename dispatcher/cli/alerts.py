@@ -11,7 +11,8 @@ import click
 
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.output import plain_table, print_json, print_table
+from dispatcher.cli.output import print_json
+from dispatcher.cli.table import Styled, Table
 from dispatcher.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -105,10 +106,7 @@ def _test_notice(settings: Settings) -> Notice:
 
 
 def _show(trials: list[Trial]) -> None:
-    from rich.text import Text
-
-    table = plain_table("", "", "", show_header=False)
+    table = Table()
     for trial in trials:
-        mark, colour = ("✓", "green") if trial.ok else ("✗", "red")
-        table.add_row(Text(mark, style=colour), trial.channel, trial.words)
-    print_table(table)
+        table.add(Styled("✓", "green") if trial.ok else Styled("✗", "red"), trial.channel, trial.words)
+    table.show()

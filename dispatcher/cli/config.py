@@ -6,24 +6,19 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import Field, asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
 from dispatcher.cli.environment import examine_settings, unknown_variables, warnings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.masking import MASK, masked, without_login, without_path
-from dispatcher.cli.output import console_for, plain_table, print_data, print_json, print_table, say
-from dispatcher.cli.text_table import TextTable
+from dispatcher.cli.output import print_data, print_json, say
+from dispatcher.cli.table import Styled, Table
 from dispatcher.config import Origin, Settings, doubts, variable_of
-from dispatcher.domain.text import printable
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 RUN_NEEDS: Final = ("database_url", "amqp_url", "providers")
 API_NEEDS: Final = ("database_url", "amqp_url")
-WIDE_COLUMNS: Final = 180
 _HEAD: Final = """\
 # Email Dispatcher: the settings of one host. A line counts once the # before its name is gone; what stands there is the
 # default. `dispatcher config` shows what a host has, `dispatcher doctor` whether it works.
@@ -124,53 +119,14 @@ def _written(value: object) -> str:
 
 
 def _show(lines: list[Line]) -> None:
-    if not sys.stdout.isatty():
-        _plain_table(lines).show()
-        return
-    is_wide = console_for(sys.stdout).width >= WIDE_COLUMNS
-    print_table(_wide_table(lines) if is_wide else _narrow_table(lines))
-
-
-def _plain_table(lines: list[Line]) -> TextTable:
-    """One row per setting, for `grep` and reports, the values last, for some are long; `--json` has all."""
-    table = TextTable("variable", "source", "value")
+    """On a terminal, what a setting is about stands below it; other programs get a line each, for `grep`."""
+    is_terminal = sys.stdout.isatty()
+    table = Table("variable", "source", "value", fold=2)
     for line in lines:
-        default = f"   (default: {line.default})" if line.default and line.source != "default" else ""
-        table.add(line.variable, line.source, f"{line.value or '-'}{default}")
-    return table
-
-
-def _wide_table(lines: list[Line]) -> Table:
-    """One row per setting, for wide terminals."""
-    from rich.text import Text
-
-    table = plain_table("variable", "value", "source", "default", "about")
-    for line in lines:
-        table.add_row(
-            line.variable,
-            Text(printable(line.value or "-")),
-            line.source,
-            line.default or "-",
-            line.about,
-            style=_style(line),
-        )
-    return table
-
-
-def _narrow_table(lines: list[Line]) -> Table:
-    """What it is about and the default stand below the value."""
-    from rich.text import Text
-
-    table = plain_table()
-    table.add_column("variable", no_wrap=True)
-    table.add_column("value", overflow="fold")
-    table.add_column("source", no_wrap=True)
-    for line in lines:
-        default = f" Default: {line.default}." if line.default else ""
-        value = Text(printable(line.value or "-")).append(f"\n{line.about}{default}", style="dim not bold")
-        table.add_row(line.variable, value, line.source, style=_style(line))
-    return table
-
-
-def _style(line: Line) -> str | None:
-    return None if line.source == "default" else "bold"
+        is_default = line.source == "default"
+        default = f"   (default: {line.default})" if line.default and not is_default else ""
+        value = f"{line.value or '-'}{default}"
+        table.add(line.variable, line.source, value, style="" if is_default else "bold")
+        if is_terminal:
+            table.add("", "", Styled(line.about, "dim"))
+    table.show()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.output import print_data, print_json, print_table
+from dispatcher.cli.output import print_data, print_json
 
 if TYPE_CHECKING:
     from dispatcher.dev.demo_report import Report
@@ -49,7 +49,7 @@ def command(emails: int, seed: int, workers: int, folder: Path, as_json: bool) -
     from dispatcher.dev.demo import Wishes, play
 
     signal.signal(signal.SIGTERM, _interrupt)
-    with open_screen() as screen:
+    with open_screen(emails) as screen:
         report = play(Wishes(emails, seed, workers, folder.expanduser()), screen)
     _tell(report, as_json=as_json)
     return Exit.DONE if report.balances else Exit.FAILED
@@ -61,7 +61,7 @@ def _tell(report: Report, *, as_json: bool) -> None:
     if as_json:
         print_json(report.to_json())
         return
-    print_table(book_table(report))
+    book_table(report).show()
     print_data(f"\n{explain(report)}")
 
 

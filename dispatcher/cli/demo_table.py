@@ -5,11 +5,9 @@ from __future__ import annotations
 from textwrap import fill
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from dispatcher.cli.output import plain_table
+from dispatcher.cli.table import Table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from dispatcher.dev.demo_report import Kill, Report
 
 _COLUMNS: Final = 96
@@ -24,13 +22,12 @@ class _Row(NamedTuple):
 
 def book_table(report: Report) -> Table:
     """What each witness says."""
-    table = plain_table("", "", "emails", "")
-    table.columns[2].justify = "right"
+    table = Table("", "", "emails", "", right=[2])
     witness = ""
     for row in _rows(report):
         if witness and row.witness != witness:
-            table.add_section()
-        table.add_row("" if row.witness == witness else row.witness, row.name, f"{row.figure:,}", row.words)
+            table.add_gap()
+        table.add("" if row.witness == witness else row.witness, row.name, f"{row.figure:,}", row.words)
         witness = row.witness
     return table
 

@@ -14,7 +14,8 @@ import click
 
 from dispatcher.cli.environment import DEV_PREFIX
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.output import plain_table, print_data, print_json, print_table, say
+from dispatcher.cli.output import print_data, print_json, say
+from dispatcher.cli.table import Table
 
 _FOLDER_VARIABLE: Final = f"{DEV_PREFIX}DIR"
 
@@ -111,10 +112,10 @@ def status(folder: Path, as_json: bool) -> int:
         say(f"No servers run in {folder}.")
     else:
         sources = {"postgres": found.servers.postgres_source, "rabbitmq": found.servers.rabbitmq_source}
-        table = plain_table("server", "process", "binaries")
+        table = Table("server", "process", "binaries")
         for name in sorted({*sources, *found.pids}):
-            table.add_row(name, str(found.pids.get(name, "-")), sources.get(name, ""))
-        print_table(table)
+            table.add(name, found.pids.get(name), sources.get(name, ""))
+        table.show()
         say(f"Logs: {found.log_folder}")
     return Exit.DONE if found.running else Exit.FAILED
 

@@ -9,17 +9,17 @@ import click
 from dispatcher.cli.lazy_group import LazyGroup
 
 PARTS: Final = {
-    "list": "List what failed or is held, or count it by cause.",
-    "show": "Tell one email's whole story, or show a poison message's bytes.",
-    "replay": "Send failed emails again: by ids, by a filter, or the whole DLQ.",
-    "replays": "List replays: who, why, and how far they are.",
-    "stop": "Let a replay go no further.",
-    "discard": "Take dead letters off the DLQ for good, without sending anything.",
-    "reconcile": "Compare the DLQ with the database, and mend the differences.",
+    "list": ("dlq_list:list_", "List what failed or is held, or count it by cause."),
+    "show": ("dlq_show:show", "Tell one email's whole story, or show a poison message's bytes."),
+    "replay": ("dlq_replay:replay", "Send failed emails again: by ids, by a filter, or the whole DLQ."),
+    "replays": ("dlq_replay:replays", "List replays: who, why, and how far they are."),
+    "stop": ("dlq_replay:stop", "Let a replay go no further."),
+    "discard": ("dlq_letters:discard", "Take dead letters off the DLQ for good, without sending anything."),
+    "reconcile": ("dlq_letters:reconcile", "Compare the DLQ with the database, and mend the differences."),
 }
 
 
-@click.group("dlq", cls=LazyGroup, parts=PARTS, modules="dispatcher.cli.dlq_{}", brief=("list", "show"))
+@click.group("dlq", cls=LazyGroup, parts=PARTS, brief=("list", "show"))
 def command() -> None:
     """Dead letters: emails that failed or are held, and messages behind which there is no email.
 

@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 import click
 
-from dispatcher.cli.acting import opened_dlq, opened_session
-from dispatcher.cli.environment import load_settings
+from dispatcher.cli.acting import at_dlq, in_session, json_option
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import print_json, say
 from dispatcher.cli.selecting import selecting
-from dispatcher.cli.text_table import TextTable
+from dispatcher.cli.table import Table
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
-    from dispatcher.config import Settings
-    from dispatcher.ops.poison import Poison
-    from dispatcher.store.failures import DeadEmail, Group, Selection
+    from dispatcher.store.failures import Selection
 
 _GROUPS: Final = ("error_type", "provider", "tenant", "status", "error")
 
 
 @click.command("list")
-@selecting
+@selecting()
 @click.option("--by", type=click.Choice(_GROUPS), help="Count instead, by this.")
 @click.option("--poison", is_flag=True, help="Messages on the DLQ that have no email.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Entries per page.")
 @click.option("--before", type=click.UUID, metavar="ID", help="The page before this email; each page names it.")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON.")
-def command(selection: Selection, by: str | None, poison: bool, limit: int, before: UUID | None, as_json: bool) -> int:
+@json_option()
+def list_(selection: Selection, by: str | None, poison: bool, limit: int, before: UUID | None, as_json: bool) -> int:
     """List failed and held emails, the newest first, or count them by what they have in common.
 
     Reads the database alone, except for --poison, which looks into the DLQ: that takes nothing off it and changes no
@@ -52,105 +46,73 @@ def command(selection: Selection, by: str | None, poison: bool, limit: int, befo
       --poison: {"poison": [{"poison_id": …, "octets": …, "problem": …, "x_death": …}], "total": 2}
     """
     if poison:
-        return _show_poison(asyncio.run(_find_poison(load_settings("database_url", "amqp_url"))), limit, as_json)
-    settings = load_settings("database_url")
+        return _list_poison(limit, as_json=as_json)
     if by:
-        return _show_groups(by, asyncio.run(_count(settings, selection, by)), as_json=as_json)
-    emails, total = asyncio.run(_find(settings, selection, before, limit))
+        return _list_groups(selection, by, as_json=as_json)
+    from dispatcher.store.failures import list_dead
+
+    emails, total = in_session("dlq", lambda session: list_dead(session, selection, before=before, limit=limit))
     next_before = emails[-1].email_id if total > len(emails) else None
     if as_json:
         print_json({"emails": [asdict(email) for email in emails], "total": total, "next_before": next_before})
-        return Exit.DONE
-    if not emails:
-        say(
-            "No failed or held email matches."
-            if selection.filters or before
-            else "Nothing failed, and nothing is held."
-        )
-        return Exit.DONE
-    _show(emails)
-    say(f"{len(emails)} of {total:,}." + (f" Next page: --before {next_before}" if next_before else ""))
+    elif emails:
+        table = Table("email", "enqueued", "status", "error", "provider", "attempts", "tenant", "key", "words")
+        for each in emails:
+            cause = (each.status, each.error_type, each.provider, each.attempt_count)
+            table.add(each.email_id, each.created_at, *cause, each.tenant_id, each.message_key, each.error)
+        table.show()
+        say(f"{len(emails)} of {total:,}." + (f" Next page: --before {next_before}" if next_before else ""))
+    elif selection.filters or before:
+        say("No failed or held email matches.")
+    else:
+        say("Nothing failed, and nothing is held.")
     return Exit.DONE
 
 
-async def _find(
-    settings: Settings, selection: Selection, before: UUID | None, limit: int
-) -> tuple[list[DeadEmail], int]:
-    from dispatcher.store.failures import list_dead
-
-    async with opened_session(settings, "dlq") as session:
-        return await list_dead(session, selection, before=before, limit=limit)
-
-
-async def _count(settings: Settings, selection: Selection, by: str) -> list[Group]:
+def _list_groups(selection: Selection, by: str, *, as_json: bool) -> int:
     from dispatcher.store.failures import count_dead
 
-    async with opened_session(settings, "dlq") as session:
-        return await count_dead(session, selection, by)
-
-
-async def _find_poison(settings: Settings) -> list[Poison]:
-    from dispatcher.ops.poison import list_poison
-
-    async with opened_session(settings, "dlq") as session, opened_dlq(settings, "dlq") as dlq:
-        return await list_poison(session, dlq)
-
-
-def _show(emails: list[DeadEmail]) -> None:
-    table = TextTable("email", "enqueued", "status", "error", "provider", "attempts", "tenant", "key", "words")
-    for email in emails:
-        words = (email.error_type or "-", email.provider or "-", email.attempt_count)
-        names = (email.tenant_id, email.message_key, email.error or "-")
-        table.add(email.email_id, _instant(email.created_at), email.status, *words, *names)
-    table.show()
-
-
-def _show_groups(by: str, groups: list[Group], *, as_json: bool) -> int:
+    groups = in_session("dlq", lambda session: count_dead(session, selection, by))
     if as_json:
         print_json({"by": by, "groups": [asdict(group) for group in groups]})
         return Exit.DONE
     # The group comes last: an error's text may be long.
-    table = TextTable("emails", "first enqueued", "last enqueued", by.replace("_", " "), right=[0])
+    table = Table("emails", "first enqueued", "last enqueued", by.replace("_", " "), right=[0])
     for group in groups:
-        table.add(f"{group.emails:,}", _instant(group.oldest_at), _instant(group.newest_at), group.value)
+        table.add(f"{group.emails:,}", group.oldest_at, group.newest_at, group.value)
     if groups:
         table.show()
     say(f"{sum(group.emails for group in groups):,} in all.")
     return Exit.DONE
 
 
-def _show_poison(found: list[Poison], limit: int, as_json: bool) -> int:
-    from dispatcher.ops.poison import glimpse
+def _list_poison(limit: int, *, as_json: bool) -> int:
+    from dispatcher.ops.poison import glimpse, list_poison
 
+    found = at_dlq("dlq", list_poison)
+    shown = found[:limit]
     if as_json:
-        print_json({"poison": [_poison_json(each) for each in found[:limit]], "total": len(found)})
+        told = [
+            {
+                "poison_id": each.poison_id,
+                "position": each.position,
+                "octets": len(each.body),
+                "problem": each.problem,
+                "beginning": glimpse(each.body),
+                "headers": each.headers,
+                "x_death": each.x_death,
+            }
+            for each in shown
+        ]
+        print_json({"poison": told, "total": len(found)})
         return Exit.DONE
-    table = TextTable("message", "place", "octets", "dead-lettered", "problem", "beginning", right=[1, 2])
-    for each in found[:limit]:
+    table = Table("message", "place", "octets", "dead-lettered", "problem", "beginning", right=[1, 2])
+    for each in shown:
         died = each.x_death[0].get("time", "-") if each.x_death else "published there"
         table.add(each.poison_id, each.position + 1, f"{len(each.body):,}", died, each.problem, glimpse(each.body))
     if not found:
         say("Every message on the DLQ tells of an email.")
         return Exit.DONE
     table.show()
-    shown = min(limit, len(found))
-    say(f"{shown} of {len(found)} without an email. `dispatcher dlq show {found[0].poison_id}` shows the first.")
+    say(f"{len(shown)} of {len(found)} without an email. `dispatcher dlq show {found[0].poison_id}` shows the first.")
     return Exit.DONE
-
-
-def _poison_json(each: Poison) -> dict[str, Any]:
-    from dispatcher.ops.poison import glimpse
-
-    return {
-        "poison_id": each.poison_id,
-        "position": each.position,
-        "octets": len(each.body),
-        "problem": each.problem,
-        "beginning": glimpse(each.body),
-        "headers": each.headers,
-        "x_death": each.x_death,
-    }
-
-
-def _instant(instant: datetime) -> str:
-    return instant.astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -1,35 +1,34 @@
-"""`dispatcher dlq replay`: failed emails are sent again, once each, at a pace."""
+"""`dispatcher dlq replay`, `replays` and `stop`: failed emails are sent again, once each, at a pace."""
 
 from __future__ import annotations
 
-import asyncio
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from dispatcher.cli.acting import agreed, is_terminal, opened_dlq, opened_session
-from dispatcher.cli.dlq_replays import replay_json, state_word
+from dispatcher.cli.acting import acting, at_dlq, confirm, in_session, json_option, opened_dlq, progress
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.output import console_for, print_json, say
-from dispatcher.cli.selecting import named, refuse_both, selecting
+from dispatcher.cli.output import print_json, say
+from dispatcher.cli.selecting import check_choice, named, selecting
+from dispatcher.cli.table import Table
 from dispatcher.domain.poison_id import is_poison_id
 from dispatcher.errors import DispatcherError, ServerUnavailable
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
+    from dispatcher.broker.dlq import DeadLetterQueue
     from dispatcher.config import Settings
     from dispatcher.ops.acts import Act
     from dispatcher.ops.replays import Ended, Preview
+    from dispatcher.store.connections import AsyncSession
     from dispatcher.store.failures import Selection
     from dispatcher.store.replays import ItemOutcome, Meeting, Replay
-
-    OnEmail = Callable[[UUID, ItemOutcome], None]
 
 _SKIPPED_SHOWN: Final = 1000
 _WORDS: Final = {
@@ -45,7 +44,7 @@ _WORDS: Final = {
 
 @click.command("replay")
 @click.argument("names", metavar="[ID|KEY...|p-…]", nargs=-1)
-@selecting
+@selecting()
 @click.option("--all", "everything", is_flag=True, help="Everything that failed, without a filter.")
 @click.option("--from-queue", is_flag=True, help="Those whose dead letters are on the DLQ; stale ones do not count.")
 @click.option(
@@ -66,8 +65,8 @@ _WORDS: Final = {
     metavar="FILE",
     help="The repaired message to publish instead of a poison message p-….",
 )
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON: what was done, and what was skipped and why.")
-def command(
+@json_option("One line of JSON: what was done, and what was skipped and why.")
+def replay(
     names: tuple[str, ...],
     selection: Selection,
     everything: bool,
@@ -105,34 +104,39 @@ def command(
     are counted by the reason for which they were skipped, and --json names them.
     """
     from dispatcher.ops.acts import Act
-    from dispatcher.ops.replays import LEAST_PER_SECOND
+    from dispatcher.ops.replays import DEFAULT_PER_SECOND, LEAST_PER_SECOND, create
 
     _refuse(rate and rate < LEAST_PER_SECOND, f"--rate is at least {LEAST_PER_SECOND} emails per second.")
     if body or any(map(is_poison_id, names)):
         return _repair(names, body, reason, actor)
     if resume is not None:
         _refuse(names or selection.filters or from_queue or everything, "--resume takes no ids and no filter.")
-        settings = load_settings("database_url", "amqp_url")
-        return _run(settings, resume, as_json=as_json, resumed_by=_Resumption(actor, reason, rate, force))
-    refuse_both(names, selection.filters)
+        resumed_by = {"actor": actor, "reason": reason, "per_second": rate, "force": force}
+        return _run(load_settings("database_url", "amqp_url"), resume, as_json=as_json, resumed_by=resumed_by)
+    ways = "ids or message keys, a filter such as --error-type, --from-queue, or --all"
+    check_choice(names, selection, ways, is_chosen=from_queue or everything)
     _refuse(names and from_queue, "Give ids and message keys, or --from-queue, not both.")
-    _refuse(
-        not (names or selection.filters or from_queue or everything),
-        "Which ones? Give ids or message keys, a filter such as --error-type, --from-queue, or --all.",
-    )
     _refuse(not dry_run and not reason, "A --reason is needed: a few words for the audit. (--dry-run needs none.)")
     act = None if dry_run else Act.of(actor, reason or "")
     settings = load_settings("database_url", "amqp_url")
-    selection, email_ids, found, met = asyncio.run(_preview(settings, selection, names, from_queue, include_held))
-    _show_preview(found, met, selection, as_json=as_json and dry_run, force=force)
-    if act is None or not (found.total or _others(found, selection)):
+    found = in_session("dlq", partial(_find, settings, selection, names, from_queue, include_held), settings)
+    _show(found, as_json=as_json and dry_run, force=force)
+    if act is None or not (found.preview.total or found.others):
         return Exit.DONE
-    if not yes and not agreed(f"Replay {found.replayable:,}?"):
-        return Exit.DONE if is_terminal() else Exit.USAGE
-    source = "queue" if from_queue else "ids" if names else "filter"
-    per_second = 50.0 if rate is None else rate or None
-    settled = replace(selection, email_ids=email_ids)
-    made = asyncio.run(_create(settings, settled, act, include_held, per_second, source, force))
+    confirm(f"Replay {found.preview.replayable:,}?", yes=yes)
+    made = in_session(
+        "dlq",
+        partial(
+            create,
+            selection=found.selection,
+            act=act,
+            include_held=include_held,
+            per_second=DEFAULT_PER_SECOND if rate is None else rate or None,
+            source="queue" if from_queue else "ids" if names else "filter",
+            force=force,
+        ),
+        settings,
+    )
     return _run(settings, made.replay_id, as_json=as_json)
 
 
@@ -141,37 +145,55 @@ def _refuse(mistaken: object, words: str) -> None:
         raise click.UsageError(words)
 
 
-async def _preview(
-    settings: Settings, selection: Selection, names: tuple[str, ...], from_queue: bool, include_held: bool
-) -> tuple[Selection, tuple[UUID, ...], Preview, list[Meeting]]:
-    """The selection, and its emails now: emails that fail before the operator confirms are not replayed."""
+class _Found(NamedTuple):
+    """What a replay is about.
+
+    Attributes:
+        selection: With the ids of now: emails that fail before the operator confirms are not replayed.
+        others: Ids that were given and are not failed or held.
+        met: Running replays that have some of the same emails.
+    """
+
+    selection: Selection
+    preview: Preview
+    others: int
+    met: list[Meeting]
+
+
+async def _find(
+    settings: Settings,
+    selection: Selection,
+    names: tuple[str, ...],
+    from_queue: bool,
+    include_held: bool,
+    session: AsyncSession,
+) -> _Found:
     from dispatcher.ops.letters import list_letter_ids
     from dispatcher.ops.replays import meetings, preview
     from dispatcher.store.failures import find_dead_ids
 
-    async with opened_session(settings, "dlq") as session:
-        selection = await named(session, selection, names)
-        if from_queue:
-            async with opened_dlq(settings, "dlq") as dlq:
-                selection = replace(selection, email_ids=tuple(await list_letter_ids(session, dlq)))
-        email_ids = selection.email_ids
-        if email_ids is None:
-            email_ids = tuple(await find_dead_ids(session, selection))
-        found = await preview(session, selection, include_held=include_held)
-        return selection, email_ids, found, await meetings(session, selection)
+    selection = await named(session, selection, names)
+    if from_queue:
+        async with opened_dlq(settings, "dlq") as dlq:
+            selection = replace(selection, email_ids=tuple(await list_letter_ids(session, dlq)))
+    given = selection.email_ids
+    ids = tuple(await find_dead_ids(session, selection)) if given is None else given
+    found = await preview(session, selection, include_held=include_held)
+    others = 0 if given is None or selection.filters else len(set(given)) - found.total
+    return _Found(replace(selection, email_ids=ids), found, others, await meetings(session, selection))
 
 
-def _show_preview(found: Preview, met: list[Meeting], selection: Selection, *, as_json: bool, force: bool) -> None:
-    others = _others(found, selection)
+def _show(found: _Found, *, as_json: bool, force: bool) -> None:
+    _, preview, others, met = found
     if as_json:
-        told = {"emails": found.counts, "samples": found.samples, "not_failed_or_held": others}
+        told = {"emails": preview.counts, "samples": preview.samples, "not_failed_or_held": others}
         print_json({**told, "meets": [asdict(meeting) for meeting in met]})
         return
-    for outcome, count in found.counts.items():
-        say(f"{count:,} {_WORDS[outcome.value]}, such as {', '.join(map(str, found.samples[outcome]))}")
+    for outcome, count in preview.counts.items():
+        say(f"{count:,} {_WORDS[outcome.value]}, such as {', '.join(map(str, preview.samples[outcome]))}")
     if others:
         say(f"{others:,} neither failed nor held; they will be skipped.")
-    if not found.total and not others:
+    if not preview.total and not others:
         say("No failed or held email matches.")
     _say_meetings(met, force=force)
 
@@ -189,102 +211,52 @@ def _say_meetings(met: list[Meeting], *, force: bool) -> None:
         )
 
 
-def _others(found: Preview, selection: Selection) -> int:
-    """Ids that were given and are not failed or held."""
-    if selection.email_ids is None or selection.filters:
-        return 0
-    return len(set(selection.email_ids)) - found.total
+def _run(settings: Settings, replay_id: int, *, as_json: bool, resumed_by: Mapping[str, Any] | None = None) -> int:
+    """Runs a replay to its end, or as far as it gets.
 
-
-async def _create(
-    settings: Settings,
-    selection: Selection,
-    act: Act,
-    include_held: bool,
-    per_second: float | None,
-    source: str | None,
-    force: bool,
-) -> Replay:
-    from dispatcher.ops.replays import create
-
-    async with opened_session(settings, "dlq") as session:
-        return await create(
-            session,
-            selection,
-            act,
-            include_held=include_held,
-            per_second=per_second,
-            source=source,
-            force=force,
-        )
-
-
-class _Resumption(NamedTuple):
-    """The options of `--resume`; None leaves the replay's own value."""
-
-    actor: str | None
-    reason: str | None
-    rate: float | None
-    force: bool
-
-
-def _run(
-    settings: Settings,
-    replay_id: int,
-    *,
-    as_json: bool,
-    resumed_by: _Resumption | None = None,
-) -> int:
+    Args:
+        resumed_by: The options of `--resume`; None leaves the replay's own value.
+    """
     try:
-        ended, skipped = asyncio.run(_run_replay(settings, replay_id, resumed_by))
-    except KeyboardInterrupt:
-        say(f"Interrupted; nothing is lost. `dispatcher dlq replay --resume {replay_id}` goes on.")
-        raise
-    except ServerUnavailable:
-        say(f"Cut off; nothing is lost. `dispatcher dlq replay --resume {replay_id}` goes on.")
+        ended, skipped = at_dlq("dlq", partial(_run_replay, replay_id, resumed_by), settings)
+    except (KeyboardInterrupt, ServerUnavailable) as error:
+        how = "Interrupted" if isinstance(error, KeyboardInterrupt) else "Cut off"
+        say(f"{how}; nothing is lost. `dispatcher dlq replay --resume {replay_id}` goes on.")
         raise
     if as_json:
-        told = {**replay_json(ended.replay), "locked": ended.locked, "dead_letters_removed": ended.letters_removed}
+        told = {**_replay_json(ended.replay), "locked": ended.locked, "dead_letters_removed": ended.letters_removed}
         print_json({**told, "skipped_emails": {str(email_id): why for email_id, why in skipped}})
-    return _tell(ended)
+    return _report(ended)
 
 
 async def _run_replay(
-    settings: Settings, replay_id: int, resumed_by: _Resumption | None
+    replay_id: int, resumed_by: Mapping[str, Any] | None, session: AsyncSession, dlq: DeadLetterQueue
 ) -> tuple[Ended, list[tuple[UUID, ItemOutcome]]]:
     from dispatcher.ops.acts import this_user
     from dispatcher.ops.replays import find, meetings_of, resume, run
     from dispatcher.store.replays import list_skipped
 
-    async with opened_session(settings, "dlq") as session, opened_dlq(settings, "dlq") as dlq:
-        if resumed_by:
-            actor, reason, rate, force = resumed_by
-            who = actor or this_user()
-            await resume(session, replay_id, actor=who, reason=reason, per_second=rate, force=force)
-            _say_meetings(await meetings_of(session, replay_id), force=force)
-        begun = await find(session, replay_id)
-        if begun is None:
-            raise DispatcherError(f"There is no replay {replay_id}.", remedy="`dispatcher dlq replays` lists them.")
-        say(f"Replay {replay_id}: {begun.waiting:,} emails" + _pace(begun))
-        with _progress(begun) as on_email:
-            ended = await run(session, dlq, replay_id, on_email=on_email)
-        return ended, await list_skipped(session, replay_id, limit=_SKIPPED_SHOWN)
+    if resumed_by:
+        await resume(session, replay_id, **{**resumed_by, "actor": resumed_by["actor"] or this_user()})
+        _say_meetings(await meetings_of(session, replay_id), force=resumed_by["force"])
+    begun = await find(session, replay_id)
+    if begun is None:
+        raise _unknown(replay_id)
+    pace = f" at {begun.per_second:g}/s" if begun.per_second else ""
+    say(f"Replay {replay_id}: {begun.waiting:,} emails{pace}.")
+    with progress("replaying", total=begun.total, done=begun.total - begun.waiting) as advance:
+        ended = await run(session, dlq, replay_id, on_email=lambda _email_id, _outcome: advance())
+    return ended, await list_skipped(session, replay_id, limit=_SKIPPED_SHOWN)
 
 
-@contextmanager
-def _progress(begun: Replay) -> Iterator[OnEmail]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console_for(sys.stderr), disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("replaying", total=begun.total, completed=begun.total - begun.waiting)
-        yield lambda _email_id, _outcome: progress.advance(task)
+def _unknown(replay_id: int) -> DispatcherError:
+    return DispatcherError(f"There is no replay {replay_id}.", remedy="`dispatcher dlq replays` lists them.")
 
 
-def _tell(ended: Ended) -> int:
+def _report(ended: Ended) -> int:
     found = ended.replay
     say(
-        f"Replay {found.replay_id} is {state_word(found)}: {found.replayed:,} of {found.total:,} replayed, "
+        f"Replay {found.replay_id} is {_state(found)}: {found.replayed:,} of {found.total:,} replayed, "
         f"{sum(found.skipped.values()):,} skipped, {found.waiting:,} left; "
         f"{ended.letters_removed:,} dead letters left the DLQ."
     )
@@ -302,30 +274,87 @@ def _tell(ended: Ended) -> int:
 
 
 def _repair(names: tuple[str, ...], body: Path | None, reason: str | None, actor: str | None) -> int:
+    from dispatcher.broker.publisher import Publisher
     from dispatcher.ops.acts import Act
+    from dispatcher.ops.poison import repair_poison
 
     _refuse(len(names) != 1 or not is_poison_id(names[0]), "--body repairs one poison message: name it, p-….")
-    _refuse(body is None, "A poison message points to no email: repair it in a file and give that by --body.")
+    if body is None:
+        raise click.UsageError("A poison message points to no email: repair it in a file and give that by --body.")
     _refuse(not reason, "A --reason is needed: a few words for the audit.")
-    act = Act.of(actor, reason or "")
+    act, repaired = Act.of(actor, reason or ""), body.read_bytes()
     settings = load_settings("database_url", "amqp_url")
-    assert body is not None
-    removed = asyncio.run(_publish_repaired(settings, names[0], body.read_bytes(), act))
+
+    async def repair(session: AsyncSession, dlq: DeadLetterQueue) -> int:
+        publisher = Publisher(settings.amqp_url, settings.exchange, name="dispatcher dlq", ca_file=settings.ca_file)
+        try:
+            return await repair_poison(session, dlq, publisher, settings.queue, names[0], repaired, act)
+        finally:
+            await publisher.close()
+
+    removed = at_dlq("dlq", repair, settings)
     say(f"Published to {settings.queue}; {removed} poison message{'' if removed == 1 else 's'} left the DLQ.")
     return Exit.DONE
 
 
-async def _publish_repaired(settings: Settings, name: str, body: bytes, act: Act) -> int:
-    from dispatcher.broker.publisher import Publisher
-    from dispatcher.ops.poison import repair_poison
+@click.command("replays")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="How many.")
+@json_option()
+def replays(limit: int, as_json: bool) -> int:
+    """List replays, the latest first: who, why, and how far they are.
 
-    publisher = Publisher(settings.amqp_url, settings.exchange, name="dispatcher dlq", ca_file=settings.ca_file)
-    async with opened_session(settings, "dlq") as session, opened_dlq(settings, "dlq") as dlq:
-        try:
-            return await repair_poison(session, dlq, publisher, settings.queue, name, body, act)
-        finally:
-            await publisher.close()
+    `interrupted` is one whose command ended half-way, be it because somebody's transaction holds the emails that are
+    left: `dispatcher dlq replay --resume REPLAY` goes on.
+
+    \b
+    Example:
+      dispatcher dlq replays
+    """
+    from dispatcher.store.replays import list_replays
+
+    found = in_session("dlq", partial(list_replays, limit=limit))
+    if as_json:
+        print_json({"replays": [_replay_json(each) for each in found]})
+        return Exit.DONE
+    columns = ("replay", "state", "emails", "replayed", "skipped", "waiting", "rate", "by", "reason", "what")
+    table = Table(*columns, right=[2, 3, 4, 5])
+    for each in found:
+        what = ", ".join(f"{name}={value}" for name, value in each.selection.items()) or "all"
+        counts = (each.total, each.replayed, sum(each.skipped.values()), each.waiting)
+        rate = f"{each.per_second:g}/s" if each.per_second else None
+        words = (rate, each.actor, each.reason, f"{each.source}: {what}")
+        table.add(each.replay_id, _state(each), *(f"{count:,}" for count in counts), *words)
+    if found:
+        table.show()
+    else:
+        say("There was no replay yet.")
+    return Exit.DONE
 
 
-def _pace(found: Replay) -> str:
-    return f" at {found.per_second:g}/s." if found.per_second else "."
+@click.command("stop")
+@click.argument("replay_id", metavar="REPLAY", type=int)
+@acting()
+def stop(replay_id: int, act: Act) -> int:
+    """Let a replay go no further. What it replayed stays replayed; `dlq replay --resume` goes on later.
+
+    \b
+    Example:
+      dispatcher dlq stop 7 --reason "the provider throttles us"
+    """
+    from dispatcher.ops.replays import stop as stop_replay
+
+    found = in_session("dlq", partial(stop_replay, replay_id=replay_id, act=act))
+    if found is None:
+        raise _unknown(replay_id)
+    say(f"Replay {replay_id} is {found.state}: {found.replayed:,} of {found.total:,} replayed, {found.waiting:,} left.")
+    return Exit.DONE
+
+
+def _replay_json(found: Replay) -> dict[str, Any]:
+    """A replay as scripts rely on it."""
+    return {**asdict(found), "state": _state(found), "total": found.total, "replayed": found.replayed}
+
+
+def _state(found: Replay) -> str:
+    """Its state; `interrupted` if it should go on and nobody is at it."""
+    return "interrupted" if found.state.value == "running" and not found.is_attended else found.state.value

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from dispatcher.cli.acting import opened_dlq, opened_session
+from dispatcher.cli.acting import acting, at_dlq, in_session, json_option, opened_dlq
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import print_data, print_json, say
@@ -19,10 +18,8 @@ from dispatcher.domain.poison_id import is_poison_id
 from dispatcher.errors import DispatcherError
 
 if TYPE_CHECKING:
-    from dispatcher.config import Settings
     from dispatcher.ops.acts import Act
     from dispatcher.ops.messages import Message
-    from dispatcher.ops.poison import Poison
     from dispatcher.ops.stories import Story
     from dispatcher.store.connections import AsyncSession
 
@@ -35,8 +32,11 @@ _HEX_WIDTH: Final = 16
 @click.option("--tenant", "tenant_id", default=DEFAULT_TENANT, show_default=True, help="Whose message key it is.")
 @click.option("--no-queue", is_flag=True, help="Do not look for its message on the DLQ.")
 @click.option("--reveal", is_flag=True, help="Show its content and addresses, too; needs --reason and is on record.")
-@click.option("--reason", metavar="TEXT", help="Why you have to see its content.")
-@click.option("--actor", metavar="NAME", help="Who looks at its content; the system's user@host if not said.")
+@acting(
+    is_required=False,
+    reason="Why you have to see its content.",
+    actor="Who looks at its content; the system's user@host if not said.",
+)
 @click.option("--hex", "as_hex", is_flag=True, help="A poison message's bytes in hexadecimal.")
 @click.option(
     "--export",
@@ -44,14 +44,13 @@ _HEX_WIDTH: Final = 16
     metavar="FILE",
     help="Write a poison message's bytes to a new file.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON.")
-def command(
+@json_option()
+def show(
     name: str,
     tenant_id: str,
     no_queue: bool,
     reveal: bool,
-    reason: str | None,
-    actor: str | None,
+    act: Act | None,
     as_hex: bool,
     export: Path | None,
     as_json: bool,
@@ -70,14 +69,35 @@ def command(
     Exit codes: 0 it is there, 1 it is not, 3 the DLQ could not be looked into.
     """
     if is_poison_id(name):
-        poison = asyncio.run(_find_poison(load_settings("database_url", "amqp_url"), name))
-        return _show_poison(poison, as_hex=as_hex, export=export, as_json=as_json)
-    if reveal and not reason:
+        return _show_poison(name, as_hex=as_hex, export=export, as_json=as_json)
+    if reveal and not act:
         raise click.UsageError("--reveal needs a --reason: it goes on record.")
     settings = load_settings("database_url", *(() if no_queue else ("amqp_url",)))
-    story, messages, fault = asyncio.run(_find(settings, name, tenant_id, _act(actor, reason, reveal), not no_queue))
+
+    async def find(session: AsyncSession) -> tuple[Story, list[Message] | None, str | None]:
+        from dispatcher.ops.names import find_ids
+        from dispatcher.ops.stories import tell
+
+        (email_id,) = await find_ids(session, tenant_id, [name])
+        providers, lease_seconds, shown = settings.providers, settings.lease_seconds, act if reveal else None
+        story = await tell(session, email_id, providers=providers, lease_seconds=lease_seconds, reveal=shown)
+        if story is None:
+            remedy = "Give its id, or its message key with its --tenant."
+            raise DispatcherError(f"There is no email {name!r}.", remedy=remedy)
+        if no_queue:
+            return story, None, None
+        try:
+            from dispatcher.ops.messages import find_messages
+
+            async with opened_dlq(settings, "dlq") as dlq:
+                return story, await find_messages(session, dlq, email_id), None
+        except DispatcherError as error:
+            return story, None, str(error)
+
+    story, messages, fault = in_session("dlq", find, settings)
     if as_json:
-        print_json(_json(story, messages))
+        known = {name: value for name, value in asdict(story).items() if name != "content" or value is not None}
+        print_json({**known, "dlq": None if messages is None else [asdict(message) for message in messages]})
     else:
         show_story(story, messages)
     if fault:
@@ -86,70 +106,11 @@ def command(
     return Exit.DONE
 
 
-def _act(actor: str | None, reason: str | None, reveal: bool) -> Act | None:
-    if not reveal:
-        return None
-    from dispatcher.ops.acts import Act
-
-    return Act.of(actor, reason or "")
-
-
-async def _find(
-    settings: Settings, name: str, tenant_id: str, reveal: Act | None, with_queue: bool
-) -> tuple[Story, list[Message] | None, str | None]:
-    async with opened_session(settings, "dlq") as session:
-        story = await _find_story(session, settings, name, tenant_id, reveal)
-        if story is None:
-            raise DispatcherError(
-                f"There is no email {name!r}.", remedy="Give its id, or its message key with its --tenant."
-            )
-        if not with_queue:
-            return story, None, None
-        try:
-            from dispatcher.ops.messages import find_messages
-
-            async with opened_dlq(settings, "dlq") as dlq:
-                return story, await find_messages(session, dlq, story.email["email_id"]), None
-        except DispatcherError as error:
-            return story, None, str(error)
-
-
-async def _find_story(
-    session: AsyncSession, settings: Settings, name: str, tenant_id: str, reveal: Act | None
-) -> Story | None:
-    from dispatcher.ops.names import find_ids
-    from dispatcher.ops.stories import tell
-
-    (email_id,) = await find_ids(session, tenant_id, [name])
-    providers, lease_seconds = settings.providers, settings.lease_seconds
-    return await tell(session, email_id, providers=providers, lease_seconds=lease_seconds, reveal=reveal)
-
-
-async def _find_poison(settings: Settings, name: str) -> Poison:
-    from dispatcher.ops.poison import list_poison
-
-    async with opened_session(settings, "dlq") as session, opened_dlq(settings, "dlq") as dlq:
-        for each in await list_poison(session, dlq):
-            if each.poison_id == name:
-                return each
-    raise DispatcherError(f"The DLQ holds no message {name}.", remedy="`dispatcher dlq list --poison` lists them.")
-
-
-def _json(story: Story, messages: list[Message] | None) -> dict[str, Any]:
-    told = {
-        "email": story.email,
-        "waiting": story.waiting and asdict(story.waiting),
-        "attempts": story.attempts,
-        "acts": story.acts,
-        "replays": story.replays,
-        "dlq": None if messages is None else [asdict(message) for message in messages],
-    }
-    return told if story.content is None else {**told, "content": story.content}
-
-
-def _show_poison(poison: Poison, *, as_hex: bool, export: Path | None, as_json: bool) -> int:
+def _show_poison(name: str, *, as_hex: bool, export: Path | None, as_json: bool) -> int:
     from dispatcher.ops.plain import safe_text
+    from dispatcher.ops.poison import find_poison
 
+    poison = at_dlq("dlq", lambda session, dlq: find_poison(session, dlq, name))
     if export:
         _write(export, poison.body)
         say(f"{len(poison.body):,} octets are in {export}.")

@@ -9,12 +9,14 @@ from typing import Final
 import click
 
 from dispatcher.cli import checks
+from dispatcher.cli.acting import json_option
 from dispatcher.cli.checks import Finding, State
 from dispatcher.cli.config import API_NEEDS, RUN_NEEDS
 from dispatcher.cli.env_file import current_env_file
 from dispatcher.cli.environment import examine_settings, warnings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.output import plain_table, print_json, print_table
+from dispatcher.cli.output import print_json
+from dispatcher.cli.table import Styled, Table
 from dispatcher.config import Settings, doubts
 from dispatcher.domain.text import printable_lines
 
@@ -23,7 +25,7 @@ _MARKS: Final = {State.OK: ("✓", "green"), State.WARNING: ("!", "yellow"), Sta
 
 @click.command("doctor")
 @click.option("--api", "for_api", is_flag=True, help="What `dispatcher api` needs: no provider's secret, no ledgers.")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON: whether all is well, and every finding.")
+@json_option("One line of JSON: whether all is well, and every finding.")
 def command(*, for_api: bool, as_json: bool) -> int:
     """Check everything that sending depends on, and say how to mend it. Sends nothing; makes missing folders only.
 
@@ -78,13 +80,12 @@ def _settings_findings(settings: Settings, mistakes: tuple[str, ...]) -> Iterato
 
 
 def _show(findings: list[Finding]) -> None:
-    from rich.text import Text
-
-    table = plain_table("", "", "", show_header=False)
+    table = Table()
     for finding in findings:
-        mark, colour = _MARKS[finding.state]
-        words = Text(printable_lines(finding.words))
-        if finding.remedy:
-            words.append(f"\n→ {printable_lines(finding.remedy)}", style="bold")
-        table.add_row(Text(mark, style=colour), finding.subject, words)
-    print_table(table)
+        first, *rest = printable_lines(finding.words).splitlines()
+        table.add(Styled(*_MARKS[finding.state]), finding.subject, first)
+        for line in rest:
+            table.add("", "", line)
+        for line in f"→ {printable_lines(finding.remedy)}".splitlines() if finding.remedy else ():
+            table.add("", "", Styled(line, "bold"))
+    table.show()

@@ -11,9 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final
 
+import click
+
 from dispatcher.cli.email_lines import Entry, Refusal, read_entries
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.output import console_for, plain_table, print_json, print_table, say
+from dispatcher.cli.output import print_json, say
+from dispatcher.cli.table import Table
 from dispatcher.config import Settings
 from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.email import Email
@@ -131,21 +134,11 @@ def _enqueue(connection: Session, batch: list[Entry], tally: Tally) -> None:
 @contextmanager
 def _progress(file: BinaryIO) -> Iterator[Callable[[int], None]]:
     """A bar on stderr where that is a terminal; yields what is told up to which octet the file is done."""
-    if not sys.stderr.isatty():
+    if not (sys.stderr.isatty() and stat.S_ISREG((status := os.fstat(file.fileno())).st_mode)):
         yield lambda _: None
         return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("enqueueing"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console_for(sys.stderr), transient=True) as progress:
-        task = progress.add_task("", total=_size(file))
-        yield lambda end: progress.update(task, completed=end)
-
-
-def _size(file: BinaryIO) -> int | None:
-    """The octets of a regular file; None for a pipe or a terminal."""
-    status = os.fstat(file.fileno())
-    return status.st_size if stat.S_ISREG(status.st_mode) else None
+    with click.progressbar(length=status.st_size, label="enqueueing", file=sys.stderr) as bar:
+        yield lambda end: bar.update(end - bar.pos)
 
 
 def _tell(tally: Tally, *, as_json: bool) -> None:
@@ -155,13 +148,12 @@ def _tell(tally: Tally, *, as_json: bool) -> None:
     if as_json:
         print_json(_document(tally))
     else:
-        table = plain_table("", "", "", show_header=False)
-        table.columns[1].justify = "right"
-        table.add_row("accepted", f"{tally.accepted:,}")
-        table.add_row("already known", f"{tally.known:,}")
+        table = Table(right=[1])
+        table.add("accepted", f"{tally.accepted:,}", "")
+        table.add("already known", f"{tally.known:,}", "")
         invalid = f"{len(tally.refusals) - tally.conflicts:,} invalid, {tally.conflicts:,} with a key that is taken"
-        table.add_row("refused", f"{len(tally.refusals):,}", invalid if tally.refusals else "")
-        print_table(table)
+        table.add("refused", f"{len(tally.refusals):,}", invalid if tally.refusals else "")
+        table.show()
     if tally.fault:
         say(f"Stopped before the end: {tally.fault}")
         say(_AGAIN)

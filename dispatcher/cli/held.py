@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 import click
 
-from dispatcher.cli.acting import acting, agreed, is_terminal, opened_dlq, opened_session
+from dispatcher.cli.acting import acting, confirm, in_session, json_option, opened_dlq
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import print_json, say
-from dispatcher.cli.selecting import named, refuse_both, selecting_held
-from dispatcher.cli.text_table import TextTable
+from dispatcher.cli.selecting import check_choice, filters_of, named, selecting_held
+from dispatcher.cli.table import Table
 from dispatcher.errors import DispatcherError
 
 if TYPE_CHECKING:
-    from dispatcher.config import Settings
     from dispatcher.ops.acts import Act
     from dispatcher.ops.held import Verdict
     from dispatcher.store.connections import AsyncSession
     from dispatcher.store.failures import Selection
-    from dispatcher.store.held import HeldEmail
 
     Decide = Callable[[AsyncSession, UUID, Act], Awaitable[Verdict]]
 
@@ -45,6 +42,8 @@ _HARMLESS: Final = {
     "release": frozenset({"released", "already_sent", "under_way"}),
 }
 """How a decision may end where what was wanted is so, or was so before."""
+_LEAVES_LETTER: Final = frozenset({"unknown", "failed", "content_pruned"})
+"""How a decision may end that makes no dead letter stale."""
 
 
 @click.group("held")
@@ -66,7 +65,7 @@ def command() -> None:
 @selecting_held
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Emails per page.")
 @click.option("--after", type=click.UUID, metavar="ID", help="The page after this email; each page names it.")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON.")
+@json_option()
 def list_(selection: Selection, limit: int, after: UUID | None, as_json: bool) -> int:
     """List held emails, the oldest first.
 
@@ -78,28 +77,42 @@ def list_(selection: Selection, limit: int, after: UUID | None, as_json: bool) -
     \b
     JSON: {"emails": [{"email_id": …, "message_key": …, …}], "total": 1, "next_after": null}
     """
-    settings = load_settings("database_url")
-    emails, total = asyncio.run(_find(settings, selection, after, limit))
+    from dispatcher.store.held import list_held
+
+    emails, total = in_session("held", lambda session: list_held(session, selection, after=after, limit=limit))
     next_after = emails[-1].email_id if total > len(emails) else None
     if as_json:
         print_json({"emails": [asdict(email) for email in emails], "total": total, "next_after": next_after})
     elif not emails:
-        say("No held email matches." if after or _filters(selection) else "No email is held.")
+        say("No held email matches." if after or filters_of(selection) else "No email is held.")
     else:
-        _show(emails)
+        table = Table("email", "enqueued", "tenant", "key", "provider", "attempts", "what was seen")
+        for each in emails:
+            names = (each.tenant_id, each.message_key, each.provider)
+            table.add(each.email_id, each.created_at, *names, each.attempt_count, each.last_error)
+        table.show()
         say(f"{len(emails)} of {total} held." + (f" Next page: --after {next_after}" if next_after else ""))
     return Exit.DONE
 
 
+def _deciding(command: Callable[..., int]) -> Callable[..., int]:
+    """The arguments and options of a decision."""
+    for option in (
+        json_option("One line of JSON: what became of each email."),
+        click.option(
+            "--yes", is_flag=True, help="With a filter: go on without asking; needed where there is no terminal."
+        ),
+        acting(),
+        selecting_held,
+        click.argument("names", metavar="[ID|KEY...]", nargs=-1),
+    ):
+        command = option(command)
+    return command
+
+
 @command.command("confirm")
-@click.argument("names", metavar="[ID|KEY...]", nargs=-1)
-@selecting_held
-@acting
-@click.option("--yes", is_flag=True, help="With a filter: go on without asking; needed where there is no terminal.")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON: what became of each email.")
-def confirm(
-    names: tuple[str, ...], selection: Selection, reason: str, actor: str | None, yes: bool, as_json: bool
-) -> int:
+@_deciding
+def confirm_(**options: Any) -> int:
     """It did arrive: make held emails `sent`. Their dead letters leave the DLQ.
 
     Name them by ids or message keys, or select them by a filter. A filter first says how many emails it selects and
@@ -116,18 +129,12 @@ def confirm(
     """
     from dispatcher.ops.held import confirm as decide
 
-    return _decide("confirm", decide, names, selection, (actor, reason), yes=yes, as_json=as_json)
+    return _decide("confirm", decide, **options)
 
 
 @command.command("release")
-@click.argument("names", metavar="[ID|KEY...]", nargs=-1)
-@selecting_held
-@acting
-@click.option("--yes", is_flag=True, help="With a filter: go on without asking; needed where there is no terminal.")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON: what became of each email.")
-def release(
-    names: tuple[str, ...], selection: Selection, reason: str, actor: str | None, yes: bool, as_json: bool
-) -> int:
+@_deciding
+def release(**options: Any) -> int:
     """Send held emails again, although they may have arrived. Their dead letters leave the DLQ.
 
     Name them by ids or message keys, or select them by a filter. A filter first says how many emails it selects and
@@ -145,59 +152,51 @@ def release(
     """
     from dispatcher.ops.held import release as decide
 
-    return _decide("release", decide, names, selection, (actor, reason), yes=yes, as_json=as_json)
-
-
-def _filters(selection: Selection) -> set[str]:
-    """The filters that the operator gave; `status` is always set."""
-    return selection.filters.keys() - {"status"}
-
-
-async def _find(
-    settings: Settings, selection: Selection, after: UUID | None, limit: int
-) -> tuple[list[HeldEmail], int]:
-    from dispatcher.store.held import list_held
-
-    async with opened_session(settings, "held") as session:
-        return await list_held(session, selection, after=after, limit=limit)
-
-
-async def _find_ids(settings: Settings, selection: Selection, names: tuple[str, ...]) -> tuple[UUID, ...]:
-    """The emails with these names, in any status; without names, those that the filter selects."""
-    from dispatcher.store.failures import find_dead_ids
-
-    async with opened_session(settings, "held") as session:
-        chosen = await named(session, selection, names)
-        return chosen.email_ids or tuple(await find_dead_ids(session, chosen))
+    return _decide("release", decide, **options)
 
 
 def _decide(
     name: str,
     decide: Decide,
+    *,
     names: tuple[str, ...],
     selection: Selection,
-    actor_and_reason: tuple[str | None, str],
-    *,
+    act: Act,
     yes: bool,
     as_json: bool,
 ) -> Exit:
-    from dispatcher.ops.acts import Act
+    from dispatcher.ops.letters import sweep
+    from dispatcher.store.failures import find_dead_ids
 
-    refuse_both(names, _filters(selection))
-    if not names and not _filters(selection):
-        raise click.UsageError("Which ones? Give ids or message keys, or a filter such as --provider.")
-    act = Act.of(*actor_and_reason)
+    async def find(session: AsyncSession) -> tuple[UUID, ...]:
+        chosen = await named(session, selection, names)
+        return chosen.email_ids or tuple(await find_dead_ids(session, chosen))
+
+    async def decide_all(session: AsyncSession) -> tuple[dict[UUID, Verdict], int, str | None]:
+        """What became of each, how many dead letters left the DLQ, and why they did not all."""
+        verdicts = {email_id: await decide(session, email_id, act) for email_id in email_ids}
+        if all(verdict.value in _LEAVES_LETTER for verdict in verdicts.values()):
+            return verdicts, 0, None
+        try:
+            async with opened_dlq(settings, "held") as dlq:
+                return verdicts, await sweep(session, dlq, frozenset(email_ids)), None
+        except DispatcherError as error:
+            return verdicts, 0, error.message
+
+    check_choice(names, selection, "ids or message keys, or a filter such as --provider")
     settings = load_settings("database_url", "amqp_url")
-    email_ids = asyncio.run(_find_ids(settings, selection, names))
+    email_ids = in_session("held", find, settings)
     if not email_ids:
         say("No held email matches.")
         return Exit.FAILED
-    if not names and not yes and not _agreed(name, email_ids):
-        return Exit.DONE if is_terminal() else Exit.USAGE
-    verdicts, letters, fault = asyncio.run(_run(settings, decide, email_ids, act))
+    if not names:
+        some = ", ".join(map(str, email_ids[:5]))
+        say(f"{len(email_ids):,} held email{'' if len(email_ids) == 1 else 's'}, such as {some}.")
+        confirm(f"{name.capitalize()} {len(email_ids):,}?", yes=yes)
+    verdicts, letters, fault = in_session("held", decide_all, settings)
     if as_json:
         print_json({"emails": {str(i): verdict for i, verdict in verdicts.items()}, "dead_letters_removed": letters})
-    _tell(verdicts)
+    _report(verdicts)
     if fault:
         say(f"Their dead letters are still on the DLQ: {fault} `dispatcher dlq reconcile --mend` removes them later.")
     well = sum(verdict.value in _HARMLESS[name] for verdict in verdicts.values())
@@ -206,43 +205,10 @@ def _decide(
     return Exit.PARTLY if well else Exit.FAILED
 
 
-def _agreed(name: str, email_ids: tuple[UUID, ...]) -> bool:
-    some = ", ".join(map(str, email_ids[:5]))
-    say(f"{len(email_ids):,} held email{'' if len(email_ids) == 1 else 's'}, such as {some}.")
-    return agreed(f"{name.capitalize()} {len(email_ids):,}?")
-
-
-def _tell(verdicts: dict[UUID, Verdict]) -> None:
+def _report(verdicts: dict[UUID, Verdict]) -> None:
     if len(verdicts) > _NAMED:
         for verdict, count in Counter(verdicts.values()).items():
             say(f"{count:,}: {_WORDS[verdict.value]}")
         return
     for email_id, verdict in verdicts.items():
         say(f"{email_id} {_WORDS[verdict.value]}")
-
-
-async def _run(
-    settings: Settings, decide: Decide, email_ids: tuple[UUID, ...], act: Act
-) -> tuple[dict[UUID, Verdict], int, str | None]:
-    """What became of each, how many dead letters left the DLQ, and why they did not all."""
-    from dispatcher.ops.held import Verdict
-    from dispatcher.ops.letters import sweep
-
-    async with opened_session(settings, "held") as session:
-        verdicts = {email_id: await decide(session, email_id, act) for email_id in email_ids}
-        if all(verdict in (Verdict.UNKNOWN, Verdict.FAILED, Verdict.CONTENT_PRUNED) for verdict in verdicts.values()):
-            return verdicts, 0, None
-        try:
-            async with opened_dlq(settings, "held") as dlq:
-                return verdicts, await sweep(session, dlq, frozenset(email_ids)), None
-        except DispatcherError as error:
-            return verdicts, 0, error.message
-
-
-def _show(emails: list[HeldEmail]) -> None:
-    table = TextTable("email", "enqueued", "tenant", "key", "provider", "attempts", "what was seen")
-    for email in emails:
-        when = email.created_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        words = (email.tenant_id, email.message_key, email.provider or "-", email.attempt_count)
-        table.add(email.email_id, when, *words, email.last_error or "-")
-    table.show()

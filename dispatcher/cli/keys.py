@@ -8,7 +8,8 @@ import click
 
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.output import plain_table, print_data, print_json, print_table, say
+from dispatcher.cli.output import print_data, print_json, say
+from dispatcher.cli.table import Table
 from dispatcher.domain.api_key import Scope, Secret, shown
 from dispatcher.domain.email_rules import tenant
 from dispatcher.errors import DispatcherError, InvalidEmail
@@ -165,10 +166,10 @@ def list_(*, with_revoked: bool, as_json: bool) -> int:
     if as_json:
         print_json([_document(key) for key in keys])
     elif keys:
-        table = plain_table("key", "name", "tenant", "scopes", "from", "per second", "recipients a day", "created")
+        table = Table("key", "name", "tenant", "scopes", "from", "per second", "recipients a day", "created")
         for key in keys:
-            table.add_row(*_row(key))
-        print_table(table)
+            table.add(*_row(key))
+        table.show()
     else:
         say(_NONE_LEFT if all_keys else _NEVER_ANY)
     return Exit.DONE

@@ -16,17 +16,15 @@ class LazyGroup(click.Group):
     """A group whose commands load when they are called, each with the option `--env-file`.
 
     Args:
-        parts: What each does, in a line for `--help`, by name and in the order of `--help`.
-        modules: Where they are: `command` in the module of this name, with their own for `{}`.
+        parts: Where each is (`module:function` of this package) and what it does, by name, in the order of `--help`.
         brief: Those that end soon: their garbage ends with the process, and that without a tidying up.
     """
 
     def __init__(
-        self, *arguments: Any, parts: Mapping[str, str], modules: str, brief: Collection[str] = (), **options: Any
+        self, *arguments: Any, parts: Mapping[str, tuple[str, str]], brief: Collection[str] = (), **options: Any
     ) -> None:
         super().__init__(*arguments, **options)
         self.parts = parts
-        self._modules = modules
         self._brief = brief
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
@@ -39,7 +37,8 @@ class LazyGroup(click.Group):
             return None
         if cmd_name in self._brief:
             gc.disable()
-        command: click.Command = import_module(self._modules.format(cmd_name)).command
+        module, _, function = self.parts[cmd_name][0].partition(":")
+        command: click.Command = getattr(import_module(f"dispatcher.cli.{module}"), function)
         take_env_file(command)
         return command
 
@@ -55,4 +54,4 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """The list in `--help`, without loading what it lists."""
         with formatter.section("Commands"):
-            formatter.write_dl(list(self.parts.items()))
+            formatter.write_dl([(name, about) for name, (_, about) in self.parts.items()])

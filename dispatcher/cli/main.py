@@ -18,29 +18,31 @@ from dispatcher.errors import ConfigurationError, DispatcherError
 from dispatcher.version import VERSION
 
 COMMANDS: Final = {
-    "run": "Send what is enqueued: the workers, relay and monitor of this host.",
-    "api": "Accept emails over HTTP.",
-    "keys": "Make, list and revoke the HTTP API's keys.",
-    "init": "Make or update the tables and the queues.",
-    "enqueue": "Accept one email, or a file of them.",
-    "status": "Count emails by status, and messages by queue.",
-    "held": "List, confirm or release emails whose outcome is unknown.",
-    "dlq": "Dead letters: list, show, replay, discard, reconcile.",
-    "config": "Show every setting: value, source, default.",
-    "doctor": "Check everything that sending depends on, and say how to mend it.",
-    "topology": "Print RabbitMQ's users and PostgreSQL's GRANTs with the fewest permissions that work.",
-    "prune": "Forget emails that are older than the settings keep them.",
-    "alerts": "Try the ways by which alerts reach a person.",
-    "dev": "Private PostgreSQL and RabbitMQ for development.",
-    "demo": "Watch a thousand emails travel the whole chain.",
+    "run": ("run:command", "Send what is enqueued: the workers, relay and monitor of this host."),
+    "api": ("api:command", "Accept emails over HTTP."),
+    "keys": ("keys:command", "Make, list and revoke the HTTP API's keys."),
+    "init": ("init:command", "Make or update the tables and the queues."),
+    "enqueue": ("enqueue:command", "Accept one email, or a file of them."),
+    "status": ("status:command", "Count emails by status, and messages by queue."),
+    "held": ("held:command", "List, confirm or release emails whose outcome is unknown."),
+    "dlq": ("dlq:command", "Dead letters: list, show, replay, discard, reconcile."),
+    "config": ("config:command", "Show every setting: value, source, default."),
+    "doctor": ("doctor:command", "Check everything that sending depends on, and say how to mend it."),
+    "topology": (
+        "topology:command",
+        "Print RabbitMQ's users and PostgreSQL's GRANTs with the fewest permissions that work.",
+    ),
+    "prune": ("prune:command", "Forget emails that are older than the settings keep them."),
+    "alerts": ("alerts:command", "Try the ways by which alerts reach a person."),
+    "dev": ("dev:command", "Private PostgreSQL and RabbitMQ for development."),
+    "demo": ("demo:command", "Watch a thousand emails travel the whole chain."),
 }
-"""In the order of `--help`; each is `command` in the module of its name."""
+"""Where each is and what it does, in the order of `--help`."""
 
 
 @click.group(
     cls=LazyGroup,
     parts=COMMANDS,
-    modules="dispatcher.cli.{}",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="`dispatcher COMMAND --help` tells what a command needs, with examples. Exit codes: 0 done, 1 failed, "
     "2 usage, 3 partly done, 78 bad configuration.",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from dispatcher.cli.acting import Duration
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
 from dispatcher.setting_values import KNOWN_PROVIDERS
@@ -17,21 +17,23 @@ if TYPE_CHECKING:
     from dispatcher.store.connections import AsyncSession
     from dispatcher.store.failures import Selection
 
-Result = TypeVar("Result")
+T = TypeVar("T")
+
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_AGE: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 
 
-class Known(click.ParamType[str]):
-    """One of the words that there are: a typo would select nothing, and look as if all were well."""
+class Age(click.ParamType[float]):
+    """A length of time such as `90s`, `15m`, `2h`, `3d`, `1w`, in seconds."""
 
-    def __init__(self, name: str, words: Iterable[str]) -> None:
-        self.name = name
-        self._words = tuple(words)
+    name = "age"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The word."""
-        if value not in self._words:
-            self.fail(f"there is no {self.name} {value!r}; there are: {', '.join(self._words)}.", param, ctx)
-        return str(value)
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Seconds."""
+        found = _AGE.fullmatch(str(value).strip())
+        if found is None:
+            self.fail(f"{value!r} is no length of time: write 90s, 15m, 2h, 3d or 1w.", param, ctx)
+        return float(found[1]) * _UNITS[found[2]]
 
 
 class Words(click.ParamType[str]):
@@ -46,48 +48,18 @@ class Words(click.ParamType[str]):
         return str(value)
 
 
-def selecting(command: Callable[..., Result]) -> Callable[..., Result]:
-    """The filter's options, handed on as one `selection`."""
-    return _selecting(command, {})
-
-
-def selecting_held(command: Callable[..., Result]) -> Callable[..., Result]:
-    """As `selecting`, for held emails only, including those whose dead letter was discarded."""
-    return _selecting(command, {"status": "held", "discarded": None})
-
-
-def _selecting(command: Callable[..., Result], fixed: dict[str, Any]) -> Callable[..., Result]:
-    asked = [name for name in _OPTIONS if name not in fixed]
-
-    @wraps(command)
-    def handed_on(**given: Any) -> Result:
-        from dispatcher.store.failures import Selection
-
-        values = fixed | {name: given.pop(name) for name in asked}
-        status, older_than, newer_than = (values.pop(name) for name in ("status", "older_than", "newer_than"))
-        selection = Selection(
-            status=Status(status) if status else None,
-            older_than_seconds=older_than,
-            newer_than_seconds=newer_than,
-            **values,
-        )
-        return command(selection=selection, **given)
-
-    for name in reversed(asked):
-        handed_on = _OPTIONS[name](handed_on)
-    return handed_on
-
-
-PROVIDER: Final = Known("provider", KNOWN_PROVIDERS)
+# A word that does not exist would select nothing, and look as if all were well: hence the choices.
 _OPTIONS: Final = {
     "status": click.option("--status", type=click.Choice(["failed", "held"]), help="Only these; both if not said."),
     "error_type": click.option(
         "--error-type",
-        type=Known("error type", Reason),
+        type=click.Choice([reason.value for reason in Reason]),
         metavar="WORD",
         help="Such as rejected_recipient; `dlq list --by error_type` counts.",
     ),
-    "provider": click.option("--provider", type=PROVIDER, metavar="NAME", help="Whom the last attempt went to."),
+    "provider": click.option(
+        "--provider", type=click.Choice(KNOWN_PROVIDERS), metavar="NAME", help="Whom the last attempt went to."
+    ),
     "tenant_id": click.option(
         "--tenant",
         "tenant_id",
@@ -97,9 +69,9 @@ _OPTIONS: Final = {
     ),
     "text": click.option("--text", type=Words(), metavar="WORDS", help="Part of the error's words, in any case."),
     "older_than": click.option(
-        "--older-than", type=Duration(), metavar="AGE", help="Enqueued longer ago: 90s, 15m, 2h, 3d, 1w."
+        "--older-than", type=Age(), metavar="AGE", help="Enqueued longer ago: 90s, 15m, 2h, 3d, 1w."
     ),
-    "newer_than": click.option("--newer-than", type=Duration(), metavar="AGE", help="Enqueued since then."),
+    "newer_than": click.option("--newer-than", type=Age(), metavar="AGE", help="Enqueued since then."),
     "discarded": click.option(
         "--discarded", is_flag=True, help="Those whose dead letter was discarded, and no others."
     ),
@@ -108,14 +80,62 @@ _OPTIONS: Final = {
 DEFAULT_TENANT: Final = "default"
 
 
-def refuse_both(names: Sequence[str], filters: Iterable[str]) -> None:
-    """Refuses names together with a filter. A tenant is no filter then: it says whose the message keys are.
+def selecting(**fixed: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """The filter's options, passed on as one `selection`.
+
+    Args:
+        fixed: Parameters that have a value instead of an option.
+    """
+
+    def with_options(command: Callable[..., T]) -> Callable[..., T]:
+        asked = [name for name in _OPTIONS if name not in fixed]
+
+        @wraps(command)
+        def passed_on(**given: Any) -> T:
+            from dispatcher.store.failures import Selection
+
+            values = fixed | {name: given.pop(name) for name in asked}
+            status, older_than, newer_than = (values.pop(name) for name in ("status", "older_than", "newer_than"))
+            selection = Selection(
+                status=Status(status) if status else None,
+                older_than_seconds=older_than,
+                newer_than_seconds=newer_than,
+                **values,
+            )
+            return command(selection=selection, **given)
+
+        for name in reversed(asked):
+            passed_on = _OPTIONS[name](passed_on)
+        return passed_on
+
+    return with_options
+
+
+selecting_held: Final = selecting(status="held", discarded=None)
+"""Held emails only, including those whose dead letter was discarded."""
+
+
+def filters_of(selection: Selection) -> set[str]:
+    """The filters that the operator gave."""
+    is_of_held = selection.status is Status.HELD and selection.discarded is None
+    return selection.filters.keys() - ({"status"} if is_of_held else set())
+
+
+def check_choice(names: Sequence[str], selection: Selection, which: str, *, is_chosen: bool = False) -> None:
+    """Refuses names together with a filter, and neither. With names, a tenant is no filter: it is whose they are.
+
+    Args:
+        which: The ways to choose, for the error.
+        is_chosen: Whether emails are chosen by another way.
 
     Raises:
-        UsageError: both were given.
+        UsageError: both were given, or neither.
     """
-    if names and set(filters) - {"tenant_id"}:
+    filters = filters_of(selection)
+    if names and filters - {"tenant_id"}:
         raise click.UsageError("Give ids and message keys, or a filter, not both.")
+    if not (names or filters or is_chosen):
+        raise click.UsageError(f"Which ones? Give {which}.")
 
 
 async def named(session: AsyncSession, selection: Selection, names: Sequence[str]) -> Selection:

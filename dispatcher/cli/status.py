@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 import time
 from typing import TYPE_CHECKING, Final
@@ -11,11 +12,13 @@ import click
 
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.output import console_for, print_json, print_table, say
+from dispatcher.cli.output import print_data, print_json, say
+from dispatcher.cli.table import columns_of, in_style, is_coloured
+from dispatcher.domain.text import printable
 from dispatcher.errors import BrokerUnavailable, SchemaError, ServerUnavailable, TopologyError
 
 if TYPE_CHECKING:
-    from dispatcher.cli.status_page import Standing
+    from dispatcher.cli.status_page import Snapshot
     from dispatcher.config import Settings
     from dispatcher.store.retention import Expiring
 
@@ -80,7 +83,9 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
     """
     settings = load_settings("database_url", "amqp_url")
     if watch_seconds is None:
-        return _show(look(settings), as_json=as_json)
+        snapshot = look(settings)
+        _print(snapshot, as_json=as_json)
+        return Exit.PARTLY if snapshot.queues_fault else Exit.DONE
     if sys.stdout.isatty() and not as_json:
         _redraw(settings, watch_seconds)
     else:
@@ -88,14 +93,14 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
     return Exit.DONE
 
 
-def look(settings: Settings) -> Standing:
+def look(settings: Settings) -> Snapshot:
     """How everything stands now.
 
     Raises:
         StoreUnavailable, SchemaError: the books cannot be read.
     """
     from dispatcher.broker.topology import Topology, depths
-    from dispatcher.cli.status_page import Standing
+    from dispatcher.cli.status_page import Snapshot
     from dispatcher.domain.rescue import longest_rescue_seconds
     from dispatcher.monitor.asking import ask_unready
     from dispatcher.store.activity import MISSED_LOOKS, list_silent_hosts, list_workers, measure_latency
@@ -117,7 +122,7 @@ def look(settings: Settings) -> Standing:
         fault = str(error)
     unready = asyncio.run(ask_unready(settings.metrics_address))
     rescue_seconds = longest_rescue_seconds(settings.lease_seconds)
-    return Standing(
+    return Snapshot(
         counts, expiring, troubles, workers, silent, unready, rescue_seconds, latency, queues, fault, time.monotonic()
     )
 
@@ -130,55 +135,56 @@ async def _count_expiring(settings: Settings) -> Expiring | None:
         return await count_expiring(session, Retention.of(settings))
 
 
-def _show(standing: Standing, *, as_json: bool) -> Exit:
-    """Prints one look."""
+def _print(snapshot: Snapshot, *, as_json: bool) -> bool:
+    """Prints one look; returns whether anybody still reads."""
     from dispatcher.cli.status_page import table
 
-    if as_json:
-        print_json(standing.to_json())
-    else:
-        print_table(table(standing))
-    if standing.queues_fault:
-        say(standing.queues_fault)
-        return Exit.PARTLY
-    return Exit.DONE
+    is_read = (
+        print_json(snapshot.to_json())
+        if as_json
+        else print_data("\n".join(table(snapshot, coloured=is_coloured(sys.stdout))))
+    )
+    if snapshot.queues_fault:
+        say(snapshot.queues_fault)
+    return is_read
 
 
 def _repeat(settings: Settings, seconds: float, *, as_json: bool) -> None:
     """Prints look after look, one line or one table each, until nobody reads any more."""
-    from dispatcher.cli.status_page import table
-
     is_read = True
     while is_read:
         try:
-            standing = look(settings)
+            is_read = _print(look(settings), as_json=as_json)
         except (ServerUnavailable, SchemaError) as error:
             say(str(error))
-        else:
-            is_read = print_json(standing.to_json()) if as_json else print_table(table(standing))
-            if standing.queues_fault:
-                say(standing.queues_fault)
         if is_read:
             time.sleep(seconds)
 
 
 def _redraw(settings: Settings, seconds: float) -> None:
-    """Keeps an operator's page on the terminal up to date."""
-    from rich.console import Group
-    from rich.live import Live
-    from rich.text import Text
-
+    """Keeps an operator's page on the terminal up to date; what was there before scrolls away."""
     from dispatcher.cli.status_page import page
 
-    before: Standing | None = None
-    with Live(console=console_for(sys.stdout), auto_refresh=False, transient=False) as live:
+    before: Snapshot | None = None
+    coloured = is_coloured(sys.stdout)
+    drawn = 0
+    sys.stdout.write("\x1b[?25l")  # without a cursor
+    try:
         while True:
-            footer = f"every {seconds:g} s, Ctrl-C ends"
+            width, height = shutil.get_terminal_size()
             try:
-                standing = look(settings)
+                snapshot = look(settings)
             except (ServerUnavailable, SchemaError) as error:
-                live.update(Group(Text(str(error), style="red"), Text(footer, style="dim")), refresh=True)
+                lines = [in_style(printable(str(error)), "red" if coloured else "")]
             else:
-                live.update(page(standing, before, footer), refresh=True)
-                before = standing
+                lines, before = page(snapshot, before, width, coloured=coloured), snapshot
+            footer = f"every {seconds:g} s, Ctrl-C ends"
+            lines = [*lines, in_style(footer, "dim" if coloured else "")]
+            rows = sum(max(1, -(-columns_of(line) // width)) for line in lines)
+            # Up to where the last page began, and clear from there.
+            print_data((f"\x1b[{min(drawn, height - 1)}A" if drawn else "") + "\r\x1b[J" + "\n".join(lines))
+            drawn = rows
             time.sleep(seconds)
+    finally:
+        sys.stdout.write("\x1b[?25h")
+        sys.stdout.flush()

@@ -1,18 +1,14 @@
-"""How `dispatcher status` looks: one table, or an operator's page that is drawn again and again."""
+"""What `dispatcher status` shows: one table, or an operator's page that is drawn again and again."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
 
-from rich.columns import Columns
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
-from dispatcher.cli.output import plain_table
+from dispatcher.cli.table import Styled, Table, beside, in_style
 from dispatcher.domain.status import Status
+from dispatcher.domain.text import printable
 from dispatcher.store.activity import VanishedHost, find_vanished_hosts
 from dispatcher.store.outbox import AHEAD_SECONDS
 
@@ -23,8 +19,12 @@ if TYPE_CHECKING:
     from dispatcher.store.retention import Expiring
 
 
+_OF_TROUBLE: Final = ("state", "workers", "reason", "seconds_left")
+_OF_WORKER: Final = ("name", "age_seconds", "in_flight")
+
+
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Snapshot:
     """The books, the queues and the workers at about one instant.
 
     Attributes:
@@ -66,16 +66,9 @@ class Standing:
             "queues": self.queues,
             "oldest_pending_seconds": self.counts.oldest_pending_seconds,
             "longest_due_seconds": self.counts.longest_due_seconds,
-            "expiring": self.expiring
-            and {"emails": self.expiring.emails, "first_in_seconds": self.expiring.first_in_seconds},
+            "expiring": self.expiring and asdict(self.expiring),
             "providers": {
-                trouble.provider: {
-                    "state": trouble.state,
-                    "workers": trouble.workers,
-                    "reason": trouble.reason,
-                    "seconds_left": trouble.seconds_left,
-                }
-                for trouble in self.troubles
+                trouble.provider: {name: getattr(trouble, name) for name in _OF_TROUBLE} for trouble in self.troubles
             },
             "vanished_hosts": [
                 {
@@ -87,110 +80,100 @@ class Standing:
                 for host, seconds in self.vanished
             ],
             "unready": self.unready,
-            "workers": [
-                {"name": worker.name, "age_seconds": worker.age_seconds, "in_flight": worker.in_flight}
-                for worker in self.workers
-            ],
+            "workers": [{name: getattr(worker, name) for name in _OF_WORKER} for worker in self.workers],
             "latency_seconds": _percentiles(self.latency),
         }
 
 
-def page(standing: Standing, before: Standing | None, footer: str) -> RenderableType:
+def page(snapshot: Snapshot, before: Snapshot | None, width: int, *, coloured: bool) -> list[str]:
     """Everything at a glance; the rates are those since the look before."""
-    top = Columns([_table(standing), _speed(standing, before), _workers(standing)], padding=(0, 4))
-    fault = [Text(standing.queues_fault, style="red")] if standing.queues_fault else []
-    return Group(top, *_troubles(standing), *fault, Text(footer, style="dim"))
+    tables = [_table(snapshot), _speed(snapshot, before), _workers(snapshot)]
+    fault = [in_style(snapshot.queues_fault, "red" if coloured else "")] if snapshot.queues_fault else []
+    return [*beside(tables, width, coloured=coloured), *_troubles(snapshot, coloured=coloured), *fault]
 
 
-def table(standing: Standing) -> RenderableType:
+def table(snapshot: Snapshot, *, coloured: bool) -> list[str]:
     """Emails, ages, workers, queues, and the providers that cannot be used."""
-    return Group(_table(standing), *_troubles(standing))
+    return [*_table(snapshot).lines(coloured=coloured), *_troubles(snapshot, coloured=coloured)]
 
 
-def _troubles(standing: Standing) -> list[Text]:
-    """Providers and processes that do not work. They come below the table, since long reasons would widen its columns.
-
-    Each is a Text, since rich would take brackets in a reason for markup.
-    """
+def _troubles(snapshot: Snapshot, *, coloured: bool) -> list[str]:
+    """Providers and processes that do not work, below the table, since long reasons would widen its columns."""
     lines = [
-        Text(f"{trouble.provider}: {_words(trouble)}", style="yellow" if trouble.state == "paused" else "red")
-        for trouble in standing.troubles
+        (f"{trouble.provider}: {_words(trouble)}", "yellow" if trouble.state == "paused" else "red")
+        for trouble in snapshot.troubles
     ]
-    lines += [Text(f"this host: {standing.unready}", style="red")] if standing.unready else []
-    return [Text(""), *lines] if lines else []
+    lines += [(f"this host: {snapshot.unready}", "red")] if snapshot.unready else []
+    return (
+        ["", *(in_style(printable(words).rstrip(), style if coloured else "") for words, style in lines)]
+        if lines
+        else []
+    )
 
 
-def _table(standing: Standing) -> Table:
-    shown = plain_table("", "", show_header=False)
-    shown.columns[1].justify = "right"
-    for status, count in standing.counts.emails.items():
-        shown.add_row(status.value, f"{count:,}", style=_style(status.value, count))
-    shown.add_section()
-    shown.add_row("oldest pending", _age(standing.counts.oldest_pending_seconds))
-    shown.add_row("longest due", _age(standing.counts.longest_due_seconds))
-    if standing.expiring and standing.expiring.emails:
-        left = _days(standing.expiring.first_in_seconds)
-        shown.add_row("undecided, expiring", f"{standing.expiring.emails:,} ({left})", style="red")
-    shown.add_section()
-    living = [worker for worker in standing.workers if worker.age_seconds is not None]
+def _table(snapshot: Snapshot) -> Table:
+    shown = Table(right=[1])
+    for status, count in snapshot.counts.emails.items():
+        # Colour only for what a person has to look at.
+        style = {"failed": "red", "held": "yellow"}.get(status.value, "") if count else ""
+        shown.add(status.value, f"{count:,}", style=style)
+    shown.add_gap()
+    shown.add("oldest pending", _age(snapshot.counts.oldest_pending_seconds))
+    shown.add("longest due", _age(snapshot.counts.longest_due_seconds))
+    if snapshot.expiring and snapshot.expiring.emails:
+        left = _days(snapshot.expiring.first_in_seconds)
+        shown.add("undecided, expiring", f"{snapshot.expiring.emails:,} ({left})", style="red")
+    shown.add_gap()
+    living = [worker for worker in snapshot.workers if worker.age_seconds is not None]
     hosts = len({worker.host for worker in living})
     on_hosts = f" on {hosts:,} hosts" if hosts > 1 else ""
-    shown.add_row("workers", f"{len(living):,}{on_hosts}" if living else "none", style=None if living else "yellow")
-    for host, seconds in standing.vanished:
+    shown.add("workers", f"{len(living):,}{on_hosts}" if living else "none", style="" if living else "yellow")
+    for host, seconds in snapshot.vanished:
         emails = f"{host.in_flight:,} email{'' if host.in_flight == 1 else 's'}"
         words = f"silent for {_duration(host.silent_seconds)}"
         if seconds is not None:
             words = f"{emails}, settled within {_duration(seconds)}"
-        shown.add_row(f"{host.name} vanished", words, style="yellow")
-    shown.add_section()
-    if standing.queues is None:
-        shown.add_row("queues", "unknown")
-    for queue, depth in (standing.queues or {}).items():
-        shown.add_row(queue, f"{depth:,}", style=_alarm(queue, standing, depth))
+        shown.add(f"{host.name} vanished", words, style="yellow")
+    shown.add_gap()
+    if snapshot.queues is None:
+        shown.add("queues", "unknown")
+    for number, (queue, depth) in enumerate((snapshot.queues or {}).items()):
+        # A dead letter waits for a person.
+        shown.add(queue, f"{depth:,}", style="red" if depth and number else "")
     return shown
 
 
-def _alarm(queue: str, standing: Standing, depth: int) -> str | None:
-    """A dead letter waits for a person."""
-    return "red" if depth and queue == list(standing.queues or {})[-1] else None
-
-
-def _speed(standing: Standing, before: Standing | None) -> Table:
-    shown = plain_table("", "", show_header=False)
-    shown.columns[1].justify = "right"
-    seconds = standing.looked_at - before.looked_at if before else 0.0
+def _speed(snapshot: Snapshot, before: Snapshot | None) -> Table:
+    shown = Table(right=[1])
+    seconds = snapshot.looked_at - before.looked_at if before else 0.0
     old = before.counts.emails if before else {}
-    new = standing.counts.emails
+    new = snapshot.counts.emails
     for words, now, then in (
         ("enqueued", sum(new.values()), sum(old.values())),
         ("sent", new[Status.SENT], old.get(Status.SENT, 0)),
         ("failed", new[Status.FAILED], old.get(Status.FAILED, 0)),
     ):
-        shown.add_row(f"{words} per second", f"{max(0, now - then) / seconds:,.1f}" if seconds > 0 else "-")
-    shown.add_section()
-    for name, value in _percentiles(standing.latency).items():
-        shown.add_row(f"enqueue to accepted, {name}", "-" if value is None else _short(value))
+        shown.add(f"{words} per second", f"{max(0, now - then) / seconds:,.1f}" if seconds > 0 else "-")
+    shown.add_gap()
+    for name, value in _percentiles(snapshot.latency).items():
+        shown.add(f"enqueue to accepted, {name}", "-" if value is None else _short(value))
     return shown
 
 
 def _percentiles(latency: Latency | None) -> dict[str, float | None]:
     """None where nothing was sent lately."""
-    if latency is None:
-        return {"p50": None, "p95": None, "p99": None}
-    return {"p50": latency.p50_seconds, "p95": latency.p95_seconds, "p99": latency.p99_seconds}
+    return {name: getattr(latency, f"{name}_seconds", None) for name in ("p50", "p95", "p99")}
 
 
-def _workers(standing: Standing) -> Table:
-    shown = plain_table("worker", "age", "in flight")
-    for column in shown.columns[1:]:
-        column.justify = "right"
-    for worker in standing.workers:
+def _workers(snapshot: Snapshot) -> Table:
+    shown = Table("worker", "age", "in flight", right=[1, 2])
+    for worker in snapshot.workers:
         host, slot, pid, *_ = [*worker.name.split(":"), "", ""]
-        age = "gone" if worker.age_seconds is None else _duration(worker.age_seconds)
-        style = "yellow" if worker.age_seconds is None else None
-        shown.add_row(f"{host} {slot} ({pid})", age, f"{worker.in_flight:,}", style=style)
-    if not standing.workers:
-        shown.add_row("none", "", "", style="yellow")
+        is_gone = worker.age_seconds is None
+        age = "gone" if is_gone else _duration(worker.age_seconds)
+        shown.add(f"{host} {slot} ({pid})", age, f"{worker.in_flight:,}", style="yellow" if is_gone else "")
+    if not snapshot.workers:
+        shown.add("none", "", "", style="yellow")
     return shown
 
 
@@ -211,16 +194,11 @@ def _days(seconds: float | None) -> str:
     return "due" if days <= 0 else f"first in {days:.1f} days"
 
 
-def _style(status: str, count: int) -> str | None:
-    """Colour only for what a person has to look at."""
-    return {"failed": "red", "held": "yellow"}.get(status) if count else None
-
-
-def _age(seconds: float | None) -> Text:
+def _age(seconds: float | None) -> Styled:
     """A negative age is a clock that was set back, unless it is some seconds (see the statement `enqueue`)."""
     if seconds is not None and seconds < -AHEAD_SECONDS:
-        return Text(f"{_duration(-seconds)} ahead of PostgreSQL's clock", style="red")
-    return Text(_duration(seconds and max(0.0, seconds)))
+        return Styled(f"{_duration(-seconds)} ahead of PostgreSQL's clock", "red")
+    return Styled(_duration(seconds and max(0.0, seconds)), "")
 
 
 def _duration(seconds: float | None) -> str:

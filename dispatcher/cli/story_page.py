@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from dispatcher.cli.output import print_data
-from dispatcher.cli.text_table import TextTable
+from dispatcher.cli.table import Table
 from dispatcher.domain.outcome import left_out
 from dispatcher.domain.status import Status
 
@@ -73,9 +73,9 @@ def show_story(story: Story, messages: list[Message] | None) -> None:
         fields_table(story.content).show()
 
 
-def fields_table(record: Record) -> TextTable:
+def fields_table(record: Record) -> Table:
     """A record, one field per line, without those that hold nothing."""
-    table = TextTable()
+    table = Table()
     for name, value in record.items():
         if value not in (None, [], {}):
             table.add(_NAMES.get(name, name.replace("_", " ")), _words(value))
@@ -130,7 +130,7 @@ def _list(heading: str, records: list[dict[str, Any]]) -> None:
     if not records:
         return
     names = [name for name in records[0] if any(record[name] not in (None, [], {}) for record in records)]
-    table = TextTable(*(_NAMES.get(name, name.replace("_", " ")) for name in names))
+    table = Table(*(_NAMES.get(name, name.replace("_", " ")) for name in names))
     for record in records:
         table.add(*(_words(record[name]) for name in names))
     table.show()

@@ -60,6 +60,18 @@ async def list_poison(session: AsyncSession, dlq: DeadLetterQueue) -> list[Poiso
         ]
 
 
+async def find_poison(session: AsyncSession, dlq: DeadLetterQueue, name: str) -> Poison:
+    """The first message of that name.
+
+    Raises:
+        DispatcherError: the DLQ holds none.
+    """
+    for each in await list_poison(session, dlq):
+        if each.poison_id == name:
+            return each
+    raise _unknown(name)
+
+
 async def discard_poison(session: AsyncSession, dlq: DeadLetterQueue, name: str, act: Act) -> int:
     """Notes that the poison of that name is to go, and takes it off the DLQ; returns how many messages it was.
 

@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from rich.table import Table
-
 from dispatcher.broker.topology import Topology
-from dispatcher.cli.output import print_data, print_table
+from dispatcher.cli.output import print_data
+from dispatcher.cli.table import Table
 from dispatcher.dev.ledger import read_ledger
 from tests.acceptance.outages import Removable
 from tests.chaos.cluster import private_cluster
@@ -69,13 +68,11 @@ def to_json(found: Standstill) -> dict[str, Any]:
 
 def print_standstills(found: Sequence[Standstill]) -> None:
     """All of them as a table."""
-    table = Table("fault", "s without an acceptance", "since the quorum was back", "s until whole", title="Standstills")
+    table = Table("fault", "s without an acceptance", "since the quorum was back", "s until whole")
     for each in found:
         _, seconds, after_quorum, whole_after = to_json(each).values()
-        table.add_row(
-            each.fault.name, str(seconds), str(after_quorum if each.fault.quorum_since else ""), str(whole_after)
-        )
-    print_table(table)
+        table.add(each.fault.name, seconds, after_quorum if each.fault.quorum_since else "", whole_after)
+    table.show()
     for each in found:
         if each.is_too_long:
             print_data(f"WRONG: nothing was accepted for {each.seconds_after_quorum:.1f} s after: {each.fault.name}")

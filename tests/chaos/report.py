@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rich.table import Table
-
-from dispatcher.cli.output import print_data, print_table
+from dispatcher.cli.output import print_data
+from dispatcher.cli.table import Table
 from tests.chaos.deeds import KILLS
 from tests.chaos.storm import Outcome, Plan
 
@@ -45,11 +44,11 @@ def to_json(plan: Plan, outcome: Outcome) -> dict[str, Any]:
 def print_outcome(plan: Plan, outcome: Outcome) -> None:
     """The same as a table, with examples of what is wrong."""
     told = to_json(plan, outcome)
-    table = Table("what", "figure", title="The verdict")
+    table = Table("what", "figure")
     for name, value in told.items():
         if name not in ("deeds", "kills_by_kind", "violations", "good"):
-            table.add_row(name, str(value))
-    print_table(table)
+            table.add(name, value)
+    table.show()
     print_data("deeds: " + ", ".join(f"{name} {times}" for name, times in told["deeds"].items()))
     for name, found in outcome.verdict.violations.items():
         print_data(f"WRONG: {name}: {len(found)}, such as {'; '.join(found[:EXAMPLES])}")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dispatcher.cli.text_table import TextTable
+from dispatcher.cli.table import Table
 
 
-def table(words: str = "550 no such user") -> TextTable:
-    made = TextTable("email", "count", "words", right=[1])
+def table(words: str = "550 no such user") -> Table:
+    made = Table("email", "count", "words", right=[1])
     made.add("0198c2f4-0000", 7, words)
     made.add("0198c2f4-0001", 1000, "-")
     return made
@@ -42,7 +42,7 @@ def test_what_would_move_a_terminal_is_shown_as_a_mark() -> None:
 
 
 def test_without_a_heading_there_are_rows_alone() -> None:
-    made = TextTable()
+    made = Table()
     made.add("email", "0198c2f4")
     made.add("status", "failed")
 

@@ -1,0 +1,164 @@
+"""Tables for people: aligned, coloured and wrapped on a terminal, one line per row for other programs.
+
+Hundreds of rows are drawn while somebody waits, so nothing is loaded for it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from itertools import zip_longest
+from textwrap import wrap
+from typing import Final, NamedTuple, TextIO
+from unicodedata import combining, east_asian_width
+
+import click
+
+from dispatcher.cli.output import print_data
+from dispatcher.domain.text import printable
+
+_GAP: Final = "   "
+_MARGIN: Final = " " * 4
+_NARROWEST_FOLD: Final = 20
+
+
+class Styled(NamedTuple):
+    """A cell's text and style: a colour, `bold`, `dim`, or nothing."""
+
+    text: str
+    style: str
+
+
+class Table:
+    """Rows of words below a heading and a rule.
+
+    Args:
+        columns: The heading; without one there is no rule, and the first row determines the number of columns.
+        right: Columns, by number, that are aligned to the right.
+        fold: The column whose words are cut where the terminal is too narrow for them.
+    """
+
+    def __init__(self, *columns: str, right: Iterable[int] = (), fold: int | None = None) -> None:
+        self._columns = tuple(Styled(name, "bold") for name in columns)
+        self._right = frozenset(right)
+        self._fold = fold
+        self._rows: list[tuple[Styled, ...]] = []
+
+    def add(self, *cells: object, style: str = "") -> None:
+        """Adds a row. A cell is `Styled`, or any value: None is a dash, an instant is in local time, without zone.
+
+        Control characters are replaced.
+        """
+        styled = (cell if isinstance(cell, Styled) else Styled(_words(cell), style) for cell in cells)
+        self._rows.append(tuple(Styled(printable(cell.text), cell.style) for cell in styled))
+
+    def add_gap(self) -> None:
+        """Adds an empty line."""
+        self._rows.append(())
+
+    def show(self) -> bool:
+        """Writes it to stdout; returns whether anybody still reads there."""
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        return print_data("\n".join(self.lines(width, coloured=is_coloured(sys.stdout))))
+
+    def lines(self, width: int | None = None, *, coloured: bool = False) -> list[str]:
+        """The table's lines, at most so wide, as far as cells can be wrapped."""
+        shown = [self._columns, *self._rows] if self._columns else self._rows
+        columns = [[cell.text for cell in cells] for cells in zip(*filter(None, shown), strict=True)]
+        widths = [max(map(_width, cells)) for cells in columns]
+        if width is not None:
+            narrowest = [
+                min(widths[at], _NARROWEST_FOLD) if at == self._fold else _longest_word(cells)
+                for at, cells in enumerate(columns)
+            ]
+            widths = _fitted(widths, narrowest, width)
+        drawn = [self._lines(row, widths, coloured) if row else [""] for row in shown]
+        if self._columns:
+            drawn.insert(1, ["─" * sum([*widths, len(_GAP) * (len(widths) - 1)])])
+        return [line for row in drawn for line in row]
+
+    def _lines(self, row: Sequence[Styled], widths: list[int], coloured: bool) -> list[str]:
+        """A row: as many lines as its highest cell."""
+        cells = [_wrapped(cell.text, width) for cell, width in zip(row, widths, strict=True)]
+        lines = []
+        for parts in zip_longest(*cells, fillvalue=""):
+            padded = []
+            for at, (part, cell, width) in enumerate(zip(parts, row, widths, strict=True)):
+                space = " " * (width - _width(part))
+                text = in_style(part, cell.style) if coloured else part
+                padded.append(space + text if at in self._right else text + space)
+            lines.append(_GAP.join(padded).rstrip())
+        return lines
+
+
+def beside(tables: Sequence[Table], width: int, *, coloured: bool) -> list[str]:
+    """The lines of several tables, side by side where they fit, else one below the other."""
+    drawn = [table.lines(coloured=coloured) for table in tables]
+    widths = [max(map(_width, table.lines()), default=0) for table in tables]
+    if sum(widths) + len(_MARGIN) * (len(tables) - 1) > width:
+        return [line for lines in drawn for line in [*lines, ""]][:-1]
+    rows = zip_longest(*drawn, fillvalue="")
+    return [
+        _MARGIN.join(part + " " * (wide - columns_of(part)) for part, wide in zip(row, widths, strict=True))
+        for row in rows
+    ]
+
+
+def is_coloured(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that shows colours, and NO_COLOR is not set."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def _words(cell: object) -> str:
+    if isinstance(cell, datetime):
+        return cell.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return "-" if cell is None else str(cell)
+
+
+def in_style(text: str, style: str) -> str:
+    """A text with the escape sequences of a style."""
+    if not text or not style:
+        return text
+    return click.style(text, **{style: True}) if style in ("bold", "dim") else click.style(text, fg=style)
+
+
+def _fitted(widths: list[int], narrowest: list[int], wanted: int) -> list[int]:
+    """Widths with which all columns fit: the widest are made narrower, down to their longest word.
+
+    Where that does not do, they stay as they are, and the terminal breaks the lines: an id that is cut in pieces is
+    copied by nobody.
+    """
+    room = wanted - len(_GAP) * (len(widths) - 1)
+    if sum(narrowest) > room:
+        return widths
+    fitted = list(widths)
+    while sum(fitted) > room:
+        spare = max(range(len(fitted)), key=lambda at: (fitted[at] > narrowest[at], fitted[at]))
+        fitted[spare] -= 1
+    return fitted
+
+
+def _longest_word(cells: Iterable[str]) -> int:
+    return max((_width(word) for cell in cells for word in cell.split(" ")), default=0)
+
+
+def _wrapped(cell: str, width: int) -> list[str]:
+    if _width(cell) <= width:
+        return [cell]
+    characters = width * len(cell) // _width(cell)  # fewer where some of them are wide
+    return wrap(cell, max(characters, 1), break_on_hyphens=False) or [""]
+
+
+def columns_of(line: str) -> int:
+    """How many columns of a terminal a drawn line takes."""
+    return _width(click.unstyle(line))
+
+
+def _width(text: str) -> int:
+    """How many columns of a terminal a text without styles takes."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
