@@ -40,9 +40,11 @@ def acting(
     def with_options(command: Callable[..., T]) -> Callable[..., T]:
         @wraps(command)
         def passed_on(reason: str | None, actor: str | None, **given: Any) -> T:
+            if not (is_required or reason):
+                return command(act=None, **given)
             from dispatcher.ops.acts import Act
 
-            return command(act=Act.of(actor, reason or "") if is_required or reason else None, **given)
+            return command(act=Act.of(actor, reason or ""), **given)
 
         passed_on = click.option("--actor", metavar="NAME", help=actor)(passed_on)
         return click.option("--reason", required=is_required, metavar="TEXT", help=reason)(passed_on)
