@@ -51,7 +51,8 @@ CLIENTS: Final[tuple[tuple[set[str], set[str]], ...]] = (
     ({"dev"}, {"aiosmtpd"}),
     # The extra `api`: the base install does without.
     ({"api"}, {"fastapi", "starlette", "uvicorn"}),
-    ({"telemetry", "monitor"}, {"prometheus_client", "h11"}),
+    ({"telemetry", "monitor"}, {"prometheus_client"}),
+    ({"host", "monitor"}, {"h11"}),
     # The extra `otel`.
     ({"telemetry"}, {"opentelemetry"}),
     # It blocks, and hides in which phase it failed.

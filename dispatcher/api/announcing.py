@@ -22,12 +22,12 @@ from dispatcher.broker.pointer import Pointer
 from dispatcher.broker.publisher import Publisher
 from dispatcher.domain.backoff import Backoff
 from dispatcher.errors import BrokerUnavailable, DispatcherError
+from dispatcher.host.batches import Batches
 from dispatcher.host.lifecycle import unless_cut_off
 from dispatcher.store.drafts import DraftStore
 from dispatcher.store.enqueueing import Draft
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
-from dispatcher.worker.batches import Batches
 
 RELAY_AFTER_SECONDS: Final = 5.0
 """When the relay publishes what was not announced. Later than any announcement that works, and a delay that is bearable

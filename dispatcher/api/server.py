@@ -35,7 +35,7 @@ from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
 from dispatcher.errors import ConfigurationError, DispatcherError
 from dispatcher.host.lifecycle import heed
-from dispatcher.monitor.http import Answer, WebServer
+from dispatcher.host.web_server import Answer, WebServer
 from dispatcher.providers.capabilities import capabilities_of
 from dispatcher.setting_values import LOOPBACKS
 from dispatcher.store.api_keys import KeyStore

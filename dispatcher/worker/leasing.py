@@ -16,13 +16,13 @@ from dispatcher.broker.dead_letter import DeadLetter, decode
 from dispatcher.broker.pointer import Pointer
 from dispatcher.domain.status import Status
 from dispatcher.errors import InvalidPointer, StatementRefused, StoreUnavailable
+from dispatcher.host.batches import Batches
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
 from dispatcher.store.apart import apart
 from dispatcher.store.leases import Lease, LeaseStore, LetterVerdict, Standing
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
-from dispatcher.worker.batches import Batches
 from dispatcher.worker.measuring import measure_lease
 from dispatcher.worker.outage import StoreOutage
 

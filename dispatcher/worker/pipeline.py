@@ -29,6 +29,7 @@ from dispatcher.domain.outcome import Deferred, Outcome, Uncertain
 from dispatcher.domain.retry import RetryPolicy
 from dispatcher.domain.status import Status
 from dispatcher.errors import DispatcherError, InvalidPointer, StoreUnavailable
+from dispatcher.host.batches import Batches
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
 from dispatcher.host.ledger_format import Flight
@@ -40,7 +41,6 @@ from dispatcher.store.results import result_of
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 from dispatcher.worker.attempts import Attempts, NoRoute, Ride, TryLater
-from dispatcher.worker.batches import Batches
 from dispatcher.worker.contents import Contents, NoMemory
 from dispatcher.worker.leasing import Leasing
 from dispatcher.worker.outage import StoreOutage

@@ -12,11 +12,11 @@ from uuid import UUID
 from dispatcher.domain.status import Status
 from dispatcher.domain.values import value
 from dispatcher.errors import SchemaError, StatementRefused, StoreBusy, StoreUnavailable
+from dispatcher.host.batches import Batches
 from dispatcher.store.apart import apart
 from dispatcher.store.leases import LeaseStore, Result
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
-from dispatcher.worker.batches import Batches
 from dispatcher.worker.measuring import measure_record
 from dispatcher.worker.outage import StoreOutage
 from dispatcher.worker.sending import Sending

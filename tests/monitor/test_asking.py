@@ -9,8 +9,8 @@ from http import HTTPStatus
 import orjson
 import pytest
 
+from dispatcher.host.web_server import Answer, WebServer
 from dispatcher.monitor.asking import ask_unready
-from dispatcher.monitor.http import Answer, WebServer
 from dispatcher.setting_values import Listener
 from tests.waiting import until
 

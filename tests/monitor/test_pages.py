@@ -18,7 +18,7 @@ from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings, load
 from dispatcher.dev.servers import Servers
 from dispatcher.host.roster import Roster
-from dispatcher.monitor.http import WebServer
+from dispatcher.host.web_server import WebServer
 from dispatcher.monitor.pages import pages_of
 from dispatcher.setting_values import Listener
 from dispatcher.store.connections import make_pool

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from dispatcher.worker.batches import Batches
+from dispatcher.host.batches import Batches
 
 FULL = 8
 FOR_EVER = 3600.0

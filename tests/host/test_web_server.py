@@ -11,7 +11,7 @@ from http import HTTPStatus
 import pytest
 from structlog.testing import capture_logs
 
-from dispatcher.monitor.http import CONNECTIONS, HEAD_OCTETS, Answer, Page, WebServer
+from dispatcher.host.web_server import CONNECTIONS, HEAD_OCTETS, Answer, Page, WebServer
 from dispatcher.setting_values import Listener
 from tests.waiting import until, until_answer
 
