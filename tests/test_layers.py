@@ -29,7 +29,9 @@ FLOORS: Final = (
     {"host"},  # what the processes of one host share
     {"store", "broker", "providers", "alerts"},  # siblings that do not know each other
     {"routing"},
-    {"worker", "relay", "monitor", "producers"},
+    {"worker", "relay", "recovery", "maintenance", "producers"},
+    {"monitor"},
+    {"processes"},
     {FACADE},  # what an application sees
     {"supervisor", "client", "ops"},
     {"api"},
@@ -233,7 +235,7 @@ def test_every_way_to_import_is_seen(tmp_path: Path) -> None:
         "from dispatcher import broker\n"
         "from dispatcher.worker import pipeline\n"
         "from . import queries\n"
-        "from ..relay.process import run\n"
+        "from ..relay.publishing import run\n"
         "from typing import TYPE_CHECKING\n"
         "def inside():\n"
         "    import psycopg\n"
@@ -246,7 +248,7 @@ def test_every_way_to_import_is_seen(tmp_path: Path) -> None:
     assert sorted(found) == [
         ("store", "aiosmtplib.SMTP", True),
         ("store", "dispatcher.broker", False),
-        ("store", "dispatcher.relay.process.run", False),
+        ("store", "dispatcher.relay.publishing.run", False),
         ("store", "dispatcher.store.queries", False),
         ("store", "dispatcher.worker.pipeline", False),
         ("store", "pika.adapters", False),

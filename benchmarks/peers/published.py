@@ -69,7 +69,7 @@ async def _publish(settings: Settings, emails: int) -> tuple[_CountingPublisher,
     publisher = _CountingPublisher(
         settings.amqp_url, settings.exchange, name="benchmark relay", ca_file=settings.ca_file
     )
-    publishing = Publishing(settings, publisher, tuple, Roster(["relay"]).seat("relay", 0))
+    publishing = Publishing(settings, publisher, lambda _: (), Roster(["relay"]).seat("relay", 0))
     relay = asyncio.create_task(publishing.run())
     try:
         async with asyncio.timeout(PUBLISH_SECONDS):

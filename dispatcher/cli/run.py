@@ -143,8 +143,8 @@ def _with_metrics_dir(settings: Settings) -> Settings:
 
 def _roles(settings: Settings) -> list[Role]:
     # Loaded before the fork, so that all processes share the memory: several dozens of MB each otherwise.
-    from dispatcher.monitor.process import run_monitor
-    from dispatcher.relay.process import run_relay
+    from dispatcher.processes.monitor import run_monitor
+    from dispatcher.processes.relay import run_relay
     from dispatcher.supervisor.process import Role
     from dispatcher.worker.process import run_worker
 

@@ -13,9 +13,9 @@ from dispatcher.broker.queue_watch import QueueWatch
 from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings
 from dispatcher.host.roster import Roster
+from dispatcher.host.services import Task
 from dispatcher.host.web_server import Answer, WebServer
 from dispatcher.monitor.health import Health
-from dispatcher.monitor.keeping import Task
 from dispatcher.monitor.looking import Look
 from dispatcher.monitor.readings import Readings
 from dispatcher.store.connections import Pool, session

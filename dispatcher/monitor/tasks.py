@@ -8,9 +8,9 @@ from dispatcher.alerts.channels import channels_of
 from dispatcher.alerts.loglines import LogChannel
 from dispatcher.config import Settings
 from dispatcher.host.roster import Roster
+from dispatcher.host.services import Periodic, Task
+from dispatcher.maintenance.pruning import ForgetCodes, Prune
 from dispatcher.monitor.announcing import Announcer
-from dispatcher.monitor.housekeeping import CodesHousekeeping, Housekeeping
-from dispatcher.monitor.keeping import Task
 from dispatcher.monitor.pages import pages_of
 from dispatcher.monitor.probe import probe_of
 from dispatcher.monitor.toldbook import ToldBook
@@ -30,8 +30,8 @@ def tasks_of(settings: Settings, pool: Pool, roster: Roster) -> list[Task]:
         roster: Who of this host's processes is there, and how he is.
     """
     retention = Retention.of(settings)
-    codes, housekeeping = CodesHousekeeping(pool, retention), Housekeeping(settings.database_url, retention)
-    return [*_alerting(settings, pool, retention), codes, housekeeping, *pages_of(settings, pool, roster)]
+    pruning = [Periodic(ForgetCodes(pool, retention)), Periodic(Prune(settings.database_url, retention))]
+    return [*_alerting(settings, pool, retention), *pruning, *pages_of(settings, pool, roster)]
 
 
 def _alerting(settings: Settings, pool: Pool, retention: Retention) -> list[Task]:

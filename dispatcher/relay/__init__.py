@@ -1,11 +1,8 @@
-"""The relay: what is due goes to RabbitMQ, what lost its owner is returned.
+"""The relay that leads publishes for the whole database: what is due goes to RabbitMQ.
 
-publishing   the database's one publisher of rows that are due (an advisory lock elects it; the others stand by):
-             outbox → send queue, failed and held → DLQ, expired leases → rescue, partitions made ahead
-leadership   which relay that is: one that reaches RabbitMQ, if there is one
-pointers     what publishing knows of its messages, until a lease or a mark has taken off the due mark
-settlement   every relay, for the run directory of its host: dead workers' in-flight ledgers
-expired      the same for workers that are frozen past their leases
-unrenewed    which leases have run out by a steady clock, too; for publishing and expired
-process      the process around both
+publishing    its loop: one look after the other, and the leader's services between them
+leadership    which relay leads: one that reaches RabbitMQ, if there is one
+pointers      due emails → send queue; what it knows of its messages until a lease or a mark takes off the due mark
+dead_letters  failed and held emails → DLQ
+queue_writer  the way to one queue
 """

@@ -1,13 +1,12 @@
 """Which relay publishes for the database: one whose connection to RabbitMQ is open, as long as there is one.
 
-    stands by ──lock is free; publisher is open, or no other is──▶ leads
+    stands by ──turn is free; publisher is open, or no other is──▶ leads
         ▲                                                                 │
         └── publisher is away for GIVE_UP_SECONDS, another relay is ready ┘
 
-A session's advisory lock is the leadership. A second lock, which any number of sessions share, says that a relay is
-ready: its publisher is open. A leader without RabbitMQ gives the first lock up only to a relay that holds the second.
-If no relay reaches RabbitMQ, the leader stays: expired leases are still rescued, and the lock does not
-move back and forth.
+The turn (`store.turns`) is the leadership. A second name, which any number of sessions share, says that a relay is
+ready: its publisher is open. A leader without RabbitMQ ends its session only if another relay is ready. If no relay
+reaches RabbitMQ, the leader stays: expired leases are still rescued, and the turn does not move back and forth.
 """
 
 from __future__ import annotations
@@ -19,8 +18,14 @@ from typing import Final
 
 from dispatcher.broker.publisher import Publisher
 from dispatcher.errors import BrokerUnavailable
-from dispatcher.store.outbox import Outbox
+from dispatcher.store import turns
+from dispatcher.store.connections import AsyncSession
 
+LEADER: Final = "relay"
+READY: Final = "relay_ready"
+IDLE_SECONDS: Final = 60.0
+"""A relay that works says something four times a second; one that waits for RabbitMQ, within half a minute. Whoever
+does not comes back with another session, and leads if nobody else does."""
 GIVE_UP_SECONDS: Final = 3.0
 """Longer than it takes to connect again after a restart of a node."""
 CONNECT_SECONDS: Final = 3.0
@@ -31,9 +36,10 @@ LOOK_SECONDS: Final = 1.0
 class Leadership:
     """Whether one session leads."""
 
-    def __init__(self, outbox: Outbox, publisher: Publisher) -> None:
-        self._outbox = outbox
+    def __init__(self, session: AsyncSession, publisher: Publisher, *, idle_seconds: float = IDLE_SECONDS) -> None:
+        self._session = session
         self._publisher = publisher
+        self._idle_seconds = idle_seconds
         self._is_ready = False
         self._open_at = time.monotonic()
         self._look_at = 0.0
@@ -47,10 +53,10 @@ class Leadership:
         """
         await self._open()
         await self._say_ready(is_ready=self._publisher.is_open)
-        if not self._is_ready and await self._outbox.has_ready_relay():
+        if not self._is_ready and await turns.is_shared_by_another(self._session, READY):
             return False
         self._open_at = time.monotonic()
-        return await self._outbox.try_lock()
+        return await turns.take(self._session, LEADER, idle_seconds=self._idle_seconds)
 
     async def must_be_given_up(self) -> bool:
         """Whether RabbitMQ is away from us and another relay can publish; sends no query while our publisher is open.
@@ -69,7 +75,7 @@ class Leadership:
             return False
         self._look_at = now + LOOK_SECONDS
         await self._say_ready(is_ready=False)
-        return await self._outbox.has_ready_relay()
+        return await turns.is_shared_by_another(self._session, READY)
 
     async def close(self) -> None:
         """Stops connecting. Idempotent."""
@@ -84,5 +90,5 @@ class Leadership:
 
     async def _say_ready(self, *, is_ready: bool) -> None:
         if is_ready is not self._is_ready:
-            await self._outbox.say_ready(is_ready=is_ready)
+            await turns.share(self._session, READY, is_shared=is_ready)
             self._is_ready = is_ready

@@ -19,12 +19,8 @@ from dispatcher.store.connections import AsyncSession, translated
 from dispatcher.store.locked import RETRY_REFUSED_SECONDS, LockedRows
 from dispatcher.store.migrations import WEEKS_AHEAD
 from dispatcher.store.queries import ids_within, query
-from dispatcher.store.settlement import ExpiringLease, as_found, find_expiring
+from dispatcher.store.settlement import FoundLease, as_found, find_expiring
 from dispatcher.store.timeline import Promotion, follow_timeline
-
-IDLE_SECONDS: Final = 60.0
-"""A relay that works says something four times a second; one that waits for RabbitMQ, within half a minute. Whoever
-does not comes back with another session, and leads if nobody else does."""
 
 AHEAD_SECONDS: Final = 300.0
 """If a row's time is further ahead of PostgreSQL's clock than this, the clock was set back since."""
@@ -84,22 +80,6 @@ class Outbox:
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
         self.locked = LockedRows(lambda: nullcontext(session), retry_seconds=RETRY_REFUSED_SECONDS)
-
-    async def try_lock(self, *, idle_seconds: float = IDLE_SECONDS) -> bool:
-        """Whether this session is now the database's one relay; it stays so until the session ends.
-
-        Args:
-            idle_seconds: PostgreSQL ends a session that says nothing for so long.
-        """
-        return bool((await self._fetch("try_relay_lock", {"idle_seconds": idle_seconds}))[0][0])
-
-    async def say_ready(self, *, is_ready: bool) -> None:
-        """Says to other relays whether this one can publish. Call it only when that changes."""
-        await (self._fetch("say_ready") if is_ready else self._fetch("say_unready"))
-
-    async def has_ready_relay(self) -> bool:
-        """Whether another session's relay can publish."""
-        return bool(await self._fetch("find_ready_relay"))
 
     async def listen(self) -> None:
         """From now on, commits of enqueues wake `wait`."""
@@ -161,7 +141,7 @@ class Outbox:
 
     async def find_expiring(
         self, workers_here: Collection[str] = (), *, within_seconds: float = 0.0
-    ) -> list[ExpiringLease]:
+    ) -> list[FoundLease]:
         """Leases that have run out, or do so within some seconds.
 
         Args:
@@ -173,7 +153,7 @@ class Outbox:
         self,
         on_uncertain: OnUncertain,
         max_attempts: int,
-        leases: Sequence[ExpiringLease],
+        leases: Sequence[FoundLease],
         *,
         grace_seconds: float = 0.0,
     ) -> list[Rescued]:
@@ -197,7 +177,7 @@ class Outbox:
         return [_rescued(row) for row in rows]
 
     async def _rescue_apart(
-        self, parameters: dict[str, Any], leases: Mapping[UUID, ExpiringLease]
+        self, parameters: dict[str, Any], leases: Mapping[UUID, FoundLease]
     ) -> list[tuple[Any, ...]]:
         around = await self.locked.around(
             leases, lambda free: self._fetch("rescue_expired", {**parameters, **as_found([leases[i] for i in free])})

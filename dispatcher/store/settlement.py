@@ -1,4 +1,4 @@
-"""What workers left in the database that died, or that are frozen past their leases; see `relay.settlement`."""
+"""The leases and rescued emails of workers that died, or that are frozen past their leases; see `recovery`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dispatcher.store.queries import ids_within, query
 
 
 @dataclass(frozen=True, slots=True)
-class ExpiringLease:
-    """A lease that has run out by PostgreSQL's clock, or is about to.
+class FoundLease:
+    """A lease as the relay finds it in PostgreSQL.
 
     Attributes:
         token: Fences every write under this lease.
@@ -54,25 +54,9 @@ async def terminate_sessions(session: AsyncSession, worker: str) -> int:
     return len(await _fetch(session, "terminate_sessions", {"application_name": worker}))
 
 
-async def release_dead(session: AsyncSession, worker: str, unrecorded: Collection[UUID] = ()) -> int:
-    """Gives back a dead worker's leases, to be called once its ledger is recorded; returns how many it could.
-
-    Those that somebody has locked stay (see `has_leases`).
-
-    Args:
-        unrecorded: What the ledger has a result of that is not recorded yet.
-    """
-    return len(await _fetch(session, "release_dead", {"worker": worker, "unrecorded_ids": list(unrecorded)}))
-
-
-async def has_leases(session: AsyncSession, worker: str) -> bool:
-    """Whether emails are leased to this worker."""
-    return bool(await _fetch(session, "find_lease_of", {"worker": worker}))
-
-
-async def find_leases_of(session: AsyncSession, worker: str) -> set[UUID]:
-    """The emails that are leased to this worker."""
-    return {row[0] for row in await _fetch(session, "find_leases_of", {"worker": worker})}
+async def find_leases(session: AsyncSession, worker: str) -> list[FoundLease]:
+    """The leases of a worker."""
+    return [FoundLease(*row) for row in await _fetch(session, "find_leases", {"worker": worker})]
 
 
 async def find_rescued(session: AsyncSession, worker: str) -> dict[UUID, int]:
@@ -103,22 +87,22 @@ async def note_crashes(
 
 async def find_expiring(
     session: AsyncSession, workers: Collection[str], *, are_theirs: bool = True, within_seconds: float = 0.0
-) -> list[ExpiringLease]:
+) -> list[FoundLease]:
     """Leases that have run out by PostgreSQL's clock, or do so within some seconds.
 
     Args:
         are_theirs: The leases of these workers; else of all others.
     """
     parameters = {"workers": list(workers), "is_theirs": are_theirs, "within_seconds": within_seconds}
-    return [ExpiringLease(*row) for row in await _fetch(session, "find_expiring", parameters)]
+    return [FoundLease(*row) for row in await _fetch(session, "find_expiring", parameters)]
 
 
-async def release_expired(session: AsyncSession, leases: Sequence[ExpiringLease]) -> set[UUID]:
+async def release_found(session: AsyncSession, leases: Sequence[FoundLease]) -> set[UUID]:
     """Gives back leases under which nothing left nor can leave; returns the ids of those that nothing came of since."""
-    return {row[0] for row in await _fetch(session, "release_expired", as_found(leases))}
+    return {row[0] for row in await _fetch(session, "release_found", as_found(leases))} if leases else set()
 
 
-def as_found(leases: Sequence[ExpiringLease]) -> dict[str, Any]:
+def as_found(leases: Sequence[FoundLease]) -> dict[str, Any]:
     """The parameters of statements that change leases only as they were found; one lease at least."""
     ordered = sorted(leases, key=lambda lease: lease.email_id)
     return {

@@ -152,9 +152,8 @@ join dispatcher.email_replay as r
             from pg_locks as l
             where l.locktype = 'advisory'
                 and l.database = (select oid from pg_database where datname = current_database())
-                and l.classid = hashtext('email_dispatcher_turn')::oid
-                and l.objid = hashtext('replay ' || r.replay_id)::oid
-                and l.objsubid = 2
+                and l.objid::bigint = hashtext('email_dispatcher_replay ' || r.replay_id)::bigint & 4294967295
+                and l.objsubid = 1
                 and l.granted
         )
     )
@@ -232,9 +231,8 @@ select
         from pg_locks as l
         where l.locktype = 'advisory'
             and l.database = (select oid from pg_database where datname = current_database())
-            and l.classid = hashtext('email_dispatcher_turn')::oid
-            and l.objid = hashtext('replay ' || r.replay_id)::oid
-            and l.objsubid = 2
+            and l.objid::bigint = hashtext('email_dispatcher_replay ' || r.replay_id)::bigint & 4294967295
+            and l.objsubid = 1
             and l.granted
     )
 from dispatcher.email_replay as r

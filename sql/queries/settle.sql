@@ -6,43 +6,9 @@ where application_name = %(application_name)s
     and datname = current_database()
     and pid <> pg_backend_pid();
 
--- name: release_dead
--- Gives back every lease that a dead worker still has once its in-flight ledger is recorded: nothing of those emails left,
--- or their last attempt was answered and recorded, and nobody is there to make the next one. Those of which a result is
--- unrecorded stay, and so do those that somebody else's transaction holds, here and below: a later look takes them.
--- Returns a row per email that it moved.
-with free as (
-    select email_id
-    from dispatcher.email_log
-    where status = 'sending'
-        and locked_by = %(worker)s
-        and email_id <> all(%(unrecorded_ids)s::uuid[])
-    order by email_id
-    for no key update skip locked
-)
-update dispatcher.email_log as e
-set
-    status = 'pending',
-    attempt_count = e.attempt_count - 1,
-    lease_token = e.lease_token + 1,
-    locked_by = null,
-    locked_until = 'epoch',
-    publish_due_at = clock_timestamp()
-from free as f
-where e.email_id = f.email_id
-returning e.email_id;
-
--- name: find_lease_of
--- A row: emails are leased to this worker.
-select 1
-from dispatcher.email_log
-where status = 'sending'
-    and locked_by = %(worker)s
-limit 1;
-
--- name: find_leases_of
--- The emails that are leased to this worker.
-select email_id
+-- name: find_leases
+-- The leases of a worker, as find_expiring finds leases. No row: it has none.
+select email_id, lease_token, locked_by, locked_until, locked_until < clock_timestamp(), attempt_base
 from dispatcher.email_log
 where status = 'sending'
     and locked_by = %(worker)s;
@@ -144,9 +110,10 @@ where status = 'sending'
     and (locked_by = any(%(workers)s)) = %(is_theirs)s
     and locked_until < clock_timestamp() + %(within_seconds)s * interval '1 second';
 
--- name: release_expired
--- Gives back leases that find_expiring found and under which nothing left nor can leave: pending and due again, the attempt
--- unburnt. One that came to something since, a renewal included, is left alone. Returns a row per email that it moved.
+-- name: release_found
+-- Gives back leases that find_leases or find_expiring found and under which nothing left nor can leave: pending and due again,
+-- the attempt unburnt. One that came to something since, a renewal included, is left alone. Returns a row per email that it
+-- moved.
 update dispatcher.email_log as e
 set
     status = 'pending',

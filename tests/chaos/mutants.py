@@ -98,7 +98,7 @@ def _with_early_ack() -> None:
 
 def _with_trusted_clock() -> None:
     """A relay takes PostgreSQL's word for the end of a lease, and asks no clock of its own."""
-    from dispatcher.relay.unrenewed import Unrenewed
+    from dispatcher.recovery.unrenewed import Unrenewed
 
     def has_expired(_: Any, lease: Any, **__: object) -> bool:
         return bool(lease.has_run_out)

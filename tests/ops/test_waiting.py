@@ -27,7 +27,7 @@ def running(tables_url: str) -> Iterator[ExitStack]:
     with ExitStack() as opened:
         opened.enter_context(psycopg.connect(tables_url, autocommit=True, application_name=WORKER))
         relay = opened.enter_context(psycopg.connect(tables_url, autocommit=True))
-        relay.execute(query("try_relay_lock"), {"idle_seconds": 600})
+        relay.execute(query("try_turn"), {"name": "relay"})
         yield opened
 
 

@@ -15,6 +15,7 @@ from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings, load
 from dispatcher.dev.servers import Servers
 from dispatcher.host.roster import Roster, Seat
+from dispatcher.processes.relay import leader_services
 from dispatcher.relay.publishing import POLL_SECONDS, Publishing
 from tests.broker.rabbit import Rabbit
 from tests.store.books import Books
@@ -63,7 +64,7 @@ async def start() -> AsyncIterator[Start]:
             publishing = Publishing(
                 settings,
                 publisher,
-                lambda: (),
+                leader_services(settings, lambda: ()),
                 free_seat(),
                 poll_seconds=poll_seconds,
                 mark_after_seconds=MARK_AFTER_SECONDS,

@@ -1,4 +1,4 @@
-"""What is due reaches RabbitMQ and is marked only then; what lost its owner is judged; one relay leads."""
+"""What is due reaches RabbitMQ and is marked only then; one relay leads."""
 
 from __future__ import annotations
 
@@ -250,51 +250,6 @@ async def test_a_dead_letter_that_cannot_be_routed_stays_due_and_holds_up_no_poi
     assert books.row(lease.email_id)["dead_letter_due_at"] is not None
 
 
-@pytest.mark.parametrize(("policy", "status", "queue"), [("hold", "held", "dlq"), ("resend", "pending", "queue")])
-async def test_an_email_whose_host_vanished_is_judged_by_the_hosts_policy(
-    start: Start,
-    servers: Servers,
-    tables_url: str,
-    topology: Topology,
-    books: Books,
-    rabbit: Rabbit,
-    store: LeaseStore,
-    policy: str,
-    status: str,
-    queue: str,
-) -> None:
-    email_id = books.enqueue_one()
-    await store.lease(books.keys([email_id]), 60)
-    books.change(email_id, locked_until=EXPIRED)
-    settings = settings_for(servers.amqp_url, tables_url, topology, ON_UNCERTAIN=policy, LEASE_SECONDS="1")
-
-    await start(settings)
-
-    (message,) = await rabbit.take_all(getattr(settings, queue), 1)
-    assert message.pointer.email_id == email_id
-    assert books.status(email_id) == status
-
-
-async def test_after_postgresql_was_away_for_longer_than_a_lease_its_living_owner_comes_before_the_rescue(
-    start: Start, servers: Servers, tables_url: str, topology: Topology, books: Books, store: LeaseStore, rabbit: Rabbit
-) -> None:
-    living, gone = books.enqueue(2)
-    leases = {lease.email_id: lease for lease in await store.lease(books.keys([living, gone]), 60)}
-    for email_id in (living, gone):
-        books.change(email_id, locked_until=EXPIRED)
-
-    await start(settings_for(servers.amqp_url, tables_url, topology, LEASE_SECONDS="8"))
-    await until(lambda: books.sessions("dispatcher relay"))
-    enqueue(books.connection, email("next"))
-    await rabbit.take_all(
-        topology.queue, 1
-    )  # it leads, has looked at everything once, and watches leases for three quarters of one
-
-    assert await store.renew({living: leases[living].token}, 60) == {living}
-    await until(lambda: books.status(gone) == "held")
-    assert books.status(living) == "sending"
-
-
 async def test_one_of_two_relays_leads_and_the_other_takes_over_when_its_session_ends(
     start: Start, settings: Settings, books: Books, rabbit: Rabbit
 ) -> None:
@@ -339,7 +294,7 @@ async def test_the_end_of_the_relay_between_publishing_and_marking_costs_a_secon
     publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay")
     with psycopg.connect(tables_url) as person:
         Books(person).lock(email_id)
-        task = asyncio.create_task(Publishing(settings, publisher, lambda: (), free_seat()).run())
+        task = asyncio.create_task(Publishing(settings, publisher, lambda _: (), free_seat()).run())
         messages = await rabbit.take_all(settings.queue, 1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -375,7 +330,7 @@ async def test_a_relay_says_since_when_it_waits_for_confirms(
     seat = free_seat()
     async with Proxy(settings.amqp_url) as proxy:
         publisher = Publisher(proxy.url, settings.exchange, name="test relay")
-        task = asyncio.create_task(Publishing(settings, publisher, lambda: (), seat).run())
+        task = asyncio.create_task(Publishing(settings, publisher, lambda _: (), seat).run())
         books.enqueue_one()
         await until(lambda: books.rows()[0]["published_at"])
         assert seat.confirm.seconds is None
@@ -427,7 +382,7 @@ async def test_a_relay_that_is_told_to_stop_publishes_what_is_due_and_ends(
 ) -> None:
     email_ids = books.enqueue(510)
     publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay")
-    publishing = Publishing(settings, publisher, lambda: (), free_seat(), mark_after_seconds=MARK_AFTER_SECONDS)
+    publishing = Publishing(settings, publisher, lambda _: (), free_seat(), mark_after_seconds=MARK_AFTER_SECONDS)
     publishing_task = asyncio.create_task(publishing.run())
     await until(lambda: books.sessions("dispatcher relay"))
 
@@ -457,62 +412,6 @@ async def test_what_will_be_due_is_published_then(
     assert books.row(email_id)["published_at"] >= due_at
 
 
-async def test_without_rabbitmq_everything_stays_due_and_the_rescue_goes_on(
-    start: Start, tables_url: str, topology: Topology, books: Books, store: LeaseStore
-) -> None:
-    due, expired = books.enqueue(2)
-    await store.lease(books.keys([expired]), 60)
-    books.change(expired, locked_until=EXPIRED)
-
-    await start(settings_for("amqp://nobody:secret@127.0.0.1:1/%2F", tables_url, topology, LEASE_SECONDS="1"))
-
-    await until(lambda: books.status(expired) == "held")
-    assert books.row(due)["publish_due_at"] is not None
-
-
-async def test_an_email_that_later_ones_overtook_is_published_again_while_the_queue_is_full(
-    start: Start, servers: Servers, tables_url: str, topology: Topology, books: Books, store: LeaseStore, rabbit: Rabbit
-) -> None:
-    lost, being_sent, *waiting = books.enqueue(12)
-    books.connection.execute("update email_log set publish_due_at = null, published_at = now() - interval '1 minute'")
-    books.change(being_sent, published_at=datetime.now(UTC))
-    await store.lease(books.keys([being_sent]), 60)
-    for email_id in waiting:
-        # Long enough from now that the relay misses none of them, however slowly we take what a worker would lease.
-        books.change(email_id, published_at=datetime.now(UTC) + timedelta(seconds=50))
-        await rabbit.publish(topology.queue, pointer.encode(pointer.Pointer(email_id, books.key(email_id))))
-
-    await start(settings_for(servers.amqp_url, tables_url, topology, LEASE_SECONDS="1"))
-
-    messages = await rabbit.take_all(topology.queue, len(waiting) + 1)
-    assert messages[-1].pointer.email_id == lost
-
-
-async def test_a_step_of_postgresqls_clock_takes_no_lease_from_a_worker_of_another_host_that_renews_it(
-    clock: SteeredClock,
-    start: Start,
-    servers: Servers,
-    tables_url: str,
-    topology: Topology,
-    books: Books,
-    store: LeaseStore,
-    other_store: LeaseStore,
-) -> None:
-    living, gone = books.enqueue(2)
-    leases = {lease.email_id: lease for lease in await store.lease(books.keys([living, gone]), 60)}
-    await start(settings_for(servers.amqp_url, tables_url, topology, LEASE_SECONDS="4"))
-    await next_look(books)
-
-    clock.set(HOUR)
-
-    while books.status(gone) == "sending":
-        for _ in range(3):  # a look for leases is among them
-            await next_look(books)
-        assert await store.renew({living: leases[living].token}, 60) == {living}
-        assert await other_store.lease(books.keys([living]), 60) == []
-    assert books.statuses() == {"sending": 1, "held": 1}
-
-
 async def test_what_became_due_before_postgresqls_clock_was_set_back_is_published_at_once_and_marked(
     clock: SteeredClock,
     start: Start,
@@ -537,18 +436,6 @@ async def test_what_became_due_before_postgresqls_clock_was_set_back_is_publishe
     await until(lambda: not any(row["publish_due_at"] or row["dead_letter_due_at"] for row in books.rows()))
     assert await rabbit.take(settings.queue) is None
     assert await rabbit.take(settings.dlq) is None
-
-
-async def test_a_message_that_was_published_before_the_clock_was_set_back_and_is_lost_is_published_again(
-    start: Start, settings: Settings, books: Books, rabbit: Rabbit
-) -> None:
-    email_id = books.enqueue_one()
-    books.change(email_id, publish_due_at=None, published_at=datetime.now(UTC) + timedelta(hours=1))
-
-    await start(settings)
-
-    (message,) = await rabbit.take_all(settings.queue, 1)
-    assert message.pointer.email_id == email_id
 
 
 async def test_a_leader_that_rabbitmq_is_away_from_hands_over_to_a_relay_that_reaches_it(
@@ -577,22 +464,3 @@ async def test_a_leader_that_rabbitmq_is_away_from_hands_over_to_a_relay_that_re
         proxy.thaw()
         await until(lambda: not proxy.is_idle)
         assert leader(books) == second
-
-
-@pytest.mark.slow
-async def test_where_no_relay_reaches_rabbitmq_one_leads_on_and_rescues(
-    start: Start, servers: Servers, tables_url: str, topology: Topology, books: Books, store: LeaseStore
-) -> None:
-    async with Proxy(servers.amqp_url) as proxy:
-        for _ in range(2):
-            await start(settings_for(proxy.url, tables_url, topology, LEASE_SECONDS="6"))
-        first = await until(lambda: leader(books))
-        await until(lambda: len(books.sessions("dispatcher relay")) == 2)
-        proxy.sever()
-        email_id = books.enqueue_one()
-        await store.lease(books.keys([email_id]), 60)
-        books.change(email_id, locked_until=EXPIRED)
-
-        await until(lambda: books.status(email_id) == "held")  # after it would have given up to another
-
-        assert leader(books) == first

@@ -272,10 +272,10 @@ async def _begun(
 
 def _arm_relay(marksman: Marksman, *, kills: bool) -> None:
     from dispatcher.broker.publisher import Publisher
-    from dispatcher.relay import expired, settlement
+    from dispatcher.recovery.settlement import Settlement
 
     opened, publish = Publisher.__init__, Publisher.publish
-    release_dead, release_expired = vars(settlement)["release_dead"], vars(expired)["release_expired"]
+    release = Settlement.release
 
     def open_publisher(self: Publisher, *given: Any, **named: Any) -> None:
         opened(self, *given, **named)
@@ -289,15 +289,13 @@ def _arm_relay(marksman: Marksman, *, kills: bool) -> None:
         marksman.pass_by(Step.AFTER_LETTER if is_letter else Step.AFTER_PUBLISH, emails)
         return confirmed
 
-    async def release_or_die(*given: Any) -> Any:
-        marksman.pass_by(Step.IN_SETTLEMENT)
-        return await release_dead(*given)
-
-    async def take_or_die(connection: Any, leases: Any) -> Any:
-        marksman.pass_by(Step.IN_TAKING, [lease.email_id for lease in leases])
-        return await release_expired(connection, leases)
+    async def release_or_die(self: Settlement, path: Any, leases: Any) -> Any:
+        if self.reason == "worker_died":
+            marksman.pass_by(Step.IN_SETTLEMENT)
+        elif leases:
+            marksman.pass_by(Step.IN_TAKING, [lease.email_id for lease in leases])
+        return await release(self, path, leases)
 
     Publisher.__init__ = open_publisher  # type: ignore[method-assign]
     Publisher.publish = publish_or_die  # type: ignore[method-assign]
-    vars(settlement)["release_dead"] = release_or_die
-    vars(expired)["release_expired"] = take_or_die
+    Settlement.release = release_or_die  # type: ignore[method-assign]

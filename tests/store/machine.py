@@ -31,12 +31,12 @@ from dispatcher.store.leases import Lease, LeaseStore, LetterVerdict
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.replays import ItemOutcome, create_replay, replay_next
 from dispatcher.store.settlement import (
-    ExpiringLease,
+    FoundLease,
     find_expiring,
+    find_leases,
     find_rescued,
     note_crashes,
-    release_dead,
-    release_expired,
+    release_found,
 )
 from dispatcher.store.standings import announce_again, discard_dead, find_announced
 from tests.store.altered import Mutant, connection_class
@@ -144,7 +144,7 @@ class Machine(RuleBasedStateMachine):
         self.instant = 0
         self.known: dict[UUID, Known] = {}
         self.counted: Counter[str] = Counter()
-        self.expired: list[ExpiringLease] = []
+        self.expired: list[FoundLease] = []
 
     @initialize(policy=st.sampled_from([None, *OnUncertain]))
     def begin(self, policy: OnUncertain | None) -> None:
@@ -240,7 +240,9 @@ class Machine(RuleBasedStateMachine):
 
     def _give_back(self, _: Known, worker: str, __: Lease, ___: Status) -> None:
         gone = [known for known in self.known.values() if known.owner == worker]
-        assert self.run(release_dead(self.relay, worker)) == len(gone)
+        leases = self.run(find_leases(self.relay, worker))
+        assert {lease.email_id for lease in leases} == {known.email_id for known in gone}
+        assert self.run(release_found(self.relay, leases)) == {known.email_id for known in gone}
         for known in gone:
             known.release(self._now(), token_moves=True)
 
@@ -270,7 +272,7 @@ class Machine(RuleBasedStateMachine):
 
     def _release_as_seen(self, *_: object) -> None:
         if self.expired:
-            released = self.run(release_expired(self.relay, self.expired))
+            released = self.run(release_found(self.relay, self.expired))
             wanted = [known for lease in self.expired for known in self._as_seen(lease)]
             assert released == {known.email_id for known in wanted}
             for known in wanted:
@@ -295,7 +297,7 @@ class Machine(RuleBasedStateMachine):
                 self.counted[closing.outcome] += 1
                 known.record(status, closing.outcome, self._now())
 
-    def _as_seen(self, lease: ExpiringLease) -> list[Known]:
+    def _as_seen(self, lease: FoundLease) -> list[Known]:
         known = self.known[lease.email_id]
         return [known] if (known.token, known.expired_at) == (lease.token, lease.expired_at) else []
 

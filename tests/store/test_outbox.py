@@ -15,6 +15,7 @@ from dispatcher.errors import StoreUnavailable
 from dispatcher.store.connections import AsyncSession, connect_async
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import Outbox
+from dispatcher.store.turns import take
 from tests.store.books import Books, email
 from tests.store.results import result
 from tests.waiting import until, until_answer
@@ -227,24 +228,26 @@ async def test_a_lease_that_is_being_recorded_is_left_alone(
 
 
 async def test_one_session_of_a_database_is_the_relay_until_it_ends(
-    outbox: Outbox, session: AsyncSession, books: Books, tables_url: str
+    session: AsyncSession, books: Books, tables_url: str
 ) -> None:
     other = await connect_async(tables_url, name="relay 2")
 
-    assert await outbox.try_lock()
-    assert not await Outbox(other).try_lock()
+    assert await take(session, "relay")
+    assert not await take(other, "relay")
     await session.close()
 
     await until(lambda: not books.sessions("relay"))
-    assert await Outbox(other).try_lock()
+    assert await take(other, "relay")
     await other.close()
 
 
-async def test_a_relay_that_is_frozen_does_not_stay_the_one_relay(outbox: Outbox, tables_url: str) -> None:
+async def test_a_relay_that_is_frozen_does_not_stay_the_one_relay(
+    outbox: Outbox, session: AsyncSession, tables_url: str
+) -> None:
     other = await connect_async(tables_url, name="relay 2")
-    assert await outbox.try_lock(idle_seconds=0.2)
+    assert await take(session, "relay", idle_seconds=0.2)
 
-    await until_answer(Outbox(other).try_lock)
+    await until_answer(lambda: take(other, "relay"))
 
     with pytest.raises(StoreUnavailable):
         await outbox.find_publish_due(10)

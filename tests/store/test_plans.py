@@ -19,7 +19,7 @@ from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.store.connections import connect_async, make_pool
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
-from dispatcher.store.settlement import ExpiringLease
+from dispatcher.store.settlement import FoundLease
 from tests.store.books import Books
 from tests.store.results import result
 from tests.waiting import until, wait_until
@@ -116,7 +116,7 @@ async def do_all_of_the_relay(outbox: Outbox, due: dict[UUID, datetime]) -> int:
     await outbox.mark_dead_lettered(due)
     await outbox.find_expiring()
     await outbox.find_expiring()
-    leases = [ExpiringLease(email_id, 1, "planned", due_at, True, 0) for email_id, due_at in due.items()]
+    leases = [FoundLease(email_id, 1, "planned", due_at, True, 0) for email_id, due_at in due.items()]
     await outbox.rescue_expired(OnUncertain.HOLD, 3, leases)
     return len(due) - len(left)
 

@@ -14,7 +14,7 @@ from dispatcher.store.connections import Pool, connect_async
 from dispatcher.store.counts import count_emails
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
-from dispatcher.store.settlement import release_dead
+from dispatcher.store.settlement import find_leases, release_found
 from tests.store.books import Books
 from tests.store.results import result
 from tests.waiting import until
@@ -319,8 +319,8 @@ async def test_no_statement_moves_an_email_otherwise_than_the_table_of_transitio
                 await store.release(tokens)
             case "release_unanswered":
                 await store.release_unanswered([lease.email_id])
-            case "release_dead":
-                await release_dead(session, "worker-1")
+            case "release_found":
+                await release_found(session, await find_leases(session, "worker-1"))
             case "rescue":
                 outbox = Outbox(session)
                 await outbox.rescue_expired(OnUncertain.HOLD, 5, await outbox.find_expiring())
@@ -328,7 +328,7 @@ async def test_no_statement_moves_an_email_otherwise_than_the_table_of_transitio
                 await store.record([result(lease, Status(status))])
         seen.add((before, Status(books.status(lease.email_id))))
 
-    moves = ["lease", "renew", "release", "release_unanswered", "release_dead", "rescue", *Status]
+    moves = ["lease", "renew", "release", "release_unanswered", "release_found", "rescue", *Status]
     for before in Status:
         for moved in moves:
             await watch(before, moved)

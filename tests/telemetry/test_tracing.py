@@ -34,7 +34,7 @@ def test_the_standard_variables_decide(environ: dict[str, str], wanted: bool) ->
 
 def test_who_does_not_want_spans_loads_no_library_for_them() -> None:
     code = (
-        "import sys, dispatcher.worker.process, dispatcher.relay.process, dispatcher.monitor.process;"
+        "import sys, dispatcher.worker.process, dispatcher.processes.relay, dispatcher.processes.monitor;"
         "from dispatcher.telemetry import tracing; tracing.prepare(); tracing.TRACER.begin('w0');"
         "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     )

@@ -28,8 +28,8 @@ BOUND = "16"
 
 
 SIZE_OF_RUN = """
-import dispatcher.alerts.channels, dispatcher.monitor.process, dispatcher.relay.process, dispatcher.supervisor.parent
-import dispatcher.worker.process
+import dispatcher.alerts.channels, dispatcher.processes.monitor, dispatcher.processes.relay
+import dispatcher.supervisor.parent, dispatcher.worker.process
 print(*(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmSize:")))
 """
 

@@ -196,7 +196,7 @@ class TestPostgresqlAwayDuringTheLease:
                 assert bench.books.status(email_id) == "pending"
         await bench.settled({"sending": 1})  # by the statement that hung
 
-        # The relay gives back what the ledger of a dead worker does not name (see tests/relay/test_settlement.py).
+        # The relay gives back what the ledger of a dead worker does not name (see tests/recovery/test_dead_worker.py).
         assert worker.ledger.exists()
         assert worker.in_flight == 0
 

@@ -1,4 +1,4 @@
-"""Housekeeping as the monitor does it; what goes is in tests/store/test_retention.py."""
+"""Pruning as the monitor does it; what goes is in tests/store/test_retention.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from structlog.testing import capture_logs
 
-from dispatcher.monitor.housekeeping import BUSY_SECONDS, PRUNE_SECONDS, TURN_SECONDS, CodesHousekeeping, Housekeeping
+from dispatcher.maintenance.pruning import BUSY_SECONDS, PRUNE_SECONDS, TURN_SECONDS, ForgetCodes, Prune
 from dispatcher.store.connections import connect_async, make_pool
 from dispatcher.store.retention import TURN, Retention
 from dispatcher.store.turns import turn
@@ -38,7 +38,7 @@ async def test_a_part_that_fails_is_told_and_tried_again_with_the_next_round_and
     books.connection.execute(f"create view report as table {stuck}".encode())
 
     with capture_logs() as logs:
-        seconds = await Housekeeping(database_url, RETENTION).prune()
+        seconds = await Prune(database_url, RETENTION).run_once()
 
     assert seconds == PRUNE_SECONDS
     (told,) = [line for line in logs if line["event"] == "emails.pruning_failed"]
@@ -58,7 +58,7 @@ async def test_what_somebody_else_holds_is_asked_for_again_soon_and_the_others_a
 ) -> None:
     with capture_logs() as logs, psycopg.connect(database_url) as reader:
         reader.execute("select from email_content")
-        seconds = await Housekeeping(database_url, RETENTION).prune()
+        seconds = await Prune(database_url, RETENTION).run_once()
 
     assert seconds == BUSY_SECONDS
     assert [line["event"] for line in logs] == ["emails.pruning_postponed", "emails.pruned"]
@@ -67,7 +67,7 @@ async def test_what_somebody_else_holds_is_asked_for_again_soon_and_the_others_a
 
 async def test_a_postgresql_that_is_away_is_asked_again_soon() -> None:
     with capture_logs() as logs:
-        seconds = await Housekeeping("postgresql://nobody@127.0.0.1:1/x", RETENTION).prune()
+        seconds = await Prune("postgresql://nobody@127.0.0.1:1/x", RETENTION).run_once()
 
     assert seconds == BUSY_SECONDS
     assert [line["event"] for line in logs] == ["store.connection_lost"]
@@ -81,8 +81,8 @@ async def test_codes_are_forgotten_while_somebody_prunes(books: Books, database_
     async with await connect_async(database_url, name="other host") as other, turn(other, TURN) as is_its:
         assert is_its
 
-        assert await Housekeeping(database_url, RETENTION).prune() == TURN_SECONDS
-        await CodesHousekeeping(pool, RETENTION).forget()
+        assert await Prune(database_url, RETENTION).run_once() == TURN_SECONDS
+        await ForgetCodes(pool, RETENTION).run_once()
 
     await pool.close()
     assert books.count("email_content") == 0

@@ -21,12 +21,12 @@ from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejec
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
-from dispatcher.host.ledger_reader import LivingLedger, living_ledger
-from dispatcher.relay.expired import ExpiredLeases
+from dispatcher.host.ledger_reader import living_ledger
+from dispatcher.recovery.frozen_worker import FrozenWorkers
 from dispatcher.store.connections import Pool, connect_async, make_pool
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
-from tests.relay.settlement_world import SLOT, WORKER, on_the_wire
+from tests.recovery.lost_workers import SLOT, WORKER, on_the_wire
 from tests.store.books import Books
 from tests.store.fixtures import DATABASE_ID
 from tests.store.results import result
@@ -44,12 +44,12 @@ class Relay:
 
     pool: Pool
     ledger: Ledger
-    report: Callable[[LivingLedger, str], None] = lambda _, reason: pytest.fail(reason)
+    report: Callable[[Path, str], None] = lambda _, reason: pytest.fail(reason)
     clock: float = 0.0
 
     async def look_for(self, seconds: float = 70.0) -> None:
         """Looks again and again for so long; a lease lasts 60 seconds."""
-        expired = ExpiredLeases(settings(), self.pool, self.report, clock=lambda: self.clock)
+        expired = FrozenWorkers(settings(), self.pool, self.report, clock=lambda: self.clock)
         living = living_ledger(self.ledger.path)
         assert living is not None
         until_clock = self.clock + seconds

@@ -1,9 +1,10 @@
-"""The relay process: what is opened in which order, and closed again when it stops."""
+"""The relay process: publishes while it leads, and recovers what the workers of its host left."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -11,11 +12,18 @@ import uvloop
 
 from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
+from dispatcher.errors import StoreUnavailable
 from dispatcher.host.lifecycle import stop_event
 from dispatcher.host.roster import Post
+from dispatcher.host.services import Periodic, Service, keep
+from dispatcher.maintenance.partitions import Partitions
+from dispatcher.recovery.ledgers import LedgerRecovery
+from dispatcher.recovery.lost_commits import LostCommits
+from dispatcher.recovery.lost_host import LostHosts
+from dispatcher.recovery.lost_message import LostMessages
 from dispatcher.relay.publishing import Publishing
-from dispatcher.relay.settlement import Settlement
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
+from dispatcher.store.outbox import Outbox
 from dispatcher.telemetry import log, metric_files
 
 LAST_ROUND_SECONDS: Final = 3.0
@@ -25,12 +33,27 @@ CLOSE_SECONDS: Final = 1.0
 
 
 def run_relay(settings: Settings, post: Post) -> int:
-    """Publishes and settles until told to stop; returns the exit code."""
+    """Publishes and recovers until told to stop; returns the exit code."""
     log.configure(settings.log_level, settings.log_format, worker="relay")
     if settings.metrics:
         metric_files.begin(settings.metrics_folder, "relay")
     uvloop.run(_relay(settings, post))
     return 0
+
+
+def leader_services(
+    settings: Settings, workers_here: Callable[[], Collection[str] | None]
+) -> Callable[[Outbox], Sequence[Service]]:
+    """Makes the services of the relay that leads, in their order.
+
+    Args:
+        workers_here: See `LostHosts`.
+    """
+    return lambda outbox: (
+        LostCommits(outbox),
+        LostHosts(settings, outbox, workers_here),
+        LostMessages(settings, outbox),
+    )
 
 
 async def _relay(settings: Settings, post: Post) -> None:
@@ -39,24 +62,26 @@ async def _relay(settings: Settings, post: Post) -> None:
     await pool.open()
     name = f"dispatcher relay {settings.host_name}:{os.getpid()}"
     publisher = Publisher(settings.amqp_url, settings.exchange, name=name, ca_file=settings.ca_file)
-    settlement = Settlement(settings, pool)
-    publishing = Publishing(settings, publisher, lambda: settlement.workers_here, post.seat)
-    tasks = [asyncio.create_task(publishing.run()), asyncio.create_task(settlement.run())]
-    stopped = asyncio.create_task(stop.wait())
+    ledgers = LedgerRecovery(settings, pool)
+    publishing = Publishing(settings, publisher, leader_services(settings, lambda: ledgers.workers_here), post.seat)
+    services = [Periodic(ledgers), Periodic(Partitions(pool))]
+    publishes = asyncio.create_task(publishing.run())
+    stopped = asyncio.create_task(keep(services, stop, process="relay"))
     post.seat.up()
     try:
-        ended, _ = await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        ended, _ = await asyncio.wait([stopped, publishes], return_when=asyncio.FIRST_COMPLETED)
         for task in ended:
             task.result()
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_ROUND_SECONDS):
-                await settlement.settle_all()
+                with suppress(StoreUnavailable):
+                    await ledgers.run_once()
                 publishing.stop()
-                await tasks[0]
+                await publishes
     finally:
-        for task in (stopped, *tasks):
+        for task in (stopped, publishes):
             task.cancel()
-        await asyncio.gather(stopped, *tasks, return_exceptions=True)
+        await asyncio.gather(stopped, publishes, return_exceptions=True)
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await publisher.close()

@@ -24,7 +24,7 @@ from dispatcher.domain.status import Status
 from dispatcher.store.connections import Pool, connect_async, connected, make_pool, session
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.migrations import migrate
-from dispatcher.store.settlement import release_dead
+from dispatcher.store.settlement import find_leases
 from dispatcher.store.timeline import follow_timeline
 from tests.broker.rabbit import Rabbit
 from tests.relay.running import Start, settings_for
@@ -138,7 +138,7 @@ async def test_leases_from_before_are_recorded_by_their_workers_and_given_back_b
     assert await store.renew({living: leases[living].token}, 60) == {living}
     assert await store.record([result(leases[living], Status.SENT)]) == {living}
     async with session(pool) as connection:
-        assert await release_dead(connection, "worker-1") == 0
+        assert await find_leases(connection, "worker-1") == []
 
     (letter,) = await rabbit.take_all(topology.dlq, 1)
     assert letter.pointer.email_id == dead

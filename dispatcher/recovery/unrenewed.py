@@ -14,7 +14,7 @@ from typing import Final
 from uuid import UUID
 
 from dispatcher.host.clock import steady_clock
-from dispatcher.store.settlement import ExpiringLease
+from dispatcher.store.settlement import FoundLease
 
 SHARE: Final = 3 / 4
 """Of a lease: a worker renews after a half at the latest, and may be a sixth later after a failed statement."""
@@ -36,7 +36,7 @@ class Unrenewed:
         self._looked_at = clock()
         self._seen_at: dict[_End, float] = {}
 
-    def look(self, leases: Iterable[ExpiringLease]) -> None:
+    def look(self, leases: Iterable[FoundLease]) -> None:
         """Notes what a look has found: every lease that runs out within `within_seconds`."""
         now = self._clock()
         if now - self._looked_at > self._longest_gap_seconds:
@@ -44,7 +44,7 @@ class Unrenewed:
         self._looked_at = now
         self._seen_at = {end: self._seen_at.get(end, now) for end in map(_end, leases)}
 
-    def has_expired(self, lease: ExpiringLease, *, patience_seconds: float = 0.0) -> bool:
+    def has_expired(self, lease: FoundLease, *, patience_seconds: float = 0.0) -> bool:
         """Whether a lease of the last look has run out by PostgreSQL's clock and by ours.
 
         Args:
@@ -54,5 +54,5 @@ class Unrenewed:
         return lease.has_run_out and unrenewed_seconds >= self.within_seconds + patience_seconds
 
 
-def _end(lease: ExpiringLease) -> _End:
+def _end(lease: FoundLease) -> _End:
     return lease.email_id, lease.token, lease.expired_at

@@ -15,12 +15,14 @@ import pytest
 from dispatcher.config import Settings, load
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.status import OnUncertain, Status
+from dispatcher.errors import StoreUnavailable
 from dispatcher.host.ledger import Ledger
-from dispatcher.relay.settlement import Settlement
+from dispatcher.host.services import Periodic
+from dispatcher.recovery.ledgers import LedgerRecovery
 from dispatcher.store.connections import Pool, connect_async, make_pool
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
-from tests.relay.settlement_world import BEGAN, WORKER, answered, die, on_the_wire, rendering, unsent
+from tests.recovery.lost_workers import BEGAN, WORKER, answered, die, on_the_wire, rendering, unsent
 from tests.store.books import Books, frozen_sessions
 from tests.store.damage import refused
 from tests.store.fixtures import DATABASE_ID
@@ -50,11 +52,11 @@ def worker(worker_pool: Pool) -> LeaseStore:
 
 
 @pytest.fixture
-async def settlement(tables_url: str, run_dir: Path) -> AsyncIterator[Settlement]:
+async def settlement(tables_url: str, run_dir: Path) -> AsyncIterator[LedgerRecovery]:
     """The relay's, for that run directory."""
     opened = make_pool(tables_url, name="dispatcher relay settlement", size=1)
     await opened.open()
-    yield Settlement(settings(run_dir), opened)
+    yield LedgerRecovery(settings(run_dir), opened)
     await opened.close()
 
 
@@ -77,12 +79,12 @@ def left_over(run_dir: Path) -> list[str]:
 
 
 async def test_what_had_not_left_is_due_again_at_once_and_costs_no_attempt(
-    settlement: Settlement, worker: LeaseStore, other_store: LeaseStore, books: Books, run_dir: Path
+    settlement: LedgerRecovery, worker: LeaseStore, other_store: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     leases = await lease(worker, books, 3)
     die(run_dir, [(each, unsent) for each in leases])
 
-    await settlement.settle_all()
+    await settlement.run_once()
 
     for each in leases:
         row = books.row(each.email_id)
@@ -98,7 +100,7 @@ async def test_what_had_not_left_is_due_again_at_once_and_costs_no_attempt(
     ("policy", "status"), [(None, "held"), (OnUncertain.HOLD, "held"), (OnUncertain.RESEND, "pending")]
 )
 async def test_what_was_on_the_wire_is_uncertain_by_policy(
-    settlement: Settlement,
+    settlement: LedgerRecovery,
     worker: LeaseStore,
     books: Books,
     run_dir: Path,
@@ -108,7 +110,7 @@ async def test_what_was_on_the_wire_is_uncertain_by_policy(
     (each,) = await lease(worker, books, on_uncertain=policy)
     die(run_dir, [(each, on_the_wire)])
 
-    await settlement.settle_all()
+    await settlement.run_once()
 
     row = books.row(each.email_id)
     assert (row["status"], row["error_type"], row["attempt_count"]) == (status, "outcome_unknown", 1)
@@ -119,14 +121,14 @@ async def test_what_was_on_the_wire_is_uncertain_by_policy(
 
 
 async def test_a_last_attempt_on_the_wire_is_held_even_if_it_may_be_resent(
-    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path
+    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     email_id = books.enqueue_one(on_uncertain="resend")
     books.change(email_id, attempt_count=2)
     (each,) = await worker.lease(books.keys([email_id]), 600)
     die(run_dir, [(each, on_the_wire)])
 
-    await settlement.settle_all()
+    await settlement.run_once()
 
     assert books.status(email_id) == "held"
 
@@ -144,7 +146,7 @@ async def test_a_last_attempt_on_the_wire_is_held_even_if_it_may_be_resent(
     ids=str,
 )
 async def test_what_was_answered_is_recorded_as_it_was_answered(
-    settlement: Settlement,
+    settlement: LedgerRecovery,
     worker: LeaseStore,
     books: Books,
     run_dir: Path,
@@ -155,7 +157,7 @@ async def test_what_was_answered_is_recorded_as_it_was_answered(
     (each,) = await lease(worker, books)
     die(run_dir, [(each, answered(outcome))])
 
-    await settlement.settle_all()
+    await settlement.run_once()
 
     row = books.row(each.email_id)
     assert (row["status"], row["error_type"], row["attempt_count"]) == (status, reason, 1)
@@ -169,33 +171,33 @@ async def test_what_was_answered_is_recorded_as_it_was_answered(
 
 
 async def test_a_deferral_that_was_the_last_attempt_fails(
-    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path
+    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     email_id = books.enqueue_one()
     books.change(email_id, attempt_count=2)
     (each,) = await worker.lease(books.keys([email_id]), 600)
     die(run_dir, [(each, answered(Deferred(Reason.SERVER_ERROR)))])
 
-    await settlement.settle_all()
+    await settlement.run_once()
 
     assert books.status(email_id) == "failed"
 
 
 async def test_a_window_of_everything_at_once(
-    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path
+    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     leases = await lease(worker, books, 60)
     steps = [unsent, on_the_wire, answered(Accepted()), answered(Rejected(Reason.REFUSED))]
     die(run_dir, [(each, steps[number % 4]) for number, each in enumerate(leases)])
 
-    await settlement.settle_all()
+    await settlement.run_once()
 
     assert books.statuses() == {"pending": 15, "held": 15, "sent": 15, "failed": 15}
     assert books.hourly() == {"uncertain": 15, "accepted": 15, "rejected": 15}
 
 
 async def test_a_second_settlement_of_the_same_ledger_is_harmless(
-    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path, tmp_path: Path
+    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, tmp_path: Path
 ) -> None:
     leases = await lease(worker, books, 4)
     steps = [unsent, on_the_wire, answered(Accepted()), answered(Deferred(Reason.THROTTLED))]
@@ -203,11 +205,11 @@ async def test_a_second_settlement_of_the_same_ledger_is_harmless(
     path = only_file(run_dir)
     kept = tmp_path / "kept"
     kept.hardlink_to(path)  # a copy would not be believed
-    await settlement.settle_all()
+    await settlement.run_once()
     rows, attempts = books.rows(), books.count("email_attempt")
 
     kept.rename(path)
-    await settlement.settle_all()
+    await settlement.run_once()
 
     assert books.rows() == rows
     assert books.count("email_attempt") == attempts == 3
@@ -215,7 +217,7 @@ async def test_a_second_settlement_of_the_same_ledger_is_harmless(
 
 
 async def test_what_the_worker_had_recorded_before_it_died_is_not_recorded_again(
-    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path
+    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     accepted, rejected = await lease(worker, books, 2)
     await worker.record(
@@ -224,7 +226,7 @@ async def test_what_the_worker_had_recorded_before_it_died_is_not_recorded_again
     die(run_dir, [(accepted, answered(Accepted())), (rejected, on_the_wire)])
     rows = books.rows()
 
-    await settlement.settle_all()
+    await settlement.run_once()
 
     assert books.rows() == rows
     assert books.hourly() == {"accepted": 1, "rejected": 1}
@@ -232,7 +234,7 @@ async def test_what_the_worker_had_recorded_before_it_died_is_not_recorded_again
 
 
 async def test_a_deferral_that_was_recorded_and_whose_retry_died_with_the_worker_is_given_back(
-    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path
+    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     still_named, cleared = await lease(worker, books, 2)
     deferrals = [
@@ -241,7 +243,7 @@ async def test_a_deferral_that_was_recorded_and_whose_retry_died_with_the_worker
     await worker.record(deferrals)
     die(run_dir, [(still_named, answered(Deferred(Reason.THROTTLED)))])
 
-    await settlement.settle_all()
+    await settlement.run_once()
 
     for each in (still_named, cleared):
         row = books.row(each.email_id)
@@ -251,20 +253,20 @@ async def test_a_deferral_that_was_recorded_and_whose_retry_died_with_the_worker
 
 
 async def test_another_workers_leases_are_not_touched(
-    settlement: Settlement, worker: LeaseStore, other_store: LeaseStore, books: Books, run_dir: Path
+    settlement: LedgerRecovery, worker: LeaseStore, other_store: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     (mine,) = await lease(worker, books)
     (theirs,) = await lease(other_store, books)
     die(run_dir, [(mine, unsent)])
 
-    await settlement.settle_all()
+    await settlement.run_once()
 
     assert books.status(mine.email_id) == "pending"
     assert books.row(theirs.email_id)["locked_by"] == "worker-2"
 
 
 async def test_an_email_that_was_judged_and_leased_by_another_meanwhile_is_not_touched_except_by_an_acceptance(
-    settlement: Settlement, worker: LeaseStore, other_store: LeaseStore, books: Books, run_dir: Path
+    settlement: LedgerRecovery, worker: LeaseStore, other_store: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     lost, proven = await lease(worker, books, 2)
     for each in (lost, proven):
@@ -273,7 +275,7 @@ async def test_an_email_that_was_judged_and_leased_by_another_meanwhile_is_not_t
     die(run_dir, [(lost, on_the_wire), (proven, answered(Accepted("late")))])
     before = books.row(lost.email_id)
 
-    await settlement.settle_all()
+    await settlement.run_once()
 
     assert books.row(lost.email_id) == before
     assert books.outcomes(lost.email_id) == ["uncertain"]
@@ -281,21 +283,21 @@ async def test_an_email_that_was_judged_and_leased_by_another_meanwhile_is_not_t
 
 
 async def test_a_living_workers_ledger_is_left_alone(
-    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path
+    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     (each,) = await lease(worker, books)
     living = Ledger(run_dir, worker=WORKER, slot="slot-1", slots=1)
     living.name_database(DATABASE_ID)
     on_the_wire(living, each)
 
-    await settlement.settle_all()
+    await settlement.run_once()
 
     assert books.status(each.email_id) == "sending"
     assert left_over(run_dir) == [living.path.name]
 
 
 async def test_files_that_are_no_ledgers_are_kept_and_do_not_keep_the_others_from_being_settled(
-    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path, capsys: pytest.CaptureFixture[str]
+    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (each,) = await lease(worker, books)
     die(run_dir, [(each, answered(Accepted()))])
@@ -306,7 +308,7 @@ async def test_files_that_are_no_ledgers_are_kept_and_do_not_keep_the_others_fro
     (run_dir / "run.lock").touch()
 
     for _ in range(2):
-        await settlement.settle_all()
+        await settlement.run_once()
 
     assert books.status(each.email_id) == "sent"
     assert left_over(run_dir) == ["a.ledger", "b.ledger", "c.ledger", "d.ledger", "run.lock"]
@@ -315,7 +317,7 @@ async def test_files_that_are_no_ledgers_are_kept_and_do_not_keep_the_others_fro
 
 
 async def test_what_postgresql_refuses_of_one_ledger_does_not_keep_the_others_from_being_settled(
-    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path
+    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     refused, fine = await lease(worker, books, 2)
     die(run_dir, [(refused, answered(Rejected(Reason.REFUSED, "a NUL \0 inside")))])
@@ -323,7 +325,7 @@ async def test_what_postgresql_refuses_of_one_ledger_does_not_keep_the_others_fr
     path.rename(run_dir / "a.ledger")
     die(run_dir, [(fine, answered(Accepted()))])
 
-    await settlement.settle_all()
+    await settlement.run_once()
 
     assert books.status(fine.email_id) == "sent"
     # Without its words: what is known of it counts more.
@@ -332,25 +334,25 @@ async def test_what_postgresql_refuses_of_one_ledger_does_not_keep_the_others_fr
 
 
 async def test_a_lease_that_postgresql_does_not_let_go_keeps_no_other_of_its_worker(
-    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path
+    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     leases = await lease(worker, books, 4)
     die(run_dir, [(each, unsent) for each in leases])
 
     with refused(books.connection, leases[0].email_id, "new.status = 'pending'"):
-        await settlement.settle_all()
+        await settlement.run_once()
 
     assert books.statuses() == {"sending": 1, "pending": 3}
     assert books.status(leases[0].email_id) == "sending"
 
 
 async def test_what_was_being_rendered_is_suspected_and_is_given_back(
-    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path
+    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     suspect, innocent = await lease(worker, books, 2)
     die(run_dir, [(suspect, rendering), (innocent, unsent)])
 
-    await settlement.settle_all()
+    await settlement.run_once()
 
     for each in (suspect, innocent):
         row = books.row(each.email_id)
@@ -359,7 +361,7 @@ async def test_what_was_being_rendered_is_suspected_and_is_given_back(
 
 
 async def test_an_email_that_three_workers_died_of_fails_and_the_others_of_their_windows_do_not(
-    settlement: Settlement, other_store: LeaseStore, books: Books, run_dir: Path
+    settlement: LedgerRecovery, other_store: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     poison, *innocents = books.enqueue(4)
     for _ in range(3):
@@ -367,7 +369,7 @@ async def test_an_email_that_three_workers_died_of_fails_and_the_others_of_their
         for each in leases:
             books.change(each.email_id, locked_by=WORKER)
         die(run_dir, [(each, rendering if each.email_id == poison else unsent) for each in leases])
-        await settlement.settle_all()
+        await settlement.run_once()
 
     row = books.row(poison)
     assert (row["status"], row["error_type"], row["crash_count"]) == ("failed", "worker_crashed", 3)
@@ -377,14 +379,14 @@ async def test_an_email_that_three_workers_died_of_fails_and_the_others_of_their
 
 
 async def test_an_email_that_was_leased_by_another_since_is_not_suspected(
-    settlement: Settlement, worker: LeaseStore, other_store: LeaseStore, books: Books, run_dir: Path
+    settlement: LedgerRecovery, worker: LeaseStore, other_store: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     (each,) = await lease(worker, books)
     await worker.release({each.email_id: each.token})
     await other_store.lease(books.keys([each.email_id]), 600)
     die(run_dir, [(each, rendering)])
 
-    await settlement.settle_all()
+    await settlement.run_once()
 
     row = books.row(each.email_id)
     assert (row["status"], row["locked_by"], row["crash_count"]) == ("sending", "worker-2", 0)
@@ -392,12 +394,12 @@ async def test_an_email_that_was_leased_by_another_since_is_not_suspected(
 
 @pytest.mark.parametrize("boot", ["", "00000000-0000-0000-0000-000000000000"])
 async def test_after_the_host_went_down_only_what_the_ledger_names_is_settled(
-    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path, boot: str
+    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, boot: str
 ) -> None:
     unnamed, wire, done = await lease(worker, books, 3)
     die(run_dir, [(unnamed, unsent), (wire, on_the_wire), (done, answered(Accepted()))], boot=boot)
 
-    await settlement.settle_all()
+    await settlement.run_once()
 
     assert [books.status(each.email_id) for each in (unnamed, wire, done)] == ["sending", "held", "sent"]
     assert left_over(run_dir) == []
@@ -416,7 +418,7 @@ def numbers(books: Books) -> set[int]:
 
 
 async def test_a_statement_of_the_dead_worker_that_is_still_executing_is_ended_first(
-    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
+    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
 ) -> None:
     email_id = books.enqueue_one()
     with psycopg.connect(tables_url) as person:
@@ -426,7 +428,7 @@ async def test_a_statement_of_the_dead_worker_that_is_still_executing_is_ended_f
         before = numbers(books)
         die(run_dir, [])
 
-        await settlement.settle_all()
+        await settlement.run_once()
 
         assert not before & numbers(books)
         person.commit()
@@ -437,7 +439,7 @@ async def test_a_statement_of_the_dead_worker_that_is_still_executing_is_ended_f
 
 
 async def test_a_record_of_the_dead_worker_that_is_still_executing_is_not_recorded_twice(
-    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
+    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
 ) -> None:
     (each,) = await lease(worker, books)
     with locked(tables_url, each) as person:
@@ -445,7 +447,7 @@ async def test_a_record_of_the_dead_worker_that_is_still_executing_is_not_record
         await until(lambda: books.waiting_for_a_lock(WORKER))
         before = numbers(books)
         die(run_dir, [(each, answered(Accepted()))])
-        settling = asyncio.create_task(settlement.settle_all())
+        settling = asyncio.create_task(settlement.run_once())
         await until(lambda: not before & numbers(books))
         person.commit()
         await settling
@@ -458,19 +460,20 @@ async def test_a_record_of_the_dead_worker_that_is_still_executing_is_not_record
 
 
 async def test_a_settlement_that_dies_half_way_is_done_again(
-    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
+    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
 ) -> None:
     unnamed, done = await lease(worker, books, 2)
     die(run_dir, [(unnamed, unsent), (done, answered(Accepted()))])
     with locked(tables_url, done):
-        settling = asyncio.create_task(settlement.settle_all())
+        settling = asyncio.create_task(settlement.run_once())
         await until(lambda: books.waiting_for_a_lock("dispatcher relay settlement"))
         books.terminate("dispatcher relay settlement")
-        await settling
+        with pytest.raises(StoreUnavailable):
+            await settling
     assert len(left_over(run_dir)) == 1
 
     while left_over(run_dir):
-        await settlement.settle_all()
+        await settlement.run_once()
 
     assert [books.status(each.email_id) for each in (unnamed, done)] == ["pending", "sent"]
     assert books.outcomes(done.email_id) == ["accepted"]
@@ -484,17 +487,17 @@ async def test_what_somebody_has_locked_is_settled_when_it_can_be_and_holds_up_n
     die(run_dir, [(unnamed, unsent), (other, unsent), *steps])
     pool = make_pool(tables_url, name="dispatcher relay settlement", size=1, lock_seconds=0.1)
     await pool.open()
-    settlement = Settlement(settings(run_dir), pool)
+    settlement = LedgerRecovery(settings(run_dir), pool)
 
     with locked(tables_url, unnamed) as person:
         for each in (wire, poison):
             Books(person).lock(each.email_id)
         for _ in range(2):
-            await settlement.settle_all()
+            await settlement.run_once()
             assert [books.status(each.email_id) for each in (other, done)] == ["pending", "sent"]
             assert {books.status(each.email_id) for each in (unnamed, wire, poison)} == {"sending"}
             assert len(left_over(run_dir)) == 1
-    await settlement.settle_all()
+    await settlement.run_once()
 
     assert [books.status(each.email_id) for each in (unnamed, wire, poison)] == ["pending", "held", "pending"]
     assert books.row(poison.email_id)["crash_count"] == 1
@@ -506,7 +509,7 @@ async def test_what_somebody_has_locked_is_settled_when_it_can_be_and_holds_up_n
 async def test_a_session_that_does_not_end_delays_no_other_ledger_and_its_own_only_until_the_leases_run_out(
     pool: Pool, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
 ) -> None:
-    settlement = Settlement(settings(run_dir, DISPATCHER_LEASE_SECONDS="1"), pool)
+    settlement = LedgerRecovery(settings(run_dir, DISPATCHER_LEASE_SECONDS="1"), pool)
     unnamed, wire, done = await lease(worker, books, 3)
     other_pool = make_pool(tables_url, name="host:w1:18:cafe", size=1)
     await other_pool.open()
@@ -516,7 +519,7 @@ async def test_a_session_that_does_not_end_delays_no_other_ledger_and_its_own_on
     die(run_dir, [(unnamed, unsent), (wire, on_the_wire), (done, answered(Accepted()))])
     die(run_dir, [(others[0], unsent), (others[1], on_the_wire)], worker="host:w1:18:cafe")
     with frozen_sessions(books, WORKER):
-        await settlement.settle_all()
+        await settlement.run_once()
 
         assert [books.status(each.email_id) for each in others] == ["pending", "held"]
         assert [books.status(each.email_id) for each in (unnamed, wire, done)] == ["sending"] * 3
@@ -529,14 +532,14 @@ async def test_a_session_that_does_not_end_delays_no_other_ledger_and_its_own_on
     assert [books.status(each.email_id) for each in (unnamed, wire, done)] == ["pending", "held", "sent"]
 
 
-async def looked(settlement: Settlement, is_done: Callable[[], bool]) -> bool:
+async def looked(settlement: LedgerRecovery, is_done: Callable[[], bool]) -> bool:
     """One look of the settlement; whether it was enough."""
-    await settlement.settle_all()
+    await settlement.run_once()
     return is_done()
 
 
 async def test_a_ledger_of_another_database_is_kept_and_reported_and_nothing_of_it_is_settled(
-    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path, capsys: pytest.CaptureFixture[str]
+    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (theirs,) = await lease(worker, books)
     other = UUID("0d150a7c-0000-4000-8000-00000000000a")
@@ -546,7 +549,7 @@ async def test_a_ledger_of_another_database_is_kept_and_reported_and_nothing_of_
     before = left_over(run_dir)
 
     for _ in range(2):
-        await settlement.settle_all()
+        await settlement.run_once()
 
     assert left_over(run_dir) == before
     assert books.status(theirs.email_id) == "sending"
@@ -563,7 +566,7 @@ async def rescue_all(tables_url: str, books: Books) -> None:
 
 
 async def test_a_rescue_by_another_host_gives_way_to_what_the_ledger_of_the_dead_worker_proves(
-    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
+    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
 ) -> None:
     unnamed, wire, accepted, deferred, rejected = await lease(worker, books, 5)
     answers: list[tuple[Lease, Outcome]] = [
@@ -576,7 +579,7 @@ async def test_a_rescue_by_another_host_gives_way_to_what_the_ledger_of_the_dead
     await rescue_all(tables_url, books)
     assert books.statuses() == {"held": 5}
 
-    await settlement.settle_all()
+    await settlement.run_once()
 
     found = {each.email_id: books.row(each.email_id) for each in (unnamed, wire, accepted, deferred, rejected)}
     statuses = [row["status"] for row in found.values()]
@@ -593,7 +596,7 @@ async def test_a_rescue_by_another_host_gives_way_to_what_the_ledger_of_the_dead
 
 
 async def test_a_rescued_email_that_an_operator_has_discarded_stays_held_unless_it_was_accepted(
-    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
+    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
 ) -> None:
     unnamed, deferred, given_back, accepted = await lease(worker, books, 4)
     die(
@@ -610,7 +613,7 @@ async def test_a_rescued_email_that_an_operator_has_discarded_stays_held_unless_
         books.change(each.email_id, dead_letter_due_at=None, dead_letter_discarded_at=BEGAN)
 
     await worker.release({given_back.email_id: given_back.token})
-    await settlement.settle_all()
+    await settlement.run_once()
 
     found = [books.status(each.email_id) for each in (unnamed, deferred, given_back, accepted)]
     assert found == ["held", "held", "held", "sent"]
@@ -619,13 +622,13 @@ async def test_a_rescued_email_that_an_operator_has_discarded_stays_held_unless_
 
 
 async def test_a_ledger_from_before_a_reboot_undoes_no_rescue_but_by_its_answers(
-    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
+    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
 ) -> None:
     unnamed, rejected = await lease(worker, books, 2)
     die(run_dir, [(unnamed, unsent), (rejected, answered(Rejected(Reason.REFUSED)))], boot="another")
     await rescue_all(tables_url, books)
 
-    await settlement.settle_all()
+    await settlement.run_once()
 
     assert [books.status(each.email_id) for each in (unnamed, rejected)] == ["held", "failed"]
     assert left_over(run_dir) == []
@@ -639,12 +642,12 @@ async def test_a_rescue_whose_row_is_locked_is_undone_later(
     await rescue_all(tables_url, books)
     pool = make_pool(tables_url, name="dispatcher relay settlement", size=1, lock_seconds=0.1)
     await pool.open()
-    settlement = Settlement(settings(run_dir), pool)
+    settlement = LedgerRecovery(settings(run_dir), pool)
 
     with locked(tables_url, unnamed):
-        await settlement.settle_all()
+        await settlement.run_once()
         assert len(left_over(run_dir)) == 1
-    await settlement.settle_all()
+    await settlement.run_once()
 
     assert books.status(unnamed.email_id) == "pending"
     assert left_over(run_dir) == []
@@ -657,16 +660,17 @@ async def test_without_postgresql_a_ledger_waits(run_dir: Path) -> None:
     pool.timeout = 0.1
     await pool.open()
 
-    await Settlement(settings(run_dir), pool).settle_all()
+    with pytest.raises(StoreUnavailable):
+        await LedgerRecovery(settings(run_dir), pool).run_once()
 
     assert len(left_over(run_dir)) == 1
     await pool.close()
 
 
 async def test_the_settlement_runs_by_itself_within_moments_of_a_death(
-    settlement: Settlement, worker: LeaseStore, books: Books, run_dir: Path
+    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
 ) -> None:
-    running = asyncio.create_task(settlement.run())
+    running = asyncio.create_task(Periodic(settlement).run())
     leases = await lease(worker, books, 2)
 
     die(run_dir, [(leases[0], unsent), (leases[1], answered(Accepted()))])

@@ -9,7 +9,7 @@ import uvloop
 from dispatcher.config import Settings
 from dispatcher.host.lifecycle import stop_event
 from dispatcher.host.roster import Post
-from dispatcher.monitor.keeping import keep
+from dispatcher.host.services import keep
 from dispatcher.monitor.tasks import tasks_of
 from dispatcher.store.connections import make_pool
 from dispatcher.telemetry import log
@@ -32,7 +32,7 @@ async def _monitor(settings: Settings, post: Post) -> None:
     await pool.open()
     post.seat.up()
     try:
-        await keep(tasks_of(settings, pool, post.roster), stop)
+        await keep(tasks_of(settings, pool, post.roster), stop, process="monitor")
     finally:
         await pool.close()
     log.get_log().info("monitor.stopped")

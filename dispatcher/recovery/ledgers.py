@@ -1,0 +1,82 @@
+"""The in-flight ledgers in a host's run directory: those of dead workers are settled, then what living ones let expire.
+
+Each relay settles the ledgers of its own host, because nobody else can read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+from dispatcher.config import Settings
+from dispatcher.host.ledger_format import SUFFIX, LedgerUnreadable
+from dispatcher.host.ledger_reader import LivingLedger, living_ledger
+from dispatcher.recovery.dead_worker import DeadWorkers
+from dispatcher.recovery.frozen_worker import FrozenWorkers
+from dispatcher.store.connections import Pool, session
+from dispatcher.store.server import find_database_id
+from dispatcher.telemetry.log import get_log
+
+LOOK_SECONDS: Final = 0.2
+
+
+class LedgerRecovery:
+    """A service of each relay."""
+
+    interval_seconds = LOOK_SECONDS
+
+    def __init__(self, settings: Settings, pool: Pool) -> None:
+        self._folder = settings.run_dir
+        self._pool = pool
+        self._log = get_log()
+        self._database_id: UUID | None = None
+        self._reported: set[Path] = set()
+        self._workers_here: frozenset[str] | None = None
+        self._dead = DeadWorkers(settings, pool, self._report)
+        self._frozen = FrozenWorkers(settings, pool, self._report)
+
+    @property
+    def workers_here(self) -> Collection[str] | None:
+        """The workers whose leases are settled here and nowhere else; None before the first look is over."""
+        return self._workers_here
+
+    async def run_once(self) -> None:
+        """Looks at every ledger in the folder.
+
+        Raises:
+            StoreUnavailable: PostgreSQL is away; every ledger waits.
+        """
+        database_id = await self._find_database_id()
+        paths = sorted(self._folder.glob(f"*{SUFFIX}"))
+        ledgers = [found for path in paths if (found := self._read(path, database_id))]
+        # The leases of a ledger that cannot be settled are left to the rescue.
+        self._workers_here = frozenset(ledger.worker for ledger in ledgers if ledger.path not in self._reported)
+        living = [ledger for ledger in ledgers if not await self._dead.settle(ledger.path)]
+        await self._frozen.settle_when_due(living)
+
+    async def _find_database_id(self) -> UUID:
+        if self._database_id is None:
+            async with session(self._pool) as connection:
+                self._database_id = await find_database_id(connection)
+        return self._database_id
+
+    def _read(self, path: Path, database_id: UUID) -> LivingLedger | None:
+        """A ledger of this database; None where there is none that could be settled."""
+        try:
+            found = living_ledger(path)
+        except LedgerUnreadable as error:
+            self._report(path, error.message)
+            return None
+        if found is None or found.database_id in (None, database_id):
+            return found
+        if path not in self._reported:
+            self._reported.add(path)
+            self._log.error("ledger.foreign", file=path.name, database_id=str(found.database_id))
+        return None
+
+    def _report(self, path: Path, reason: str) -> None:
+        if path not in self._reported:
+            self._reported.add(path)
+            self._log.error("ledger.unreadable", file=path.name, reason=reason)

@@ -1,0 +1,33 @@
+"""A promoted standby lacks the old primary's last commits: what those may have sent is in doubt.
+
+The leading relay notes PostgreSQL's timeline each second, and finds the promotion when it has another session.
+`lost_host` and `lost_message` then judge the leases and messages in doubt by policy (docs/protocol.md).
+"""
+
+from __future__ import annotations
+
+from dispatcher.store.outbox import Outbox
+from dispatcher.telemetry.log import get_log
+
+
+class LostCommits:
+    """A service of the leading relay; its first round comes before anything is published."""
+
+    interval_seconds = 1.0
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+
+    async def run_once(self) -> None:
+        """Notes the timeline; marks what a promotion put in doubt."""
+        if (promotion := await self._outbox.follow_timeline()) is None:
+            return
+        log = get_log().error if promotion.is_lossy else get_log().info
+        log(
+            "store.promoted",
+            timeline=promotion.timeline,
+            timeline_before=promotion.timeline_before,
+            lossy=promotion.is_lossy,
+            leases=promotion.lease_count,
+            messages=promotion.message_count,
+        )

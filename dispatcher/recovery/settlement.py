@@ -1,0 +1,112 @@
+"""What becomes of the leases of a dead or frozen worker, as its in-flight ledger says.
+
+    answered      → recorded as answered
+    on the wire   → recorded as uncertain, by the policy that the ledger holds
+    not named     → released: nothing left, and nothing will
+
+An email whose row another transaction has locked, or for which PostgreSQL refuses the statement, delays no other. The
+next look at its ledger finds it again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from uuid import UUID
+
+from dispatcher.config import Settings
+from dispatcher.domain.decision import decide
+from dispatcher.domain.outcome import Uncertain
+from dispatcher.domain.retry import RetryPolicy
+from dispatcher.domain.status import Status
+from dispatcher.errors import StatementRefused
+from dispatcher.host.ledger_format import Flight
+from dispatcher.store.connections import Pool, session
+from dispatcher.store.leases import LeaseStore, Result
+from dispatcher.store.locked import RETRY_REFUSED_SECONDS, Around, LockedRows
+from dispatcher.store.results import result_of
+from dispatcher.store.settlement import FoundLease, release_found
+from dispatcher.telemetry import metrics
+from dispatcher.telemetry.log import get_log
+
+Report = Callable[[Path, str], None]
+"""Takes a ledger that cannot be settled, and why."""
+
+
+class Settlement:
+    """Writes what ledgers say.
+
+    Attributes:
+        locked: The emails that it leaves out for now.
+        reason: Of the metrics and of the log line.
+    """
+
+    def __init__(self, settings: Settings, pool: Pool, report: Report, *, reason: str, fate: str) -> None:
+        """
+        Args:
+            fate: What happened to the worker, as in "The worker died".
+        """
+        self.locked = LockedRows(lambda: session(pool), retry_seconds=RETRY_REFUSED_SECONDS)
+        self._policy = RetryPolicy(settings.max_attempts, settings.retry_base_seconds, settings.retry_cap_seconds)
+        self._pool = pool
+        self._report = report
+        self.reason = reason
+        self._fate = fate
+
+    def judge(self, flight: Flight, attempt_base: int) -> Result:
+        """What to record about an attempt that was answered or on the wire.
+
+        Args:
+            attempt_base: How many attempts the email had when it was last replayed.
+        """
+        outcome = flight.outcome or Uncertain(f"{self._fate} while the email was on the wire.")
+        decision = decide(outcome, flight.attempt_number - attempt_base, flight.policy, self._policy, random.random)
+        return result_of(flight, outcome, decision)
+
+    async def record(self, store: LeaseStore, path: Path, results: Sequence[Result]) -> Around[set[UUID]]:
+        """Records results; the answers are the ids whose lease still held.
+
+        What PostgreSQL refuses is tried again without the provider's words, then reported.
+        """
+        by_id = {result.email_id: result for result in results}
+
+        async def record(free: set[UUID]) -> set[UUID]:
+            try:
+                return await store.record([by_id[email_id] for email_id in free])
+            except StatementRefused:
+                if len(free) > 1:
+                    raise
+                return await store.record([by_id[email_id].bare() for email_id in free])
+
+        return self.reported(path, await self.locked.around(by_id, record))
+
+    async def release(self, path: Path, leases: Collection[FoundLease]) -> Around[set[UUID]]:
+        """Gives back leases, unless they have changed since they were found; the answers are their ids."""
+        by_id: Mapping[UUID, FoundLease] = {lease.email_id: lease for lease in leases}
+
+        async def release(free: set[UUID]) -> set[UUID]:
+            async with session(self._pool) as connection:
+                return await release_found(connection, [by_id[email_id] for email_id in free])
+
+        return self.reported(path, await self.locked.around(by_id, release))
+
+    def reported(self, path: Path, around: Around[set[UUID]]) -> Around[set[UUID]]:
+        """The same, after a report of what PostgreSQL refused."""
+        for error in around.refused.values():
+            self._report(path, error.message)
+        return around
+
+    def log(self, worker: str, released: int, recorded: Sequence[Result]) -> None:
+        """Counts and logs what was written."""
+        uncertain = sum(result.outcome == "uncertain" for result in recorded)
+        metrics.RESCUED.add(released, self.reason)
+        metrics.HELD.add(sum(result.status is Status.HELD for result in recorded), self.reason)
+        get_log().warning(
+            "ledger.settled",
+            worker=worker,
+            reason=self.reason,
+            released=released,
+            recorded=len(recorded) - uncertain,
+            uncertain=uncertain,
+        )

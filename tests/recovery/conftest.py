@@ -1,0 +1,7 @@
+"""What the tests of recovery ask for."""
+
+from __future__ import annotations
+
+from tests.relay.running import rabbit, settings, start
+
+__all__ = ["rabbit", "settings", "start"]

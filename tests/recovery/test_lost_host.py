@@ -1,0 +1,124 @@
+"""A host is gone with its ledgers: its leases are judged by policy, and no living worker loses one."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from dispatcher import enqueue
+from dispatcher.broker.topology import Topology
+from dispatcher.dev.servers import Servers
+from dispatcher.store.leases import LeaseStore
+from tests.broker.proxy import Proxy
+from tests.broker.rabbit import Rabbit
+from tests.relay.running import Start, leader, next_look, settings_for
+from tests.store.books import Books, email
+from tests.store.steered_clock import SteeredClock
+from tests.waiting import until
+
+EXPIRED = datetime(2026, 1, 1, tzinfo=UTC)
+HOUR = 3600.0
+FOR_EVER = HOUR
+
+
+@pytest.mark.parametrize(("policy", "status", "queue"), [("hold", "held", "dlq"), ("resend", "pending", "queue")])
+async def test_an_email_whose_host_vanished_is_judged_by_the_hosts_policy(
+    start: Start,
+    servers: Servers,
+    tables_url: str,
+    topology: Topology,
+    books: Books,
+    rabbit: Rabbit,
+    store: LeaseStore,
+    policy: str,
+    status: str,
+    queue: str,
+) -> None:
+    email_id = books.enqueue_one()
+    await store.lease(books.keys([email_id]), 60)
+    books.change(email_id, locked_until=EXPIRED)
+    settings = settings_for(servers.amqp_url, tables_url, topology, ON_UNCERTAIN=policy, LEASE_SECONDS="1")
+
+    await start(settings)
+
+    (message,) = await rabbit.take_all(getattr(settings, queue), 1)
+    assert message.pointer.email_id == email_id
+    assert books.status(email_id) == status
+
+
+async def test_after_postgresql_was_away_for_longer_than_a_lease_its_living_owner_comes_before_the_rescue(
+    start: Start, servers: Servers, tables_url: str, topology: Topology, books: Books, store: LeaseStore, rabbit: Rabbit
+) -> None:
+    living, gone = books.enqueue(2)
+    leases = {lease.email_id: lease for lease in await store.lease(books.keys([living, gone]), 60)}
+    for email_id in (living, gone):
+        books.change(email_id, locked_until=EXPIRED)
+
+    await start(settings_for(servers.amqp_url, tables_url, topology, LEASE_SECONDS="8"))
+    await until(lambda: books.sessions("dispatcher relay"))
+    enqueue(books.connection, email("next"))
+    await rabbit.take_all(
+        topology.queue, 1
+    )  # it leads, has looked at everything once, and watches leases for three quarters of one
+
+    assert await store.renew({living: leases[living].token}, 60) == {living}
+    await until(lambda: books.status(gone) == "held")
+    assert books.status(living) == "sending"
+
+
+async def test_without_rabbitmq_everything_stays_due_and_the_rescue_goes_on(
+    start: Start, tables_url: str, topology: Topology, books: Books, store: LeaseStore
+) -> None:
+    due, expired = books.enqueue(2)
+    await store.lease(books.keys([expired]), 60)
+    books.change(expired, locked_until=EXPIRED)
+
+    await start(settings_for("amqp://nobody:secret@127.0.0.1:1/%2F", tables_url, topology, LEASE_SECONDS="1"))
+
+    await until(lambda: books.status(expired) == "held")
+    assert books.row(due)["publish_due_at"] is not None
+
+
+async def test_a_step_of_postgresqls_clock_takes_no_lease_from_a_worker_of_another_host_that_renews_it(
+    clock: SteeredClock,
+    start: Start,
+    servers: Servers,
+    tables_url: str,
+    topology: Topology,
+    books: Books,
+    store: LeaseStore,
+    other_store: LeaseStore,
+) -> None:
+    living, gone = books.enqueue(2)
+    leases = {lease.email_id: lease for lease in await store.lease(books.keys([living, gone]), 60)}
+    await start(settings_for(servers.amqp_url, tables_url, topology, LEASE_SECONDS="4"))
+    await next_look(books)
+
+    clock.set(HOUR)
+
+    while books.status(gone) == "sending":
+        for _ in range(3):  # a look for leases is among them
+            await next_look(books)
+        assert await store.renew({living: leases[living].token}, 60) == {living}
+        assert await other_store.lease(books.keys([living]), 60) == []
+    assert books.statuses() == {"sending": 1, "held": 1}
+
+
+@pytest.mark.slow
+async def test_where_no_relay_reaches_rabbitmq_one_leads_on_and_rescues(
+    start: Start, servers: Servers, tables_url: str, topology: Topology, books: Books, store: LeaseStore
+) -> None:
+    async with Proxy(servers.amqp_url) as proxy:
+        for _ in range(2):
+            await start(settings_for(proxy.url, tables_url, topology, LEASE_SECONDS="6"))
+        first = await until(lambda: leader(books))
+        await until(lambda: len(books.sessions("dispatcher relay")) == 2)
+        proxy.sever()
+        email_id = books.enqueue_one()
+        await store.lease(books.keys([email_id]), 60)
+        books.change(email_id, locked_until=EXPIRED)
+
+        await until(lambda: books.status(email_id) == "held")  # after it would have given up to another
+
+        assert leader(books) == first

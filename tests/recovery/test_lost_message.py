@@ -1,0 +1,48 @@
+"""RabbitMQ lost a message: its email is published again."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from dispatcher.broker import pointer
+from dispatcher.broker.topology import Topology
+from dispatcher.config import Settings
+from dispatcher.dev.servers import Servers
+from dispatcher.store.leases import LeaseStore
+from tests.broker.rabbit import Rabbit
+from tests.relay.running import Start, settings_for
+from tests.store.books import Books
+
+EXPIRED = datetime(2026, 1, 1, tzinfo=UTC)
+HOUR = 3600.0
+FOR_EVER = HOUR
+
+
+async def test_an_email_that_later_ones_overtook_is_published_again_while_the_queue_is_full(
+    start: Start, servers: Servers, tables_url: str, topology: Topology, books: Books, store: LeaseStore, rabbit: Rabbit
+) -> None:
+    lost, being_sent, *waiting = books.enqueue(12)
+    books.connection.execute("update email_log set publish_due_at = null, published_at = now() - interval '1 minute'")
+    books.change(being_sent, published_at=datetime.now(UTC))
+    await store.lease(books.keys([being_sent]), 60)
+    for email_id in waiting:
+        # Long enough from now that the relay misses none of them, however slowly we take what a worker would lease.
+        books.change(email_id, published_at=datetime.now(UTC) + timedelta(seconds=50))
+        await rabbit.publish(topology.queue, pointer.encode(pointer.Pointer(email_id, books.key(email_id))))
+
+    await start(settings_for(servers.amqp_url, tables_url, topology, LEASE_SECONDS="1"))
+
+    messages = await rabbit.take_all(topology.queue, len(waiting) + 1)
+    assert messages[-1].pointer.email_id == lost
+
+
+async def test_a_message_that_was_published_before_the_clock_was_set_back_and_is_lost_is_published_again(
+    start: Start, settings: Settings, books: Books, rabbit: Rabbit
+) -> None:
+    email_id = books.enqueue_one()
+    books.change(email_id, publish_due_at=None, published_at=datetime.now(UTC) + timedelta(hours=1))
+
+    await start(settings)
+
+    (message,) = await rabbit.take_all(settings.queue, 1)
+    assert message.pointer.email_id == email_id
