@@ -35,7 +35,7 @@ from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
 from dispatcher.errors import ConfigurationError, DispatcherError
 from dispatcher.host.lifecycle import heed
-from dispatcher.host.web_server import Answer, WebServer
+from dispatcher.host.web_server import WebAnswer, WebServer
 from dispatcher.providers.capabilities import capabilities_of
 from dispatcher.setting_values import LOOPBACKS
 from dispatcher.store.api_keys import KeyStore
@@ -224,8 +224,8 @@ def _pages(settings: Settings) -> list[WebServer]:
     if not settings.api_metrics_address.host:
         return []
 
-    async def metrics() -> Answer:
-        return Answer(scrape.page(settings.metrics_folder), scrape.CONTENT_TYPE)
+    async def metrics() -> WebAnswer:
+        return WebAnswer(scrape.page(settings.metrics_folder), scrape.CONTENT_TYPE)
 
     # Every API process of the host reads all files, so it does not matter which one answers.
     setting = "DISPATCHER_API_METRICS_ADDRESS"

@@ -46,7 +46,7 @@ _SYNCHRONOUS: Final = (
 )
 
 
-class State(StrEnum):
+class CheckState(StrEnum):
     """How a check ended."""
 
     OK = "ok"
@@ -66,23 +66,23 @@ class Finding:
     """
 
     subject: str
-    state: State
+    state: CheckState
     words: str
     remedy: str | None = None
 
 
 def well(subject: str, words: str) -> Finding:
     """A finding that pleases."""
-    return Finding(subject, State.OK, words)
+    return Finding(subject, CheckState.OK, words)
 
 
 def failed(subject: str, error: DispatcherError, remedy: str | None = None) -> Finding:
     """A fault as a finding; its own remedy goes before the one given."""
     words = " ".join(error.mistakes) if isinstance(error, ConfigurationError) else error.message
-    return Finding(subject, State.FAILED, words, error.remedy or remedy)
+    return Finding(subject, CheckState.FAILED, words, error.remedy or remedy)
 
 
-def judge(subject: str, is_well: bool, words: str, remedy: str, otherwise: State = State.FAILED) -> Finding:
+def judge(subject: str, is_well: bool, words: str, remedy: str, otherwise: CheckState = CheckState.FAILED) -> Finding:
     """A finding by a condition; the remedy stands only where it is needed."""
     return well(subject, words) if is_well else Finding(subject, otherwise, words, remedy)
 
@@ -93,7 +93,7 @@ def check_env_file(file: EnvFile) -> Finding:
     is_open = bool(secrets and file.path.stat().st_mode & stat.S_IROTH)
     words = f"every user of this machine may read {file.path}, which holds secrets ({', '.join(secrets)})"
     remedy = f"Run: chmod o= {file.path}. The user of `dispatcher run` must be able to read it."
-    return Finding("env file", State.WARNING, words, remedy) if is_open else well("env file", f"{file.path}")
+    return Finding("env file", CheckState.WARNING, words, remedy) if is_open else well("env file", f"{file.path}")
 
 
 def check_process(settings: Settings) -> Iterator[Finding]:
@@ -108,7 +108,7 @@ def check_process(settings: Settings) -> Iterator[Finding]:
     is_enough = limit == resource.RLIM_INFINITY or limit >= needed
     words = f"at most {limit} per process, a worker may need {needed}"
     remedy = f"Raise the hard limit to {2 * needed}: LimitNOFILE in a unit, minfds in supervisord.conf, or ulimit -Hn."
-    yield judge("file descriptors", is_enough, words, remedy, State.WARNING)
+    yield judge("file descriptors", is_enough, words, remedy, CheckState.WARNING)
 
 
 def check_run_dir(settings: Settings) -> Iterator[Finding]:
@@ -118,21 +118,21 @@ def check_run_dir(settings: Settings) -> Iterator[Finding]:
     try:
         settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         if fault := run_dir_fault(settings.run_dir):
-            yield Finding(subject, State.FAILED, f"{settings.run_dir} {fault.words}", fault.remedy)
+            yield Finding(subject, CheckState.FAILED, f"{settings.run_dir} {fault.words}", fault.remedy)
             return
         with tempfile.TemporaryFile(dir=settings.run_dir) as file:
             os.posix_fallocate(file.fileno(), 0, needed)
         doubt = volatility(settings.run_dir.resolve(), _mounts())
         remedy = "Set DISPATCHER_RUN_DIR to a folder on a disk of this host, such as /var/lib/email-dispatcher."
         words = f"{settings.run_dir} is writable{', but ' + doubt if doubt else ''}"
-        yield judge(subject, not doubt, words, remedy, State.WARNING)
+        yield judge(subject, not doubt, words, remedy, CheckState.WARNING)
     except OSError as error:
         words = f"{settings.run_dir}: {error.strerror}"
         remedy = "Set DISPATCHER_RUN_DIR to a folder that this user may write."
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             words += f"; the ledgers of {settings.workers} workers need {needed / 2**20:.1f} MiB"
             remedy = "Make room on that disk, or set DISPATCHER_RUN_DIR to a folder on another disk of this host."
-        yield Finding(subject, State.FAILED, words, remedy)
+        yield Finding(subject, CheckState.FAILED, words, remedy)
 
 
 def volatility(folder: Path, mounts: str) -> str | None:
@@ -178,7 +178,9 @@ def check_postgresql(settings: Settings) -> Iterator[Finding]:
             if server.standby_count:
                 awaited = "one" if server.has_synchronous_standby else "none"
                 words = f"{server.standby_count} connected, and commits wait for {awaited}"
-                yield judge("PostgreSQL standbys", server.has_synchronous_standby, words, _SYNCHRONOUS, State.WARNING)
+                yield judge(
+                    "PostgreSQL standbys", server.has_synchronous_standby, words, _SYNCHRONOUS, CheckState.WARNING
+                )
             yield _room(settings, server.max_connections)
             yield from _check_tables(settings, connection)
         yield from _check_sessions(settings)
@@ -223,10 +225,10 @@ def _check_tables(settings: Settings, connection: Session) -> Iterator[Finding]:
     words = f"in the schema {settings.database_schema}, at this release, migration {all_migrations()[-1].number:04}"
     if others:
         words += f"; the schema {', '.join(others)} has such tables, too, and no process sends the emails in them"
-    yield judge("tables", not others, words, "Drop the other tables once you do not need them.", State.WARNING)
+    yield judge("tables", not others, words, "Drop the other tables once you do not need them.", CheckState.WARNING)
     filled = find_filled_defaults(connection)
     words = f"rows stand in {', '.join(filled)}" if filled else "the default ones are empty"
-    yield judge("partitions", not filled, words, "Run `dispatcher init`, which moves this week's.", State.WARNING)
+    yield judge("partitions", not filled, words, "Run `dispatcher init`, which moves this week's.", CheckState.WARNING)
     yield from _check_ledgers(settings, asyncio.run(_database_id(settings)))
     yield from _check_pending(settings, connection)
 
@@ -254,7 +256,7 @@ def _check_ledgers(settings: Settings, database_id: UUID) -> Iterator[Finding]:
         except DispatcherError as error:
             words = f"{path.name} is not settled: {error.message}"
         faults += 1
-        yield Finding(subject, State.WARNING, words, remedy)
+        yield Finding(subject, CheckState.WARNING, words, remedy)
     if not faults:
         yield well(subject, "the relay of this host settles all that there are")
 
@@ -273,7 +275,7 @@ def _check_pending(settings: Settings, connection: Session) -> Iterator[Finding]
         if reasons:
             words = f"of the oldest {SAMPLE:,} pending emails, {len(reasons):,} will fail; the first: {reasons[0]}"
             remedy = f"Add what they need to {variable} before `dispatcher run`."
-            yield Finding("pending emails", State.FAILED, words, remedy)
+            yield Finding("pending emails", CheckState.FAILED, words, remedy)
 
 
 def check_rabbitmq(settings: Settings) -> Iterator[Finding]:
@@ -294,7 +296,7 @@ def check_rabbitmq(settings: Settings) -> Iterator[Finding]:
     else:
         words = "not verified: bindings and policies cannot be asked for by AMQP, and the DLQ is probed less well"
         remedy = "Set DISPATCHER_RABBITMQ_MANAGEMENT_URL; `dispatcher topology users` has a user that only looks."
-        yield Finding("RabbitMQ topology", State.WARNING, words, remedy)
+        yield Finding("RabbitMQ topology", CheckState.WARNING, words, remedy)
 
 
 def _check_management(settings: Settings, topology: Topology) -> Iterator[Finding]:
@@ -324,9 +326,9 @@ def _absence(absence: Absence) -> Finding:
     if absence.is_lost:
         words = f"the queue {absence.queue} has lost its quorum and takes no messages: {nodes} not online"
         remedy = "Start those nodes again. See rabbitmq-queues quorum_status."
-        return Finding("RabbitMQ quorum", State.FAILED, words, remedy)
+        return Finding("RabbitMQ quorum", CheckState.FAILED, words, remedy)
     words = f"the queue {absence.queue} has members that are not online: {nodes}"
-    return Finding("RabbitMQ quorum", State.WARNING, words, "Start those nodes again before another one stops.")
+    return Finding("RabbitMQ quorum", CheckState.WARNING, words, "Start those nodes again before another one stops.")
 
 
 def _consumer_timeout(settings: Settings, management: Management) -> Finding:
@@ -343,7 +345,7 @@ def _consumer_timeout(settings: Settings, management: Management) -> Finding:
         "RabbitMQ would close the worker's channel and deliver its window again: raise consumer_timeout, or lower "
         "DISPATCHER_SEND_TIMEOUT_SECONDS, DISPATCHER_LEASE_SECONDS or DISPATCHER_DRAIN_SECONDS."
     )
-    return judge("RabbitMQ consumer timeout", held < seconds, words, remedy, State.WARNING)
+    return judge("RabbitMQ consumer timeout", held < seconds, words, remedy, CheckState.WARNING)
 
 
 def check_capabilities(settings: Settings) -> Iterator[Finding]:

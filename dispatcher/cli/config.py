@@ -29,7 +29,7 @@ _HEAD: Final = """\
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ShownSetting:
     """One setting, as it is shown.
 
     Attributes:
@@ -89,9 +89,9 @@ def _entry(item: Field[Any]) -> str:
     return f"# {about}\n#{variable}={default or ''}\n"
 
 
-def _line(item: Field[Any], settings: Settings, origin: Origin) -> Line:
+def _line(item: Field[Any], settings: Settings, origin: Origin) -> ShownSetting:
     metadata: Mapping[str, Any] = item.metadata
-    return Line(
+    return ShownSetting(
         variable_of(item), _value(item, settings, origin), origin.source, metadata["default"], metadata["about"]
     )
 
@@ -118,7 +118,7 @@ def _written(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _show(lines: list[Line]) -> None:
+def _show(lines: list[ShownSetting]) -> None:
     """On a terminal, what a setting is about stands below it; other programs get a line each, for `grep`."""
     is_terminal = sys.stdout.isatty()
     table = Table("variable", "source", "value", fold=2)

@@ -145,7 +145,7 @@ def _refuse(mistaken: object, words: str) -> None:
         raise click.UsageError(words)
 
 
-class _Found(NamedTuple):
+class _Replayable(NamedTuple):
     """What a replay is about.
 
     Attributes:
@@ -167,7 +167,7 @@ async def _find(
     from_queue: bool,
     include_held: bool,
     session: AsyncSession,
-) -> _Found:
+) -> _Replayable:
     from dispatcher.ops.letters import list_letter_ids
     from dispatcher.ops.replays import meetings, preview
     from dispatcher.store.failures import find_dead_ids
@@ -180,10 +180,10 @@ async def _find(
     ids = tuple(await find_dead_ids(session, selection)) if given is None else given
     found = await preview(session, selection, include_held=include_held)
     others = 0 if given is None or selection.filters else len(set(given)) - found.total
-    return _Found(replace(selection, email_ids=ids), found, others, await meetings(session, selection))
+    return _Replayable(replace(selection, email_ids=ids), found, others, await meetings(session, selection))
 
 
-def _show(found: _Found, *, as_json: bool, force: bool) -> None:
+def _show(found: _Replayable, *, as_json: bool, force: bool) -> None:
     _, preview, others, met = found
     if as_json:
         told = {"emails": preview.counts, "samples": preview.samples, "not_failed_or_held": others}

@@ -10,7 +10,7 @@ import click
 
 from dispatcher.cli import checks
 from dispatcher.cli.acting import json_option
-from dispatcher.cli.checks import Finding, State
+from dispatcher.cli.checks import CheckState, Finding
 from dispatcher.cli.config import API_NEEDS, RUN_NEEDS
 from dispatcher.cli.env_file import current_env_file
 from dispatcher.cli.environment import examine_settings, warnings
@@ -20,7 +20,7 @@ from dispatcher.cli.table import Styled, Table
 from dispatcher.config import Settings, doubts
 from dispatcher.domain.text import printable_lines
 
-_MARKS: Final = {State.OK: ("✓", "green"), State.WARNING: ("!", "yellow"), State.FAILED: ("✗", "red")}
+_MARKS: Final = {CheckState.OK: ("✓", "green"), CheckState.WARNING: ("!", "yellow"), CheckState.FAILED: ("✗", "red")}
 
 
 @click.command("doctor")
@@ -43,7 +43,7 @@ def command(*, for_api: bool, as_json: bool) -> int:
     Exit codes: 0 nothing failed (warnings may stand), 1 something did.
     """
     findings = list(_findings(for_api=for_api))
-    is_well = all(finding.state is not State.FAILED for finding in findings)
+    is_well = all(finding.state is not CheckState.FAILED for finding in findings)
     if as_json:
         print_json({"ok": is_well, "findings": [asdict(finding) for finding in findings]})
     else:
@@ -70,11 +70,11 @@ def _findings(*, for_api: bool) -> Iterator[Finding]:
 
 def _settings_findings(settings: Settings, mistakes: tuple[str, ...]) -> Iterator[Finding]:
     for mistake in mistakes:
-        yield Finding("settings", State.FAILED, mistake)
+        yield Finding("settings", CheckState.FAILED, mistake)
     for warning in warnings():
-        yield Finding("settings", State.WARNING, warning.removeprefix("warning: "), "Correct or remove it.")
+        yield Finding("settings", CheckState.WARNING, warning.removeprefix("warning: "), "Correct or remove it.")
     for words in doubts(settings):
-        yield Finding("settings", State.WARNING, words)
+        yield Finding("settings", CheckState.WARNING, words)
     if not mistakes:
         yield checks.well("settings", "complete; `dispatcher config` shows them")
 

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Final
 
 import click
 
-from dispatcher.cli.email_lines import Entry, Refusal, read_entries
+from dispatcher.cli.email_lines import FileEntry, Refusal, read_entries
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import print_json, say
 from dispatcher.cli.table import Table
@@ -63,7 +63,7 @@ class Tally:
         if len(self.refusals) <= REFUSALS_IN_FULL:
             say(str(refusal))
 
-    def note(self, entry: Entry, answer: Enqueued) -> None:
+    def note(self, entry: FileEntry, answer: Enqueued) -> None:
         """Counts an answer of the tables."""
         match answer.acceptance:
             case Acceptance.ACCEPTED:
@@ -102,9 +102,11 @@ def enqueue_file(settings: Settings, file: BinaryIO, *, as_json: bool) -> Exit:
     return tally.exit
 
 
-def _batches(entries: Iterable[Entry], configured: Mapping[str, Capabilities], tally: Tally) -> Iterator[list[Entry]]:
+def _batches(
+    entries: Iterable[FileEntry], configured: Mapping[str, Capabilities], tally: Tally
+) -> Iterator[list[FileEntry]]:
     """Batches of those entries that are emails which a provider could carry; the others are refused."""
-    batch: list[Entry] = []
+    batch: list[FileEntry] = []
     octets = 0
     for entry in entries:
         if isinstance(entry.content, Refusal):
@@ -122,7 +124,7 @@ def _batches(entries: Iterable[Entry], configured: Mapping[str, Capabilities], t
         yield batch
 
 
-def _enqueue(connection: Session, batch: list[Entry], tally: Tally) -> None:
+def _enqueue(connection: Session, batch: list[FileEntry], tally: Tally) -> None:
     """One transaction."""
     emails = [entry.content for entry in batch if isinstance(entry.content, Email)]
     with translated(), connection.transaction():

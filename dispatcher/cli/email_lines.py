@@ -37,7 +37,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FileEntry:
     """One line that is not blank.
 
     Attributes:
@@ -53,7 +53,7 @@ class Entry:
     content: Email | Refusal
 
 
-def read_entries(file: BinaryIO, *, allowed_headers: Collection[str] = ()) -> Iterator[Entry]:
+def read_entries(file: BinaryIO, *, allowed_headers: Collection[str] = ()) -> Iterator[FileEntry]:
     """The lines of a file that are not blank, one at a time.
 
     Args:
@@ -64,9 +64,9 @@ def read_entries(file: BinaryIO, *, allowed_headers: Collection[str] = ()) -> It
         end += octets
         if text is None:
             refusal = Refusal(number, "line", f"has more than {MAX_LINE_OCTETS} octets")
-            yield Entry(number, end, 0, refusal)
+            yield FileEntry(number, end, 0, refusal)
         elif text and not text.isspace():
-            yield Entry(number, end, octets, _email(number, text, allowed_headers))
+            yield FileEntry(number, end, octets, _email(number, text, allowed_headers))
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[bytes | None, int]]:

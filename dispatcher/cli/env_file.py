@@ -35,7 +35,7 @@ _SECRET_NAME: Final = re.compile("SECRET|PASSWORD|TOKEN|OTLP_HEADERS")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class FileLine:
     """What one line of an env file sets."""
 
     number: int
@@ -47,7 +47,7 @@ class EnvFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
-        self._lines: Mapping[str, Line] = {}
+        self._lines: Mapping[str, FileLine] = {}
         self._covered: dict[str, str | None] = {}
 
     def read(self) -> None:
@@ -69,7 +69,7 @@ class EnvFile:
             self._lay(lines)
             raise
 
-    def _lay(self, lines: Mapping[str, Line]) -> None:
+    def _lay(self, lines: Mapping[str, FileLine]) -> None:
         _put(self._covered)
         # NAME in the file also replaces NAME_FILE of the environment, and the reverse: a setting may not have both.
         twins = {_twin_of(name) for name in lines} - lines.keys()
@@ -107,7 +107,7 @@ class EnvFile:
         return f"{self.path}, line {line.number}: {mistake}" if line else mistake
 
 
-def parse(path: Path, text: str) -> dict[str, Line]:
+def parse(path: Path, text: str) -> dict[str, FileLine]:
     """The variables that an env file's text sets. Nothing in a value is expanded.
 
     Raises:
@@ -117,7 +117,7 @@ def parse(path: Path, text: str) -> dict[str, Line]:
 
     from dotenv.parser import parse_stream
 
-    lines: dict[str, Line] = {}
+    lines: dict[str, FileLine] = {}
     mistakes: list[str] = []
     for binding in parse_stream(StringIO(text)):
         name, value, number = binding.key, binding.value, _line_number(binding.original)
@@ -132,7 +132,7 @@ def parse(path: Path, text: str) -> dict[str, Line]:
         elif name in lines:
             fault = f"{name} is already set in line {lines[name].number}. Remove one of the two"
         else:
-            lines[name] = Line(number, value)
+            lines[name] = FileLine(number, value)
             continue
         mistakes.append(f"{path}, line {number}: {fault}.")
     if mistakes:

@@ -31,7 +31,7 @@ LONGEST_WAIT_SECONDS: Final = 10.0
 _JSON: Final = ("Content-Type", "application/json")
 
 
-class Answer(NamedTuple):
+class ApiAnswer(NamedTuple):
     """An HTTP response."""
 
     status: int
@@ -40,17 +40,17 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Call(Generic[T]):
+class ApiCall(Generic[T]):
     """One request, which may be repeated as it is, and how its answer is read."""
 
-    read: Callable[[Answer], T]
+    read: Callable[[ApiAnswer], T]
     method: str
     path: str
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes | None = None
 
 
-def send(email: Email) -> Call[Receipt]:
+def send(email: Email) -> ApiCall[Receipt]:
     """Enqueues an email. The tenant is the key's, unless the email names another than `default`."""
     document = _document(email)
     headers = [_JSON]
@@ -58,23 +58,23 @@ def send(email: Email) -> Call[Receipt]:
         del document["message_key"]
         escaped = email.message_key.replace("\\", "\\\\").replace('"', '\\"')
         headers.append(("Idempotency-Key", f'"{escaped}"'))
-    return Call(_read_receipt, "POST", "/v1/emails", tuple(headers), orjson.dumps(document))
+    return ApiCall(_read_receipt, "POST", "/v1/emails", tuple(headers), orjson.dumps(document))
 
 
-def send_many(emails: Iterable[Email]) -> Call[list[Receipt | Refused]]:
+def send_many(emails: Iterable[Email]) -> ApiCall[list[Receipt | Refused]]:
     """Enqueues up to a thousand."""
     body = orjson.dumps({"emails": [_document(email) for email in emails]})
-    return Call(lambda answer: results_of(orjson.loads(answer.body)), "POST", "/v1/emails/batch", (_JSON,), body)
+    return ApiCall(lambda answer: results_of(orjson.loads(answer.body)), "POST", "/v1/emails/batch", (_JSON,), body)
 
 
-def get(email_id: UUID) -> Call[EmailStatus]:
+def get(email_id: UUID) -> ApiCall[EmailStatus]:
     """Asks what became of an email."""
-    return Call(_read_status, "GET", f"/v1/emails/{email_id}")
+    return ApiCall(_read_status, "GET", f"/v1/emails/{email_id}")
 
 
-def get_by_key(message_key: str) -> Call[EmailStatus]:
+def get_by_key(message_key: str) -> ApiCall[EmailStatus]:
     """The same by its key."""
-    return Call(_read_status, "GET", f"/v1/emails/by-key/{quote(message_key, safe='')}")
+    return ApiCall(_read_status, "GET", f"/v1/emails/by-key/{quote(message_key, safe='')}")
 
 
 def _document(email: Email) -> dict[str, object]:
@@ -84,15 +84,15 @@ def _document(email: Email) -> dict[str, object]:
     return document
 
 
-def _read_receipt(answer: Answer) -> Receipt:
+def _read_receipt(answer: ApiAnswer) -> Receipt:
     return receipt_of(orjson.loads(answer.body), replayed=answer.header("Idempotent-Replayed") == "true")
 
 
-def _read_status(answer: Answer) -> EmailStatus:
+def _read_status(answer: ApiAnswer) -> EmailStatus:
     return status_of(orjson.loads(answer.body))
 
 
-def problem_of(answer: Answer) -> ApiProblem:
+def problem_of(answer: ApiAnswer) -> ApiProblem:
     """The problem that an answer is."""
     try:
         document: Any = orjson.loads(answer.body)

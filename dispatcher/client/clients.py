@@ -17,7 +17,17 @@ from pyreqwest.exceptions import PyreqwestError
 from pyreqwest.request import RequestBuilder, SyncRequestBuilder
 
 from dispatcher.client.answers import EmailStatus, NoAnswer, Receipt, Refused
-from dispatcher.client.calls import Answer, Call, Repetition, base_of, get, get_by_key, problem_of, send, send_many
+from dispatcher.client.calls import (
+    ApiAnswer,
+    ApiCall,
+    Repetition,
+    base_of,
+    get,
+    get_by_key,
+    problem_of,
+    send,
+    send_many,
+)
 from dispatcher.domain.email import Email
 
 T = TypeVar("T")
@@ -50,14 +60,14 @@ class _BaseClient(ABC):
     def _one_try(self) -> timedelta:
         return timedelta(seconds=min(self._seconds, ONE_TRY_SECONDS))
 
-    def _prepared(self, builder: Builder, call: Call[T]) -> Builder:
+    def _prepared(self, builder: Builder, call: ApiCall[T]) -> Builder:
         if self._key is not None:
             builder = builder.bearer_auth(self._key)
         for name, value in call.headers:
             builder = builder.header(name, value)
         return builder if call.body is None else builder.body_bytes(call.body)
 
-    async def _ask(self, call: Call[T]) -> T:
+    async def _ask(self, call: ApiCall[T]) -> T:
         """Sends a request until an answer is final.
 
         Raises:
@@ -82,7 +92,7 @@ class _BaseClient(ABC):
             await self._sleep(wait)
 
     @abstractmethod
-    async def _exchange(self, call: Call[T]) -> Answer: ...
+    async def _exchange(self, call: ApiCall[T]) -> ApiAnswer: ...
 
     @abstractmethod
     async def _sleep(self, seconds: float) -> None: ...
@@ -137,9 +147,9 @@ class Client(_BaseClient):
         """As `get`, by the email's key."""
         return _result(self._ask(get_by_key(message_key)))
 
-    async def _exchange(self, call: Call[T]) -> Answer:
+    async def _exchange(self, call: ApiCall[T]) -> ApiAnswer:
         response = self._prepared(self._client.request(call.method, self._url + call.path), call).build().send()
-        return Answer(response.status, bytes(response.bytes()), response.get_header)
+        return ApiAnswer(response.status, bytes(response.bytes()), response.get_header)
 
     async def _sleep(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - no event loop runs this
@@ -180,10 +190,10 @@ class AsyncClient(_BaseClient):
         """See `Client.get_by_key`."""
         return await self._ask(get_by_key(message_key))
 
-    async def _exchange(self, call: Call[T]) -> Answer:
+    async def _exchange(self, call: ApiCall[T]) -> ApiAnswer:
         request = self._prepared(self._client.request(call.method, self._url + call.path), call).build()
         response = await request.send()
-        return Answer(response.status, bytes(await response.bytes()), response.get_header)
+        return ApiAnswer(response.status, bytes(await response.bytes()), response.get_header)
 
     async def _sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -29,8 +29,8 @@ import orjson
 
 from dispatcher.dev.http_apis import Mail, Request
 from dispatcher.dev.http_behaviour import Act, Behaviour
-from dispatcher.dev.http_session import Session
-from dispatcher.dev.ledger import Entry, Ledger, LedgerWriter, read_ledger
+from dispatcher.dev.http_session import HttpSession
+from dispatcher.dev.ledger import AcceptanceLedger, LedgerEntry, LedgerWriter, read_ledger
 
 PR_SET_PDEATHSIG: Final = 1
 
@@ -57,7 +57,7 @@ class HttpDouble:
         watches_wire: bool = False,
     ) -> None:
         self.behaviour = behaviour or Behaviour()
-        self.sessions: set[Session] = set()
+        self.sessions: set[HttpSession] = set()
         self.connections = 0
         self.begun: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()
@@ -100,7 +100,7 @@ class HttpDouble:
         """What DISPATCHER_SENDGRID_HOST or DISPATCHER_SES_ENDPOINT_URL should say."""
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
-    def ledger(self) -> Ledger:
+    def ledger(self) -> AcceptanceLedger:
         """What it accepted so far."""
         return read_ledger(self.ledger_path)
 
@@ -143,7 +143,7 @@ class HttpDouble:
         assert self._ledger is not None
         # Of a request that several share, each has its part of the octets.
         octets, at = request.octets // max(1, len(mails)), time.time()
-        self._ledger.append(*(Entry(mail.email_id, len(mail.addresses), octets, at) for mail in mails))
+        self._ledger.append(*(LedgerEntry(mail.email_id, len(mail.addresses), octets, at) for mail in mails))
 
     def note(self, request: Request, came: str) -> None:
         """Enter a request that was read to its end, and what comes of it: a line for each of its emails."""
@@ -174,9 +174,9 @@ class HttpDouble:
             "connections": self.connections,
         }
 
-    def _new_session(self) -> Session:
+    def _new_session(self) -> HttpSession:
         self.connections += 1
-        return Session(self, self.connections)
+        return HttpSession(self, self.connections)
 
 
 def _appended(path: Path) -> int:

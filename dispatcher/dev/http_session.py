@@ -36,11 +36,11 @@ SES_ACCOUNT: Final = {
 """What `dispatcher doctor` asks SES for."""
 
 
-class Books(Protocol):
+class HttpBooks(Protocol):
     """Where a session enters what it accepts, and what all sessions share."""
 
     behaviour: Behaviour
-    sessions: set[Session]
+    sessions: set[HttpSession]
     begun: Counter[str]
 
     def accept(self, request: Request, mails: Sequence[Mail]) -> None:
@@ -60,10 +60,10 @@ class Books(Protocol):
         ...
 
 
-class Session(asyncio.Protocol):
+class HttpSession(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, books: Books, number: int) -> None:
+    def __init__(self, books: HttpBooks, number: int) -> None:
         self._books = books
         self._number = number
         self._loop = asyncio.get_running_loop()

@@ -37,7 +37,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 
-class Identity(NamedTuple):
+class ProcessIdentity(NamedTuple):
     """One process, told apart from a later one with the same pid."""
 
     pid: int
@@ -80,15 +80,15 @@ class Record(TypedDict):
     exited: dict[str, int]
 
 
-def identify(pid: int, *, even_a_zombie: bool = False) -> Identity | None:
+def identify(pid: int, *, even_a_zombie: bool = False) -> ProcessIdentity | None:
     """The process with this pid; None if there is none, or only what its parent has not collected yet."""
     fields = _stat(pid)
     if fields is None or (fields[0] in "ZX" and not even_a_zombie):
         return None
-    return Identity(pid, f"{_boot_id()}/{fields[19]}")
+    return ProcessIdentity(pid, f"{_boot_id()}/{fields[19]}")
 
 
-def is_alive(identity: Identity) -> bool:
+def is_alive(identity: ProcessIdentity) -> bool:
     """Whether this very process still runs."""
     return identify(identity.pid) == identity
 
@@ -144,11 +144,11 @@ def _prctl(option: int, value: int) -> None:
 class Keeper:
     """The loop around the servers of one folder."""
 
-    def __init__(self, folder: Path, owner: Identity | None) -> None:
+    def __init__(self, folder: Path, owner: ProcessIdentity | None) -> None:
         self.folder = folder
         self.owner = owner
         self.names: dict[int, str] = {}
-        self.identities: dict[int, Identity] = {}
+        self.identities: dict[int, ProcessIdentity] = {}
         self.exited: dict[str, int] = {}
 
     def run(self) -> None:
@@ -191,7 +191,7 @@ class Keeper:
             finally:
                 os._exit(127)
         self.names[pid] = name
-        self.identities[pid] = identify(pid) or Identity(pid, "")
+        self.identities[pid] = identify(pid) or ProcessIdentity(pid, "")
 
     def reap(self) -> bool:
         """Collect the dead, adopted ones included; whether a server was among them."""
@@ -261,7 +261,7 @@ def main() -> None:
     os.chdir("/")
     os.umask(0o077)
     folder, *owner = sys.argv[1:]
-    Keeper(Path(folder), Identity(int(owner[0]), owner[1]) if owner else None).run()
+    Keeper(Path(folder), ProcessIdentity(int(owner[0]), owner[1]) if owner else None).run()
 
 
 if __name__ == "__main__":

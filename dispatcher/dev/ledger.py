@@ -17,7 +17,7 @@ import orjson
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """One acceptance.
 
     Attributes:
@@ -34,14 +34,14 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class AcceptanceLedger:
     """What a server accepted, in its order.
 
     Attributes:
         times: How often each email id was accepted.
     """
 
-    entries: tuple[Entry, ...]
+    entries: tuple[LedgerEntry, ...]
     times: Mapping[str, int]
 
     @property
@@ -60,7 +60,7 @@ class Ledger:
         return MappingProxyType({email_id: times for email_id, times in self.times.items() if times > 1})
 
 
-def read_ledger(path: Path) -> Ledger:
+def read_ledger(path: Path) -> AcceptanceLedger:
     """The ledger of a server, which may be running; a last line that is not finished yet does not count.
 
     A missing file is an empty ledger: the server has accepted nothing.
@@ -69,8 +69,8 @@ def read_ledger(path: Path) -> Ledger:
         *lines, _unfinished = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         lines = []
-    entries = tuple(Entry(**orjson.loads(line)) for line in lines)
-    return Ledger(entries, MappingProxyType(Counter(entry.email_id for entry in entries)))
+    entries = tuple(LedgerEntry(**orjson.loads(line)) for line in lines)
+    return AcceptanceLedger(entries, MappingProxyType(Counter(entry.email_id for entry in entries)))
 
 
 class LedgerWriter:
@@ -79,7 +79,7 @@ class LedgerWriter:
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
-    def append(self, *entries: Entry) -> None:
+    def append(self, *entries: LedgerEntry) -> None:
         """Write acceptances, all at once; they survive our process, not the machine."""
         os.write(self._file, b"".join(orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE) for entry in entries))
 

@@ -54,7 +54,7 @@ SETTINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Binaries:
+class PostgresBinaries:
     """PostgreSQL's programs.
 
     Attributes:
@@ -69,7 +69,7 @@ class Binaries:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class PostgresAccess:
     """What a folder's server keeps from one start to the next."""
 
     password: str
@@ -84,7 +84,7 @@ class Access:
 def known_url(folder: Path) -> str | None:
     """The URL that the folder's server had when it ran last; None if it never did."""
     path = folder / f"{NAME}.json"
-    return Access(**json.loads(path.read_text())).url if path.exists() else None
+    return PostgresAccess(**json.loads(path.read_text())).url if path.exists() else None
 
 
 def start(
@@ -93,8 +93,8 @@ def start(
     settings: Mapping[str, str] = MappingProxyType({}),
     *,
     name: str = NAME,
-    primary: Access | None = None,
-) -> tuple[Access, str]:
+    primary: PostgresAccess | None = None,
+) -> tuple[PostgresAccess, str]:
     """The access to a running private server, and in words where its programs came from.
 
     Args:
@@ -128,7 +128,7 @@ def start(
     return access, binaries.source
 
 
-def find(progress: Callable[[str], None]) -> Binaries:
+def find(progress: Callable[[str], None]) -> PostgresBinaries:
     """Installed programs, else the fetched wheel's; DISPATCHER_DEV_POSTGRES forces one of the two."""
     forced = os.environ.get("DISPATCHER_DEV_POSTGRES")
     if forced not in (None, "", "installed", "wheel"):
@@ -141,7 +141,7 @@ def find(progress: Callable[[str], None]) -> Binaries:
     return _fetch_wheel(progress)
 
 
-def find_installed() -> Binaries | None:
+def find_installed() -> PostgresBinaries | None:
     """The installed programs with the highest version; None if there are none that work."""
     folders = {path.parent.resolve() for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")}
     if initdb := shutil.which("initdb"):
@@ -150,7 +150,7 @@ def find_installed() -> Binaries | None:
     if not versions:
         return None
     folder = max(versions, key=lambda each: versions[each])
-    return Binaries(folder, versions[folder], f"installed in {folder}")
+    return PostgresBinaries(folder, versions[folder], f"installed in {folder}")
 
 
 def demotion() -> list[str]:
@@ -202,7 +202,7 @@ def _version(folder: Path) -> int | None:
     return int(found.group(1)) if found else None
 
 
-def _fetch_wheel(progress: Callable[[str], None]) -> Binaries:
+def _fetch_wheel(progress: Callable[[str], None]) -> PostgresBinaries:
     """The programs that a Python wheel carries, from the cache folder."""
 
     def build(folder: Path) -> None:
@@ -222,7 +222,7 @@ def _fetch_wheel(progress: Callable[[str], None]) -> Binaries:
     folder = cache.obtain(WHEEL_CACHE, build) / "bin"
     if (version := _version(folder)) is None:
         raise ServerUnavailable(f"the PostgreSQL programs in {folder} do not run on this system.", remedy=REMEDY)
-    return Binaries(folder, version, f"from a wheel, in {folder}")
+    return PostgresBinaries(folder, version, f"from a wheel, in {folder}")
 
 
 def _unpack_wheel(folder: Path) -> None:
@@ -241,7 +241,7 @@ def _unpack_wheel(folder: Path) -> None:
     wheel.unlink()
 
 
-def _access(folder: Path, name: str, primary: Access | None) -> Access:
+def _access(folder: Path, name: str, primary: PostgresAccess | None) -> PostgresAccess:
     """The password and port of the last start. A standby uses its primary's password; the port is replaced if another
     process has taken it.
     """
@@ -249,12 +249,12 @@ def _access(folder: Path, name: str, primary: Access | None) -> Access:
     known = json.loads(path.read_text()) if path.exists() else {}
     port = ports.keep_or_choose([known["port"]] if known else [], 1)[0]
     password = primary.password if primary else known.get("password") or secrets.token_urlsafe(24)
-    access = Access(password, port)
+    access = PostgresAccess(password, port)
     replace_json(path, asdict(access))
     return access
 
 
-def _create_cluster(binaries: Binaries, prefix: list[str], data: Path, access: Access) -> None:
+def _create_cluster(binaries: PostgresBinaries, prefix: list[str], data: Path, access: PostgresAccess) -> None:
     """Initialise the data folder with our role and database; whole or not at all."""
     partial = _partial_folder(prefix, data)
     password_file = data.with_name("postgres.password")
@@ -276,7 +276,7 @@ def _create_cluster(binaries: Binaries, prefix: list[str], data: Path, access: A
     partial.rename(data)
 
 
-def _copy_cluster(binaries: Binaries, prefix: list[str], data: Path, primary: Access) -> None:
+def _copy_cluster(binaries: PostgresBinaries, prefix: list[str], data: Path, primary: PostgresAccess) -> None:
     """Copy a running server's data folder, for a standby of it; whole or not at all."""
     partial = _partial_folder(prefix, data)
     source = [f"--host={ports.LOOPBACK}", f"--port={primary.port}", f"--username={ROLE}"]
@@ -305,10 +305,10 @@ def _changes_owner(prefix: list[str]) -> bool:
 def _plan(
     folder: Path,
     name: str,
-    binaries: Binaries,
+    binaries: PostgresBinaries,
     prefix: list[str],
     data: Path,
-    access: Access,
+    access: PostgresAccess,
     settings: Mapping[str, str],
 ) -> Plan:
     """How the keeper is to run the server."""
@@ -325,6 +325,6 @@ def _plan(
     )
 
 
-def _environment(binaries: Binaries) -> dict[str, str]:
+def _environment(binaries: PostgresBinaries) -> dict[str, str]:
     """Variables for PostgreSQL's programs: the wheel's do not know where their libraries are."""
     return {"LD_LIBRARY_PATH": str(binaries.folder.parent / "lib")} if "wheel" in binaries.source else {}

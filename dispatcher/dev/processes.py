@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dispatcher.dev import keeper
 from dispatcher.dev.command import tail
-from dispatcher.dev.keeper import Identity, Plan, Record
+from dispatcher.dev.keeper import Plan, ProcessIdentity, Record
 from dispatcher.errors import ServerUnavailable
 
 STOP_SECONDS = 20.0
@@ -83,7 +83,7 @@ class Processes:
         while name not in self.running() and time.monotonic() < deadline:
             time.sleep(LAUNCH_POLL_SECONDS)
 
-    def keeper(self) -> Identity | None:
+    def keeper(self) -> ProcessIdentity | None:
         """The living keeper of this folder; None if there is none."""
         record = self.record()
         return _living(record["keeper"]) if record else None
@@ -157,31 +157,31 @@ def await_condition(
         time.sleep(POLL_SECONDS)
 
 
-def _living(entry: list[int | str]) -> Identity | None:
+def _living(entry: list[int | str]) -> ProcessIdentity | None:
     """The identity as recorded, if that very process still runs."""
     identity = _identity(entry)
     return identity if keeper.is_alive(identity) else None
 
 
-def _identity(entry: list[int | str]) -> Identity:
+def _identity(entry: list[int | str]) -> ProcessIdentity:
     """An identity as it was recorded."""
-    return Identity(int(entry[0]), str(entry[1]))
+    return ProcessIdentity(int(entry[0]), str(entry[1]))
 
 
-def _family(heads: list[Identity]) -> list[Identity]:
+def _family(heads: list[ProcessIdentity]) -> list[ProcessIdentity]:
     """These processes and all that descend from them, as far as they live."""
     pids = {pid for head in heads for pid in (head.pid, *keeper.descendants(head.pid))}
     return [identity for pid in sorted(pids) if (identity := keeper.identify(pid))]
 
 
-def _await_end(family: list[Identity], seconds: float) -> None:
+def _await_end(family: list[ProcessIdentity], seconds: float) -> None:
     """Wait until all are gone, or the time is over."""
     deadline = time.monotonic() + seconds
     while any(map(keeper.is_alive, family)) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
 
 
-def _kill(family: list[Identity]) -> None:
+def _kill(family: list[ProcessIdentity]) -> None:
     """SIGKILL whoever still lives, children born meanwhile included, and wait for their end."""
     while living := _family([identity for identity in family if keeper.is_alive(identity)]):
         for identity in living:
@@ -189,7 +189,7 @@ def _kill(family: list[Identity]) -> None:
         _await_end(living, 1)
 
 
-def _reap(dead: Identity) -> None:
+def _reap(dead: ProcessIdentity) -> None:
     """Collect the exit status of the keeper if it was our child; otherwise a zombie would stay as long as we do."""
     if keeper.identify(dead.pid, even_a_zombie=True) == dead:
         with contextlib.suppress(ChildProcessError):

@@ -43,7 +43,7 @@ CLUSTER_ARGUMENTS = f"+S 1:1 -kernel net_ticktime {NET_TICK_SECONDS}"
 
 
 @dataclass(frozen=True, slots=True)
-class Binaries:
+class RabbitBinaries:
     """RabbitMQ's and Erlang's programs.
 
     Attributes:
@@ -66,7 +66,7 @@ class Binaries:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class RabbitAccess:
     """What a node of a folder keeps from one start to the next; nodes of a cluster share all but names and ports."""
 
     password: str
@@ -91,7 +91,7 @@ class Access:
 def known_url(folder: Path) -> str | None:
     """The AMQP URL that the folder's node had when it ran last; None if it never did."""
     path = folder / f"{NAME}.json"
-    return Access(**json.loads(path.read_text())).amqp_url if path.exists() else None
+    return RabbitAccess(**json.loads(path.read_text())).amqp_url if path.exists() else None
 
 
 def names_of(nodes: int) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ def names_of(nodes: int) -> tuple[str, ...]:
 
 def start(
     processes: Processes, progress: Callable[[str], None], *, disposable: bool, nodes: int = 1
-) -> tuple[tuple[Access, ...], str]:
+) -> tuple[tuple[RabbitAccess, ...], str]:
     """The access to each running private node, and in words where the programs came from.
 
     Args:
@@ -128,7 +128,7 @@ def start(
     return accesses, binaries.source
 
 
-def find(progress: Callable[[str], None]) -> Binaries:
+def find(progress: Callable[[str], None]) -> RabbitBinaries:
     """Installed programs, else Debian's, fetched if need be; DISPATCHER_DEV_RABBITMQ forces one of the two."""
     forced = os.environ.get("DISPATCHER_DEV_RABBITMQ")
     if forced not in (None, "", "installed", "debian"):
@@ -141,7 +141,7 @@ def find(progress: Callable[[str], None]) -> Binaries:
     return _fetch_debian(progress)
 
 
-def find_installed() -> Binaries | None:
+def find_installed() -> RabbitBinaries | None:
     """The installed programs; None unless RabbitMQ and Erlang are both there."""
     erl = shutil.which("erl")
     candidates = [Path("/usr/lib/rabbitmq/bin"), *sorted(Path("/usr/lib/rabbitmq/lib").glob("*/sbin"), reverse=True)]
@@ -150,7 +150,7 @@ def find_installed() -> Binaries | None:
     scripts = next((real for folder in candidates if (real := real_scripts(folder))), None)
     if erl is None or scripts is None:
         return None
-    return Binaries(scripts, Path(erl).resolve().parent, (), f"installed in {scripts}")
+    return RabbitBinaries(scripts, Path(erl).resolve().parent, (), f"installed in {scripts}")
 
 
 def real_scripts(folder: Path) -> Path | None:
@@ -159,19 +159,19 @@ def real_scripts(folder: Path) -> Path | None:
     return script.parent if script.is_file() and (script.parent / "rabbitmq-defaults").is_file() else None
 
 
-def is_ready(access: Access) -> bool:
+def is_ready(access: RabbitAccess) -> bool:
     """Whether AMQP clients are let in and the management API knows it."""
     listening = f"/api/health/checks/port-listener/{access.amqp_port}"
     return ports.accepts(access.amqp_port) and all(_answers(access, path) for path in ("/api/overview", listening))
 
 
-def running_nodes(access: Access) -> int:
+def running_nodes(access: RabbitAccess) -> int:
     """How many nodes of its cluster run, as this one sees it; 0 if it does not answer."""
     status, nodes = ask(access, "/api/nodes")
     return sum(node.get("running", False) for node in nodes) if status == http.HTTPStatus.OK else 0
 
 
-def _has_joined(access: Access, nodes: int) -> bool:
+def _has_joined(access: RabbitAccess, nodes: int) -> bool:
     return is_ready(access) and (nodes == 1 or running_nodes(access) == nodes)
 
 
@@ -182,12 +182,12 @@ def patch_root(script: Path, root: Path) -> None:
     script.write_text(re.sub(r"ROOTDIR=/\S+", lambda _: f"ROOTDIR={quoted}", text))
 
 
-def _answers(access: Access, path: str) -> bool:
+def _answers(access: RabbitAccess, path: str) -> bool:
     """Whether the management API says 200."""
     return ask(access, path)[0] == http.HTTPStatus.OK
 
 
-def ask(access: Access, path: str) -> tuple[int, Any]:
+def ask(access: RabbitAccess, path: str) -> tuple[int, Any]:
     """The management API's status and JSON; 0 and None if it does not answer."""
     connection = http.client.HTTPConnection(ports.LOOPBACK, access.management_port, timeout=5)
     credentials = base64.b64encode(f"{USER}:{access.password}".encode()).decode()
@@ -201,7 +201,7 @@ def ask(access: Access, path: str) -> tuple[int, Any]:
         connection.close()
 
 
-def _fetch_debian(progress: Callable[[str], None]) -> Binaries:
+def _fetch_debian(progress: Callable[[str], None]) -> RabbitBinaries:
     """Debian's programs, unpacked in the cache folder."""
     name = f"rabbitmq-{debian.system()}"
     final = cache.place(name)
@@ -220,10 +220,10 @@ def _fetch_debian(progress: Callable[[str], None]) -> Binaries:
     if scripts is None:
         raise ServerUnavailable(f"Debian's RabbitMQ in {root} has no start script.", remedy=REMEDY)
     libraries = tuple(debian.library_folders(root))
-    return Binaries(scripts, root / "usr/lib/erlang/bin", libraries, f"from Debian's packages, in {root}")
+    return RabbitBinaries(scripts, root / "usr/lib/erlang/bin", libraries, f"from Debian's packages, in {root}")
 
 
-def _accesses(folder: Path, names: Sequence[str]) -> tuple[Access, ...]:
+def _accesses(folder: Path, names: Sequence[str]) -> tuple[RabbitAccess, ...]:
     """The passwords, cookies, node names and ports of last time; new ports if somebody took one of the old."""
     paths = [folder / f"{name}.json" for name in names]
     known = [json.loads(path.read_text()) if path.exists() else {} for path in paths]
@@ -236,13 +236,13 @@ def _accesses(folder: Path, names: Sequence[str]) -> tuple[Access, ...]:
     accesses = []
     for path, each in zip(paths, known, strict=True):
         node = each.get("node") or f"dispatcher-{secrets.token_hex(4)}@localhost"
-        access = Access(password, cookie, node, epmd_port=epmd_port, **{port: next(chosen) for port in own})
+        access = RabbitAccess(password, cookie, node, epmd_port=epmd_port, **{port: next(chosen) for port in own})
         replace_json(path, asdict(access))
         accesses.append(access)
     return tuple(accesses)
 
 
-def _configure(home: Path, access: Access, cluster: Sequence[Access]) -> None:
+def _configure(home: Path, access: RabbitAccess, cluster: Sequence[RabbitAccess]) -> None:
     """Write what the node reads when it starts."""
     home.mkdir(mode=0o700, exist_ok=True)
     settings = {
@@ -274,7 +274,7 @@ def _write_private(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def _epmd_plan(folder: Path, binaries: Binaries, access: Access) -> Plan:
+def _epmd_plan(folder: Path, binaries: RabbitBinaries, access: RabbitAccess) -> Plan:
     """Erlang's port mapper in the foreground; left to itself the node starts one that outlives it and serves others."""
     environment = _environment(binaries, folder, access)
     return Plan(
@@ -287,7 +287,9 @@ def _epmd_plan(folder: Path, binaries: Binaries, access: Access) -> Plan:
     )
 
 
-def _plan(folder: Path, name: str, binaries: Binaries, access: Access, *, disposable: bool, nodes: int) -> Plan:
+def _plan(
+    folder: Path, name: str, binaries: RabbitBinaries, access: RabbitAccess, *, disposable: bool, nodes: int
+) -> Plan:
     """How the keeper is to run a node.
 
     The script is started from its own folder by a relative name, because it does not survive a space in its path, and
@@ -321,7 +323,7 @@ def _plan(folder: Path, name: str, binaries: Binaries, access: Access, *, dispos
     )
 
 
-def _environment(binaries: Binaries, home: Path, access: Access) -> dict[str, str]:
+def _environment(binaries: RabbitBinaries, home: Path, access: RabbitAccess) -> dict[str, str]:
     """A whole environment for Erlang programs, without anything that a developer's shell may hold about RabbitMQ."""
     environment = {
         "PATH": os.pathsep.join([str(binaries.erlang), os.environ.get("PATH", os.defpath)]),

@@ -61,7 +61,7 @@ class Servers:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class ServersStatus:
     """What is known of a server folder.
 
     Attributes:
@@ -133,14 +133,14 @@ def stop(folder: Path) -> list[str]:
     return stopped
 
 
-def status(folder: Path) -> Status:
+def status(folder: Path) -> ServersStatus:
     """What runs in the folder now."""
     folder = folder.absolute()
     processes = Processes(folder)
     pids = processes.running()
     if identity := processes.keeper():
         pids["keeper"] = identity.pid
-    return Status(_recorded(folder), pids, folder / "log")
+    return ServersStatus(_recorded(folder), pids, folder / "log")
 
 
 @contextmanager

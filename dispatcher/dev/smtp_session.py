@@ -60,7 +60,7 @@ class Mailbox(Protocol):
     behaviour: Behaviour
     greylisted: Counter[str]
     commands: Counter[str]
-    sessions: set[Session]
+    sessions: set[SmtpSession]
 
     def accept(self, email: Received) -> str:
         """Record an email; the name that the answer gives it."""
@@ -71,7 +71,7 @@ class Mailbox(Protocol):
         ...
 
 
-class Session(asyncio.Protocol):
+class SmtpSession(asyncio.Protocol):
     """One connection."""
 
     def __init__(self, mailbox: Mailbox, number: int = 0) -> None:

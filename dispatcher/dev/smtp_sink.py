@@ -37,9 +37,9 @@ from typing import Final
 
 import orjson
 
-from dispatcher.dev.ledger import Entry, Ledger, LedgerWriter, read_ledger
+from dispatcher.dev.ledger import AcceptanceLedger, LedgerEntry, LedgerWriter, read_ledger
 from dispatcher.dev.smtp_script import Act, Behaviour, Step
-from dispatcher.dev.smtp_session import Received, Session
+from dispatcher.dev.smtp_session import Received, SmtpSession
 
 PR_SET_PDEATHSIG: Final = 1
 
@@ -69,7 +69,7 @@ class SmtpSink:
         self.commands: Counter[str] = Counter()
         self.greylisted: Counter[str] = Counter()
         self.connections = 0
-        self.sessions: set[Session] = set()
+        self.sessions: set[SmtpSession] = set()
         self._folder = folder
         self._mail_prefix = f"{folder / 'mail'}/"
         self._writes_eml = writes_eml
@@ -103,7 +103,7 @@ class SmtpSink:
         assert isinstance(port, int)
         return port
 
-    def ledger(self) -> Ledger:
+    def ledger(self) -> AcceptanceLedger:
         """What it accepted so far."""
         return read_ledger(self.ledger_path)
 
@@ -146,7 +146,7 @@ class SmtpSink:
         if self._keeps:
             self.received.append(email)
         assert self._ledger is not None
-        self._ledger.append(Entry(email_id, len(email.recipients), len(email.content), time.time()))
+        self._ledger.append(LedgerEntry(email_id, len(email.recipients), len(email.content), time.time()))
         return name
 
     def witness(self, connection: int, event: str, email: Received | None = None, **fields: object) -> None:
@@ -170,9 +170,9 @@ class SmtpSink:
                 writer.write(b"{}\n")
         writer.close()
 
-    def _new_session(self) -> Session:
+    def _new_session(self) -> SmtpSession:
         self.connections += 1
-        return Session(self, self.connections)
+        return SmtpSession(self, self.connections)
 
 
 def _file_name(name: str) -> str:

@@ -32,7 +32,7 @@ _READ_OCTETS: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WebAnswer:
     """What a page says."""
 
     body: bytes
@@ -40,7 +40,7 @@ class Answer:
     status: HTTPStatus = HTTPStatus.OK
 
 
-Page = Callable[[], Awaitable[Answer]]
+Page = Callable[[], Awaitable[WebAnswer]]
 
 
 class WebServer:
@@ -170,7 +170,7 @@ class WebServer:
             await writer.drain()
             writer.write_eof()
 
-    async def _page(self, request: h11.Request) -> Answer:
+    async def _page(self, request: h11.Request) -> WebAnswer:
         if request.method not in (b"GET", b"HEAD"):
             return _plain(HTTPStatus.METHOD_NOT_ALLOWED)
         if _has_body(request):
@@ -210,11 +210,11 @@ def _has_body(request: h11.Request) -> bool:
     return b"transfer-encoding" in headers or headers.get(b"content-length", b"0").strip() != b"0"
 
 
-def _plain(status: HTTPStatus) -> Answer:
-    return Answer(f"{status.value} {status.phrase}\n".encode(), status=status)
+def _plain(status: HTTPStatus) -> WebAnswer:
+    return WebAnswer(f"{status.value} {status.phrase}\n".encode(), status=status)
 
 
-def _octets(answer: Answer, *, is_head: bool) -> bytes:
+def _octets(answer: WebAnswer, *, is_head: bool) -> bytes:
     """A whole reply; the connection ends with it."""
     headers = [
         ("Content-Type", answer.content_type),

@@ -10,7 +10,7 @@ from dispatcher.broker.topology import FoundQueue
 from dispatcher.config import Settings
 from dispatcher.errors import SchemaError, TopologyError
 from dispatcher.host.roster import Member
-from dispatcher.monitor.looking import ANSWER_SECONDS, LOOK_SECONDS, Look
+from dispatcher.monitor.looking import ANSWER_SECONDS, LOOK_SECONDS, Poll
 from dispatcher.store.outbox import AHEAD_SECONDS
 from dispatcher.store.stock import Stock
 from dispatcher.telemetry import metrics
@@ -51,8 +51,8 @@ class Health:
     def __init__(
         self,
         settings: Settings,
-        store: Look[Stock],
-        broker: Look[dict[str, FoundQueue]],
+        store: Poll[Stock],
+        broker: Poll[dict[str, FoundQueue]],
         processes: ProcessCollector,
         unready: Callable[[], list[str]],
         members: Callable[[], list[Member]],
@@ -115,7 +115,7 @@ class Health:
         return f"The oldest pending email has waited for {stock.oldest_pending_seconds:.0f} s, above {longest:g}."
 
 
-def _plight(look: Look[Stock] | Look[dict[str, FoundQueue]], server: str, answered: type[Exception]) -> str | None:
+def _plight(look: Poll[Stock] | Poll[dict[str, FoundQueue]], server: str, answered: type[Exception]) -> str | None:
     """Why a server counts as away. Not in its own words: those may name users and hosts, and stand in our log."""
     if isinstance(look.fault, answered):
         return None
@@ -133,6 +133,6 @@ def _late(what: str, waits: list[float | None]) -> str | None:
     return f"A process of this host has waited for {what} for {longest:.0f} s." if longest > LATE_SECONDS else None
 
 
-def _words(look: Look[Stock] | Look[dict[str, FoundQueue]], kind: type[Exception]) -> str | None:
+def _words(look: Poll[Stock] | Poll[dict[str, FoundQueue]], kind: type[Exception]) -> str | None:
     """A fault of this kind in its words: ours, about tables and queues."""
     return str(look.fault) if isinstance(look.fault, kind) else None

@@ -20,7 +20,7 @@ LONGEST_SECONDS: Final = 60.0
 """Between two questions, however slow the answer: nobody should learn late that a server is well again."""
 
 
-class Look(Generic[T]):
+class Poll(Generic[T]):
     """Asks one question again and again.
 
     Attributes:

@@ -14,9 +14,9 @@ from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings
 from dispatcher.host.roster import Roster
 from dispatcher.host.services import Task
-from dispatcher.host.web_server import Answer, WebServer
+from dispatcher.host.web_server import WebAnswer, WebServer
 from dispatcher.monitor.health import Health
-from dispatcher.monitor.looking import Look
+from dispatcher.monitor.looking import Poll
 from dispatcher.monitor.readings import Readings
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.migrations import verify_schema_async
@@ -36,16 +36,16 @@ class Pages:
         self._health = health
         self._parent = parent
 
-    async def metrics(self) -> Answer:
+    async def metrics(self) -> WebAnswer:
         """Everything that this host's processes counted, and what the monitor has read."""
-        return Answer(generate_latest(self._registry), CONTENT_TYPE)
+        return WebAnswer(generate_latest(self._registry), CONTENT_TYPE)
 
-    async def healthz(self) -> Answer:
+    async def healthz(self) -> WebAnswer:
         """200 while the parent lives; that somebody answers says that the monitor does."""
         is_live = os.getppid() == self._parent
         return _json({"status": "ok" if is_live else "orphaned"}, is_ok=is_live)
 
-    async def readyz(self) -> Answer:
+    async def readyz(self) -> WebAnswer:
         """200 if this host can do its work, 503 with the reasons if it cannot."""
         checks = self._health.checks()
         is_ready = all(check.is_ok for check in checks)
@@ -68,7 +68,7 @@ def pages_of(settings: Settings, pool: Pool, roster: Roster) -> list[Task]:
             return await take_stock(connection)
 
     queues = QueueWatch(settings.amqp_url, Topology.of(settings), name="dispatcher monitor", ca_file=settings.ca_file)
-    store, broker = Look(ask_store), Look(queues.look, close=queues.close)
+    store, broker = Poll(ask_store), Poll(queues.look, close=queues.close)
     processes = ProcessCollector(settings.metrics_folder)
     health = Health(settings, store, broker, processes, roster.unready, roster.members)
     registry = CollectorRegistry()
@@ -79,6 +79,6 @@ def pages_of(settings: Settings, pool: Pool, roster: Roster) -> list[Task]:
     return [store, broker, WebServer(settings.metrics_address, served)]
 
 
-def _json(words: dict[str, Any], *, is_ok: bool) -> Answer:
+def _json(words: dict[str, Any], *, is_ok: bool) -> WebAnswer:
     status = HTTPStatus.OK if is_ok else HTTPStatus.SERVICE_UNAVAILABLE
-    return Answer(orjson.dumps(words, option=orjson.OPT_APPEND_NEWLINE), "application/json", status)
+    return WebAnswer(orjson.dumps(words, option=orjson.OPT_APPEND_NEWLINE), "application/json", status)

@@ -17,14 +17,14 @@ from prometheus_client.registry import Collector
 from dispatcher.broker.topology import FoundQueue
 from dispatcher.config import Settings
 from dispatcher.monitor.health import Health
-from dispatcher.monitor.looking import Look
+from dispatcher.monitor.looking import Poll
 from dispatcher.store.stock import Stock
 from dispatcher.telemetry.meters import Labels
 from dispatcher.version import VERSION
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class Gauge:
     """A gauge that the monitor reads somewhere."""
 
     name: str
@@ -39,24 +39,18 @@ class Reading:
         return family
 
 
-STANDING: Final = Reading(
-    "dispatcher_standing_emails", "Emails by status: pending, sending, failed, held.", ("status",)
-)
-OLDEST_PENDING: Final = Reading("dispatcher_oldest_pending_seconds", "Age of the oldest pending email; 0 if none is.")
-RELAY_LAG: Final = Reading(
-    "dispatcher_relay_lag_seconds", "How long a message has been due to be published; 0 if none."
-)
-SENT_LAST_HOUR: Final = Reading("dispatcher_sent_last_hour_emails", "Emails sent in the last hour, about.")
-SENT_LAST_DAY: Final = Reading("dispatcher_sent_last_day_emails", "Emails sent in the last 24 hours, about.")
-QUEUES: Final = Reading("dispatcher_queue_messages", "Messages that wait on the send queue and on the DLQ.", ("queue",))
-SEND_QUEUE_WORKERS: Final = Reading(
-    "dispatcher_send_queue_workers", "Workers of all hosts that consume the send queue."
-)
-FAILING: Final = Reading("dispatcher_failing_checks", "1 where a check of /readyz fails.", ("check",))
-AGE: Final = Reading("dispatcher_readings_age_seconds", "Age of what was read from a server.", ("server",))
-BUILD: Final = Reading("dispatcher_build_info", "1; what runs.", ("version", "python"))
+STANDING: Final = Gauge("dispatcher_standing_emails", "Emails by status: pending, sending, failed, held.", ("status",))
+OLDEST_PENDING: Final = Gauge("dispatcher_oldest_pending_seconds", "Age of the oldest pending email; 0 if none is.")
+RELAY_LAG: Final = Gauge("dispatcher_relay_lag_seconds", "How long a message has been due to be published; 0 if none.")
+SENT_LAST_HOUR: Final = Gauge("dispatcher_sent_last_hour_emails", "Emails sent in the last hour, about.")
+SENT_LAST_DAY: Final = Gauge("dispatcher_sent_last_day_emails", "Emails sent in the last 24 hours, about.")
+QUEUES: Final = Gauge("dispatcher_queue_messages", "Messages that wait on the send queue and on the DLQ.", ("queue",))
+SEND_QUEUE_WORKERS: Final = Gauge("dispatcher_send_queue_workers", "Workers of all hosts that consume the send queue.")
+FAILING: Final = Gauge("dispatcher_failing_checks", "1 where a check of /readyz fails.", ("check",))
+AGE: Final = Gauge("dispatcher_readings_age_seconds", "Age of what was read from a server.", ("server",))
+BUILD: Final = Gauge("dispatcher_build_info", "1; what runs.", ("version", "python"))
 
-READINGS: Final = tuple(each for each in globals().copy().values() if isinstance(each, Reading))
+READINGS: Final = tuple(each for each in globals().copy().values() if isinstance(each, Gauge))
 """All of them."""
 
 
@@ -64,7 +58,7 @@ class Readings(Collector):
     """Collects them, for a registry of the library's."""
 
     def __init__(
-        self, settings: Settings, store: Look[Stock], broker: Look[dict[str, FoundQueue]], health: Health
+        self, settings: Settings, store: Poll[Stock], broker: Poll[dict[str, FoundQueue]], health: Health
     ) -> None:
         self._settings = settings
         self._store = store

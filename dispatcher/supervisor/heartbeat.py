@@ -19,7 +19,7 @@ ABORT_SECONDS: Final = 2.0
 """For the traceback of all threads, before SIGKILL."""
 
 
-class Watch:
+class HangWatch:
     """Measures the silence of processes."""
 
     def __init__(self, hang_seconds: float) -> None:

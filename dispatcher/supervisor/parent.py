@@ -27,7 +27,7 @@ from typing import Final
 
 from dispatcher.errors import ConfigurationError
 from dispatcher.supervisor.crew import HEARD, Crew
-from dispatcher.supervisor.heartbeat import Watch
+from dispatcher.supervisor.heartbeat import HangWatch
 from dispatcher.supervisor.process import Ending, Role
 from dispatcher.supervisor.reload import Replacing
 from dispatcher.supervisor.run_dir import lock_run_dir
@@ -74,7 +74,7 @@ class Parent:
         self._lifeline, self._lifeline_end = os.pipe2(os.O_CLOEXEC)
         self._wakeup, self._wakeup_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._crew = Crew(roles, drain_seconds=drain_seconds, lifeline=self._lifeline)
-        self._watch = Watch(hang_seconds)
+        self._watch = HangWatch(hang_seconds)
         self._replacing = Replacing(self._crew)
 
     def run(self) -> int:

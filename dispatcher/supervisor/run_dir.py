@@ -16,7 +16,7 @@ from dispatcher.errors import ConfigurationError, DispatcherError
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class RunDirFault:
     """Why other users could write or replace the ledgers.
 
     Attributes:
@@ -31,18 +31,20 @@ class Fault:
         return f"{self.words}. {self.remedy}"
 
 
-def run_dir_fault(run_dir: Path) -> Fault | None:
+def run_dir_fault(run_dir: Path) -> RunDirFault | None:
     """Why other users could write the run directory; None if only we and root can."""
     found = run_dir.stat(follow_symlinks=False)
     if stat.S_ISLNK(found.st_mode):
-        return Fault("is a symbolic link, which could point elsewhere later", "Name the folder that it points to.")
+        return RunDirFault(
+            "is a symbolic link, which could point elsewhere later", "Name the folder that it points to."
+        )
     if found.st_uid not in (os.geteuid(), 0):
-        return Fault(
+        return RunDirFault(
             f"belongs to another user ({_name_of(found.st_uid)})", "Run as that user, or name a folder of your own."
         )
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         who = "every user of this machine" if found.st_mode & stat.S_IWOTH else "its group"
-        return Fault(f"may be written by {who}", f"Run: chmod 700 {run_dir}")
+        return RunDirFault(f"may be written by {who}", f"Run: chmod 700 {run_dir}")
     for way in (run_dir, run_dir.resolve()):
         for folder in way.parents:
             if fault := _fault_above(folder, holds_it=folder == way.parent):
@@ -50,13 +52,17 @@ def run_dir_fault(run_dir: Path) -> Fault | None:
     return None
 
 
-def _fault_above(folder: Path, *, holds_it: bool) -> Fault | None:
+def _fault_above(folder: Path, *, holds_it: bool) -> RunDirFault | None:
     if folder.is_symlink() and folder.stat(follow_symlinks=False).st_uid not in (os.geteuid(), 0):
-        return Fault(f"is reached by another user's symbolic link, {folder}", "Name the folder without that link.")
+        return RunDirFault(
+            f"is reached by another user's symbolic link, {folder}", "Name the folder without that link."
+        )
     mode = folder.stat().st_mode
     # With the sticky bit, others cannot rename what exists in a folder. But they can create what does not exist yet.
     if mode & stat.S_IWOTH and (holds_it or not mode & stat.S_ISVTX):
-        return Fault(f"is in {folder}, which every user of this machine may write", "Name a folder in another place.")
+        return RunDirFault(
+            f"is in {folder}, which every user of this machine may write", "Name a folder in another place."
+        )
     return None
 
 

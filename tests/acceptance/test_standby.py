@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from dispatcher.dev import postgres
-from dispatcher.dev.postgres import Access
+from dispatcher.dev.postgres import PostgresAccess
 from dispatcher.dev.processes import Processes
 from tests.acceptance.harness import Host, emails, stop
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Access, Access]]:
+def pair() -> Iterator[tuple[PostgresAccess, PostgresAccess]]:
     """A primary and its standby, of this test alone."""
     with tempfile.TemporaryDirectory(prefix="dispatcher-standby-") as name:
         processes = Processes(Path(name))
@@ -33,7 +33,7 @@ def pair() -> Iterator[tuple[Access, Access]]:
 
 
 def test_a_standby_is_named_by_doctor_passed_over_in_a_list_and_waited_for_at_start(
-    host: Host, pair: tuple[Access, Access]
+    host: Host, pair: tuple[PostgresAccess, PostgresAccess]
 ) -> None:
     primary, standby = pair
     login, _, _ = primary.url.rpartition("@")

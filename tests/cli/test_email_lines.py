@@ -8,14 +8,14 @@ import orjson
 import pytest
 
 from dispatcher.cli import email_lines
-from dispatcher.cli.email_lines import Entry, Refusal, read_entries
+from dispatcher.cli.email_lines import FileEntry, Refusal, read_entries
 from dispatcher.domain.email import Email
 
 EMAIL = {"message_key": "k", "from": "a@example.com", "to": "b@example.org", "subject": "s", "text": "t"}
 LINE = orjson.dumps(EMAIL)
 
 
-def _read(content: bytes) -> list[Entry]:
+def _read(content: bytes) -> list[FileEntry]:
     return list(read_entries(BytesIO(content)))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dispatcher.dev import keeper
-from dispatcher.dev.keeper import Identity, Plan
+from dispatcher.dev.keeper import Plan, ProcessIdentity
 from dispatcher.dev.processes import Processes
 from dispatcher.errors import ServerUnavailable
 
@@ -89,7 +89,7 @@ def test_stop_finds_what_outlived_a_killed_keeper(processes: Processes, eventual
 
 def test_stop_spares_a_process_that_was_given_a_recorded_pid_later(tmp_path: Path) -> None:
     with subprocess.Popen(["/bin/sleep", "600"]) as stranger:
-        outdated = Identity(stranger.pid, "another boot/1")
+        outdated = ProcessIdentity(stranger.pid, "another boot/1")
         record = {"keeper": [1, "another boot/1"], "owner": [], "running": {"postgres": list(outdated)}, "exited": {}}
         keeper.replace_json(tmp_path / "keeper.json", record)
 

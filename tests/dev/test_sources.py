@@ -68,7 +68,7 @@ def test_all_ports_are_new_when_one_of_last_time_is_taken(servers: servers.Serve
 
 
 def test_the_vhost_in_an_amqp_url_is_percent_encoded() -> None:
-    access = rabbitmq.Access("p-w_1", "cookie", "node@localhost", 1, 2, 3, 4)
+    access = rabbitmq.RabbitAccess("p-w_1", "cookie", "node@localhost", 1, 2, 3, 4)
 
     assert access.amqp_url == "amqp://dispatcher:p-w_1@127.0.0.1:1/%2F"
     assert unquote(urlsplit(access.amqp_url).path[1:]) == "/"

@@ -11,18 +11,18 @@ from http import HTTPStatus
 import pytest
 from structlog.testing import capture_logs
 
-from dispatcher.host.web_server import CONNECTIONS, HEAD_OCTETS, Answer, Page, WebServer
+from dispatcher.host.web_server import CONNECTIONS, HEAD_OCTETS, Page, WebAnswer, WebServer
 from dispatcher.setting_values import Listener
 from tests.waiting import until, until_answer
 
 LOOPBACK = Listener("127.0.0.1", 0)
 
 
-async def page() -> Answer:
-    return Answer(b"hello\n")
+async def page() -> WebAnswer:
+    return WebAnswer(b"hello\n")
 
 
-async def failing_page() -> Answer:
+async def failing_page() -> WebAnswer:
     raise LookupError("ann@example.org")
 
 
@@ -143,9 +143,9 @@ async def test_health_is_answered_while_idle_connections_are_open() -> None:
 async def test_requests_that_are_being_answered_keep_their_slots() -> None:
     answer_now = asyncio.Event()
 
-    async def slow_page() -> Answer:
+    async def slow_page() -> WebAnswer:
         await answer_now.wait()
-        return Answer(b"late\n")
+        return WebAnswer(b"late\n")
 
     async with serving(pages={"/slow": slow_page}) as server:
         asking = [asyncio.create_task(ask(server, get("/slow"))) for _ in range(CONNECTIONS)]

@@ -14,7 +14,7 @@ from dispatcher.domain.status import Status
 from dispatcher.errors import BrokerUnavailable, DispatcherError, SchemaError, StoreUnavailable, TopologyError
 from dispatcher.host.roster import Member
 from dispatcher.monitor.health import CHECKS, Health
-from dispatcher.monitor.looking import Look, interval_after
+from dispatcher.monitor.looking import Poll, interval_after
 from dispatcher.store.stock import Stock
 from dispatcher.telemetry.scrape import ProcessCollector
 from tests.telemetry.counting import counting
@@ -43,8 +43,8 @@ async def reasons(
     members: Sequence[Member] = (),
 ) -> dict[str, str]:
     """What does not hold, by check, once the servers have answered so."""
-    store: Look[Stock] = Look(answer(stock))  # type: ignore[arg-type]
-    broker: Look[dict[str, FoundQueue]] = Look(answer(queues))  # type: ignore[arg-type]
+    store: Poll[Stock] = Poll(answer(stock))  # type: ignore[arg-type]
+    broker: Poll[dict[str, FoundQueue]] = Poll(answer(queues))  # type: ignore[arg-type]
     await store.ask()
     await broker.ask()
     processes = ProcessCollector(folder)
@@ -58,7 +58,7 @@ async def test_a_host_whose_servers_answer_well_is_ready(tmp_path: Path) -> None
 
 
 async def test_nobody_is_ready_before_the_servers_have_answered(tmp_path: Path) -> None:
-    health = Health(SETTINGS, Look(answer(STOCK)), Look(answer(QUEUES)), ProcessCollector(tmp_path), list, list)  # type: ignore[arg-type]
+    health = Health(SETTINGS, Poll(answer(STOCK)), Poll(answer(QUEUES)), ProcessCollector(tmp_path), list, list)  # type: ignore[arg-type]
 
     assert [check.name for check in health.checks() if not check.is_ok] == ["database", "broker"]
 
@@ -146,7 +146,7 @@ async def test_a_server_that_does_not_answer_in_time_is_away(tmp_path: Path) -> 
     async def silent() -> Stock:
         raise TimeoutError
 
-    look: Look[Stock] = Look(silent)
+    look: Poll[Stock] = Poll(silent)
     await look.ask()
 
     assert look.found is None
@@ -165,10 +165,10 @@ def test_a_slow_server_is_asked_less_often_and_each_minute_at_least(answer_secon
 async def test_an_answer_is_as_old_as_its_server_is_slow(
     tmp_path: Path, interval: float, age: float, is_heard: bool
 ) -> None:
-    class AgedLook(Look[Stock]):
+    class AgedLook(Poll[Stock]):
         age_seconds = age
 
-    store, broker = AgedLook(answer(STOCK)), Look(answer(QUEUES))  # type: ignore[arg-type]
+    store, broker = AgedLook(answer(STOCK)), Poll(answer(QUEUES))  # type: ignore[arg-type]
     store.interval_seconds = interval
     await store.ask()
     await broker.ask()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from dispatcher.dev.ledger import Entry, LedgerWriter, read_ledger
+from dispatcher.dev.ledger import LedgerEntry, LedgerWriter, read_ledger
 from dispatcher.domain.outcome import Accepted
 from dispatcher.providers.smtp import SmtpProvider
 from dispatcher.setting_values import SmtpServer
@@ -21,7 +21,7 @@ def test_a_missing_ledger_is_empty(tmp_path: Path) -> None:
 def test_a_ledger_counts_emails_and_duplicates(tmp_path: Path) -> None:
     writer = LedgerWriter(tmp_path / "ledger.jsonl")
     for email_id in ("a", "b", "a", "c", "a"):
-        writer.append(Entry(email_id, 1, 100, 0.0))
+        writer.append(LedgerEntry(email_id, 1, 100, 0.0))
     writer.close()
 
     ledger = read_ledger(tmp_path / "ledger.jsonl")
@@ -35,7 +35,7 @@ def test_a_ledger_counts_emails_and_duplicates(tmp_path: Path) -> None:
 def test_a_torn_last_line_does_not_count(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     writer = LedgerWriter(path)
-    writer.append(Entry("a", 1, 100, 0.0))
+    writer.append(LedgerEntry("a", 1, 100, 0.0))
     writer.close()
     with path.open("ab") as file:
         file.write(b'{"email_id": "b", "recip')

@@ -16,7 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from dispatcher.broker.topology import Topology
-from dispatcher.cli.checks import State, check_postgresql
+from dispatcher.cli.checks import CheckState, check_postgresql
 from dispatcher.dev import postgres
 from dispatcher.dev.processes import Processes
 from dispatcher.dev.servers import Servers
@@ -220,7 +220,7 @@ async def test_what_was_sent_in_commits_that_a_promotion_lost_is_held_and_what_i
     settings = settings_for(servers.amqp_url, pair.url, topology, LEASE_SECONDS="4")
     findings = await asyncio.to_thread(lambda: list(check_postgresql(settings)))
     (finding,) = [found for found in findings if found.subject == "PostgreSQL standbys"]
-    assert finding.state is State.WARNING
+    assert finding.state is CheckState.WARNING
     await start(settings)
     with psycopg.connect(pair.primary.url, autocommit=True) as connection:
         books = Books(connection)
