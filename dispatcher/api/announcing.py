@@ -1,9 +1,8 @@
 """Announcing: the messages of what was just inserted, published at once and confirmed.
 
 Nothing depends on it. An email that is not announced, because RabbitMQ is away or this process ended, stays due, and
-the relay publishes it when its instant has come. Nor is every confirmed message written down: a worker that leases the
-email takes the due mark off itself, mostly within milliseconds, so the rows are looked after a second later, in one
-statement for those that still wait.
+the relay publishes it when its instant has come. What is confirmed is marked a second
+later, in one statement for the emails that no worker has leased until then.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 from uuid import UUID
 
+from dispatcher.broker.confirmed import ConfirmedMessages
 from dispatcher.broker.outgoing import Outgoing
 from dispatcher.broker.pointer import Pointer
 from dispatcher.broker.publisher import Publisher
@@ -52,7 +51,7 @@ class Announcing:
         self._queue = queue
         self._batches: Batches[tuple[Draft, datetime]] = Batches(self._publish)
         self._waiting = 0
-        self._confirmed: deque[tuple[float, dict[UUID, datetime]]] = deque()
+        self._confirmed = ConfirmedMessages()
         self._opens_at = 0.0
         self._outage = Backoff(base_seconds=0.2, cap_seconds=5.0)
         self._log = get_log()
@@ -97,7 +96,7 @@ class Announcing:
         metrics.UNROUTABLE.add(len(batch) - len(due), "send")
         if due:
             metrics.PUBLISHED.add(len(due), "send")
-            self._confirmed.append((time.monotonic(), due))
+            self._confirmed.add(due, time.monotonic())
 
     def _pause(self, reason: str) -> None:
         seconds = self._outage.next_wait(random.random)
@@ -110,11 +109,11 @@ class Announcing:
             await self._mark(age_seconds=MARK_AFTER_SECONDS)
 
     async def _mark(self, *, age_seconds: float) -> None:
-        due: dict[UUID, datetime] = {}
-        while self._confirmed and time.monotonic() - self._confirmed[0][0] >= age_seconds:
-            due |= self._confirmed.popleft()[1]
+        now = time.monotonic()
+        due = self._confirmed.to_mark(now - age_seconds, len(self._confirmed))
         if not due:
             return
+        self._confirmed.tried(due, now)
         try:
             await self._store.mark_announced(due)
         except DispatcherError as error:

@@ -2,6 +2,7 @@
 
     pointer, dead_letter   what a message's bytes mean
     outgoing               a message on its way to a queue
+    confirmed              the messages that arrived there, until their emails are due no more
     connection             one connection, its channels awaitable, its faults translated; everything below uses it
     pika_connection        what pika's own connection lacks
     topology               exchange and queues: declared by `init`, verified by `run`, counted by `status`

@@ -23,14 +23,15 @@ why, and it is acked, a batch at a time: some 50 µs of a worker and PostgreSQL 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Final
 from uuid import UUID
 
+from dispatcher.broker.confirmed import ConfirmedMessages
 from dispatcher.errors import BrokerUnavailable
-from dispatcher.relay.unmarked import Unmarked
 from dispatcher.store.outbox import THE_START, DuePointer, Outbox
 
 BATCH: Final = 500
@@ -66,7 +67,7 @@ class Pointers:
         self._most_unmarked = most_unmarked
         self._full_look_share = full_look_share
         self._on_the_way: dict[UUID, datetime] = {}
-        self._unmarked = Unmarked()
+        self._confirmed = ConfirmedMessages()
         self._goes_on_from = THE_START
         self._rows_there = 0  # that the last look saw at that instant
         self._looked_fully_at = 0.0
@@ -105,7 +106,7 @@ class Pointers:
 
     async def mark_all(self, outbox: Outbox) -> None:
         """Marks what is confirmed, now, some at a time: what is done counts, if it is cut off."""
-        left = list(self._unmarked.all_due().items())
+        left = list(self._confirmed.to_mark(math.inf, len(self._confirmed)).items())
         for start in range(0, len(left), BATCH):
             await self._mark(outbox, dict(left[start : start + BATCH]))
 
@@ -117,7 +118,7 @@ class Pointers:
 
     async def _find(self, outbox: Outbox, *, is_last: bool) -> list[DuePointer]:
         """What is due and not known, a batch at most."""
-        if len(self._unmarked) > BATCH and time.monotonic() < self._full_look_at:
+        if len(self._confirmed) > BATCH and time.monotonic() < self._full_look_at:
             new = await self._go_on(outbox)
             if new or not is_last:
                 return new
@@ -134,9 +135,10 @@ class Pointers:
 
     async def _look_fully(self, outbox: Outbox) -> list[DuePointer]:
         self._looked_fully_at = time.monotonic()
-        most = BATCH + len(self._on_the_way) + len(self._unmarked)
+        most = BATCH + len(self._on_the_way) + len(self._confirmed)
         rows = await outbox.find_publish_due(most)
-        self._unmarked.forget_all_but(rows, until=rows[-1].due_at if len(rows) == most else None)
+        due = {row.email_id: row.due_at for row in rows}
+        self._confirmed.forget_all_but(due, until=rows[-1].due_at if len(rows) == most else None)
         new = self._leave_out_known(rows)
         now = time.monotonic()
         pause = (now - self._looked_fully_at) / self._full_look_share
@@ -153,7 +155,7 @@ class Pointers:
         return new[:BATCH]
 
     def _is_known(self, row: DuePointer) -> bool:
-        return self._on_the_way.get(row.email_id) == row.due_at or self._unmarked.knows(row)
+        return self._on_the_way.get(row.email_id) == row.due_at or self._confirmed.knows(row.email_id, row.due_at)
 
     def _begin(self, rows: list[DuePointer]) -> None:
         self._on_the_way |= {row.email_id: row.due_at for row in rows}
@@ -167,13 +169,12 @@ class Pointers:
             self._note_confirmed(rows, confirmed)
 
     def _note_confirmed(self, rows: list[DuePointer], confirmed: list[bool]) -> None:
-        now = time.monotonic()
-        for row, is_confirmed in zip(rows, confirmed, strict=True):
+        for row in rows:
             # Unless it became due again and is on the way a second time.
             if self._on_the_way.get(row.email_id) == row.due_at:
                 del self._on_the_way[row.email_id]
-            if is_confirmed:
-                self._unmarked.confirmed(row.email_id, row.due_at, now)
+        due = {row.email_id: row.due_at for row, is_confirmed in zip(rows, confirmed, strict=True) if is_confirmed}
+        self._confirmed.add(due, time.monotonic())
         if not all(confirmed):
             self._full_look_at = 0.0  # they are due, and behind us
 
@@ -193,9 +194,9 @@ class Pointers:
         What a full look has found due when it was old enough; else most of what is tried might be leased already.
         """
         before = self._looked_fully_at - self._mark_after_seconds
-        if due := self._unmarked.to_mark(before, self._most_unmarked, BATCH):
+        if due := self._confirmed.to_mark(before, BATCH, most_waiting=self._most_unmarked):
             await self._mark(outbox, due)
 
     async def _mark(self, outbox: Outbox, due: Mapping[UUID, datetime]) -> None:
         locked = await outbox.mark_published(due)
-        self._unmarked.tried(due, locked, time.monotonic())
+        self._confirmed.tried(due, time.monotonic(), locked=locked)

@@ -10,9 +10,9 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from dispatcher.broker.confirmed import ConfirmedMessages
 from dispatcher.errors import BrokerUnavailable
 from dispatcher.relay.pointers import BATCH, Pointers
-from dispatcher.relay.unmarked import Unmarked
 from dispatcher.store.connections import connect_async
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import THE_START, DuePointer, Outbox
@@ -280,15 +280,15 @@ async def test_what_no_lease_has_taken_for_long_is_marked_a_batch_at_each_look(
 
 
 def test_no_more_is_to_be_marked_than_was_asked_for() -> None:
-    unmarked = Unmarked()
+    confirmed = ConfirmedMessages()
     email_ids = [UUID(int=number) for number in range(10)]
     for second, email_id in enumerate(email_ids):
-        unmarked.confirmed(email_id, LONG_AGO, float(second))
+        confirmed.add({email_id: LONG_AGO}, float(second))
 
-    assert list(unmarked.to_mark(5.0, 10, 3)) == email_ids[:3]
-    assert list(unmarked.to_mark(5.0, 2, 7)) == email_ids[:7]
-    assert list(unmarked.to_mark(5.0, 2, 100)) == email_ids[:8]
-    assert list(unmarked.to_mark(5.0, 9, 100)) == email_ids[:6]
+    assert list(confirmed.to_mark(5.0, 3, most_waiting=10)) == email_ids[:3]
+    assert list(confirmed.to_mark(5.0, 7, most_waiting=2)) == email_ids[:7]
+    assert list(confirmed.to_mark(5.0, 100, most_waiting=2)) == email_ids[:8]
+    assert list(confirmed.to_mark(5.0, 100, most_waiting=9)) == email_ids[:6]
 
 
 async def test_the_last_marks_are_made_in_batches(outbox: CountingOutbox, queue: Queue, books: Books) -> None:
