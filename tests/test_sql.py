@@ -1,7 +1,7 @@
 """Every named query is used, every use has its query, and what SQL says of statuses is what the domain says.
 
-Uses are found in the source: a function that hands one of its parameters on to `query` takes a query's name there, and
-so does whoever calls it so.
+Uses are found in the source: a function that hands one of its parameters on to `query` or `fetch` takes a query's name
+there, and so does whoever calls it so.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from tests.store.statements import prepared
 from tests.test_layers import FOLDER
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+TAKERS = {"query": (0, "name"), "fetch": (1, "name"), "fetch_sync": (1, "name")}
 
 
 def modules() -> Iterator[ast.Module]:
@@ -53,7 +55,7 @@ def parameters(function: Function) -> list[str]:
 
 def takers(module: ast.Module) -> dict[str, tuple[int, str]]:
     """Functions of a module that take a query's name, with the place and name of that parameter."""
-    found = {"query": (0, "name")}
+    found = dict(TAKERS)
     functions = [node for node in ast.walk(module) if isinstance(node, Function)]
     while True:
         more = {
@@ -104,7 +106,7 @@ def test_uses_are_found_through_every_way_to_hand_a_name_on() -> None:
         "        return query(wanted)\n"
     )
 
-    assert takers(module) == {"query": (0, "name"), "outer": (0, "name"), "_inner": (1, "wanted")}
+    assert takers(module) == {**TAKERS, "outer": (0, "name"), "_inner": (1, "wanted")}
 
 
 def test_every_query_has_a_heading_that_says_what_it_does() -> None:

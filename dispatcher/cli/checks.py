@@ -265,7 +265,7 @@ def _check_pending(settings: Settings, connection: Session) -> Iterator[Finding]
     """Finds pending emails that `run` would fail: no configured provider can carry them, or a header is not allowed."""
     from dispatcher.domain.header_names import headers_fault
     from dispatcher.providers.capabilities import capabilities_of, uncarried
-    from dispatcher.store.pending import SAMPLE, sample_pending
+    from dispatcher.store.emails import SAMPLE, sample_pending
 
     configured = capabilities_of(settings.providers)
     sample = sample_pending(connection)

@@ -77,7 +77,7 @@ def list_(selection: Selection, limit: int, after: UUID | None, as_json: bool) -
     \b
     JSON: {"emails": [{"email_id": …, "message_key": …, …}], "total": 1, "next_after": null}
     """
-    from dispatcher.store.held import list_held
+    from dispatcher.store.failures import list_held
 
     emails, total = in_session("held", lambda session: list_held(session, selection, after=after, limit=limit))
     next_after = emails[-1].email_id if total > len(emails) else None

@@ -1,4 +1,4 @@
-"""Why an email waits: what has to happen before it is sent. Pure; `store.waiting` collects the facts."""
+"""Why an email waits: what has to happen before it is sent. Pure; `store.emails` collects the facts."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from dispatcher.config import Settings
 from dispatcher.errors import SchemaError, TopologyError
 from dispatcher.host.roster import Member
 from dispatcher.monitor.looking import ANSWER_SECONDS, LOOK_SECONDS, Poll
+from dispatcher.store.counts import Stock
 from dispatcher.store.outbox import AHEAD_SECONDS
-from dispatcher.store.stock import Stock
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.scrape import ProcessCollector
 

@@ -19,8 +19,8 @@ from dispatcher.monitor.health import Health
 from dispatcher.monitor.looking import Poll
 from dispatcher.monitor.readings import Readings
 from dispatcher.store.connections import Pool, session
+from dispatcher.store.counts import Stock, take_stock
 from dispatcher.store.migrations import verify_schema_async
-from dispatcher.store.stock import Stock, take_stock
 from dispatcher.telemetry.scrape import CONTENT_TYPE, ProcessCollector
 
 

@@ -18,7 +18,7 @@ from dispatcher.broker.topology import FoundQueue
 from dispatcher.config import Settings
 from dispatcher.monitor.health import Health
 from dispatcher.monitor.looking import Poll
-from dispatcher.store.stock import Stock
+from dispatcher.store.counts import Stock
 from dispatcher.telemetry.meters import Labels
 from dispatcher.version import VERSION
 

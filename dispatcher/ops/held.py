@@ -8,7 +8,7 @@ from uuid import UUID
 
 from dispatcher.domain.status import Status
 from dispatcher.ops.acts import Act
-from dispatcher.store import held
+from dispatcher.store import failures
 from dispatcher.store.connections import AsyncSession
 
 
@@ -42,18 +42,18 @@ _VERDICTS: Final = {
 
 async def confirm(session: AsyncSession, email_id: UUID, act: Act) -> Verdict:
     """Takes a person's word that a held email arrived; a second call is harmless. Its dead letter is stale then."""
-    if await held.confirm_held(session, email_id, actor=act.actor, reason=act.reason):
+    if await failures.confirm_held(session, email_id, actor=act.actor, reason=act.reason):
         return Verdict.CONFIRMED
     return await _verdict(session, email_id)
 
 
 async def release(session: AsyncSession, email_id: UUID, act: Act) -> Verdict:
     """Has a held email sent again, arrived or not; a second call is harmless. Its dead letter is stale then."""
-    if await held.release_held(session, email_id, actor=act.actor, reason=act.reason):
+    if await failures.release_held(session, email_id, actor=act.actor, reason=act.reason):
         return Verdict.RELEASED
     return await _verdict(session, email_id)
 
 
 async def _verdict(session: AsyncSession, email_id: UUID) -> Verdict:
-    standing = await held.find_status(session, email_id)
-    return Verdict.UNKNOWN if standing is None else _VERDICTS[standing.status]
+    status = await failures.find_status(session, email_id)
+    return Verdict.UNKNOWN if status is None else _VERDICTS[status]

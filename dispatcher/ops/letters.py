@@ -17,7 +17,7 @@ from dispatcher.broker.dlq import DeadLetterQueue, Found, Look
 from dispatcher.domain.status import Status
 from dispatcher.errors import BrokerUnavailable, DispatcherError, InvalidPointer
 from dispatcher.store.connections import AsyncSession
-from dispatcher.store.standings import Standing, discard_dead, find_failures
+from dispatcher.store.failures import LetterEmail, discard_dead, find_failures
 from dispatcher.store.turns import turn
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Read(NamedTuple):
 
     found: Found
     letter: DeadLetter | None
-    standing: Standing | None
+    standing: LetterEmail | None
     is_orphan: bool
 
     @property
@@ -54,7 +54,7 @@ class Read(NamedTuple):
         return self.letter is not None and self.standing is not None and not tells(self.letter, self.standing)
 
 
-def tells(letter: DeadLetter, standing: Standing) -> bool:
+def tells(letter: DeadLetter, standing: LetterEmail) -> bool:
     """Whether the letter tells of how its email stands now."""
     is_of_this_failure = letter.status is standing.status and letter.attempts >= standing.attempt_count
     return standing.status in DEAD and is_of_this_failure and not standing.is_discarded
@@ -160,6 +160,6 @@ def decoded(found: Found) -> DeadLetter | None:
         return None
 
 
-def _standing(letter: DeadLetter | None, standings: dict[UUID, Standing]) -> Standing | None:
+def _standing(letter: DeadLetter | None, standings: dict[UUID, LetterEmail]) -> LetterEmail | None:
     found = standings.get(letter.email_id) if letter else None
     return found if letter and found and found.message_key == letter.message_key else None

@@ -8,8 +8,8 @@ from uuid import UUID
 
 from dispatcher.errors import DispatcherError
 from dispatcher.store.connections import AsyncSession
+from dispatcher.store.emails import find_ids_by_key
 from dispatcher.store.failures import find_known_ids
-from dispatcher.store.stories import find_ids_by_key
 
 _NAMED: Final = 5
 

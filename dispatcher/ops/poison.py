@@ -18,8 +18,7 @@ from dispatcher.errors import BrokerUnavailable, DispatcherError, InvalidPointer
 from dispatcher.ops.letters import look, read, remove
 from dispatcher.ops.plain import plain, safe_text
 from dispatcher.store.connections import AsyncSession
-from dispatcher.store.failures import audit
-from dispatcher.store.standings import find_failures
+from dispatcher.store.failures import audit, find_failures
 
 if TYPE_CHECKING:
     from dispatcher.broker.publisher import Publisher

@@ -17,8 +17,7 @@ from dispatcher.domain.poison_id import poison_id
 from dispatcher.ops.acts import Act
 from dispatcher.ops.letters import MOST_LOOKS, Read, look, read
 from dispatcher.store.connections import AsyncSession
-from dispatcher.store.failures import audit
-from dispatcher.store.standings import announce_again, audit_orphans, find_announced
+from dispatcher.store.failures import announce_again, audit, audit_orphans, find_announced
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from dispatcher.domain.rescue import longest_rescue_seconds
 from dispatcher.domain.waiting import Waiting, why
-from dispatcher.store import stories, waiting
+from dispatcher.store import emails
 from dispatcher.store.connections import AsyncSession
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ async def tell(
         lease_seconds: The length of a lease.
         reveal: Who wants to see its content, and why; on record before it is read.
     """
-    email = await stories.find_email(session, email_id)
+    email = await emails.find_email(session, email_id)
     if email is None:
         return None
     content = None
@@ -57,12 +57,12 @@ async def tell(
         from dispatcher.store.failures import audit
 
         await audit(session, "reveal", actor=reveal.actor, reason=reveal.reason, email_id=email_id)
-        content = await stories.reveal_content(session, email_id)
+        content = await emails.reveal_content(session, email_id)
     return Story(
         email,
-        await stories.list_attempts(session, email_id),
-        await stories.list_acts(session, email_id),
-        await stories.list_replays_of(session, email_id),
+        await emails.list_attempts(session, email_id),
+        await emails.list_acts(session, email_id),
+        await emails.list_replays_of(session, email_id),
         await _why(session, email_id, providers, lease_seconds),
         content,
     )
@@ -71,8 +71,8 @@ async def tell(
 async def _why(
     session: AsyncSession, email_id: UUID, providers: Collection[str], lease_seconds: float
 ) -> Waiting | None:
-    facts = await waiting.find_facts(session, email_id)
+    facts = await emails.find_facts(session, email_id)
     if facts is None:
         return None
-    holders = await waiting.find_holders(session, email_id)
+    holders = await emails.find_holders(session, email_id)
     return why(facts, providers=providers, rescue_seconds=longest_rescue_seconds(lease_seconds), holders=holders)

@@ -47,7 +47,7 @@ class Settlement:
         Args:
             fate: What happened to the worker, as in "The worker died".
         """
-        self.locked = LockedRows(lambda: session(pool), retry_seconds=RETRY_REFUSED_SECONDS)
+        self.locked = LockedRows(pool, retry_seconds=RETRY_REFUSED_SECONDS)
         self._policy = RetryPolicy(settings.max_attempts, settings.retry_base_seconds, settings.retry_cap_seconds)
         self._pool = pool
         self._report = report

@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from psycopg import Connection
-from psycopg.rows import TupleRow
-
-from dispatcher.store.connections import translated
-from dispatcher.store.queries import query
+from dispatcher.store.connections import Session
+from dispatcher.store.statements import fetch_sync
 
 MISSED_LOOKS: Final = 3
 """A host counts as silent only after its monitor missed so many looks, even if alerts are set to come sooner."""
@@ -91,23 +88,18 @@ class Latency:
     p99_seconds: float
 
 
-def list_workers(connection: Connection[TupleRow]) -> list[WorkerSeen]:
-    """By name. Faults are ours (see `store.connections.translated`)."""
-    with translated():
-        return [WorkerSeen(*row) for row in connection.execute(query("list_workers")).fetchall()]
+def list_workers(connection: Session) -> list[WorkerSeen]:
+    """The workers of all hosts, by name."""
+    return fetch_sync(connection, "list_workers", into=WorkerSeen)
 
 
-def list_silent_hosts(connection: Connection[TupleRow], *, after_seconds: float) -> dict[str, float]:
+def list_silent_hosts(connection: Session, *, after_seconds: float) -> dict[str, float]:
     """By host, how long its monitor has been silent; leaves out shorter silences and hosts that stopped in order."""
-    with translated():
-        rows = connection.execute(query("list_presences")).fetchall()
+    rows = fetch_sync(connection, "list_presences")
     return {host: seconds for host, _, seconds in rows if seconds > after_seconds}
 
 
-def measure_latency(connection: Connection[TupleRow]) -> Latency | None:
-    """None where nothing was sent lately. Faults are ours."""
-    with translated():
-        row = connection.execute(query("measure_latency")).fetchone()
-    if row is None or not row[0]:
-        return None
-    return Latency(row[0], *row[1])
+def measure_latency(connection: Session) -> Latency | None:
+    """The latency of the newest emails; None if nothing was sent lately."""
+    emails, percentiles = fetch_sync(connection, "measure_latency")[0]
+    return Latency(emails, *percentiles) if emails else None

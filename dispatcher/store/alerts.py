@@ -10,9 +10,9 @@ from typing import Any
 from dispatcher.domain.alert import MAX_CORRELATION_IDS, MOST_DUE, Kind
 from dispatcher.domain.waiting import Facts, Trouble
 from dispatcher.store.connections import Pool, session
-from dispatcher.store.queries import query
+from dispatcher.store.emails import find_facts, find_troubles
 from dispatcher.store.retention import Expiring, Retention, count_expiring
-from dispatcher.store.waiting import find_facts, find_troubles
+from dispatcher.store.statements import Row, fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +114,10 @@ class AlertStore:
     async def find_flow(self) -> Flow:
         """Whether emails are sent, and what may stop them."""
         async with session(self._pool) as connection:
-            cursor = await connection.execute(query("find_flow"), {"limit": MOST_DUE})
-            ((hour, emails, due, email_id),) = await cursor.fetchall()
+            ((hour, emails, due, email_id),) = await fetch(connection, "find_flow", {"limit": MOST_DUE})
             facts = await find_facts(connection, email_id) if email_id else None
             troubles = await find_troubles(connection)
-            cursor = await connection.execute(query("list_presences"))
-            hosts = {host: seen_at for host, seen_at, _ in await cursor.fetchall()}
+            hosts = {host: seen_at for host, seen_at, _ in await fetch(connection, "list_presences")}
             return Flow((hour, emails), due, facts, troubles, hosts)
 
     async def longest_due_seconds(self) -> float | None:
@@ -128,7 +126,5 @@ class AlertStore:
         age_seconds: float | None = rows[0][0]
         return age_seconds
 
-    async def _fetch(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-        async with session(self._pool) as connection:
-            cursor = await connection.execute(query(name), {"queue": self._queue, **parameters})
-            return await cursor.fetchall()
+    async def _fetch(self, name: str, parameters: Mapping[str, Any]) -> list[Row]:
+        return await fetch(self._pool, name, {"queue": self._queue, **parameters})

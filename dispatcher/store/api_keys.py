@@ -6,11 +6,8 @@ from dataclasses import dataclass, field
 from datetime import date, datetime
 from typing import Any
 
-from psycopg import Connection
-from psycopg.rows import TupleRow
-
-from dispatcher.store.connections import Pool, session, translated
-from dispatcher.store.queries import query
+from dispatcher.store.connections import Pool, Session
+from dispatcher.store.statements import Row, fetch, fetch_sync
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +53,19 @@ class Grant:
     seconds_left: float
 
 
-def insert_key(connection: Connection[TupleRow], values: dict[str, Any]) -> None:
+def insert_key(connection: Session, values: dict[str, Any]) -> None:
     """Stores a new key, whose columns these are."""
-    with translated():
-        connection.execute(query("insert_api_key"), values)
+    fetch_sync(connection, "insert_api_key", values)
 
 
-def list_keys(connection: Connection[TupleRow]) -> list[ApiKey]:
+def list_keys(connection: Session) -> list[ApiKey]:
     """Every key there ever was, oldest first."""
-    with translated():
-        return [_key(row) for row in connection.execute(query("list_api_keys")).fetchall()]
+    return [_key(row) for row in fetch_sync(connection, "list_api_keys")]
 
 
-def revoke_key(connection: Connection[TupleRow], key_id: str) -> bool:
+def revoke_key(connection: Session, key_id: str) -> bool:
     """Ends a key; whether it was alive."""
-    with translated():
-        return connection.execute(query("revoke_api_key"), {"key_id": key_id}).fetchone() is not None
+    return bool(fetch_sync(connection, "revoke_api_key", {"key_id": key_id}))
 
 
 class KeyStore:
@@ -82,7 +76,7 @@ class KeyStore:
 
     async def list_keys(self) -> list[ApiKey]:
         """Every key there ever was, oldest first."""
-        return [_key(row) for row in await self._fetch("list_api_keys", {})]
+        return [_key(row) for row in await fetch(self._pool, "list_api_keys")]
 
     async def take_recipients(self, key_id: str, *, needed: int, wanted: int, quota: int) -> Grant:
         """Takes what is wanted of the key's quota of today, or all that is left of it; nothing if that is not enough.
@@ -92,25 +86,16 @@ class KeyStore:
         """
         parameters = {"key_id": key_id, "needed": needed, "wanted": wanted, "quota": quota}
         while True:
-            if rows := await self._fetch("take_recipients", parameters):
-                return Grant(*rows[0])
-            await self._execute("begin_recipient_day", {"key_id": key_id})
+            if grants := await fetch(self._pool, "take_recipients", parameters, into=Grant):
+                return grants[0]
+            await fetch(self._pool, "begin_recipient_day", {"key_id": key_id})
 
     async def return_recipients(self, key_id: str, day: date, returned: int) -> None:
         """Gives back what was taken of a day and not used."""
-        await self._execute("return_recipients", {"key_id": key_id, "day": day, "returned": returned})
-
-    async def _fetch(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-        async with session(self._pool) as connection:
-            cursor = await connection.execute(query(name), parameters)
-            return await cursor.fetchall()
-
-    async def _execute(self, name: str, parameters: dict[str, Any]) -> None:
-        async with session(self._pool) as connection:
-            await connection.execute(query(name), parameters)
+        await fetch(self._pool, "return_recipients", {"key_id": key_id, "day": day, "returned": returned})
 
 
-def _key(row: tuple[Any, ...]) -> ApiKey:
+def _key(row: Row) -> ApiKey:
     key_id, tenant_id, name, secret_hash, scopes, domains, addresses, *rest = row
     return ApiKey(
         key_id,

@@ -18,6 +18,7 @@ from dispatcher.store.connections import Pool, session
 from dispatcher.store.locked import LockedRows
 from dispatcher.store.queries import ids_within, query
 from dispatcher.store.server import find_database_id
+from dispatcher.store.statements import Row, fetch
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
@@ -149,7 +150,7 @@ class LeaseStore:
         self._pool = pool
         self._worker = worker
         self._slot = slot
-        self.locked = LockedRows(lambda: session(pool))
+        self.locked = LockedRows(pool)
 
     async def lease(self, keys_by_id: dict[UUID, str], lease_seconds: float) -> list[Lease]:
         """Leases of those emails that may be leased, of the ids and message keys given; the rest is left out."""
@@ -161,7 +162,7 @@ class LeaseStore:
             "lease_seconds": lease_seconds,
             "most_octets": MOST_OCTETS,
         }
-        return [_lease(row) for row in await self._fetch("lease", parameters)]
+        return [_lease(row) for row in await fetch(self._pool, "lease", parameters)]
 
     async def lease_unread(self, email_id: UUID, message_key: str, lease_seconds: float) -> Lease | None:
         """As `lease`, for one email that it could not read. Its content is still to be read."""
@@ -171,14 +172,14 @@ class LeaseStore:
             "worker": self._worker,
             "lease_seconds": lease_seconds,
         }
-        for token, attempt_number, on_uncertain, attempt_base in await self._fetch("lease_unread", parameters):
+        for token, attempt_number, on_uncertain, attempt_base in await fetch(self._pool, "lease_unread", parameters):
             policy = OnUncertain(on_uncertain) if on_uncertain else None
             return Lease(email_id, None, token, attempt_number, policy, None, attempt_base, octets_apart=1)
         return None
 
     async def find_content_octets(self, email_id: UUID) -> int:
         """How much the content of an email holds; 0 if it was deleted."""
-        ((octets,),) = await self._fetch("find_content_octets", {"email_id": email_id})
+        ((octets,),) = await fetch(self._pool, "find_content_octets", {"email_id": email_id})
         return int(octets or 0)
 
     async def read_content(self, email_id: UUID) -> OutgoingEmail | None:
@@ -187,15 +188,16 @@ class LeaseStore:
         Raises:
             StatementRefused: PostgreSQL cannot read it, or it is no email.
         """
-        rows = await self._fetch("find_content", {"email_id": email_id})
+        rows = await fetch(self._pool, "find_content", {"email_id": email_id})
         attachments: list[OutgoingAttachment] = []
-        for position, filename, content_type, octets in await self._fetch("find_attachments", {"email_id": email_id}):
+        found = await fetch(self._pool, "find_attachments", {"email_id": email_id})
+        for position, filename, content_type, octets in found:
             content = await self._read_attachment(email_id, position, octets)
             if content is None:
                 return None
             attachments.append(OutgoingAttachment(filename, content_type, content))
         try:
-            return _outgoing(email_id, rows[0], tuple(attachments)) if rows else None
+            return outgoing_email(email_id, rows[0], tuple(attachments)) if rows else None
         except _NO_EMAIL as error:
             raise StatementRefused("PostgreSQL holds a row that is no email.") from error
 
@@ -215,12 +217,11 @@ class LeaseStore:
 
     async def find_database_id(self) -> UUID:
         """The database's identity."""
-        async with session(self._pool) as connection:
-            return await find_database_id(connection)
+        return await find_database_id(self._pool)
 
     async def find_standing(self, email_ids: Sequence[UUID]) -> dict[UUID, Standing]:
         """Where emails stand, by id; an id without a row is left out."""
-        rows = await self._fetch("find_standing", {**ids_within(email_ids), "worker": self._worker})
+        rows = await fetch(self._pool, "find_standing", {**ids_within(email_ids), "worker": self._worker})
         return {email_id: Standing(key, Status(status), token) for email_id, key, status, token in rows}
 
     async def replay_letters(self, attempts: Mapping[UUID, int]) -> dict[UUID, LetterVerdict]:
@@ -236,7 +237,7 @@ class LeaseStore:
             "most_times": MOST_LETTER_REPLAYS,
             "worker": self._worker,
         }
-        rows = await self._fetch("replay_letters", parameters)
+        rows = await fetch(self._pool, "replay_letters", parameters)
         return {email_id: LetterVerdict(verdict) for email_id, verdict, _ in rows}
 
     async def renew(self, leases: dict[UUID, int], lease_seconds: float) -> set[UUID]:
@@ -265,7 +266,7 @@ class LeaseStore:
         Returns:
             The emails that are pending again: those that the rescue held and that have not changed since.
         """
-        rows = await self._fetch("recover_rescued", {**_tokens(leases), "worker": self._worker})
+        rows = await fetch(self._pool, "recover_rescued", {**_tokens(leases), "worker": self._worker})
         metrics.RESCUED.add(len(rows), "host_returned")
         for email_id, correlation_id, _ in rows:
             get_log().warning("email.recovered", email_id=str(email_id), correlation_id=correlation_id)
@@ -308,15 +309,10 @@ class LeaseStore:
             "started_at": result.started_at,
             "worker": self._worker,
         }
-        return bool(await self._fetch("find_attempt", parameters))
+        return bool(await fetch(self._pool, "find_attempt", parameters))
 
     async def _ids(self, name: str, parameters: dict[str, Any]) -> set[UUID]:
-        return {row[0] for row in await self._fetch(name, parameters)}
-
-    async def _fetch(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-        async with session(self._pool) as connection:
-            cursor = await connection.execute(query(name), parameters)
-            return await cursor.fetchall()
+        return {row[0] for row in await fetch(self._pool, name, parameters)}
 
 
 def _tokens(leases: dict[UUID, int]) -> dict[str, Any]:
@@ -331,11 +327,11 @@ def _columns(results: Sequence[Result]) -> dict[str, Any]:
     return columns
 
 
-def _lease(row: tuple[Any, ...]) -> Lease:
+def _lease(row: Row) -> Lease:
     email_id, token, attempt_number, on_uncertain, correlation_id, attempt_base, traceparent = row[:7]
     octets_apart = row[-1] or 0
     try:
-        email = None if row[8] is None or octets_apart else _outgoing(email_id, row[7:-1])
+        email = None if row[8] is None or octets_apart else outgoing_email(email_id, row[7:-1])
     except _NO_EMAIL:
         email, octets_apart = None, 1
     return Lease(
@@ -352,7 +348,8 @@ def _lease(row: tuple[Any, ...]) -> Lease:
     )
 
 
-def _outgoing(email_id: UUID, row: tuple[Any, ...], attachments: tuple[OutgoingAttachment, ...] = ()) -> OutgoingEmail:
+def outgoing_email(email_id: UUID, row: Row, attachments: tuple[OutgoingAttachment, ...] = ()) -> OutgoingEmail:
+    """An email from the columns `created_at` to `tags` of its row and its content."""
     created_at, sender, recipients, subject, text, html, template_id, template_data, headers, tags = row
     return OutgoingEmail(
         email_id=email_id,

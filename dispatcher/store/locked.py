@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 from uuid import UUID
 
 from dispatcher.domain.waiting import describe_holder
 from dispatcher.errors import StatementRefused, StoreBusy
 from dispatcher.store.apart import apart
-from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, translated
-from dispatcher.store.queries import ids_within, query
+from dispatcher.store.connections import BATCH_LOCK_SECONDS
+from dispatcher.store.queries import ids_within
+from dispatcher.store.statements import Source, fetch
 from dispatcher.telemetry.log import get_log
 
 REMEMBERED_SECONDS: Final = 60.0
@@ -32,36 +32,45 @@ MOST_NAMED: Final = 5
 """In one log line; somebody may have locked thousands."""
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+R = TypeVar("R")
 _NUMBER: Final = attrgetter("int")
 
 
 @dataclass(frozen=True, slots=True)
-class Around(Generic[T]):
+class Around(Generic[T_co]):
     """What became of a batched statement.
 
     Attributes:
-        answers: Its answers; several where the batch was split, none where it was executed for no email.
-        locked: The emails for which it was not executed, because another transaction holds them.
+        answers: Its answers; several if the batch was split, none if it was executed for no email.
+        locked: The emails for which it was not executed, because another transaction holds a lock on their rows.
         refused: The emails for which PostgreSQL refuses it, and why.
     """
 
-    answers: list[T]
-    locked: set[UUID]
+    answers: Sequence[T_co]
+    locked: set[UUID] = field(default_factory=set)
     refused: Mapping[UUID, StatementRefused] = field(default_factory=dict)
+
+    @property
+    def left(self) -> set[UUID]:
+        """The emails for which the statement was not executed."""
+        return self.locked | self.refused.keys()
+
+    def rows(self: Around[Collection[R]]) -> list[R]:
+        """The rows of all answers."""
+        return [*chain.from_iterable(self.answers)]
 
 
 class LockedRows:
     """What one process knows of locked emails."""
 
-    def __init__(
-        self, open_session: Callable[[], AbstractAsyncContextManager[AsyncSession]], *, retry_seconds: float = 0.0
-    ) -> None:
+    def __init__(self, source: Source, *, retry_seconds: float = 0.0) -> None:
         """
         Args:
             retry_seconds: How long `around` leaves out an email that PostgreSQL has refused. For a loop that would
                 try it at each look.
         """
-        self._open_session = open_session
+        self._source = source
         self._retry_seconds = retry_seconds
         self._seen_at: dict[UUID, float] = {}
         self._refused: dict[UUID, tuple[float, StatementRefused]] = {}
@@ -74,19 +83,29 @@ class LockedRows:
         return len(self._seen_at)
 
     async def around(self, email_ids: Iterable[UUID], execute: Callable[[set[UUID]], Awaitable[T]]) -> Around[T]:
-        """Executes a batched statement for these emails, but for those that are locked, or that PostgreSQL refuses.
+        """Executes a batched statement for these emails, except those that are locked or that PostgreSQL refuses.
 
         Raises:
-            StoreBusy: what it waited for is none of these rows, and nothing was committed.
+            StoreBusy: the statement waits for another lock than those of these rows. Nothing was committed.
         """
         asked = set(email_ids)
-        locked = await self.among(asked)
+        is_busy = False
+        if asked and not (self._seen_at or self._refused):  # nearly always
+            try:
+                return Around([await execute(asked)])
+            except StatementRefused:
+                pass
+            except StoreBusy:
+                is_busy = True
+        locked = await self.among(asked, is_busy=is_busy)
 
         async def execute_free(part: Sequence[UUID]) -> list[T]:
             free = set(part)
             try:
                 return [await execute(free)]
             except StoreBusy:
+                if is_busy and not locked:
+                    raise
                 locked.update(found := await self.among(free, is_busy=True))
                 return [await execute(free - found)] if free > found else []
 
@@ -117,7 +136,7 @@ class LockedRows:
         asked = set(email_ids) if is_busy else self._seen_at.keys() & set(email_ids)
         if not asked:
             return set()
-        locked = {row[0] for row in await self._fetch("find_locked", ids_within(asked))}
+        locked = {row[0] for row in await fetch(self._source, "find_locked", ids_within(asked))}
         new = locked - self._seen_at.keys()
         for email_id in asked - locked:
             self._seen_at.pop(email_id, None)
@@ -132,7 +151,7 @@ class LockedRows:
             del self._seen_at[email_id]
 
     async def _tell(self, email_ids: set[UUID]) -> None:
-        rows = await self._fetch("find_holders", {"age_seconds": BATCH_LOCK_SECONDS})
+        rows = await fetch(self._source, "find_holders", {"age_seconds": BATCH_LOCK_SECONDS})
         fields = {
             "count": len(email_ids),
             "email_ids": [str(email_id) for email_id in sorted(email_ids)[:MOST_NAMED]],
@@ -144,8 +163,7 @@ class LockedRows:
         else:
             self._log.warning("email.locked", **fields)
 
-    async def _fetch(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-        async with self._open_session() as session:
-            with translated():
-                cursor = await session.execute(query(name), parameters)
-                return await cursor.fetchall()
+
+def within(mapping: Mapping[UUID, T], email_ids: Collection[UUID]) -> Mapping[UUID, T]:
+    """The part of a mapping that is about these emails."""
+    return mapping if len(email_ids) == len(mapping) else {email_id: mapping[email_id] for email_id in email_ids}

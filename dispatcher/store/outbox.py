@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import chain
-from operator import itemgetter
-from types import MappingProxyType
+from operator import attrgetter
 from typing import Any, Final
 from uuid import UUID
 
@@ -16,10 +14,11 @@ from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.domain.values import value
 from dispatcher.errors import StatementRefused
 from dispatcher.store.connections import AsyncSession, translated
-from dispatcher.store.locked import RETRY_REFUSED_SECONDS, LockedRows
+from dispatcher.store.locked import RETRY_REFUSED_SECONDS, Around, LockedRows, within
 from dispatcher.store.migrations import WEEKS_AHEAD
-from dispatcher.store.queries import ids_within, query
+from dispatcher.store.queries import ids_within
 from dispatcher.store.settlement import FoundLease, as_found, find_expiring
+from dispatcher.store.statements import Row, fetch, made
 from dispatcher.store.timeline import Promotion, follow_timeline
 
 AHEAD_SECONDS: Final = 300.0
@@ -79,12 +78,11 @@ class Outbox:
 
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
-        self.locked = LockedRows(lambda: nullcontext(session), retry_seconds=RETRY_REFUSED_SECONDS)
+        self.locked = LockedRows(session, retry_seconds=RETRY_REFUSED_SECONDS)
 
     async def listen(self) -> None:
         """From now on, commits of enqueues wake `wait`."""
-        with translated():
-            await self._session.execute(query("listen_due"))
+        await self._fetch("listen_due")
 
     async def wait(self, seconds: float) -> bool:
         """Waits for a commit that made something due, at most so long; returns whether there was one."""
@@ -98,23 +96,23 @@ class Outbox:
         """Up to `limit` messages to publish, longest due first; of those alone that are due since then or later."""
         parameters = {"limit": limit, "since": since, "ahead_seconds": AHEAD_SECONDS}
         try:
-            rows = await self._fetch("find_publish_due", parameters)
+            return made(DuePointer, await self._fetch("find_publish_due", parameters))
         except StatementRefused:
-            ids = [row[0] for row in await self._fetch("find_publish_due_ids", parameters)]
-            rows, _ = await self._fetch_around("find_due_pointers", ids)
-            rows.sort(key=itemgetter(4))
-        return [DuePointer(*row) for row in rows]
+            ids = await self._fetch("find_publish_due_ids", parameters)
+        around = await self._fetch_readable("find_due_pointers", ids)
+        return sorted(made(DuePointer, around.rows()), key=attrgetter("due_at"))
 
     async def mark_published(self, due: Mapping[UUID, datetime]) -> set[UUID]:
-        """The broker confirmed the messages of these emails, which were due since then; returns what somebody has
-        locked, and what is due as before."""
-        try:
-            return {row[0] for row in await self._fetch("mark_published", due_since(due))}
-        except StatementRefused:
-            around = await self.locked.around(
-                due, lambda free: self._fetch("mark_published", due_since({i: due[i] for i in free}))
-            )
-        return {row[0] for rows in around.answers for row in rows} | around.locked | around.refused.keys()
+        """Removes the due marks of these emails, whose messages RabbitMQ has confirmed.
+
+        Args:
+            due: For each email, since when it was due.
+
+        Returns:
+            The emails that are due as before: another transaction holds a lock on their rows, or PostgreSQL refuses.
+        """
+        around = await self.locked.around(due, lambda free: self._fetch("mark_published", due_since(within(due, free))))
+        return {row[0] for row in around.rows()} | around.left
 
     async def find_dead_letter_due(self, limit: int) -> list[DueDeadLetter]:
         """Up to `limit` dead letters to publish, longest due first."""
@@ -122,22 +120,18 @@ class Outbox:
         try:
             rows = await self._fetch("find_dead_letter_due", parameters)
         except StatementRefused:
-            ids = [row[0] for row in await self._fetch("find_dead_letter_due_ids", parameters)]
-            rows, refused = await self._fetch_around("find_due_letters", ids)
-            for email_id in refused:
-                # A letter without the words that cannot be read; if that fails, too, it waits.
+            ids = await self._fetch("find_dead_letter_due_ids", parameters)
+            around = await self._fetch_readable("find_due_letters", ids)
+            rows = around.rows()
+            for email_id in around.refused:
+                # A letter without the words that cannot be read. If that fails, too, it waits.
                 with suppress(StatementRefused):
                     rows += await self._fetch("find_bare_letter", {"email_id": email_id})
-        return [_dead_letter(row) for row in rows]
+        return made(DueDeadLetter, rows)
 
     async def mark_dead_lettered(self, due: Mapping[UUID, datetime]) -> None:
-        """The broker confirmed the dead letters of these emails, which were due since then."""
-
-        async def execute(free: set[UUID]) -> None:
-            with translated():
-                await self._session.execute(query("mark_dead_lettered"), due_since({i: due[i] for i in free}))
-
-        await self.locked.around(due, execute)
+        """As `mark_published`, for the dead letters of these emails."""
+        await self.locked.around(due, lambda free: self._fetch("mark_dead_lettered", due_since(within(due, free))))
 
     async def find_expiring(
         self, workers_here: Collection[str] = (), *, within_seconds: float = 0.0
@@ -163,26 +157,12 @@ class Outbox:
             leases: As they were found; one that was renewed or closed since then is left alone.
             grace_seconds: So long after the lease's end, the owner's host has had its chance.
         """
-        if not leases:
-            return []
-        parameters = {
-            "on_uncertain": on_uncertain.value,
-            "max_attempts": max_attempts,
-            "grace_seconds": grace_seconds,
-        }
-        try:
-            rows = await self._fetch("rescue_expired", {**parameters, **as_found(leases)})
-        except StatementRefused:
-            rows = await self._rescue_apart(parameters, {lease.email_id: lease for lease in leases})
-        return [_rescued(row) for row in rows]
-
-    async def _rescue_apart(
-        self, parameters: dict[str, Any], leases: Mapping[UUID, FoundLease]
-    ) -> list[tuple[Any, ...]]:
+        parameters = {"on_uncertain": on_uncertain, "max_attempts": max_attempts, "grace_seconds": grace_seconds}
+        by_id = {lease.email_id: lease for lease in leases}
         around = await self.locked.around(
-            leases, lambda free: self._fetch("rescue_expired", {**parameters, **as_found([leases[i] for i in free])})
+            by_id, lambda free: self._fetch("rescue_expired", parameters | as_found([by_id[i] for i in free]))
         )
-        return [*chain.from_iterable(around.answers)]
+        return made(Rescued, around.rows())
 
     async def has_vanished(self, age_seconds: float) -> bool:
         """Whether emails are still pending so long after their message was published."""
@@ -212,15 +192,12 @@ class Outbox:
             "doubt_seconds": doubt_seconds,
         }
         ids = [row[0] for row in await self._fetch("find_vanished_ids", found)]
-        if not ids:
-            return 0, []
-        parameters = {"on_uncertain": on_uncertain.value, "max_attempts": max_attempts}
-        try:
-            rows = await self._fetch("republish_vanished", {**parameters, **ids_within(ids)})
-        except StatementRefused:
-            rows, _ = await self._fetch_around("republish_vanished", ids, parameters)
-        uncertain = [_rescued(row) for row in rows if row[4]]
-        return sum(row[2] == Status.PENDING for row in rows), uncertain
+        parameters = {"on_uncertain": on_uncertain, "max_attempts": max_attempts}
+        around = await self.locked.around(
+            ids, lambda free: self._fetch("republish_vanished", parameters | ids_within(free))
+        )
+        rows = around.rows()
+        return sum(row[2] == Status.PENDING for row in rows), made(Rescued, [row[:4] for row in rows if row[4]])
 
     async def follow_timeline(self) -> Promotion | None:
         """Notes which timeline PostgreSQL is on; returns the promotion that was found, once it is dealt with."""
@@ -237,30 +214,15 @@ class Outbox:
         """Makes the partitions of the next weeks; returns the names of those that were missing."""
         return [row[0] for row in await self._fetch("make_partitions", {"weeks_ahead": WEEKS_AHEAD})]
 
-    async def _fetch_around(
-        self, name: str, ids: Collection[UUID], parameters: Mapping[str, Any] = MappingProxyType({})
-    ) -> tuple[list[tuple[Any, ...]], Collection[UUID]]:
-        """The answer of a statement that names its emails, but for those that PostgreSQL refuses; and these."""
-        around = await self.locked.around(ids, lambda free: self._fetch(name, {**parameters, **ids_within(free)}))
-        return [*chain.from_iterable(around.answers)], around.refused.keys()
+    async def _fetch_readable(self, name: str, ids: Sequence[Row]) -> Around[list[Row]]:
+        """The answer of a statement that names its emails, except those that PostgreSQL cannot read."""
+        return await self.locked.around((row[0] for row in ids), lambda free: self._fetch(name, ids_within(free)))
 
-    async def _fetch(self, name: str, parameters: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
-        with translated():
-            cursor = await self._session.execute(query(name), parameters)
-            return await cursor.fetchall()
+    async def _fetch(self, name: str, parameters: Mapping[str, Any] | None = None) -> list[Row]:
+        return await fetch(self._session, name, parameters)
 
 
 def due_since(due: Mapping[UUID, datetime]) -> dict[str, Any]:
     """The parameters of `mark_published` and its like: emails, one at least, and since when each was due."""
     ids = ids_within(due)
     return {**ids, "due_ats": [due[email_id] for email_id in ids["email_ids"]]}
-
-
-def _rescued(row: tuple[Any, ...]) -> Rescued:
-    return Rescued(row[0], row[1], Status(row[2]), row[3])
-
-
-def _dead_letter(row: tuple[Any, ...]) -> DueDeadLetter:
-    values = list(row)
-    values[5] = Status(values[5])
-    return DueDeadLetter(*values)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
-
-from psycopg import Connection
-from psycopg.rows import TupleRow
+from typing import Final
 
 from dispatcher.domain.waiting import Trouble
-from dispatcher.store.connections import Pool, session, translated
-from dispatcher.store.queries import query
+from dispatcher.store.connections import Pool, Session
+from dispatcher.store.statements import fetch, fetch_sync
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +36,7 @@ class ProviderStore:
 
     async def begin_rate(self, provider: str, ceiling: float) -> None:
         """Makes sure that the provider's bucket exists; `ceiling` in emails per second."""
-        await self._fetch("begin_rate", {"provider": provider, "ceiling": ceiling})
+        await fetch(self._pool, "begin_rate", {"provider": provider, "ceiling": ceiling})
 
     async def take_tokens(self, provider: str, *, ceiling: float, burst: float, wanted: int) -> tuple[int, float]:
         """How many of the wanted tokens there are, and the rate in emails per second at which more come.
@@ -47,41 +44,35 @@ class ProviderStore:
         Where the provider has no bucket yet, one begins to fill.
         """
         parameters = {"provider": provider, "ceiling": ceiling, "burst": burst, "wanted": wanted}
-        if rows := await self._fetch("take_tokens", parameters):
-            return rows[0]
+        if rows := await fetch(self._pool, "take_tokens", parameters):
+            return rows[0][0], rows[0][1]
         await self.begin_rate(provider, ceiling)
         return 0, ceiling
 
     async def halve_rate(self, provider: str, ceiling: float) -> float | None:
         """Halves the rate after the provider throttled us; the new rate, or None if somebody has just done it."""
-        rows = await self._fetch("halve_rate", {"provider": provider, "ceiling": ceiling})
+        rows = await fetch(self._pool, "halve_rate", {"provider": provider, "ceiling": ceiling})
         return rows[0][0] if rows else None
 
     async def set_state(self, provider: str, state: str, reason: str | None, seconds: float | None) -> None:
         """Tells others how this worker sees the provider."""
         parameters = {"provider": provider, "slot": self._slot, "state": state, "reason": reason, "seconds": seconds}
-        await self._fetch("set_provider_state", parameters)
+        await fetch(self._pool, "set_provider_state", parameters)
 
     async def forget_states(self) -> None:
         """Takes back what this slot said: its worker begins, or ends."""
-        await self._fetch("forget_provider_states", {"slot": self._slot})
-
-    async def _fetch(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-        async with session(self._pool) as connection:
-            cursor = await connection.execute(query(name), parameters)
-            return await cursor.fetchall()
+        await fetch(self._pool, "forget_provider_states", {"slot": self._slot})
 
 
-def list_states(connection: Connection[TupleRow]) -> list[ProviderState]:
+def list_states(connection: Session) -> list[ProviderState]:
     """The providers that workers cannot use now; empty where all is well."""
-    with translated():
-        return [ProviderState(*row) for row in connection.execute(query("list_provider_states")).fetchall()]
+    return fetch_sync(connection, "list_provider_states", into=ProviderState)
 
 
 _WORST_FIRST: Final = ("open", "half_open", "paused")
 
 
-def find_trouble(connection: Connection[TupleRow]) -> list[Trouble]:
+def find_trouble(connection: Session) -> list[Trouble]:
     """A row per provider that some worker cannot use now, by name; empty where all is well."""
     return worst_states(list_states(connection))
 

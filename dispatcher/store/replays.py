@@ -11,8 +11,8 @@ from uuid import UUID
 
 import orjson
 
-from dispatcher.store.connections import AsyncSession, translated
-from dispatcher.store.queries import query
+from dispatcher.store.connections import AsyncSession
+from dispatcher.store.statements import fetch
 
 
 class State(StrEnum):
@@ -124,7 +124,7 @@ async def create_replay(
         "reason": reason,
         "force": force,
     }
-    return int((await _fetch(session, "create_replay", parameters))[0][0])
+    return int((await fetch(session, "create_replay", parameters))[0][0])
 
 
 async def replay_next(
@@ -137,7 +137,7 @@ async def replay_next(
     Args:
         after: The email that was the last one: so a caller passes over those that are locked.
     """
-    rows = await _fetch(session, "replay_next", {"replay_id": replay_id, "after": after})
+    rows = await fetch(session, "replay_next", {"replay_id": replay_id, "after": after})
     return (rows[0][0], rows[0][1] and ItemOutcome(rows[0][1])) if rows else None
 
 
@@ -146,34 +146,34 @@ async def find_meetings(
 ) -> list[Meeting]:
     """Running replays that have some of these emails; or, with `replay_id`, of the emails it has still to do."""
     parameters = {"email_ids": list(email_ids), "replay_id": replay_id}
-    return [Meeting(*row) for row in await _fetch(session, "find_meetings", parameters)]
+    return await fetch(session, "find_meetings", parameters, into=Meeting)
 
 
 async def note_meetings(session: AsyncSession, replay_id: int) -> None:
     """Makes a replay share its pace with the running replays of the same emails, unless it was made with `force`."""
     met = [meeting.replay_id for meeting in await find_meetings(session, replay_id=replay_id)]
-    await _fetch(session, "note_meetings", {"replay_id": replay_id, "replay_ids": met})
+    await fetch(session, "note_meetings", {"replay_id": replay_id, "replay_ids": met})
 
 
 async def find_pace(session: AsyncSession, replay_id: int) -> float | None:
     """The replay's pace now, in emails per second; None for no limit."""
-    per_second: float | None = (await _fetch(session, "find_pace", {"replay_id": replay_id}))[0][0]
+    per_second: float | None = (await fetch(session, "find_pace", {"replay_id": replay_id}))[0][0]
     return per_second
 
 
 async def goes_on(session: AsyncSession, replay_id: int) -> bool:
     """Whether it runs and something of it is left to do."""
-    return bool(await _fetch(session, "replay_goes_on", {"replay_id": replay_id}))
+    return bool(await fetch(session, "replay_goes_on", {"replay_id": replay_id}))
 
 
 async def finish_replay(session: AsyncSession, replay_id: int) -> bool:
     """Notes that it is done, if it is."""
-    return bool(await _fetch(session, "finish_replay", {"replay_id": replay_id}))
+    return bool(await fetch(session, "finish_replay", {"replay_id": replay_id}))
 
 
 async def stop_replay(session: AsyncSession, replay_id: int, *, actor: str, reason: str) -> bool:
     """Lets it go no further, on record; False if it does not run."""
-    return bool(await _fetch(session, "stop_replay", {"replay_id": replay_id, "actor": actor, "reason": reason}))
+    return bool(await fetch(session, "stop_replay", {"replay_id": replay_id, "actor": actor, "reason": reason}))
 
 
 async def resume_replay(
@@ -181,23 +181,23 @@ async def resume_replay(
 ) -> bool:
     """Lets it go on, on record; False if it is done, or there is none."""
     parameters = {"replay_id": replay_id, "per_second": per_second, "actor": actor, "reason": reason, "force": force}
-    return bool(await _fetch(session, "resume_replay", parameters))
+    return bool(await fetch(session, "resume_replay", parameters))
 
 
 async def find_replay(session: AsyncSession, replay_id: int) -> Replay | None:
     """One replay as it stands."""
-    rows = await _fetch(session, "list_replays", {"replay_id": replay_id, "limit": 1})
+    rows = await fetch(session, "list_replays", {"replay_id": replay_id, "limit": 1})
     return _replay(rows[0]) if rows else None
 
 
 async def list_replays(session: AsyncSession, *, limit: int = 20) -> list[Replay]:
     """The latest ones."""
-    return [_replay(row) for row in await _fetch(session, "list_replays", {"replay_id": None, "limit": limit})]
+    return [_replay(row) for row in await fetch(session, "list_replays", {"replay_id": None, "limit": limit})]
 
 
 async def list_skipped(session: AsyncSession, replay_id: int, *, limit: int) -> list[tuple[UUID, ItemOutcome]]:
     """The emails that it left as they were, and why."""
-    rows = await _fetch(session, "list_skipped", {"replay_id": replay_id, "limit": limit})
+    rows = await fetch(session, "list_skipped", {"replay_id": replay_id, "limit": limit})
     return [(email_id, ItemOutcome(outcome)) for email_id, outcome in rows]
 
 
@@ -207,9 +207,3 @@ def _replay(row: tuple[Any, ...]) -> Replay:
     counts = values[-2]
     values[-2:-1] = [{o: counts[o] for o in ItemOutcome if o in counts}, counts.get("waiting", 0)]
     return Replay(*values)
-
-
-async def _fetch(session: AsyncSession, name: str, parameters: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
-    with translated():
-        cursor = await session.execute(query(name), parameters)
-        return await cursor.fetchall()

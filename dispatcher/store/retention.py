@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from dispatcher.config import Settings
 from dispatcher.errors import DispatcherError, StoreBusy, StoreUnavailable
-from dispatcher.store.connections import AsyncSession, translated, unhurry
-from dispatcher.store.queries import query
+from dispatcher.store.connections import AsyncSession, unhurry
+from dispatcher.store.statements import fetch
 
 TURN: Final = "prune"
 """The name under which one session at a time prunes (see `turns`)."""
@@ -79,11 +79,8 @@ async def count_expiring(session: AsyncSession, retention: Retention) -> Expirin
     days = retention.undecided_days
     if not days:
         return None
-    with translated():
-        parameters = {"undecided_days": days, "warn_days": min(WARN_DAYS, days)}
-        row = await (await session.execute(query("count_expiring"), parameters)).fetchone()
-    assert row is not None
-    return Expiring(*row)
+    parameters = {"undecided_days": days, "warn_days": min(WARN_DAYS, days)}
+    return (await fetch(session, "count_expiring", parameters, into=Expiring))[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +152,7 @@ class Pruning:
         await unhurry(self._session)
         names: dict[str, None] = {}
         for parent, days in self._due_tables():
-            rows = await self._fetch("list_prunable_partitions", self._limits(days) | {"parent": parent})
+            rows = await fetch(self._session, "list_prunable_partitions", self._limits(days) | {"parent": parent})
             names |= dict.fromkeys(row[0] for row in rows)
         return list(names)
 
@@ -177,7 +174,7 @@ class Pruning:
         return [(parent, days) for parent, days in due if days]
 
     async def _drop(self, parent: str, days: int) -> AsyncIterator[Pruned]:
-        while rows := await self._fetch("prune_partition", self._limits(days) | {"parent": parent}):
+        while rows := await fetch(self._session, "prune_partition", self._limits(days) | {"parent": parent}):
             yield Pruned("partition", 1, rows[0][0])
 
     async def _forget(self, name: str, what: str, days: int) -> AsyncIterator[Pruned]:
@@ -189,13 +186,8 @@ class Pruning:
         return {"days": days, "undecided_days": self._retention.undecided_days}
 
     async def _repeat(self, name: str, **parameters: Any) -> AsyncIterator[int]:
-        while rows := await self._fetch(name, {**parameters, "limit": BATCH}):
+        while rows := await fetch(self._session, name, {**parameters, "limit": BATCH}):
             yield len(rows)
-
-    async def _fetch(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-        with translated():
-            cursor = await self._session.execute(query(name), parameters)
-            return await cursor.fetchall()
 
 
 def _has_to_wait(what: str, faults: dict[str, DispatcherError]) -> bool:

@@ -9,12 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from psycopg import Connection
-from psycopg.rows import TupleRow
-
 from dispatcher.errors import ConfigurationError, StoreUnavailable
-from dispatcher.store.connections import AsyncSession, check_url, connect_async, connect_unconfigured, translated
-from dispatcher.store.queries import query
+from dispatcher.store.connections import Session, check_url, connect_async, connect_unconfigured
+from dispatcher.store.statements import Source, fetch, fetch_sync
 
 COMMIT_SECONDS: Final = 5.0
 """A commit that takes longer is no better than none."""
@@ -43,22 +40,33 @@ class Server:
     has_synchronous_standby: bool
 
 
-def describe_server(connection: Connection[TupleRow]) -> Server:
+def describe_server(connection: Session) -> Server:
     """The server at the other end. Faults are ours (see `store.connections.translated`)."""
-    with translated():
-        row = connection.execute(query("show_server")).fetchone()
-    assert row is not None
-    return Server(*row)
+    return fetch_sync(connection, "show_server", into=Server)[0]
 
 
-def verify_writable(connection: Connection[TupleRow]) -> None:
+def verify_writable(connection: Session) -> None:
     """Asserts that the server takes writes.
 
     Raises:
         StoreUnavailable: it is a standby, or read-only.
     """
-    with translated():
-        _assert_writable(connection.execute(query("describe_writes")).fetchone())
+    fetch_sync(connection, "describe_writes", into=_Writes)[0].verify()
+
+
+@dataclass(frozen=True, slots=True)
+class _Writes:
+    """Whether the server takes writes, and the standbys whose confirmation a commit waits for."""
+
+    is_standby: bool
+    is_read_only: bool
+    standby_names: str
+
+    def verify(self) -> None:
+        if self.is_standby:
+            raise StoreUnavailable("PostgreSQL is a standby and takes no writes.", remedy=_STANDBY)
+        if self.is_read_only:
+            raise StoreUnavailable("PostgreSQL is read-only and takes no writes.", remedy=_READ_ONLY)
 
 
 async def time_commit(database_url: str, *, name: str, within_seconds: float = COMMIT_SECONDS) -> float:
@@ -69,26 +77,15 @@ async def time_commit(database_url: str, *, name: str, within_seconds: float = C
     """
     began_at = time.monotonic()
     async with await connect_async(database_url, name=name) as session:
-        with translated():
-            standbys = _assert_writable(await (await session.execute(query("describe_writes"))).fetchone())
-            try:
-                async with asyncio.timeout(within_seconds):
-                    await session.execute(query("write_nothing"))
-            except TimeoutError:
-                words = f"PostgreSQL did not commit a small write within {within_seconds:g} s."
-                raise StoreUnavailable(words, remedy=_hanging_remedy(standbys)) from None
+        (writes,) = await fetch(session, "describe_writes", into=_Writes)
+        writes.verify()
+        try:
+            async with asyncio.timeout(within_seconds):
+                await fetch(session, "write_nothing")
+        except TimeoutError:
+            words = f"PostgreSQL did not commit a small write within {within_seconds:g} s."
+            raise StoreUnavailable(words, remedy=_hanging_remedy(writes.standby_names)) from None
     return time.monotonic() - began_at
-
-
-def _assert_writable(row: TupleRow | None) -> str:
-    """The standbys whose confirmation a commit waits for."""
-    assert row is not None
-    is_standby, is_read_only, standby_names = row
-    if is_standby:
-        raise StoreUnavailable("PostgreSQL is a standby and takes no writes.", remedy=_STANDBY)
-    if is_read_only:
-        raise StoreUnavailable("PostgreSQL is read-only and takes no writes.", remedy=_READ_ONLY)
-    return str(standby_names)
 
 
 def _hanging_remedy(standby_names: str) -> str:
@@ -123,14 +120,12 @@ async def verify_sessions(database_url: str, *, name: str) -> None:
         await connect_unconfigured(database_url, name=name) as one,
         await connect_unconfigured(database_url, name=name) as other,
     ):
-        with translated():
-            marks = {one: secrets.token_hex(8), other: secrets.token_hex(8)}
-            for session, mark in marks.items():
-                await session.execute(query("mark_session"), {"mark": mark})
-            for session in (one, other, other, one):
-                found = await (await session.execute(query("read_session_mark"))).fetchone()
-                if found != (marks[session],):
-                    raise ConfigurationError([_SHARED])
+        marks = {one: secrets.token_hex(8), other: secrets.token_hex(8)}
+        for session, mark in marks.items():
+            await fetch(session, "mark_session", {"mark": mark})
+        for session in (one, other, other, one):
+            if await fetch(session, "read_session_mark") != [(marks[session],)]:
+                raise ConfigurationError([_SHARED])
 
 
 _SHARED: Final = (
@@ -140,15 +135,11 @@ _SHARED: Final = (
 )
 
 
-async def find_database_id(session: AsyncSession) -> UUID:
+async def find_database_id(source: Source) -> UUID:
     """The identity that `init` gave the database."""
-    with translated():
-        row = await (await session.execute(query("find_database_id"))).fetchone()
-    assert row is not None
-    return UUID(str(row[0]))
+    return UUID(str((await fetch(source, "find_database_id"))[0][0]))
 
 
-def find_filled_defaults(connection: Connection[TupleRow]) -> list[str]:
-    """The default partitions that hold rows: their weeks had no partition when they came."""
-    with translated():
-        return [name for (name,) in connection.execute(query("find_filled_defaults"))]
+def find_filled_defaults(connection: Session) -> list[str]:
+    """The default partitions that hold rows: their weeks had no partition when the rows came."""
+    return [name for (name,) in fetch_sync(connection, "find_filled_defaults")]

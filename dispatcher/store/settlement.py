@@ -10,8 +10,9 @@ from uuid import UUID
 
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
-from dispatcher.store.connections import AsyncSession, translated
-from dispatcher.store.queries import ids_within, query
+from dispatcher.store.connections import AsyncSession
+from dispatcher.store.queries import ids_within
+from dispatcher.store.statements import fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +52,17 @@ class Crashed:
 
 async def terminate_sessions(session: AsyncSession, worker: str) -> int:
     """Ends the sessions of a dead worker; returns how many there were. At zero, nothing of it can commit any more."""
-    return len(await _fetch(session, "terminate_sessions", {"application_name": worker}))
+    return len(await fetch(session, "terminate_sessions", {"application_name": worker}))
 
 
 async def find_leases(session: AsyncSession, worker: str) -> list[FoundLease]:
     """The leases of a worker."""
-    return [FoundLease(*row) for row in await _fetch(session, "find_leases", {"worker": worker})]
+    return await fetch(session, "find_leases", {"worker": worker}, into=FoundLease)
 
 
 async def find_rescued(session: AsyncSession, worker: str) -> dict[UUID, int]:
     """The emails of this worker that a rescue holds and that have not changed since: the lease's token by id."""
-    return dict(await _fetch(session, "find_rescued", {"worker": worker}))
+    return dict(await fetch(session, "find_rescued", {"worker": worker}))
 
 
 async def note_crashes(
@@ -79,10 +80,7 @@ async def note_crashes(
         "error_type": Reason.WORKER_CRASHED.value,
         "error": "The worker died while it rendered this email.",
     }
-    rows = await _fetch(session, "note_crashes", parameters)
-    return [
-        Crashed(email_id, correlation_id, Status(status), count) for email_id, correlation_id, status, count in rows
-    ]
+    return await fetch(session, "note_crashes", parameters, into=Crashed)
 
 
 async def find_expiring(
@@ -94,12 +92,12 @@ async def find_expiring(
         are_theirs: The leases of these workers; else of all others.
     """
     parameters = {"workers": list(workers), "is_theirs": are_theirs, "within_seconds": within_seconds}
-    return [FoundLease(*row) for row in await _fetch(session, "find_expiring", parameters)]
+    return await fetch(session, "find_expiring", parameters, into=FoundLease)
 
 
 async def release_found(session: AsyncSession, leases: Sequence[FoundLease]) -> set[UUID]:
     """Gives back leases under which nothing left nor can leave; returns the ids of those that nothing came of since."""
-    return {row[0] for row in await _fetch(session, "release_found", as_found(leases))} if leases else set()
+    return {row[0] for row in await fetch(session, "release_found", as_found(leases))} if leases else set()
 
 
 def as_found(leases: Sequence[FoundLease]) -> dict[str, Any]:
@@ -112,12 +110,6 @@ def as_found(leases: Sequence[FoundLease]) -> dict[str, Any]:
     }
 
 
-async def _fetch(session: AsyncSession, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-    with translated():
-        cursor = await session.execute(query(name), parameters)
-        return await cursor.fetchall()
-
-
 async def find_attempt_bases(session: AsyncSession, email_ids: Collection[UUID]) -> dict[UUID, int]:
     """How many attempts each of these had when it was last replayed; those that never were are left out."""
-    return {} if not email_ids else dict(await _fetch(session, "find_attempt_bases", ids_within(email_ids)))
+    return {} if not email_ids else dict(await fetch(session, "find_attempt_bases", ids_within(email_ids)))

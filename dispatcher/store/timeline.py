@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 from dispatcher.store.connections import AsyncSession, translated
 from dispatcher.store.queries import ids_within, query
+from dispatcher.store.statements import fetch
 
 DOUBTED: Final = " before the promotion"
 """Follows the owner's name in `locked_by` where a promotion made a lease uncertain."""
@@ -43,14 +44,14 @@ async def follow_timeline(session: AsyncSession, *, batch: int = BATCH) -> Promo
         batch: The most due emails that one statement changes.
     """
     with translated():
-        if await _fetch(session, "note_timeline"):
+        if await fetch(session, "note_timeline"):
             return None
         async with session.transaction():
             return await _begin(session, batch)
 
 
 async def _begin(session: AsyncSession, batch: int) -> Promotion | None:
-    found = await _fetch(session, "find_noted_timeline")
+    found = await fetch(session, "find_noted_timeline")
     before, was_synchronous, timeline = found[0] if found else (0, True, 0)
     is_lossy = timeline > before and not was_synchronous
     await session.execute(query("begin_timeline"), {"is_lossy": is_lossy})
@@ -66,12 +67,8 @@ async def _begin(session: AsyncSession, batch: int) -> Promotion | None:
 async def _doubt_messages(session: AsyncSession, batch: int) -> int:
     """Marks the messages of all due emails as doubtful; returns their number."""
     count, after = 0, UUID(int=0)
-    while rows := await _fetch(session, "find_doubted", {"after": after, "limit": batch}):
+    while rows := await fetch(session, "find_doubted", {"after": after, "limit": batch}):
         ids = [row[0] for row in rows]
         after = ids[-1]
         count += (await session.execute(query("doubt_messages"), ids_within(ids))).rowcount
     return count
-
-
-async def _fetch(session: AsyncSession, name: str, parameters: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
-    return await (await session.execute(query(name), parameters)).fetchall()

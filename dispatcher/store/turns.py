@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Final
 
-from dispatcher.store.connections import AsyncSession, translated
-from dispatcher.store.queries import query
+from dispatcher.store.connections import AsyncSession
+from dispatcher.store.statements import fetch
 
 _POLL_SECONDS: Final = 0.02
 
@@ -29,8 +29,7 @@ async def turn(session: AsyncSession, name: str, *, within_seconds: float = 0.0)
         yield is_ours
     finally:
         if is_ours and not session.closed:
-            with translated():
-                await session.execute(query("end_turn"), {"name": name})
+            await fetch(session, "end_turn", {"name": name})
 
 
 async def take(session: AsyncSession, name: str, *, idle_seconds: float | None = None) -> bool:
@@ -41,24 +40,18 @@ async def take(session: AsyncSession, name: str, *, idle_seconds: float | None =
             the turn until it goes on.
     """
     if idle_seconds is not None:
-        await _fetch(session, "end_if_idle", {"seconds": idle_seconds})
-    return bool((await _fetch(session, "try_turn", {"name": name}))[0][0])
+        await fetch(session, "end_if_idle", {"seconds": idle_seconds})
+    return bool((await fetch(session, "try_turn", {"name": name}))[0][0])
 
 
 async def share(session: AsyncSession, name: str, *, is_shared: bool) -> None:
     """Says, or takes back, something that any number of sessions may say. Call it only when that changes."""
     if is_shared:
-        await _fetch(session, "share_turn", {"name": name})
+        await fetch(session, "share_turn", {"name": name})
     else:
-        await _fetch(session, "end_shared_turn", {"name": name})
+        await fetch(session, "end_shared_turn", {"name": name})
 
 
 async def is_shared_by_another(session: AsyncSession, name: str) -> bool:
     """Whether another session says it."""
-    return bool(await _fetch(session, "find_shared_turn", {"name": name}))
-
-
-async def _fetch(session: AsyncSession, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-    with translated():
-        cursor = await session.execute(query(name), parameters)
-        return await cursor.fetchall()
+    return bool(await fetch(session, "find_shared_turn", {"name": name}))

@@ -14,7 +14,8 @@ where exists (select 1 from dispatcher.email_attempt_default);
 
 -- name: sample_pending
 -- The oldest pending emails, with the fields that decide whether they can be sent; no bodies, no attachments.
-select e.email_id, e.created_at, c.sender, c.recipients, c.template_id, c.headers
+select
+    e.email_id, e.created_at, c.sender, c.recipients, '', null, null, c.template_id, null, c.headers, null
 from (
     select email_id, created_at
     from dispatcher.email_log

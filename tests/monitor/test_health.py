@@ -15,7 +15,7 @@ from dispatcher.errors import BrokerUnavailable, DispatcherError, SchemaError, S
 from dispatcher.host.roster import Member
 from dispatcher.monitor.health import CHECKS, Health
 from dispatcher.monitor.looking import Poll, interval_after
-from dispatcher.store.stock import Stock
+from dispatcher.store.counts import Stock
 from dispatcher.telemetry.scrape import ProcessCollector
 from tests.telemetry.counting import counting
 

@@ -22,7 +22,7 @@ from dispatcher.host.web_server import WebServer
 from dispatcher.monitor.pages import pages_of
 from dispatcher.setting_values import Listener
 from dispatcher.store.connections import make_pool
-from dispatcher.store.stock import take_stock
+from dispatcher.store.counts import take_stock
 from dispatcher.telemetry import metric_files
 from tests.store.books import Books
 from tests.telemetry.pictures import parsed

@@ -26,7 +26,7 @@ from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.errors import MessageKeyConflict
 from dispatcher.store.connections import AsyncSession, Pool
 from dispatcher.store.drafts import DraftStore
-from dispatcher.store.held import confirm_held, release_held
+from dispatcher.store.failures import announce_again, confirm_held, discard_dead, find_announced, release_held
 from dispatcher.store.leases import Lease, LeaseStore, LetterVerdict
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.replays import ItemOutcome, create_replay, replay_next
@@ -38,7 +38,6 @@ from dispatcher.store.settlement import (
     note_crashes,
     release_found,
 )
-from dispatcher.store.standings import announce_again, discard_dead, find_announced
 from tests.store.altered import Mutant, connection_class
 from tests.store.books import Books, email
 from tests.store.known import Known
