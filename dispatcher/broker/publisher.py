@@ -18,8 +18,6 @@ from pika import exceptions, spec
 
 from dispatcher.broker.connection import Channel, Connection, open_connection, parameters, resolve
 from dispatcher.broker.outgoing import Outgoing
-from dispatcher.broker.pointer import TRACEPARENT
-from dispatcher.broker.publications import CONTENT_TYPE, PERSISTENT, publication
 from dispatcher.errors import BrokerUnavailable
 
 BATCH_SECONDS: Final = 15.0
@@ -208,16 +206,19 @@ class _Stream:
         if not messages:
             resolve(batch.done, None)
         await self.connection.unblocked()
+        number, most = self.channel.raw.channel_number, self.channel.most_body_octets
         for index, message in enumerate(messages):
             while len(self._unanswered) >= self._window and not self.channel.closed.done():
                 self._room.clear()
                 await self._room.wait()
                 await self.connection.unblocked()
             try:
-                self._write(message, batch, index, exchange)
+                self.channel.write(message.frames(number, exchange, most))
             except exceptions.AMQPError as error:  # it is closing, or closed
                 resolve(batch.done, self.channel.fault(error))
                 return
+            self._written += 1
+            self._unanswered[self._written] = batch, index, (message.queue, message.message_id)
 
     def is_refused(self, queue: str, answers: Answers) -> bool:
         """Whether the queue has refused everything for REFUSED_SECONDS, and refused these messages now."""
@@ -226,25 +227,6 @@ class _Stream:
             return False
         now = asyncio.get_running_loop().time()
         return now - self._refused_since.setdefault(queue, now) >= REFUSED_SECONDS
-
-    def _write(self, message: Outgoing, batch: _Batch, index: int, exchange: str) -> None:
-        frames = publication(self.channel.raw.channel_number, exchange, message, self.channel.most_body_octets)
-        if frames is not None:
-            self.channel.write(frames)
-        else:
-            self._write_by_pika(message, exchange)
-        self._written += 1
-        self._unanswered[self._written] = batch, index, (message.queue, message.message_id)
-
-    def _write_by_pika(self, message: Outgoing, exchange: str) -> None:
-        properties = spec.BasicProperties(
-            content_type=CONTENT_TYPE,
-            headers={TRACEPARENT: message.traceparent} if message.traceparent else None,
-            delivery_mode=PERSISTENT,
-            correlation_id=message.correlation_id,
-            message_id=message.message_id,
-        )
-        self.channel.raw.basic_publish(exchange, message.queue, message.body, properties, mandatory=True)
 
     def _on_return(self, _channel: Any, method: Any, properties: Any, _body: bytes) -> None:
         self._returned[method.routing_key, properties.message_id] += 1
