@@ -28,6 +28,7 @@ from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import DispatcherError
 from dispatcher.host import ledger as ledger_module
 from dispatcher.host import ledger_format
+from dispatcher.host.clock import boot_id
 from dispatcher.host.ledger import Ledger
 from dispatcher.host.ledger_format import FORMAT, Flight, LedgerUnreadable, Suspect
 from dispatcher.host.ledger_reader import DeadLedger, LivingLedger, dead_ledger, living_ledger
@@ -162,6 +163,24 @@ class TestALivingWorker:
         assert ledger.voided_at == 12.5
         assert [flight.email_id for flight in seen.flights()] == [ID]
         ledger.clear(slot)
+
+    def test_voiding_its_leases_leaves_no_descriptor_open(self, tmp_path: Path) -> None:
+        ledger = Ledger(tmp_path, worker="w", slot="s", slots=1)
+        seen = living_ledger(ledger.path)
+        assert seen is not None
+        before = {each.name for each in Path("/proc/self/fd").iterdir()}
+
+        seen.void_leases(12.5)
+
+        assert {each.name for each in Path("/proc/self/fd").iterdir()} == before
+
+    def test_it_knows_whether_it_names_its_database(self, tmp_path: Path) -> None:
+        ledger = Ledger(tmp_path, worker="w", slot="s", slots=1)
+        seen = [ledger.is_named]
+
+        ledger.name_database(DATABASE_ID)
+
+        assert [*seen, ledger.is_named] == [False, True]
 
     def test_what_it_was_rendering_when_it_died_is_suspected(self, tmp_path: Path) -> None:
         def work(ledger: Ledger) -> None:
@@ -558,6 +577,12 @@ class TestFilesThatAreNoLedgerOfOurs:
         with pytest.raises(LedgerUnreadable, match="it is not a file"):
             read(tmp_path / "x.ledger")
 
+    def test_a_file_that_fails_while_it_is_read(self, tmp_path: Path) -> None:
+        (tmp_path / "x.ledger").symlink_to("/sys/class/net/lo/speed")  # it has a size, and no content
+
+        with pytest.raises(LedgerUnreadable, match="cannot be read: Invalid argument"):
+            read(tmp_path / "x.ledger")
+
     def test_a_file_that_we_may_not_read(self, tmp_path: Path) -> None:
         path = tmp_path / "x.ledger"
         path.touch(mode=0)
@@ -633,3 +658,36 @@ def test_a_worker_that_dies_before_its_ledger_is_ready_leaves_none(tmp_path: Pat
     die(lambda: Ledger(tmp_path, worker="host.example:w0:1", slot="s", slots=1))
 
     assert [path.name for path in tmp_path.iterdir()] == ["host.example:w0:1.ledger"]
+
+
+def test_the_bytes_of_this_format_never_change(tmp_path: Path) -> None:
+    """A relay may settle what a worker of another release wrote: another layout takes another FORMAT."""
+
+    def work(ledger: Ledger) -> None:
+        leave(ledger)
+        ledger.answered(leave(ledger, OTHER_ID), Deferred(Reason.THROTTLED, "wait", "429", 2.5), finished_at=2.0)
+        ledger.begin_rendering(ID, 7)
+        living = living_ledger(ledger.path)
+        assert living is not None
+        living.void_leases(12.5)
+
+    after(tmp_path, work, slots=2)
+    path = only_file(tmp_path)
+
+    def flight(email_id: UUID) -> bytes:
+        return struct.pack("<16sqidB24s", email_id.bytes, 7, 3, 1_790_000_000.25, 0, b"smtp")
+
+    def checked(part: bytes, begun: int = 0) -> bytes:
+        return part + struct.pack("<I", crc32(part, begun))
+
+    names = (b"host:w0:17:cafe", b"host:w0", boot_id().encode())
+    header = struct.pack("<8sHHI64s64s36s", b"EDLEDGER", 4, 512, 2, *names)
+    header += struct.pack("<I", crc32(repr((b"EDLEDGER", 4, 512, 2, *names)).encode()))
+    header += struct.pack("<Qd", path.stat().st_ino, 12.5)
+    header += bytes(11 * 24) + struct.pack("<16sq", ID.bytes, 7) + checked(DATABASE_ID.bytes)
+    on_the_wire = b"\1".ljust(8, b"\0") + checked(flight(ID))
+    answer = struct.pack("<dBd32s32s128s160s", 2.0, 1, 2.5, b"throttled", b"429", b"", b"wait")
+    answered = (b"\2".ljust(8, b"\0") + checked(flight(OTHER_ID))).ljust(96, b"\0") + checked(
+        answer, crc32(flight(OTHER_ID))
+    )
+    assert path.read_bytes() == b"".join(part.ljust(512, b"\0") for part in (header, on_the_wire, answered))
