@@ -76,6 +76,10 @@ class PatientProtocol(HttpToolsProtocol):
         """A client is there, and has not said anything."""
         self._lingering = _LingeringTransport(transport, self._has_unread_request)
         super().connection_made(self._lingering)  # type: ignore[arg-type]
+        if self.client is None:
+            # The client has reset the connection already. What it sent is not worth parsing.
+            transport.abort()
+            return
         self._expect(self._patience.head_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -85,6 +89,11 @@ class PatientProtocol(HttpToolsProtocol):
         self._drop_unanswered()
         self.resume_writing()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn forgets this timer where the client reset the connection
+        # Nothing may refer to this object now, so that its memory is free without a look by the garbage collector.
+        self.pipeline.clear()
+        self.headers = []
+        del self._trailers, self.cycle
 
     def data_received(self, data: bytes) -> None:
         """It said something."""
@@ -233,6 +242,7 @@ class PatientProtocol(HttpToolsProtocol):
         for cycle in self._unanswered:
             cycle.disconnected = True
             cycle.message_event.set()
+        self._unanswered.clear()
 
 
 class _Trailers(list[tuple[bytes, bytes]]):
@@ -277,9 +287,14 @@ class _LingeringTransport:
         self._transport.resume_reading()
 
     def end(self) -> None:
-        """Stops the timer; the connection is closed."""
+        """Stops the timer, and lets go of the protocol; the connection is closed."""
+        self._has_unread_request = _nothing_is_unread
         if self._end is not None:
             self._end.cancel()
+
+
+def _nothing_is_unread() -> bool:
+    return False
 
 
 def _bare_answer(problem: Problem) -> bytes:

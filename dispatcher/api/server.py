@@ -60,6 +60,12 @@ KEEP_ALIVE_SECONDS: Final = 75
 LAST_SECONDS: Final = 3.0
 """For what was inserted last to be announced; the relay takes the rest."""
 BACKLOG: Final = 2048
+ACCEPTS_PER_TURN: Final = 16
+"""New connections per turn of the loop. libuv accepts one for each listening descriptor, so the loop gets several
+descriptors of one socket. With one descriptor, clients that connect and go keep new ones waiting in the backlog."""
+GC_THRESHOLDS: Final = (10_000, 20, 50)
+"""Requests leave hardly any reference cycles. With Python's defaults, a few thousand requests that wait would make the
+collector look at all of them again and again, for up to 40 ms at a time."""
 LARGE_BLOCK_BYTES: Final = 1 << 20
 _M_MMAP_THRESHOLD: Final = -3
 SWITCH_SECONDS: Final = 0.0005
@@ -193,6 +199,7 @@ async def serve(
         helpers += [asyncio.create_task(pages.run()) for pages in _pages(settings)]
         server = _server(settings, app, refusals)
         gc.freeze()  # what is there now stays: the collector need not look at it while a request waits
+        gc.set_threshold(*GC_THRESHOLDS)
         _tell_start(listener, access)
         await _until_stopped(server, listener, [asyncio.create_task(stop.wait()), *helpers])
         with suppress(TimeoutError):
@@ -247,7 +254,8 @@ def _tell_start(listener: socket.socket, access: Access) -> None:
 
 async def _until_stopped(server: _Server, listener: socket.socket, others: list[asyncio.Task[Any]]) -> None:
     """Serves until any of the others ends: the stop, or what should not."""
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    listeners = [listener, *(listener.dup() for _ in range(ACCEPTS_PER_TURN - 1))]
+    serving = asyncio.create_task(server.serve(sockets=listeners))
     ended, _ = await asyncio.wait([serving, *others], return_when=asyncio.FIRST_COMPLETED)
     server.should_exit = True
     await serving
