@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python b
 
 from dispatcher.domain.status import Status
 from dispatcher.telemetry import metric_files, scrape
-from dispatcher.worker.measuring import measure_lease, measure_record
+from dispatcher.worker.report import report_lease, report_record
 
 BATCHES: Final = (1, 8, 64, 256)
 ROUNDS: Final = 30
@@ -50,8 +50,8 @@ def main() -> None:
 
 def _count(batch: Any, times: int) -> None:
     for _ in range(times):
-        measure_lease(len(batch), 0.003)
-        measure_record(batch, 0.003)
+        report_lease(len(batch), 0.003)
+        report_record(batch, 0.003)
 
 
 def _batch(size: int) -> list[Any]:
@@ -67,9 +67,7 @@ def _batch(size: int) -> list[Any]:
                 started_at=now,
                 finished_at=now + timedelta(milliseconds=5 + number % 40),
             ),
-            sending=SimpleNamespace(
-                lease=SimpleNamespace(email=SimpleNamespace(created_at=now - timedelta(seconds=1)))
-            ),
+            email=SimpleNamespace(lease=SimpleNamespace(created_at=now - timedelta(seconds=1))),
         )
         for number in range(size)
     ]

@@ -49,7 +49,7 @@ class Announcing:
         self._publisher = publisher
         self._store = store
         self._queue = queue
-        self._batches: Batches[tuple[Draft, datetime]] = Batches(self._publish)
+        self._batches: Batches[tuple[Draft, datetime]] = Batches()
         self._waiting = 0
         self._confirmed = ConfirmedMessages()
         self._opens_at = 0.0
@@ -67,7 +67,7 @@ class Announcing:
     async def run(self) -> None:
         """Announces until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(unless_cut_off(self._batches.run))
+            group.create_task(unless_cut_off(self._batches.run, self._publish))
             group.create_task(unless_cut_off(self._mark_all))
 
     async def finish(self) -> None:

@@ -67,8 +67,6 @@ class Consumer:
         queue: str,
         *,
         prefetch: int,
-        on_delivery: Callable[[Delivery], None],
-        on_lost: Callable[[], None],
         on_tried: Callable[[], None] = lambda: None,
         on_refused: Callable[[BrokerRefused], None] = lambda _: None,
         name: str,
@@ -79,8 +77,6 @@ class Consumer:
 
         Args:
             prefetch: How many unacked deliveries RabbitMQ lets us hold.
-            on_delivery: Gets each message, in the loop; must be quick and not raise.
-            on_lost: Told when the deliveries at hand have become void; not when we close.
             on_tried: Told each time when RabbitMQ begins to give us messages, or was found away.
             on_refused: Told instead each time when RabbitMQ does not let us in. It is tried again all the same.
             name: What RabbitMQ's management shows for the connection.
@@ -92,8 +88,8 @@ class Consumer:
         self._amqp_url = amqp_url
         self._queue = queue
         self._prefetch = prefetch
-        self._on_delivery = on_delivery
-        self._on_lost = on_lost
+        self._on_delivery: Callable[[Delivery], None] = lambda _: None
+        self._on_lost: Callable[[], None] = lambda: None
         self._on_tried = on_tried
         self._on_refused = on_refused
         self._name = name
@@ -119,11 +115,16 @@ class Consumer:
         """How many messages RabbitMQ waits to hear about."""
         return len(self._outstanding)
 
-    async def run(self) -> None:
+    async def run(self, on_delivery: Callable[[Delivery], None], on_lost: Callable[[], None]) -> None:
         """Consumes until `cancel` or `close`, through every loss of RabbitMQ; a missing queue is waited for too.
 
         After `cancel` it returns once the connection is closed or lost.
+
+        Args:
+            on_delivery: Gets each message, in the loop; must be quick and not raise.
+            on_lost: Called when the deliveries at hand have become void; not when we close.
         """
+        self._on_delivery, self._on_lost = on_delivery, on_lost
         while await self._may_consume():
             began = time.monotonic()
             reason = await self._consume()

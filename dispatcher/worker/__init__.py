@@ -1,6 +1,5 @@
-"""One worker process: lease, send, decide, record, ack.
+"""One worker process: lease, send, record.
 
-Everything runs on one asyncio loop. Work is batched by itself: while one statement is under way, the next batch gathers
-(`batches`). `pipeline` is the sentence; `sending` is one email on its way; `contents` reads large
-content for it; `process` is the process around it.
+Everything runs on one asyncio loop. `line` is the sentence: three stages, each with an inbox and an outbox
+(`host.batches`). `in_flight_email` is what passes through them; `process` is the process around them.
 """

@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Final, TypeVar
+from uuid import UUID
 
 from dispatcher.errors import AnswerTooLarge, StatementRefused, StoreUnavailable
 from dispatcher.store.leases import LeaseStore
+from dispatcher.worker.in_flight_email import Event, InFlightEmail
 from dispatcher.worker.outage import StoreOutage
-from dispatcher.worker.sending import LeaseRanOut, Phase, Sending
+from dispatcher.worker.window import Window
 
 T = TypeVar("T")
 
@@ -110,97 +112,84 @@ class Contents:
     """Reads content, as far as there is memory for it."""
 
     def __init__(
-        self,
-        store: LeaseStore,
-        outage: StoreOutage,
-        *,
-        octets: int,
-        copies: int,
-        window: int,
-        waiting: Callable[[], AbstractContextManager[None]],
+        self, store: LeaseStore, outage: StoreOutage, window: Window, *, octets: int, copies: int, prefetch: int
     ) -> None:
         """
         Args:
+            window: Is woken when an email waits: others may take its place.
             octets: How much memory there is for content and what is made of it.
             copies: How many times its size an email's content takes.
-            window: How many emails the worker sends at once.
-            waiting: Entered while an email waits: others may take its place in the window.
+            prefetch: How many emails the worker sends at once.
         """
         light = octets // LIGHT_SHARE
         self._store = store
         self._outage = outage
+        self._window = window
         self._copies = copies
-        self._waiting = waiting
-        most_waiting = max(1, window // WAITING_SHARE)
+        most_waiting = max(1, prefetch // WAITING_SHARE)
         self._light = Memory(light, most_waiting=most_waiting)
         self._heavy = Memory(octets - light, most_waiting=most_waiting)
         # One of the worker's sessions at most: results and leases are written meanwhile.
         self._reading = asyncio.Lock()
 
     @asynccontextmanager
-    async def held(self, sending: Sending) -> AsyncIterator[None]:
-        """Waits for memory, reads the email's content, and frees both in the end.
+    async def held(self, email: InFlightEmail) -> AsyncIterator[str | None]:
+        """Waits for memory, reads the email's content, and frees both in the end; gives why PostgreSQL cannot read it.
 
         Raises:
             NoMemory: too many wait already, or the host has less memory than the setting promises.
-            LeaseRanOut: its lease was lost meanwhile.
         """
-        octets = sending.lease.octets_apart
+        octets = email.lease.octets_apart
         if octets < 0:
-            octets = await self._surely(sending, self._find_octets)
+            octets = await self._surely(lambda: self._find_octets(email.email_id))
         memory = self._light if octets <= LIGHT_OCTETS else self._heavy
         octets = octets * self._copies + OVERHEAD_OCTETS
-        await self._take(sending, memory, octets)
+        await self._take(email, memory, octets)
+        fault = None
         try:
             try:
-                await self._surely(sending, self._read)
+                email.content = await self._surely(lambda: self._store.read_content(email.email_id))
+            except StatementRefused as error:
+                fault = error.message
             except (MemoryError, AnswerTooLarge):
                 # The host has less than the setting promises, which is no fault of the email.
                 raise NoMemory(memory.later()) from None
-            yield
+            yield fault
         finally:
-            sending.email = None
+            email.content = None
             memory.give_back(octets)
 
-    async def _take(self, sending: Sending, memory: Memory, octets: int) -> None:
+    async def _take(self, email: InFlightEmail, memory: Memory, octets: int) -> None:
         place = memory.take(octets)
         if place is None:
             return
-        sending.phase = Phase.WAITING
-        with self._waiting():
-            try:
-                await place
-            except asyncio.CancelledError:
-                memory.leave(octets, place)
-                raise
-        sending.phase = Phase.PREPARING
+        email.on(Event.WAIT)
+        self._window.wake()
+        try:
+            await place
+        except asyncio.CancelledError:
+            memory.leave(octets, place)
+            raise
+        email.on(Event.RESUME)
 
-    async def _surely(self, sending: Sending, read: Callable[[Sending], Awaitable[T]]) -> T:
+    async def _surely(self, read: Callable[[], Awaitable[T]]) -> T:
         """Reads again until PostgreSQL answers, however long it is away.
 
         Raises:
             AnswerTooLarge: this process has no memory for it.
-            LeaseRanOut: the lease was lost meanwhile.
+            StatementRefused: PostgreSQL cannot read it.
         """
         while True:
             try:
                 async with self._reading:
-                    return await read(sending)
+                    return await read()
             except AnswerTooLarge:
                 raise
             except StoreUnavailable as error:
                 await self._outage.wait(error)
-            if sending.lease_lost:
-                raise LeaseRanOut
 
-    async def _find_octets(self, sending: Sending) -> int:
+    async def _find_octets(self, email_id: UUID) -> int:
         try:
-            return await self._store.find_content_octets(sending.email_id)
+            return await self._store.find_content_octets(email_id)
         except StatementRefused:
             return 0  # reading it says so, too
-
-    async def _read(self, sending: Sending) -> None:
-        try:
-            sending.email = await self._store.read_content(sending.email_id)
-        except StatementRefused as error:
-            sending.unreadable = error.message

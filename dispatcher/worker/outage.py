@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import AbstractContextManager, nullcontext
+from typing import Final
 
 from dispatcher.domain.backoff import Backoff
 from dispatcher.errors import StoreUnavailable
 from dispatcher.telemetry.log import get_log
+
+LOCKED_SECONDS: Final = 0.5
+"""Until the next look at an email that another transaction has locked."""
 
 
 class StoreOutage:

@@ -29,7 +29,7 @@ from dispatcher.store.server import verify_sessions
 from dispatcher.telemetry import log, metric_files, quick_log
 from dispatcher.telemetry.tracing import TRACER
 from dispatcher.worker.coalescing import coalesced
-from dispatcher.worker.pipeline import Pipeline
+from dispatcher.worker.line import Line
 from dispatcher.worker.watch import ProviderWatch
 
 FORGET_SECONDS = 1.0
@@ -158,30 +158,25 @@ async def _dispatch(
             stop.set()
 
     window = routes.window(settings.prefetch, max(settings.lease_seconds / 2, settings.send_timeout_seconds))
-    at_hand = _messages_at_hand(window, settings)
-    settings = replace(settings, prefetch=window)
-    # The lambdas because the pipeline comes after: the two know each other.
     consumer = Consumer(
         settings.amqp_url,
         settings.queue,
-        prefetch=at_hand,
-        on_delivery=lambda delivery: pipeline.take(delivery),  # noqa: PLW0108
-        on_lost=lambda: pipeline.forget_arrivals(),  # noqa: PLW0108
+        prefetch=_messages_at_hand(window, settings),
         on_tried=seat.up,
         on_refused=note_refusal,
         name=f"dispatcher {identity.worker}",
         ca_file=settings.ca_file,
     )
-    pipeline = Pipeline(settings, consumer=consumer, store=store, routes=routes, watch=watch, ledger=ledger, seat=seat)
+    line = Line(replace(settings, prefetch=window), consumer, store, routes, watch, ledger, seat)
     async with asyncio.TaskGroup() as group:
-        working = group.create_task(pipeline.run())
-        consuming = group.create_task(unless_cut_off(consumer.run))
-        retiring = group.create_task(_ask_for_successor(seat, pipeline, ledger, settings.recycle_emails))
+        working = group.create_task(line.run())
+        consuming = group.create_task(unless_cut_off(consumer.run, line.lease.take, line.lease.forget))
+        retiring = group.create_task(_ask_for_successor(seat, line, ledger, settings.recycle_emails))
         await stop.wait()
         with suppress(TimeoutError):
             async with asyncio.timeout(CANCEL_SECONDS):
                 await consumer.cancel()
-        await pipeline.drain(settings.drain_seconds)
+        await line.drain(settings.drain_seconds)
         await consumer.close()
         # It may still be connecting, to a RabbitMQ that does not answer.
         await asyncio.wait({consuming}, timeout=CANCEL_SECONDS)
@@ -189,7 +184,7 @@ async def _dispatch(
             task.cancel()
     if refusals:
         raise ConfigurationError([str(refusals[0])]) from refusals[0]
-    log.get_log().info("worker.drained", sent=pipeline.sent_count, released=pipeline.released_count)
+    log.get_log().info("worker.drained", sent=line.record.sent_count, released=line.returned.released_count)
 
 
 def _messages_at_hand(window: int, settings: Settings) -> int:
@@ -206,7 +201,7 @@ def _messages_at_hand(window: int, settings: Settings) -> int:
     return emails
 
 
-async def _ask_for_successor(seat: Seat, pipeline: Pipeline, ledger: Ledger, after_emails: int) -> None:
+async def _ask_for_successor(seat: Seat, line: Line, ledger: Ledger, after_emails: int) -> None:
     """Asks once: after about so many emails (never where that is 0), or when its ledger's file is lost.
 
     The worker works on until it is stopped: then it drains, and what is on the wire ends first.
@@ -214,7 +209,7 @@ async def _ask_for_successor(seat: Seat, pipeline: Pipeline, ledger: Ledger, aft
     spread = random.uniform(1 - RECYCLE_SPREAD, 1 + RECYCLE_SPREAD)  # noqa: S311
     enough = after_emails * spread if after_emails else math.inf
     # Nothing is done per email that can be done per second.
-    while pipeline.finished_count < enough and ledger.is_in_place:  # noqa: ASYNC110
+    while line.record.finished_count < enough and ledger.is_in_place:  # noqa: ASYNC110
         await asyncio.sleep(_LOOK_SECONDS)
     if not ledger.is_in_place:
         log.get_log().error("ledger.lost", file=ledger.path.name)

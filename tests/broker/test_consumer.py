@@ -33,14 +33,12 @@ class Worker:
             amqp_url,
             queue,
             prefetch=prefetch,
-            on_delivery=self.deliveries.append,
-            on_lost=self._lose,
             on_tried=lambda: self.tries.append("tried"),
             on_refused=lambda _: self.tries.append("refused"),
             name=name,
             backoff=Backoff(base_seconds=0.01, cap_seconds=0.05),
         )
-        self.task = asyncio.create_task(self.consumer.run())
+        self.task = asyncio.create_task(self.consumer.run(self.deliveries.append, self._lose))
 
     async def got(self, count: int) -> list[Delivery]:
         """Exactly so many deliveries since the last loss."""
@@ -432,12 +430,10 @@ async def test_cancel_and_close_before_anything_was_consumed_end_the_run(closed_
             f"amqp://u:p@127.0.0.1:{closed_port}/",
             "q",
             prefetch=1,
-            on_delivery=lambda _: None,
-            on_lost=lambda: None,
             name="test",
             backoff=Backoff(base_seconds=3600, cap_seconds=3600),
         )
-        task = asyncio.create_task(consumer.run())
+        task = asyncio.create_task(consumer.run(lambda _: None, lambda: None))
         await asyncio.sleep(0)
         await stop(consumer)
         await asyncio.wait_for(task, 10)
@@ -461,7 +457,7 @@ async def test_a_cancelled_run_leaves_the_messages_to_others(
 
 def test_an_unusable_url_is_refused_at_once() -> None:
     with pytest.raises(ConfigurationError):
-        Consumer("amqp://u:p@h:port/", "q", prefetch=1, on_delivery=lambda _: None, on_lost=lambda: None, name="test")
+        Consumer("amqp://u:p@h:port/", "q", prefetch=1, name="test")
 
 
 async def test_who_is_not_let_in_is_told_so_and_tries_again(make_worker: MakeWorker, amqp_url: str) -> None:

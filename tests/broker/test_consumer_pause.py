@@ -25,12 +25,10 @@ class Worker:
             proxy.url,
             queue,
             prefetch=100,
-            on_delivery=self.deliveries.append,
-            on_lost=self._lose,
             name="pausing",
             backoff=Backoff(base_seconds=0.01, cap_seconds=0.05),
         )
-        self.task = asyncio.create_task(self.consumer.run())
+        self.task = asyncio.create_task(self.consumer.run(self.deliveries.append, self._lose))
 
     async def got(self, count: int) -> list[Delivery]:
         """So many deliveries since the last loss."""

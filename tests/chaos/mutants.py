@@ -81,19 +81,19 @@ def _without_fencing() -> None:
 
 def _with_early_ack() -> None:
     """An answer frees its slot and acks its message before the commit that records it."""
-    from dispatcher.worker.recorder import Recorder
+    from dispatcher.worker.record import RecordStage
 
-    record = Recorder._record
+    record = RecordStage._record
 
     async def early(self: Any, batch: Any) -> None:
-        self._on_recorded(batch)
-        self._on_recorded, told = (lambda _: None), self._on_recorded
-        try:
-            await record(self, batch)
-        finally:
-            self._on_recorded = told
+        for ended in batch:
+            if ended.email.ledger_slot is not None:
+                self._ledger.clear(ended.email.ledger_slot)
+                ended.email.ledger_slot = None
+        self._broker.ack([ended.email.delivery for ended in batch])
+        await record(self, batch)
 
-    Recorder._record = early  # type: ignore[method-assign]
+    RecordStage._record = early  # type: ignore[method-assign]
 
 
 def _with_trusted_clock() -> None:

@@ -19,10 +19,10 @@ class Handled:
     def __init__(self, linger_seconds: float) -> None:
         self.sizes: list[int] = []
         self.is_awaited = False
-        self.batches: Batches[int] = Batches(
-            self._handle, full=FULL, linger_seconds=linger_seconds, is_awaited=lambda: self.is_awaited
+        self.batches: Batches[int] = Batches()
+        self.task = asyncio.create_task(
+            self.batches.run(self._handle, full=FULL, linger_seconds=linger_seconds, is_awaited=lambda: self.is_awaited)
         )
-        self.task = asyncio.create_task(self.batches.run())
 
     async def _handle(self, batch: list[int]) -> None:
         self.sizes.append(len(batch))

@@ -20,7 +20,7 @@ GONE: Final = 2
 
 
 class Step(IntEnum):
-    """How far a worker is with the email (`worker/sending.py` Phase, and what lies between two commits)."""
+    """How far a worker is with the email (`worker/in_flight_email.py` State, and what lies between two commits)."""
 
     IDLE = 0
     TAKEN = auto()

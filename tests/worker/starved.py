@@ -8,17 +8,19 @@ from __future__ import annotations
 import asyncio
 import resource
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from uuid import UUID
 
 from dispatcher.broker.consumer import Delivery
 from dispatcher.domain.status import OnUncertain
+from dispatcher.host.batches import Batches
+from dispatcher.routing.routes import Routes
 from dispatcher.store.connections import make_pool
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.worker.contents import Contents, NoMemory
+from dispatcher.worker.in_flight_email import InFlightEmail
 from dispatcher.worker.outage import StoreOutage
-from dispatcher.worker.sending import Sending
+from dispatcher.worker.window import Window
 
 LARGE_BLOCKS = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
 """Environment variables with which glibc takes each large block from the system, and gives it back when it is freed."""
@@ -35,14 +37,16 @@ async def read(database_url: str, email_id: UUID, octets_left: int) -> str:
     await pool.open()
     store = LeaseStore(pool, worker="worker-1", slot="slot-1")
     octets = await store.find_content_octets(email_id)
-    contents = Contents(store, StoreOutage(), octets=2 * octets, copies=1, window=1, waiting=nullcontext)
+    window = Window(Routes([]), 1, Batches[None]())
+    contents = Contents(store, StoreOutage(), window, octets=2 * octets, copies=1, prefetch=1)
     lease = Lease(email_id, None, 1, 1, None, None, 0, octets_apart=octets)
-    sending = Sending(lease, Delivery(1, 1, b"", redelivered=False), OnUncertain.HOLD, 1, 0.0, 0.0)
+    message = Delivery(1, 1, b"", redelivered=False)
+    email = InFlightEmail(lease, message, OnUncertain.HOLD, confirmed_at=0.0, leased_until=0.0)
     limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (address_space() + octets_left, limits[1]))
     try:
-        async with contents.held(sending):
-            return "unreadable" if sending.email is None else "read"
+        async with contents.held(email):
+            return "unreadable" if email.content is None else "read"
     except NoMemory:
         return "given back"
     finally:

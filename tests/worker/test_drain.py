@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from uuid import UUID
 
 import psycopg
 import pytest
 
 from dispatcher.broker.connection import CONNECT_SECONDS
-from dispatcher.broker.consumer import Consumer, Delivery
-from dispatcher.broker.pointer import Pointer
 from dispatcher.domain.outcome import Deferred, Outcome, Reason
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.host.ledger import Ledger
 from dispatcher.providers.contract import Attempt
-from dispatcher.store.leases import LeaseStore
-from dispatcher.worker.leasing import Leasing
-from dispatcher.worker.outage import StoreOutage
 from dispatcher.worker.process import CANCEL_SECONDS
 from tests.store.books import Books
 from tests.waiting import until
@@ -264,43 +257,3 @@ async def test_a_rabbitmq_that_takes_connections_and_says_nothing_does_not_delay
 
         # Long before it gives up to connect.
         await asyncio.wait_for(worker.task, CONNECT_SECONDS - CANCEL_SECONDS)
-
-
-async def test_what_is_delivered_while_the_last_lease_is_taken_does_not_hold_up_the_stop(
-    bench: Bench, store: LeaseStore, tables_url: str
-) -> None:
-    """RabbitMQ may be slow to hear of it; nothing makes room for such a message, where no provider may be tried."""
-    first, second = bench.books.enqueue(2)
-    keys = bench.books.keys([first, second])
-    begun: list[UUID] = []
-    settings = bench.settings()
-    consumer = Consumer(
-        settings.amqp_url, settings.queue, prefetch=2, on_delivery=lambda _: None, on_lost=lambda: None, name="test"
-    )
-    leasing = Leasing(
-        store,
-        consumer,
-        StoreOutage(),
-        Ledger(settings.run_dir, worker="worker-1", slot="slot-1", slots=2),
-        lease_seconds=60,
-        is_probing=lambda: False,
-        room=lambda: 0 if begun else 1,
-        in_hand=begun.__contains__,
-        begin=lambda lease, _delivery, _at: begun.append(lease.email_id),
-    )
-
-    def deliver(tag: int, email_id: UUID) -> None:
-        leasing.add(Delivery(tag, 1, b"", redelivered=False), Pointer(email_id, keys[email_id]))
-
-    running = asyncio.create_task(leasing.run())
-    with psycopg.connect(tables_url) as person:
-        Books(person).lock(first)
-        deliver(1, first)
-        await until(lambda: bench.books.waiting_for_a_lock("worker-1"))
-        stopping = asyncio.create_task(leasing.stop())
-        await asyncio.sleep(0)
-        deliver(2, second)
-
-    await asyncio.wait_for(stopping, 20)
-    assert begun == [first]
-    running.cancel()

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.providers.contract import Attempt
 from dispatcher.store.leases import Lease
 from dispatcher.transport.mime import RenderedEmail
 from dispatcher.transport.smtp_transaction import Transaction
+from dispatcher.worker.attempts import LedgerAttempt
 from dispatcher.worker.coalescing import coalesced
-from dispatcher.worker.sending import Sending
+from dispatcher.worker.in_flight_email import InFlightEmail
 from tests.providers.places import smtp_place
 from tests.providers.sendgrid_place import sendgrid_place
 from tests.providers.ses_place import ses_place
 from tests.worker.bench import Bench
 
 COUNT = 100
-OF_AN_EMAIL = (Attempt, Lease, OutgoingEmail, RenderedEmail, Sending, Transaction)
+OF_AN_EMAIL = (LedgerAttempt, Lease, OutgoingEmail, RenderedEmail, InFlightEmail, Transaction)
 
 
 @pytest.fixture

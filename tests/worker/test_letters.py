@@ -10,7 +10,7 @@ import pytest
 
 from dispatcher.broker.dead_letter import decode
 from dispatcher.domain.outcome import Reason, Rejected
-from dispatcher.worker.leasing import IN_HAND_SECONDS
+from dispatcher.worker.lease import IN_HAND_SECONDS
 from tests.ops.morgue import Morgue
 from tests.waiting import until
 from tests.worker.bench import Bench

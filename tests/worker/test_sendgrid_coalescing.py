@@ -13,7 +13,7 @@ from dispatcher.domain.outcome import Accepted, Deferred, Reason, Rejected, Unce
 from dispatcher.domain.outgoing import Attachment, OutgoingEmail
 from dispatcher.errors import ProviderFault
 from dispatcher.worker.coalescing import Coalescing
-from dispatcher.worker.sending import LeaseRanOut
+from dispatcher.worker.in_flight_email import LeaseRanOut
 from tests.providers import sendgrid_schema
 from tests.providers.emails import LATER_SECONDS, an_email
 from tests.providers.sendgrid_place import SendGridPlace, sendgrid_place

@@ -14,7 +14,7 @@ from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.ses_errors import BY_ENTRY
 from dispatcher.worker.coalescing import Coalescing
-from dispatcher.worker.sending import LeaseRanOut
+from dispatcher.worker.in_flight_email import LeaseRanOut
 from tests.providers.ses_place import SesPlace, ses_place
 from tests.worker.travellers import Traveller, set_out, templated, travel
 
