@@ -41,7 +41,7 @@ from dispatcher.domain.email_id import new_email_id
 from dispatcher.domain.outcome import Accepted
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.providers.contract import Attempt
-from dispatcher.providers.sendgrid import SendGridOptions, SendGridProvider
+from dispatcher.providers.sendgrid import SendGridProvider, SendGridSettings
 
 ADAPTER: Final = "sendgrid adapter"
 STOCK: Final = "python-sendgrid as it comes"
@@ -127,7 +127,7 @@ def _with_adapter(double: Double, emails: list[OutgoingEmail], in_flight: int) -
 
 async def _send_all(double: Double, emails: list[OutgoingEmail], in_flight: int) -> None:
     provider = SendGridProvider(
-        SendGridOptions("SG.benchmark", double.url, connections=in_flight, ca_file=double.ca_file)
+        SendGridSettings(api_key="SG.benchmark", host=double.url), connections=in_flight, ca_file=double.ca_file
     )
     waiting = iter(emails)
     await asyncio.gather(*(_lane(provider, waiting) for _ in range(in_flight)))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dispatcher.config import Settings, doubts, examine, load, variable_of
+from dispatcher.config import BUILT_IN, doubts, every_setting, examine, load
+from dispatcher.config.values import SmtpServer
 from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import ConfigurationError
-from dispatcher.setting_values import KNOWN_PROVIDERS, SmtpServer
+from dispatcher.providers.capture import CaptureSettings
+from dispatcher.providers.smtp import SmtpSettings
 
 SEVERAL_HOSTS = "postgresql://app:pg-secret@a:5432,[::1]:5433/db?target_session_attrs=read-write"
 DATABASE = "postgresql://app:pg-secret@db.example:5432/dispatcher"
@@ -33,7 +34,7 @@ def test_an_empty_environment_gives_what_a_newcomer_needs() -> None:
     assert settings.on_uncertain is OnUncertain.HOLD
     assert settings.workers >= 1
     assert settings.providers == ()
-    assert (settings.database_url, settings.smtp_url, settings.capture_dir) == ("", None, None)
+    assert (settings.database_url, settings.of(SmtpSettings).url, settings.of(CaptureSettings).dir) == ("", None, None)
 
 
 def test_every_default_passes_its_own_parser() -> None:
@@ -44,10 +45,10 @@ def test_every_default_passes_its_own_parser() -> None:
 
 
 def test_no_two_settings_share_a_variable_and_each_says_what_it_is_about() -> None:
-    variables = [variable_of(field) for field in fields(Settings)]
+    variables = [each.variable for each in every_setting()]
 
     assert len(set(variables)) == len(variables)
-    assert all(field.metadata["about"].endswith(".") for field in fields(Settings))
+    assert all(each.about.endswith(".") for each in every_setting())
 
 
 @pytest.mark.parametrize(
@@ -65,22 +66,29 @@ def test_no_two_settings_share_a_variable_and_each_says_what_it_is_about() -> No
         ("DISPATCHER_AMQP_URL", "amqp://a/m,amqps://b/m", "amqp_url", "amqp://a/m,amqps://b/m"),
         ("DISPATCHER_HOST_NAME", "mail-1.example", "host_name", "mail-1.example"),
         ("DISPATCHER_RUN_DIR", "~/run", "run_dir", Path.home() / "run"),
-        ("DISPATCHER_SMTP_URL", "smtp://mx", "smtp_url", SmtpServer("mx", 587, "starttls")),
-        ("DISPATCHER_SMTP_URL", "smtps://mx", "smtp_url", SmtpServer("mx", 465, "tls")),
-        ("DISPATCHER_SMTP_URL", "smtp://mx?tls=none", "smtp_url", SmtpServer("mx", 25, "none")),
-        ("DISPATCHER_SMTP_URL", "smtp://[::1]:2525/?tls=none", "smtp_url", SmtpServer("::1", 2525, "none")),
-        (
-            "DISPATCHER_SMTP_URL",
-            "smtps://us%40er:p%3A%2Fw@mx:2465",
-            "smtp_url",
-            SmtpServer("mx", 2465, "tls", "us@er", "p:/w"),
-        ),
     ],
 )
 def test_what_an_operator_writes_is_understood(variable: str, text: str, field: str, value: Any) -> None:
     environ = {variable: text, "DISPATCHER_SMTP_URL": "smtp://mx"} | {variable: text}
 
     assert getattr(load(environ), field) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "server"),
+    [
+        ("smtp://mx", SmtpServer("mx", 587, "starttls")),
+        ("smtps://mx", SmtpServer("mx", 465, "tls")),
+        ("smtp://mx?tls=none", SmtpServer("mx", 25, "none")),
+        ("smtp://[::1]:2525/?tls=none", SmtpServer("::1", 2525, "none")),
+        (
+            "smtps://us%40er:p%3A%2Fw@mx:2465",
+            SmtpServer("mx", 2465, "tls", "us@er", "p:/w"),
+        ),
+    ],
+)
+def test_an_smtp_server_is_understood(text: str, server: SmtpServer) -> None:
+    assert load({"DISPATCHER_SMTP_URL": text}).of(SmtpSettings).url == server
 
 
 @pytest.mark.parametrize(
@@ -188,7 +196,7 @@ def test_what_a_command_needs_and_does_not_find_is_told_with_the_remedy() -> Non
         "DISPATCHER_AMQP_URL is not set",
         "DISPATCHER_PROVIDERS is not set",
     ]
-    assert all(name in mistakes[2] for name in KNOWN_PROVIDERS)
+    assert all(name in mistakes[2] for name in BUILT_IN)
 
 
 @pytest.mark.parametrize(
@@ -254,34 +262,33 @@ class TestSecrets:
         settings, origins, mistakes = examine({"DISPATCHER_DATABASE_URL_FILE": str(file)}, needs=["database_url"])
 
         assert (settings.database_url, mistakes) == (DATABASE, ())
-        assert origins["database_url"].source == "file"
+        assert origins["DISPATCHER_DATABASE_URL"].source == "file"
 
-    @pytest.mark.parametrize("name", [field.name for field in fields(Settings) if field.metadata["secret"]])
-    def test_every_secret_may(self, tmp_path: Path, name: str) -> None:
+    @pytest.mark.parametrize("variable", [each.variable for each in every_setting() if each.secret])
+    def test_every_secret_may(self, tmp_path: Path, variable: str) -> None:
         values = {
-            "database_url": DATABASE,
-            "amqp_url": BROKER,
-            "rabbitmq_management_url": "http://app:mq-secret@mq.example:15672",
-            "smtp_url": "smtps://app:smtp-secret@mx.example",
-            "sendgrid_api_key": "SG.api-secret",
-            "alert_webhook_secret": WEBHOOK_SECRET,
-            "alert_webhook_url": "https://hooks.example/services/token",
-            "alert_smtp_url": "smtps://app:smtp-secret@mx.example",
+            "DISPATCHER_DATABASE_URL": DATABASE,
+            "DISPATCHER_AMQP_URL": BROKER,
+            "DISPATCHER_RABBITMQ_MANAGEMENT_URL": "http://app:mq-secret@mq.example:15672",
+            "DISPATCHER_SMTP_URL": "smtps://app:smtp-secret@mx.example",
+            "SENDGRID_API_KEY": "SG.api-secret",
+            "DISPATCHER_ALERT_WEBHOOK_SECRET": WEBHOOK_SECRET,
+            "DISPATCHER_ALERT_WEBHOOK_URL": "https://hooks.example/services/token",
+            "DISPATCHER_ALERT_SMTP_URL": "smtps://app:smtp-secret@mx.example",
         }
         companies = {
-            "alert_smtp_url": {
+            "DISPATCHER_ALERT_SMTP_URL": {
                 "DISPATCHER_ALERT_EMAIL_FROM": "a@example.com",
                 "DISPATCHER_ALERT_EMAIL_TO": "b@example.com",
             },
-            "alert_webhook_url": {"DISPATCHER_ALERT_WEBHOOK_SECRET": WEBHOOK_SECRET},
+            "DISPATCHER_ALERT_WEBHOOK_URL": {"DISPATCHER_ALERT_WEBHOOK_SECRET": WEBHOOK_SECRET},
         }
-        company = companies.get(name, {})
-        variable = next(variable_of(field) for field in fields(Settings) if field.name == name)
-        (tmp_path / name).write_text(values[name])
+        company = companies.get(variable, {})
+        (tmp_path / "secret").write_text(values[variable])
 
-        settings = load({f"{variable}_FILE": str(tmp_path / name), **company})
+        settings = load({f"{variable}_FILE": str(tmp_path / "secret"), **company})
 
-        assert settings == load({variable: values[name], **company})
+        assert settings == load({variable: values[variable], **company})
         assert settings != load({})
 
     def test_a_secret_that_is_given_twice_is_a_mistake(self, file: Path) -> None:
@@ -323,7 +330,7 @@ class TestSecrets:
             }
         )
 
-        shown = f"{settings!r} {settings} {settings.smtp_url!r}"
+        shown = f"{settings!r} {settings} {settings.of(SmtpSettings).url!r}"
         assert "secret" not in shown
 
     @pytest.mark.parametrize(

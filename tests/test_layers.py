@@ -22,7 +22,6 @@ FLOORS: Final = (
     # Ground floor first.
     {"errors", "version", "sql"},
     {"domain"},
-    {"setting_values"},
     {"config"},
     {"transport"},  # how an email leaves a process
     {"telemetry"},

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher.cli.config import environment_file
 from dispatcher.cli.env_file import parse
 from dispatcher.cli.environment import known_variables
+from dispatcher.config import BUILT_IN
+from dispatcher.config.example import environment_file
 
 ROOT = Path(__file__).parent.parent
 
@@ -62,7 +63,7 @@ def test_the_shipped_files_start_the_api_as_another_user_without_providers_secre
     assert "\nInaccessiblePaths=-/etc/email-dispatcher/dispatcher.env\n" in units["email-dispatcher-api"]
     assert "--env-file /etc/email-dispatcher/dispatcher-api.env" in units["email-dispatcher-api"]
     assert not [name for name in named if name.startswith(("DISPATCHER_SMTP", "SENDGRID", "DISPATCHER_SES", "AWS"))]
-    assert named <= known_variables()
+    assert named <= known_variables(BUILT_IN)
 
 
 SANDBOX = {

@@ -16,8 +16,8 @@ import aiosmtplib
 
 from dispatcher.alerts.contract import NotDelivered
 from dispatcher.alerts.wording import subject, text
+from dispatcher.config.values import SmtpServer
 from dispatcher.domain.alert import Notice
-from dispatcher.setting_values import SmtpServer
 from dispatcher.transport.tls import client_context
 
 TOTAL_SECONDS: Final = 15.0

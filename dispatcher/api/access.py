@@ -21,9 +21,9 @@ from dispatcher.api.problems import Flaw, Problem, pointer_of
 from dispatcher.api.quotas import Quotas
 from dispatcher.api.senders import may_send_from
 from dispatcher.api.shares import Shares
+from dispatcher.config.values import LOOPBACKS
 from dispatcher.domain.api_key import Scope, Secret
 from dispatcher.errors import StoreUnavailable
-from dispatcher.setting_values import LOOPBACKS
 from dispatcher.store.api_keys import ApiKey, KeyStore
 from dispatcher.telemetry.log import get_log
 

@@ -33,11 +33,11 @@ from dispatcher.api.refusals import Refusals
 from dispatcher.api.shares import Shares
 from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
+from dispatcher.config.values import LOOPBACKS
 from dispatcher.errors import ConfigurationError, DispatcherError
 from dispatcher.host.lifecycle import heed
 from dispatcher.host.web_server import WebAnswer, WebServer
 from dispatcher.providers.capabilities import capabilities_of
-from dispatcher.setting_values import LOOPBACKS
 from dispatcher.store.api_keys import KeyStore
 from dispatcher.store.connections import make_pool
 from dispatcher.store.drafts import DraftStore

@@ -24,8 +24,8 @@ from pika import exceptions
 from dispatcher.broker.deliveries import acks
 from dispatcher.broker.faults import REMEDIES, channel_fault, reason
 from dispatcher.broker.pika_connection import PikaConnection
+from dispatcher.config.values import addresses
 from dispatcher.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
-from dispatcher.setting_values import addresses
 from dispatcher.transport.tls import client_context
 from dispatcher.version import VERSION
 

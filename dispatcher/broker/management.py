@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Final, TypeGuard
 from urllib.parse import quote, unquote, urlsplit
 
+from dispatcher.config.values import addresses
 from dispatcher.errors import BrokerUnavailable, ConfigurationError, TopologyError
-from dispatcher.setting_values import addresses
 from dispatcher.transport.tls import client_context
 
 TIMEOUT_SECONDS: Final = 5.0

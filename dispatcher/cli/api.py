@@ -9,8 +9,8 @@ import click
 from dispatcher.cli.config import API_NEEDS
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.starting import starting
+from dispatcher.config.values import api_listener
 from dispatcher.errors import DispatcherError
-from dispatcher.setting_values import api_listener
 
 
 @click.command("api")

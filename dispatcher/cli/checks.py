@@ -358,6 +358,21 @@ def check_capabilities(settings: Settings) -> Iterator[Finding]:
         yield well("capabilities", words)
 
 
+def check_packages() -> Iterator[Finding]:
+    """Which packages bring providers, and whether they fit."""
+    from dispatcher.config.plugins import clash, installed, packages_of, provider_class
+
+    for name in installed():
+        subject = f"package {packages_of(name)}"
+        try:
+            provider_class(name)
+        except ValueError as error:
+            yield Finding(subject, CheckState.WARNING, f"DISPATCHER_PROVIDERS, if it {error}")
+        else:
+            words = clash(name)
+            yield Finding(subject, CheckState.WARNING, words) if words else well(subject, f"brings the provider {name}")
+
+
 def check_providers(settings: Settings) -> Iterator[Finding]:
     """Whether each provider would take emails; sends nothing."""
     from dispatcher.providers.registry import check_provider

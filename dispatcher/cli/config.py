@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import Field, asdict, dataclass, fields
-from typing import Any, Final
+from dataclasses import asdict, dataclass
+from typing import Final
 
 import click
 
@@ -15,17 +14,11 @@ from dispatcher.cli.exits import Exit
 from dispatcher.cli.masking import MASK, masked, without_login, without_path
 from dispatcher.cli.output import print_data, print_json, say
 from dispatcher.cli.table import Styled, Table
-from dispatcher.config import Origin, Settings, doubts, variable_of
+from dispatcher.config import Origin, Setting, doubts, every_setting
+from dispatcher.config.example import environment_file
 
 RUN_NEEDS: Final = ("database_url", "amqp_url", "providers")
 API_NEEDS: Final = ("database_url", "amqp_url")
-_HEAD: Final = """\
-# Email Dispatcher: the settings of one host. A line counts once the # before its name is gone; what stands there is the
-# default. `dispatcher config` shows what a host has, `dispatcher doctor` whether it works.
-# Every command reads this file if --env-file or DISPATCHER_ENV_FILE names it. A line here overrides the same variable
-# of the environment. Nothing is expanded: a $ is a $. Put quotes around a value that has quotes, a line break, or a
-# space before a #.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +60,7 @@ def command(as_json: bool, example: bool) -> int:
         print_data(environment_file().rstrip())
         return Exit.DONE
     settings, origins, mistakes = examine_settings(*RUN_NEEDS)
-    lines = [_line(item, settings, origins[item.name]) for item in fields(Settings)]
+    lines = [_line(each, origins[each.variable]) for each in every_setting(settings.own)]
     if as_json:
         unknown = [{"variable": name, "closest": close} for name, close in unknown_variables(os.environ).items()]
         print_json({"settings": [asdict(line) for line in lines], "mistakes": mistakes, "unknown": unknown})
@@ -78,35 +71,21 @@ def command(as_json: bool, example: bool) -> int:
     return Exit.BAD_CONFIGURATION if mistakes else Exit.DONE
 
 
-def environment_file() -> str:
-    """Every setting, commented out and explained; deploy/dispatcher.env is this."""
-    return _HEAD + "".join(f"\n{_entry(item)}" for item in fields(Settings))
+def _line(declared: Setting, origin: Origin) -> ShownSetting:
+    return ShownSetting(declared.variable, _value(declared, origin), origin.source, declared.default, declared.about)
 
 
-def _entry(item: Field[Any]) -> str:
-    variable, default = variable_of(item), item.metadata["default"]
-    about = item.metadata["about"] + (f" Or {variable}_FILE." if item.metadata["secret"] else "")
-    return f"# {about}\n#{variable}={default or ''}\n"
-
-
-def _line(item: Field[Any], settings: Settings, origin: Origin) -> ShownSetting:
-    metadata: Mapping[str, Any] = item.metadata
-    return ShownSetting(
-        variable_of(item), _value(item, settings, origin), origin.source, metadata["default"], metadata["about"]
-    )
-
-
-def _value(item: Field[Any], settings: Settings, origin: Origin) -> str | None:
+def _value(declared: Setting, origin: Origin) -> str | None:
     """The value as text: what was written where it was written, so that a mistake can be seen."""
     if origin.text is None:
-        return _written(getattr(settings, item.name)) if item.metadata["default"] is not None else None
-    if not item.metadata["secret"]:
+        return None if declared.default is None else _written(declared.parse(declared.default))
+    if not declared.secret:
         return without_login(origin.text)
     try:
-        item.metadata["parse"](origin.text)
+        declared.parse(origin.text)
     except ValueError:
         return MASK  # what cannot be understood cannot be masked in part
-    return without_path(origin.text) if item.metadata["is_secret_path"] else masked(origin.text)
+    return without_path(origin.text) if declared.is_secret_path else masked(origin.text)
 
 
 def _written(value: object) -> str:

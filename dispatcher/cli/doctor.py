@@ -63,6 +63,7 @@ def _findings(*, for_api: bool) -> Iterator[Finding]:
         yield from checks.check_postgresql(settings)
     if settings.amqp_url:
         yield from checks.check_rabbitmq(settings)
+    yield from checks.check_packages()
     yield from checks.check_capabilities(settings)
     if not for_api:
         yield from checks.check_providers(settings)

@@ -12,14 +12,15 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from dispatcher.cli.starting import starting
-from dispatcher.config import PREFIX, Settings, variable_of
+from dispatcher.config import PREFIX, every_setting
+from dispatcher.config.plugins import provider_names
 from dispatcher.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class EnvFile:
     @property
     def secrets(self) -> list[str]:
         """Variables in the file whose values are secret."""
-        ours = {variable_of(item) for item in fields(Settings) if item.metadata["secret"]}
+        ours = {each.variable for each in every_setting(provider_names()) if each.secret}
         named = {name for name in self._lines if _SECRET_NAME.search(name) and not name.endswith("_FILE")}
         return sorted(name for name in (ours & self._lines.keys()) | named if self._lines[name].value)
 

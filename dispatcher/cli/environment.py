@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from dispatcher.cli.env_file import VARIABLE, current_env_file
 from dispatcher.cli.output import say
-from dispatcher.config import PREFIX, Origin, Settings, examine, variable_of
+from dispatcher.config import BUILT_IN, PREFIX, Origin, Settings, every_setting, examine
+from dispatcher.config.plugins import prefix_of, provider_names
 from dispatcher.errors import ConfigurationError
 
 DEV_PREFIX: Final = f"{PREFIX}DEV_"
@@ -26,22 +27,22 @@ def load_settings(*needs: str) -> Settings:
     Raises:
         ConfigurationError: with every mistake at once.
     """
-    for warning in warnings():
+    for warning in warnings(reads_own="providers" in needs):
         say(warning)
     return read_settings(*needs)
 
 
 def read_settings(*needs: str) -> Settings:
     """As `load_settings`, without the warnings."""
-    settings, _, mistakes = examine_settings(*needs)
+    settings, _, mistakes = examine_settings(*needs, reads_own="providers" in needs)
     if mistakes:
         raise ConfigurationError(mistakes)
     return settings
 
 
-def examine_settings(*needs: str) -> tuple[Settings, dict[str, Origin], tuple[str, ...]]:
+def examine_settings(*needs: str, reads_own: bool = True) -> tuple[Settings, dict[str, Origin], tuple[str, ...]]:
     """As `config.examine`, with `env-file` as the source of values from that file, and file and line in mistakes."""
-    settings, origins, mistakes = examine(os.environ, needs=needs)
+    settings, origins, mistakes = examine(os.environ, needs=needs, reads_own=reads_own)
     if (file := current_env_file()) is None:
         return settings, origins, mistakes
     for name, origin in origins.items():
@@ -50,9 +51,9 @@ def examine_settings(*needs: str) -> tuple[Settings, dict[str, Origin], tuple[st
     return settings, origins, tuple(file.locate(mistakes))
 
 
-def warnings() -> list[str]:
+def warnings(*, reads_own: bool = True) -> list[str]:
     """A warning for each variable that has no effect: it is not a setting, or the env file overrides it."""
-    found = unknown_warnings(os.environ)
+    found = unknown_warnings(os.environ, reads_own=reads_own)
     if file := current_env_file():
         found += [
             f"warning: {name} has another value in the environment. The value in {file.path} is used."
@@ -61,26 +62,39 @@ def warnings() -> list[str]:
     return found
 
 
-def unknown_variables(environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Variables that carry our prefix and that nobody reads; the value is the closest known name, if one is close."""
-    known = known_variables()
-    unknown = [name for name in sorted(environ) if name.startswith(PREFIX) and name not in known]
-    return {name: _closest(name, known) for name in unknown if not name.startswith(DEV_PREFIX)}
+def unknown_variables(environ: Mapping[str, str], *, reads_own: bool = True) -> dict[str, str | None]:
+    """Variables that carry our prefix and that nobody reads; the value is the closest known name, if one is close.
+
+    Args:
+        reads_own: Whether to look at providers' own settings; else every name that begins as theirs do passes for one.
+    """
+    unknown = [name for name in sorted(environ) if name.startswith(PREFIX) and not name.startswith(DEV_PREFIX)]
+    if not reads_own:
+        theirs = tuple(map(prefix_of, BUILT_IN))
+        unknown = [name for name in unknown if not name.startswith(theirs)]
+    known: frozenset[str] = frozenset()
+    # Each takes longer than the one before: to load our providers, and to learn which packages bring others.
+    providers: tuple[Callable[[], Iterable[str]], ...] = (tuple, lambda: BUILT_IN, provider_names)
+    for names in providers:
+        if unknown:
+            known = known_variables(names())
+            unknown = [name for name in unknown if name not in known]
+    return {name: _closest(name, known) for name in unknown}
 
 
-def unknown_warnings(environ: Mapping[str, str]) -> list[str]:
+def unknown_warnings(environ: Mapping[str, str], *, reads_own: bool = True) -> list[str]:
     """A sentence for each variable that nobody reads."""
     return [
         f"warning: {name} is no setting" + (f"; did you mean {closest}?" if closest else " and is ignored.")
-        for name, closest in unknown_variables(environ).items()
+        for name, closest in unknown_variables(environ, reads_own=reads_own).items()
     ]
 
 
-def known_variables() -> frozenset[str]:
-    """Every variable that is read, those of the dev tools included."""
-    settings = {variable_of(item) for item in fields(Settings)}
-    secrets = {f"{variable_of(item)}_FILE" for item in fields(Settings) if item.metadata["secret"]}
-    return frozenset(settings | secrets | set(_TOOLS))
+def known_variables(providers: Iterable[str]) -> frozenset[str]:
+    """Every variable that is read, those of the dev tools and of these providers included."""
+    settings = every_setting(providers)
+    secrets = {f"{each.variable}_FILE" for each in settings if each.secret}
+    return frozenset({each.variable for each in settings} | secrets | set(_TOOLS))
 
 
 def _closest(name: str, known: Collection[str]) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from dispatcher.setting_values import addresses
+from dispatcher.config.values import addresses
 
 MASK: Final = "***"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Final
@@ -16,7 +16,7 @@ from dispatcher.cli.env_file import current_env_file
 from dispatcher.cli.environment import load_settings, read_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.starting import starting
-from dispatcher.config import Settings, doubts, variable_of
+from dispatcher.config import Settings, doubts, every_setting
 
 if TYPE_CHECKING:
     from dispatcher.supervisor.process import Role
@@ -131,7 +131,7 @@ def _load_again(settings: Settings, workers: int | None) -> Settings:
     found = replace(found, workers=workers or found.workers)
     changed = [name for name in _ONLY_AT_START if getattr(found, name) != kept[name]]
     if changed:
-        variables = [variable_of(item) for item in fields(Settings) if item.name in changed]
+        variables = [each.variable for each in every_setting() if each.name in changed]
         log.get_log().warning("settings.kept", variables=variables)
     return replace(found, **kept)
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from dispatcher.config.plugins import provider_names
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
-from dispatcher.setting_values import KNOWN_PROVIDERS
 
 if TYPE_CHECKING:
     from dispatcher.store.connections import AsyncSession
@@ -36,6 +36,16 @@ class Age(click.ParamType[float]):
         return float(found[1]) * _UNITS[found[2]]
 
 
+class ProviderName(click.ParamType[str]):
+    """A provider's word; which packages bring providers is looked up only where one is given."""
+
+    name = "provider"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The word."""
+        return str(click.Choice(provider_names()).convert(value, param, ctx))
+
+
 class Words(click.ParamType[str]):
     """A text that is not blank: an empty variable in a script must not select everything."""
 
@@ -57,9 +67,7 @@ _OPTIONS: Final = {
         metavar="WORD",
         help="Such as rejected_recipient; `dlq list --by error_type` counts.",
     ),
-    "provider": click.option(
-        "--provider", type=click.Choice(KNOWN_PROVIDERS), metavar="NAME", help="Whom the last attempt went to."
-    ),
+    "provider": click.option("--provider", type=ProviderName(), metavar="NAME", help="Whom the last attempt went to."),
     "tenant_id": click.option(
         "--tenant",
         "tenant_id",

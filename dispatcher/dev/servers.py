@@ -21,10 +21,10 @@ from threading import Lock
 from types import MappingProxyType
 from urllib.parse import urlsplit
 
+from dispatcher.config.values import addresses
 from dispatcher.dev import cache, keeper, postgres, rabbitmq
 from dispatcher.dev.processes import Processes
 from dispatcher.errors import ServerUnavailable
-from dispatcher.setting_values import addresses
 
 DATABASE_URL = "DISPATCHER_DATABASE_URL"
 AMQP_URL = "DISPATCHER_AMQP_URL"

@@ -1,6 +1,6 @@
 """What a provider can carry, and what one email needs of it.
 
-Each provider declares its `Capabilities` in providers/capabilities.py. Routing asks before it chooses a provider.
+Each provider declares its `Capabilities` in its class. Routing asks before it chooses a provider.
 `enqueue`, the HTTP API and the worker ask whether any configured provider could ever carry the email.
 """
 
@@ -39,6 +39,7 @@ class Capabilities:
         smtputf8: The provider takes addresses with letters before the @ that are not ASCII.
         max_recipients: Over to, cc and bcc.
         max_octets: Of the whole email, encoded.
+        delivers: Emails reach their recipients; else nobody is advised to use it.
     """
 
     copies: int
@@ -46,6 +47,7 @@ class Capabilities:
     smtputf8: bool = True
     max_recipients: int | None = None
     max_octets: int | None = None
+    delivers: bool = True
 
     def lacks(self, email: AnyEmail) -> Need | None:
         """The first need of the email that the provider cannot meet; None if it can carry the email."""

@@ -16,8 +16,8 @@ from typing import Final
 
 import h11
 
+from dispatcher.config.values import Listener
 from dispatcher.domain.backoff import Backoff
-from dispatcher.setting_values import Listener
 from dispatcher.telemetry.log import get_log
 
 CONNECTIONS: Final = 32

@@ -9,8 +9,8 @@ from typing import Any, Final
 import h11
 import orjson
 
+from dispatcher.config.values import Listener
 from dispatcher.domain.text import printable
-from dispatcher.setting_values import Listener
 
 ASK_SECONDS: Final = 1.0
 MOST_OCTETS: Final = 65536

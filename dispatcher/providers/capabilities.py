@@ -1,15 +1,12 @@
-"""What each provider can carry, and why no configured one can carry an email.
-
-A table apart from the adapters, because `enqueue` and the HTTP API must not import their clients to look at it.
-"""
+"""What each provider can carry, and why no configured one can carry an email."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
+from dispatcher.config import BUILT_IN
 from dispatcher.domain.capabilities import (
     AnyEmail,
     Capabilities,
@@ -19,25 +16,7 @@ from dispatcher.domain.capabilities import (
     smtputf8_field,
 )
 from dispatcher.domain.outcome import Reason
-
-SENDGRID: Final = Capabilities(copies=2, templates=True, max_octets=30 * 1024 * 1024)
-"""https://www.twilio.com/docs/sendgrid/api-reference/mail-send/limitations; its 1,000 recipients are ours, too."""
-SES_MAX_RECIPIENTS: Final = 50
-"""To, Cc and Bcc together: https://docs.aws.amazon.com/ses/latest/dg/quotas.html"""
-SES_MAX_OCTETS: Final = 40 * 1024 * 1024
-"""After encoding; the same page."""
-SES: Final = Capabilities(
-    copies=2, templates=True, smtputf8=False, max_recipients=SES_MAX_RECIPIENTS, max_octets=SES_MAX_OCTETS
-)
-SMTP: Final = Capabilities(copies=2)
-"""A server names its size limit and SMTPUTF8 after EHLO."""
-CAPTURE: Final = Capabilities(copies=4)
-"""It writes a file at once."""
-
-CAPABILITIES: Final[Mapping[str, Capabilities]] = MappingProxyType(
-    {"sendgrid": SENDGRID, "ses": SES, "smtp": SMTP, "capture": CAPTURE}
-)
-_DELIVERS_TO_NOBODY: Final = "capture"
+from dispatcher.providers.registry import class_of
 
 _REASONS: Final = {
     Need.TEMPLATES: Reason.INVALID_CONTENT,
@@ -96,7 +75,7 @@ def _highest(limits: Sequence[int | None]) -> int | None:
 
 def capabilities_of(names: Iterable[str]) -> dict[str, Capabilities]:
     """What these providers declare, by name and in order."""
-    return {name: CAPABILITIES[name] for name in names}
+    return {name: class_of(name).capabilities for name in names}
 
 
 def uncarried(email: AnyEmail, configured: Mapping[str, Capabilities]) -> Uncarried | None:
@@ -111,20 +90,17 @@ def uncarried(email: AnyEmail, configured: Mapping[str, Capabilities]) -> Uncarr
     return _explained(email, needs, configured) if needs else None
 
 
-def _explained(email: AnyEmail, needs: list[Need], configured: Collection[str]) -> Uncarried:
-    able = [
-        name
-        for name, capabilities in CAPABILITIES.items()
-        if name != _DELIVERS_TO_NOBODY and capabilities.lacks(email) is None
-    ]
+def _explained(email: AnyEmail, needs: list[Need], configured: Mapping[str, Capabilities]) -> Uncarried:
+    known = capabilities_of(BUILT_IN) | dict(configured)
+    able = [name for name, one in known.items() if one.delivers and one.lacks(email) is None]
     described = [_described(need, email) for need in needs]
     subjects, features = (" and ".join(words) for words in zip(*described, strict=True))
     verb = "needs" if len(needs) == 1 else "need"
-    known = f"({', '.join(able)})" if able else "(none is known)"
+    who = f"({', '.join(able)})" if able else "(none is known)"
     remedy = " and ".join(_REMEDIES[need] for need in needs)
     return Uncarried(
         field=_field(needs[0], email),
-        message=f"{subjects} {verb} a provider with {features} {known}; configured: {', '.join(configured)}.",
+        message=f"{subjects} {verb} a provider with {features} {who}; configured: {', '.join(configured)}.",
         remedy=f"Add one to DISPATCHER_PROVIDERS, or {remedy}." if able else f"{remedy.capitalize()}.",
         reason=_REASONS[needs[0]],
     )

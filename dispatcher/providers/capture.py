@@ -1,4 +1,4 @@
-"""The capture adapter: every email becomes a file in a Maildir. For development, demo and tests; delivers nothing.
+"""The provider capture: every email becomes a file in a Maildir. For development, demo and tests; delivers nothing.
 
 Sending an email twice gives two files, `<email id>.<nanoseconds>.<process>.eml`: whoever counts sees the duplicate.
 """
@@ -7,19 +7,29 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from dispatcher.config import ProviderSettings, Settings, setting, values
 from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import Accepted, Outcome, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.errors import ProviderFault
-from dispatcher.providers.capabilities import CAPTURE
+from dispatcher.errors import ConfigurationError, ProviderFault
 from dispatcher.providers.contract import Attempt
 from dispatcher.transport.mime import rendered
 from dispatcher.transport.mime_headers import UnrenderableEmail
 
 NAME: Final = "capture"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureSettings(ProviderSettings):
+    """What an operator can set."""
+
+    dir: Path | None = setting(
+        values.path_of, None, "Maildir that the capture provider writes into.", needed="set a folder"
+    )
 
 
 class CaptureProvider:
@@ -29,6 +39,10 @@ class CaptureProvider:
     a capture is no archive.
     """
 
+    name = NAME
+    capabilities = Capabilities(copies=4, delivers=False)  # it writes a file at once
+    settings = CaptureSettings
+
     def __init__(self, folder: Path) -> None:
         """An adapter for one Maildir, which is made when the first email comes."""
         self._folder = folder
@@ -36,15 +50,13 @@ class CaptureProvider:
         self._new = str(folder / "new") + "/"
         self._is_made = False
 
-    @property
-    def name(self) -> str:
-        """`capture`."""
-        return NAME
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """See `contract.Provider.capabilities`."""
-        return CAPTURE
+    @classmethod
+    def open(cls, settings: Settings) -> CaptureProvider:
+        """See `contract.ProviderClass`."""
+        folder = settings.of(CaptureSettings).dir
+        if folder is None:
+            raise ConfigurationError(["DISPATCHER_CAPTURE_DIR is not set: set it to a folder."])
+        return cls(folder)
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         """One attempt; see `contract.Provider.send`. The deadline is not looked at: this waits for nobody."""
@@ -117,3 +129,6 @@ class CaptureProvider:
             f"{self._folder} cannot be written: {error.strerror}.",
             remedy="Make room, or point DISPATCHER_CAPTURE_DIR at a folder that we may write.",
         )
+
+
+PROVIDER: Final = CaptureProvider

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from dispatcher.config import ProviderSettings, Settings
 from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import Outcome
 from dispatcher.domain.outgoing import OutgoingEmail
@@ -96,6 +97,44 @@ class Provider(Protocol):
 
     async def close(self) -> None:
         """Ends idle connections; no send is under way. A second call is harmless."""
+        ...
+
+
+class CheckableProvider(Provider, Protocol):
+    """An adapter that can say whether it would work, without sending."""
+
+    async def check(self) -> str:
+        """Words for `dispatcher doctor`; raises ProviderFault where it would not work."""
+        ...
+
+
+class ProviderClass(Protocol):
+    """An adapter's class: `PROVIDER` in its module of this package, or what a package's entry point names.
+
+    Its module is imported by every command, so it imports what is slow to load only where it sends.
+    """
+
+    @property
+    def name(self) -> str:
+        """See `Provider`; also what the variables of its settings begin with."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See `Provider`."""
+        ...
+
+    @property
+    def settings(self) -> type[ProviderSettings]:
+        """What an operator can set, a field each."""
+        ...
+
+    def open(self, settings: Settings) -> CheckableProvider:
+        """An adapter, which connects to nobody yet; `settings.of(…)` gives its own settings.
+
+        Raises:
+            ConfigurationError: they do not suffice.
+        """
         ...
 
 

@@ -1,68 +1,85 @@
-"""The smtp adapter: any SMTP server, over kept connections.
-
-smtp_connection    TCP, TLS, EHLO, AUTH               every failure definite, or a ProviderFault
-smtp_pool          the connections a worker keeps
-smtp_transaction   MAIL … final dot on one of them    knows the phase
-smtp_conversation  lines and replies                  knows what has left, and when a server is out of step
-smtp_replies       what each reply means
-"""
+"""The provider smtp: any SMTP server, over kept connections; transport/ has how each of its replies is judged."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
+from dispatcher.config import ProviderSettings, Settings, setting, values
 from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import Outcome, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.errors import ProviderFault
-from dispatcher.providers.capabilities import SMTP
+from dispatcher.errors import ConfigurationError, ProviderFault
 from dispatcher.providers.contract import Attempt, NoPlace
 from dispatcher.transport.mime import RenderedEmail, rendered
 from dispatcher.transport.mime_headers import UnrenderableEmail
-from dispatcher.transport.smtp_connection import (
-    NAME,
-    Connection,
-    NotConnected,
-    SmtpOptions,
-    open_connection,
-    tls_context,
-)
+from dispatcher.transport.smtp_connection import NAME, Connection, NotConnected, open_connection
 from dispatcher.transport.smtp_conversation import ConnectionBroke
-from dispatcher.transport.smtp_pool import ConnectionPool
+from dispatcher.transport.smtp_pool import TRUSTED_IDLE_SECONDS, ConnectionPool
 from dispatcher.transport.smtp_replies import Phase
 from dispatcher.transport.smtp_transaction import Transaction
+from dispatcher.transport.tls import client_context
 
-CHECK_SECONDS = 15.0
+CHECK_SECONDS: Final = 15.0
 """How long `check` gives a server from the first packet to the goodbye."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmtpSettings(ProviderSettings):
+    """What an operator can set."""
+
+    url: values.SmtpServer | None = setting(
+        values.smtp_url,
+        None,
+        "SMTP server: smtp:// requires STARTTLS, smtps:// is TLS, smtp://…?tls=none is plain.",
+        secret=True,
+        needed="like smtp://host:587",
+    )
+    connections: int = setting(values.whole(1, 1000), "8", "Connections that a worker keeps to the SMTP server.")
+    emails_per_connection: int = setting(values.whole(1, 1_000_000), "100", "Emails before a connection is renewed.")
+
+    def most_connections(self, _settings: Settings, /) -> int:
+        """See `ProviderSettings`."""
+        return self.connections
 
 
 class SmtpProvider:
     """Sends over SMTP; see `contract.Provider`."""
 
-    def __init__(self, options: SmtpOptions) -> None:
+    name = NAME
+    # A server names its size limit and SMTPUTF8 after EHLO.
+    capabilities = Capabilities(copies=2)
+    settings = SmtpSettings
+
+    def __init__(
+        self, own: SmtpSettings, *, ca_file: Path | None = None, trusted_idle_seconds: float = TRUSTED_IDLE_SECONDS
+    ) -> None:
         """An adapter without connections; they are opened as emails come.
 
+        Args:
+            ca_file: Certificates to trust instead of the system's.
+
         Raises:
+            ConfigurationError: no server is named.
             ssl.SSLError, OSError: the CA file cannot be used.
         """
-        self._options = options
-        self._context = tls_context(options)
+        if own.url is None:
+            raise ConfigurationError(["DISPATCHER_SMTP_URL is not set: set it, like smtp://host:587."])
+        self._server = own.url
+        self._context = None if own.url.security == "none" else client_context(ca_file)
         self._pool = ConnectionPool(
             self._open,
-            connections=options.connections,
-            emails_per_connection=options.emails_per_connection,
-            trusted_idle_seconds=options.trusted_idle_seconds,
+            connections=own.connections,
+            emails_per_connection=own.emails_per_connection,
+            trusted_idle_seconds=trusted_idle_seconds,
         )
 
-    @property
-    def name(self) -> str:
-        """`smtp`."""
-        return NAME
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """See `contract.Provider.capabilities`."""
-        return SMTP
+    @classmethod
+    def open(cls, settings: Settings) -> SmtpProvider:
+        """See `contract.ProviderClass`."""
+        return cls(settings.of(SmtpSettings), ca_file=settings.ca_file)
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         """One attempt; see `contract.Provider.send`.
@@ -104,10 +121,10 @@ class SmtpProvider:
 
     @property
     def _address(self) -> str:
-        return f"{self._options.server.host}:{self._options.server.port}"
+        return f"{self._server.host}:{self._server.port}"
 
     async def _open(self) -> Connection:
-        return await open_connection(self._options, self._context)
+        return await open_connection(self._server, self._context)
 
     async def _deliver(self, email: OutgoingEmail, attempt: Attempt, transaction: Transaction) -> Outcome:
         """The transaction's outcome, once there is a place for it.
@@ -163,8 +180,11 @@ class SmtpProvider:
         return outcome
 
     def _praise(self, connection: Connection) -> str:
-        server = self._options.server
+        server = self._server
         security = {"none": "without TLS", "starttls": "STARTTLS, verified", "tls": "TLS, verified"}[server.security]
         login = "signed in" if server.username else "no sign-in"
         size = f"takes up to {connection.size_limit} octets" if connection.size_limit else "names no size limit"
         return f"{self._address} answers: {security}; {login}; {size}."
+
+
+PROVIDER: Final = SmtpProvider

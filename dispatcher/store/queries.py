@@ -37,7 +37,7 @@ def schema() -> str:
     text = os.environ.get("DISPATCHER_DATABASE_SCHEMA", "").strip()
     if not text:
         return _DEFAULT_SCHEMA
-    from dispatcher.setting_values import schema_name
+    from dispatcher.config.values import schema_name
 
     try:
         return schema_name(text)

@@ -6,9 +6,11 @@ connection takes it. The length is known before, so HTTP and SMTP can announce i
 
 from __future__ import annotations
 
+import asyncio
 from base64 import b64encode, encodebytes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Final
 
 PIECE_OCTETS: Final = 64 * 1024
@@ -84,3 +86,14 @@ class Body:
                 yield from (part[start : start + PIECE_OCTETS] for start in range(0, len(part), PIECE_OCTETS))
             else:
                 yield from part.pieces()
+
+
+async def digest_of(body: bytes | Body) -> str:
+    """A body's SHA-256 in hexadecimal; the loop serves others while a large body is read."""
+    if isinstance(body, bytes):
+        return sha256(body).hexdigest()
+    digest = sha256()
+    for piece in body.pieces():
+        digest.update(piece)
+        await asyncio.sleep(0)
+    return digest.hexdigest()

@@ -12,16 +12,19 @@ megabytes is a definite no.
 from __future__ import annotations
 
 import asyncio
+import email.utils
 import os
 import socket
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
+import orjson
 from aiohappyeyeballs import start_connection
 
 from dispatcher.domain.outcome import Deferred, Reason, Uncertain
@@ -46,6 +49,8 @@ MOST_FOR_ANSWER_SECONDS: Final = 1.0
 would hardly be met."""
 FALLBACK_SECONDS: Final = 0.25
 """Until a host's next address is tried beside the one before (RFC 8305, section 5)."""
+MAX_NAME_CHARACTERS: Final = 128
+"""Of a message's name; twice SES's."""
 _MOST_HEADS: Final = 64
 
 Headers = Mapping[str, str] | Callable[[], Mapping[str, str]]
@@ -104,6 +109,30 @@ class Answer:
     status: int
     headers: Mapping[str, str] = field(repr=False)
     body: bytes = field(repr=False)
+
+    @property
+    def document(self) -> Mapping[str, Any]:
+        """The body's JSON object; an empty one if it holds none."""
+        try:
+            document = orjson.loads(self.body)
+        except orjson.JSONDecodeError:
+            return {}
+        return document if isinstance(document, dict) else {}
+
+    @property
+    def server_time(self) -> float:
+        """Now, by the server's own clock if it says so: ours may be wrong."""
+        instant = _instant(self.headers.get("date", ""))
+        return time.time() if instant is None else instant
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds that `Retry-After` asks for (RFC 9110, section 10.2.3); None if it is not there."""
+        after = self.headers.get("retry-after", "").strip()
+        if (seconds := number(after)) is not None:
+            return seconds
+        instant = _instant(after)
+        return None if instant is None else max(0.0, instant - self.server_time)
 
 
 class _Target(NamedTuple):
@@ -394,6 +423,25 @@ def _tls(ca_file: Path | None, trusted: Path | None) -> ssl.SSLContext:
         context.load_verify_locations(cafile=str(ca_file))
     context.set_alpn_protocols(["http/1.1"])
     return context
+
+
+def number(text: str) -> float | None:
+    """A header's whole number; None if it is none, or has more than twelve digits."""
+    return float(text) if text.isascii() and text.isdigit() and len(text) <= 12 else None
+
+
+def message_name(text: object) -> str | None:
+    """What a server calls an email that it accepted; None if that is nothing that a server would."""
+    if not isinstance(text, str) or not 0 < len(text) <= MAX_NAME_CHARACTERS:
+        return None
+    return text if text.isascii() and text.isprintable() else None
+
+
+def _instant(http_date: str) -> float | None:
+    try:
+        return email.utils.parsedate_to_datetime(http_date).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def _words(error: OSError) -> str:

@@ -13,17 +13,14 @@ import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
-from dispatcher.config import Settings
+from dispatcher.config.values import SmtpServer
 from dispatcher.domain.outcome import Concern, Deferred, Reason
 from dispatcher.domain.scrub import scrub
-from dispatcher.errors import ConfigurationError, ProviderFault
-from dispatcher.setting_values import SmtpServer
+from dispatcher.errors import ProviderFault
 from dispatcher.transport.smtp_conversation import ConnectionBroke, Conversation, GarbledReply, ServerClosing
 from dispatcher.transport.smtp_replies import Phase, Reply, refusal
-from dispatcher.transport.tls import client_context
 
 NAME: Final = "smtp"
 
@@ -37,36 +34,6 @@ _SIGNED_IN: Final = 235
 _BAD_TLS: Final = "Mend the server's certificate, or name the authority that signed it in DISPATCHER_CA_FILE."
 _BAD_LOGIN: Final = "Check the user and password in DISPATCHER_SMTP_URL."
 _BAD_SECURITY: Final = "Check DISPATCHER_SMTP_URL: smtp:// is STARTTLS, smtps:// is TLS from the first byte."
-
-
-@dataclass(frozen=True, slots=True)
-class SmtpOptions:
-    """What the adapter needs to know.
-
-    Attributes:
-        connections: Connections kept, and so the emails on the wire at once.
-        emails_per_connection: After so many a connection is renewed.
-        ca_file: Certificates to trust instead of the system's.
-        trusted_idle_seconds: A connection that was idle for longer is probed (RSET) before it carries an email: servers
-            and firewalls drop idle ones silently.
-    """
-
-    server: SmtpServer
-    connections: int = 8
-    emails_per_connection: int = 100
-    ca_file: Path | None = None
-    trusted_idle_seconds: float = 5.0
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> SmtpOptions:
-        """The options that the settings give.
-
-        Raises:
-            ConfigurationError: no server is named.
-        """
-        if settings.smtp_url is None:
-            raise ConfigurationError(["DISPATCHER_SMTP_URL is not set: set it, like smtp://host:587."])
-        return cls(settings.smtp_url, settings.smtp_connections, settings.smtp_emails_per_connection, settings.ca_file)
 
 
 class NotConnected(Exception):
@@ -104,23 +71,19 @@ class Connection:
     needs_reset: bool = False
 
 
-def tls_context(options: SmtpOptions) -> ssl.SSLContext | None:
-    """A context that verifies certificate and host name; None where the server is reached without TLS."""
-    if options.server.security == "none":
-        return None
-    return client_context(options.ca_file)
-
-
-async def open_connection(options: SmtpOptions, context: ssl.SSLContext | None) -> Connection:
+async def open_connection(server: SmtpServer, context: ssl.SSLContext | None) -> Connection:
     """A connection on which the server expects MAIL; takes as long as the server likes: the caller sets a deadline.
+
+    Args:
+        context: Verifies certificate and host name; None where the server is reached without TLS.
 
     Raises:
         NotConnected: not now.
         ProviderFault: not before somebody mends it: TLS missing or not trusted, credentials refused.
     """
-    conversation = await _connected(options.server, context)
+    conversation = await _connected(server, context)
     try:
-        offers = await _negotiated(conversation, options.server, context)
+        offers = await _negotiated(conversation, server, context)
         # A surplus reply would be taken for the answer to MAIL.
         await conversation.hear()
         conversation.check()

@@ -10,6 +10,9 @@ from typing import Final
 from dispatcher.transport.smtp_connection import Connection
 from dispatcher.transport.smtp_conversation import GOODBYE_SECONDS
 
+TRUSTED_IDLE_SECONDS: Final = 5.0
+"""A connection that was idle for longer is probed (RSET) before it carries an email, because servers and firewalls drop
+idle ones silently."""
 FULL_SECONDS: Final = 30.0
 """How long we do with one connection less after the server said that it has enough of us."""
 

@@ -11,9 +11,9 @@ import orjson
 import psycopg
 
 from dispatcher import enqueue
+from dispatcher.config.values import Listener
 from dispatcher.dev.ports import choose
 from dispatcher.monitor.asking import ask_unready
-from dispatcher.setting_values import Listener
 from tests.acceptance.harness import DISPATCHER, Host, emails, stop
 from tests.supervisor.program import eventually
 

@@ -14,10 +14,10 @@ import trustme
 
 from dispatcher.alerts.contract import NotDelivered
 from dispatcher.alerts.mail import MailChannel
+from dispatcher.config.values import SmtpServer
 from dispatcher.dev.smtp_script import Act, Behaviour, Step
 from dispatcher.dev.smtp_sink import SmtpSink
 from dispatcher.domain.alert import Notice
-from dispatcher.setting_values import SmtpServer
 from tests.waiting import Overtime
 
 TO = ("ops@example.com", "night@example.com")

@@ -15,9 +15,9 @@ from dispatcher.api.problems import Problem
 from dispatcher.api.server import LOCK_SECONDS
 from dispatcher.api.shares import Shares
 from dispatcher.config import Settings
+from dispatcher.config.values import Listener
 from dispatcher.domain.api_key import Scope, Secret
 from dispatcher.errors import ConfigurationError, StoreUnavailable
-from dispatcher.setting_values import Listener
 from dispatcher.store.api_keys import KeyStore
 from dispatcher.store.connections import make_pool
 from tests.api.place import EMAIL, Api, make_key, running

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from dispatcher.config import Settings
-from dispatcher.setting_values import Listener
+from dispatcher.config.values import Listener
 from dispatcher.telemetry import metric_files
 from tests.api.place import EMAIL, Api, running
 from tests.api.raw import exchange

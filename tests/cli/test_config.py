@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from typing import Any
 
 import pytest
 
-from dispatcher.config import Settings, examine, variable_of
+from dispatcher.config import every_setting, examine
 from tests.cli.commandline import CommandLine
 
 SECRETS = {
@@ -27,7 +26,7 @@ def _settings(commandline: CommandLine) -> dict[str, dict[str, Any]]:
 def test_every_setting_is_shown_with_value_source_and_default(bare: CommandLine) -> None:
     shown = _settings(bare.having(**SECRETS, DISPATCHER_WORKERS="3"))
 
-    assert len(shown) == len(fields(Settings))
+    assert len(shown) == len(every_setting())
     assert shown["DISPATCHER_WORKERS"] == {
         "variable": "DISPATCHER_WORKERS",
         "value": "3",
@@ -46,7 +45,7 @@ def test_piped_values_stand_as_the_environment_has_them_a_line_each(bare: Comman
     lines = bare.having(**SECRETS, **given)("config").stdout.splitlines()
     shown = {words[0]: words[1:] for words in map(str.split, lines)}
 
-    assert len(lines) == len(fields(Settings)) + 2
+    assert len(lines) == len(every_setting()) + 2
     assert shown["DISPATCHER_WORKERS"] == ["environment", "3", "(default:", "auto)"]
     assert shown["DISPATCHER_API_HEADERS"][:2] == ["environment", "X-*,List-*"]
     assert shown["DISPATCHER_API_DENIED_ATTACHMENTS"][1].startswith("ade,adp,apk,")
@@ -126,7 +125,7 @@ def test_terminal_is_coloured_and_never_overrun(bare: CommandLine) -> None:
     lines = re.sub(r"\x1b\[[0-9;]*m", "", ended.stdout).splitlines()
     assert max(map(len, lines)) <= 100
     first_words = {line.partition(" ")[0] for line in lines}
-    assert {variable_of(item) for item in fields(Settings)} <= first_words
+    assert {each.variable for each in every_setting()} <= first_words
 
 
 def test_no_color_means_no_escape_sequence(bare: CommandLine) -> None:
@@ -139,7 +138,7 @@ def test_no_color_means_no_escape_sequence(bare: CommandLine) -> None:
 def test_other_programs_get_a_setting_per_line(bare: CommandLine) -> None:
     ended = bare.having(**SECRETS)("config")
 
-    assert len(ended.stdout.splitlines()) == len(fields(Settings)) + 2
+    assert len(ended.stdout.splitlines()) == len(every_setting()) + 2
 
 
 def test_the_environment_file_changes_nothing_where_its_defaults_are_uncommented(bare: CommandLine) -> None:

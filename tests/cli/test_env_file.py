@@ -10,9 +10,9 @@ from pathlib import Path
 import click
 import pytest
 
-from dispatcher.cli.config import environment_file
 from dispatcher.cli.env_file import MOST_OCTETS, EnvFile, parse
 from dispatcher.cli.main import COMMANDS, dispatcher
+from dispatcher.config.example import environment_file
 from dispatcher.errors import ConfigurationError
 from tests.cli.commandline import CommandLine
 

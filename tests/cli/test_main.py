@@ -115,8 +115,8 @@ def test_every_mistake_is_told_at_once(bare: CommandLine) -> None:
     assert ended.code == 78
     assert [line.split()[0] for line in ended.refusals] == [
         "DISPATCHER_DATABASE_URL",
-        "DISPATCHER_PROVIDERS",
         "DISPATCHER_WORKERS",
+        "DISPATCHER_PROVIDERS",
         "DISPATCHER_AMQP_URL",
     ]
 

@@ -11,8 +11,8 @@ from http import HTTPStatus
 import pytest
 from structlog.testing import capture_logs
 
+from dispatcher.config.values import Listener
 from dispatcher.host.web_server import CONNECTIONS, HEAD_OCTETS, Page, WebAnswer, WebServer
-from dispatcher.setting_values import Listener
 from tests.waiting import until, until_answer
 
 LOOPBACK = Listener("127.0.0.1", 0)

@@ -9,9 +9,9 @@ from http import HTTPStatus
 import orjson
 import pytest
 
+from dispatcher.config.values import Listener
 from dispatcher.host.web_server import WebAnswer, WebServer
 from dispatcher.monitor.asking import ask_unready
-from dispatcher.setting_values import Listener
 from tests.waiting import until
 
 

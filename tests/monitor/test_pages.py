@@ -16,11 +16,11 @@ import pytest
 from dispatcher.broker.connection import open_connection
 from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings, load
+from dispatcher.config.values import Listener
 from dispatcher.dev.servers import Servers
 from dispatcher.host.roster import Roster
 from dispatcher.host.web_server import WebServer
 from dispatcher.monitor.pages import pages_of
-from dispatcher.setting_values import Listener
 from dispatcher.store.connections import make_pool
 from dispatcher.store.counts import take_stock
 from dispatcher.telemetry import metric_files

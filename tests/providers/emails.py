@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import email.message
-import email.parser
-import email.policy
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import Any
 
-from dispatcher.domain.email_id import new_email_id
+from dispatcher.dev import conformance
 from dispatcher.domain.outcome import Deferred, Outcome, Reason
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.providers.contract import Provider
 from tests.providers.attempts import FakeAttempt
 from tests.waiting import Overtime
+
+an_email = conformance.an_email
+parsed = conformance.parsed
 
 PATIENCE_SECONDS = 20.0
 """A deadline that is not the test's subject."""
@@ -25,19 +23,6 @@ LATER_SECONDS = 2.0
 """One that a busy machine gets to somewhere before."""
 MANY_SECONDS = 120.0
 """One for each of hundreds at once, of which most wait for the others."""
-
-
-def an_email(**changes: Any) -> OutgoingEmail:
-    """An email like most, with changes."""
-    plain: dict[str, Any] = {
-        "email_id": new_email_id(),
-        "created_at": datetime(2026, 11, 21, 7, 30, tzinfo=UTC),
-        "sender": "Shop <shop@example.org>",
-        "to": ("ann@example.com",),
-        "subject": "Your order",
-        "text": "Thank you.\n",
-    }
-    return OutgoingEmail(**{**plain, **changes})
 
 
 @dataclass
@@ -95,10 +80,3 @@ async def _attempt(provider: Provider, outgoing: OutgoingEmail, seconds: float) 
     assert overtime.end() < 1, "the adapter came back long after the deadline"
     assert sending.left <= 1, "the adapter told twice that the email leaves"
     return sending
-
-
-def parsed(content: bytes) -> email.message.EmailMessage:
-    """A second opinion on what we rendered."""
-    message = email.parser.BytesParser(policy=email.policy.default).parsebytes(content)
-    assert isinstance(message, email.message.EmailMessage)
-    return message

@@ -6,44 +6,17 @@ import asyncio
 import json
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
 
+from dispatcher.config.values import SmtpServer
+from dispatcher.dev.conformance import PLAIN, Habits
 from dispatcher.dev.smtp_script import Behaviour
 from dispatcher.dev.smtp_sink import SmtpSink, running_sink
 from dispatcher.providers.capture import CaptureProvider
-from dispatcher.providers.contract import Provider
-from dispatcher.providers.smtp import SmtpProvider
-from dispatcher.setting_values import SmtpServer
-from dispatcher.transport.smtp_connection import SmtpOptions
-from tests.providers.habits import PLAIN, Habits
-from tests.providers.sendgrid_place import sendgrid_place
-from tests.providers.ses_place import ses_place
-
-
-class Place(Protocol):
-    """An adapter and its far end."""
-
-    @property
-    def provider(self) -> Provider:
-        """The adapter."""
-        ...
-
-    @property
-    def habits(self) -> Habits:
-        """Where the provider by its nature differs from the others."""
-        ...
-
-    def contents(self) -> list[bytes]:
-        """The emails that arrived, in their order."""
-        ...
-
-    def times(self) -> Counter[str]:
-        """How often each email id arrived."""
-        ...
+from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +66,8 @@ async def smtp_place(
     async with running_sink(folder, behaviour) as sink:
         server = SmtpServer("127.0.0.1", sink.port, "none")
         provider = SmtpProvider(
-            SmtpOptions(
-                server,
-                connections=connections,
-                emails_per_connection=emails_per_connection,
-                trusted_idle_seconds=trusted_idle_seconds,
-            )
+            SmtpSettings(url=server, connections=connections, emails_per_connection=emails_per_connection),
+            trusted_idle_seconds=trusted_idle_seconds,
         )
         try:
             yield SmtpPlace(provider, sink)
@@ -124,12 +93,3 @@ async def sink_process(folder: Path, *arguments: str) -> AsyncIterator[int]:
 async def capture_place(folder: Path) -> AsyncIterator[CapturePlace]:
     """The capture adapter and a Maildir that is not there yet."""
     yield CapturePlace(CaptureProvider(folder / "maildir"), folder / "maildir")
-
-
-PLACES: Final[dict[str, Callable[[Path], AbstractAsyncContextManager[Place]]]] = {
-    "sendgrid": sendgrid_place,
-    "ses": ses_place,
-    "smtp": smtp_place,
-    "capture": capture_place,
-}
-"""By the provider's word; a new adapter joins the conformance suite here."""

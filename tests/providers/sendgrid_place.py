@@ -15,10 +15,10 @@ from email.utils import parseaddr
 from pathlib import Path
 from typing import Any
 
+from dispatcher.dev.conformance import Habits
 from dispatcher.dev.http_behaviour import Behaviour
 from dispatcher.dev.http_double import HttpDouble, running_double
-from dispatcher.providers.sendgrid import SendGridOptions, SendGridProvider
-from tests.providers.habits import Habits
+from dispatcher.providers.sendgrid import SendGridProvider, SendGridSettings
 
 KEY = "SG.the-key-that-nobody-may-see.0123456789"
 
@@ -54,8 +54,8 @@ async def sendgrid_place(
 ) -> AsyncIterator[SendGridPlace]:
     """The sendgrid adapter, in the clear unless told otherwise, and a double that behaves so."""
     async with running_double(folder, behaviour or Behaviour(key=KEY), tls=tls) as double:
-        options = SendGridOptions(KEY, double.url, sandbox=sandbox, connections=connections, ca_file=ca_file)
-        provider = SendGridProvider(options)
+        own = SendGridSettings(api_key=KEY, host=double.url, sandbox=sandbox)
+        provider = SendGridProvider(own, connections=connections, ca_file=ca_file)
         try:
             yield SendGridPlace(provider, double)
         finally:

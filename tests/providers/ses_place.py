@@ -18,11 +18,10 @@ from typing import Any, Final
 
 import pytest
 
+from dispatcher.dev.conformance import Habits
 from dispatcher.dev.http_behaviour import Behaviour
 from dispatcher.dev.http_double import HttpDouble, running_double
-from dispatcher.providers.ses import SesProvider
-from dispatcher.providers.ses_endpoint import SesOptions
-from tests.providers.habits import Habits
+from dispatcher.providers.ses import SesProvider, SesSettings
 
 ACCESS_KEY: Final = "AKIATHEKEYSNAMEXYZ12"
 SECRET_KEY: Final = "the/secret+that/nobody+may/see/0123456789"
@@ -68,11 +67,11 @@ def aws_environment(**variables: str) -> Iterator[None]:
 
 @asynccontextmanager
 async def ses_provider(
-    url: str, *, environment: Mapping[str, str] | None = None, **options: Any
+    url: str, *, environment: Mapping[str, str] | None = None, connections: int = 64, ca_file: Path | None = None
 ) -> AsyncIterator[SesProvider]:
     """The ses adapter, sending to this address, with further variables of AWS's."""
     with aws_environment(**(environment or {})):
-        provider = SesProvider(SesOptions(**{"region": REGION, "endpoint_url": url, **options}))
+        provider = SesProvider(SesSettings(region=REGION, endpoint_url=url, threads=connections), ca_file=ca_file)
         try:
             yield provider
         finally:

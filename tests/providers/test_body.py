@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
-from dispatcher.providers.sendgrid_mail import body_of
+from dispatcher.providers.sendgrid.request import body_of
 from dispatcher.transport.body import PIECE_OCTETS, Body, InBase64
 from dispatcher.transport.http_connection import HttpConnection
 from dispatcher.transport.mime import render

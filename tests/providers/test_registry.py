@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher.config import load
+from dispatcher.config import BUILT_IN, load
+from dispatcher.config.plugins import provider_class
 from dispatcher.errors import ConfigurationError, ProviderFault
-from dispatcher.providers.capabilities import CAPABILITIES
-from dispatcher.providers.registry import ADAPTERS, check_provider, open_provider
-from dispatcher.setting_values import KNOWN_PROVIDERS
+from dispatcher.providers.registry import check_provider, open_provider
 
 
-def test_every_provider_that_settings_may_name_has_an_adapter_and_capabilities() -> None:
-    assert tuple(ADAPTERS) == tuple(CAPABILITIES) == KNOWN_PROVIDERS
+def test_each_module_of_the_room_is_a_provider_of_its_name() -> None:
+    assert BUILT_IN == ("capture", "sendgrid", "ses", "smtp")
+    assert tuple(provider_class(name).name for name in BUILT_IN) == BUILT_IN
 
 
 @pytest.mark.parametrize(("name", "variable"), [("smtp", "DISPATCHER_SMTP_URL"), ("capture", "DISPATCHER_CAPTURE_DIR")])
@@ -25,7 +25,7 @@ def test_an_adapter_without_its_settings_is_refused(name: str, variable: str) ->
 
 
 def test_an_unknown_name_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="smtp or capture"):
+    with pytest.raises(ConfigurationError, match="does not know pigeon; known are: capture, sendgrid, ses, smtp"):
         open_provider("pigeon", load({}))
 
 

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 import pytest
 from aiosmtpd.smtp import SMTP, Envelope, Session
 
+from dispatcher.config.values import SmtpServer
 from dispatcher.domain.outcome import Accepted, Rejected
 from dispatcher.domain.outgoing import OutgoingAttachment
-from dispatcher.providers.smtp import SmtpProvider
-from dispatcher.setting_values import SmtpServer
+from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
 from dispatcher.transport.mime import render
-from dispatcher.transport.smtp_connection import SmtpOptions
 from tests.providers.emails import an_email, send
 
 
@@ -49,8 +48,8 @@ async def provider(judge: Judge) -> AsyncIterator[SmtpProvider]:
     server = await loop.create_server(
         lambda: SMTP(judge, hostname="second.test", enable_SMTPUTF8=True, loop=loop), "127.0.0.1", 0
     )
-    options = SmtpOptions(SmtpServer("127.0.0.1", server.sockets[0].getsockname()[1], "none"), connections=1)
-    adapter = SmtpProvider(options)
+    own = SmtpSettings(url=SmtpServer("127.0.0.1", server.sockets[0].getsockname()[1], "none"), connections=1)
+    adapter = SmtpProvider(own)
     yield adapter
     await adapter.close()
     server.close()

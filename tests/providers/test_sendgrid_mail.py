@@ -21,7 +21,7 @@ from dispatcher.domain.header_names import is_written_by_others
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import Attachment, OutgoingAttachment, OutgoingEmail
 from dispatcher.errors import InvalidEmail
-from dispatcher.providers.sendgrid_mail import body_of
+from dispatcher.providers.sendgrid.request import body_of
 from dispatcher.transport.mime_headers import UnrenderableEmail
 from tests.providers import sendgrid_schema
 from tests.providers.emails import an_email

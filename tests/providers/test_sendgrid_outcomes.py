@@ -19,7 +19,7 @@ from dispatcher.dev.http_behaviour import Act, Behaviour, Reply
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain, outcome_name
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import NoPlace
-from dispatcher.providers.sendgrid_answers import outcome_of
+from dispatcher.providers.sendgrid.answers import outcome_of
 from dispatcher.transport.http import Answer
 from tests.providers.conftest import Authority
 from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, an_email, send

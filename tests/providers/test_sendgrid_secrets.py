@@ -15,7 +15,7 @@ from sendgrid import SendGridAPIClient
 from dispatcher.dev.http_apis import sendgrid_error
 from dispatcher.dev.http_behaviour import Act, Behaviour, Reply
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.sendgrid import SendGridOptions
+from dispatcher.providers.sendgrid import SendGridSettings
 from dispatcher.telemetry import log
 from tests.providers.conftest import Authority
 from tests.providers.emails import SOON_SECONDS, an_email, send
@@ -82,4 +82,4 @@ async def test_python_sendgrids_own_client_is_kept_quiet(tmp_path: Path, caplog:
 
 
 def test_options_show_no_key() -> None:
-    assert KEY not in repr(SendGridOptions(KEY))
+    assert KEY not in repr(SendGridSettings(api_key=KEY))

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from sendgrid.base_interface import region_host_dict
 
-from dispatcher.config import Settings, examine, load
+from dispatcher.config import every_setting, examine, load
 from dispatcher.errors import ConfigurationError
 from dispatcher.providers.registry import open_provider
+from dispatcher.providers.sendgrid import SendGridSettings
 
 KEY = "SG.the-key.nobody-may-see"
 NAMED = {"DISPATCHER_PROVIDERS": "sendgrid"}
@@ -27,7 +28,7 @@ def test_the_key_may_come_from_a_file(tmp_path: Path) -> None:
 
     settings = load({**NAMED, "SENDGRID_API_KEY_FILE": str(tmp_path / "key")})
 
-    assert settings.sendgrid_api_key == KEY
+    assert settings.of(SendGridSettings).api_key == KEY
 
 
 def test_the_key_is_not_shown() -> None:
@@ -46,8 +47,8 @@ def test_a_key_that_cannot_be_one_is_a_mistake_and_not_repeated(key: str) -> Non
 
 
 def test_the_default_and_the_help_name_python_sendgrids_regions() -> None:
-    assert load({}).sendgrid_host == region_host_dict["global"]
-    about = Settings.__dataclass_fields__["sendgrid_host"].metadata["about"]
+    assert load({}).of(SendGridSettings).host == region_host_dict["global"]
+    about = next(each.about for each in every_setting() if each.variable == "DISPATCHER_SENDGRID_HOST")
     assert all(host in about for host in region_host_dict.values())
 
 
@@ -72,12 +73,12 @@ def test_a_host_that_will_not_do_is_a_mistake(host: str, words: str) -> None:
 
 @pytest.mark.parametrize("host", ["http://127.0.0.1:8080", "http://localhost:1/", "https://api.eu.sendgrid.com/"])
 def test_a_host_that_will_do(host: str) -> None:
-    assert load({"DISPATCHER_SENDGRID_HOST": host}).sendgrid_host == host.rstrip("/")
+    assert load({"DISPATCHER_SENDGRID_HOST": host}).of(SendGridSettings).host == host.rstrip("/")
 
 
 @pytest.mark.parametrize(("text", "is_on"), [("on", True), ("TRUE", True), ("1", True), ("off", False), ("no", False)])
 def test_sandbox_mode_is_a_switch(text: str, is_on: bool) -> None:
-    assert load({"DISPATCHER_SENDGRID_SANDBOX": text}).sendgrid_sandbox is is_on
+    assert load({"DISPATCHER_SENDGRID_SANDBOX": text}).of(SendGridSettings).sandbox is is_on
 
 
 def test_a_switch_is_on_or_off() -> None:

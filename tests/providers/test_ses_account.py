@@ -22,9 +22,8 @@ from dispatcher.config import load
 from dispatcher.dev.http_behaviour import Act, Behaviour, Reply
 from dispatcher.domain.outcome import Uncertain
 from dispatcher.errors import ConfigurationError, ProviderFault
-from dispatcher.providers.registry import check_provider, open_provider
-from dispatcher.providers.ses import SesProvider
-from dispatcher.providers.ses_endpoint import SesOptions
+from dispatcher.providers.registry import check_provider, most_connections, open_provider
+from dispatcher.providers.ses import SesProvider, SesSettings, region_of
 from dispatcher.telemetry import log
 from tests.providers.conftest import Authority
 from tests.providers.emails import SOON_SECONDS, an_email, send
@@ -71,14 +70,14 @@ async def test_boto3_left_alone_posts_again(tmp_path: Path) -> None:
 )
 def test_where_the_region_comes_from(environment: dict[str, str], region: str) -> None:
     with aws_environment(**environment):
-        assert SesOptions.from_settings(load(environment)).region == region
+        assert region_of(load(environment).of(SesSettings)) == region
 
 
 def test_the_profiles_region_counts(tmp_path: Path) -> None:
     profile = tmp_path / "config"
     profile.write_text("[default]\nregion = ap-south-1\n")
     with aws_environment(AWS_CONFIG_FILE=str(profile)):
-        assert SesOptions.from_settings(load({})).region == "ap-south-1"
+        assert region_of(load({}).of(SesSettings)) == "ap-south-1"
 
 
 def test_without_a_region_it_does_not_open() -> None:
@@ -91,20 +90,20 @@ def test_a_profile_that_is_not_there_is_a_mistake() -> None:
         open_provider("ses", load({}))
 
 
-def test_every_setting_arrives(authority: Authority) -> None:
+def test_every_setting_arrives() -> None:
     settings = load(
         {
             "AWS_REGION": REGION,
             "DISPATCHER_SES_ENDPOINT_URL": "http://127.0.0.1:4566",
             "DISPATCHER_SES_CONFIGURATION_SET": "news_1",
             "DISPATCHER_SES_THREADS": "4",
-            "DISPATCHER_CA_FILE": str(authority.ca_file),
         }
     )
 
-    options = SesOptions.from_settings(settings)
-
-    assert options == SesOptions(REGION, "http://127.0.0.1:4566", "news_1", 4, authority.ca_file)
+    assert settings.of(SesSettings) == SesSettings(
+        region=REGION, endpoint_url="http://127.0.0.1:4566", configuration_set="news_1", threads=4
+    )
+    assert most_connections("ses", settings) == 4
 
 
 @pytest.mark.parametrize(
@@ -147,7 +146,7 @@ def test_boto3_is_imported_only_where_ses_is_named() -> None:
 async def test_opening_starts_no_thread_and_close_twice_is_harmless() -> None:
     """The parent opens one to see whether it could, and forks afterwards."""
     before = set(threading.enumerate())  # of tests before this one, too, which may end meanwhile
-    provider = SesProvider(SesOptions(REGION))
+    provider = SesProvider(SesSettings(region=REGION))
 
     await provider.close()
     await provider.close()

@@ -11,7 +11,7 @@ from dispatcher.config import load
 from dispatcher.domain.outcome import Accepted
 from dispatcher.errors import ConfigurationError
 from dispatcher.providers.registry import open_provider
-from dispatcher.providers.ses_endpoint import Endpoint, SesOptions, endpoint_of, new_session
+from dispatcher.providers.ses.endpoint import Endpoint, endpoint_of, new_session
 from dispatcher.transport.http_proxy import HttpProxy
 from tests.providers.conftest import Authority
 from tests.providers.emails import an_email, send
@@ -25,7 +25,7 @@ def endpoint(
 ) -> Endpoint:
     """Where an email would go."""
     with aws_environment(**(environment or {})):
-        return endpoint_of(new_session(), SesOptions(region, url))
+        return endpoint_of(new_session(), region, url)
 
 
 @pytest.mark.parametrize(

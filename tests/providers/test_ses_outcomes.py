@@ -16,7 +16,7 @@ from dispatcher.dev.http_behaviour import Act, Behaviour, Reply
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain, outcome_name
 from dispatcher.domain.outgoing import OutgoingAttachment
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.ses_errors import VERDICTS
+from dispatcher.providers.ses.answers import VERDICTS
 from tests.providers.conftest import Authority
 from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, an_email, send, send_surely
 from tests.providers.ses_place import ses_place

@@ -16,8 +16,7 @@ from botocore.validate import ParamValidator
 
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
-from dispatcher.providers.ses_bulk import part_of
-from dispatcher.providers.ses_request import MAX_HEADERS, Parameters, request_for
+from dispatcher.providers.ses.request import MAX_HEADERS, Parameters, part_of, request_for
 from dispatcher.transport.body import PIECE_OCTETS, Body
 from dispatcher.transport.mime import render
 from dispatcher.transport.mime_headers import UnrenderableEmail

@@ -18,8 +18,8 @@ from botocore.credentials import ReadOnlyCredentials
 from dispatcher.domain.outcome import Accepted
 from dispatcher.domain.outgoing import OutgoingAttachment
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.ses_signing import Signer, digest_of
-from dispatcher.transport.body import Body, InBase64
+from dispatcher.providers.ses.signing import Signer
+from dispatcher.transport.body import Body, InBase64, digest_of
 from tests.providers.emails import an_email, send
 from tests.providers.listeners import listening
 from tests.providers.ses_place import ACCESS_KEY, REGION, SECRET_KEY, ses_provider

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from dispatcher.config.values import SmtpServer
 from dispatcher.dev.ledger import read_ledger
 from dispatcher.dev.smtp_script import Act, Behaviour, Step
 from dispatcher.domain.outcome import Accepted, Deferred, Reason, Uncertain
 from dispatcher.providers.contract import NoPlace
-from dispatcher.providers.smtp import SmtpProvider
-from dispatcher.setting_values import SmtpServer
-from dispatcher.transport.smtp_connection import SmtpOptions, _our_name
+from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
+from dispatcher.transport.smtp_connection import _our_name
 from tests.providers.attempts import FakeAttempt
 from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, an_email, send
 from tests.providers.places import SmtpPlace, sink_process, smtp_place
@@ -297,7 +297,7 @@ async def test_an_answer_that_lies_in_the_socket_at_the_deadline_counts(tmp_path
     """A loop that is busy past the deadline must not call uncertain what it only needs to read."""
     loop = asyncio.get_running_loop()
     async with sink_process(tmp_path) as port:
-        provider = SmtpProvider(SmtpOptions(SmtpServer("127.0.0.1", port, "none")))
+        provider = SmtpProvider(SmtpSettings(url=SmtpServer("127.0.0.1", port, "none")))
         await send(provider, an_email())
         deadline = loop.time() + LATER_SECONDS
         email = an_email()

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from dispatcher.config.values import SmtpServer
 from dispatcher.dev.smtp_script import Act, Behaviour, Step
 from dispatcher.dev.smtp_sink import SmtpSink, running_sink
 from dispatcher.domain.outcome import Accepted, Deferred, Reason
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.smtp import SmtpProvider
-from dispatcher.setting_values import SmtpServer
-from dispatcher.transport.smtp_connection import SmtpOptions
+from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
 from tests.providers.conftest import Authority
 from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, an_email, send
 
@@ -29,7 +28,7 @@ async def secured(
     """A sink, and an adapter whose server settings differ so from what the sink does."""
     async with running_sink(folder, behaviour) as sink:
         server = SmtpServer("127.0.0.1", sink.port, behaviour.security, *(behaviour.login or ()))
-        provider = SmtpProvider(SmtpOptions(replace(server, **changes), ca_file=ca_file))  # type: ignore[arg-type]
+        provider = SmtpProvider(SmtpSettings(url=replace(server, **changes)), ca_file=ca_file)  # type: ignore[arg-type]
         try:
             yield provider, sink
         finally:

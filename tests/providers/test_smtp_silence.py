@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from dispatcher.config.values import SmtpServer
 from dispatcher.dev.smtp_script import Act, Behaviour, Step
 from dispatcher.dev.smtp_sink import running_sink
 from dispatcher.domain.outcome import Uncertain
-from dispatcher.providers.smtp import SmtpProvider
-from dispatcher.setting_values import SmtpServer
-from dispatcher.transport.smtp_connection import SmtpOptions
+from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
 from tests.providers.emails import an_email, send
 
 EMAILS = 200
@@ -18,7 +17,7 @@ EMAILS = 200
 
 async def test_emails_that_were_accepted_without_an_answer_leave_once_each(tmp_path: Path) -> None:
     async with running_sink(tmp_path, Behaviour(script={Step.ANSWER: Act.CLOSE})) as sink:
-        provider = SmtpProvider(SmtpOptions(server=SmtpServer("127.0.0.1", sink.port, "none")))
+        provider = SmtpProvider(SmtpSettings(url=SmtpServer("127.0.0.1", sink.port, "none")))
         sendings = await asyncio.gather(*(send(provider, an_email()) for _ in range(EMAILS)))
         await provider.close()
         ledger = sink.ledger()

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from dispatcher.config.values import SmtpServer
 from dispatcher.dev.ledger import LedgerEntry, LedgerWriter, read_ledger
 from dispatcher.domain.outcome import Accepted
-from dispatcher.providers.smtp import SmtpProvider
-from dispatcher.setting_values import SmtpServer
-from dispatcher.transport.smtp_connection import SmtpOptions
+from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
 from tests.providers.emails import an_email, send
 from tests.providers.places import sink_process, smtp_place
 
@@ -46,7 +45,7 @@ def test_a_torn_last_line_does_not_count(tmp_path: Path) -> None:
 async def test_a_sink_of_its_own_process_keeps_ledger_and_mail(tmp_path: Path) -> None:
     email = an_email(bcc=("bob@example.com",))
     async with sink_process(tmp_path) as port:
-        provider = SmtpProvider(SmtpOptions(SmtpServer("127.0.0.1", port, "none")))
+        provider = SmtpProvider(SmtpSettings(url=SmtpServer("127.0.0.1", port, "none")))
         sending = await send(provider, email)
         await provider.close()
 
@@ -61,7 +60,7 @@ async def test_a_sink_of_its_own_process_keeps_ledger_and_mail(tmp_path: Path) -
 
 async def test_a_sink_can_keep_the_ledger_alone(tmp_path: Path) -> None:
     async with sink_process(tmp_path, "--no-eml") as port:
-        provider = SmtpProvider(SmtpOptions(SmtpServer("127.0.0.1", port, "none")))
+        provider = SmtpProvider(SmtpSettings(url=SmtpServer("127.0.0.1", port, "none")))
         await send(provider, an_email())
         await provider.close()
 
@@ -71,7 +70,7 @@ async def test_a_sink_can_keep_the_ledger_alone(tmp_path: Path) -> None:
 
 async def test_a_sink_can_be_told_what_to_say(tmp_path: Path) -> None:
     async with sink_process(tmp_path, "--reply", "mail=451 4.3.0 not today") as port:
-        provider = SmtpProvider(SmtpOptions(SmtpServer("127.0.0.1", port, "none")))
+        provider = SmtpProvider(SmtpSettings(url=SmtpServer("127.0.0.1", port, "none")))
         sending = await send(provider, an_email())
         await provider.close()
 

@@ -11,11 +11,10 @@ from typing import Final
 
 import pytest
 
+from dispatcher.config.values import SmtpServer
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Uncertain
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.smtp import SmtpProvider
-from dispatcher.setting_values import SmtpServer
-from dispatcher.transport.smtp_connection import SmtpOptions
+from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
 from tests.providers.emails import an_email, send
 from tests.providers.listeners import listening
 
@@ -75,7 +74,7 @@ async def talking(
     """An adapter of that server, with one connection."""
     async with listening(talker.talk) as port:
         server = SmtpServer("127.0.0.1", port, "none", *login)
-        provider = SmtpProvider(SmtpOptions(server, connections=1, **options))  # type: ignore[arg-type]
+        provider = SmtpProvider(SmtpSettings(url=server, connections=1), **options)  # type: ignore[arg-type]
         try:
             yield provider
         finally:

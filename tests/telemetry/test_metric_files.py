@@ -16,10 +16,10 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.samples import Sample
 
 from dispatcher.api.problems import KINDS
+from dispatcher.config import BUILT_IN
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
 from dispatcher.routing.breaker import State
-from dispatcher.setting_values import KNOWN_PROVIDERS
 from dispatcher.telemetry import metric_files, metrics
 from dispatcher.telemetry.meters import Histogram, bound_text
 from dispatcher.telemetry.metric_files import FILE_OCTETS, PREFIXES
@@ -28,7 +28,7 @@ from tests.telemetry.pictures import IN_FLIGHT, SENT, samples
 
 OUTCOMES = ("accepted", "deferred", "rejected", "uncertain")
 VOCABULARY = {
-    "provider": KNOWN_PROVIDERS,
+    "provider": BUILT_IN,
     "outcome": (*OUTCOMES, "replayed"),
     "error_type": ("none", *Reason),
     "status": tuple(Status),

@@ -12,7 +12,7 @@ from dispatcher.dev.http_behaviour import Act, Reply
 from dispatcher.domain.outcome import Accepted, Deferred, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.ses_errors import BY_ENTRY
+from dispatcher.providers.ses.answers import BY_ENTRY
 from dispatcher.worker.coalescing import Coalescing
 from dispatcher.worker.in_flight_email import LeaseRanOut
 from tests.providers.ses_place import SesPlace, ses_place

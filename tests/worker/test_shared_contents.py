@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatcher.domain.outgoing import Attachment, OutgoingEmail
-from dispatcher.providers import sendgrid_bulk, ses_bulk
 from dispatcher.providers.contract import Part
-from dispatcher.providers.sendgrid_mail import body_of
-from dispatcher.providers.ses_request import request_for
+from dispatcher.providers.sendgrid import request as sendgrid_request
+from dispatcher.providers.sendgrid.request import body_of
+from dispatcher.providers.ses import request as ses_request
+from dispatcher.providers.ses.request import request_for
 from tests.providers.emails import an_email
 
 Document = dict[str, Any]
@@ -52,8 +53,8 @@ SOME_EMAILS = st.lists(ANY_EMAIL, min_size=2, max_size=12, unique_by=lambda emai
 @given(SOME_EMAILS, st.booleans())
 @settings(max_examples=60)
 def test_sendgrids(emails: list[OutgoingEmail], sandbox: bool) -> None:
-    for together, parts in _groups((email, sendgrid_bulk.part_of(email, sandbox=sandbox)) for email in emails):
-        document = orjson.loads(sendgrid_bulk.body_of_call(parts))
+    for together, parts in _groups((email, sendgrid_request.part_of(email, sandbox=sandbox)) for email in emails):
+        document = orjson.loads(sendgrid_request.body_of_call(parts))
         assert _taken_out(document) == {
             email.email_id: orjson.loads(bytes(body_of(email, sandbox=sandbox))) for email in together
         }
@@ -72,8 +73,8 @@ def _taken_out(document: Document) -> dict[UUID, Document]:
 @given(SOME_EMAILS)
 @settings(max_examples=60)
 def test_ses(emails: list[OutgoingEmail]) -> None:
-    for together, parts in _groups((email, ses_bulk.part_of(email)) for email in emails):
-        request = orjson.loads(bytes(ses_bulk.request_of_call(parts, "set").body))
+    for together, parts in _groups((email, ses_request.part_of(email)) for email in emails):
+        request = orjson.loads(bytes(ses_request.request_of_call(parts, "set").body))
         alone = [_alone(request, entry) for entry in request["BulkEmailEntries"]]
         assert alone == [orjson.loads(bytes(request_for(email, "set").body)) for email in together]
 

@@ -1,4 +1,8 @@
-"""What SES's answers mean: an outcome, or a fault. `docs/providers.md` shows it as a table."""
+"""What SES's answers mean: an outcome, or a fault. `docs/providers.md` shows it as a table.
+
+For a call with several emails, an answer of 200 speaks of each entry for itself. Another concerns all of them: nothing
+was taken.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,17 @@ import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Final
-
-import orjson
-from botocore.parsers import create_parser
 
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.ses_endpoint import NAME
-from dispatcher.transport.http import Answer, NothingLeft
+from dispatcher.providers.contract import RefusedTogether
+from dispatcher.transport.http import Answer, NothingLeft, message_name, number
+
+NAME: Final = "ses"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +118,11 @@ BY_ENTRY: Final[Mapping[str, Verdict]] = MappingProxyType(
 """By an entry's status in SendBulkEmail's answer, but for SUCCESS; a test holds it against botocore's model. FAILED
 says nothing but that SES could not process this one: it is tried again, and says nothing of SES."""
 
+_OF_THE_CALL: Final = frozenset({"NotFoundException", "TemplateDoesNotExistException"})
+"""What all emails of a call have in common was not found."""
 GATEWAYS: Final = frozenset({502, 504})
 """Somebody between us and SES got no answer either (RFC 9110, sections 15.6.3 and 15.6.5)."""
 
-_PARSER: Final = create_parser("rest-json")
 _BROKEN_OFF: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 _DAILY: Final = re.compile(r"daily|24.hour", re.IGNORECASE)
 """SES says the quota of a day and the rate of a second with the same code: "Daily message quota exceeded"."""
@@ -126,8 +131,6 @@ _STOPPED: Final = re.compile(r"sending\W+(?:\w+\W+){0,5}(?:suspended|paused|disa
 _CONFIGURATION_SET: Final = re.compile(r"configuration.?set", re.IGNORECASE)
 _LENGTH: Final = re.compile(r"length is more than|too large|exceed\w* .*\bsize|size .*exceed", re.IGNORECASE)
 _MAX_RETRY_SECONDS: Final = 86_400
-MAX_MESSAGE_ID_CHARACTERS: Final = 128
-"""Twice SES's; what is longer is none of its ids."""
 
 
 def outcome_of(answer: Answer, *, has_template: bool) -> Outcome:
@@ -141,33 +144,41 @@ def outcome_of(answer: Answer, *, has_template: bool) -> Outcome:
     """
     if answer.status >= 300:
         return refusal_of(answer, has_template=has_template)
-    name = document_of(answer).get("MessageId")
+    name = answer.document.get("MessageId")
     if isinstance(name, str) and name:
-        return Accepted(_message_name(name))
+        return Accepted(message_name(name))
     kind = answer.headers.get("content-type", "no content type")
     return Uncertain(scrub(f"an answer without a MessageId ({kind})"), str(answer.status))
 
 
-def document_of(answer: Answer) -> Mapping[str, Any]:
-    """The answer's object; an empty one where it holds none."""
-    try:
-        document = orjson.loads(answer.body)
-    except orjson.JSONDecodeError:
-        return {}
-    return document if isinstance(document, dict) else {}
+def outcomes_of_call(answer: Answer, count: int) -> list[Outcome | ProviderFault] | RefusedTogether:
+    """What an answer to SendBulkEmail means for each of so many emails; of those that it does not speak of, uncertain.
+
+    Raises:
+        ProviderFault: it concerns the account or the set-up; SES took nothing.
+    """
+    if answer.status >= 300:
+        return _refusal_of_call(refusal_of(answer, has_template=True), count)
+    results = answer.document.get("BulkEmailEntryResults")
+    if not isinstance(results, list) or len(results) != count or not all(isinstance(each, dict) for each in results):
+        unknown: Outcome = Uncertain("an answer that does not tell of each email", str(answer.status))
+        return [unknown] * count
+    return [_entry_outcome(result) for result in results]
 
 
-def _message_name(name: object) -> str | None:
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_MESSAGE_ID_CHARACTERS:
-        return None
-    return name if name.isascii() and name.isprintable() else None
+def _refusal_of_call(outcome: Outcome, count: int) -> list[Outcome | ProviderFault] | RefusedTogether:
+    """What it means for each that SES refused the call."""
+    is_common = not isinstance(outcome, Rejected) or outcome.reason is Reason.REJECTED_SENDER
+    if is_common or (isinstance(outcome, Rejected) and outcome.code in _OF_THE_CALL):
+        return [outcome] * count
+    return RefusedTogether()
 
 
-def entry_outcome(result: Mapping[str, Any]) -> Outcome | ProviderFault:
+def _entry_outcome(result: Mapping[str, Any]) -> Outcome | ProviderFault:
     """The outcome of one entry of SendBulkEmail, by its status."""
     status = result.get("Status")
     if status == "SUCCESS":
-        return Accepted(_message_name(result.get("MessageId")))
+        return Accepted(message_name(result.get("MessageId")))
     verdict = BY_ENTRY.get(status) if isinstance(status, str) else None
     words = scrub(str(result.get("Error") or ""))
     if verdict is None:
@@ -185,7 +196,7 @@ def refusal_of(answer: Answer, *, has_template: bool = False) -> Outcome:
     if told is None:
         return Uncertain("an answer with no sense in it", str(answer.status))
     status, (code, words) = answer.status, told
-    retry_after = _retry_after(answer.headers)
+    retry_after = _retry_after(answer)
     verdict = VERDICTS.get(code) or BY_STATUS.get(status)
     if verdict is None:
         if status < 400 or status in GATEWAYS:
@@ -222,11 +233,18 @@ def unsigned(error: Exception) -> ProviderFault:
     return ProviderFault(NAME, f"no request could be signed ({type(error).__name__}).", remedy=_CREDENTIALS.remedy)
 
 
+@cache
+def _parser() -> Any:
+    from botocore.parsers import create_parser  # see the package's docstring
+
+    return create_parser("rest-json")
+
+
 def _told(answer: Answer) -> tuple[str, str] | None:
     """Code and words of a refusal, as botocore finds them; None where it finds no sense in it."""
     response = {"status_code": answer.status, "headers": answer.headers, "body": answer.body}
     try:
-        told = _PARSER.parse(response, None)["Error"]
+        told = _parser().parse(response, None)["Error"]
     except Exception:  # noqa: BLE001 - whatever it stumbles over, the answer is none of SES's
         return None
     code = str(told.get("Code") or "")
@@ -255,9 +273,7 @@ def _refined(verdict: Verdict, code: str, words: str, has_template: bool) -> Ver
     return _TOO_LARGE if _LENGTH.search(words) else verdict
 
 
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    for name, unit in (("retry-after", 1.0), ("x-amz-retry-after", 0.001)):
-        text = headers.get(name, "")
-        if text.isascii() and text.isdigit() and len(text) < 12:
-            return min(int(text) * unit, _MAX_RETRY_SECONDS)
-    return None
+def _retry_after(answer: Answer) -> float | None:
+    milliseconds = number(answer.headers.get("x-amz-retry-after", ""))
+    seconds = answer.retry_after if milliseconds is None else milliseconds / 1000
+    return None if seconds is None else min(seconds, _MAX_RETRY_SECONDS)

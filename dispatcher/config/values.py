@@ -10,6 +10,7 @@ import base64
 import binascii
 import hashlib
 import os
+import pkgutil
 import re
 import socket
 import ssl
@@ -19,7 +20,6 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-KNOWN_PROVIDERS: Final = ("sendgrid", "ses", "smtp", "capture")
 LOOPBACKS: Final = ("127.0.0.1", "::1", "localhost")
 """Where a secret may travel in the clear."""
 
@@ -279,13 +279,15 @@ def listener(text: str) -> Listener:
     return Listener(host, int(port))
 
 
-def providers(text: str) -> tuple[str, ...]:
+def built_in_providers() -> tuple[str, ...]:
+    """The names of our own providers: the modules and packages of dispatcher/providers, but for its frame."""
+    found = pkgutil.iter_modules([str(Path(__file__).parent.parent / "providers")])
+    return tuple(sorted({module.name for module in found} - {"contract", "registry", "capabilities"}))
+
+
+def provider_names(text: str) -> tuple[str, ...]:
+    """The names in a list; whether there are such providers, `config.plugins` knows."""
     names = tuple(name.strip().lower() for name in text.split(",") if name.strip())
-    # A text that cannot be a name, such as a URL with a password, is not repeated.
-    unknown = [name if name.isidentifier() or name.replace("-", "").isalnum() else "what is no name" for name in names]
-    unknown = [name for name in unknown if name not in KNOWN_PROVIDERS]
-    if unknown:
-        raise ValueError(f"does not know {', '.join(unknown)}; known are: {', '.join(KNOWN_PROVIDERS)}")
     if not names or len(set(names)) != len(names):
         raise ValueError("must name each provider once")
     return names

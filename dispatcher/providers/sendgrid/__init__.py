@@ -1,10 +1,10 @@
-"""The sendgrid adapter: SendGrid's v3 API over kept connections.
+"""The provider sendgrid: SendGrid's v3 API over kept connections.
 
-sendgrid_mail      the request's body        python-sendgrid's helpers
-sendgrid_bulk      that of several emails    what they have in common by the same helpers
-sendgrid_answers   what each answer means    python-sendgrid's error names
-http               the way there             ours: python-sendgrid's own opens a connection per email, follows redirects
-                                             with the key in hand, and logs the key and the email at DEBUG
+request   the body for one email or several   as python-sendgrid's helpers would build it
+answers   what each answer means              python-sendgrid's error names
+
+The way there is our own transport: python-sendgrid's opens a connection per email, follows redirects with the key in
+hand, and logs the key and the email at DEBUG.
 """
 
 from __future__ import annotations
@@ -12,23 +12,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import orjson
-from sendgrid import SendGridAPIClient
-
-from dispatcher.config import Settings
+from dispatcher.config import ProviderSettings, Settings, setting, values
 from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import Deferred, Outcome, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.errors import ConfigurationError, ProviderFault
-from dispatcher.providers.capabilities import SENDGRID
-from dispatcher.providers.contract import Attempt, CallLimits, Part, RefusedTogether
-from dispatcher.providers.sendgrid_answers import NAME, fault_of, outcome_of
-from dispatcher.providers.sendgrid_bulk import LIMITS, body_of_call, outcomes_of_call, part_of
-from dispatcher.providers.sendgrid_mail import body_of
+from dispatcher.errors import ProviderFault
+from dispatcher.providers.contract import Attempt, Part, RefusedTogether
+from dispatcher.providers.sendgrid.answers import NAME, fault_of, outcome_of, outcomes_of_call
+from dispatcher.providers.sendgrid.request import LIMITS, body_of, body_of_call, part_of
 from dispatcher.transport.body import Body
 from dispatcher.transport.http import Answer, HttpTransport, NoAnswer, NothingLeft
 from dispatcher.transport.mime_headers import UnrenderableEmail
@@ -40,68 +35,66 @@ SEND_SCOPE: Final = "mail.send"
 _BAD_TLS: Final = "Check DISPATCHER_SENDGRID_HOST, or name the certificate's authority in DISPATCHER_CA_FILE."
 
 
-@dataclass(frozen=True, slots=True)
-class SendGridOptions:
-    """What the adapter needs to know.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendGridSettings(ProviderSettings):
+    """What an operator can set."""
 
-    Attributes:
-        host: Scheme and name, such as `https://api.sendgrid.com`.
-        sandbox: Emails are validated and delivered to nobody.
-        connections: Requests on the wire at once.
-        ca_file: Certificates to trust besides the system's.
-    """
+    api_key: str = setting(
+        values.api_key,
+        None,
+        "SendGrid's API key, with the scope mail.send.",
+        variable="SENDGRID_API_KEY",
+        secret=True,
+        empty="",
+        needed="set it to a key",
+    )
+    host: str = setting(
+        values.https_host,
+        "https://api.sendgrid.com",
+        "SendGrid's region: https://api.sendgrid.com, or https://api.eu.sendgrid.com for subusers in the EU.",
+    )
+    sandbox: bool = setting(values.switch, "off", "SendGrid's sandbox mode: it validates emails, and delivers none.")
 
-    api_key: str = field(repr=False)
-    host: str = "https://api.sendgrid.com"
-    sandbox: bool = False
-    connections: int = 256
-    ca_file: Path | None = None
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> SendGridOptions:
-        """The options that the settings give.
-
-        Raises:
-            ConfigurationError: there is no key.
-        """
-        if not settings.sendgrid_api_key:
-            raise ConfigurationError(["SENDGRID_API_KEY is not set: set it to a key with the scope mail.send."])
-        return cls(
-            settings.sendgrid_api_key,
-            settings.sendgrid_host,
-            settings.sendgrid_sandbox,
-            settings.http_connections,
-            settings.ca_file,
-        )
+    def most_connections(self, settings: Settings, /) -> int:
+        """See `ProviderSettings`."""
+        return settings.http_connections
 
 
 class SendGridProvider:
     """Sends over SendGrid's API; see `contract.Provider`."""
 
-    def __init__(self, options: SendGridOptions) -> None:
+    name = NAME
+    # https://www.twilio.com/docs/sendgrid/api-reference/mail-send/limitations; its 1,000 recipients are ours, too.
+    capabilities = Capabilities(copies=2, templates=True, max_octets=30 * 1024 * 1024)
+    settings = SendGridSettings
+    limits = LIMITS
+
+    def __init__(self, own: SendGridSettings, *, connections: int = 256, ca_file: Path | None = None) -> None:
         """An adapter without connections; they are opened as emails come.
+
+        Args:
+            connections: Requests on the wire at once.
+            ca_file: Certificates to trust besides the system's.
 
         Raises:
             ssl.SSLError, OSError: the CA file cannot be used.
         """
+        from sendgrid import SendGridAPIClient  # 120 ms: only who sends with it
+
         # At DEBUG it logs the key and whole emails. We never call it, but somebody in this process might.
         logging.getLogger("python_http_client").setLevel(logging.WARNING)
-        self._sandbox = options.sandbox
-        self._transport = HttpTransport(connections=options.connections, ca_file=options.ca_file)
-        client = SendGridAPIClient(options.api_key, options.host).client
-        self._send_url = f"{options.host}/v3/mail/send"
-        self._scopes_url = f"{options.host}/v3/scopes"
+        self._sandbox = own.sandbox
+        self._transport = HttpTransport(connections=connections, ca_file=ca_file)
+        self._send_url = f"{own.host}/v3/mail/send"
+        self._scopes_url = f"{own.host}/v3/scopes"
+        client = SendGridAPIClient(own.api_key, own.host).client
         self._headers = {**client.request_headers, "Content-Type": "application/json"}
 
-    @property
-    def name(self) -> str:
-        """`sendgrid`."""
-        return NAME
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """See `contract.Provider.capabilities`."""
-        return SENDGRID
+    @classmethod
+    def open(cls, settings: Settings) -> SendGridProvider:
+        """See `contract.ProviderClass`."""
+        own = settings.of(SendGridSettings)
+        return cls(own, connections=settings.http_connections, ca_file=settings.ca_file)
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         """One attempt; see `contract.Provider.send`. A fault may come after `leaving`: SendGrid took nothing."""
@@ -112,11 +105,6 @@ class SendGridProvider:
             return Rejected(error.reason, error.message)
         told = await self._posted(body, attempt)
         return outcome_of(told, sandbox=self._sandbox) if isinstance(told, Answer) else told
-
-    @property
-    def limits(self) -> CallLimits:
-        """Those of a request."""
-        return LIMITS
 
     def part_of(self, email: OutgoingEmail) -> Part | None:
         """See `contract.BulkProvider.part_of`."""
@@ -157,7 +145,8 @@ class SendGridProvider:
             ) from error
         if answer.status != 200:
             raise fault_of(answer)
-        if SEND_SCOPE not in _scopes(answer.body):
+        scopes = answer.document.get("scopes")
+        if not isinstance(scopes, list) or SEND_SCOPE not in scopes:
             raise ProviderFault(
                 NAME, "SendGrid knows the key, but it may not send.", remedy=f"Give it the scope {SEND_SCOPE}."
             )
@@ -173,10 +162,4 @@ def _untrusted(error: NothingLeft) -> ProviderFault:
     return ProviderFault(NAME, f"SendGrid's certificate cannot be trusted: {error.detail}.", remedy=_BAD_TLS)
 
 
-def _scopes(body: bytes) -> list[object]:
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return []
-    scopes = document.get("scopes") if isinstance(document, dict) else None
-    return scopes if isinstance(scopes, list) else []
+PROVIDER: Final = SendGridProvider

@@ -13,20 +13,28 @@ SendGrid's description: https://www.twilio.com/docs/sendgrid/api-reference/mail-
     categories            those tags that it takes: ASCII
     header values         encoded words where they are not ASCII, which SendGrid leaves to us
     custom args           per personalization, `email_id` alone: they are kept by SendGrid, readable to its staff
+
+Several emails of one template may share a request: a personalization each. SendGrid's limits, from
+…/mail-send/limitations: 1,000 personalizations and 1,000 recipients in a request, and no address twice in it. What
+stands outside the personalizations is common: sender, reply-to, template, categories. Message-ID, other headers,
+subject, data and the argument `email_id` are each email's own.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from uuid import UUID
 
 import orjson
 
 from dispatcher.domain.address import Address, is_plain, parse_address
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
+from dispatcher.providers.contract import CallLimits, Part
 from dispatcher.transport.body import Body, InBase64
 from dispatcher.transport.mime_headers import (
     UnrenderableEmail,
@@ -39,6 +47,8 @@ from dispatcher.transport.mime_headers import (
     text_field,
 )
 
+LIMITS: Final = CallLimits(emails=1000, recipients=1000, octets=4 * 1024 * 1024)
+"""SendGrid's; the octets are ours, so that one call does not keep the loop and the line for long."""
 MAX_CATEGORIES: Final = 10
 MAX_CATEGORY_CHARACTERS: Final = 255
 
@@ -239,3 +249,67 @@ def _described(file: OutgoingAttachment) -> Document:
         "filename": filename,
         "disposition": "attachment",
     }
+
+
+class Personalized(NamedTuple):
+    """What an email adds to a call.
+
+    Attributes:
+        common: The request's fields outside the personalizations, as JSON with its braces.
+        personalizations: As JSON; several where the email has nobody but bcc.
+    """
+
+    common: bytes
+    personalizations: tuple[bytes, ...]
+
+
+def part_of(email: OutgoingEmail, *, sandbox: bool) -> Part | None:
+    """The email as part of a call; None where it has no template, has more than it, or cannot be rendered."""
+    if email.template_id is None or email.attachments or email.text or email.html:
+        return None
+    try:
+        common = _common(email.sender, email.reply_to, email.template_id, email.tags, sandbox)
+        messages, addresses = personalizations_of(email)
+        own = _own(email)
+        personalizations = tuple([orjson.dumps(message | own) for message in messages])
+    except (UnrenderableEmail, orjson.JSONEncodeError):
+        return None
+    return Part(
+        key=common,
+        recipients=len(addresses),
+        octets=sum(map(len, personalizations)),
+        content=Personalized(common, personalizations),
+        addresses=frozenset(addresses),
+    )
+
+
+def body_of_call(parts: Sequence[Part]) -> bytes:
+    """The request's body."""
+    contents: list[Personalized] = [part.content for part in parts]
+    people = b",".join(each for content in contents for each in content.personalizations)
+    return b"".join((b'{"personalizations":[', people, b"],", contents[0].common[1:]))
+
+
+@lru_cache(maxsize=256)
+def _common(sender: str, reply_to: tuple[str, ...], template_id: str, tags: tuple[str, ...], sandbox: bool) -> bytes:
+    pattern = OutgoingEmail(
+        email_id=UUID(int=0),
+        created_at=datetime.fromtimestamp(0, UTC),
+        sender=sender,
+        to=("nobody@example.org",),
+        subject="",
+        template_id=template_id,
+        reply_to=reply_to,
+        tags=tags,
+    )
+    document = document_of(pattern, sandbox=sandbox)
+    del document["personalizations"], document["headers"]
+    return orjson.dumps(document)
+
+
+def _own(email: OutgoingEmail) -> dict[str, object]:
+    """What stands in the request itself where the email travels alone."""
+    own: dict[str, object] = {"headers": headers_of(email)}
+    if email.subject:
+        own["subject"] = checked("subject", email.subject)
+    return own

@@ -1,41 +1,56 @@
-"""The ses adapter: Amazon SES v2 over our own transport.
+"""The provider ses: Amazon SES v2 over our own transport.
 
-ses_request      the email as parameters of SendEmail
-ses_bulk         several emails as parameters of SendBulkEmail, and what its answers mean
-ses_endpoint     where SES is, as botocore has it
-ses_credentials  whose credentials sign: botocore finds and renews them
-ses_signing      the signature, by botocore's signer
-ses_errors       what each answer means
+request   one email as parameters of SendEmail, or several as those of SendBulkEmail
+answers   what each answer means
+endpoint  where SES is, as botocore has it
+signing   whose credentials sign, which botocore finds and renews; and the signature, by botocore's signer
 
 botocore also reads SES's refusals. Its own client sends nothing here: it blocks a thread per request, costs ten times
-as much, and its exceptions do not say whether a request left.
+as much, and its exceptions do not say whether a request left. With its models it takes 200 ms and 20 MB, so it is
+loaded only where this provider is named, and then in the parent, before the fork.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from botocore.credentials import ReadOnlyCredentials
-
+from dispatcher.config import ProviderSettings, Settings, setting, values
 from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.errors import ProviderFault
-from dispatcher.providers.capabilities import SES
-from dispatcher.providers.contract import Attempt, CallLimits, Part, RefusedTogether
-from dispatcher.providers.ses_bulk import LIMITS, outcomes_of_call, part_of, request_of_call
-from dispatcher.providers.ses_credentials import AwsCredentials
-from dispatcher.providers.ses_endpoint import NAME, SesOptions, endpoint_of, new_session
-from dispatcher.providers.ses_errors import document_of, is_denied, outcome_of, refusal_of, unsent, unsigned
-from dispatcher.providers.ses_request import request_for
-from dispatcher.providers.ses_signing import Signer, digest_of
-from dispatcher.transport.body import Body
+from dispatcher.errors import ConfigurationError, ProviderFault
+from dispatcher.providers.contract import Attempt, Part, RefusedTogether
+from dispatcher.providers.ses.answers import (
+    NAME,
+    is_denied,
+    outcome_of,
+    outcomes_of_call,
+    refusal_of,
+    unsent,
+    unsigned,
+)
+from dispatcher.providers.ses.request import (
+    LIMITS,
+    MAX_OCTETS,
+    MAX_RECIPIENTS,
+    part_of,
+    request_for,
+    request_of_call,
+)
+from dispatcher.transport.body import Body, digest_of
 from dispatcher.transport.http import Answer, HttpTransport, NoAnswer, NothingLeft
 from dispatcher.transport.mime import LARGE_OCTETS
 from dispatcher.transport.mime_headers import UnrenderableEmail
+
+if TYPE_CHECKING:
+    from botocore.credentials import ReadOnlyCredentials
+
+    from dispatcher.providers.ses.signing import Signer
 
 CHECK_SECONDS: Final = 15.0
 """How long `check` gives credentials and SES together."""
@@ -46,21 +61,73 @@ _MORE: Final = "Wait, or ask for more."
 _SANDBOX: Final = " In the sandbox: only to addresses that are verified."
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SesSettings(ProviderSettings):
+    """What an operator can set; credentials are botocore's own business."""
+
+    region: str | None = setting(
+        values.name("a-z0-9-"),
+        None,
+        "SES's region, like eu-west-1; else AWS_DEFAULT_REGION's or the AWS profile's.",
+        variable="AWS_REGION",
+    )
+    configuration_set: str | None = setting(
+        values.name("A-Za-z0-9_-"), None, "SES's configuration set for every email."
+    )
+    endpoint_url: str | None = setting(values.endpoint, None, "Instead of SES's own address: https://host.")
+    threads: int = setting(
+        values.whole(1, 256), "64", "Requests that a worker has on the wire to SES at once; each takes a connection."
+    )
+
+    def most_connections(self, _settings: Settings, /) -> int:
+        """See `ProviderSettings`."""
+        return self.threads
+
+
+def region_of(own: SesSettings) -> str:
+    """SES's region.
+
+    Raises:
+        ConfigurationError: none is named anywhere.
+    """
+    from dispatcher.providers.ses.endpoint import default_region
+
+    region = own.region or default_region()
+    if region is None:
+        raise ConfigurationError(
+            ["AWS_REGION is not set, but DISPATCHER_PROVIDERS names ses: set it to SES's region, like eu-west-1."]
+        )
+    return region
+
+
 class SesProvider:
     """Sends through SES; see `contract.Provider`."""
 
-    def __init__(self, options: SesOptions) -> None:
+    name = NAME
+    capabilities = Capabilities(
+        copies=2, templates=True, smtputf8=False, max_recipients=MAX_RECIPIENTS, max_octets=MAX_OCTETS
+    )
+    settings = SesSettings
+    limits = LIMITS
+
+    def __init__(self, own: SesSettings, *, ca_file: Path | None = None) -> None:
         """An adapter without credentials and connections; they come with the first email.
+
+        Args:
+            ca_file: Certificates to trust instead of botocore's.
 
         Raises:
             ConfigurationError: AWS's settings, the proxy or the certificates cannot be used.
         """
+        from dispatcher.providers.ses.endpoint import endpoint_of, new_session
+        from dispatcher.providers.ses.signing import AwsCredentials
+
         session = new_session()
-        self._options = options
-        self._endpoint = endpoint_of(session, options)
+        self._configuration_set = own.configuration_set
+        self._endpoint = endpoint_of(session, own.region, own.endpoint_url, ca_file)
         self._credentials = AwsCredentials(session)
         self._transport = HttpTransport(
-            connections=options.connections, trusted=self._endpoint.trusted, proxy=self._endpoint.proxy
+            connections=own.threads, trusted=self._endpoint.trusted, proxy=self._endpoint.proxy
         )
         self._signer: Signer | None = None
         self._send_url = self._endpoint.url_of("SendEmail")
@@ -72,19 +139,15 @@ class SesProvider:
             "User-Agent": self._endpoint.user_agent,
         }
 
-    @property
-    def name(self) -> str:
-        """`ses`."""
-        return NAME
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """See `contract.Provider.capabilities`."""
-        return SES
+    @classmethod
+    def open(cls, settings: Settings) -> SesProvider:
+        """See `contract.ProviderClass`."""
+        own = settings.of(SesSettings)
+        return cls(replace(own, region=region_of(own)), ca_file=settings.ca_file)
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         """One attempt; see `contract.Provider.send`. A fault may come after `leaving`: SES took nothing."""
-        build = partial(request_for, email, self._options.configuration_set)
+        build = partial(request_for, email, self._configuration_set)
         try:
             with attempt.rendering:
                 octets = len(email.text or "") + len(email.html or "")
@@ -95,11 +158,6 @@ class SesProvider:
         told = await self._posted(self._send_url, body, attempt)
         return outcome_of(told, has_template=email.template_id is not None) if isinstance(told, Answer) else told
 
-    @property
-    def limits(self) -> CallLimits:
-        """Those of SendBulkEmail."""
-        return LIMITS
-
     def part_of(self, email: OutgoingEmail) -> Part | None:
         """See `contract.BulkProvider.part_of`."""
         return part_of(email)
@@ -108,7 +166,7 @@ class SesProvider:
         self, parts: Sequence[Part], attempt: Attempt
     ) -> Sequence[Outcome | ProviderFault] | RefusedTogether:
         """One call; see `contract.BulkProvider.send_many`."""
-        request = request_of_call(parts, self._options.configuration_set)
+        request = request_of_call(parts, self._configuration_set)
         told = await self._posted(self._bulk_url, request.body, attempt)
         return outcomes_of_call(told, len(parts)) if isinstance(told, Answer) else [told] * len(parts)
 
@@ -170,6 +228,8 @@ class SesProvider:
         """The headers of a request, but for its host and length; signed with newer credentials where there are some."""
         credentials = self._credentials.at_hand() or credentials
         if self._signer is None or self._signer.credentials is not credentials:
+            from dispatcher.providers.ses.signing import Signer
+
             self._signer = Signer(credentials, self._endpoint.signing_name, self._endpoint.region, self._headers)
         headers = self._signer.sign(method, url, digest)
         del headers["Host"]  # the transport's own is the same
@@ -182,7 +242,7 @@ class SesProvider:
         if answer.status >= 300:
             outcome = refusal_of(answer)
             raise ProviderFault(NAME, f"SES: {outcome.detail}.", remedy=_REACH)
-        account = document_of(answer)
+        account = answer.document
         if "SendingEnabled" not in account:
             raise ProviderFault(NAME, "what answers is not SES v2.", remedy="Check DISPATCHER_SES_ENDPOINT_URL.")
         if not account["SendingEnabled"]:
@@ -194,3 +254,6 @@ class SesProvider:
         place = "" if account.get("ProductionAccessEnabled") else _SANDBOX
         limits = f"{rate:g} emails per second, {sent:g} of {most:g} sent within a day" if quota else "it tells no quota"
         return f"SES in {self._endpoint.region} answers: {limits}.{place}"
+
+
+PROVIDER: Final = SesProvider

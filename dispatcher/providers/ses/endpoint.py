@@ -22,55 +22,15 @@ from botocore.exceptions import BotoCoreError, DataNotFoundError
 from botocore.httpsession import get_cert_path
 from botocore.model import ServiceModel
 
-from dispatcher.config import Settings
 from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ConfigurationError
 from dispatcher.transport.http_proxy import HttpProxy, proxy_for
 from dispatcher.transport.tls import client_context
 
-NAME: Final = "ses"
 SERVICE: Final = "sesv2"
 
 _MODELS: Final = ("service-2", "endpoint-rule-set-1")
 _DATA: Final = ("endpoints", "partitions", "sdk-default-configuration")
-
-
-@dataclass(frozen=True, slots=True)
-class SesOptions:
-    """What the adapter needs to know; credentials are botocore's own business.
-
-    Attributes:
-        region: None leaves it to botocore: AWS_DEFAULT_REGION, or the profile's.
-        endpoint_url: Instead of the region's own.
-        connections: Requests on the wire at once.
-        ca_file: Certificates to trust instead of botocore's.
-    """
-
-    region: str | None = None
-    endpoint_url: str | None = None
-    configuration_set: str | None = None
-    connections: int = 64
-    ca_file: Path | None = None
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> SesOptions:
-        """The options that the settings give.
-
-        Raises:
-            ConfigurationError: no region is named anywhere.
-        """
-        region = settings.ses_region or _default_region()
-        if region is None:
-            raise ConfigurationError(
-                ["AWS_REGION is not set, but DISPATCHER_PROVIDERS names ses: set it to SES's region, like eu-west-1."]
-            )
-        return cls(
-            region,
-            settings.ses_endpoint_url,
-            settings.ses_configuration_set,
-            settings.ses_threads,
-            settings.ca_file,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,25 +94,34 @@ def new_session() -> botocore.session.Session:
     return session
 
 
-def endpoint_of(session: botocore.session.Session, options: SesOptions) -> Endpoint:
+def endpoint_of(
+    session: botocore.session.Session, region: str | None, endpoint_url: str | None = None, ca_file: Path | None = None
+) -> Endpoint:
     """Where botocore would send an email, and how it would sign it; connects to nobody.
+
+    Args:
+        region: None leaves it to botocore: AWS_DEFAULT_REGION, or the profile's.
+        endpoint_url: Instead of the region's own.
+        ca_file: Certificates to trust instead of botocore's.
 
     Raises:
         ConfigurationError: botocore's settings, the proxy or the certificates cannot be used.
     """
-    request, signed_for, user_agent = _prepared(session, options)
+    request, signed_for, user_agent = _prepared(session, region, endpoint_url)
     url = request.url.removesuffix(_path_of("SendEmail"))
     return Endpoint(
         url,
         region=signed_for["region"],
         signing_name=signed_for["signing_name"],
         user_agent=user_agent,
-        trusted=_trusted(session, options),
+        trusted=_trusted(session, ca_file),
         proxy=proxy_for(url),
     )
 
 
-def _prepared(session: botocore.session.Session, options: SesOptions) -> tuple[Any, dict[str, str], str]:
+def _prepared(
+    session: botocore.session.Session, region: str | None, endpoint_url: str | None
+) -> tuple[Any, dict[str, str], str]:
     """The request that botocore would send, what it would sign it for, and how it would call itself."""
     seen: list[tuple[Any, dict[str, str]]] = []
 
@@ -166,8 +135,8 @@ def _prepared(session: botocore.session.Session, options: SesOptions) -> tuple[A
     try:
         client = boto3.Session(botocore_session=session).client(
             SERVICE,
-            region_name=options.region,
-            endpoint_url=options.endpoint_url,
+            region_name=region,
+            endpoint_url=endpoint_url,
             # Not the account's: to look for those may take seconds.
             aws_access_key_id="none",
             aws_secret_access_key="none",  # noqa: S106
@@ -183,10 +152,10 @@ def _prepared(session: botocore.session.Session, options: SesOptions) -> tuple[A
     return request, signed_for, client.meta.config.user_agent
 
 
-def _trusted(session: botocore.session.Session, options: SesOptions) -> Path:
+def _trusted(session: botocore.session.Session, ca_file: Path | None) -> Path:
     """The certificates that botocore would trust."""
     named = {
-        "DISPATCHER_CA_FILE": options.ca_file,
+        "DISPATCHER_CA_FILE": ca_file,
         "AWS_CA_BUNDLE": session.get_config_variable("ca_bundle"),
         "REQUESTS_CA_BUNDLE": os.environ.get("REQUESTS_CA_BUNDLE"),
     }
@@ -200,7 +169,8 @@ def _trusted(session: botocore.session.Session, options: SesOptions) -> Path:
     return Path(get_cert_path(True))
 
 
-def _default_region() -> str | None:
+def default_region() -> str | None:
+    """The region that botocore finds in the environment or the profile; None if it finds none."""
     try:
         region: str | None = botocore.session.Session().get_config_variable("region")
     except BotoCoreError as error:

@@ -1,4 +1,7 @@
-"""What SendGrid's answers mean. The table in `docs/providers.md`, in code.
+"""What SendGrid's answers mean: the table in `docs/providers.md`, in code.
+
+For a call with several emails, a 202 accepts all; a 4xx refuses all, and names at best the personalization that it
+dislikes.
 
 Sources: https://www.twilio.com/docs/sendgrid/api-reference/how-to-use-the-sendgrid-v3-api/responses and …/rate-limits,
 …/for-developers/sending-email/sandbox-mode, and RFC 9110 for what SendGrid does not document.
@@ -6,25 +9,20 @@ Sources: https://www.twilio.com/docs/sendgrid/api-reference/how-to-use-the-sendg
 
 from __future__ import annotations
 
-import email.utils
 import re
-import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
-
-import orjson
-from python_http_client.exceptions import err_dict
 
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
-from dispatcher.transport.http import Answer
+from dispatcher.providers.contract import Part, RefusedTogether
+from dispatcher.transport.http import Answer, message_name, number
 
 NAME: Final = "sendgrid"
 MAX_ERRORS: Final = 5
 """Of a list of errors, how many the detail shows."""
-MAX_MESSAGE_ID_CHARACTERS: Final = 128
 
 _ACCEPTED: Final = 202
 _VALID: Final = 200
@@ -45,6 +43,8 @@ _REJECTIONS: Final[Mapping[int, Reason]] = {
     413: Reason.TOO_LARGE,
     422: Reason.INVALID_CONTENT,
 }
+_NAMED: Final = re.compile(r"personalizations(?:\.|\[)(\d+)")
+_COMMON: Final = re.compile(r"(?:template_id|reply_to|reply_to_list|categories)\b")
 _SENDER: Final = re.compile(r"from\b", re.IGNORECASE)
 _SENDER_WORDS: Final = re.compile(r"verified sender identity", re.IGNORECASE)
 _RECIPIENT: Final = re.compile(r"personalizations(?:[.\[]\d+\]?)?\.(?:to|cc|bcc)\b", re.IGNORECASE)
@@ -72,14 +72,33 @@ def outcome_of(answer: Answer, *, sandbox: bool = False) -> Outcome:
         ProviderFault: it concerns the account or the set-up; SendGrid took nothing.
     """
     if answer.status == _ACCEPTED:
-        return Accepted(_message_id(answer))
+        return Accepted(message_name(answer.headers.get("x-message-id")))
     if sandbox and answer.status == _VALID and not answer.body.strip():
-        return Accepted(_message_id(answer), "sandbox mode: SendGrid found the email valid and delivers it to nobody")
+        return Accepted(
+            message_name(answer.headers.get("x-message-id")),
+            "sandbox mode: SendGrid found the email valid and delivers it to nobody",
+        )
     if answer.status < 400 or answer.status in _GATEWAYS:
         return Uncertain(_summary(answer), str(answer.status))
     if answer.status >= 500:
-        return Deferred(Reason.SERVER_ERROR, _summary(answer), str(answer.status), _retry_after(answer.headers))
+        return Deferred(Reason.SERVER_ERROR, _summary(answer), str(answer.status), answer.retry_after)
     return _refusal(answer)
+
+
+def outcomes_of_call(answer: Answer, parts: Sequence[Part], *, sandbox: bool) -> list[Outcome] | RefusedTogether:
+    """What an answer means for each of the emails.
+
+    Raises:
+        ProviderFault: see `outcome_of`.
+    """
+    outcome = outcome_of(answer, sandbox=sandbox)
+    if not isinstance(outcome, Rejected):
+        return [outcome] * len(parts)
+    fields = [complaint.field for complaint in _complaints(answer) if complaint.field]
+    if outcome.reason is Reason.REJECTED_SENDER or any(map(_COMMON.match, fields)):
+        # Each of them alone would be refused alike.
+        return [outcome] * len(parts)
+    return RefusedTogether(_suspects(fields, parts))
 
 
 def fault_of(answer: Answer) -> ProviderFault:
@@ -88,19 +107,14 @@ def fault_of(answer: Answer) -> ProviderFault:
     return ProviderFault(NAME, f"SendGrid {what}: {_summary(answer).rstrip('.')}.", remedy=remedy)
 
 
-def fields_of(answer: Answer) -> list[str]:
-    """The fields that SendGrid's errors name."""
-    return [complaint.field for complaint in _complaints(answer.body) if complaint.field]
-
-
 def _refusal(answer: Answer) -> Outcome:
     """What a 4xx means: always a definite no."""
     code = str(answer.status)
     if answer.status == _TOO_MANY:
-        return Deferred(Reason.THROTTLED, _summary(answer), code, _throttled_for(answer.headers))
+        return Deferred(Reason.THROTTLED, _summary(answer), code, _throttled_for(answer))
     if answer.status == 408:
         return Deferred(Reason.SERVER_ERROR, _summary(answer), code)
-    complaints = _complaints(answer.body)
+    complaints = _complaints(answer)
     if answer.status in (400, 403) and any(map(_blames_sender, complaints)):
         return Rejected(Reason.REJECTED_SENDER, _summary(answer), code)
     if answer.status == 400 and complaints and all(_RECIPIENT.match(one.field) for one in complaints):
@@ -114,17 +128,13 @@ def _blames_sender(complaint: _Complaint) -> bool:
     return bool(_SENDER.match(complaint.field) or _SENDER_WORDS.search(complaint.message))
 
 
-def _message_id(answer: Answer) -> str | None:
-    text = answer.headers.get("x-message-id", "")
-    fits = text.isascii() and text.isprintable() and 0 < len(text) <= MAX_MESSAGE_ID_CHARACTERS
-    return text if fits else None
-
-
 def _summary(answer: Answer) -> str:
     """The answer in one scrubbed line: status, python-sendgrid's name for it, SendGrid's words or what came instead."""
+    from python_http_client.exceptions import err_dict  # with its package 100 ms: only who sends knows it
+
     known = err_dict.get(answer.status)
     name = known.__name__ if known else "unexpected" if answer.status < 400 else ""
-    complaints = _complaints(answer.body)
+    complaints = _complaints(answer)
     words = "; ".join(f"{one.field}: {one.message}" if one.field else one.message for one in complaints[:MAX_ERRORS])
     return scrub(" ".join(part for part in (str(answer.status), name, words or _glimpse(answer)) if part))
 
@@ -140,16 +150,10 @@ def _glimpse(answer: Answer) -> str:
     return f"with {len(answer.body)} octets of {kind[:60]}{words}"
 
 
-def _complaints(body: bytes) -> list[_Complaint]:
+def _complaints(answer: Answer) -> list[_Complaint]:
     """SendGrid's errors; none where the body is not what it documents."""
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return []
-    errors = document.get("errors") if isinstance(document, dict) else None
-    if not isinstance(errors, list):
-        return []
-    found = [_complaint(error) for error in errors]
+    errors = answer.document.get("errors")
+    found = [_complaint(error) for error in errors] if isinstance(errors, list) else []
     return [complaint for complaint in found if complaint.message or complaint.field]
 
 
@@ -161,36 +165,15 @@ def _complaint(error: object) -> _Complaint:
     return _Complaint(known, message if isinstance(message, str) else "")
 
 
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that `Retry-After` asks for (RFC 9110, section 10.2.3); None if it is not there."""
-    after = headers.get("retry-after", "").strip()
-    if _is_number(after):
-        return float(after)
-    instant = _instant(after)
-    return None if instant is None else max(0.0, instant - _server_time(headers))
-
-
-def _throttled_for(headers: Mapping[str, str]) -> float | None:
+def _throttled_for(answer: Answer) -> float | None:
     """Seconds until the rate limit is reset, or those that `Retry-After` asks for if they are more."""
-    after = _retry_after(headers)
-    reset = headers.get("x-ratelimit-reset", "").strip()
-    if not _is_number(reset):
-        return after
-    return max(0.0, float(reset) - _server_time(headers), after or 0.0)
+    after = answer.retry_after
+    reset = number(answer.headers.get("x-ratelimit-reset", "").strip())
+    return after if reset is None else max(0.0, reset - answer.server_time, after or 0.0)
 
 
-def _server_time(headers: Mapping[str, str]) -> float:
-    """Now, by the server's own clock where it tells it: ours may be wrong."""
-    instant = _instant(headers.get("date", ""))
-    return time.time() if instant is None else instant
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 12
-
-
-def _instant(http_date: str) -> float | None:
-    try:
-        return email.utils.parsedate_to_datetime(http_date).timestamp()
-    except (ValueError, OverflowError):
-        return None
+def _suspects(fields: Collection[str], parts: Sequence[Part]) -> frozenset[int]:
+    """The positions of the emails whose personalizations are named."""
+    owners = [position for position, part in enumerate(parts) for _ in part.content.personalizations]
+    named = [int(found[1]) for field in fields if (found := _NAMED.match(field))]
+    return frozenset(owners[number] for number in named if number < len(owners))

@@ -7,6 +7,11 @@
 Encoded by us, at a sixtieth of what botocore's serializer takes. A test holds the two against each other.
 
 SES overwrites Message-ID and Date in all three; it knows an email by the tag `email_id`.
+
+Several emails of one template may share a SendBulkEmail, an entry each:
+https://docs.aws.amazon.com/ses/latest/APIReference-V2/API_SendBulkEmail.html. At most 50 entries; we let them have 50
+recipients together as well, which is what one destination may have and suits every reading of SES's quotas. Sender,
+reply-to and template are common; data, headers and tags, `email_id` among them, are each entry's own.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
 from dispatcher.domain.template_data import canonical_data
 from dispatcher.domain.text import body_fault
-from dispatcher.providers.capabilities import SES_MAX_OCTETS, SES_MAX_RECIPIENTS
+from dispatcher.providers.contract import CallLimits, Part
 from dispatcher.transport.body import Body, BodyInBase64, InBase64
 from dispatcher.transport.mime import RenderedEmail, render
 from dispatcher.transport.mime_headers import (
@@ -39,6 +44,14 @@ from dispatcher.transport.mime_headers import (
     text_field,
 )
 
+MAX_RECIPIENTS: Final = 50
+"""To, Cc and Bcc together: https://docs.aws.amazon.com/ses/latest/dg/quotas.html"""
+MAX_OCTETS: Final = 40 * 1024 * 1024
+"""After encoding; the same page."""
+LIMITS: Final = CallLimits(emails=50, recipients=MAX_RECIPIENTS, octets=8 * 1024 * 1024)
+"""SES's; the octets are ours."""
+MAX_DATA_CHARACTERS: Final = 262_144
+"""TemplateData in boto3's model."""
 MAX_HEADERS: Final = 15
 MAX_HEADER_CHARACTERS: Final = 996
 """Name and value together. Both of the API's own headers: API_MessageHeader, and MessageHeaderList in boto3's model."""
@@ -94,10 +107,10 @@ def request_for(email: OutgoingEmail, configuration_set: str | None) -> Request:
     Raises:
         UnrenderableEmail: SES would refuse it, or enqueue should have; says which field, and nothing of its value.
     """
-    if recipients_of(email) > SES_MAX_RECIPIENTS:
-        raise UnrenderableEmail(Reason.REJECTED_RECIPIENT, f"SES takes at most {SES_MAX_RECIPIENTS} recipients")
-    if octets_of(email) > SES_MAX_OCTETS:
-        raise UnrenderableEmail(Reason.TOO_LARGE, f"SES takes at most {SES_MAX_OCTETS} octets")
+    if recipients_of(email) > MAX_RECIPIENTS:
+        raise UnrenderableEmail(Reason.REJECTED_RECIPIENT, f"SES takes at most {MAX_RECIPIENTS} recipients")
+    if octets_of(email) > MAX_OCTETS:
+        raise UnrenderableEmail(Reason.TOO_LARGE, f"SES takes at most {MAX_OCTETS} octets")
     files: list[InBase64 | BodyInBase64] = []
     sender, reply_to = _sender(email.sender), _reply_to(email.reply_to)
     request: Parameters = {
@@ -126,7 +139,41 @@ def request_for(email: OutgoingEmail, configuration_set: str | None) -> Request:
     return Request(request, files)
 
 
-def bulk_entry(email: OutgoingEmail, data: str) -> Parameters:
+def part_of(email: OutgoingEmail) -> Part | None:
+    """The email as part of a call; None where it has no template, has files, or cannot be rendered."""
+    recipients = recipients_of(email)
+    if email.template_id is None or email.attachments or recipients > MAX_RECIPIENTS:
+        return None
+    try:
+        data = canonical_data(email.template_data)
+        entry = orjson.dumps(_bulk_entry(email, data))
+        _common(email.sender, email.reply_to)
+    except (UnrenderableEmail, orjson.JSONEncodeError, ValueError):
+        return None
+    if len(data) > MAX_DATA_CHARACTERS:
+        return None
+    return Part(
+        key=(email.sender, email.reply_to, email.template_id),
+        recipients=recipients,
+        octets=len(entry),
+        content=(email.sender, email.reply_to, email.template_id, entry),
+    )
+
+
+def request_of_call(parts: Sequence[Part], configuration_set: str | None) -> Request:
+    """The parameters of SendBulkEmail."""
+    sender, reply_to, template_id, _ = parts[0].content
+    request: Parameters = {
+        **_common(sender, reply_to),
+        "DefaultContent": {"Template": {"TemplateName": template_id, "TemplateData": "{}"}},
+        "BulkEmailEntries": [orjson.Fragment(part.content[-1]) for part in parts],
+    }
+    if configuration_set:
+        request["ConfigurationSetName"] = configuration_set
+    return Request(request)
+
+
+def _bulk_entry(email: OutgoingEmail, data: str) -> Parameters:
     """The email as an entry of SendBulkEmail, its template's data as JSON.
 
     Raises:
@@ -142,8 +189,8 @@ def bulk_entry(email: OutgoingEmail, data: str) -> Parameters:
     return entry
 
 
-def common_of(sender: str, reply_to: Sequence[str]) -> Parameters:
-    """What the emails of a SendBulkEmail have in common; raises UnrenderableEmail as `bulk_entry` does."""
+def _common(sender: str, reply_to: Sequence[str]) -> Parameters:
+    """What the emails of a SendBulkEmail have in common; raises UnrenderableEmail as `_bulk_entry` does."""
     common: Parameters = {"FromEmailAddress": _sender(sender)}
     if reply_to:
         common["ReplyToAddresses"] = _reply_to(reply_to)
@@ -178,8 +225,8 @@ def _text(field: str, text: str) -> dict[str, str]:
 
 def _mime(email: OutgoingEmail) -> RenderedEmail:
     mime = render(email)
-    if len(mime.body) > SES_MAX_OCTETS:
-        raise UnrenderableEmail(Reason.TOO_LARGE, f"SES takes at most {SES_MAX_OCTETS} octets")
+    if len(mime.body) > MAX_OCTETS:
+        raise UnrenderableEmail(Reason.TOO_LARGE, f"SES takes at most {MAX_OCTETS} octets")
     return mime
 
 

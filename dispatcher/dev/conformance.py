@@ -1,0 +1,303 @@
+"""What every provider promises, whichever it is: cases for pytest, judged by what arrived at its far end.
+
+One line in a test module runs them all, for a provider of ours and for one that a package brings:
+
+    class TestLog(Conformance, place=log_place): ...
+
+`log_place(folder)` is an asynchronous context manager. It gives a `Place`: the adapter, and its far end, which counts
+on its own what arrived. Where the far end keeps whole emails, inherit from `ContentConformance` instead, which also
+compares them. The cases need pytest and pytest-asyncio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.message
+import email.parser
+import email.policy
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar, Final, Protocol
+
+import pytest
+import pytest_asyncio
+
+from dispatcher.domain.email_id import new_email_id
+from dispatcher.domain.outcome import Accepted, Outcome, Reason, Rejected
+from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
+from dispatcher.providers.contract import Attempt, Provider
+
+PATIENCE_SECONDS: Final = 120.0
+"""A deadline that no case is about."""
+_HIDDEN: Final = "victim"
+"""What stands in every address that a case tries to smuggle in."""
+
+
+class Place(Protocol):
+    """An adapter and its far end."""
+
+    @property
+    def provider(self) -> Provider:
+        """The adapter."""
+        ...
+
+    def times(self) -> Counter[str]:
+        """How often each email id arrived."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """What an adapter cannot change about its provider; as it stands, that of a plain mail server.
+
+    Attributes:
+        own_headers: Those of ours that it replaces with its own, or of which it takes none.
+        takes_empty_files: Whether an attachment may have no content.
+    """
+
+    own_headers: frozenset[str] = frozenset()
+    takes_empty_files: bool = True
+
+
+PLAIN: Final = Habits()
+
+
+class ContentPlace(Place, Protocol):
+    """An adapter and a far end that keeps what arrives."""
+
+    @property
+    def habits(self) -> Habits:
+        """Where the provider by its nature differs from the others."""
+        ...
+
+    def contents(self) -> list[bytes]:
+        """The emails that arrived, in their order, as a reader gets them."""
+        ...
+
+
+OpenPlace = Callable[[Path], AbstractAsyncContextManager[Place]]
+
+
+class Told(Attempt):
+    """An attempt that counts how often the adapter said that the email leaves.
+
+    Attributes:
+        left: How often.
+    """
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        super().__init__(1, asyncio.get_running_loop().time() + PATIENCE_SECONDS)
+        self.left = 0
+
+    def leaving(self) -> None:
+        """See `Attempt.leaving`."""
+        self.left += 1
+
+
+def an_email(**changes: Any) -> OutgoingEmail:
+    """An email like most, with changes."""
+    plain: dict[str, Any] = {
+        "email_id": new_email_id(),
+        "created_at": datetime(2026, 11, 21, 7, 30, tzinfo=UTC),
+        "sender": "Shop <shop@example.org>",
+        "to": ("ann@example.com",),
+        "subject": "Your order",
+        "text": "Thank you.\n",
+    }
+    return OutgoingEmail(**{**plain, **changes})
+
+
+def parsed(content: bytes) -> email.message.EmailMessage:
+    """A second opinion on what was rendered."""
+    message = email.parser.BytesParser(policy=email.policy.default).parsebytes(content)
+    assert isinstance(message, email.message.EmailMessage)
+    return message
+
+
+async def send(place: Place, outgoing: OutgoingEmail) -> tuple[Outcome, int]:
+    """The outcome of one attempt, and how often the adapter said that the email leaves."""
+    attempt = Told()
+    outcome = await place.provider.send(outgoing, attempt)
+    assert attempt.left <= 1, "the adapter told twice that the email leaves"
+    return outcome, attempt.left
+
+
+class Conformance:
+    """The cases for every provider."""
+
+    __test__ = False
+    pytestmark = pytest.mark.asyncio
+    open_place: ClassVar[OpenPlace]
+
+    def __init_subclass__(cls, place: OpenPlace | None = None) -> None:
+        if place is not None:
+            cls.open_place = staticmethod(place)
+            cls.__test__ = True
+
+    @pytest_asyncio.fixture
+    async def place(self, tmp_path: Path) -> AsyncIterator[Place]:
+        """An adapter and its far end."""
+        async with type(self).open_place(tmp_path) as opened:
+            yield opened
+
+    async def test_an_accepted_email_arrives_once(self, place: Place) -> None:
+        email = an_email()
+
+        outcome, left = await send(place, email)
+
+        assert isinstance(outcome, Accepted)
+        assert left == 1
+        assert place.times() == {str(email.email_id): 1}
+
+    async def test_a_second_sending_of_the_same_email_shows(self, place: Place) -> None:
+        email = an_email()
+
+        await send(place, email)
+        await send(place, email)
+
+        assert place.times() == {str(email.email_id): 2}
+
+    async def test_many_at_once_arrive_once_each(self, place: Place) -> None:
+        emails = [an_email() for _ in range(200)]
+
+        sendings = await asyncio.gather(*(send(place, email) for email in emails))
+
+        assert all(isinstance(outcome, Accepted) for outcome, _ in sendings)
+        assert place.times() == Counter(str(email.email_id) for email in emails)
+
+    @pytest.mark.parametrize(
+        ("reason", "changes"),
+        [
+            (Reason.INVALID_CONTENT, {"subject": "Hello\r\nBcc: victim@example.com"}),
+            (Reason.INVALID_CONTENT, {"subject": "Hello\nthere"}),
+            (Reason.INVALID_CONTENT, {"subject": "Hello\0"}),
+            (Reason.INVALID_CONTENT, {"headers": {"X-One": "1\r\nX-Two: 2"}}),
+            (Reason.INVALID_CONTENT, {"headers": {"X-One: 1\r\nX-Two": "2"}}),
+            (Reason.INVALID_CONTENT, {"headers": {"bCC": "victim@example.com"}}),
+            (Reason.INVALID_CONTENT, {"text": "lone \ud800 surrogate"}),
+            (Reason.INVALID_CONTENT, {"attachments": (OutgoingAttachment("a\r\nb", "text/plain", b""),)}),
+            (Reason.INVALID_CONTENT, {"attachments": (OutgoingAttachment("a", "text/plain\r\nX: y", b""),)}),
+            (Reason.INVALID_CONTENT, {"reply_to": ("a\r\n@example.com",)}),
+            (Reason.REJECTED_SENDER, {"sender": "shop@example.org>\r\nRCPT TO:<victim@example.com"}),
+            (Reason.REJECTED_SENDER, {"sender": "Sh\nop <shop@example.org>"}),
+            (Reason.REJECTED_RECIPIENT, {"to": ("ann@example.com>\r\nDATA",)}),
+            (Reason.REJECTED_RECIPIENT, {"bcc": ("ann@exam\0ple.com",)}),
+            (Reason.REJECTED_RECIPIENT, {"to": ()}),
+        ],
+    )
+    async def test_what_could_inject_headers_or_cannot_be_built_is_refused_before_it_leaves(
+        self, place: Place, reason: Reason, changes: dict[str, Any]
+    ) -> None:
+        outcome, left = await send(place, an_email(**changes))
+
+        assert isinstance(outcome, Rejected)
+        assert outcome.reason is reason
+        assert left == 0
+        assert _HIDDEN not in (outcome.detail or "")
+        assert not place.times()
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"template_id": "welcome", "template_data": {"name": "Ann"}, "text": None},
+            {"to": tuple(f"ann-{number}@example.com" for number in range(51))},
+            {"to": ("zoë@example.com",)},
+        ],
+        ids=["template", "51 recipients", "smtputf8"],
+    )
+    async def test_an_adapter_itself_accepts_and_refuses_as_its_capabilities_say(
+        self, place: Place, changes: dict[str, Any]
+    ) -> None:
+        email = an_email(**changes)
+        is_able = place.provider.capabilities.lacks(email) is None
+
+        outcome, left = await send(place, email)
+
+        assert isinstance(outcome, Accepted if is_able else Rejected)
+        assert place.times().total() == is_able
+        # Routing takes a refusal without a code for the adapter's own, and tries the next provider.
+        assert isinstance(outcome, Accepted) or (outcome.code, left) == (None, 0)
+
+    async def test_an_email_beside_a_refused_one_arrives(self, place: Place) -> None:
+        good = an_email()
+
+        await asyncio.gather(send(place, an_email(subject="\r")), send(place, good))
+
+        assert place.times() == {str(good.email_id): 1}
+
+    async def test_closing_twice_is_harmless(self, place: Place) -> None:
+        await send(place, an_email())
+
+        await place.provider.close()
+        await place.provider.close()
+
+
+class ContentConformance(Conformance):
+    """The cases for every provider, and those for one whose far end keeps what arrives."""
+
+    async def test_a_second_sending_of_the_same_email_is_the_same(self, place: ContentPlace) -> None:
+        email = an_email()
+
+        await send(place, email)
+        await send(place, email)
+
+        first, second = place.contents()
+        assert first == second
+
+    async def test_readers_get_every_header_in_their_own_letters(self, place: ContentPlace) -> None:
+        email = an_email(
+            sender='"Müller, Söhne & Co." <shop@bücher.example>',
+            to=("Zoë <zoe@example.com>", "bob@example.com"),
+            cc=("Кирилл <kirill@example.com>",),
+            reply_to=("Hilfe <hilfe@bücher.example>",),
+            subject="Ihre Bestellung 🎉 ist unterwegs",
+            headers={"X-Campaign": "Grüße", "List-Unsubscribe": "<https://example.org/u?x=1>"},
+        )
+
+        await send(place, email)
+
+        message = parsed(place.contents()[0])
+        assert message["From"] == '"Müller, Söhne & Co." <shop@xn--bcher-kva.example>'
+        assert message["To"] == "Zoë <zoe@example.com>, bob@example.com"
+        assert message["Cc"] == "Кирилл <kirill@example.com>"
+        assert message["Reply-To"] == "Hilfe <hilfe@xn--bcher-kva.example>"
+        assert message["Subject"] == "Ihre Bestellung 🎉 ist unterwegs"
+        assert message["X-Campaign"] == "Grüße"
+        assert message["List-Unsubscribe"] == "<https://example.org/u?x=1>"
+        if "Message-ID" not in place.habits.own_headers:
+            assert message["Message-ID"] == f"<{email.email_id}@xn--bcher-kva.example>"
+        if "Date" not in place.habits.own_headers:
+            assert message["Date"].datetime == email.created_at
+
+    async def test_bcc_is_invisible(self, place: ContentPlace) -> None:
+        await send(place, an_email(bcc=("Secret Person <secret@example.com>",)))
+
+        content = place.contents()[0].lower()
+        assert b"secret" not in content
+        assert b"\nbcc:" not in content
+
+    async def test_both_bodies_and_every_attachment_arrive_unchanged(self, place: ContentPlace) -> None:
+        files = (
+            OutgoingAttachment("Rechnung für März.pdf", "application/pdf", bytes(range(256)) * 700),
+            OutgoingAttachment("data.csv", "text/csv", b"a;b\n1;2\r3\r\n.\r\n.."),
+            *([OutgoingAttachment("empty", "application/octet-stream", b"")] if place.habits.takes_empty_files else []),
+            OutgoingAttachment("forwarded.eml", "message/rfc822", b"Subject: x\n\n\xff\n"),
+        )
+
+        await send(place, an_email(text=".\nHällo\n..\n", html="<p>Hällo</p>\n" * 3000, attachments=files))
+
+        message = parsed(place.contents()[0])
+        text, html = message.get_body(("plain",)), message.get_body(("html",))
+        assert text is not None
+        assert html is not None
+        # MIME's line end is CRLF, whatever the encoding (RFC 2046, section 4.1.1).
+        assert text.get_content().replace("\r\n", "\n") == ".\nHällo\n..\n"
+        assert html.get_content().replace("\r\n", "\n") == "<p>Hällo</p>\n" * 3000
+        arrived = [(part.get_filename(), part.get_payload(decode=True)) for part in message.iter_attachments()]
+        assert arrived == [(file.filename, file.content) for file in files]
