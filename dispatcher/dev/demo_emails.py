@@ -1,4 +1,4 @@
-"""Emails from a seed: what a shop might write, in every shape that an email can have.
+"""Emails from a seed, in every shape that an email can have, and the shop that enqueues them.
 
 The same seed and number give the same email, however many are made. All addresses are reserved names (RFC 2606) or fall
 under them, and the local SMTP server judges a recipient by how the address begins (see `smtp_sink`).
@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from random import Random
 from typing import Any, Final
 
+from dispatcher.dev.oracle import Answer
 from dispatcher.domain.email import Email
 from dispatcher.domain.outgoing import Attachment
+from dispatcher.producers import enqueue_many
+from dispatcher.store.connections import Session
 
 
 class Fate(StrEnum):
@@ -77,6 +82,9 @@ CUSTOMERS: Final = (
 )
 SENDERS: Final = ("Example Shop <shop@example.com>", "shop@example.com", "Café Example <hallo@café.example>")
 OFFICE: Final = ("accounts@example.com", "Lager Süd <lager@example.com>", "audit@example.net")
+ROLLED_BACK_EMAILS: Final = 5
+_LARGEST_TRANSACTION: Final = 40
+_TRANSACTIONS_AT_MOST: Final = 100
 BODIES: Final = ("text", "html", "both")
 
 # Primes, so that the particular kinds do not fall together; small remainders, so that a small demo has them too.
@@ -197,3 +205,62 @@ def _archive(order: str, random: Random) -> Attachment:
 
 def _happens(random: Random, probability: float) -> bool:
     return random.random() < probability
+
+
+class _RolledBackError(Exception):
+    """The application rolls back; never leaves this module."""
+
+
+class Application:
+    """Enqueues as a shop's code does, in transactions of its own.
+
+    Some emails come twice, because an application that crashed between its commit and its next step does not know
+    whether it has enqueued. One transaction is rolled back, and its emails with it.
+
+    Attributes:
+        told: Each answer to a committed enqueue.
+        fates: What the server is to say to each email that was enqueued, by its key.
+        repeated: How many emails were enqueued a second time.
+        transactions: Committed ones.
+    """
+
+    def __init__(self, connection: Session, emails: int, seed: int) -> None:
+        self.told: list[Answer] = []
+        self.fates: dict[str, Fate] = {}
+        self.repeated = 0
+        self.transactions = 0
+        self._connection = connection
+        self._emails = emails
+        self._seed = seed
+        self._again: deque[Email] = deque()
+
+    def work(self) -> Iterator[None]:
+        """Enqueues one transaction at each step."""
+        random = Random(self._seed)  # noqa: S311 - the same seed has to give the same transactions
+        remaining = plan_emails(self._emails, self._seed)
+        largest = max(_LARGEST_TRANSACTION, self._emails // _TRANSACTIONS_AT_MOST)
+        while (batch := list(islice(remaining, random.randint(1, largest)))) or self._again:
+            again = [self._again.popleft() for _ in range(len(self._again))]
+            self._transact(batch, again)
+            self._again.extend(item.email for item in batch if item.is_repeated)
+            if self.transactions == 1:
+                self._roll_back()
+            yield
+
+    def _transact(self, batch: Sequence[Planned], again: Sequence[Email]) -> None:
+        """One transaction: what the application does for itself would stand beside it."""
+        with self._connection.transaction():
+            answers = enqueue_many(self._connection, [*[item.email for item in batch], *again])
+        self.transactions += 1
+        self.repeated += len(again)
+        self.fates.update((item.email.message_key, item.fate) for item in batch)
+        self.told += [Answer(each.message_key, each.email_id, each.acceptance) for each in answers]
+
+    def _roll_back(self) -> None:
+        emails = [item.email for item in plan_emails(ROLLED_BACK_EMAILS, self._seed, first=self._emails)]
+        try:
+            with self._connection.transaction():
+                enqueue_many(self._connection, emails)
+                raise _RolledBackError  # noqa: TRY301 - an exception is how a transaction is rolled back
+        except _RolledBackError:
+            return

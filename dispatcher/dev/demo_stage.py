@@ -20,8 +20,7 @@ import orjson
 from dispatcher.config import PREFIX, Settings, load
 from dispatcher.dev import keeper
 from dispatcher.dev.command import last_lines
-from dispatcher.dev.demo_folder import own_folder
-from dispatcher.dev.demo_servers import demo_servers
+from dispatcher.dev.demo_place import demo_servers, own_folder
 from dispatcher.dev.keeper import Plan
 from dispatcher.dev.processes import Processes, await_condition
 from dispatcher.dev.servers import Progress
@@ -76,9 +75,9 @@ class Stage:
         return self.folder / SMTP / "ledger.jsonl"
 
     @property
-    def mail(self) -> Path:
-        """What the SMTP server accepted."""
-        return self.folder / SMTP / "mail"
+    def wire(self) -> Path:
+        """What the SMTP server saw of every connection."""
+        return self.folder / SMTP / "wire.jsonl"
 
     def initialise(self) -> list[str]:
         """Runs `dispatcher init`; returns what it says.
@@ -137,14 +136,9 @@ class Stage:
         """How the run ended, with the end of its log; None while it lives."""
         return self.processes.obituary(RUN)
 
-    def events(self) -> Iterator[Mapping[str, Any]]:
+    def events(self) -> list[Mapping[str, Any]]:
         """What the run's log says so far; lines that are no event (a stack trace) are passed over."""
-        if not self.run_log.exists():
-            return
-        for line in self.run_log.read_bytes().splitlines():
-            if line.startswith(b"{") and line.endswith(b"}"):
-                event: Mapping[str, Any] = orjson.loads(line)
-                yield event
+        return read_events(self.run_log)
 
     def last_words(self) -> str:
         """The end of the run's log, without the attempts."""
@@ -197,27 +191,25 @@ def _foreign_environment() -> dict[str, str]:
 
 def _start_smtp(processes: Processes) -> int:
     """The port of a local SMTP server that keeps a ledger."""
-    words = ["--folder", str(processes.folder / SMTP), "--latency-ms", str(SMTP_LATENCY_MS)]
+    words = ["--folder", str(processes.folder / SMTP), "--latency-ms", str(SMTP_LATENCY_MS), "--wire"]
     argv = [sys.executable, "-m", "dispatcher.dev.smtp_sink", *words]
     plan = _plan(processes.folder, SMTP, argv, _foreign_environment(), ["SIGTERM"])
     processes.launch(SMTP, plan)
     log = Path(plan["log"])
     await_condition(
-        lambda: _announcement(log) is not None,
+        lambda: bool(read_events(log)),
         seconds=READY_SECONDS,
         broken=lambda: processes.obituary(SMTP),
         what="the local SMTP server",
         log=log,
     )
-    announcement = _announcement(log)
-    assert announcement is not None, "it does not take back what it wrote"
-    return int(announcement["port"])
+    return int(read_events(log)[0]["port"])
 
 
-def _announcement(log: Path) -> Mapping[str, Any] | None:
-    """The line with which the SMTP server says that it is ready."""
-    lines = log.read_bytes().splitlines(keepends=True) if log.exists() else []
-    return next((orjson.loads(line) for line in lines if line.startswith(b"{") and line.endswith(b"\n")), None)
+def read_events(path: Path) -> list[Mapping[str, Any]]:
+    """The lines of a file that are whole JSON objects; none where there is no file."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return [orjson.loads(line) for line in lines if line.startswith(b"{") and line.endswith(b"}\n")]
 
 
 def _program(command: str) -> list[str]:

@@ -1,7 +1,15 @@
--- name: list_statuses
+-- name: list_demo_rows
 -- Where every single email stands, counted by nobody. Scans: for a demo's database, which holds nothing else.
-select email_id, status
-from dispatcher.email_log;
+select l.email_id, l.message_key, l.status, k.completed_at is not null
+from dispatcher.email_log as l
+left join dispatcher.email_idempotency as k on k.email_id = l.email_id;
+
+-- name: list_demo_attempts
+-- Every attempt, as of a demo's database.
+select email_id, attempt_number, worker, extract(epoch from started_at)::float8,
+    extract(epoch from finished_at)::float8, outcome
+from dispatcher.email_attempt
+order by started_at;
 
 -- name: try_demo_lock
 -- On a server that the environment names. True: this session's demo is the only one there until it ends.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import orjson
 
-from tests.chaos.wire import Disturbance
+from dispatcher.dev.wire import Disturbance
 
 
 class Diary:

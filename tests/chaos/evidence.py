@@ -9,9 +9,9 @@ from uuid import UUID
 import orjson
 import psycopg
 
-from tests.chaos.oracle import Books, Letter, Row
+from dispatcher.dev.oracle import Books, Letter, Row
+from dispatcher.dev.wire import Attempt, Wire
 from tests.chaos.stage import Stage
-from tests.chaos.wire import Attempt, Wire
 from tests.supervisor.program import Event
 
 _ROWS = """

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 from uuid import UUID
 
+from dispatcher.dev.oracle import Answer
 from tests.chaos.diary import Diary
 from tests.chaos.harness import HarnessFailed
-from tests.chaos.oracle import Answer
 from tests.chaos.producer import read_notes
 from tests.supervisor.program import Program
 

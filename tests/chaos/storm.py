@@ -25,6 +25,7 @@ import orjson
 import psycopg
 
 from dispatcher.broker.topology import Topology
+from dispatcher.dev.oracle import Books, Verdict, explain_held, judge
 from tests.acceptance.double import Double
 from tests.acceptance.harness import Sink
 from tests.acceptance.outages import POSTGRES, RABBITMQ, Removable
@@ -35,7 +36,6 @@ from tests.chaos.diary import Diary
 from tests.chaos.evidence import collect
 from tests.chaos.harness import HarnessFailed
 from tests.chaos.network import Network
-from tests.chaos.oracle import Books, Verdict, explain_held, judge
 from tests.chaos.outages import Outages
 from tests.chaos.producers import Producers
 from tests.chaos.stage import Provider, Stage

@@ -10,7 +10,7 @@ import orjson
 
 from dispatcher.dev.smtp_script import Act, Behaviour, Step
 from dispatcher.dev.smtp_sink import SmtpSink
-from tests.chaos.wire import Exchange, Fragment, Wire
+from dispatcher.dev.wire import Exchange, Fragment, Wire
 from tests.waiting import until
 
 ID = UUID(int=7)

@@ -1,14 +1,23 @@
-"""The servers of a demo: private ones, or a place of its own on those that the environment names.
+"""Where a demo plays: a folder and servers that nobody else uses, both cleared at its end.
 
-A demo enqueues invented emails and counts every one of them. On a server that somebody else uses it therefore works in
-a database and on queues that nobody else knows, and deletes them at its end.
+In the folder:
+    demo.lock     held while a demo runs; marks the folder as one that the next demo may clear
+    log/          a log per process
+    run/          the run directory of `dispatcher run`, with the in-flight ledgers
+    smtp/         the SMTP server's ledger, and `mail/` with an .eml for each email that it accepted
+    servers/      private servers, while the demo runs
+
+A demo enqueues invented emails and counts every one of them. On servers that the environment names, it therefore works
+in a database and on queues of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import secrets
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -16,6 +25,8 @@ from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
 from dispatcher.broker.connection import open_connection
+from dispatcher.dev import servers as private
+from dispatcher.dev.processes import Processes
 from dispatcher.dev.servers import AMQP_URL, DATABASE_URL, Progress, private_servers
 from dispatcher.errors import BrokerUnavailable, DispatcherError
 from dispatcher.store.connections import connected, translated
@@ -29,6 +40,51 @@ _NAMES: Final = {
     "DISPATCHER_QUEUE": "email.dispatcher.demo.{}.send",
     "DISPATCHER_DLQ": "email.dispatcher.demo.{}.dlq",
 }
+_LOCK: Final = "demo.lock"
+_REMEDY: Final = "Name another folder with --folder."
+
+
+@contextmanager
+def own_folder(folder: Path) -> Iterator[None]:
+    """A folder that is empty but for the lock; at the end, without what only the servers need.
+
+    Raises:
+        DispatcherError: another demo is there, or files that no demo made.
+    """
+    if folder.exists() and not (folder / _LOCK).exists() and any(folder.iterdir()):
+        raise DispatcherError(f"{folder} holds files that no demo made.", remedy=_REMEDY)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DispatcherError(f"Another demo runs in {folder}.", remedy=_REMEDY) from error
+        _clear(folder)
+        try:
+            yield
+        finally:
+            _keep_logs(folder)
+
+
+def _clear(folder: Path) -> None:
+    """Removes what an earlier demo left; its last processes too, should it have been killed a moment ago."""
+    Processes(folder).stop()
+    private.stop(folder / "servers")
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        elif entry.name != _LOCK:
+            entry.unlink()
+
+
+def _keep_logs(folder: Path) -> None:
+    """Moves the private servers' logs to the others, and removes their data."""
+    (folder / "log").mkdir(exist_ok=True)
+    for name in ("postgres.log", "rabbitmq.log"):
+        if (log := folder / "servers" / "log" / name).exists():
+            log.replace(folder / "log" / name)
+    for leftover in ("servers", "plan"):
+        shutil.rmtree(folder / leftover, ignore_errors=True)
 
 
 @contextmanager

@@ -7,8 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from tests.chaos.oracle import Answer, Books, Letter, Row, judge
-from tests.chaos.wire import Attempt, Disturbance, Exchange, Fragment, Wire
+from dispatcher.dev.oracle import Answer, Books, Letter, Row, judge
+from dispatcher.dev.wire import Attempt, Disturbance, Exchange, Fragment, Wire
 
 SENT, FAILED, HELD, STRANGER = (UUID(int=number) for number in range(1, 5))
 WORKER = "host:w0:77:abcd"
@@ -51,6 +51,8 @@ BAD: dict[str, Books] = {
     "dead without a dead letter": replace(GOOD, letters=[Letter(FAILED, "failed")]),
     "alive with a dead letter": replace(GOOD, letters=[*GOOD.letters, Letter(SENT, "failed")]),
     "on the DLQ and not garbage": replace(GOOD, refuse=[b"a message of ours"]),
+    "failed without a refusal": replace(GOOD, refused=frozenset()),
+    "refused and not failed": replace(GOOD, refused=frozenset({"a", "b"})),
     "held without need": replace(GOOD, wire=Wire()),
     "leases taken without need": replace(GOOD, expired_at=[140.0], struck_at=[100.0, 150.0]),
     "processes": replace(GOOD, faults=["the last run ended with 1"]),
@@ -58,7 +60,7 @@ BAD: dict[str, Books] = {
 
 
 def test_books_that_are_right_are_good() -> None:
-    verdict = judge(GOOD)
+    verdict = judge(replace(GOOD, refused=frozenset({"b"})))
 
     assert verdict.is_good, verdict.violations
     assert verdict.counts == {"sent": 1, "failed": 1, "held": 1}

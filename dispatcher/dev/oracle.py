@@ -1,4 +1,4 @@
-"""The oracle: judges a storm by its books alone. Pure, and without a line of the product.
+"""The oracle: judges the demo, and a storm of tests/chaos, by the books alone. Pure, and without a line of the product.
 
     told      what each producer was told, and by which keys it asked
     rows      the database, after everything has come to rest
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 from uuid import UUID
 
-from tests.chaos.wire import Attempt, Disturbance, Exchange, Explanation, Fragment, Wire, explain, requests_of
+from dispatcher.dev.wire import Attempt, Disturbance, Exchange, Explanation, Fragment, Wire, explain, requests_of
 
 T = TypeVar("T", Attempt, Exchange)
 
@@ -66,6 +66,7 @@ class Books:
 
     Attributes:
         policy: `hold` or `resend`.
+        refused: Keys of the emails that the provider refuses, each time; None if nobody knows.
         asked: Every key by which a producer has asked, answered or not.
         rescued: How often each email's lease ended without a word from its owner, by the relay's log.
         refuse: Bodies on the DLQ that are no letters of ours.
@@ -78,6 +79,7 @@ class Books:
     """
 
     policy: str = "hold"
+    refused: frozenset[str] | None = None
     asked: frozenset[str] = frozenset()
     told: Sequence[Answer] = ()
     rows: Mapping[UUID, Row] = field(default_factory=dict)
@@ -223,8 +225,15 @@ def _deliveries(books: Books) -> dict[str, Iterable[object]]:
         "sent and not completed": [i for i, row in books.rows.items() if row.status == "sent" and not row.is_completed],
         "failed and accepted": [i for i in books.accepted if status.get(i) == "failed"],
         "accepted and never enqueued": books.accepted.keys() - books.rows.keys(),
+        **({} if books.refused is None else _refusals(books.rows, books.refused)),
         **(_repeated_under_hold(books) if books.policy == "hold" else _repeated_under_resend(books)),
     }
+
+
+def _refusals(rows: Mapping[UUID, Row], refused: frozenset[str]) -> dict[str, Iterable[object]]:
+    failed = {row.message_key for row in rows.values() if row.status == "failed"}
+    sent_or_held = {row.message_key for row in rows.values() if row.status in ("sent", "held")}
+    return {"failed without a refusal": failed - refused, "refused and not failed": sent_or_held & refused}
 
 
 def _repeated_under_hold(books: Books) -> dict[str, Iterable[object]]:
