@@ -18,7 +18,7 @@ from dispatcher.domain.outcome import Outcome, Reason
 from dispatcher.domain.status import Status
 from dispatcher.domain.waiting import Wait
 from dispatcher.ops.replays import LEAST_PER_SECOND
-from dispatcher.store.replays import State
+from dispatcher.store.replays import ReplayState
 
 ABOUT: Final = (
     "Accepts emails, durably and once, and tells what became of them. `dispatcher run` sends them. Every answer that "
@@ -380,7 +380,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
     "Replay": _object(
         {
             "id": {"type": "integer"},
-            "state": {"type": "string", "enum": [state.value for state in State]},
+            "state": {"type": "string", "enum": [state.value for state in ReplayState]},
             "is_attended": {"type": "boolean"},
             "total": {"type": "integer"},
             "waiting": {"type": "integer"},

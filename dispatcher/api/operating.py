@@ -35,7 +35,7 @@ from dispatcher.ops.letters import sweep
 from dispatcher.store.connections import AsyncSession, Pool, connect_async, session
 from dispatcher.store.emails import EmailStore
 from dispatcher.store.failures import Selection
-from dispatcher.store.replays import Replay, State
+from dispatcher.store.replays import Replay, ReplayState
 from dispatcher.telemetry.log import get_log
 
 MOST_BYTES: Final = 256 * 1024
@@ -169,7 +169,7 @@ class Operating:
             replay = await _found(connection, request, caller.tenant(given.get("tenant_id")))
             act = _act(caller, given["reason"])
             resumed = await replays.resume(connection, replay.replay_id, actor=act.actor, reason=act.reason)
-        if resumed is not None and resumed.state is State.RUNNING:
+        if resumed is not None and resumed.state is ReplayState.RUNNING:
             self._start_replay(replay)
         return _answer(document(resumed or replay), 202)
 

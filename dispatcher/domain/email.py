@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from dispatcher.domain import email_rules as rules
-from dispatcher.domain.email_json import arguments_of, document_of
+from dispatcher.domain.email_json import REQUIRED_FIELDS, arguments_of, attachment_document
 from dispatcher.domain.outgoing import ERASE_TAG, Attachment
 from dispatcher.domain.status import OnUncertain
 from dispatcher.domain.template_data import canonical_data, checked_data
@@ -95,12 +95,18 @@ class Email:
         keep("to", rules.addresses("to", to))
         keep("cc", rules.addresses("cc", cc))
         keep("bcc", rules.addresses("bcc", bcc))
-        self._check_recipients()
+        if (recipients := len(self.to) + len(self.cc) + len(self.bcc)) == 0:
+            raise InvalidEmail("to", "needs at least one recipient in to, cc or bcc")
+        if recipients > rules.MAX_RECIPIENTS:
+            raise InvalidEmail("to", f"and cc and bcc have more than {rules.MAX_RECIPIENTS} recipients together")
         keep("reply_to", rules.addresses("reply_to", reply_to))
         keep("subject", rules.line("subject", subject, rules.MAX_LINE_CHARACTERS))
         keep("template_id", None if template_id is None else rules.template(template_id))
         keep("template_data", checked_data(template_data))
-        self._check_template(text, html)
+        if self.template_id is None and self.template_data:
+            raise InvalidEmail("template_data", "stands without template_id")
+        if self.template_id is not None and (text or html):
+            raise InvalidEmail("template_id", "stands beside text or html; a template writes the body itself")
         kept_text, kept_html = rules.bodies(text, html, required=template_id is None)
         keep("text", kept_text)
         keep("html", kept_html)
@@ -111,19 +117,6 @@ class Email:
         keep("on_uncertain", rules.policy(on_uncertain))
         is_erased = rules.flag("erase_after_sending", erase_after_sending)
         keep("erase_after_sending", is_erased or ERASE_TAG in self.tags)
-
-    def _check_recipients(self) -> None:
-        recipients = len(self.to) + len(self.cc) + len(self.bcc)
-        if recipients == 0:
-            raise InvalidEmail("to", "needs at least one recipient in to, cc or bcc")
-        if recipients > rules.MAX_RECIPIENTS:
-            raise InvalidEmail("to", f"and cc and bcc have more than {rules.MAX_RECIPIENTS} recipients together")
-
-    def _check_template(self, text: object, html: object) -> None:
-        if self.template_id is None and self.template_data:
-            raise InvalidEmail("template_data", "stands without template_id")
-        if self.template_id is not None and (text or html):
-            raise InvalidEmail("template_id", "stands beside text or html; a template writes the body itself")
 
     @classmethod
     def from_json(cls, document: object, *, allowed_headers: Collection[str] = ()) -> Email:
@@ -146,7 +139,28 @@ class Email:
 
     def to_json(self) -> dict[str, object]:
         """The JSON object that `from_json` makes an equal email of; absent fields are left out."""
-        return document_of(self)
+        document: dict[str, object] = {
+            "message_key": self.message_key,
+            "tenant_id": self.tenant_id,
+            "from": self.sender,
+            "to": list(self.to),
+            "cc": list(self.cc),
+            "bcc": list(self.bcc),
+            "reply_to": list(self.reply_to),
+            "subject": self.subject,
+            "text": self.text,
+            "html": self.html,
+            "template_id": self.template_id,
+            "template_data": dict(self.template_data),
+            "headers": dict(self.headers),
+            "attachments": [attachment_document(attachment) for attachment in self.attachments],
+            "tags": list(self.tags),
+            "correlation_id": self.correlation_id,
+            "on_uncertain": self.on_uncertain and self.on_uncertain.value,
+            "erase_after_sending": self.erase_after_sending,
+        }
+        needed = REQUIRED_FIELDS if self.template_id else (*REQUIRED_FIELDS, "subject")
+        return {name: value for name, value in document.items() if value or name in needed}
 
     @property
     def stored_tags(self) -> tuple[str, ...]:

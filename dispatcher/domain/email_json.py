@@ -1,17 +1,14 @@
-"""An email as a JSON object: its field names, and how they map to `Email`. What they may hold is in `email_rules`."""
+"""The JSON object of an email: its fields, as arguments of `Email`. What they may hold is in `email_rules`."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from dispatcher.domain.email_rules import MAX_ATTACHMENT_OCTETS, MAX_ATTACHMENTS, shown
 from dispatcher.domain.outgoing import Attachment
 from dispatcher.errors import InvalidEmail
-
-if TYPE_CHECKING:
-    from dispatcher.domain.email import Email
 
 REQUIRED_FIELDS: Final = ("message_key", "from")
 """`to` may be missing where there is a cc or bcc, `text` or `html` where there is the other, and all of the body where
@@ -90,35 +87,7 @@ def _decoded(field: str, text: object) -> bytes:
         raise InvalidEmail(field, "is not valid base64") from None
 
 
-def document_of(email: Email) -> dict[str, object]:
-    """An email's JSON object, without the fields that are absent."""
-    document: dict[str, object] = {
-        "message_key": email.message_key,
-        "tenant_id": email.tenant_id,
-        "from": email.sender,
-        "to": list(email.to),
-        "cc": list(email.cc),
-        "bcc": list(email.bcc),
-        "reply_to": list(email.reply_to),
-        "subject": email.subject,
-        "text": email.text,
-        "html": email.html,
-        "template_id": email.template_id,
-        "template_data": dict(email.template_data),
-        "headers": dict(email.headers),
-        "attachments": [_attachment_document(attachment) for attachment in email.attachments],
-        "tags": list(email.tags),
-        "correlation_id": email.correlation_id,
-        "on_uncertain": None if email.on_uncertain is None else email.on_uncertain.value,
-        "erase_after_sending": email.erase_after_sending,
-    }
-    needed = REQUIRED_FIELDS if email.template_id else (*REQUIRED_FIELDS, "subject")
-    return {name: value for name, value in document.items() if value or name in needed}
-
-
-def _attachment_document(attachment: Attachment) -> dict[str, str]:
-    return {
-        "filename": attachment.filename,
-        "content_type": attachment.content_type,
-        "content": base64.b64encode(attachment.content).decode("ascii"),
-    }
+def attachment_document(attachment: Attachment) -> dict[str, str]:
+    """The JSON object of an attachment."""
+    content = base64.b64encode(attachment.content).decode("ascii")
+    return {"filename": attachment.filename, "content_type": attachment.content_type, "content": content}

@@ -15,7 +15,7 @@ from dispatcher.store.connections import AsyncSession
 from dispatcher.store.statements import fetch
 
 
-class State(StrEnum):
+class ReplayState(StrEnum):
     """Whether a replay may go on."""
 
     RUNNING = "running"
@@ -56,7 +56,7 @@ class Replay:
     """
 
     replay_id: int
-    state: State
+    state: ReplayState
     source: str
     selection: Mapping[str, Any]
     include_held: bool
@@ -203,7 +203,7 @@ async def list_skipped(session: AsyncSession, replay_id: int, *, limit: int) -> 
 
 def _replay(row: tuple[Any, ...]) -> Replay:
     values = list(row)
-    values[1] = State(values[1])
+    values[1] = ReplayState(values[1])
     counts = values[-2]
     values[-2:-1] = [{o: counts[o] for o in ItemOutcome if o in counts}, counts.get("waiting", 0)]
     return Replay(*values)

@@ -17,7 +17,7 @@ from dispatcher.ops.letters import discard
 from dispatcher.ops.replays import ReplayBusy, create, find, meetings, preview, resume, run, stop
 from dispatcher.store.connections import AsyncSession, connect_async
 from dispatcher.store.failures import Selection
-from dispatcher.store.replays import ItemOutcome, Replay, State, find_pace, list_skipped
+from dispatcher.store.replays import ItemOutcome, Replay, ReplayState, find_pace, list_skipped
 from dispatcher.store.turns import turn
 from tests.ops.morgue import Morgue
 from tests.waiting import DEADLINE_SECONDS, until_answer
@@ -51,7 +51,7 @@ async def test_each_email_becomes_pending_and_due_with_its_attempts_counted_anew
 
     ended = await run(session, dlq, replay.replay_id)
 
-    assert (ended.replay.state, ended.replay.replayed, ended.letters_removed) == (State.DONE, 3, 3)
+    assert (ended.replay.state, ended.replay.replayed, ended.letters_removed) == (ReplayState.DONE, 3, 3)
     for email_id in chosen:
         row = morgue.books.row(email_id)
         assert (row["status"], row["attempt_count"], row["attempt_base"]) == ("pending", 3, 3)
@@ -140,9 +140,9 @@ async def test_a_replay_that_is_stopped_half_way_goes_on_where_it_ended(
     ended = await run(session, None, replay.replay_id, on_email=stop_after(4, tables_url, replay.replay_id))
     resumed = await resume(session, replay.replay_id, actor="bob")
 
-    assert (ended.replay.state, ended.replay.replayed, ended.replay.waiting) == (State.STOPPED, 4, 6)
+    assert (ended.replay.state, ended.replay.replayed, ended.replay.waiting) == (ReplayState.STOPPED, 4, 6)
     assert resumed is not None
-    assert resumed.state is State.RUNNING
+    assert resumed.state is ReplayState.RUNNING
     assert (await run(session, None, replay.replay_id)).replay.replayed == 10
     assert morgue.books.statuses() == {"pending": 10}
     assert [act["action"] for act in morgue.audit()] == ["replay", "stop", "resume"]
@@ -186,7 +186,7 @@ async def test_a_runner_that_dies_loses_nothing(session: AsyncSession, tables_ur
 
     left = await until_answer(unattended)  # PostgreSQL notices the end of a session a moment later
     assert left is not None
-    assert (left.state, left.replayed, left.waiting) == (State.RUNNING, 1, 5)
+    assert (left.state, left.replayed, left.waiting) == (ReplayState.RUNNING, 1, 5)
     assert (await run(session, None, replay.replay_id)).replay.replayed == 6
 
 
@@ -284,10 +284,10 @@ async def test_a_locked_email_is_passed_over_and_the_replay_can_be_resumed(
 
     assert (left.locked, left.replay.replayed, left.replay.waiting) == (2, 3, 2)
     assert left.replay.outcomes[ItemOutcome.UNKNOWN] == 1
-    assert (left.replay.state, left.replay.is_attended) == (State.RUNNING, False)
+    assert (left.replay.state, left.replay.is_attended) == (ReplayState.RUNNING, False)
     assert (again.locked, again.replay) == (2, left.replay)
     assert statuses == {"pending": 3, "failed": 2}
-    assert (resumed.locked, resumed.replay.replayed, resumed.replay.state) == (0, 5, State.DONE)
+    assert (resumed.locked, resumed.replay.replayed, resumed.replay.state) == (0, 5, ReplayState.DONE)
 
 
 async def test_an_email_that_is_locked_for_a_moment_is_replayed_after_the_others(
@@ -308,7 +308,7 @@ async def test_an_email_that_is_locked_for_a_moment_is_replayed_after_the_others
         ended = await run(session, None, replay.replay_id, on_email=note, lock_seconds=DEADLINE_SECONDS)
 
     assert order == [*email_ids[1:], email_ids[0]]
-    assert (ended.locked, ended.replay.state) == (0, State.DONE)
+    assert (ended.locked, ended.replay.state) == (0, ReplayState.DONE)
 
 
 async def test_a_replay_that_waits_for_a_locked_email_ends_when_it_is_stopped(
@@ -329,7 +329,7 @@ async def test_a_replay_that_waits_for_a_locked_email_ends_when_it_is_stopped(
         async with asyncio.timeout(DEADLINE_SECONDS / 2):
             ended = await running
 
-    assert (ended.replay.state, ended.replay.waiting) == (State.STOPPED, 1)
+    assert (ended.replay.state, ended.replay.waiting) == (ReplayState.STOPPED, 1)
 
 
 async def test_a_replay_that_sleeps_for_its_pace_ends_soon_after_it_is_stopped(
@@ -348,7 +348,7 @@ async def test_a_replay_that_sleeps_for_its_pace_ends_soon_after_it_is_stopped(
     async with asyncio.timeout(DEADLINE_SECONDS / 2):
         ended = await running
 
-    assert (ended.replay.state, ended.replay.replayed, ended.replay.waiting) == (State.STOPPED, 1, 1)
+    assert (ended.replay.state, ended.replay.replayed, ended.replay.waiting) == (ReplayState.STOPPED, 1, 1)
 
 
 @contextmanager
