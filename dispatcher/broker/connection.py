@@ -22,10 +22,10 @@ import pika
 from pika import exceptions
 
 from dispatcher.broker.deliveries import acks
-from dispatcher.broker.faults import REMEDIES, channel_fault, reason
+from dispatcher.broker.faults import NOT_FOUND, REMEDIES, ChannelClosed, channel_fault, reason
 from dispatcher.broker.pika_connection import PikaConnection
 from dispatcher.config.values import addresses
-from dispatcher.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
+from dispatcher.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, TopologyError
 from dispatcher.transport.tls import client_context
 from dispatcher.version import VERSION
 
@@ -279,11 +279,11 @@ class Channel:
     async def find_queue(self, queue: str) -> Any:
         """RabbitMQ's `message_count` and `consumer_count` of a queue.
 
-        A quorum queue that has not answered RabbitMQ within a quarter of a second is said to be empty. So none are
-        none where that was said at once; else it is asked for again, a few times.
+        If a quorum queue has not answered RabbitMQ within a quarter of a second, RabbitMQ says that it is empty. So an
+        empty queue is believed only if the answer comes at once. Otherwise RabbitMQ is asked again, a few times.
 
         Raises:
-            ChannelClosed: there is none, or another's.
+            TopologyError: there is no such queue.
             BrokerUnavailable: as `call` does.
         """
         loop = asyncio.get_running_loop()
@@ -291,7 +291,12 @@ class Channel:
         while True:
             looks += 1
             asked_at = loop.time()
-            answer = await self.call(self.raw.queue_declare, queue=queue, passive=True)
+            try:
+                answer = await self.call(self.raw.queue_declare, queue=queue, passive=True)
+            except ChannelClosed as fault:
+                if fault.code != NOT_FOUND:
+                    raise
+                raise TopologyError(f'RabbitMQ has no queue "{queue}".', remedy="Run `dispatcher init`.") from fault
             if answer.message_count or loop.time() - asked_at < DOUBTFUL_SECONDS or looks == MOST_LOOKS:
                 return answer
 

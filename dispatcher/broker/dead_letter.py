@@ -6,7 +6,7 @@ Only emails get these. What could not be decoded at all arrives on the DLQ as it
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
@@ -52,23 +52,8 @@ class DeadLetter:
 
 def encode(letter: DeadLetter) -> bytes:
     """The message's body; instants in RFC 3339."""
-    # A dict by hand: the version must stand in it, and orjson writes a dataclass's fields only as they are.
-    return orjson.dumps(
-        {
-            "v": VERSION,
-            "email_id": letter.email_id,
-            "message_key": letter.message_key,
-            "tenant_id": letter.tenant_id,
-            "correlation_id": letter.correlation_id,
-            "status": letter.status,
-            "error_type": letter.error_type,
-            "error": letter.error and letter.error[:MAX_ERROR_CHARACTERS],
-            "attempts": letter.attempts,
-            "provider": letter.provider,
-            "created_at": letter.created_at,
-            "failed_at": letter.failed_at,
-        }
-    )
+    error = letter.error and letter.error[:MAX_ERROR_CHARACTERS]
+    return orjson.dumps({"v": VERSION, **asdict(letter), "error": error})
 
 
 def decode(body: bytes) -> DeadLetter:

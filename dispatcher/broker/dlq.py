@@ -19,13 +19,10 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count
 from typing import Any, Final, NamedTuple
 
 from dispatcher.broker.connection import Channel, Connection, first_of
-from dispatcher.broker.faults import NOT_FOUND, ChannelClosed
-from dispatcher.errors import TopologyError
 
 WINDOW: Final = 50_000
 """Messages that one channel holds; AMQP's prefetch has 16 bits. A deeper queue is held by several channels."""
@@ -68,8 +65,8 @@ class DeadLetterQueue:
         Raises:
             TopologyError: there is no such queue.
         """
-        async with self._asking() as depth:
-            return await depth()
+        async with self._asking() as depth_now:
+            return await depth_now()
 
     @asynccontextmanager
     async def look(self) -> AsyncIterator[Look]:
@@ -91,21 +88,16 @@ class DeadLetterQueue:
 
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[Callable[[], Awaitable[int]]]:
-        """What `depth` asks, as often as one likes, over one channel."""
+        """What asks for the depth, as often as needed, over one channel."""
         channel = await self._connection.open_channel()
+
+        async def depth_now() -> int:
+            return int((await channel.find_queue(self.queue)).message_count)
+
         try:
-            yield partial(self._depth, channel)
+            yield depth_now
         finally:
             await channel.close()
-
-    async def _depth(self, channel: Channel) -> int:
-        try:
-            answer = await channel.find_queue(self.queue)
-        except ChannelClosed as fault:
-            if fault.code != NOT_FOUND:
-                raise
-            raise TopologyError(f'RabbitMQ has no queue "{self.queue}".', remedy="Run `dispatcher init`.") from fault
-        return int(answer.message_count)
 
     async def _give_back(self, look: Look, depth_now: Callable[[], Awaitable[int]]) -> None:
         expected = max(0, look.depth - sum(window.received for window in look.windows))  # what was never read

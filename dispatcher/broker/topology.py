@@ -9,11 +9,14 @@ arguments than those of an existing queue closes the channel, and what to do abo
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from dispatcher.broker.connection import Connection, open_connection
+from dispatcher.broker.connection import Channel, Connection, open_connection
 from dispatcher.broker.faults import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, ChannelClosed
 from dispatcher.config import Settings
 from dispatcher.errors import TopologyError
@@ -68,6 +71,10 @@ class Topology:
         """Both names, the DLQ first: the send queue refers to it."""
         return self.dlq, self.queue
 
+    def variable(self, queue: str) -> str:
+        """The setting that names one of the two queues."""
+        return "DISPATCHER_QUEUE" if queue == self.queue else "DISPATCHER_DLQ"
+
     def arguments(self, queue: str) -> dict[str, Any]:
         """What one of the two queues is declared with."""
         arguments: dict[str, Any] = {"x-queue-type": self.queue_type}
@@ -82,39 +89,54 @@ class Topology:
 
 
 async def declare(amqp_url: str, topology: Topology, *, ca_file: Path | None = None) -> list[str]:
-    """Makes whatever is missing; returns what was done, in words. A second call changes nothing.
+    """Makes what is missing; returns what was done, in words. Idempotent.
 
     Raises:
         TopologyError: something exists with other arguments, or the user may not declare it.
         BrokerUnavailable: RabbitMQ cannot be reached.
     """
     async with await open_connection(amqp_url, name="dispatcher init", ca_file=ca_file) as connection:
-        exchange = await _declare_exchange(connection, topology)
-        return [exchange, *[await _declare_queue(connection, topology, queue) for queue in topology.queues]]
+        existed = await _exchange_exists(connection, topology.exchange)
+        channel = await connection.open_channel()
+        declaration = {"exchange": topology.exchange, "exchange_type": "direct", "durable": True}
+        with _refusals_of("exchange", topology.exchange, "DISPATCHER_EXCHANGE"):
+            await channel.call(channel.raw.exchange_declare, **declaration)
+        words = [_done(f"exchange {topology.exchange}", "direct", existed=existed)]
+        for queue in topology.queues:
+            existed = await _queue_exists(connection, queue)
+            with _refusals_of("queue", queue, topology.variable(queue)):
+                channel = await _declare_queue(connection, topology, queue)
+                binding = {"queue": queue, "exchange": topology.exchange, "routing_key": queue}
+                await channel.call(channel.raw.queue_bind, **binding)
+            words.append(_done(f"queue {queue}", topology.queue_type, existed=existed))
+        return words
 
 
 async def verify(amqp_url: str, topology: Topology, *, ca_file: Path | None = None) -> None:
-    """Makes sure that everything exists as `declare` makes it; creates nothing.
+    """Asserts that everything exists as `declare` makes it; creates nothing.
 
-    A user who may not configure the queues cannot have their arguments compared; their existence is still verified. The
-    bindings cannot be asked for by AMQP: a missing one shows as a message that the publisher gets back.
+    If the user may not configure the queues, RabbitMQ does not compare their arguments; that they exist is verified all
+    the same. AMQP has no way to ask for bindings: a missing one shows as a message that the publisher gets back.
 
     Raises:
         TopologyError: something is missing or has other arguments; says what to do.
         BrokerUnavailable: RabbitMQ cannot be reached.
     """
     async with await open_connection(amqp_url, name="dispatcher verify", ca_file=ca_file) as connection:
-        await verify_on(connection, topology)
+        await _verify_on(connection, topology)
 
 
-async def verify_on(connection: Connection, topology: Topology) -> None:
-    """The same on a connection that is open."""
+async def _verify_on(connection: Connection, topology: Topology) -> None:
     if not await _exchange_exists(connection, topology.exchange):
         raise TopologyError(f'RabbitMQ has no exchange "{topology.exchange}".', remedy=_INIT)
     for queue in topology.queues:
-        if await _find(connection, queue) is None:
-            raise TopologyError(f'RabbitMQ has no queue "{queue}".', remedy=_INIT)
-        await _compare_queue(connection, topology, queue)
+        await _find(connection, queue)
+        try:
+            # RabbitMQ compares the arguments of a queue that exists, and changes nothing.
+            await _declare_queue(connection, topology, queue)
+        except ChannelClosed as fault:
+            if fault.code != ACCESS_REFUSED:
+                raise _refusal(f"queue {queue}", topology.variable(queue), fault) from fault
 
 
 async def depths(amqp_url: str, topology: Topology, *, ca_file: Path | None = None) -> dict[str, int]:
@@ -125,60 +147,63 @@ async def depths(amqp_url: str, topology: Topology, *, ca_file: Path | None = No
         BrokerUnavailable: RabbitMQ cannot be reached.
     """
     async with await open_connection(amqp_url, name="dispatcher status", ca_file=ca_file) as connection:
-        return {queue: found.messages for queue, found in (await find_queues(connection, topology)).items()}
+        return {queue: found.messages for queue, found in (await _find_queues(connection, topology)).items()}
 
 
-async def find_queues(connection: Connection, topology: Topology) -> dict[str, FoundQueue]:
-    """Both queues as they are now, the send queue first, on a connection that is open.
+class QueueWatch:
+    """Looks at both queues again and again over one connection; verifies the topology whenever it has connected."""
 
-    Raises:
-        TopologyError: a queue is missing.
-        BrokerUnavailable: the connection is lost.
-    """
-    found = {}
-    for queue in reversed(topology.queues):
-        one = await _find(connection, queue)
-        if one is None:
-            raise TopologyError(f'RabbitMQ has no queue "{queue}".', remedy=_INIT)
-        found[queue] = one
-    return found
+    def __init__(self, amqp_url: str, topology: Topology, *, name: str, ca_file: Path | None = None) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            name: What RabbitMQ's management shows for the connection.
+        """
+        self._open = partial(open_connection, amqp_url, name=name, ca_file=ca_file)
+        self._topology = topology
+        self._connection: Connection | None = None
+
+    async def look(self) -> dict[str, FoundQueue]:
+        """The queues as they are now, by name.
+
+        Raises:
+            TopologyError: something is missing or has other arguments.
+            BrokerUnavailable: RabbitMQ cannot be reached.
+        """
+        try:
+            if self._connection is None:
+                self._connection = await self._open()
+                await _verify_on(self._connection, self._topology)
+            return await _find_queues(self._connection, self._topology)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Closes the connection; the next look opens another."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
 
 
-async def _declare_exchange(connection: Connection, topology: Topology) -> str:
-    existed = await _exchange_exists(connection, topology.exchange)
-    subject = f"exchange {topology.exchange}"
+async def _find_queues(connection: Connection, topology: Topology) -> dict[str, FoundQueue]:
+    """Both queues as they are now, the send queue first."""
+    return {queue: await _find(connection, queue) for queue in reversed(topology.queues)}
+
+
+async def _find(connection: Connection, queue: str) -> FoundQueue:
     channel = await connection.open_channel()
-    declaration = {"exchange": topology.exchange, "exchange_type": "direct", "durable": True}
+    answer = await channel.find_queue(queue)
+    await channel.close()
+    return FoundQueue(int(answer.message_count), int(answer.consumer_count))
+
+
+async def _queue_exists(connection: Connection, queue: str) -> bool:
     try:
-        await channel.call(channel.raw.exchange_declare, **declaration)
-    except ChannelClosed as fault:
-        raise _refusal(subject, "DISPATCHER_EXCHANGE", fault) from fault
-    return f"{subject} was there already" if existed else f"declared {subject} (direct, durable)"
-
-
-async def _declare_queue(connection: Connection, topology: Topology, queue: str) -> str:
-    existed = await _find(connection, queue) is not None
-    subject = f"queue {queue}"
-    channel = await connection.open_channel()
-    declaration = {"queue": queue, "durable": True, "arguments": topology.arguments(queue)}
-    try:
-        await channel.call(channel.raw.queue_declare, **declaration)
-        binding = {"queue": queue, "exchange": topology.exchange, "routing_key": queue}
-        await channel.call(channel.raw.queue_bind, **binding)
-    except ChannelClosed as fault:
-        raise _refusal(subject, _variable(topology, queue), fault) from fault
-    return f"{subject} was there already" if existed else f"declared {subject} ({topology.queue_type}, durable)"
-
-
-async def _compare_queue(connection: Connection, topology: Topology, queue: str) -> None:
-    """Declares what exists: RabbitMQ compares the arguments and changes nothing."""
-    channel = await connection.open_channel()
-    declaration = {"queue": queue, "durable": True, "arguments": topology.arguments(queue)}
-    try:
-        await channel.call(channel.raw.queue_declare, **declaration)
-    except ChannelClosed as fault:
-        if fault.code != ACCESS_REFUSED:
-            raise _refusal(f"queue {queue}", _variable(topology, queue), fault) from fault
+        await _find(connection, queue)
+    except TopologyError:
+        return False
+    return True
 
 
 async def _exchange_exists(connection: Connection, exchange: str) -> bool:
@@ -192,17 +217,25 @@ async def _exchange_exists(connection: Connection, exchange: str) -> bool:
     return True
 
 
-async def _find(connection: Connection, queue: str) -> FoundQueue | None:
-    """A queue as it is now; None if there is no such queue."""
+async def _declare_queue(connection: Connection, topology: Topology, queue: str) -> Channel:
+    """Declares a queue; returns the channel."""
     channel = await connection.open_channel()
+    arguments = topology.arguments(queue)
+    await channel.call(channel.raw.queue_declare, queue=queue, durable=True, arguments=arguments)
+    return channel
+
+
+def _done(subject: str, kind: str, *, existed: bool) -> str:
+    return f"{subject} was there already" if existed else f"declared {subject} ({kind}, durable)"
+
+
+@contextmanager
+def _refusals_of(kind: str, name: str, variable: str) -> Iterator[None]:
+    """Translates RabbitMQ's refusal of a declaration."""
     try:
-        answer = await channel.find_queue(queue)
+        yield
     except ChannelClosed as fault:
-        if fault.code != NOT_FOUND:
-            raise
-        return None
-    await channel.close()
-    return FoundQueue(int(answer.message_count), int(answer.consumer_count))
+        raise _refusal(f"{kind} {name}", variable, fault) from fault
 
 
 def _refusal(subject: str, variable: str, fault: ChannelClosed) -> TopologyError:
@@ -231,7 +264,3 @@ def difference(text: str) -> str:
 def _value(words: str) -> str:
     found = _VALUE.fullmatch(words.strip())
     return found[1] if found else words.strip().replace("none", "not set")
-
-
-def _variable(topology: Topology, queue: str) -> str:
-    return "DISPATCHER_QUEUE" if queue == topology.queue else "DISPATCHER_DLQ"

@@ -9,8 +9,7 @@ from typing import Any
 import orjson
 from prometheus_client import CollectorRegistry, generate_latest
 
-from dispatcher.broker.queue_watch import QueueWatch
-from dispatcher.broker.topology import Topology
+from dispatcher.broker.topology import QueueWatch, Topology
 from dispatcher.config import Settings
 from dispatcher.host.roster import Roster
 from dispatcher.host.services import Task
