@@ -5,6 +5,5 @@ wording     a notice in words, and as JSON
 webhook     POST over https, signed as Standard Webhooks says, to addresses that were looked at first
 destination which addresses a webhook may go to
 mail        email through an SMTP server of its own
-loglines    our own log, which is always there
-channels    the channels that the settings name
+channels    our own log, and the channels that the settings name
 """

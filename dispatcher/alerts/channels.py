@@ -1,10 +1,41 @@
-"""The channels that the settings name."""
+"""The channels: our own log, and those that the settings name."""
 
 from __future__ import annotations
 
 from dispatcher.alerts.contract import Channel
 from dispatcher.alerts.mail import MailChannel
+from dispatcher.alerts.wording import summary
 from dispatcher.config import Settings
+from dispatcher.domain.alert import SEVERITY, Notice, Phase
+from dispatcher.telemetry.log import get_log
+
+
+class LogChannel:
+    """Our own log: always there, also where nobody configured another channel."""
+
+    name = "log"
+
+    async def send(self, notice: Notice) -> str:
+        """See `Channel`; never fails."""
+        alert, log = notice.alert, get_log()
+        if notice.phase is Phase.RESOLVED:
+            log.info("alert.resolved", kind=alert.kind, queue=alert.queue, summary=summary(notice))
+            return "logged"
+        log.error(
+            "alert.raised",
+            severity=SEVERITY,
+            component=notice.alert.component,
+            kind=alert.kind,
+            phase=notice.phase,
+            queue=alert.queue,
+            count=alert.count,
+            oldest_age_seconds=alert.oldest_age_seconds,
+            correlation_ids=alert.correlation_ids,
+            reason=alert.reason,
+            alone=alert.is_alone,
+            summary=summary(notice),
+        )
+        return "logged"
 
 
 def channels_of(settings: Settings) -> list[Channel]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Final, assert_never
+from typing import Final
 
 import orjson
 
@@ -84,54 +84,33 @@ def _sentence(notice: Notice) -> str:
 
 
 def _trouble(alert: Alert) -> str:
-    match alert.kind:
-        case Kind.DEAD_LETTERS:
-            messages = "message" if alert.count == 1 else "messages"
-            return f"{alert.count} {messages} on the dead-letter queue {alert.queue}"
-        case Kind.OLDEST_AGE_GROWING:
-            return f"dead letters do not reach the queue {alert.queue}, and the oldest grows older"
-        case Kind.PROBE_FAILED:
-            return f"the dead-letter queue {alert.queue} cannot be watched, so nobody knows what is on it"
-        case Kind.UNDECIDED_EXPIRING:
-            emails = "email loses its" if alert.count == 1 else "emails lose their"
-            return (
-                f"{alert.count} failed or held {emails} content within a week unless replayed, confirmed or discarded"
-            )
-        case Kind.NOTHING_SENT:
-            more = " or more" if (alert.count or 0) >= MOST_DUE else ""
-            emails = "1 email is" if alert.count == 1 else f"{alert.count}{more} emails are"
-            return f"{emails} due, but none is sent: {_ended(alert.reason)}"
-        case Kind.PROVIDER_UNUSABLE:
-            return f"workers cannot use a provider: {_ended(alert.reason)}"
-        case Kind.HOST_VANISHED:
-            return f"a host has vanished: {_ended(alert.reason)}"
-        case _:
-            assert_never(alert.kind)
+    queue, count, is_one = alert.queue, alert.count, alert.count == 1
+    reason = (alert.reason or "the reason is unknown").rstrip(".")
+    more = " or more" if (count or 0) >= MOST_DUE else ""
+    return {
+        Kind.DEAD_LETTERS: f"{count} {'message' if is_one else 'messages'} on the dead-letter queue {queue}",
+        Kind.OLDEST_AGE_GROWING: f"dead letters do not reach the queue {queue}, and the oldest grows older",
+        Kind.PROBE_FAILED: f"the dead-letter queue {queue} cannot be watched, so nobody knows what is on it",
+        Kind.UNDECIDED_EXPIRING: (
+            f"{count} failed or held {'email loses its' if is_one else 'emails lose their'} content within a week "
+            "unless replayed, confirmed or discarded"
+        ),
+        Kind.NOTHING_SENT: f"{count}{more} {'email is' if is_one else 'emails are'} due, but none is sent: {reason}",
+        Kind.PROVIDER_UNUSABLE: f"workers cannot use a provider: {reason}",
+        Kind.HOST_VANISHED: f"a host has vanished: {reason}",
+    }[alert.kind]
 
 
 def _resolution(alert: Alert) -> str:
-    match alert.kind:
-        case Kind.DEAD_LETTERS:
-            return f"the dead-letter queue {alert.queue} is empty again"
-        case Kind.OLDEST_AGE_GROWING:
-            return f"dead letters reach the queue {alert.queue} again"
-        case Kind.PROBE_FAILED:
-            return f"the dead-letter queue {alert.queue} can be watched again"
-        case Kind.UNDECIDED_EXPIRING:
-            return "no failed or held email is about to lose its content any more"
-        case Kind.NOTHING_SENT:
-            return "emails are sent again, or no email is due any more"
-        case Kind.PROVIDER_UNUSABLE:
-            return "workers can use every provider again"
-        case Kind.HOST_VANISHED:
-            return "every host is back, stopped in order, or has been gone for a day"
-        case _:
-            assert_never(alert.kind)
-
-
-def _ended(reason: str | None) -> str:
-    """A reason without its full stop, for use inside a sentence."""
-    return (reason or "the reason is unknown").rstrip(".")
+    return {
+        Kind.DEAD_LETTERS: f"the dead-letter queue {alert.queue} is empty again",
+        Kind.OLDEST_AGE_GROWING: f"dead letters reach the queue {alert.queue} again",
+        Kind.PROBE_FAILED: f"the dead-letter queue {alert.queue} can be watched again",
+        Kind.UNDECIDED_EXPIRING: "no failed or held email is about to lose its content any more",
+        Kind.NOTHING_SENT: "emails are sent again, or no email is due any more",
+        Kind.PROVIDER_UNUSABLE: "workers can use every provider again",
+        Kind.HOST_VANISHED: "every host is back, stopped in order, or has been gone for a day",
+    }[alert.kind]
 
 
 def _plain(value: object) -> str:

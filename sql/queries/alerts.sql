@@ -1,40 +1,23 @@
--- name: hold_alert_watch
--- Takes the watch over a DLQ, or keeps it, for so long. No row: another monitor has it. In both cases records that this
--- monitor's host runs, and forgets hosts that have been silent for a day.
-with present as (
-    insert into dispatcher.host_presence (holder, host, seen_at)
-    values (%(holder)s, %(host)s, clock_timestamp())
-    on conflict (holder) do update
-    set
-        host = excluded.host,
-        seen_at = excluded.seen_at
-),
-forgotten as (
+-- name: report_presence
+-- Records that this monitor's host runs, and forgets hosts that have been silent for a day.
+with forgotten as (
     delete from dispatcher.host_presence
     where seen_at < clock_timestamp() - interval '1 day'
         and holder <> %(holder)s
 )
-insert into dispatcher.alert_watch as w (queue, holder, held_until)
-values (%(queue)s, %(holder)s, clock_timestamp() + %(seconds)s::double precision * interval '1 second')
-on conflict (queue) do update
+insert into dispatcher.host_presence (holder, host, seen_at)
+values (%(holder)s, %(host)s, clock_timestamp())
+on conflict (holder) do update
 set
-    holder = excluded.holder,
-    held_until = excluded.held_until
-where w.holder = excluded.holder
-    or w.held_until < clock_timestamp()
+    host = excluded.host,
+    seen_at = excluded.seen_at
 returning holder;
 
--- name: release_alert_watch
--- Gives the watch back, so that another monitor need not wait until it expires, and records that this monitor stops in
--- order. A row if the watch was ours.
-with departed as (
-    delete from dispatcher.host_presence
-    where holder = %(holder)s
-)
-delete from dispatcher.alert_watch
-where queue = %(queue)s
-    and holder = %(holder)s
-returning queue;
+-- name: leave_presence
+-- Records that this monitor stops in order.
+delete from dispatcher.host_presence
+where holder = %(holder)s
+returning holder;
 
 -- name: list_alerts_told
 -- The alerts of a DLQ that stand, by channel, with the seconds since they were last told.

@@ -17,12 +17,11 @@ from dispatcher.alerts.wording import summary
 from dispatcher.domain.alert import Kind
 from dispatcher.domain.email_id import lowest_id_at
 from tests.broker.proxy import Proxy
-from tests.monitor.hosts import DLQ, UNDECIDED_DAYS, Depth, Ear, Host, hears, host
+from tests.maintenance.hosts import DLQ, UNDECIDED_DAYS, Depth, Ear, Host, hears, host
 from tests.waiting import until, until_answer
 
 RAISED = "dead_letters raised"
 RESOLVED = "dead_letters resolved"
-HOLD_SECONDS = 0.2
 LASTING_SECONDS = 0.1
 STORE_SECONDS = 3.0
 """What a PostgreSQL that is silent costs a look; one that is only busy answers sooner."""
@@ -120,12 +119,12 @@ async def test_a_monitor_that_is_born_again_tells_nothing_twice(tables_url: str)
 
 async def test_ten_hosts_send_one_alert_and_another_takes_over_from_one_that_is_gone(tables_url: str) -> None:
     ears, depth = [Ear() for _ in range(10)], Depth(2)
-    async with host(tables_url, depth, ears[0], name="a", hold_seconds=HOLD_SECONDS) as first:
+    async with host(tables_url, depth, ears[0], name="a") as first:
         await first.look()
         await hears(ears[0], RAISED)
         await entered(tables_url, 1)
         # Which may be the one that looks by now.
-        async with host(tables_url, depth, ears[1], name="b", hold_seconds=HOLD_SECONDS) as second:
+        async with host(tables_url, depth, ears[1], name="b") as second:
             await second.look()
             assert ears[1].heard == []
     depth.messages = 0
@@ -150,7 +149,7 @@ async def test_a_host_that_stops_leaves_the_watch_to_others_at_once(tables_url: 
         await first.look()
         await hears(ears[0], RAISED)
         await entered(tables_url, 1)
-        await first.book.release()
+        await first.store.leave()
         await b.look()
 
         assert b.watch.alerts
@@ -331,7 +330,7 @@ async def test_a_host_that_vanishes_is_an_alert_until_it_is_back_and_one_that_st
     ):
         await orderly.look()
         await lost.look()
-        await orderly.book.release()
+        await orderly.store.leave()
     async with host(
         tables_url, Depth(0), ear, name="watching", after_seconds=LASTING_SECONDS, interval_seconds=0.01
     ) as one:

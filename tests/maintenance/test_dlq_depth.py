@@ -14,7 +14,7 @@ from dispatcher.broker.topology import Topology
 from dispatcher.config import load
 from dispatcher.dev.servers import Servers
 from dispatcher.errors import BrokerUnavailable, TopologyError
-from dispatcher.monitor.probe import AmqpProbe, ManagementProbe, probe_of
+from dispatcher.maintenance.dlq_depth import Depth, by_management, depth_of_dlq
 from tests.broker.rabbit import Rabbit
 from tests.providers.listeners import listening
 from tests.waiting import until_answer
@@ -45,33 +45,33 @@ async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
         await asyncio.sleep(0.01)
 
 
-def probe_at(port: int, *, seconds: float = 5, lag_seconds: float = 0) -> ManagementProbe:
+def probe_at(port: int, *, seconds: float = 5, lag_seconds: float = 0) -> Depth:
     """A probe of that port."""
     management = Management(f"http://u:p@127.0.0.1:{port}", timeout_seconds=seconds)
-    return ManagementProbe(management, "new.dlq", lag_seconds=lag_seconds)
+    return by_management(management, "new.dlq", lag_seconds=lag_seconds)
 
 
 async def test_all_messages_count_those_that_somebody_holds_too() -> None:
     async with listening(answering(FIGURES)) as port:
-        assert await probe_at(port).depth() == 4
+        assert await probe_at(port)() == 4
 
 
 async def test_figures_that_are_not_there_yet_are_asked_for_again() -> None:
     async with listening(answering(BARE, FIGURES)) as port:
-        assert await probe_at(port).depth() == 4
+        assert await probe_at(port)() == 4
 
 
 async def test_figures_that_stay_away_are_a_failure_and_never_zero() -> None:
     async with listening(answering(BARE, BARE)) as port:
         with pytest.raises(BrokerUnavailable, match="no figures"):
-            await probe_at(port).depth()
+            await probe_at(port)()
 
 
 async def test_an_answer_that_drips_for_ever_is_a_failure_within_the_whole_deadline() -> None:
     began_at = time.monotonic()
     async with listening(drip) as port:
         with pytest.raises(BrokerUnavailable, match=r"does not answer within 0\.3 s"):
-            await probe_at(port, seconds=0.3).depth()
+            await probe_at(port, seconds=0.3)()
 
     # Each octet comes in time; without the deadline for all of them it would never end.
     assert time.monotonic() - began_at < 15
@@ -81,7 +81,7 @@ async def test_without_the_management_api_it_counts_by_amqp_and_says_so_once(
     servers: Servers, topology: Topology, rabbit: Rabbit
 ) -> None:
     with capture_logs() as logs:
-        probe = probe_of(
+        probe = depth_of_dlq(
             load(
                 {
                     "DISPATCHER_AMQP_URL": servers.amqp_url,
@@ -94,18 +94,18 @@ async def test_without_the_management_api_it_counts_by_amqp_and_says_so_once(
         await rabbit.publish(topology.dlq, b"dead")
 
         async def counted() -> bool:
-            return await probe.depth() == 1
+            return await probe() == 1
 
         await until_answer(counted)
 
-    assert isinstance(probe, AmqpProbe)
     assert [log["event"] for log in logs] == ["probe.limited"]
 
 
 async def test_a_queue_that_is_gone_is_a_fault_by_either_way(servers: Servers, topology_names: Topology) -> None:
-    by_amqp = AmqpProbe(servers.amqp_url, topology_names, None)
-    by_http = ManagementProbe(Management(servers.management_url), topology_names.dlq, lag_seconds=0)
+    names = {"AMQP_URL": servers.amqp_url, "QUEUE": topology_names.queue, "DLQ": topology_names.dlq}
+    by_amqp = depth_of_dlq(load({f"DISPATCHER_{name}": value for name, value in names.items()}))
+    by_http = by_management(Management(servers.management_url), topology_names.dlq, lag_seconds=0)
 
     for probe in (by_amqp, by_http):
         with pytest.raises(TopologyError, match="no queue"):
-            await probe.depth()
+            await probe()

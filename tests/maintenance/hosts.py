@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from dispatcher.alerts.contract import NotDelivered
 from dispatcher.domain.alert import Notice
 from dispatcher.errors import BrokerUnavailable
-from dispatcher.monitor.announcing import Announcer
-from dispatcher.monitor.toldbook import ToldBook
-from dispatcher.monitor.watch import Watch
+from dispatcher.maintenance.alert_book import AlertBook
+from dispatcher.maintenance.announcing import Announcer
+from dispatcher.maintenance.dlq_alert import DlqAlert
 from dispatcher.store.alerts import AlertStore
-from dispatcher.store.connections import make_pool
 from dispatcher.store.retention import Retention
 from tests.waiting import until
 
@@ -29,8 +28,8 @@ class Depth:
 
     messages: int | None = 0
 
-    async def depth(self) -> int:
-        """See `monitor.probe.Probe`."""
+    async def __call__(self) -> int:
+        """See `maintenance.dlq_depth.Depth`."""
         if self.messages is None:
             raise BrokerUnavailable("RabbitMQ's management API answers 503 to ann@example.org.")
         return self.messages
@@ -70,13 +69,14 @@ class Ear:
 class Host:
     """A monitor's tasks, but for the clock: the test says when to look."""
 
-    watch: Watch
+    watch: DlqAlert
     announcers: list[asyncio.Task[None]]
-    book: ToldBook
+    book: AlertBook
+    store: AlertStore
 
     async def look(self) -> None:
         """One look; returns when what was found is told, or waits for its next try."""
-        await self.watch.look()
+        await self.watch.run_once()
         for _ in range(3):
             await asyncio.sleep(0)
 
@@ -88,28 +88,33 @@ async def host(
     *ears: Ear,
     name: str = "host-1",
     reminder_seconds: float = 3600,
-    hold_seconds: float = 60,
     interval_seconds: float = 1,
     store_seconds: float = 15,
     after_seconds: float = 3600,
 ) -> AsyncIterator[Host]:
     """A host that is up for the length of a block; leaving it is as kill -9 for what it holds."""
-    pool = make_pool(database_url, name=name, size=2)
-    await pool.open()
-    store = AlertStore(pool, queue=DLQ, holder=name, host=name, retention=Retention(30, 400, 0, 0, UNDECIDED_DAYS))
-    book = ToldBook(store, hold_seconds=hold_seconds, store_seconds=store_seconds, release_seconds=store_seconds)
-    watch = Watch(DLQ, depth, store, book, host=name, interval_seconds=interval_seconds, after_seconds=after_seconds)
+    store = AlertStore(
+        database_url,
+        queue=DLQ,
+        holder=name,
+        host=name,
+        retention=Retention(30, 400, 0, 0, UNDECIDED_DAYS),
+        idle_seconds=60,
+        answer_seconds=store_seconds,
+    )
+    book = AlertBook(store)
+    watch = DlqAlert(DLQ, depth, store, book, host=name, interval_seconds=interval_seconds, after_seconds=after_seconds)
     announcers = [
         Announcer(ear, watch, book, reminder_seconds=reminder_seconds, first_wait_seconds=0.001) for ear in ears
     ]
     tasks = [asyncio.create_task(announcer.run()) for announcer in announcers]
     try:
-        yield Host(watch, tasks, book)
+        yield Host(watch, tasks, book, store)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await pool.close(timeout=1)
+        await store.close()
 
 
 async def hears(ear: Ear, *phases: str) -> None:

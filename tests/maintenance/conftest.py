@@ -1,0 +1,25 @@
+"""What tests of maintenance share: its loop, and a second client of RabbitMQ."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+
+import pytest
+import uvloop
+
+from dispatcher.broker.connection import open_connection
+from dispatcher.dev.servers import Servers
+from tests.broker.rabbit import Rabbit
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop that the monitor runs on."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+async def rabbit(servers: Servers) -> AsyncIterator[Rabbit]:
+    """A second client."""
+    async with await open_connection(servers.amqp_url, name="test") as connection:
+        yield Rabbit(connection)
