@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from dispatcher.worker.in_flight_email import TRANSITIONS
 from tests.model.protocol import Fault, Rules
 
 _NONE: Final = frozenset[Fault]()
 
-MUTANTS: Final = {
+MUTANTS = {
     "ledger_off": Rules(ledger=False, faults=_NONE),
     "token_fence_off": Rules(tokens=False, faults=_NONE),
     "ack_before_commit": Rules(ack_after_commit=False, faults=frozenset({Fault.DEATH})),
@@ -20,3 +21,11 @@ MUTANTS: Final = {
     "rescue_undone_unfenced": Rules(fenced_recovery=False, faults=frozenset({Fault.RELAY})),
     "recorded_in_the_workers_name": Rules(own_name=False, faults=frozenset({Fault.REPLY})),
 }
+MUTANTS |= {
+    f"without_{state.name}_{event.name}".lower(): Rules(
+        table={row: after for row, after in TRANSITIONS.items() if row != (state, event)},
+        faults=frozenset({Fault.REFUSAL, Fault.REPLY}),
+    )
+    for state, event in TRANSITIONS
+}
+"""One for each row of the product's table of an email's way through a worker: the row is dropped."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dispatcher.domain.status import FINISHED, OnUncertain, Status
+from dispatcher.worker.in_flight_email import State as InFlight
 from tests.model.protocol import Rules
-from tests.model.state import Answer, DeadLetter, State, Step, Worker
+from tests.model.state import Answer, DeadLetter, State, Worker
 
 
 def broken(state: State, rules: Rules) -> str | None:
     """The promise that this state breaks; None if it keeps them all."""
     row, accepted = state.row, state.accepted
     allowed = 1 + state.resent
+    if any(worker.not_allowed for worker in state.workers):
+        return "something happened to an email in hand for which the table of transitions has no row"
     if accepted > allowed:
         return f"accepted {accepted} times, {allowed} allowed"
     if row.status is Status.SENT and accepted == 0:
@@ -29,7 +32,7 @@ def broken(state: State, rules: Rules) -> str | None:
 
 
 def _dropped(worker: Worker) -> bool:
-    return worker.step is Step.RECORDED and worker.outcome is Answer.ACCEPTED
+    return worker.email is InFlight.RECORDED and worker.outcome is Answer.ACCEPTED
 
 
 def is_final(state: State) -> bool:

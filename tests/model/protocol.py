@@ -7,12 +7,14 @@ changes the email's status, it says which transition of `dispatcher/domain/statu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from dispatcher.domain.status import OnUncertain, Status, Transition
+from dispatcher.worker.in_flight_email import TRANSITIONS, Event
+from dispatcher.worker.in_flight_email import State as InFlight
 from tests.model.state import (
     GONE,
     MAX_ATTEMPTS,
@@ -42,6 +44,7 @@ class Fault(Enum):
     PURGE = "RabbitMQ loses its messages"
     REPLY = "PostgreSQL commits, and the reply is lost"
     LATE = "the connection is lost, and PostgreSQL executes the statement later"
+    REFUSAL = "we refuse an email ourselves, a provider takes nothing of it, or PostgreSQL refuses its result"
     PERSON = "a person replays what failed or is held"
     PROMOTION = "a standby is promoted that lacks every commit since the enqueue; by itself alone, it is survived"
 
@@ -64,6 +67,7 @@ class Rules:
         own_name: The relay records a living worker's attempts in its own name; else in the worker's.
         confirms_rescues: An uncertain attempt that is recorded after a rescue has the rescue stand for good.
         fenced_recovery: A rescue is undone only as long as nobody has touched the email; else whenever it is held.
+        table: The product's table of how an email moves through a worker; a mutant lacks a row.
     """
 
     policy: OnUncertain = OnUncertain.HOLD
@@ -78,6 +82,7 @@ class Rules:
     own_name: bool = True
     confirms_rescues: bool = True
     fenced_recovery: bool = True
+    table: Mapping[tuple[InFlight, Event], InFlight] = field(default_factory=lambda: TRANSITIONS)
 
     def with_faults(self, faults: frozenset[Fault]) -> Rules:
         """The same rules where this may go wrong."""
@@ -402,23 +407,78 @@ def _worker(state: State, i: int, rules: Rules) -> Iterator[Change]:
         yield from _goes_wrong(state, i, rules)
     if worker.late is not Late.NONE:
         yield from _late_statement(state, i, rules)
-    if Step.LEASED <= step <= Step.UNCONFIRMED:
+    if step is Step.TAKEN:
+        yield from _leases(state, i, rules)
+    elif step is Step.UNANSWERED:
+        yield from _gives_back_unanswered(state, i, rules)
+    elif step is Step.IN_HAND:
+        yield from _works(state, i, rules)
+
+
+def _works(state: State, i: int, rules: Rules) -> Iterator[Change]:
+    """What a worker does with an email in hand, and what happens to it: each an event of the product's table."""
+    worker = state.workers[i]
+    if worker.email in _RENEWED:
         yield from _renews(state, i, rules)
-    match step:
-        case Step.TAKEN:
-            yield from _leases(state, i, rules)
-        case Step.UNANSWERED:
-            yield from _gives_back_unanswered(state, i, rules)
-        case Step.LEASED | Step.NAMED | Step.CHECKED:
+    match worker.email:
+        case InFlight.PREPARING:
+            yield from _ends_early(state, i, rules)
+            yield from _waits(state, i, rules)
             yield from _leaves(state, i, rules)
-        case Step.ON_THE_WIRE:
+        case InFlight.NAMED:
+            yield from _leaves(state, i, rules)
+        case InFlight.ON_THE_WIRE if worker.outcome is Answer.NONE:
+            yield from _sends(state, i)
+            after = _on(state, i, Event.COME_BACK, rules=rules, slot=Answer.NONE)
+            text = f"worker {i}: the provider took nothing: it may leave again"
+            yield Change(text, after, fault=Fault.REFUSAL)
+        case InFlight.ON_THE_WIRE:
             slot = worker.outcome if rules.ledger else Answer.NONE
-            after = _worker_is(state, i, step=Step.ANSWERED, slot=slot)
+            after = _on(state, i, Event.ANSWER, rules=rules, slot=slot)
             yield Change(f"worker {i}: its ledger says what came ({_said(worker.outcome)})", after)
-        case Step.ANSWERED | Step.UNCONFIRMED | Step.RECORDED:
+        case InFlight.ANSWERED | InFlight.IN_DOUBT | InFlight.REFUSED:
             yield from _records(state, i, rules)
-        case Step.RETURNING:
+        case InFlight.RECORDED:
+            yield from _done(state, i, rules)
+        case InFlight.RETURNING:
             yield from _returns(state, i, rules)
+
+
+_RENEWED: Final = frozenset(InFlight) - {InFlight.REFUSED, InFlight.RECORDED, InFlight.RETURNING, InFlight.DONE}
+"""While the email is in one of these states its lease is renewed."""
+
+
+def _on(state: State, i: int, *events: Event, rules: Rules, **fields: Any) -> State:
+    """What happens to the email in hand moves it as the table says.
+
+    Several events are one step where nothing depends on what happens in between: whoever waits, or is stopped, does
+    nothing meanwhile but keep its lease.
+    """
+    email: InFlight | None = state.workers[i].email
+    for event in events:
+        email = rules.table.get((email, event)) if email is not None else None
+    if email is None:
+        return _worker_is(state, i, not_allowed=True)
+    return _worker_is(state, i, email=email, **fields)
+
+
+def _ends_early(state: State, i: int, rules: Rules, *before: Event) -> Iterator[Change]:
+    """It is stopped, cannot be sent now, or we find by ourselves that it can never be sent."""
+    stopped = (*before, Event.STOP)
+    after = _on(state, i, *stopped, Event.RETURN, rules=rules)
+    yield Change(f"worker {i}: is told to stop it, and gives it back", after)
+    after = _on(state, i, *stopped, Event.ANSWER, rules=rules, outcome=Answer.REJECTED)
+    yield Change(f"worker {i}: is told to stop it, and its adapter refuses it", after, fault=Fault.REFUSAL)
+    yield Change(f"worker {i}: gives it back", _on(state, i, *before, Event.RETURN, rules=rules))
+    if not before:
+        after = _on(state, i, Event.ANSWER, rules=rules, outcome=Answer.REJECTED)
+        yield Change(f"worker {i}: finds that it cannot be sent", after, fault=Fault.REFUSAL)
+
+
+def _waits(state: State, i: int, rules: Rules) -> Iterator[Change]:
+    """For memory, for the answers to other emails, or for its next attempt."""
+    yield Change(f"worker {i}: lets it wait", _on(state, i, Event.WAIT, Event.RESUME, rules=rules))
+    yield from _ends_early(state, i, rules, Event.WAIT)
 
 
 def _takes(state: State, i: int, rules: Rules) -> Iterator[Change]:
@@ -437,7 +497,8 @@ def _leases(state: State, i: int, rules: Rules) -> Iterator[Change]:
     row = state.row
     if row.status is Status.PENDING:
         after = _leased(state, i, rules)
-        has = _worker_is(after, i, step=Step.LEASED, attempt=after.row.attempts, confirmed=True, attempted=Answer.NONE)
+        leased = {"step": Step.IN_HAND, "email": InFlight.PREPARING, "attempt": after.row.attempts}
+        has = _worker_is(after, i, **leased, confirmed=True, attempted=Answer.NONE)
         yield Change(f"worker {i}: leases it", has, Transition.LEASE)
         lost = _worker_is(after, i, step=Step.UNANSWERED, owns=False)
         yield Change(f"worker {i}: leases it, and the reply is lost", lost, Transition.LEASE, fault=Fault.REPLY)
@@ -496,21 +557,17 @@ def _late_statement(state: State, i: int, rules: Rules) -> Iterator[Change]:
 def _leaves(state: State, i: int, rules: Rules) -> Iterator[Change]:
     """From the lease to the first byte: name it in the ledger, check the lease, send."""
     worker = state.workers[i]
-    back = _worker_is(state, i, step=Step.RETURNING, slot=Answer.NONE)
-    if worker.step is Step.LEASED:
-        yield Change(f"worker {i}: stops before anything left", back)
-    writes, checks = (Step.LEASED, Step.NAMED) if rules.slot_before_check else (Step.NAMED, Step.LEASED)
-    then = Step.NAMED if worker.step is Step.LEASED else Step.CHECKED
-    if worker.step is writes:
+    is_first = worker.email is InFlight.PREPARING
+    event = Event.NAME if is_first else Event.LEAVE
+    if is_first is rules.slot_before_check:
         slot = Answer.ON_THE_WIRE if rules.ledger else Answer.NONE
-        after = _worker_is(state, i, step=then, slot=slot)
-        yield Change(f"worker {i}: its ledger says on the wire", after._replace(may_be_held=True))
-    elif worker.step is checks and worker.confirmed:
-        yield Change(f"worker {i}: its lease is not void", _worker_is(state, i, step=then))
-    elif worker.step is checks:
-        yield Change(f"worker {i}: its lease is void: clears its slot", back)
-    else:
-        yield from _sends(state, i)
+        after = _on(state, i, event, rules=rules, slot=slot)._replace(may_be_held=True)
+        yield Change(f"worker {i}: its ledger says on the wire", after)
+    elif worker.confirmed:
+        yield Change(f"worker {i}: its lease is not void", _on(state, i, event, rules=rules))
+    elif not is_first:
+        after = _on(state, i, Event.COME_BACK, rules=rules, slot=Answer.NONE)
+        yield Change(f"worker {i}: its lease is void: clears its slot", after)
 
 
 def _sends(state: State, i: int) -> Iterator[Change]:
@@ -522,48 +579,57 @@ def _sends(state: State, i: int) -> Iterator[Change]:
         (Answer.REJECTED, state, "rejects it"),
         (Answer.UNCERTAIN, state, "closes without an answer, not having taken it"),
     ):
-        after = _worker_is(before, i, step=Step.ON_THE_WIRE, outcome=outcome)
+        after = _worker_is(before, i, outcome=outcome)
         yield Change(f"worker {i}: sends it; the provider {text}", after)
 
 
 def _records(state: State, i: int, rules: Rules) -> Iterator[Change]:
     worker = state.workers[i]
-    match worker.step:
-        case Step.ANSWERED:
-            after, transition = _recorded(
-                state, worker.outcome, worker.attempt, rules, owns=worker.owns, owner=i, owner_rescued=worker.rescued
-            )
-            after = _worker_is(after, i, attempted=worker.outcome)
-            is_lost = worker.outcome is Answer.DEFERRED and transition in (None, Transition.RECOVER)
-            outcome = Answer.NONE if is_lost else worker.outcome
-            text = f"worker {i}: records it ({_said(worker.outcome)})"
-            yield Change(text, _worker_is(after, i, step=Step.RECORDED, outcome=outcome), transition)
-            lost = _worker_is(after, i, step=Step.UNCONFIRMED)
-            yield Change(f"{text}, and the reply is lost", lost, transition, fault=Fault.REPLY)
-            unsaid = _worker_is(state, i, step=Step.UNCONFIRMED)
-            yield Change(f"worker {i}: loses its connection before PostgreSQL records it", unsaid, fault=Fault.REPLY)
-        case Step.UNCONFIRMED:
-            if worker.attempted is not Answer.NONE:
-                outcome = Answer.NONE if worker.outcome is Answer.DEFERRED else worker.outcome
-                after = _worker_is(state, i, step=Step.RECORDED, outcome=outcome)
-                yield Change(f"worker {i}: finds its attempt on record", after)
-            else:
-                yield Change(f"worker {i}: finds no record of its attempt", _worker_is(state, i, step=Step.ANSWERED))
-        case _:
-            yield _done(state, i)
+    refused = _on(state, i, Event.REFUSE, rules=rules)
+    yield Change(f"worker {i}: PostgreSQL refuses its result", refused, fault=Fault.REFUSAL)
+    unsaid = _on(state, i, Event.LOSE_REPLY, rules=rules)
+    yield Change(f"worker {i}: loses its connection before PostgreSQL records it", unsaid, fault=Fault.REPLY)
+    if worker.email is InFlight.IN_DOUBT:
+        if worker.attempted is Answer.NONE:
+            # The same state as if it had never tried, for whatever happens next.
+            again = _worker_is(state, i, email=InFlight.ANSWERED)
+            yield Change(f"worker {i}: finds no record of its attempt", again)
+        else:
+            kept = Answer.NONE if worker.outcome is Answer.DEFERRED else worker.outcome
+            after = _on(state, i, Event.RECORD, rules=rules, outcome=kept)
+            yield Change(f"worker {i}: finds its attempt on record", after)
+        return
+    after, transition = _recorded(
+        state, worker.outcome, worker.attempt, rules, owns=worker.owns, owner=i, owner_rescued=worker.rescued
+    )
+    after = _worker_is(after, i, attempted=worker.outcome)
+    is_lost = worker.outcome is Answer.DEFERRED and transition in (None, Transition.RECOVER)
+    outcome = Answer.NONE if is_lost else worker.outcome
+    text = f"worker {i}: records it ({_said(worker.outcome)})"
+    yield Change(text, _on(after, i, Event.RECORD, rules=rules, outcome=outcome), transition)
+    lost = _on(after, i, Event.LOSE_REPLY, rules=rules)
+    yield Change(f"{text}, and the reply is lost", lost, transition, fault=Fault.REPLY)
 
 
-def _done(state: State, i: int) -> Change:
-    """The slot is cleared and the message acked; a deferral is retried under the lease."""
+def _done(state: State, i: int, rules: Rules) -> Iterator[Change]:
+    """The slot is cleared and the message acked; a deferral is retried under the lease, or given back."""
     worker = state.workers[i]
-    cleared = worker._replace(outcome=Answer.NONE, has_message=False, slot=Answer.NONE)
+    cleared = _worker_is(state, i, outcome=Answer.NONE, has_message=False, slot=Answer.NONE)
+    text = f"worker {i}: clears its slot, acks"
     if worker.outcome is Answer.NONE:
-        after = _worker_is(state, i, **cleared._replace(step=Step.RETURNING)._asdict())
-        return Change(f"worker {i}: clears its slot, acks, and will not retry: its lease was lost", after)
-    if worker.outcome is Answer.DEFERRED and worker.attempt < MAX_ATTEMPTS:
-        again = cleared._replace(step=Step.LEASED, attempt=worker.attempt + 1, attempted=Answer.NONE)
-        return Change(f"worker {i}: clears its slot, acks, and retries", _worker_is(state, i, **again._asdict()))
-    return Change(f"worker {i}: clears its slot and acks", _worker_is(state, i, **_idle(worker)))
+        after = _on(cleared, i, Event.RETURN, rules=rules)
+        yield Change(f"{text}, and will not retry: its lease was lost", after)
+    elif worker.outcome is Answer.DEFERRED and worker.attempt < MAX_ATTEMPTS:
+        again = _worker_is(cleared, i, attempt=worker.attempt + 1, attempted=Answer.NONE)
+        for change in _waits(again, i, rules):
+            yield change._replace(text=f"{text}; then {change.text}")
+    else:
+        yield Change(text, _finished(state, i, rules))
+
+
+def _finished(state: State, i: int, rules: Rules) -> State:
+    after = _on(state, i, Event.FINISH, rules=rules)
+    return after if after.workers[i].not_allowed else _worker_is(after, i, **_idle(after.workers[i]))
 
 
 def _idle(worker: Worker) -> dict[str, Any]:
@@ -575,15 +641,15 @@ def _returns(state: State, i: int, rules: Rules) -> Iterator[Change]:
     if row.status is Status.SENDING and (worker.owns or not rules.tokens):
         after = _released(state)
         text = f"worker {i}: gives its lease back"
-        yield Change(text, _worker_is(after, i, **_idle(worker)), Transition.RELEASE)
+        yield Change(text, _finished(after, i, rules), Transition.RELEASE)
         yield Change(f"{text}, and the reply is lost", after, Transition.RELEASE, fault=Fault.REPLY)
     elif row.status is Status.HELD and (worker.rescued or not rules.fenced_recovery):
         after = _recovered(state)
         text = f"worker {i}: had not begun it: undoes its rescue"
-        yield Change(text, _worker_is(after, i, **_idle(worker)), Transition.RECOVER)
+        yield Change(text, _finished(after, i, rules), Transition.RECOVER)
         yield Change(f"{text}, and the reply is lost", after, Transition.RECOVER, fault=Fault.REPLY)
     else:
-        yield Change(f"worker {i}: is done with it", _worker_is(state, i, **_idle(worker)))
+        yield Change(f"worker {i}: is done with it", _finished(state, i, rules))
 
 
 def _renews(state: State, i: int, rules: Rules) -> Iterator[Change]:

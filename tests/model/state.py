@@ -10,6 +10,7 @@ from enum import IntEnum, auto
 from typing import Final, NamedTuple
 
 from dispatcher.domain.status import Status
+from dispatcher.worker.in_flight_email import State as InFlight
 
 MAX_ATTEMPTS: Final = 2
 MOST_MESSAGES: Final = 2
@@ -19,28 +20,20 @@ GONE: Final = 2
 """`locked_by` names a worker whose host is gone, and its ledger with it."""
 
 
+_NO_MATTER_IF_CONFIRMED: Final = frozenset({InFlight.STOPPED, InFlight.ANSWERED, InFlight.IN_DOUBT, InFlight.REFUSED})
+"""States that the email leaves by a statement that confirms its lease, or for good."""
+
+
 class Step(IntEnum):
-    """How far a worker is with the email (`worker/in_flight_email.py` State, and what lies between two commits)."""
+    """How far a worker is with a message; once it has a lease, `Worker.email` says how far the email is."""
 
     IDLE = 0
     TAKEN = auto()
     """A message was delivered; no lease yet."""
     UNANSWERED = auto()
     """The reply to its lease was lost."""
-    LEASED = auto()
-    """Preparing; nothing left yet."""
-    NAMED = auto()
-    """Its ledger slot says on the wire; whether the lease still runs is not checked yet."""
-    CHECKED = auto()
-    """The first byte leaves next."""
-    ON_THE_WIRE = auto()
-    ANSWERED = auto()
-    """The answer stands in the ledger, and is to be recorded."""
-    UNCONFIRMED = auto()
-    """The reply to its record was lost."""
-    RECORDED = auto()
-    """Committed; the slot is to be cleared and the message acked."""
-    RETURNING = auto()
+    IN_HAND = auto()
+    """It is leased, as far as the worker knows."""
     DEAD = auto()
     """The process is gone, its ledger is not."""
 
@@ -87,6 +80,8 @@ class Worker(NamedTuple):
     """A worker and its ledger.
 
     Attributes:
+        email: The email's state in the worker: the product's own.
+        not_allowed: Something happened to the email for which the table of transitions has no row.
         outcome: What came, or will come, of the attempt under way.
         attempt: Its number.
         owns: Its lease token is the row's.
@@ -99,6 +94,8 @@ class Worker(NamedTuple):
     """
 
     step: Step = Step.IDLE
+    email: InFlight = InFlight.DONE
+    not_allowed: bool = False
     outcome: Answer = Answer.NONE
     attempt: int = 0
     owns: bool = False
@@ -196,12 +193,13 @@ def _relevant(worker: Worker, *, is_sending: bool) -> Worker:
     if step is Step.DEAD:
         if worker.attempted is not Answer.NONE or worker.slot is Answer.NONE:
             return Worker(step, late=worker.late)  # what was rescued from it is found by its name
-        return worker._replace(outcome=Answer.NONE, owns=worker.owns and is_sending, confirmed=False)
-    if step is Step.RETURNING:
-        owns = worker.owns and is_sending
-        return Worker(step, owns=owns, has_message=worker.has_message, late=worker.late, rescued=worker.rescued)
+        dead = worker._replace(email=InFlight.DONE, outcome=Answer.NONE)
+        return dead._replace(owns=worker.owns and is_sending, confirmed=False)
     owns = worker.owns and is_sending
-    confirmed = worker.confirmed and not Step.CHECKED <= step <= Step.UNCONFIRMED
+    if worker.email is InFlight.RETURNING:
+        kept = worker._replace(outcome=Answer.NONE, slot=Answer.NONE, attempted=Answer.NONE, attempt=0)
+        return kept._replace(owns=owns, confirmed=False)
+    confirmed = worker.confirmed and worker.email not in _NO_MATTER_IF_CONFIRMED
     if owns is worker.owns and confirmed is worker.confirmed:
         return worker
     return worker._replace(owns=owns, confirmed=confirmed)

@@ -14,6 +14,7 @@ from tests.model.search import Found, search
 DYING: Final = frozenset({Fault.DEATH, Fault.HOST, Fault.RELAY, Fault.REPLY})
 VANISHING: Final = frozenset({Fault.HOST, Fault.RELAY})
 COPYING: Final = frozenset({Fault.COPY})
+REFUSING: Final = frozenset({Fault.REFUSAL, Fault.RELAY})
 PROMOTED: Final = frozenset({Fault.PROMOTION})
 EVERYTHING: Final = frozenset(Fault) - {Fault.PROMOTION}
 
@@ -28,7 +29,12 @@ def searched(policy: OnUncertain, faults: frozenset[Fault], *, most_states: int 
 @pytest.fixture(scope="module")
 def all_found() -> list[Found]:
     """What goes wrong here goes wrong at once and as often as it likes; all of it at once is for the slow test."""
-    worlds = [(OnUncertain.HOLD, DYING), (OnUncertain.RESEND, VANISHING), (OnUncertain.HOLD, COPYING)]
+    worlds = [
+        (OnUncertain.HOLD, DYING),
+        (OnUncertain.RESEND, VANISHING),
+        (OnUncertain.HOLD, COPYING),
+        (OnUncertain.HOLD, REFUSING),
+    ]
     return [searched(policy, faults) for policy, faults in worlds]
 
 
