@@ -1,4 +1,4 @@
-"""A file of emails into the tables: a transaction per batch; bad lines are told and passed over."""
+"""A JSON Lines file of emails into the tables: read as a stream, a transaction per batch, bad lines reported."""
 
 from __future__ import annotations
 
@@ -6,31 +6,101 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Final
+from dataclasses import asdict, dataclass, field
+from typing import BinaryIO, Final, NamedTuple
 
 import click
+import orjson
 
-from dispatcher.cli.email_lines import FileEntry, Refusal, read_entries
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import print_json, say
 from dispatcher.cli.table import Table
 from dispatcher.config import Settings
-from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.email import Email
-from dispatcher.errors import DispatcherError
-from dispatcher.producers import BATCH_EMAILS, Acceptance, Enqueued, enqueue_many
+from dispatcher.domain.json_names import has_name_twice
+from dispatcher.errors import DispatcherError, InvalidEmail
+from dispatcher.producers import BATCH_EMAILS, Acceptance, enqueue_many
 from dispatcher.providers.capabilities import capabilities_of, uncarried
 from dispatcher.store.connections import Session, connected, translated
 
 BATCH_OCTETS: Final = 8 * 1024 * 1024
 """Of lines: emails with attachments make smaller batches, so that memory stays bounded."""
+MAX_LINE_OCTETS: Final = 128 * 1024 * 1024
+"""Above the largest email that is accepted, even with every character of its body escaped; bounds our memory."""
 REFUSALS_IN_FULL: Final = 24
-"""Told one by one; the rest is counted, and complete in the JSON."""
-
+"""Reported one by one; the rest is counted, and complete in the JSON."""
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _AGAIN: Final = "What was counted is stored; run it again, and the keys keep emails from being accepted twice."
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a line's email was not accepted.
+
+    Attributes:
+        line: Its number in the file, from 1.
+        field: The email's field that is to blame; `line` where the line as a whole cannot be read.
+        reason: Without the field's value.
+    """
+
+    line: int
+    field: str
+    reason: str
+
+    def __str__(self) -> str:
+        names_itself = self.field == "line" or self.reason.startswith(f"{self.field} ")
+        return f"line {self.line}: {'' if names_itself else f'{self.field}: '}{self.reason}"
+
+
+class FileEntry(NamedTuple):
+    """One line that is not blank.
+
+    Attributes:
+        number: From 1, blank lines counted.
+        end: Octets of the file up to its end.
+        octets: Its length.
+        content: The email, or why it is none.
+    """
+
+    number: int
+    end: int
+    octets: int
+    content: Email | Refusal
+
+
+def read_entries(file: BinaryIO, *, allowed_headers: Collection[str] = ()) -> Iterator[FileEntry]:
+    """The lines of a file that are not blank, one at a time.
+
+    Args:
+        allowed_headers: As for `Email`.
+    """
+    end = number = 0
+    while text := file.readline(MAX_LINE_OCTETS):
+        number += 1
+        end += len(text)
+        if len(text) == MAX_LINE_OCTETS and not text.endswith(b"\n"):
+            while (rest := file.readline(MAX_LINE_OCTETS)) and not rest.endswith(b"\n"):
+                end += len(rest)
+            end += len(rest)
+            yield FileEntry(number, end, 0, Refusal(number, "line", f"has more than {MAX_LINE_OCTETS} octets"))
+            continue
+        bare = text.removeprefix(_BYTE_ORDER_MARK) if number == 1 else text
+        if bare and not bare.isspace():
+            yield FileEntry(number, end, len(text), _email(number, bare, allowed_headers))
+
+
+def _email(number: int, text: bytes, allowed_headers: Collection[str]) -> Email | Refusal:
+    try:
+        value = orjson.loads(text)
+        if has_name_twice(text, value):
+            return Refusal(number, "line", "has a name twice in one object")
+        return Email.from_json(value, allowed_headers=allowed_headers)
+    except orjson.JSONDecodeError as error:
+        return Refusal(number, "line", f"is not JSON ({error.msg}, character {error.pos + 1})")
+    except InvalidEmail as error:
+        return Refusal(number, error.field, error.reason)
 
 
 @dataclass(slots=True)
@@ -58,26 +128,14 @@ class Tally:
         return Exit.PARTLY if self.refusals else Exit.DONE
 
     def refuse(self, refusal: Refusal) -> None:
-        """Counts a refusal, and tells the first ones."""
+        """Counts a refusal, and reports the first ones."""
         self.refusals.append(refusal)
         if len(self.refusals) <= REFUSALS_IN_FULL:
             say(str(refusal))
 
-    def note(self, entry: FileEntry, answer: Enqueued) -> None:
-        """Counts an answer of the tables."""
-        match answer.acceptance:
-            case Acceptance.ACCEPTED:
-                self.accepted += 1
-            case Acceptance.KNOWN:
-                self.known += 1
-            case Acceptance.CONFLICT:
-                self.conflicts += 1
-                reason = f"{answer.message_key!r} already names email {answer.email_id} with another payload"
-                self.refuse(Refusal(entry.number, "message_key", reason))
-
 
 def enqueue_file(settings: Settings, file: BinaryIO, *, as_json: bool) -> Exit:
-    """Enqueues a file's emails and tells what became of them; a second run finds them known and is harmless.
+    """Enqueues a file's emails and reports what became of them. Idempotent: a second run finds them known.
 
     Refuses emails that no configured provider could ever carry.
 
@@ -85,12 +143,11 @@ def enqueue_file(settings: Settings, file: BinaryIO, *, as_json: bool) -> Exit:
         DispatcherError: nothing could be enqueued, because PostgreSQL is away or has no tables.
     """
     tally, started_at = Tally(), time.monotonic()
-    configured = capabilities_of(settings.providers)
     with connected(settings.database_url, name="dispatcher enqueue") as connection, _progress(file) as advance:
         try:
-            for batch in _batches(read_entries(file, allowed_headers=settings.allowed_headers), configured, tally):
+            for batch in _batches(settings, file, tally):
                 _enqueue(connection, batch, tally)
-                advance(batch[-1].end)
+                advance(batch[-1][0].end)
         except DispatcherError as error:
             tally.fault = error
         except KeyboardInterrupt:
@@ -98,25 +155,23 @@ def enqueue_file(settings: Settings, file: BinaryIO, *, as_json: bool) -> Exit:
             say(f"Interrupted: at least {tally.accepted:,} accepted, {tally.known:,} already known. {_AGAIN}")
             raise
     tally.seconds = time.monotonic() - started_at
-    _tell(tally, as_json=as_json)
+    _report(tally, as_json=as_json)
     return tally.exit
 
 
-def _batches(
-    entries: Iterable[FileEntry], configured: Mapping[str, Capabilities], tally: Tally
-) -> Iterator[list[FileEntry]]:
+def _batches(settings: Settings, file: BinaryIO, tally: Tally) -> Iterator[list[tuple[FileEntry, Email]]]:
     """Batches of those entries that are emails which a provider could carry; the others are refused."""
-    batch: list[FileEntry] = []
+    configured = capabilities_of(settings.providers)
+    batch: list[tuple[FileEntry, Email]] = []
     octets = 0
-    for entry in entries:
+    for entry in read_entries(file, allowed_headers=settings.allowed_headers):
         if isinstance(entry.content, Refusal):
             tally.refuse(entry.content)
-            continue
-        if why := uncarried(entry.content, configured):
+        elif why := uncarried(entry.content, configured):
             tally.refuse(Refusal(entry.number, why.field, str(why)))
-            continue
-        batch.append(entry)
-        octets += entry.octets
+        else:
+            batch.append((entry, entry.content))
+            octets += entry.octets
         if len(batch) >= BATCH_EMAILS or octets >= BATCH_OCTETS:
             yield batch
             batch, octets = [], 0
@@ -124,18 +179,22 @@ def _batches(
         yield batch
 
 
-def _enqueue(connection: Session, batch: list[FileEntry], tally: Tally) -> None:
+def _enqueue(connection: Session, batch: list[tuple[FileEntry, Email]], tally: Tally) -> None:
     """One transaction."""
-    emails = [entry.content for entry in batch if isinstance(entry.content, Email)]
     with translated(), connection.transaction():
-        answers = enqueue_many(connection, emails, report_conflicts=True)
-    for entry, answer in zip(batch, answers, strict=True):
-        tally.note(entry, answer)
+        answers = enqueue_many(connection, [email for _, email in batch], report_conflicts=True)
+    for (entry, _), answer in zip(batch, answers, strict=True):
+        tally.accepted += answer.acceptance is Acceptance.ACCEPTED
+        tally.known += answer.acceptance is Acceptance.KNOWN
+        if answer.acceptance is Acceptance.CONFLICT:
+            tally.conflicts += 1
+            reason = f"{answer.message_key!r} already names email {answer.email_id} with another payload"
+            tally.refuse(Refusal(entry.number, "message_key", reason))
 
 
 @contextmanager
 def _progress(file: BinaryIO) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr where that is a terminal; yields what is told up to which octet the file is done."""
+    """A bar where stderr is a terminal and the file's size is known; yields what takes how many octets are done."""
     if not (sys.stderr.isatty() and stat.S_ISREG((status := os.fstat(file.fileno())).st_mode)):
         yield lambda _: None
         return
@@ -143,34 +202,29 @@ def _progress(file: BinaryIO) -> Iterator[Callable[[int], None]]:
         yield lambda end: bar.update(end - bar.pos)
 
 
-def _tell(tally: Tally, *, as_json: bool) -> None:
-    """The summary, and what stderr has not been told yet."""
-    if (untold := len(tally.refusals) - REFUSALS_IN_FULL) > 0:
-        say(f"… and {untold} more" + ("." if as_json else " (--json tells all)."))
+def _report(tally: Tally, *, as_json: bool) -> None:
+    """The summary, and what stderr does not have yet."""
+    refused = len(tally.refusals)
+    if (unreported := refused - REFUSALS_IN_FULL) > 0:
+        say(f"… and {unreported} more" + ("." if as_json else " (--json tells all)."))
     if as_json:
-        print_json(_document(tally))
+        document = {
+            "accepted": tally.accepted,
+            "known": tally.known,
+            "refused": refused,
+            "conflicts": tally.conflicts,
+            "seconds": round(tally.seconds, 3),
+            "refusals": [asdict(refusal) for refusal in sorted(tally.refusals, key=lambda each: each.line)],
+            "fault": str(tally.fault) if tally.fault else None,
+        }
+        print_json(document)
     else:
         table = Table(right=[1])
         table.add("accepted", f"{tally.accepted:,}", "")
         table.add("already known", f"{tally.known:,}", "")
-        invalid = f"{len(tally.refusals) - tally.conflicts:,} invalid, {tally.conflicts:,} with a key that is taken"
-        table.add("refused", f"{len(tally.refusals):,}", invalid if tally.refusals else "")
+        invalid = f"{refused - tally.conflicts:,} invalid, {tally.conflicts:,} with a key that is taken"
+        table.add("refused", f"{refused:,}", invalid if refused else "")
         table.show()
     if tally.fault:
         say(f"Stopped before the end: {tally.fault}")
         say(_AGAIN)
-
-
-def _document(tally: Tally) -> dict[str, Any]:
-    return {
-        "accepted": tally.accepted,
-        "known": tally.known,
-        "refused": len(tally.refusals),
-        "conflicts": tally.conflicts,
-        "seconds": round(tally.seconds, 3),
-        "refusals": [
-            {"line": refusal.line, "field": refusal.field, "reason": refusal.reason}
-            for refusal in sorted(tally.refusals, key=lambda refusal: refusal.line)
-        ],
-        "fault": str(tally.fault) if tally.fault else None,
-    }

@@ -215,13 +215,6 @@ def _attachment(path: Path) -> Attachment:
 
 
 def _option_name(parameter: str) -> str:
-    names = {
-        "message_key": "key",
-        "sender": "from",
-        "headers": "header",
-        "tags": "tag",
-        "tenant_id": "tenant",
-        "template_id": "template",
-        "attachments": "attach",
-    }
-    return f"--{names.get(parameter, parameter).replace('_', '-')}"
+    """As the command line names it."""
+    option = next(each for each in command.params if each.name == {"attachments": "attach"}.get(parameter, parameter))
+    return option.opts[0]

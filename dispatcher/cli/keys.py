@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from dispatcher.cli.acting import json_option
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import print_data, print_json, say
@@ -13,6 +15,9 @@ from dispatcher.cli.table import Table
 from dispatcher.domain.api_key import Scope, Secret, shown
 from dispatcher.domain.email_rules import tenant
 from dispatcher.errors import DispatcherError, InvalidEmail
+
+if TYPE_CHECKING:
+    from dispatcher.store.connections import Session
 
 MAX_NAME_CHARACTERS: Final = 100
 _NEVER_ANY: Final = (
@@ -67,7 +72,7 @@ def command() -> None:
     metavar="N",
     help="Recipients per day (UTC), over all API processes.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON.")
+@json_option()
 def create(*, as_json: bool, **options: Any) -> int:
     """Make a key and print it, this once: only its hash is kept.
 
@@ -78,12 +83,10 @@ def create(*, as_json: bool, **options: Any) -> int:
       dispatcher keys create --name shop --from-address no-reply@example.com --per-second 50 --recipients-per-day 10000
     """
     from dispatcher.store.api_keys import insert_key
-    from dispatcher.store.connections import connected
 
     values = _values(options)
     key = Secret.new()
-    settings = load_settings("database_url")
-    with connected(settings.database_url, name="dispatcher keys") as connection:
+    with _connected() as connection:
         insert_key(connection, values | {"key_id": key.key_id, "secret_hash": key.hashed()})
     if as_json:
         print_json({"key_id": shown(key.key_id), "key": key.text(), "tenant_id": values["tenant_id"]})
@@ -91,6 +94,12 @@ def create(*, as_json: bool, **options: Any) -> int:
         print_data(key.text())
         say("Keep it now: it is not shown again. Give it to the API as `Authorization: Bearer …`.")
     return Exit.DONE
+
+
+def _connected() -> AbstractContextManager[Session]:
+    from dispatcher.store.connections import connected
+
+    return connected(load_settings("database_url").database_url, name="dispatcher keys")
 
 
 def _values(options: dict[str, Any]) -> dict[str, Any]:
@@ -120,47 +129,37 @@ def _values(options: dict[str, Any]) -> dict[str, Any]:
 
 def _senders(options: dict[str, Any]) -> tuple[list[str] | None, list[str] | None]:
     """The domains and addresses that it may send from, in the form in which they are compared; both None for any."""
-    named = [*options["domains"], *options["addresses"]]
+    domains, addresses = options["domains"], options["addresses"]
     if options["from_anywhere"]:
-        if named:
+        if domains or addresses:
             raise click.UsageError("--from-anywhere takes no --from-domain or --from-address beside it.")
         return None, None
-    if not named and "send" in options["scopes"]:
+    if not (domains or addresses) and "send" in options["scopes"]:
         raise click.UsageError(
             "A key that may send needs --from-domain or --from-address: what it may send from. (--from-anywhere lets "
             "it send in anybody's name.)"
         )
-    return [_domain(text) for text in options["domains"]], [_address(text) for text in options["addresses"]]
+    return [_comparable("domain", text) for text in domains], [_comparable("address", text) for text in addresses]
 
 
-def _domain(text: str) -> str:
+def _comparable(kind: str, text: str) -> str:
     from dispatcher.api.senders import comparable_address
 
+    before = "x@" if kind == "domain" else ""
     try:
-        return comparable_address(f"x@{text}").removeprefix("x@")
+        return comparable_address(before + text).removeprefix(before)
     except ValueError as error:
-        raise click.UsageError(f"--from-domain {text!r} {error}.") from None
-
-
-def _address(text: str) -> str:
-    from dispatcher.api.senders import comparable_address
-
-    try:
-        return comparable_address(text)
-    except ValueError as error:
-        raise click.UsageError(f"--from-address {text!r} {error}.") from None
+        raise click.UsageError(f"--from-{kind} {text!r} {error}.") from None
 
 
 @command.command("list")
 @click.option("--all", "with_revoked", is_flag=True, help="Revoked ones, too.")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON.")
+@json_option()
 def list_(*, with_revoked: bool, as_json: bool) -> int:
     """List the keys: their beginnings, never their secrets."""
     from dispatcher.store.api_keys import list_keys
-    from dispatcher.store.connections import connected
 
-    settings = load_settings("database_url")
-    with connected(settings.database_url, name="dispatcher keys") as connection:
+    with _connected() as connection:
         all_keys = list_keys(connection)
     keys = [key for key in all_keys if with_revoked or key.revoked_at is None]
     if as_json:
@@ -203,12 +202,10 @@ def _row(key: Any) -> list[str]:
 def revoke(key_id: str) -> int:
     """End a key, named as the list shows it. Running API processes refuse it within some seconds."""
     from dispatcher.store.api_keys import revoke_key
-    from dispatcher.store.connections import connected
 
     # Who pastes the whole key means its beginning; nobody else sees the rest of it.
     bare = key_id.removeprefix("ed_").partition("_")[0]
-    settings = load_settings("database_url")
-    with connected(settings.database_url, name="dispatcher keys") as connection:
+    with _connected() as connection:
         if not revoke_key(connection, bare):
             raise DispatcherError("There is no such key that is alive.", remedy="`dispatcher keys list` shows them.")
     say(f"{shown(bare)} is revoked.")

@@ -7,8 +7,8 @@ from io import BytesIO
 import orjson
 import pytest
 
-from dispatcher.cli import email_lines
-from dispatcher.cli.email_lines import FileEntry, Refusal, read_entries
+from dispatcher.cli import email_file
+from dispatcher.cli.email_file import FileEntry, Refusal, read_entries
 from dispatcher.domain.email import Email
 
 EMAIL = {"message_key": "k", "from": "a@example.com", "to": "b@example.org", "subject": "s", "text": "t"}
@@ -56,7 +56,7 @@ def test_bad_line_is_refused_by_number_field_and_reason(line: bytes, field: str,
 
 
 def test_line_that_is_too_long_is_skipped_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(email_lines, "MAX_LINE_OCTETS", len(LINE) + 1)
+    monkeypatch.setattr(email_file, "MAX_LINE_OCTETS", len(LINE) + 1)
 
     before, long, after = _read(LINE + b"\n" + b"x" * 10 * len(LINE) + b"\n" + LINE)
 
