@@ -8,7 +8,7 @@ SQLAlchemy: a caller who passes one of their objects has imported them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
@@ -25,43 +25,16 @@ class DjangoConnection(Protocol):
 
     connection: Any
 
-    def ensure_connection(self) -> None:
-        """Connects, unless it is connected."""
-
-    def get_autocommit(self) -> bool:
-        """Whether no transaction is open that the caller would commit."""
-
-    def close(self) -> None:
-        """Closes, so that the next use connects again."""
-
-    def close_if_health_check_failed(self) -> None:
-        """Closes a kept connection that does not answer, once per request and where Django's settings ask for it."""
-
-    def validate_thread_sharing(self) -> None:
-        """Raises Django's error if another thread owns the connection."""
-
-    def validate_no_broken_transaction(self) -> None:
-        """Raises Django's error if the transaction can only be rolled back."""
-
-
-class PooledConnection(Protocol):
-    """SQLAlchemy's wrapper of the driver's connection."""
-
-    @property
-    def driver_connection(self) -> Any:
-        """The driver's connection."""
+    def ensure_connection(self) -> None: ...
+    def validate_no_broken_transaction(self) -> None: ...
 
 
 class SqlAlchemyConnection(Protocol):
     """`sqlalchemy.Connection`."""
 
     @property
-    def closed(self) -> bool: ...
-    @property
-    def connection(self) -> PooledConnection: ...
+    def connection(self) -> Any: ...
     def in_transaction(self) -> bool: ...
-    def begin(self) -> object: ...
-    def close(self) -> None: ...
 
 
 class SqlAlchemySession(Protocol):
@@ -73,11 +46,8 @@ class SqlAlchemySession(Protocol):
 class AsyncSqlAlchemyConnection(Protocol):
     """`sqlalchemy.ext.asyncio.AsyncConnection`."""
 
-    @property
-    def closed(self) -> bool: ...
     def in_transaction(self) -> bool: ...
-    def begin(self) -> Awaitable[object]: ...
-    async def get_raw_connection(self) -> PooledConnection: ...
+    async def get_raw_connection(self) -> Any: ...
 
 
 class AsyncSqlAlchemySession(Protocol):

@@ -8,6 +8,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias, TypeVar
 
 import orjson
@@ -67,9 +68,12 @@ _GRANTS: Final = "`dispatcher topology grants` prints the rights of each role; e
 _OF_ROWS: Final = (pg.IoError, pg.UndefinedFile, pg.ProgramLimitExceeded)
 # Whatever the URL, environment or role says: our lists are written so (see `arrays`), and emails hold any letter.
 _ENCODING: Final = "utf8"
-# How soon we notice that the server vanished without a word. The other way round, so that a dead host's locks are set
-# free, `configure_session` says the same to the server.
-_KEEPALIVES: Final[dict[str, Any]] = {
+_OPTIONS: Final[dict[str, Any]] = {
+    "autocommit": True,
+    "client_encoding": _ENCODING,
+    "connect_timeout": CONNECT_SECONDS,
+    # How soon we notice that the server vanished without a word. The other way round, so that a dead host's locks are
+    # set free, `configure_session` says the same to the server.
     "keepalives_idle": 5,
     "keepalives_interval": 3,
     "keepalives_count": 3,
@@ -223,13 +227,7 @@ def connected(database_url: str, *, name: str = "dispatcher") -> Iterator[psycop
     """A synchronous connection in autocommit, for one command; closed on exit. Faults are ours (see `translated`)."""
     check_url(database_url)
     with translated():
-        connection = psycopg.connect(
-            database_url,
-            autocommit=True,
-            application_name=name,
-            client_encoding=_ENCODING,
-            connect_timeout=CONNECT_SECONDS,
-        )
+        connection = psycopg.connect(database_url, application_name=name, **_OPTIONS)
     with translated(), connection:
         yield connection
 
@@ -269,14 +267,7 @@ async def connect_async(
 async def connect_unconfigured(database_url: str, *, name: str) -> AsyncSession:
     """As `connect_async`, but changes no setting of the session, which a pooler may share with others."""
     with translated():
-        return await TimedSession.connect(
-            database_url,
-            autocommit=True,
-            application_name=name,
-            client_encoding=_ENCODING,
-            connect_timeout=CONNECT_SECONDS,
-            **_KEEPALIVES,
-        )
+        return await TimedSession.connect(database_url, application_name=name, **_OPTIONS)
 
 
 async def unhurry(session: AsyncSession) -> None:
@@ -301,30 +292,19 @@ def make_pool(
         lock_seconds: How long a statement may wait for another transaction's lock.
         keeps_plans: They execute a worker's statements and no others, which are planned once (see `keep_plans`).
     """
-
     from psycopg_pool import AsyncConnectionPool
 
     class PooledSession(TimedSession):
         """Keeps `fault` for this pool alone."""
 
-    async def configure(connection: AsyncSession) -> None:
-        await _configure(connection, lock_seconds, keeps_plans=keeps_plans)
-
-    keywords: dict[str, Any] = {
-        "autocommit": True,
-        "application_name": name,
-        "client_encoding": _ENCODING,
-        "connect_timeout": CONNECT_SECONDS,
-        **_KEEPALIVES,
-    }
     return AsyncConnectionPool(
         database_url,
         connection_class=PooledSession,
-        kwargs=keywords,
+        kwargs={"application_name": name, **_OPTIONS},
         min_size=size,
         max_size=size,
         open=False,
-        configure=configure,
+        configure=partial(_configure, lock_seconds=lock_seconds, keeps_plans=keeps_plans),
         name=name,
         timeout=CONNECT_SECONDS,
         reconnect_timeout=CONNECT_SECONDS,

@@ -8,7 +8,7 @@ function (`begin atomic`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -16,13 +16,12 @@ from hashlib import sha256
 from importlib.resources import files
 from typing import Final
 
-from psycopg import Connection
 from psycopg import errors as pg
-from psycopg.rows import TupleRow
 
 from dispatcher.errors import SchemaError
-from dispatcher.store.connections import AsyncSession, translated
+from dispatcher.store.connections import AsyncSession, Session, translated
 from dispatcher.store.queries import query, schema
+from dispatcher.store.statements import Row, fetch, fetch_sync
 
 WEEKS_AHEAD: Final = 4
 """Partitions that are made ahead; a host that makes none for longer fills the default partition, and nothing fails."""
@@ -57,7 +56,7 @@ def all_migrations() -> tuple[Migration, ...]:
     return tuple(sorted(found, key=lambda migration: migration.number))
 
 
-def migrate(connection: Connection[TupleRow]) -> list[str]:
+def migrate(connection: Session) -> list[str]:
     """Brings the database to this release and makes partitions ahead; returns what it changed, in words.
 
     A second call changes nothing; two at once wait for each other. All or nothing: one transaction.
@@ -69,36 +68,25 @@ def migrate(connection: Connection[TupleRow]) -> list[str]:
     changes: list[str] = []
     _assert_unicode(connection.info.parameter_status("server_encoding"))
     with translated(), connection.transaction():
-        connection.execute(query("lock_migrations"))
-        if not _has_tables(connection.execute(query("find_migration_table")).fetchone()):
-            changes += _begin(connection)
-        applied = _applied(connection)
-        _assert_compatible(applied)
-        connection.execute(query("enter_schema"), {"schema": schema()})
+        fetch_sync(connection, "lock_migrations")
+        if not _has_tables(*fetch_sync(connection, "find_migration_table")[0]):
+            with _explained("The first step"):
+                if not fetch_sync(connection, "find_schema", {"schema": schema()}):
+                    connection.execute(query("create_schema"))
+                    changes.append(f"made the schema {schema()}")
+                connection.execute(query("create_migration_table"))
+        applied = _assert_compatible(fetch_sync(connection, "list_migrations"))
+        fetch_sync(connection, "enter_schema", {"schema": schema()})
         for migration in all_migrations():
             if migration.number not in applied:
-                with _explained(f"Migration {migration.number:04} {migration.name}"):
+                subject = f"{migration.number:04} {migration.name}"
+                with _explained(f"Migration {subject}"):
                     connection.execute(migration.text.replace(_OF_SUPERUSERS, "").encode())
-                connection.execute(
-                    query("record_migration"),
-                    {"number": migration.number, "name": migration.name, "checksum": migration.checksum},
-                )
-                changes.append(f"applied migration {migration.number:04} {migration.name}")
-        made = connection.execute(query("make_partitions"), {"weeks_ahead": WEEKS_AHEAD}).fetchall()
-        if made:
+                row = {"number": migration.number, "name": migration.name, "checksum": migration.checksum}
+                fetch_sync(connection, "record_migration", row)
+                changes.append(f"applied migration {subject}")
+        if made := fetch_sync(connection, "make_partitions", {"weeks_ahead": WEEKS_AHEAD}):
             changes.append(f"made {len(made)} partitions")
-    return changes
-
-
-def _begin(connection: Connection[TupleRow]) -> list[str]:
-    """Makes the schema if there is none, and the table of applied migrations."""
-    changes = []
-    name = {"schema": schema()}
-    with _explained("The first step"):
-        if connection.execute(query("find_schema"), name).fetchone() is None:
-            connection.execute(query("create_schema"))
-            changes.append(f"made the schema {schema()}")
-        connection.execute(query("create_migration_table"))
     return changes
 
 
@@ -121,44 +109,41 @@ def _explained(step: str) -> Iterator[None]:
         ) from error
 
 
-def verify_schema(connection: Connection[TupleRow]) -> list[str]:
+def verify_schema(connection: Session) -> list[str]:
     """Checks that the schema is at this release; returns other schemas that have a dispatcher's tables.
 
     Raises:
         SchemaError: it was never migrated, is behind, is newer, or a migration was edited.
     """
     _assert_unicode(connection.info.parameter_status("server_encoding"))
-    with translated():
-        row = connection.execute(query("find_migration_table")).fetchone()
-        applied = _applied(connection) if _has_tables(row) else {}
-    _assert_complete(applied)
-    return list(row[1]) if row else []
+    (found,) = fetch_sync(connection, "find_migration_table")
+    _assert_complete(fetch_sync(connection, "list_migrations") if _has_tables(*found) else [])
+    return list(found[1])
 
 
 async def verify_schema_async(session: AsyncSession) -> None:
-    """The same on an asynchronous session."""
-    with translated():
-        has_tables = _has_tables(await (await session.execute(query("find_migration_table"))).fetchone())
-        rows = await (await session.execute(query("list_migrations"))).fetchall() if has_tables else []
-    _assert_complete({number: (name, checksum) for number, name, checksum in rows})
+    """As `verify_schema`, on an asynchronous session."""
+    (found,) = await fetch(session, "find_migration_table")
+    _assert_complete(await fetch(session, "list_migrations") if _has_tables(*found) else [])
 
 
-def _has_tables(row: TupleRow | None) -> bool:
+def _has_tables(has_tables: bool, others: Sequence[str]) -> bool:
     """Whether our schema has the tables.
 
+    Args:
+        others: Other schemas of the database that have them.
+
     Raises:
-        SchemaError: it has not, but another schema of the database has. One relay publishes for a whole database, so
+        SchemaError: our schema has no tables, but another schema has them. One relay publishes for a whole database, so
             emails in a second schema would wait for ever.
     """
-    assert row is not None
-    has_tables, others = row
     if others and not has_tables:
         raise SchemaError(
             f'The schema "{schema()}" has no tables of the dispatcher, but the schema "{others[0]}" has them.',
             remedy=f"Set DISPATCHER_DATABASE_SCHEMA={others[0]} here and for the applications that enqueue by the "
             'library, or move the tables (docs/deployment.md, "Schema and roles in PostgreSQL").',
         )
-    return bool(has_tables)
+    return has_tables
 
 
 def _assert_unicode(encoding: str | None) -> None:
@@ -170,8 +155,8 @@ def _assert_unicode(encoding: str | None) -> None:
         )
 
 
-def _assert_complete(applied: dict[int, tuple[str, str]]) -> None:
-    _assert_compatible(applied)
+def _assert_complete(rows: Sequence[Row]) -> None:
+    applied = _assert_compatible(rows)
     missing = [f"{m.number:04} {m.name}" for m in all_migrations() if m.number not in applied]
     if missing:
         raise SchemaError(
@@ -180,20 +165,18 @@ def _assert_complete(applied: dict[int, tuple[str, str]]) -> None:
         )
 
 
-def _applied(connection: Connection[TupleRow]) -> dict[int, tuple[str, str]]:
-    return {number: (name, checksum) for number, name, checksum in connection.execute(query("list_migrations"))}
-
-
-def _assert_compatible(applied: dict[int, tuple[str, str]]) -> None:
-    known = {migration.number: migration for migration in all_migrations()}
-    for number, (name, checksum) in applied.items():
-        if number not in known:
+def _assert_compatible(rows: Sequence[Row]) -> set[int]:
+    """Asserts that this release has the migrations that were applied, as they were; returns their numbers."""
+    checksums = {migration.number: migration.checksum for migration in all_migrations()}
+    for number, name, checksum in rows:
+        if number not in checksums:
             raise SchemaError(
                 f"The database has migration {number:04} {name}, which this release does not know.",
                 remedy="Run the release that applied it, or a later one.",
             )
-        if known[number].checksum != checksum:
+        if checksums[number] != checksum:
             raise SchemaError(
                 f"Migration {number:04} {name} was edited after it was applied.",
                 remedy="Restore the file as it was released; migrations go forward only.",
             )
+    return {row[0] for row in rows}

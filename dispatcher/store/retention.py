@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from dispatcher.config import Settings
 from dispatcher.errors import DispatcherError, StoreBusy, StoreUnavailable
@@ -122,10 +122,9 @@ class Pruning:
         self._session = session
         self._retention = retention
 
-    async def forget_one_time_codes(self) -> AsyncIterator[Pruned]:
+    def forget_one_time_codes(self) -> AsyncIterator[Pruned]:
         """Deletes the content of sent emails that have `erase_after_sending`."""
-        async for count in self._repeat("forget_one_time_codes"):
-            yield Pruned("one_time_code", count)
+        return self._forget("forget_one_time_codes", "one_time_code")
 
     async def prune(self) -> AsyncIterator[Pruned | Failed]:
         """Does everything that is due, step by step. A part that fails keeps no other from being done.
@@ -177,17 +176,14 @@ class Pruning:
         while rows := await fetch(self._session, "prune_partition", self._limits(days) | {"parent": parent}):
             yield Pruned("partition", 1, rows[0][0])
 
-    async def _forget(self, name: str, what: str, days: int) -> AsyncIterator[Pruned]:
-        if days:
-            async for count in self._repeat(name, **self._limits(days)):
-                yield Pruned(what, count)
+    async def _forget(self, name: str, what: str, days: int | None = None) -> AsyncIterator[Pruned]:
+        """Executes a statement until it deletes nothing; never if what it deletes is kept for ever."""
+        limits = {} if days is None else self._limits(days)
+        while days != 0 and (rows := await fetch(self._session, name, {**limits, "limit": BATCH})):
+            yield Pruned(what, len(rows))
 
     def _limits(self, days: int) -> dict[str, int]:
         return {"days": days, "undecided_days": self._retention.undecided_days}
-
-    async def _repeat(self, name: str, **parameters: Any) -> AsyncIterator[int]:
-        while rows := await fetch(self._session, name, {**parameters, "limit": BATCH}):
-            yield len(rows)
 
 
 def _has_to_wait(what: str, faults: dict[str, DispatcherError]) -> bool:
