@@ -106,11 +106,12 @@ def look(settings: Settings) -> Snapshot:
     from dispatcher.store.activity import MISSED_LOOKS, list_silent_hosts, list_workers, measure_latency
     from dispatcher.store.connections import connected
     from dispatcher.store.counts import count_emails
-    from dispatcher.store.providers import find_trouble
+    from dispatcher.store.providers import find_troubles_sync
 
     with connected(settings.database_url, name="dispatcher status") as connection:
         counts = count_emails(connection)
-        troubles, workers, latency = find_trouble(connection), list_workers(connection), measure_latency(connection)
+        troubles = find_troubles_sync(connection)
+        workers, latency = list_workers(connection), measure_latency(connection)
         longest_seconds = max(settings.alert_after_seconds, MISSED_LOOKS * settings.dlq_probe_seconds)
         silent = list_silent_hosts(connection, after_seconds=longest_seconds)
     expiring = asyncio.run(_count_expiring(settings))

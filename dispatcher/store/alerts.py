@@ -14,7 +14,8 @@ from dispatcher.domain.waiting import Facts, Trouble
 from dispatcher.errors import DispatcherError
 from dispatcher.store import turns
 from dispatcher.store.connections import TimedSession, connect_async
-from dispatcher.store.emails import find_facts, find_troubles
+from dispatcher.store.emails import find_facts
+from dispatcher.store.providers import find_troubles
 from dispatcher.store.retention import Retention, count_expiring
 from dispatcher.store.statements import Row, fetch
 

@@ -12,10 +12,10 @@ from psycopg.rows import dict_row
 
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import Status
-from dispatcher.domain.waiting import MOST_AHEAD, Facts, Trouble, describe_holder
+from dispatcher.domain.waiting import MOST_AHEAD, Facts, describe_holder
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, Pool, Session, session
 from dispatcher.store.leases import outgoing_email
-from dispatcher.store.providers import ProviderState, worst_states
+from dispatcher.store.providers import find_troubles
 from dispatcher.store.queries import ids_within, query
 from dispatcher.store.statements import fetch, fetch_sync, made, session_of
 
@@ -130,11 +130,6 @@ async def find_facts(session: AsyncSession, email_id: UUID, *, most_ahead: int =
         return None
     ceilings: dict[str, float] = dict(await fetch(session, "list_ceilings"))
     return made(Facts, [(*rows[0], await find_troubles(session), ceilings)])[0]
-
-
-async def find_troubles(session: AsyncSession) -> list[Trouble]:
-    """The providers that some worker cannot use now, by name."""
-    return worst_states(await fetch(session, "list_provider_states", into=ProviderState))
 
 
 async def find_holders(session: AsyncSession, email_id: UUID) -> list[str]:

@@ -2,29 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
-
 from dispatcher.domain.waiting import Trouble
 from dispatcher.store.connections import Pool, Session
-from dispatcher.store.statements import fetch, fetch_sync
-
-
-@dataclass(frozen=True, slots=True)
-class ProviderState:
-    """What one worker slot says of a provider.
-
-    Attributes:
-        state: `paused` (throttled), `open` (failing as a whole) or `half_open` (trying one email).
-        seconds_left: How long it lasts; None or below zero where it should have ended.
-    """
-
-    provider: str
-    slot: str
-    state: str
-    reason: str | None
-    seconds_left: float | None
+from dispatcher.store.statements import Source, fetch, fetch_sync
 
 
 class ProviderStore:
@@ -64,29 +44,11 @@ class ProviderStore:
         await fetch(self._pool, "forget_provider_states", {"slot": self._slot})
 
 
-def list_states(connection: Session) -> list[ProviderState]:
-    """The providers that workers cannot use now; empty where all is well."""
-    return fetch_sync(connection, "list_provider_states", into=ProviderState)
+async def find_troubles(source: Source) -> list[Trouble]:
+    """The providers that some worker cannot use now, by name."""
+    return await fetch(source, "list_troubles", into=Trouble)
 
 
-_WORST_FIRST: Final = ("open", "half_open", "paused")
-
-
-def find_trouble(connection: Session) -> list[Trouble]:
-    """A row per provider that some worker cannot use now, by name; empty where all is well."""
-    return worst_states(list_states(connection))
-
-
-def worst_states(states: Iterable[ProviderState]) -> list[Trouble]:
-    """The troubles in these states, one per provider."""
-    by_provider: dict[str, list[ProviderState]] = {}
-    for state in states:
-        by_provider.setdefault(state.provider, []).append(state)
-    return [_worst(states) for _, states in sorted(by_provider.items())]
-
-
-def _worst(states: list[ProviderState]) -> Trouble:
-    # Of equals, the one that lasts longest.
-    worst = min(states, key=lambda each: (_WORST_FIRST.index(each.state), -(each.seconds_left or 0.0)))
-    seconds_left = None if worst.seconds_left is None else max(0.0, worst.seconds_left)
-    return Trouble(worst.provider, worst.state, len(states), worst.reason, seconds_left)
+def find_troubles_sync(connection: Session) -> list[Trouble]:
+    """As `find_troubles`, on a synchronous connection."""
+    return fetch_sync(connection, "list_troubles", into=Trouble)

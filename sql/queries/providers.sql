@@ -73,14 +73,24 @@ set
     changed_at = clock_timestamp()
 returning provider;
 
--- name: list_provider_states
--- What workers say of providers that they cannot use now. A living worker says something new when a state's time is over:
--- who has not for a minute is dead, and so is who has said nothing for an hour.
-select provider, slot, state, reason, extract(epoch from until_at - clock_timestamp())::double precision
+-- name: list_troubles
+-- The providers that some worker cannot use now, by name: the worst state that a worker reports (of equal ones, the one that
+-- lasts longest), how many workers report one, its reason, and how many seconds it lasts (null: unknown). A living worker
+-- reports again when a state's time is over. One that has not for a minute is dead, and so is one that has been silent for an
+-- hour.
+select distinct on (provider)
+    provider,
+    state,
+    count(*) over (partition by provider),
+    reason,
+    case
+        when until_at is not null
+            then greatest(extract(epoch from until_at - clock_timestamp()), 0)::double precision
+    end
 from dispatcher.provider_state
 where state <> 'closed'
     and coalesce(until_at + interval '1 minute', changed_at + interval '1 hour') > clock_timestamp()
-order by provider, slot;
+order by provider, array_position(array['open', 'half_open', 'paused'], state), until_at desc nulls last;
 
 -- name: forget_provider_states
 -- A worker that ends has no view of providers any more; neither has one that begins. A row per view that went.
