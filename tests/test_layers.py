@@ -44,7 +44,7 @@ CLIENTS: Final[tuple[tuple[set[str], set[str]], ...]] = (
     ({"broker"}, {"pika"}),
     ({"providers"}, {"sendgrid", "python_http_client", "boto3", "botocore"}),
     ({"alerts"}, {"aiosmtplib"}),
-    ({"alerts", "client"}, {"pyreqwest", "aiohttp", "httpx", "requests", "urllib3"}),
+    ({"client"}, {"pyreqwest", "aiohttp", "httpx", "requests", "urllib3"}),
     ({"transport"}, {"aiohappyeyeballs"}),
     ({"alerts"}, {"standardwebhooks"}),
     # The management API's client stands with the broker; dev fetches private servers and waits for them.
@@ -53,7 +53,7 @@ CLIENTS: Final[tuple[tuple[set[str], set[str]], ...]] = (
     # The extra `api`: the base install does without.
     ({"api"}, {"fastapi", "starlette", "uvicorn"}),
     ({"telemetry", "monitor"}, {"prometheus_client"}),
-    ({"host", "monitor"}, {"h11"}),
+    ({"host", "monitor", "alerts"}, {"h11"}),
     # The extra `otel`.
     ({"telemetry"}, {"opentelemetry"}),
     # It blocks, and hides in which phase it failed.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dispatcher.alerts.contract import Channel
 from dispatcher.alerts.mail import MailChannel
+from dispatcher.alerts.webhook import WebhookChannel
 from dispatcher.alerts.wording import summary
 from dispatcher.config import Settings
 from dispatcher.domain.alert import SEVERITY, Notice, Phase
@@ -46,9 +47,6 @@ def channels_of(settings: Settings) -> list[Channel]:
     """
     channels: list[Channel] = []
     if settings.alert_webhook_url:
-        # pyreqwest's allocator reserves a GiB of address space. Workers are forked from a process without it.
-        from dispatcher.alerts.webhook import WebhookChannel
-
         channels.append(
             WebhookChannel(
                 settings.alert_webhook_url,

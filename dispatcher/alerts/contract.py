@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 from typing import Protocol
 
 from dispatcher.domain.alert import Notice
@@ -34,3 +36,14 @@ class Channel(Protocol):
             NotDelivered: it was not taken, or nobody knows.
         """
         ...
+
+
+def cause_of(error: BaseException) -> str:
+    """Why a connection failed, without the other side's words: they may quote addresses or secrets."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate cannot be trusted: {error.verify_message}"
+    if isinstance(error, socket.gaierror):
+        return "its host name cannot be resolved"
+    if isinstance(error, OSError) and error.errno and error.strerror:
+        return error.strerror.lower()
+    return f"it was not reached ({type(error).__name__})"

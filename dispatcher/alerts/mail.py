@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 from collections.abc import Sequence
 from email.message import EmailMessage
 from email.policy import SMTP
@@ -14,7 +13,7 @@ from typing import Final
 
 import aiosmtplib
 
-from dispatcher.alerts.contract import NotDelivered
+from dispatcher.alerts.contract import NotDelivered, cause_of
 from dispatcher.alerts.wording import subject, text
 from dispatcher.config.values import SmtpServer
 from dispatcher.domain.alert import Notice
@@ -103,10 +102,4 @@ def _cause(error: Exception) -> str:
     if isinstance(error, aiosmtplib.SMTPResponseException):
         return f"the SMTP server answered {error.code}"
     cause = error.__cause__ if isinstance(error, aiosmtplib.SMTPConnectError) and error.__cause__ else error
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        return f"the SMTP server's certificate cannot be trusted: {cause.verify_message}"
-    if isinstance(cause, socket.gaierror):
-        return "the SMTP server's host name cannot be resolved"
-    if isinstance(cause, OSError) and cause.strerror:
-        return f"no connection to the SMTP server: {cause.strerror.lower()}"
-    return f"the SMTP server was not reached ({type(cause).__name__})"
+    return f"no connection to the SMTP server: {cause_of(cause)}"

@@ -6,21 +6,20 @@ No redirect is followed and no proxy is used. The same notice carries the same `
 from __future__ import annotations
 
 import asyncio
-import ssl
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from pyreqwest.client import Client, ClientBuilder
-from pyreqwest.exceptions import DetailedPyreqwestError, PyreqwestError
+import h11
 from standardwebhooks.webhooks import Webhook
 
-from dispatcher.alerts.contract import NotDelivered
+from dispatcher.alerts.contract import NotDelivered, cause_of
 from dispatcher.alerts.destination import Resolve, addresses_of, resolve
 from dispatcher.alerts.wording import payload
 from dispatcher.domain.alert import Notice
 from dispatcher.errors import ConfigurationError
+from dispatcher.transport.tls import client_context
 from dispatcher.version import VERSION
 
 TOTAL_SECONDS: Final = 10.0
@@ -52,13 +51,18 @@ class WebhookChannel:
         Raises:
             ConfigurationError: the CA file cannot be used.
         """
-        parts = urlsplit(url)
-        self._url = url
-        self._host = parts.hostname or ""
-        self._port = parts.port or _HTTPS
+        self._url = urlsplit(url)
+        self._host = self._url.hostname or ""
+        self._port = self._url.port or _HTTPS
         self._signer = Webhook(secret)
         self._allow_private = allow_private
-        self._certificates = _certificates(ca_file)
+        self._context = client_context()
+        if ca_file is not None:
+            try:
+                self._context.load_verify_locations(cafile=str(ca_file))
+            except OSError as error:
+                words = "DISPATCHER_CA_FILE holds no certificates that can be read, as PEM."
+                raise ConfigurationError([words]) from error
         self._resolver = resolver
         self._total_seconds = total_seconds
 
@@ -66,75 +70,55 @@ class WebhookChannel:
         """See `Channel`."""
         try:
             async with asyncio.timeout(self._total_seconds):
-                return await self._send(notice)
+                status = await self._send(notice)
         except TimeoutError:
             raise NotDelivered(f"no answer within {self._total_seconds:g} s") from None
+        if not 200 <= status < 300:
+            raise NotDelivered(f"it answered {status}")
+        return f"it answered {status}"
 
-    async def _send(self, notice: Notice) -> str:
+    async def _send(self, notice: Notice) -> int:
+        """The status that it answered."""
         found = await addresses_of(self._host, self._port, allow_private=self._allow_private, resolver=self._resolver)
         body = payload(notice)
-        for address in found[:-1]:
+        fault: OSError | h11.RemoteProtocolError = OSError()
+        for address in found:
             try:
                 return await self._post(address, notice.notice_id, body)
-            except PyreqwestError:
-                continue  # such as an IPv6 address on a host without IPv6
+            except (OSError, h11.RemoteProtocolError) as error:
+                fault = error  # such as an IPv6 address on a host without IPv6
+        raise NotDelivered(f"no answer: {cause_of(fault)}") from fault
+
+    async def _post(self, address: str, notice_id: str, body: bytes) -> int:
+        async with asyncio.timeout(min(CONNECT_SECONDS, self._total_seconds)):
+            reader, writer = await asyncio.open_connection(
+                address, self._port, ssl=self._context, server_hostname=self._host
+            )
         try:
-            return await self._post(found[-1], notice.notice_id, body)
-        except PyreqwestError as error:
-            raise NotDelivered(_cause(error)) from error
-
-    async def _post(self, address: str, notice_id: str, body: bytes) -> str:
-        async with self._client(address) as client:
-            request = client.post(self._url).body_bytes(body).streamed_read_buffer_limit(0)
-            for name, value in self._headers(notice_id, body).items():
-                request = request.header(name, value)
+            connection = h11.Connection(h11.CLIENT)
+            target = (self._url.path or "/") + (f"?{self._url.query}" if self._url.query else "")
+            request = h11.Request(method="POST", target=target, headers=self._headers(notice_id, body))
+            events = (request, h11.Data(data=body), h11.EndOfMessage())
+            writer.write(b"".join(connection.send(event) or b"" for event in events))
             # The answer's body is nothing to us: it is not read, however long it is.
-            async with request.build_streamed() as response:
-                if not 200 <= response.status < 300:
-                    raise NotDelivered(f"it answered {response.status}")
-                return f"it answered {response.status}"
+            while not isinstance(event := connection.next_event(), h11.Response):
+                if event is h11.NEED_DATA:
+                    connection.receive_data(await reader.read(4096))
+                elif isinstance(event, h11.ConnectionClosed):
+                    raise ConnectionResetError("it closed the connection")
+            return event.status_code
+        finally:
+            writer.transport.abort()
 
-    def _headers(self, notice_id: str, body: bytes) -> dict[str, str]:
+    def _headers(self, notice_id: str, body: bytes) -> list[tuple[str, str]]:
         now = datetime.now(UTC).replace(microsecond=0)
-        return {
-            "content-type": "application/json",
-            "user-agent": f"EmailDispatcher/{VERSION}",
-            "webhook-id": notice_id,
-            "webhook-timestamp": str(int(now.timestamp())),
-            "webhook-signature": self._signer.sign(notice_id, now, body.decode()),
-        }
-
-    def _client(self, address: str) -> Client:
-        """A client that knows the host under this one address; made anew for each notice, of which there are few."""
-        builder = (
-            ClientBuilder()
-            .https_only(True)
-            .http1_only()
-            .follow_redirects(False)
-            .referer(False)
-            .no_proxy()
-            .connect_timeout(timedelta(seconds=min(CONNECT_SECONDS, self._total_seconds)))
-            .timeout(timedelta(seconds=self._total_seconds))
-            .resolve(self._host, address, self._port)
-        )
-        for certificate in self._certificates:
-            builder = builder.add_root_certificate_der(certificate)
-        return builder.build()
-
-
-def _certificates(ca_file: Path | None) -> list[bytes]:
-    if ca_file is None:
-        return []
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    try:
-        context.load_verify_locations(cafile=str(ca_file))
-    except (ssl.SSLError, OSError) as error:
-        raise ConfigurationError(["DISPATCHER_CA_FILE holds no certificates that can be read, as PEM."]) from error
-    return context.get_ca_certs(binary_form=True)
-
-
-def _cause(error: PyreqwestError) -> str:
-    """The innermost reason; the outer ones name the URL, which may hold a token."""
-    causes = error.details["causes"] if isinstance(error, DetailedPyreqwestError) else None
-    words = str(causes[-1]["message"]) if causes else type(error).__name__
-    return f"no answer: {' '.join(words.split())[:200]}"
+        return [
+            ("host", self._url.netloc),
+            ("connection", "close"),
+            ("content-type", "application/json"),
+            ("content-length", str(len(body))),
+            ("user-agent", f"EmailDispatcher/{VERSION}"),
+            ("webhook-id", notice_id),
+            ("webhook-timestamp", str(int(now.timestamp()))),
+            ("webhook-signature", self._signer.sign(notice_id, now, body.decode())),
+        ]
