@@ -45,7 +45,7 @@ def test_every_metric_that_processes_count_is_used() -> None:
 def test_names_end_in_their_unit() -> None:
     wrong = [
         each.name
-        for each in metrics.METERS
+        for each in Meter.declared
         if not re.fullmatch(
             "dispatcher_[a-z_]+_total" if each.kind == "counter" else f"dispatcher_[a-z_]+_({UNITS})", each.name
         )
@@ -55,13 +55,13 @@ def test_names_end_in_their_unit() -> None:
 
 
 def test_no_label_names_anybody() -> None:
-    assert [each.name for each in metrics.METERS if PRIVATE.intersection(each.labels)] == []
+    assert [each.name for each in Meter.declared if PRIVATE.intersection(each.labels)] == []
 
 
 def test_buckets_ascend() -> None:
     assert [
         each.name
-        for each in metrics.METERS
+        for each in Meter.declared
         if isinstance(each, Histogram) and list(each.bounds) != sorted(set(each.bounds))
     ] == []
 
@@ -78,7 +78,7 @@ def test_readings_are_named_as_metrics_are() -> None:
 
 
 def test_no_name_is_given_twice() -> None:
-    names = [each.name for each in metrics.METERS] + [name for name, *_ in read_by_the_monitor()]
+    names = [each.name for each in Meter.declared] + [name for name, *_ in read_by_the_monitor()]
 
     assert len(set(names)) == len(names)
 
@@ -94,4 +94,4 @@ def test_the_page_lists_every_check() -> None:
 
 
 def test_the_page_lists_what_processes_count() -> None:
-    assert rows("Counted by processes") == [(each.name, each.kind, each.labels) for each in metrics.METERS]
+    assert rows("Counted by processes") == [(each.name, each.kind, each.labels) for each in Meter.declared]

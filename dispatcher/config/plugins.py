@@ -79,9 +79,8 @@ def provider_class(name: str) -> Any:
 
 def packages_of(name: str) -> str:
     """Which packages bring a provider, with their versions."""
-    return ", ".join(
-        f"{point.dist.name} {point.dist.version}" if point.dist else point.value for point in installed()[name]
-    )
+    points = installed()[name]
+    return ", ".join(sorted(f"{one.dist.name} {one.dist.version}" if one.dist else one.value for one in points))
 
 
 def clash(name: str) -> str | None:

@@ -4,8 +4,7 @@ events            every log event
 log               how they are written
 metrics           every metric that processes count
 meters            what a counter, a gauge and a histogram do
-metric_files      where a process counts: memory-mapped files, one per kind and slot
-metric_reading    what such a file holds, or why it cannot be believed
+metric_files      where a process counts: memory-mapped files, one per kind and slot; what of one can be believed
 scrape            all of them as one picture
 tracing           spans, where they are wanted
 spans             OpenTelemetry's side of them; the one module that imports it

@@ -1,7 +1,7 @@
-"""What counts: counters, gauges and histograms, declared at import and silent until a process binds them to its files.
+"""What counts: counters, gauges and histograms, silent until a process binds them to its files.
 
-A meter that is not bound costs a comparison. Nothing here reads a file or loads a library at import, so a meter may be
-used anywhere; which process counts, and where, is `metric_files`' business. Cells are kept per combination of labels:
+A meter that is not bound costs a comparison. Nothing here reads a file or loads a library, so a meter may be used
+anywhere; which process counts, and where, is `metric_files`' business. Cells are kept per combination of labels:
 looking one up is a dictionary's work, and adding to it a write into a memory map.
 """
 
@@ -9,13 +9,24 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import StrEnum
 from functools import partial
 from typing import ClassVar, Final, Protocol
 
 Labels = tuple[str, ...]
 
 INFINITE: Final = float("inf")
+
+
+class Panel(StrEnum):
+    """The rows of the dashboard, deploy/grafana-dashboard.json, in which a metric has a panel."""
+
+    SENDING = "Sending"
+    DATABASE = "Queue and database"
+    TROUBLE = "What went wrong"
+    HOSTS = "Hosts"
+    API = "HTTP API and shared calls"
 
 
 class Cell(Protocol):
@@ -39,19 +50,27 @@ class Meter:
         kind: The library's word for it, with which its files' names begin.
         labels: Label names; their values come from closed vocabularies, never from an email.
         known: Combinations of labels that exist from the start, at zero, so that a first event shows as an increase.
+        panel: The row of the dashboard that it is shown in; only meters with one are counted by our processes.
         is_bound: Whether anything is counted in this process.
     """
 
     kind: ClassVar[str]
-    mode: ClassVar[str] = ""
+    declared: ClassVar[list[Meter]] = []
+    """All with a panel, in the order of their declaration."""
 
-    def __init__(self, name: str, about: str, labels: Labels = (), known: Iterable[Labels] = ()) -> None:
+    def __init__(
+        self, name: str, about: str, labels: Labels = (), known: Iterable[Labels] = (), *, panel: Panel | None = None
+    ) -> None:
         self.name = name
         self.about = about
         self.labels = labels
         self.known = tuple(known) if labels else ((),)
+        self.panel = panel
         self.is_bound = False
         self._make_cell: MakeCell | None = None
+        self._cells: dict[Labels, list[Cell]] = {}
+        if panel:
+            self.declared.append(self)
 
     @property
     def samples(self) -> dict[str, Labels]:
@@ -62,38 +81,23 @@ class Meter:
         """Counts in these cells from now on; None: counts nowhere."""
         self._make_cell = make_cell
         self.is_bound = make_cell is not None
-        self._forget_cells()
-        if self.is_bound:
-            for labels in self.known:
-                self._create(labels)
-
-    def _cell(self, sample: str, names: Labels, values: Labels) -> Cell:
-        assert self._make_cell is not None
-        return self._make_cell(self, sample, names, values)
-
-    def _forget_cells(self) -> None:
-        raise NotImplementedError
-
-    def _create(self, labels: Labels) -> object:
-        raise NotImplementedError
-
-
-class _SingleMeter(Meter):
-    """One cell per combination of labels."""
-
-    def __init__(self, name: str, about: str, labels: Labels = (), known: Iterable[Labels] = ()) -> None:
-        super().__init__(name, about, labels, known)
-        self._cells: dict[Labels, Cell] = {}
-
-    def _forget_cells(self) -> None:
         self._cells = {}
+        for labels in self.known if self.is_bound else ():
+            self._create(labels)
 
-    def _create(self, labels: Labels) -> Cell:
-        cell = self._cells[labels] = self._cell(self.name, self.labels, labels)
-        return cell
+    def _create(self, labels: Labels) -> list[Cell]:
+        make_cell = self._make_cell
+        assert make_cell is not None
+        cells = [make_cell(self, *each) for each in self._numbers(labels)]
+        self._cells[labels] = cells
+        return cells
+
+    def _numbers(self, labels: Labels) -> Iterator[tuple[str, Labels, Labels]]:
+        """What it has cells for: a sample, its label names and values each."""
+        yield self.name, self.labels, labels
 
 
-class Counter(_SingleMeter):
+class Counter(Meter):
     """Only ever grows; continues where the slot's last process ended."""
 
     kind = "counter"
@@ -101,19 +105,18 @@ class Counter(_SingleMeter):
     def add(self, amount: float, *labels: str) -> None:
         """Adds to it."""
         if self.is_bound and amount:
-            (self._cells.get(labels) or self._create(labels)).inc(amount)
+            (self._cells.get(labels) or self._create(labels))[0].inc(amount)
 
 
-class Gauge(_SingleMeter):
+class Gauge(Meter):
     """How much there is now, summed over living processes; gone with its process."""
 
     kind = "gauge"
-    mode = "livesum"
 
     def set(self, value: float, *labels: str) -> None:
         """Replaces this process's share."""
         if self.is_bound:
-            (self._cells.get(labels) or self._create(labels)).set(value)
+            (self._cells.get(labels) or self._create(labels))[0].set(value)
 
 
 class Histogram(Meter):
@@ -125,10 +128,11 @@ class Histogram(Meter):
 
     kind = "histogram"
 
-    def __init__(self, name: str, about: str, bounds: Sequence[float], labels: Labels = ()) -> None:
-        super().__init__(name, about, labels)
+    def __init__(
+        self, name: str, about: str, bounds: Sequence[float], labels: Labels = (), *, panel: Panel | None = None
+    ) -> None:
         self.bounds = (*bounds, INFINITE)
-        self._cells: dict[Labels, tuple[Cell, list[Cell]]] = {}
+        super().__init__(name, about, labels, panel=panel)
 
     @property
     def samples(self) -> dict[str, Labels]:
@@ -138,34 +142,22 @@ class Histogram(Meter):
     def observe(self, value: float, *labels: str) -> None:
         """Notes one value."""
         if self.is_bound:
-            total, buckets = self._cells.get(labels) or self._create(labels)
+            total, *buckets = self._cells.get(labels) or self._create(labels)
             total.inc(max(0.0, value))
             buckets[bisect_left(self.bounds, value)].inc(1)
 
     def observe_all(self, values: Iterable[float], *labels: str) -> None:
         """Notes many values with a write per bucket, not per value."""
-        if not self.is_bound:
+        if not self.is_bound or not (values := list(values)):
             return
-        values = list(values)
-        if not values:
-            return
-        total, buckets = self._cells.get(labels) or self._create(labels)
+        total, *buckets = self._cells.get(labels) or self._create(labels)
         # A clock that was set back must not take the sum back.
         total.inc(max(0.0, sum(values)))
         for bucket, count in Tally(map(partial(bisect_left, self.bounds), values)).items():
             buckets[bucket].inc(count)
 
-    def _forget_cells(self) -> None:
-        self._cells = {}
-
-    def _create(self, labels: Labels) -> tuple[Cell, list[Cell]]:
-        names = (*self.labels, "le")
-        total = self._cell(f"{self.name}_sum", self.labels, labels)
-        buckets = [self._cell(f"{self.name}_bucket", names, (*labels, bound_text(bound))) for bound in self.bounds]
-        self._cells[labels] = total, buckets
-        return total, buckets
-
-
-def bound_text(bound: float) -> str:
-    """A bucket's upper bound as its label `le` has it."""
-    return "+Inf" if bound == INFINITE else repr(float(bound))
+    def _numbers(self, labels: Labels) -> Iterator[tuple[str, Labels, Labels]]:
+        yield f"{self.name}_sum", self.labels, labels
+        for bound in self.bounds:
+            text = "+Inf" if bound == INFINITE else repr(float(bound))
+            yield f"{self.name}_bucket", (*self.labels, "le"), (*labels, text)

@@ -68,6 +68,8 @@ def main() -> None:
                 metrics.EMAILS.add(float(amount), "smtp", "accepted")
             case "observe":
                 metrics.SEND_SECONDS.observe(float(amount), "smtp")
+            case "label":
+                metrics.THROTTLES.add(1, f"provider-{amount}")
             case "breaker":
                 metrics.BREAKERS.set(1, *amount.split())
             case "set":

@@ -11,15 +11,15 @@ import pytest
 import yaml
 
 from dispatcher.monitor import readings
-from dispatcher.telemetry import metrics, scrape
-from dispatcher.telemetry.meters import Histogram
+from dispatcher.telemetry import scrape
+from dispatcher.telemetry.meters import Histogram, Meter
 from tests.telemetry.grafana import RULES, SCHEMA, dashboard, queries
 
 
 def series() -> dict[str, set[str]]:
     """Every series that /metrics can have, with its labels."""
-    found = {sample: set(labels) for meter in metrics.METERS for sample, labels in meter.samples.items()}
-    found |= {f"{meter.name}_count": set(meter.labels) for meter in metrics.METERS if isinstance(meter, Histogram)}
+    found = {sample: set(labels) for meter in Meter.declared for sample, labels in meter.samples.items()}
+    found |= {f"{meter.name}_count": set(meter.labels) for meter in Meter.declared if isinstance(meter, Histogram)}
     found |= {reading.name: set(reading.labels) for reading in readings.READINGS}
     return found | {scrape.SKIPPED[0]: {"reason"}}
 
@@ -74,7 +74,7 @@ def test_labels_that_are_asked_for_exist(expression: str) -> None:
 
 def test_every_metric_is_on_the_dashboard_or_an_alert() -> None:
     shown = {name for expression in expressions() for name in named(expression)}
-    meters = {each.name for each in metrics.METERS} | {each.name for each in readings.READINGS}
+    meters = {each.name for each in Meter.declared} | {each.name for each in readings.READINGS}
 
     assert {name for name in meters if not any(one.startswith(name) for one in shown)} == set()
 

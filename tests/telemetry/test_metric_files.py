@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 import subprocess
@@ -15,40 +14,13 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.samples import Sample
 
-from dispatcher.api.problems import KINDS
-from dispatcher.config import BUILT_IN
-from dispatcher.domain.outcome import Reason
-from dispatcher.domain.status import Status
-from dispatcher.routing.breaker import State
-from dispatcher.telemetry import metric_files, metrics
-from dispatcher.telemetry.meters import Histogram, bound_text
-from dispatcher.telemetry.metric_files import FILE_OCTETS, PREFIXES
+from dispatcher.telemetry import metric_files
+from dispatcher.telemetry.metric_files import FIRST_OCTETS, PREFIXES
 from tests.telemetry.counting import ROOT, counting
 from tests.telemetry.pictures import IN_FLIGHT, SENT, samples
 
-OUTCOMES = ("accepted", "deferred", "rejected", "uncertain")
-VOCABULARY = {
-    "provider": BUILT_IN,
-    "outcome": (*OUTCOMES, "replayed"),
-    "error_type": ("none", *Reason),
-    "status": tuple(Status),
-    "state": tuple(State),
-    "queue": ("send", "dlq"),
-    "role": ("worker", "relay", "monitor", "parent"),
-    "reason": (
-        "lease_expired",
-        "worker_died",
-        "worker_frozen",
-        "message_vanished",
-        "host_returned",
-        "promotion",
-        "no_answer",
-        "not_forked",
-        "exit",
-        "signal",
-        *KINDS,
-    ),
-}
+MANY = 600
+"""Labels that do not fit into a new file."""
 
 
 def files(folder: Path) -> list[str]:
@@ -105,7 +77,7 @@ def test_more_processes_of_one_slot_than_ever_live_at_once_do_not_count(tmp_path
     assert len(files(tmp_path)) == metric_files.GENERATIONS * len(PREFIXES)
 
 
-@pytest.mark.parametrize("octets", [0, 4096, FILE_OCTETS - 1])
+@pytest.mark.parametrize("octets", [0, 4096, FIRST_OCTETS - 1])
 def test_a_full_disk_makes_a_process_silent_and_does_not_end_it(tmp_path: Path, octets: int) -> None:
     with counting(tmp_path, file_octets=octets) as process:
         assert process.tell("add 1").startswith("silent")
@@ -180,18 +152,27 @@ def test_wiping_a_folder_that_cannot_be_made_raises_nothing(tmp_path: Path) -> N
     metric_files.wipe(tmp_path / "file" / "metrics")
 
 
-def test_every_combination_of_labels_fits_into_its_file() -> None:
-    octets = dict.fromkeys(("counter", "gauge", "histogram"), 8)
-    for meter in metrics.METERS:
-        for sample, names in meter.samples.items():
-            words = VOCABULARY | (
-                {"le": [bound_text(bound) for bound in meter.bounds]} if isinstance(meter, Histogram) else {}
-            )
-            for values in itertools.product(*(words[name] for name in names)):
-                key = json.dumps([meter.name, sample, dict(zip(names, values, strict=True)), meter.about])
-                octets[meter.kind] += 4 + len(key) + 8 + 16
+def test_a_file_grows_with_what_it_holds(tmp_path: Path) -> None:
+    with counting(tmp_path) as process:
+        for number in range(MANY):
+            process.tell(f"label {number}")
+        assert len(samples(tmp_path)) > MANY
+        process.kill()
+    assert (tmp_path / "counter_w0-0.db").stat().st_size > FIRST_OCTETS
 
-    assert max(octets.values()) < FILE_OCTETS
+    with counting(tmp_path) as successor:
+        successor.tell("label 0")
+
+    assert samples(tmp_path)['dispatcher_throttles_total{provider="provider-0"}'] == 2
+
+
+def test_a_disk_that_is_full_as_a_file_grows_makes_a_process_silent_and_does_not_end_it(tmp_path: Path) -> None:
+    with counting(tmp_path, file_octets=FIRST_OCTETS + 4096) as process:
+        answers = [process.tell(f"label {number}").split()[0] for number in range(MANY)]
+        assert process.tell("add 1").startswith("silent")
+
+    assert (answers[0], answers[-1]) == ("counts", "silent")
+    assert samples(tmp_path)['dispatcher_throttles_total{provider="provider-0"}'] == 1
 
 
 def test_the_library_reads_the_same_from_our_files(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ BAD = {
     "another program's metric": ("foreign", write(MINE, entry(["http", "http_total", {}, "…"], 1.0))),
     "a label that we do not declare": ("foreign", write(MINE, sent(address="a@example.org"))),
     "a label that is no text": ("foreign", write(MINE, sent(provider=7))),
-    "a key that is no key": ("foreign", write(MINE, entry({"a": 1}, 1.0))),
+    "a key that is no key": ("corrupt", write(MINE, entry({"a": 1}, 1.0))),
     "a counter among the histograms": ("foreign", write("histogram_w1-0.db", sent())),
     "another program's file": ("foreign", write("counter_4711.db", sent())),
     "a folder": ("unreadable", lambda folder: (folder / MINE).mkdir()),
