@@ -325,6 +325,13 @@ def test_everything_at_its_limit_is_taken() -> None:
     assert len(email.headers) == 100
 
 
+def test_one_body_may_take_all_of_the_room_that_bodies_have() -> None:
+    largest = "h" * rules.MAX_BODY_OCTETS
+
+    assert an_email(text=None, html=largest).html == largest
+    assert refusal(text=None, html=largest + "h")[0] == "html"
+
+
 def test_punctuation_that_only_looks_like_an_encoded_word_is_taken() -> None:
     assert an_email(subject="1+1=? Tell me (why?=) now").subject == "1+1=? Tell me (why?=) now"
 

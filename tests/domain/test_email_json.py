@@ -275,3 +275,16 @@ def test_an_attachment_that_is_decoded_in_pieces_is_whole() -> None:
     file = FILE | {"content": base64.b64encode(content).decode()}
 
     assert Email.from_json(PLAIN | {"attachments": [file]}).attachments[0].content == content
+
+
+def test_base64_that_goes_on_after_its_padding_is_refused_wherever_the_padding_is() -> None:
+    for characters in (8, 1 << 20, (1 << 20) + 8):
+        content = "A" * (characters - 2) + "==" + "A" * (1 << 20)
+
+        field, reason = refusal(PLAIN | {"attachments": [FILE | {"content": content}]})
+
+        assert (field, reason) == ("attachments[0].content", "is not valid base64")
+
+
+def test_too_many_attachments_are_refused_before_one_of_them_is_read() -> None:
+    assert refusal(PLAIN | {"attachments": [{}] * 101}) == ("attachments", "has more than 100 entries")

@@ -142,6 +142,30 @@ def test_what_began_before_it_opened_judges_no_probe() -> None:
     assert scene.breaker.state is State.CLOSED
 
 
+def test_the_last_email_that_began_before_it_opened_judges_no_probe() -> None:
+    scene = Scene()
+    for _ in range(FAILURES_IN_A_ROW - 1):
+        scene.fail()
+    opening, last = scene.breaker.begin(), scene.breaker.begin()
+    scene.breaker.fail(opening, "server_error")
+    scene.now += FIRST_OPEN_SECONDS
+
+    scene.breaker.fail(last, "server_error")
+
+    assert (scene.breaker.state, scene.breaker.room) == (State.HALF_OPEN, 1)
+
+
+def test_half_open_the_probe_alone_may_go_on() -> None:
+    scene = Scene()
+    slow = scene.breaker.begin()
+    assert scene.breaker.may_go_on(slow)
+    scene.half_open()
+
+    probe = scene.breaker.begin()
+
+    assert (scene.breaker.may_go_on(probe), scene.breaker.may_go_on(slow)) == (True, False)
+
+
 def test_what_began_before_it_opened_does_not_open_it_again() -> None:
     scene = Scene()
     slow = [scene.breaker.begin() for _ in range(100)]

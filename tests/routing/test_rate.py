@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import selectors
 from collections.abc import AsyncIterator
 from datetime import datetime
 
 import psycopg
 import pytest
 
+from dispatcher.errors import StoreUnavailable
 from dispatcher.routing.breaker import Breaker
 from dispatcher.routing.rate import BURST_SECONDS, CHUNK_SECONDS, RateLimit
 from dispatcher.routing.routes import Route, Routes
@@ -200,3 +203,77 @@ def refilled_at(connection: psycopg.Connection) -> datetime:
 def waits_for_a_lock(connection: psycopg.Connection) -> bool:
     waiting = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
     return connection.execute(waiting).fetchone() is not None
+
+
+class Skipping(selectors.DefaultSelector):
+    """Waits for nothing: the time of the wait passes at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.now += timeout or 0.0
+        return super().select(0 if timeout else timeout)
+
+
+class SkippingLoop(asyncio.SelectorEventLoop):
+    """A loop whose clock shows how long it would have waited, and nothing else."""
+
+    def __init__(self) -> None:
+        self._skipping = Skipping()
+        super().__init__(self._skipping)
+
+    def time(self) -> float:
+        return self._skipping.now
+
+
+class Bucket(ProviderStore):
+    """Answers to the looks into a bucket, one after the other; None while PostgreSQL is away.
+
+    Attributes:
+        looks: When they came, and how much the bucket was to hold.
+    """
+
+    def __init__(self, *answers: tuple[int, float] | None) -> None:
+        self._answers = list(answers)
+        self.looks: list[tuple[float, float]] = []
+
+    async def take_tokens(self, provider: str, *, ceiling: float, burst: float, wanted: int) -> tuple[int, float]:
+        assert (provider, wanted) == ("smtp", max(1, math.ceil(ceiling * CHUNK_SECONDS)))
+        self.looks.append((round(asyncio.get_running_loop().time(), 3), burst))
+        if (answer := self._answers.pop(0)) is None:
+            raise StoreUnavailable("PostgreSQL is away.")
+        return answer
+
+    def take(self, emails: int, ceiling: float = CEILING) -> list[float]:
+        """When a limit with this ceiling looked, until so many emails might be sent."""
+
+        async def take() -> None:
+            limit = RateLimit(self, "smtp", ceiling)
+            for _ in range(emails):
+                assert await limit.take()
+
+        with asyncio.Runner(loop_factory=SkippingLoop) as runner:
+            runner.run(take())
+        return [at for at, _ in self.looks]
+
+
+@pytest.mark.parametrize(("rate", "seconds"), [(500.0, 0.02), (5.0, 0.2), (0.5, 1.0)])
+def test_an_empty_bucket_is_looked_into_again_when_a_token_may_be_there(rate: float, seconds: float) -> None:
+    assert Bucket((0, rate), (0, rate), (1, rate)).take(1) == [0.0, seconds, 2 * seconds]
+
+
+def test_the_waits_of_an_outage_begin_anew_when_postgresql_is_back() -> None:
+    away, back = None, (1, CEILING)
+
+    assert Bucket(away, away, away, back, away, back).take(2) == [0.0, 0.1, 0.3, 0.7, 0.7, 0.8]
+
+
+@pytest.mark.parametrize(("ceiling", "burst"), [(0.1, 1.0), (4.0, 1.0), (500.0, 125.0)])
+def test_a_bucket_holds_a_quarter_of_a_second_and_one_email_at_least(ceiling: float, burst: float) -> None:
+    bucket = Bucket((1, ceiling))
+
+    bucket.take(1, ceiling)
+
+    assert bucket.looks == [(0.0, burst)]

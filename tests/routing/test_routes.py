@@ -20,7 +20,14 @@ from dispatcher.domain.outcome import (
 )
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
-from dispatcher.routing.breaker import FAILURES_IN_A_ROW, FIRST_OPEN_SECONDS, LONGEST_OPEN_SECONDS, Breaker, State
+from dispatcher.routing.breaker import (
+    FAILURES_IN_A_ROW,
+    FIRST_OPEN_SECONDS,
+    LONGEST_OPEN_SECONDS,
+    UNREACHED_IN_A_ROW,
+    Breaker,
+    State,
+)
 from dispatcher.routing.routes import AWAY_SPREAD, SHORTEST_AWAY_SECONDS, Route, Routes
 from tests.providers.emails import an_email
 from tests.worker.scripted import ANYTHING, ScriptedProvider
@@ -104,6 +111,22 @@ def test_a_provider_that_says_when_it_will_be_back_is_left_alone_until_then(aske
     assert scene.state("a") is state
     scene.now += asked
     assert scene.state("a") is State.CLOSED
+
+
+@pytest.mark.parametrize(
+    ("reason", "failures"),
+    [(Reason.CONNECTION_FAILED, UNREACHED_IN_A_ROW), (Reason.SERVER_ERROR, FAILURES_IN_A_ROW)],
+)
+def test_a_provider_that_cannot_be_reached_is_given_up_sooner_than_one_that_answers(
+    reason: Reason, failures: int
+) -> None:
+    scene = Scene()
+
+    scene.hear("a", Deferred(reason), failures - 1)
+    before = scene.state("a")
+    scene.hear("a", Deferred(reason))
+
+    assert (before, scene.state("a")) == (State.CLOSED, State.OPEN)
 
 
 def test_one_throttling_and_one_fault_are_enough() -> None:
@@ -218,6 +241,24 @@ def test_what_a_shared_call_says_of_the_provider_counts_once_but_its_silence_for
 
     assert after_failures is State.CLOSED
     assert scene.state("a") is State.OPEN
+
+
+def test_a_probe_that_shared_a_call_makes_room_for_another() -> None:
+    scene = Scene()
+    scene.fault("a")
+    scene.now += FIRST_OPEN_SECONDS
+    route = scene.by_name["a"]
+    first, second = route.breaker.begin(), route.breaker.begin()
+    failed = Deferred(Reason.SERVER_ERROR)
+
+    route.note(failed, first, scene.email())
+    route.note(failed, second, scene.email(), is_told_already=True)
+
+    assert (scene.state("a"), route.breaker.room) == (State.HALF_OPEN, 1)
+
+
+def test_memory_is_counted_for_the_provider_that_copies_most() -> None:
+    assert Scene("ab", a=Capabilities(copies=2), b=Capabilities(copies=4)).routes.copies == 4
 
 
 def test_a_provider_that_cannot_carry_the_email_is_not_chosen() -> None:

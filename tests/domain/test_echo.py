@@ -66,6 +66,7 @@ def test_an_acceptance_keeps_its_words_and_loses_names() -> None:
 
     assert without_echo(plain, EMAIL) is plain
     assert without_echo(Accepted(None, "250 ann.lee may read it"), EMAIL) == Accepted(None, "250 <private> may read it")
+    assert without_echo(Accepted(None, "250 Your Results of Tuesday"), EMAIL) == Accepted(None, "250 <private>")
 
 
 def test_reason_and_code_stay() -> None:
