@@ -14,7 +14,6 @@ from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import Status
 from dispatcher.domain.waiting import MOST_AHEAD, Facts, describe_holder
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, Pool, Session, session
-from dispatcher.store.leases import outgoing_email
 from dispatcher.store.providers import find_troubles
 from dispatcher.store.queries import ids_within, query
 from dispatcher.store.statements import fetch, fetch_sync, made, session_of
@@ -189,5 +188,7 @@ async def _records(session: AsyncSession, name: str, parameters: Mapping[str, An
 
 def sample_pending(connection: Session) -> list[OutgoingEmail]:
     """The oldest pending emails, with the fields that decide whether they can be sent; without bodies, attachments."""
+    from dispatcher.store.leases import outgoing_email  # loads what `dlq show` does without
+
     rows = fetch_sync(connection, "sample_pending", {"limit": SAMPLE})
     return [outgoing_email(row[0], row[1:]) for row in rows]
