@@ -11,6 +11,7 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Final
 
@@ -91,12 +92,14 @@ class Import:
 
     Attributes:
         where: File and line, for a person.
+        file: The importing file, by its module's name.
         room: Who imports.
         module: What, by its full name.
         for_types: Whether it happens under TYPE_CHECKING alone.
     """
 
     where: str
+    file: str
     room: str
     module: str
     for_types: bool
@@ -136,7 +139,7 @@ def imports_of(path: Path, folder: Path) -> Iterator[Import]:
     for node in ast.walk(tree):
         for module in _modules(node, package):
             where = f"{'/'.join(parts)}.py:{getattr(node, 'lineno', 0)}"
-            yield Import(where, room, module, id(node) in for_types)
+            yield Import(where, ".".join(parts).removesuffix(".__init__"), room, module, id(node) in for_types)
 
 
 def _is_type_checking(node: ast.AST) -> bool:
@@ -189,6 +192,22 @@ def test_imports_go_downward(imports: list[Import]) -> None:
     ]
 
     assert not upward, "\n".join(upward)
+
+
+def test_no_files_import_each_other_in_a_circle(imports: list[Import]) -> None:
+    files = {".".join(("dispatcher", *path.relative_to(FOLDER).with_suffix("").parts)) for path in FOLDER.rglob("*.py")}
+    files = {name.removesuffix(".__init__") for name in files}
+    graph: dict[str, set[str]] = {}
+    for found in imports:
+        # `from package import name` imports the file `package.name`, or else a name out of `package`.
+        imported = found.module if found.module in files else found.module.rpartition(".")[0]
+        if imported in files and imported != found.file:
+            graph.setdefault(found.file, set()).add(imported)
+
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
 def test_each_library_is_imported_in_its_room_alone(imports: list[Import]) -> None:

@@ -29,7 +29,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from dispatcher.telemetry.tracing import Attempted
+from dispatcher.telemetry.attempted import Attempted
 from dispatcher.version import VERSION
 
 SERVICE: Final = "email-dispatcher"

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 from uuid import UUID
 
+from dispatcher.telemetry.attempted import Attempted
 from dispatcher.telemetry.log import get_log
 
 if TYPE_CHECKING:
@@ -26,26 +26,6 @@ REMEDY: Final = "Install them: pip install 'email-dispatcher[otel]'"
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _OUR_PROTOCOL: Final = "http/protobuf"
-
-
-@dataclass(frozen=True, slots=True)
-class Attempted:
-    """One attempt that ended.
-
-    Attributes:
-        traceparent: W3C trace context of whoever enqueued the email; None makes the span the first of its trace.
-        started_at: Unix seconds.
-        error_type: A word of `domain.outcome.Reason`; None where the provider accepted.
-    """
-
-    traceparent: str | None
-    started_at: float
-    finished_at: float
-    email_id: UUID
-    attempt_number: int
-    provider: str
-    outcome: str
-    error_type: str | None
 
 
 class Enqueueing:

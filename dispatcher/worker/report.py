@@ -11,7 +11,8 @@ from dispatcher.domain.outcome import Accepted, Outcome, outcome_name
 from dispatcher.domain.status import Status
 from dispatcher.store.leases import Result
 from dispatcher.telemetry import metrics, quick_log
-from dispatcher.telemetry.tracing import TRACER, Attempted
+from dispatcher.telemetry.attempted import Attempted
+from dispatcher.telemetry.tracing import TRACER
 from dispatcher.worker.in_flight_email import Ended, InFlightEmail
 
 ACCEPTED: Final = "accepted"

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from dispatcher.domain.email_id import new_email_id
+from dispatcher.telemetry.attempted import Attempted
 from dispatcher.telemetry.spans import Spans
-from dispatcher.telemetry.tracing import TRACER, Attempted, is_wanted
+from dispatcher.telemetry.tracing import TRACER, is_wanted
 from tests.telemetry.otlp import collecting
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
