@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from uuid import UUID
@@ -23,6 +24,7 @@ from dispatcher.store.connections import Pool, connect_async, make_pool
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
 from tests.recovery.lost_workers import BEGAN, WORKER, answered, die, on_the_wire, rendering, unsent
+from tests.recovery.tally import counted
 from tests.store.books import Books, frozen_sessions
 from tests.store.damage import refused
 from tests.store.fixtures import DATABASE_ID
@@ -107,11 +109,13 @@ async def test_what_was_on_the_wire_is_uncertain_by_policy(
     policy: OnUncertain | None,
     status: str,
 ) -> None:
-    (each,) = await lease(worker, books, on_uncertain=policy)
-    die(run_dir, [(each, on_the_wire)])
+    each, waiting = await lease(worker, books, 2, on_uncertain=policy)
+    die(run_dir, [(each, on_the_wire), (waiting, unsent)])
 
-    await settlement.run_once()
+    with counted() as counts:
+        await settlement.run_once()
 
+    assert counts == Counter({("rescued", "worker_died"): 1, ("held", "worker_died"): int(status == "held")})
     row = books.row(each.email_id)
     assert (row["status"], row["error_type"], row["attempt_count"]) == (status, "outcome_unknown", 1)
     assert (row["dead_letter_due_at"] is None, row["publish_due_at"] is None) == (status == "pending", status == "held")

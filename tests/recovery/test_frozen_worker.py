@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,6 +28,7 @@ from dispatcher.store.connections import Pool, connect_async, make_pool
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
 from tests.recovery.lost_workers import SLOT, WORKER, on_the_wire
+from tests.recovery.tally import counted
 from tests.store.books import Books
 from tests.store.fixtures import DATABASE_ID
 from tests.store.results import result
@@ -207,12 +209,14 @@ async def test_what_was_answered_is_recorded_as_it_was_answered(
 async def test_what_is_on_the_wire_is_uncertain_by_policy(
     look: Look, worker: LeaseStore, books: Books, ledger: Ledger, policy: OnUncertain | None, status: str
 ) -> None:
-    (each,) = await lease(worker, books, on_uncertain=policy)
+    each, unsent = sorted(await lease(worker, books, 2, on_uncertain=policy), key=lambda one: one.email_id)
     on_the_wire(ledger, each)
-    run_out(books, each)
+    run_out(books, each, unsent)
 
-    await look()
+    with counted() as counts:
+        await look()
 
+    assert counts == Counter({("rescued", "worker_frozen"): 1, ("held", "worker_frozen"): int(status == "held")})
     row = books.row(each.email_id)
     assert (row["status"], row["error_type"], row["was_uncertain"]) == (status, "outcome_unknown", True)
     assert books.outcomes(each.email_id) == ["uncertain"]

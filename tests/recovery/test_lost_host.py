@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, datetime
 
 import pytest
@@ -12,6 +13,7 @@ from dispatcher.dev.servers import Servers
 from dispatcher.store.leases import LeaseStore
 from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Rabbit
+from tests.recovery.tally import counted
 from tests.relay.running import Start, leader, next_look, settings_for
 from tests.store.books import Books, email
 from tests.store.steered_clock import SteeredClock
@@ -40,9 +42,11 @@ async def test_an_email_whose_host_vanished_is_judged_by_the_hosts_policy(
     books.change(email_id, locked_until=EXPIRED)
     settings = settings_for(servers.amqp_url, tables_url, topology, ON_UNCERTAIN=policy, LEASE_SECONDS="1")
 
-    await start(settings)
+    with counted() as counts:
+        await start(settings)
+        (message,) = await rabbit.take_all(getattr(settings, queue), 1)
 
-    (message,) = await rabbit.take_all(getattr(settings, queue), 1)
+    assert counts == Counter({("rescued", "lease_expired"): 1, ("held", "lease_expired"): int(status == "held")})
     assert message.pointer.email_id == email_id
     assert books.status(email_id) == status
 

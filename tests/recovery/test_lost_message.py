@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 from dispatcher.broker import pointer
@@ -10,8 +11,10 @@ from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
 from dispatcher.store.leases import LeaseStore
 from tests.broker.rabbit import Rabbit
+from tests.recovery.tally import counted
 from tests.relay.running import Start, settings_for
 from tests.store.books import Books
+from tests.waiting import until
 
 EXPIRED = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = 3600.0
@@ -42,7 +45,10 @@ async def test_a_message_that_was_published_before_the_clock_was_set_back_and_is
     email_id = books.enqueue_one()
     books.change(email_id, publish_due_at=None, published_at=datetime.now(UTC) + timedelta(hours=1))
 
-    await start(settings)
+    with counted() as counts:
+        await start(settings)
+        (message,) = await rabbit.take_all(settings.queue, 1)
+        await until(lambda: counts)
 
-    (message,) = await rabbit.take_all(settings.queue, 1)
     assert message.pointer.email_id == email_id
+    assert counts == Counter({("rescued", "message_vanished"): 1})

@@ -1,0 +1,42 @@
+"""Partitions as relays make them; what they are is in tests/store/test_partitions.py."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import psycopg
+import pytest
+from structlog.testing import capture_logs
+
+from dispatcher.maintenance.partitions import TURN, Partitions
+from dispatcher.store.connections import Pool, connect_async, make_pool
+from dispatcher.store.turns import turn
+
+
+@pytest.fixture
+async def pool(database_url: str) -> AsyncIterator[Pool]:
+    """A relay's, in a database of this test's own."""
+    opened = make_pool(database_url, name="relay", size=1)
+    await opened.open()
+    yield opened
+    await opened.close()
+
+
+async def test_one_relay_at_a_time_makes_the_weeks_that_are_missing(
+    connection: psycopg.Connection, database_url: str, pool: Pool
+) -> None:
+    await Partitions(pool).run_once()  # a week may have ended since the tables were made
+    row = connection.execute(
+        "select max(inhrelid::regclass::text) from pg_inherits where inhparent = 'email_log'::regclass"
+    ).fetchone()
+    assert row is not None
+    connection.execute(f"drop table {row[0]}".encode())
+
+    with capture_logs() as logs:
+        async with await connect_async(database_url, name="other relay") as other, turn(other, TURN) as is_its:
+            assert is_its
+            await Partitions(pool).run_once()
+        assert logs == []
+        await Partitions(pool).run_once()
+
+    assert [(log["event"], log["names"]) for log in logs] == [("partition.made", [row[0]])]
