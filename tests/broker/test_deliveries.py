@@ -57,6 +57,13 @@ def test_a_delivery_of_ours_is_read(
     assert read == Brought(len(buffer) - 4, 3, "worker", tag, True, body)
 
 
+def test_headers_that_are_the_only_property_are_read() -> None:
+    read = delivery_at(delivered({"headers": {"x-delivery-count": 3}}), 0)
+
+    assert read is not None
+    assert read.headers == {"x-delivery-count": 3}
+
+
 @pytest.mark.parametrize("has_type", [False, True])
 @pytest.mark.parametrize("headers", [{}, {"x-delivery-count": 3}, {"traceparent": "00-1", "x-death": [{"count": 1}]}])
 def test_headers_are_read_when_somebody_asks(headers: dict[str, Any], has_type: bool) -> None:
