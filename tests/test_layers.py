@@ -54,7 +54,7 @@ CLIENTS: Final[tuple[tuple[set[str], set[str]], ...]] = (
     # The extra `api`: the base install does without.
     ({"api"}, {"fastapi", "starlette", "uvicorn"}),
     ({"telemetry", "monitor"}, {"prometheus_client"}),
-    ({"host", "monitor", "alerts"}, {"h11"}),
+    ({"host", "alerts"}, {"h11"}),
     # The extra `otel`.
     ({"telemetry"}, {"opentelemetry"}),
     # It blocks, and hides in which phase it failed.

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,19 +24,6 @@ _NO_CHANNEL = (
     "DISPATCHER_ALERT_WEBHOOK_SECRET, or DISPATCHER_ALERT_SMTP_URL, DISPATCHER_ALERT_EMAIL_FROM and "
     "DISPATCHER_ALERT_EMAIL_TO."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """What became of one test alert.
-
-    Attributes:
-        words: How it was taken, or why not.
-    """
-
-    channel: str
-    ok: bool
-    words: str
 
 
 @click.group("alerts")
@@ -67,46 +53,40 @@ def test(as_json: bool) -> int:
     Exit codes: 0 all took it, 1 none did, 3 some did, 78 no channel is configured.
     """
     trials = asyncio.run(_try_all(load_settings()))
+    failed = [trial for trial in trials if not trial["ok"]]
     if as_json:
-        print_json({"ok": all(trial.ok for trial in trials), "channels": [asdict(trial) for trial in trials]})
+        print_json({"ok": not failed, "channels": trials})
     else:
-        _show(trials)
-    if all(trial.ok for trial in trials):
+        table = Table()
+        for trial in trials:
+            mark = Styled("✓", "green") if trial["ok"] else Styled("✗", "red")
+            table.add(mark, trial["channel"], trial["words"])
+        table.show()
+    if not failed:
         return Exit.DONE
-    return Exit.PARTLY if any(trial.ok for trial in trials) else Exit.FAILED
+    return Exit.FAILED if len(failed) == len(trials) else Exit.PARTLY
 
 
-async def _try_all(settings: Settings) -> list[Trial]:
+async def _try_all(settings: Settings) -> list[dict[str, Any]]:
+    from uuid import uuid4
+
     from dispatcher.alerts.channels import channels_of
+    from dispatcher.domain.alert import Alert, Kind, Notice, Phase
 
     channels = channels_of(settings)
     if not channels:
         raise ConfigurationError([_NO_CHANNEL])
-    notice = _test_notice(settings)
+    now = datetime.now(UTC)
+    alert = Alert(Kind.DEAD_LETTERS, False, settings.dlq, now, settings.host_name)
+    notice = Notice(f"alert_{uuid4().hex}", Phase.TEST, now, alert)
     return list(await asyncio.gather(*[_try(channel, notice) for channel in channels]))
 
 
-async def _try(channel: Channel, notice: Notice) -> Trial:
+async def _try(channel: Channel, notice: Notice) -> dict[str, Any]:
+    """What became of one test alert: how it was taken, or why not."""
     from dispatcher.alerts.contract import NotDelivered
 
     try:
-        return Trial(channel.name, True, await channel.send(notice))
+        return {"channel": channel.name, "ok": True, "words": await channel.send(notice)}
     except NotDelivered as error:
-        return Trial(channel.name, False, error.reason)
-
-
-def _test_notice(settings: Settings) -> Notice:
-    from uuid import uuid4
-
-    from dispatcher.domain.alert import Alert, Kind, Notice, Phase
-
-    now = datetime.now(UTC)
-    alert = Alert(Kind.DEAD_LETTERS, False, settings.dlq, now, settings.host_name)
-    return Notice(f"alert_{uuid4().hex}", Phase.TEST, now, alert)
-
-
-def _show(trials: list[Trial]) -> None:
-    table = Table()
-    for trial in trials:
-        table.add(Styled("✓", "green") if trial.ok else Styled("✗", "red"), trial.channel, trial.words)
-    table.show()
+        return {"channel": channel.name, "ok": False, "words": error.reason}

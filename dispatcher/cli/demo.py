@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from contextlib import nullcontext
 from pathlib import Path
 from textwrap import fill
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from dispatcher.cli.acting import json_option
-from dispatcher.cli.exits import Exit
+from dispatcher.cli.exits import Exit, end_by_sigterm
 from dispatcher.cli.output import print_data, print_json, say
 from dispatcher.cli.table import Table
 from dispatcher.domain.status import Status
@@ -56,7 +54,7 @@ def command(emails: int, seed: int, workers: int, folder: Path, as_json: bool) -
     """
     from dispatcher.dev.demo import Wishes, play
 
-    signal.signal(signal.SIGTERM, _interrupt)
+    end_by_sigterm()
     is_terminal = sys.stderr.isatty()
     bar = click.progressbar(
         length=emails, label="finished", show_pos=True, show_eta=False, item_show_func=_describe, file=sys.stderr
@@ -69,10 +67,6 @@ def command(emails: int, seed: int, workers: int, folder: Path, as_json: bool) -
         book_table(report).show()
         print_data(f"\n{explain(report)}")
     return Exit.DONE if report.balances else Exit.FAILED
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 class _DemoScreen:

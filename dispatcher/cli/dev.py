@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 import click
 
 from dispatcher.cli.environment import DEV_PREFIX
-from dispatcher.cli.exits import Exit
+from dispatcher.cli.exits import Exit, end_by_sigterm
 from dispatcher.cli.output import print_data, print_json, say
 from dispatcher.cli.table import Table
 
@@ -63,7 +61,7 @@ def up(folder: Path, as_json: bool) -> int:
 
     folder = folder.expanduser().absolute()
     # A supervisor's or shell's SIGTERM must not leave half of them running.
-    signal.signal(signal.SIGTERM, _interrupt)
+    end_by_sigterm()
     environment = servers.start(folder, progress=say, owner_pid=None).environment() | _surroundings(folder)
     if as_json:
         print_json(environment)
@@ -130,7 +128,3 @@ def _surroundings(folder: Path) -> dict[str, str]:
     }
     named = {name: os.environ.get(name) or value for name, value in defaults.items()}
     return named | {_FOLDER_VARIABLE: str(folder)}
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from enum import IntEnum
 
 from dispatcher.errors import ConfigurationError, DispatcherError
@@ -25,3 +26,8 @@ class Exit(IntEnum):
 def exit_of(error: DispatcherError) -> Exit:
     """The exit code of a command that ends with this error."""
     return Exit.BAD_CONFIGURATION if isinstance(error, ConfigurationError) else Exit.FAILED
+
+
+def end_by_sigterm() -> None:
+    """From now on SIGTERM ends this process as Ctrl-C does, so that nothing that it started is left."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)

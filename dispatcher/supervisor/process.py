@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from dispatcher.host.roster import Seat
 from dispatcher.supervisor.child import Entry
-from dispatcher.supervisor.restarts import Boots, Restarts
+from dispatcher.supervisor.restarts import BOOTS, Restarts
 
 
 class Ending(StrEnum):
@@ -43,7 +43,7 @@ class Role:
     count: int | None = None
     stops_last: bool = False
     restarts: Restarts = field(default_factory=Restarts)
-    boots: Boots = field(default_factory=Boots)
+    boots: Restarts = BOOTS
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +65,7 @@ class Process:
     number: int
     seat: Seat
     restarts: Restarts
-    boots: Boots
+    boots: Restarts
     pid: int | None = None
     started_at: float = 0.0
     start_at: float | None = 0.0

@@ -38,7 +38,7 @@ from dispatcher.host.lifecycle import stop_event
 from dispatcher.host.roster import Post
 from dispatcher.supervisor.parent import Parent
 from dispatcher.supervisor.process import Role
-from dispatcher.supervisor.restarts import Boots, Restarts
+from dispatcher.supervisor.restarts import BOOTS, Restarts
 from dispatcher.telemetry import log
 
 FAILING_FORKS = "TOYS_FAILING_FORKS"
@@ -51,10 +51,6 @@ HANG_SECONDS = "TOYS_HANG_SECONDS"
 class Eager(Restarts):
     """No wait, ever: to see hundreds of restarts in a second."""
 
-    def after(self, lived_seconds: float) -> Restarts:  # noqa: ARG002 - as it is called
-        """Unchanged."""
-        return self
-
     @property
     def wait_seconds(self) -> float:
         """None."""
@@ -62,26 +58,8 @@ class Eager(Restarts):
 
 
 @dataclass(frozen=True, slots=True)
-class EagerBoots(Boots):
-    """No wait here, either."""
-
-    def after(self) -> Boots:
-        """Unchanged."""
-        return self
-
-    @property
-    def wait_seconds(self) -> float:
-        """None."""
-        return 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class PatientBoots(Boots):
+class Patient(Restarts):
     """A wait that nobody sees the end of."""
-
-    def after(self) -> Boots:
-        """Unchanged."""
-        return self
 
     @property
     def wait_seconds(self) -> float:
@@ -264,11 +242,11 @@ def role(text: str, folder: Path) -> Role:
     return Role(name, run, int(times) if times else None, name in ("relay", "monitor"), *waits_of(name))
 
 
-def waits_of(name: str) -> tuple[Restarts, Boots]:
+def waits_of(name: str) -> tuple[Restarts, Restarts]:
     """How long a role waits after an end, by its name."""
     if name.startswith("eager"):
-        return Eager(), EagerBoots()
-    return Restarts(), PatientBoots() if name.startswith("patient") else Boots()
+        return Eager(), Eager()
+    return Restarts(), Patient() if name.startswith("patient") else BOOTS
 
 
 def load_roles(first: list[str], folder: Path) -> list[Role]:
