@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Final
 
 from dispatcher.alerts.wording import instant
 from dispatcher.domain.alert import Alert, Kind
@@ -27,18 +28,18 @@ interval, is growing old."""
 _OF_DEAD_LETTERS: Final = frozenset({Kind.DEAD_LETTERS, Kind.OLDEST_AGE_GROWING, Kind.PROBE_FAILED})
 
 
-class Findings(NamedTuple):
-    """What one look found.
+@dataclass(frozen=True, slots=True)
+class _State:
+    """How one kind of alert stands.
 
     Attributes:
-        depth: Messages on the DLQ; None if RabbitMQ did not say.
-        fault: Why it did not.
-        tables: None if PostgreSQL did not answer.
+        stands: None if that is unknown: nobody could see it, or it is not known to have lasted.
     """
 
-    depth: int | None
-    fault: str | None
-    tables: TableFindings | None
+    stands: bool | None
+    count: int | None = None
+    age_seconds: float | None = None
+    reason: str | None = None
 
 
 class DlqAlert:
@@ -76,6 +77,7 @@ class DlqAlert:
         self._lasting = Lasting(after_seconds)
         # A host that works reports about once per interval.
         self._silent = Lasting(max(after_seconds, MISSED_LOOKS * interval_seconds))
+        self._oldest: Sequence[str] = ()
         self._raised_at: dict[Kind, datetime] = {}
         self._listeners: list[asyncio.Event] = []
 
@@ -87,15 +89,16 @@ class DlqAlert:
     async def run_once(self) -> None:
         """One look, if it is ours to look."""
         if await self._book.consult():
-            findings = await self._find()
-            self.alerts = {kind: self._judge(kind, stands, findings) for kind, stands in self._states(findings).items()}
+            states = await self._find()
+            self.alerts = {kind: self._alert(kind, state) for kind, state in states.items() if state.stands is not None}
         else:
             self._forget_lasting()
             self.alerts = {}
         for listener in self._listeners:
             listener.set()
 
-    async def _find(self) -> Findings:
+    async def _find(self) -> dict[Kind, _State]:
+        """How the kinds of alerts stand that one look could see."""
         depth = fault = tables = None
         try:
             depth = await self._depth()
@@ -104,92 +107,65 @@ class DlqAlert:
         if not self._book.is_alone:
             with suppress(DispatcherError):
                 tables = await self._store.find()
-        return Findings(depth, fault, tables)
-
-    def _states(self, findings: Findings) -> dict[Kind, bool]:
-        """What stands and what does not; what nobody could see, or is not known to have lasted, is left out."""
-        states: dict[Kind, bool | None] = {Kind.PROBE_FAILED: findings.depth is None}
-        if findings.depth is not None:
-            states[Kind.DEAD_LETTERS] = findings.depth > 0
-        if (tables := findings.tables) is None:
+        oldest_seconds = tables.oldest_age_seconds if tables else None
+        self._oldest = tables.correlation_ids if tables else ()
+        states = {Kind.PROBE_FAILED: _State(depth is None, depth, oldest_seconds, fault)}
+        if depth is not None:
+            states[Kind.DEAD_LETTERS] = _State(depth > 0, depth, oldest_seconds)
+        if tables is None:
             self._forget_lasting()
-        else:
-            idle = [(Kind.NOTHING_SENT, tables.mark)] if tables.due else []  # a state that changes starts again
-            unusable = [(Kind.PROVIDER_UNUSABLE, trouble.provider) for trouble in tables.troubles]
-            self._lasting.note([*idle, *unusable])
-            self._silent.note(tables.hosts.items())
-            longest_seconds = max(LONGEST_DUE_SECONDS, self.interval_seconds)
-            states |= {
-                Kind.OLDEST_AGE_GROWING: (tables.dead_letter_due_seconds or 0.0) > longest_seconds,
-                Kind.UNDECIDED_EXPIRING: tables.expiring > 0,
-                Kind.NOTHING_SENT: self._lasting.has_lasted(idle),
-                Kind.PROVIDER_UNUSABLE: self._lasting.has_lasted(unusable),
-                Kind.HOST_VANISHED: self._silent.has_lasted(tables.hosts.items()),
-            }
-        return {kind: stands for kind, stands in states.items() if stands is not None}
+            return states
+        due_seconds = tables.dead_letter_due_seconds
+        is_growing = (due_seconds or 0.0) > max(LONGEST_DUE_SECONDS, self.interval_seconds)
+        states[Kind.OLDEST_AGE_GROWING] = _State(is_growing, depth, due_seconds)
+        states[Kind.UNDECIDED_EXPIRING] = _State(tables.expiring > 0, tables.expiring, oldest_seconds)
+        return states | self._lasting_states(tables)
+
+    def _lasting_states(self, tables: TableFindings) -> dict[Kind, _State]:
+        """The kinds that count only once they have lasted. A state that changes starts again."""
+        idle = [(Kind.NOTHING_SENT, tables.mark)] if tables.due else []
+        unusable = {(Kind.PROVIDER_UNUSABLE, trouble.provider): trouble for trouble in tables.troubles}
+        hosts = sorted(tables.hosts.items())
+        self._lasting.note([*idle, *unusable])
+        self._silent.note(hosts)
+        waits = scrub(why(tables.waiting, providers=self._providers).detail) if tables.waiting else None
+        lost = [about(trouble) for state, trouble in unusable.items() if self._lasting.has_lasted([state])]
+        gone = [f"{host} last reported at {instant(at)}" for host, at in hosts if self._silent.has_lasted([(host, at)])]
+        return {
+            Kind.NOTHING_SENT: _State(self._lasting.has_lasted(idle), tables.due, reason=waits),
+            Kind.PROVIDER_UNUSABLE: _State(self._lasting.has_lasted(unusable), reason=scrub(" ".join(lost)) or None),
+            Kind.HOST_VANISHED: _State(self._silent.has_lasted(hosts), reason="; ".join(gone) or None),
+        }
 
     def _forget_lasting(self) -> None:
         self._lasting.forget()
         self._silent.forget()
 
-    def _judge(self, kind: Kind, stands: bool, findings: Findings) -> Alert:
+    def _alert(self, kind: Kind, state: _State) -> Alert:
         now = datetime.now(UTC)
         known_at = self._book.raised_at(kind) or self._raised_at.get(kind, now)
-        if stands:
-            self._raised_at[kind] = known_at
-        else:
+        if not state.stands:
             self._raised_at.pop(kind, None)
-        # The correlation ids are those of the oldest dead letters. Applications choose them, some put addresses in.
-        oldest = findings.tables.correlation_ids if findings.tables and stands and kind in _OF_DEAD_LETTERS else ()
+            return Alert(kind, False, self._queue, known_at, self._host, state.count, is_alone=self._book.is_alone)
+        self._raised_at[kind] = known_at
+        age_seconds = state.age_seconds
+        if age_seconds is None and kind is Kind.DEAD_LETTERS:
+            # Messages that point to no email have no age but what we saw of it.
+            age_seconds = max(0.0, (now - known_at).total_seconds())
+        # Applications choose correlation ids, and some put addresses into them.
+        named = [scrub(one)[:MAX_CORRELATION_CHARACTERS] for one in self._oldest] if kind in _OF_DEAD_LETTERS else ()
         return Alert(
             kind,
-            stands,
+            True,
             self._queue,
             known_at,
             self._host,
-            count=_count(kind, findings),
-            oldest_age_seconds=_oldest_age(kind, findings, (now - known_at).total_seconds()) if stands else None,
-            correlation_ids=tuple(scrub(one)[:MAX_CORRELATION_CHARACTERS] for one in oldest),
-            reason=self._reason(kind, findings) if stands else None,
+            count=state.count,
+            oldest_age_seconds=age_seconds,
+            correlation_ids=tuple(named),
+            reason=state.reason,
             is_alone=self._book.is_alone,
         )
-
-    def _reason(self, kind: Kind, findings: Findings) -> str | None:
-        """The alert's reason, for people."""
-        tables = findings.tables
-        match kind:
-            case Kind.PROBE_FAILED:
-                return findings.fault
-            case Kind.NOTHING_SENT if tables and tables.waiting:
-                return scrub(why(tables.waiting, providers=self._providers).detail)
-            case Kind.PROVIDER_UNUSABLE if tables:
-                lasting = [each for each in tables.troubles if self._lasting.has_lasted([(kind, each.provider)])]
-                return scrub(" ".join(map(about, lasting))) or None
-            case Kind.HOST_VANISHED if tables:
-                gone = sorted(each for each in tables.hosts.items() if self._silent.has_lasted([each]))
-                return "; ".join(f"{host} last reported at {instant(at)}" for host, at in gone) or None
-            case _:
-                return None
-
-
-def _count(kind: Kind, findings: Findings) -> int | None:
-    if kind in _OF_DEAD_LETTERS:
-        return findings.depth
-    if findings.tables is None:
-        return None
-    return {Kind.UNDECIDED_EXPIRING: findings.tables.expiring, Kind.NOTHING_SENT: findings.tables.due}.get(kind)
-
-
-def _oldest_age(kind: Kind, findings: Findings, known_seconds: float) -> float | None:
-    tables = findings.tables
-    if kind is Kind.OLDEST_AGE_GROWING:
-        return tables.dead_letter_due_seconds if tables else None
-    if kind not in _OF_DEAD_LETTERS | {Kind.UNDECIDED_EXPIRING}:
-        return None
-    if tables is not None and tables.oldest_age_seconds is not None:
-        return tables.oldest_age_seconds
-    # Messages that point to no email have no age but what we saw of it.
-    return max(0.0, known_seconds) if kind is Kind.DEAD_LETTERS else None
 
 
 class Lasting:
