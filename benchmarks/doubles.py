@@ -13,7 +13,7 @@ from typing import Final
 
 from benchmarks.c_sink import running_c_sink
 from benchmarks.double import read_acceptances
-from dispatcher.dev.ledger import read_ledger
+from dispatcher.dev.acceptance_ledger import read_ledger
 
 PROVIDERS: Final = ("sendgrid", "ses", "smtp", "capture")
 

@@ -36,7 +36,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python benchmarks/providers.py`
 
-from dispatcher.dev.ledger import read_ledger
+from dispatcher.dev.acceptance_ledger import read_ledger
 from dispatcher.domain.email_id import new_email_id
 from dispatcher.domain.outcome import Accepted
 from dispatcher.domain.outgoing import OutgoingEmail

@@ -19,7 +19,7 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python benchmarks/rate.py`
 
 from benchmarks.rig import Case, Stage, stage, wait_until
-from dispatcher.dev.ledger import read_ledger
+from dispatcher.dev.acceptance_ledger import read_ledger
 from dispatcher.dev.servers import private_servers
 
 SETTLE_SECONDS = 3

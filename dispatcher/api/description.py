@@ -17,7 +17,7 @@ from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.outcome import Outcome, Reason
 from dispatcher.domain.status import Status
 from dispatcher.domain.waiting import Wait
-from dispatcher.ops.replays import LEAST_PER_SECOND
+from dispatcher.ops.replaying import LEAST_PER_SECOND
 from dispatcher.store.replays import ReplayState
 
 ABOUT: Final = (

@@ -28,10 +28,10 @@ from dispatcher.domain.email_rules import tenant
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
 from dispatcher.errors import BrokerUnavailable, DispatcherError, InvalidEmail
-from dispatcher.ops import held, replays
+from dispatcher.ops import replaying, verdicts
 from dispatcher.ops.acts import Act
-from dispatcher.ops.held import Verdict
 from dispatcher.ops.letters import sweep
+from dispatcher.ops.verdicts import Verdict
 from dispatcher.store.connections import AsyncSession, Pool, connect_async, session
 from dispatcher.store.emails import EmailStore
 from dispatcher.store.failures import Selection
@@ -75,7 +75,7 @@ def _is_age(value: object) -> bool:
 
 
 def _is_pace(value: object) -> bool:
-    return _is_number(value) and replays.LEAST_PER_SECOND <= value <= MOST_PER_SECOND
+    return _is_number(value) and replaying.LEAST_PER_SECOND <= value <= MOST_PER_SECOND
 
 
 def _is_ids(value: object) -> bool:
@@ -100,7 +100,7 @@ _REPLAY: Final[Mapping[str, tuple[Check, str]]] = {
     "older_than_seconds": (_is_age, "must be a number of seconds above 0"),
     "newer_than_seconds": (_is_age, "must be a number of seconds above 0"),
     "include_held": (lambda value: isinstance(value, bool), "must be true or false"),
-    "per_second": (_is_pace, f"must be from {replays.LEAST_PER_SECOND} to {MOST_PER_SECOND}"),
+    "per_second": (_is_pace, f"must be from {replaying.LEAST_PER_SECOND} to {MOST_PER_SECOND}"),
     "force": (lambda value: isinstance(value, bool), "must be true or false"),
 }
 _DECISION: Final = {**_REASON, "tenant_id": _REPLAY["tenant_id"]}
@@ -125,23 +125,23 @@ class Operating:
 
     async def confirm(self, request: Request) -> Response:
         """A held email did arrive."""
-        return await self._judge(request, held.confirm)
+        return await self._judge(request, verdicts.confirm)
 
     async def release(self, request: Request) -> Response:
         """A held email shall be sent again."""
-        return await self._judge(request, held.release)
+        return await self._judge(request, verdicts.release)
 
     async def create_replay(self, request: Request) -> Response:
         """Settles which emails, and begins."""
         async with self._asked(request, _REPLAY) as (caller, given), session(self.pool) as connection:
             act = _act(caller, given["reason"])
             selection = _selection(given, caller.tenant(given.get("tenant_id")))
-            replay = await replays.create(
+            replay = await replaying.create(
                 connection,
                 selection,
                 act,
                 include_held=given.get("include_held", False),
-                per_second=given.get("per_second", replays.DEFAULT_PER_SECOND),
+                per_second=given.get("per_second", replaying.DEFAULT_PER_SECOND),
                 force=given.get("force", False),
             )
         self._start_replay(replay)
@@ -160,7 +160,7 @@ class Operating:
             tenant = caller.tenant(parameters(request, {"tenant_id": TENANT}).get("tenant_id"))
             async with session(self.pool) as connection:
                 replay = await _found(connection, request, tenant)
-                stopped = await replays.stop(connection, replay.replay_id, _act(caller, "stopped over HTTP"))
+                stopped = await replaying.stop(connection, replay.replay_id, _act(caller, "stopped over HTTP"))
         return _answer(document(stopped or replay))
 
     async def resume_replay(self, request: Request) -> Response:
@@ -168,7 +168,7 @@ class Operating:
         async with self._asked(request, _DECISION) as (caller, given), session(self.pool) as connection:
             replay = await _found(connection, request, caller.tenant(given.get("tenant_id")))
             act = _act(caller, given["reason"])
-            resumed = await replays.resume(connection, replay.replay_id, actor=act.actor, reason=act.reason)
+            resumed = await replaying.resume(connection, replay.replay_id, actor=act.actor, reason=act.reason)
         if resumed is not None and resumed.state is ReplayState.RUNNING:
             self._start_replay(replay)
         return _answer(document(resumed or replay), 202)
@@ -237,11 +237,11 @@ class Operating:
                 connection = await connect_async(self.settings.database_url, name=name)
                 await opened.enter_async_context(connection)
                 dlq = await self._dead_letters(opened)
-                ended = await replays.run(connection, dlq, replay_id)
+                ended = await replaying.run(connection, dlq, replay_id)
             if ended.locked:
                 words = f"Replay {replay_id} left {ended.locked} emails that somebody's transaction holds."
                 get_log().error("fault.unexpected", where="replay", error=words)
-        except replays.ReplayBusy:
+        except replaying.ReplayBusy:
             return  # another process is at it
         except DispatcherError as error:
             get_log().error("fault.unexpected", where="replay", error=error.message)
@@ -300,7 +300,7 @@ async def _found(connection: AsyncSession, request: Request, tenant: str) -> Rep
     text = request.path_params["replay_id"]
     replay = None
     if text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= _LARGEST_ID:
-        replay = await replays.find(connection, int(text))
+        replay = await replaying.find(connection, int(text))
     if replay is None or replay.selection.get("tenant_id") != tenant:
         raise Problem("not-found", "There is no such replay of this tenant.")
     return replay

@@ -17,7 +17,7 @@ from dispatcher.cli.table import Table
 from dispatcher.domain.status import Status
 
 if TYPE_CHECKING:
-    from dispatcher.dev.demo import Report, Scene
+    from dispatcher.dev.demo_play import Report, Scene
 
 _LINE_SECONDS: Final = 1.0
 _COLUMNS: Final = 96
@@ -52,7 +52,7 @@ def command(emails: int, seed: int, workers: int, folder: Path, as_json: bool) -
 
     Exit codes: 0 the books balance, 1 they do not, or the demo could not be played.
     """
-    from dispatcher.dev.demo import Wishes, play
+    from dispatcher.dev.demo_play import Wishes, play
 
     end_by_sigterm()
     is_terminal = sys.stderr.isatty()

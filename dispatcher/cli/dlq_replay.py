@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dispatcher.broker.dlq import DeadLetterQueue
     from dispatcher.config import Settings
     from dispatcher.ops.acts import Act
-    from dispatcher.ops.replays import Ended, Preview
+    from dispatcher.ops.replaying import Ended, Preview
     from dispatcher.store.connections import AsyncSession
     from dispatcher.store.failures import Selection
     from dispatcher.store.replays import ItemOutcome, Meeting, Replay
@@ -104,7 +104,7 @@ def replay(
     are counted by the reason for which they were skipped, and --json names them.
     """
     from dispatcher.ops.acts import Act
-    from dispatcher.ops.replays import DEFAULT_PER_SECOND, LEAST_PER_SECOND, create
+    from dispatcher.ops.replaying import DEFAULT_PER_SECOND, LEAST_PER_SECOND, create
 
     _refuse(rate and rate < LEAST_PER_SECOND, f"--rate is at least {LEAST_PER_SECOND} emails per second.")
     if body or any(map(is_poison_id, names)):
@@ -169,7 +169,7 @@ async def _find(
     session: AsyncSession,
 ) -> _Replayable:
     from dispatcher.ops.letters import list_letter_ids
-    from dispatcher.ops.replays import meetings, preview
+    from dispatcher.ops.replaying import meetings, preview
     from dispatcher.store.failures import find_dead_ids
 
     selection = await named(session, selection, names)
@@ -233,7 +233,7 @@ async def _run_replay(
     replay_id: int, resumed_by: Mapping[str, Any] | None, session: AsyncSession, dlq: DeadLetterQueue
 ) -> tuple[Ended, list[tuple[UUID, ItemOutcome]]]:
     from dispatcher.ops.acts import this_user
-    from dispatcher.ops.replays import find, meetings_of, resume, run
+    from dispatcher.ops.replaying import find, meetings_of, resume, run
     from dispatcher.store.replays import list_skipped
 
     if resumed_by:
@@ -341,7 +341,7 @@ def stop(replay_id: int, act: Act) -> int:
     Example:
       dispatcher dlq stop 7 --reason "the provider throttles us"
     """
-    from dispatcher.ops.replays import stop as stop_replay
+    from dispatcher.ops.replaying import stop as stop_replay
 
     found = in_session("dlq", partial(stop_replay, replay_id=replay_id, act=act))
     if found is None:

@@ -20,7 +20,7 @@ from dispatcher.errors import DispatcherError
 
 if TYPE_CHECKING:
     from dispatcher.ops.acts import Act
-    from dispatcher.ops.held import Verdict
+    from dispatcher.ops.verdicts import Verdict
     from dispatcher.store.connections import AsyncSession
     from dispatcher.store.failures import Selection
 
@@ -127,7 +127,7 @@ def confirm_(**options: Any) -> int:
     Exit codes: 0 they are sent, now or before; 1 none is; 2 nobody could be asked; 3 some are, or RabbitMQ was away,
     and their dead letters are still on the DLQ.
     """
-    from dispatcher.ops.held import confirm as decide
+    from dispatcher.ops.verdicts import confirm as decide
 
     return _decide("confirm", decide, **options)
 
@@ -150,7 +150,7 @@ def release(**options: Any) -> int:
     Exit codes: 0 they are on their way, or sent already; 1 none is; 2 nobody could be asked; 3 some are, or RabbitMQ
     was away, and their dead letters are still on the DLQ.
     """
-    from dispatcher.ops.held import release as decide
+    from dispatcher.ops.verdicts import release as decide
 
     return _decide("release", decide, **options)
 

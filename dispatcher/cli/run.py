@@ -19,7 +19,7 @@ from dispatcher.cli.starting import starting
 from dispatcher.config import Settings, doubts, every_setting
 
 if TYPE_CHECKING:
-    from dispatcher.supervisor.process import Role
+    from dispatcher.supervisor.supervised import Role
 
 _NEEDED: Final = ("database_url", "amqp_url", "providers")
 _ONLY_AT_START: Final = (
@@ -145,7 +145,7 @@ def _roles(settings: Settings) -> list[Role]:
     # Loaded before the fork, so that all processes share the memory: several dozens of MB each otherwise.
     from dispatcher.processes.monitor import run_monitor
     from dispatcher.processes.relay import run_relay
-    from dispatcher.supervisor.process import Role
+    from dispatcher.supervisor.supervised import Role
     from dispatcher.worker.process import run_worker
 
     # A lock that another thread holds at the fork would stay locked in the child for ever.

@@ -8,7 +8,7 @@ A send that gets no answer, or is told to come back, is repeated with the same k
 answer, the email is accepted once. What an email may be is checked before it leaves.
 """
 
-from dispatcher.client.answers import ApiProblem, Attempt, EmailStatus, NoAnswer, Receipt, Refused, Waiting
 from dispatcher.client.clients import AsyncClient, Client
+from dispatcher.client.results import ApiProblem, Attempt, EmailStatus, NoAnswer, Receipt, Refused, Waiting
 
 __all__ = ["ApiProblem", "AsyncClient", "Attempt", "Client", "EmailStatus", "NoAnswer", "Receipt", "Refused", "Waiting"]

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import orjson
 
-from dispatcher.client.answers import (
+from dispatcher.client.results import (
     ApiProblem,
     EmailStatus,
     Receipt,

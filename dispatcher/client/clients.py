@@ -16,7 +16,6 @@ from pyreqwest.client import ClientBuilder, SyncClient, SyncClientBuilder
 from pyreqwest.exceptions import PyreqwestError
 from pyreqwest.request import RequestBuilder, SyncRequestBuilder
 
-from dispatcher.client.answers import EmailStatus, NoAnswer, Receipt, Refused
 from dispatcher.client.calls import (
     ApiAnswer,
     ApiCall,
@@ -28,6 +27,7 @@ from dispatcher.client.calls import (
     send,
     send_many,
 )
+from dispatcher.client.results import EmailStatus, NoAnswer, Receipt, Refused
 from dispatcher.domain.email import Email
 
 T = TypeVar("T")

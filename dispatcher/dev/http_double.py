@@ -27,10 +27,10 @@ from typing import Any, Final
 
 import orjson
 
+from dispatcher.dev.acceptance_ledger import AcceptanceLedger, LedgerEntry, LedgerWriter, read_ledger
 from dispatcher.dev.http_apis import Mail, Request
 from dispatcher.dev.http_behaviour import Act, Behaviour
 from dispatcher.dev.http_session import HttpSession
-from dispatcher.dev.ledger import AcceptanceLedger, LedgerEntry, LedgerWriter, read_ledger
 
 PR_SET_PDEATHSIG: Final = 1
 

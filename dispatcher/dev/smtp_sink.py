@@ -37,7 +37,7 @@ from typing import Final
 
 import orjson
 
-from dispatcher.dev.ledger import AcceptanceLedger, LedgerEntry, LedgerWriter, read_ledger
+from dispatcher.dev.acceptance_ledger import AcceptanceLedger, LedgerEntry, LedgerWriter, read_ledger
 from dispatcher.dev.smtp_script import Act, Behaviour, Step
 from dispatcher.dev.smtp_session import Received, SmtpSession
 

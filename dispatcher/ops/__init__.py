@@ -7,9 +7,9 @@ harmless to repeat.
 
     act = Act.of("ann@ops-1", "the provider shows it")          acts: who and why; an empty reason is refused
 
-    held       confirm(session, email_id, act) -> Verdict       held → sent
+    verdicts   confirm(session, email_id, act) -> Verdict       held → sent
                release(session, email_id, act) -> Verdict       held → pending and due
-    replays    preview(session, selection, …) -> Preview        the dry run: counts and a sample; changes nothing
+    replaying  preview(session, selection, …) -> Preview        the dry run: counts and a sample; changes nothing
                meetings(session, selection) -> [Meeting]        running replays that have some of the same emails
                create(session, selection, act, …) -> Replay     settles which emails; changes none of them
                find(session, replay_id) -> Replay | None        state, counts by outcome, pace, who and why

@@ -13,7 +13,7 @@ from typing import Final
 from dispatcher.host.roster import Post, Roster
 from dispatcher.supervisor.child import become
 from dispatcher.supervisor.heartbeat import ABORT_SECONDS
-from dispatcher.supervisor.process import Ending, Process, Role, words_of
+from dispatcher.supervisor.supervised import Ending, Process, Role, words_of
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 

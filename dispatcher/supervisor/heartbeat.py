@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
-from dispatcher.supervisor.process import Process
+from dispatcher.supervisor.supervised import Process
 
 LOOK_SECONDS: Final = 1.0
 BOOT_SECONDS: Final = 60.0

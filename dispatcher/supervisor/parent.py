@@ -28,9 +28,9 @@ from typing import Final
 from dispatcher.errors import ConfigurationError
 from dispatcher.supervisor.crew import HEARD, Crew
 from dispatcher.supervisor.heartbeat import HangWatch
-from dispatcher.supervisor.process import Ending, Role
 from dispatcher.supervisor.reload import Replacing
 from dispatcher.supervisor.run_dir import lock_run_dir
+from dispatcher.supervisor.supervised import Ending, Role
 from dispatcher.supervisor.terminal import has_terminal
 from dispatcher.telemetry import metric_files
 from dispatcher.telemetry.log import get_log

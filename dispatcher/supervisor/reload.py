@@ -13,7 +13,7 @@ reloads at once are therefore one.
 from __future__ import annotations
 
 from dispatcher.supervisor.crew import Crew
-from dispatcher.supervisor.process import Ending, Process
+from dispatcher.supervisor.supervised import Ending, Process
 from dispatcher.telemetry.log import get_log
 
 

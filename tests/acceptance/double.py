@@ -13,7 +13,7 @@ from uuid import UUID
 
 import orjson
 
-from dispatcher.dev.ledger import read_ledger
+from dispatcher.dev.acceptance_ledger import read_ledger
 from dispatcher.dev.ports import choose
 from tests.acceptance.harness import Recipient
 from tests.supervisor.program import Program, eventually

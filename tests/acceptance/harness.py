@@ -24,7 +24,7 @@ import psycopg
 
 from dispatcher import Email, OnUncertain, enqueue_many
 from dispatcher.broker.topology import Topology
-from dispatcher.dev.ledger import read_ledger
+from dispatcher.dev.acceptance_ledger import read_ledger
 from dispatcher.dev.ports import choose
 from dispatcher.dev.servers import Servers
 from tests.acceptance.books import FINAL, Books, Row

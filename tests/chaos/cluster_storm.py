@@ -10,7 +10,7 @@ from typing import Any, Final
 from dispatcher.broker.topology import Topology
 from dispatcher.cli.output import print_data
 from dispatcher.cli.table import Table
-from dispatcher.dev.ledger import read_ledger
+from dispatcher.dev.acceptance_ledger import read_ledger
 from tests.acceptance.outages import Removable
 from tests.chaos.cluster import private_cluster
 from tests.chaos.faults import Faults, Standstill, standstills

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from dispatcher.dev.acceptance_ledger import read_ledger
 from dispatcher.dev.http_behaviour import Act, Behaviour
 from dispatcher.dev.http_double import HttpDouble, running_double
-from dispatcher.dev.ledger import read_ledger
 from tests.waiting import until
 
 SENDGRID = "/v3/mail/send"

@@ -11,8 +11,8 @@ import pytest
 from dispatcher.broker.dlq import DeadLetterQueue
 from dispatcher.errors import DispatcherError
 from dispatcher.ops.acts import Act
-from dispatcher.ops.held import Verdict, confirm, release
 from dispatcher.ops.letters import sweep
+from dispatcher.ops.verdicts import Verdict, confirm, release
 from dispatcher.store.connections import AsyncSession, connect_async
 from tests.ops.morgue import Morgue
 

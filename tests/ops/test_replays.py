@@ -14,7 +14,7 @@ import pytest
 from dispatcher.broker.dlq import DeadLetterQueue
 from dispatcher.ops.acts import Act
 from dispatcher.ops.letters import discard
-from dispatcher.ops.replays import ReplayBusy, create, find, meetings, preview, resume, run, stop
+from dispatcher.ops.replaying import ReplayBusy, create, find, meetings, preview, resume, run, stop
 from dispatcher.store.connections import AsyncSession, connect_async
 from dispatcher.store.failures import Selection
 from dispatcher.store.replays import ItemOutcome, Replay, ReplayState, find_pace, list_skipped

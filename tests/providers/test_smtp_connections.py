@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dispatcher.config.values import SmtpServer
-from dispatcher.dev.ledger import read_ledger
+from dispatcher.dev.acceptance_ledger import read_ledger
 from dispatcher.dev.smtp_script import Act, Behaviour, Step
 from dispatcher.domain.outcome import Accepted, Deferred, Reason, Uncertain
 from dispatcher.providers.contract import NoPlace

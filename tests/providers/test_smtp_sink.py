@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from dispatcher.config.values import SmtpServer
-from dispatcher.dev.ledger import LedgerEntry, LedgerWriter, read_ledger
+from dispatcher.dev.acceptance_ledger import LedgerEntry, LedgerWriter, read_ledger
 from dispatcher.domain.outcome import Accepted
 from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
 from tests.providers.emails import an_email, send

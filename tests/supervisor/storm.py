@@ -19,7 +19,7 @@ from pathlib import Path
 
 from dispatcher.host.roster import Post
 from dispatcher.supervisor.parent import Parent
-from dispatcher.supervisor.process import Role
+from dispatcher.supervisor.supervised import Role
 from dispatcher.telemetry import log
 from tests.supervisor.toys import Eager, Toy, end, hear_signal
 

@@ -37,8 +37,8 @@ from dispatcher.errors import ConfigurationError, StoreRefused, StoreUnavailable
 from dispatcher.host.lifecycle import stop_event
 from dispatcher.host.roster import Post
 from dispatcher.supervisor.parent import Parent
-from dispatcher.supervisor.process import Role
 from dispatcher.supervisor.restarts import BOOTS, Restarts
+from dispatcher.supervisor.supervised import Role
 from dispatcher.telemetry import log
 
 FAILING_FORKS = "TOYS_FAILING_FORKS"

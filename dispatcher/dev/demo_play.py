@@ -23,9 +23,9 @@ from dispatcher.broker.dlq import DeadLetterQueue
 from dispatcher.broker.outgoing import Outgoing
 from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
+from dispatcher.dev.acceptance_ledger import read_ledger
 from dispatcher.dev.demo_emails import ROLLED_BACK_EMAILS, Application, Fate
 from dispatcher.dev.demo_stage import SMTP_LATENCY_MS, Stage, read_events, set_stage
-from dispatcher.dev.ledger import read_ledger
 from dispatcher.dev.oracle import Books, Letter, Row, judge
 from dispatcher.dev.wire import Attempt, Disturbance, Wire
 from dispatcher.domain.status import FINISHED, Status
