@@ -11,9 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dispatcher.api.access import Access, Caller
-from dispatcher.api.bodies import Bodies, decoded, off_loop
+from dispatcher.api.bodies import Bodies, off_loop
 from dispatcher.api.gathering import Answer, Gathering
 from dispatcher.api.intake import Intake, check_named, idempotency_key, listed, stored
+from dispatcher.api.large_json import parsed
 from dispatcher.api.problems import Problem
 from dispatcher.api.quotas import UsedUp
 from dispatcher.api.refusals import Refusals
@@ -45,7 +46,6 @@ class Emails:
         with TRACER.enqueueing(request.headers.get("traceparent")) as enqueueing:
             async with self.bodies.read(request, caller) as body:
                 made = await off_loop(len(body), lambda: self._draft(body, caller, key, enqueueing.traceparent))
-                body.clear()  # it may be large, and the statement may wait
                 answer = (await self._enqueue([made], caller))[0]
             email = stored(answer)
             enqueueing.note(1, email.email_id)
@@ -55,7 +55,7 @@ class Emails:
         return Response(orjson.dumps(accepted(email)), 202, headers, "application/json")
 
     def _draft(self, body: bytearray, caller: Caller, key: str | None, traceparent: str | None) -> Draft:
-        document = decoded(body)
+        document = parsed(body)
         check_named(document, key)
         email = self.intake.email(document, caller, key=key)
         return draft([email], traceparent)[0]
@@ -66,8 +66,7 @@ class Emails:
         with TRACER.enqueueing(request.headers.get("traceparent")) as enqueueing:
             async with self.bodies.read(request, caller) as body:
                 traceparent = enqueueing.traceparent
-                made = await off_loop(len(body), lambda: self._drafts(listed(decoded(body)), caller, traceparent))
-                body.clear()
+                made = await off_loop(len(body), lambda: self._drafts(listed(parsed(body)), caller, traceparent))
                 self.access.charge(caller.key, len(made) - 1)
                 drafts = [item for item in made if isinstance(item, Draft)]
                 answers = iter(await self._enqueue(drafts, caller) if drafts else [])
@@ -81,18 +80,18 @@ class Emails:
             try:
                 made.append(self.intake.email(document, caller, below=f"/emails/{index}"))
             except Problem as problem:
-                made.append(problem)
+                made.append(problem.alone())
         drafts = iter(draft([item for item in made if isinstance(item, Email)], traceparent))
         return [next(drafts) if isinstance(item, Email) else item for item in made]
 
     def _result(self, answer: Answer | Problem) -> dict[str, Any]:
         try:
-            if isinstance(answer, Problem):
-                raise answer
-            email = stored(answer)
+            email = answer if isinstance(answer, Problem) else stored(answer)
         except Problem as problem:
-            self.refusals.count(problem.code)
-            return {"outcome": "refused", "problem": problem.document()}
+            email = problem.alone()
+        if isinstance(email, Problem):
+            self.refusals.count(email.code)
+            return {"outcome": "refused", "problem": email.document()}
         outcome = "accepted" if email.acceptance is Acceptance.ACCEPTED else "replayed"
         return {"outcome": outcome, "email": accepted(email)}
 

@@ -134,7 +134,7 @@ class Gathering:
         try:
             insertion = await self.store.insert(drafts)
         except DispatcherError as error:
-            return error
+            return error.with_traceback(None)  # its frames have the batch
         except Exception as error:  # noqa: BLE001 - whatever it is, the requests that wait need an answer
             get_log().error("fault.unexpected", where="gathering", error=type(error).__name__)
             return DispatcherError("The email could not be stored.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dispatcher.api.problems import Problem
@@ -35,11 +36,19 @@ class Guard:
         except ClientDisconnect:
             return
         except Exception as error:
-            problem = problem_of(error)
             if is_started:
+                problem_of(error)  # for the log
                 raise
-            self._refusals.count(problem.code)
-            await problem.response()(scope, receive, send)
+            response = self._response(error)
+        else:
+            return
+        # Not above: the traceback has all that the request had in memory, and lives as long as that block.
+        await response(scope, receive, send)
+
+    def _response(self, error: Exception) -> Response:
+        problem = problem_of(error)
+        self._refusals.count(problem.code)
+        return problem.response()
 
 
 def problem_of(error: Exception) -> Problem:

@@ -17,7 +17,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dispatcher.api.access import Access, Caller
-from dispatcher.api.bodies import Bodies, decoded, off_loop
+from dispatcher.api.bodies import Bodies, off_loop
+from dispatcher.api.large_json import parsed
 from dispatcher.api.problems import Flaw, Problem
 from dispatcher.api.reading import MOST_TEXT_CHARACTERS, NOT_BLANK, TENANT, parameters, prints
 from dispatcher.broker.connection import open_connection
@@ -216,7 +217,7 @@ class Operating:
         """Who asks, and the fields of the body, each as it must be; with a slot for the block."""
         caller = await self.access.caller(request, Scope.OPERATE)
         async with self.bodies.read(request, caller) as body:
-            given = await off_loop(len(body), lambda: decoded(body))
+            given = await off_loop(len(body), lambda: parsed(body))
             if not isinstance(given, dict):
                 raise Problem("invalid-body", flaws=[Flaw("pointer", "#", "must be an object")])
             flaws = [] if "reason" in given else [Flaw("pointer", "#/reason", "is missing")]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Self
 from urllib.parse import quote
 
 import orjson
@@ -119,6 +119,11 @@ class Problem(Exception):
     def status(self) -> int:
         """The HTTP status."""
         return KINDS[self.code].status
+
+    def alone(self) -> Self:
+        """The problem as a value: without its traceback and context, whose frames have all that a request had."""
+        self.__context__ = None
+        return self.with_traceback(None)
 
     def document(self) -> dict[str, Any]:
         """The problem as a JSON object."""

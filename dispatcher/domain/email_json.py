@@ -21,7 +21,7 @@ FIELDS: Final = frozenset(
     }
 )
 ATTACHMENT_FIELDS: Final = ("filename", "content_type", "content")
-_MAX_BASE64_CHARACTERS: Final = (MAX_ATTACHMENT_OCTETS + 2) // 3 * 4
+MAX_BASE64_CHARACTERS: Final = (MAX_ATTACHMENT_OCTETS + 2) // 3 * 4
 _DECODED_AT_ONCE: Final = 1 << 20
 """Characters per call, a multiple of four. Decoding 25 MB in one call would block every other thread meanwhile."""
 
@@ -76,7 +76,7 @@ def _attachment(field: str, document: object) -> Attachment:
 def _decoded(field: str, text: object) -> bytes:
     if not isinstance(text, str):
         raise InvalidEmail(field, "must be a text in base64")
-    if len(text) > _MAX_BASE64_CHARACTERS:
+    if len(text) > MAX_BASE64_CHARACTERS:
         raise InvalidEmail(field, f"has more than {MAX_ATTACHMENT_OCTETS} octets")
     try:
         if len(text) <= _DECODED_AT_ONCE or text.find("=", 0, -2) >= 0:

@@ -21,7 +21,7 @@ import pytest
 import uvloop
 from structlog.testing import capture_logs
 
-from dispatcher.api.bodies import MOST_VALUES, count_values
+from dispatcher.api.large_json import MOST_VALUES, count_values
 from dispatcher.config import Settings
 from tests.api.place import EMAIL, Api, make_key, running
 from tests.api.raw import DEADLINE_SECONDS, exchange, request

@@ -6,16 +6,21 @@ import asyncio
 import gc
 import socket
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import orjson
 import uvloop
 from structlog.testing import capture_logs
 
+from dispatcher.api.problems import Problem
 from dispatcher.api.protocol import PatientProtocol
 from dispatcher.config import Settings
-from tests.api.place import Api, running
+from tests.api.place import EMAIL, Api, running
 from tests.api.raw import exchange, request
 from tests.waiting import until
 
+JSON = ("Content-Type: application/json", "Idempotency-Key: k")
 HEALTH = request("/healthz", method="GET")
 
 
@@ -66,27 +71,48 @@ def test_a_connection_that_was_reset_before_it_was_accepted_is_not_read(settings
 
 
 def test_a_connection_that_ended_leaves_nothing_to_the_garbage_collector(settings: Settings) -> None:
-    half = request("/v1/emails", "Content-Type: application/json", "Idempotency-Key: k", "Content-Length: 50") + b"{"
+    half = request("/v1/emails", *JSON, "Content-Length: 50") + b"{"
 
     async def count_left() -> None:
         async with running(settings) as api:
-            before = count_protocols()
+            before = count_of(PatientProtocol)
             for sent in (HEALTH, HEALTH * 5, b"", b"no request\r\n\r\n", half, HEALTH * 5 + half):
                 for ends_with_reset in (False, True):
                     client = connect(api, sent)
-                    await until(lambda: count_protocols() > before)
+                    await until(lambda: count_of(PatientProtocol) > before)
                     if ends_with_reset:
                         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     client.close()
-                    await until(lambda: count_protocols() == before)
+                    await until(lambda: count_of(PatientProtocol) == before)
 
+    with without_collector():
+        uvloop.run(count_left())
+
+
+async def test_a_refused_request_leaves_nothing_to_the_garbage_collector(api: Api) -> None:
+    """What refers to itself would keep all that the request had in memory, such as 40 MB, until the collector comes."""
+    with without_collector():
+        for path, body, status in (
+            ("/v1/emails", b"{", 400),
+            ("/v1/emails", orjson.dumps(EMAIL | {"text": "a" * 100_000, "tags": 1}), 422),
+            ("/v1/emails", b" " * 50_000_000, 413),
+            ("/v1/emails/batch", orjson.dumps({"emails": [EMAIL | {"message_key": "k", "to": 1}, EMAIL, 1]}), 200),
+            ("/v1/replays", b"[]", 422),
+            ("/v1/nothing", b"{}", 404),
+        ):
+            assert (await api.call("POST", path, key="k", raw=body)).status == status
+            await until(lambda: count_of(Problem) == 0)
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
     gc.collect()
     gc.disable()
     try:
-        uvloop.run(count_left())
+        yield
     finally:
         gc.enable()
 
 
-def count_protocols() -> int:
-    return sum(isinstance(each, PatientProtocol) for each in gc.get_objects())
+def count_of(kind: type) -> int:
+    return sum(isinstance(each, kind) for each in gc.get_objects())
