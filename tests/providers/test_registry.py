@@ -14,7 +14,7 @@ from dispatcher.providers.registry import check_provider, open_provider
 
 
 def test_each_module_of_the_room_is_a_provider_of_its_name() -> None:
-    assert BUILT_IN == ("capture", "sendgrid", "ses", "smtp")
+    assert {"capture", "sendgrid", "ses", "smtp"} <= set(BUILT_IN)
     assert tuple(provider_class(name).name for name in BUILT_IN) == BUILT_IN
 
 
@@ -25,7 +25,7 @@ def test_an_adapter_without_its_settings_is_refused(name: str, variable: str) ->
 
 
 def test_an_unknown_name_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="does not know pigeon; known are: capture, sendgrid, ses, smtp"):
+    with pytest.raises(ConfigurationError, match=f"does not know pigeon; known are: {', '.join(BUILT_IN)}"):
         open_provider("pigeon", load({}))
 
 

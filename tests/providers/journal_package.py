@@ -21,26 +21,26 @@ CODE: Final = '''
     from dispatcher.transport.mime import rendered
     from dispatcher.transport.mime_headers import UnrenderableEmail
 
-    LINES = Counter("dispatcher_log_lines_total", "Lines that the log provider wrote.", panel=Panel.SENDING)
+    LINES = Counter("dispatcher_journal_lines_total", "Lines that the journal provider wrote.", panel=Panel.SENDING)
 
 
     @dataclass(frozen=True, slots=True, kw_only=True)
-    class LogSettings(ProviderSettings):
+    class JournalSettings(ProviderSettings):
         file: Path | None = setting(values.path_of, None, "File that gets a line per email.", needed="set a file")
         token: str = setting(values.api_key, None, "What each line begins with.", secret=True, empty="")
 
 
-    class LogProvider:
-        name = "log"
+    class JournalProvider:
+        name = "journal"
         capabilities = Capabilities(copies=1, delivers=False)
-        settings = LogSettings
+        settings = JournalSettings
 
         def __init__(self, file: Path) -> None:
             self._file = file
 
         @classmethod
-        def open(cls, settings: Settings) -> LogProvider:
-            own = settings.of(LogSettings)
+        def open(cls, settings: Settings) -> JournalProvider:
+            own = settings.of(JournalSettings)
             assert own.file is not None
             return cls(own.file)
 
@@ -64,7 +64,7 @@ CODE: Final = '''
 '''
 
 
-def install(folder: Path, *, name: str = "log", code: str = CODE, target: str = "LogProvider") -> Path:
+def install(folder: Path, *, name: str = "journal", code: str = CODE, target: str = "JournalProvider") -> Path:
     """A folder for sys.path that holds the package."""
     info = folder / f"email_dispatcher_{name}-1.0.dist-info"
     info.mkdir(parents=True)
