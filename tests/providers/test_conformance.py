@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import pytest
 
 from dispatcher.config import BUILT_IN
 from dispatcher.dev.conformance import Conformance, ContentConformance
@@ -23,11 +23,11 @@ class TestSmtp(ContentConformance, place=smtp_place): ...
 class TestCapture(ContentConformance, place=capture_place): ...
 
 
-async def test_every_provider_that_comes_with_us_is_here(tmp_path: Path) -> None:
+async def test_every_provider_that_comes_with_us_is_here(tmp_path_factory: pytest.TempPathFactory) -> None:
     names = []
-    for number, found in enumerate((*Conformance.__subclasses__(), *ContentConformance.__subclasses__())):
+    for found in (*Conformance.__subclasses__(), *ContentConformance.__subclasses__()):
         if found.__test__ and found.__module__ == __name__:
-            async with found.open_place(tmp_path / str(number)) as opened:
+            async with found.open_place(tmp_path_factory.mktemp("place")) as opened:
                 names.append(opened.provider.name)
 
     assert sorted(names) == list(BUILT_IN)
