@@ -23,6 +23,7 @@ from dispatcher.domain.backoff import Backoff
 from dispatcher.errors import BrokerUnavailable, DispatcherError
 from dispatcher.host.batches import Batches
 from dispatcher.host.lifecycle import unless_cut_off
+from dispatcher.host.services import Periodic
 from dispatcher.store.drafts import DraftStore
 from dispatcher.store.enqueueing import Draft
 from dispatcher.telemetry import metrics
@@ -32,13 +33,15 @@ RELAY_AFTER_SECONDS: Final = 5.0
 """When the relay publishes what was not announced. Later than any announcement that works, and a delay that is bearable
 where one did not."""
 MARK_AFTER_SECONDS: Final = 1.0
-MARK_EVERY_SECONDS: Final = 0.25
 MOST_WAITING: Final = 20_000
 """Messages that wait for RabbitMQ; more are left to the relay, so that a slow broker does not fill the memory."""
 
 
 class Announcing:
-    """Publishes what it is given, one batch after the other."""
+    """Publishes what it is given, one batch after the other, and marks what was confirmed."""
+
+    interval_seconds = 0.25
+    """Between two looks for what to mark."""
 
     def __init__(self, publisher: Publisher, store: DraftStore, queue: str, *, bundle: int = 1) -> None:
         """
@@ -68,7 +71,7 @@ class Announcing:
         """Announces until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(unless_cut_off(self._batches.run, self._publish))
-            group.create_task(unless_cut_off(self._mark_all))
+            group.create_task(unless_cut_off(Periodic(self).run))
 
     async def finish(self) -> None:
         """Returns once everything was published or given up, and marked."""
@@ -103,10 +106,9 @@ class Announcing:
         self._opens_at = time.monotonic() + seconds
         self._log.warning("broker.connection_lost", reason=reason, retry_in_seconds=round(seconds, 2))
 
-    async def _mark_all(self) -> None:
-        while True:
-            await asyncio.sleep(MARK_EVERY_SECONDS)
-            await self._mark(age_seconds=MARK_AFTER_SECONDS)
+    async def run_once(self) -> None:
+        """Marks what was confirmed a while ago."""
+        await self._mark(age_seconds=MARK_AFTER_SECONDS)
 
     async def _mark(self, *, age_seconds: float) -> None:
         now = time.monotonic()

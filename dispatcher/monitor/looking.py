@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Generic, TypeVar
 
 from dispatcher.errors import DispatcherError
+from dispatcher.host.services import Periodic
 
 T = TypeVar("T")
 
@@ -58,14 +59,16 @@ class Poll(Generic[T]):
     async def run(self) -> None:
         """Asks until cancelled."""
         try:
-            while True:
-                began_at = time.monotonic()
-                await self.ask()
-                self.interval_seconds = interval_after(time.monotonic() - began_at, shortest=self._seconds)
-                await asyncio.sleep(self.interval_seconds)
+            await Periodic(self).run()
         finally:
             if self._close:
                 await self._close()
+
+    async def run_once(self) -> None:
+        """Asks once, and says when to ask again."""
+        began_at = time.monotonic()
+        await self.ask()
+        self.interval_seconds = interval_after(time.monotonic() - began_at, shortest=self._seconds)
 
     async def ask(self) -> None:
         """Asks once."""
