@@ -1,7 +1,8 @@
 """Every module knows its room: the table of layers in ARCHITECTURE.md, read out of the imports themselves.
 
 A room is what stands directly under `dispatcher/`, a package or a module. It may import itself and the rooms on the
-floors below it, nothing beside or above it; imports inside functions and under TYPE_CHECKING count.
+floors below it, nothing beside or above it; imports inside functions and under TYPE_CHECKING count. Inside a room as
+well, no files import each other in a circle, however long.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import click
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import print_data, print_json, say
-from dispatcher.cli.table import columns_of, in_style, is_coloured
+from dispatcher.cli.table import columns_of, in_style, is_coloured, is_redrawable
 from dispatcher.domain.text import printable
 from dispatcher.errors import BrokerUnavailable, SchemaError, ServerUnavailable, TopologyError
 
@@ -86,7 +86,7 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
         snapshot = look(settings)
         _print(snapshot, as_json=as_json)
         return Exit.PARTLY if snapshot.queues_fault else Exit.DONE
-    if sys.stdout.isatty() and not as_json:
+    if is_redrawable(sys.stdout) and not as_json:
         _redraw(settings, watch_seconds)
     else:
         _repeat(settings, watch_seconds, as_json=as_json)
@@ -183,7 +183,9 @@ def _redraw(settings: Settings, seconds: float) -> None:
             lines = [*lines, in_style(footer, "dim" if coloured else "")]
             rows = sum(max(1, -(-columns_of(line) // width)) for line in lines)
             # Up to where the last page began, and clear from there.
-            print_data((f"\x1b[{min(drawn, height - 1)}A" if drawn else "") + "\r\x1b[J" + "\n".join(lines))
+            upward = f"\x1b[{min(drawn, height - 1)}A" if drawn else ""
+            if not print_data(f"{upward}\r\x1b[J" + "\n".join(lines)):
+                return
             drawn = rows
             time.sleep(seconds)
     finally:

@@ -109,7 +109,12 @@ def beside(tables: Sequence[Table], width: int, *, coloured: bool) -> list[str]:
 
 def is_coloured(stream: TextIO) -> bool:
     """Whether a stream is a terminal that shows colours, and NO_COLOR is not set."""
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") not in ("dumb", "unknown")
+    return is_redrawable(stream) and not os.environ.get("NO_COLOR")
+
+
+def is_redrawable(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that knows escape sequences."""
+    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def _words(cell: object) -> str:
