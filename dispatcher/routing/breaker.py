@@ -5,6 +5,8 @@
       │  └──throttled──▶ paused                └──probes fail───┘ (and waits twice as long)
       └───────time──────────┘
 
+`TRANSITIONS` has every transition. An event that it does not name for a state changes nothing there.
+
 A failure counts if it may concern the provider as a whole: a connection, a timeout, a server error. Failures count only
 as far as they come from different emails and domains (see `evidence`). A connection that failed is about no email,
 and always counts. Silence counts too, but only a whole window of it opens the breaker: one restart at the
@@ -18,7 +20,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
+from types import MappingProxyType
 from typing import Final
 
 from dispatcher.domain.backoff import Backoff
@@ -54,6 +57,35 @@ class State(StrEnum):
     PAUSED = "paused"
     OPEN = "open"
     HALF_OPEN = "half_open"
+
+
+class Event(Enum):
+    """What changes how a worker sees a provider."""
+
+    WAITED = auto()
+    """A pause is over, or the wait of an open breaker."""
+    WORKED = auto()
+    """The provider answered about an email."""
+    FAILED = auto()
+    """The provider failed as a whole."""
+    THROTTLED = auto()
+    """The provider asked us, not one email, to slow down."""
+
+
+TRANSITIONS: Final = MappingProxyType(
+    {
+        (State.CLOSED, Event.FAILED): State.OPEN,
+        (State.CLOSED, Event.THROTTLED): State.PAUSED,
+        (State.PAUSED, Event.WAITED): State.CLOSED,
+        (State.PAUSED, Event.FAILED): State.OPEN,
+        (State.PAUSED, Event.THROTTLED): State.PAUSED,
+        (State.OPEN, Event.WAITED): State.HALF_OPEN,
+        (State.OPEN, Event.THROTTLED): State.OPEN,  # it is probed when the pause is over, too
+        (State.HALF_OPEN, Event.WORKED): State.CLOSED,
+        (State.HALF_OPEN, Event.FAILED): State.OPEN,
+        (State.HALF_OPEN, Event.THROTTLED): State.PAUSED,
+    }
+)
 
 
 class Breaker:
@@ -164,7 +196,7 @@ class Breaker:
         if self._refusals.total:
             self._refusals.clear()
         if self._is_half_open:
-            self._enter(State.CLOSED, None, 0.0)
+            self._enter(Event.WORKED)
         if self._state is State.CLOSED:
             self._opens.worked()
             self._pauses.worked()
@@ -194,9 +226,11 @@ class Breaker:
             are_enough = self._refusals.are_enough(in_a_row)
             if self._is_half_open and by_recipient and not are_enough:
                 # It can be reached again, and what it said may be about this recipient alone.
-                self._enter(State.CLOSED, None, 0.0)
+                self._enter(Event.WORKED)
             elif self._is_half_open:
-                self._fail_probe(reason, is_suspect=is_suspect, is_certain=email is None)
+                self._failed_probes += 1
+                if email is None or is_suspect or self._failed_probes >= PROBES:
+                    self._open(reason, for_longer=not is_suspect)
             elif are_enough:
                 self._open(reason)
         return Blame.EMAIL if self.state is State.CLOSED else Blame.PROVIDER
@@ -244,11 +278,8 @@ class Breaker:
         self._until = max(self._until, self._clock() + min(asked, LONGEST_PAUSE_SECONDS))
         if self._until <= self._told_until + (_TELL_SECONDS if is_waiting else 0.0):
             return Blame.PROVIDER
-        if self._state is State.OPEN:
-            # It stays so, and is probed when the pause is over, too.
-            self._enter(State.OPEN, self.reason, self._until - self._clock())
-        else:
-            self._enter(State.PAUSED, reason, self._until - self._clock())
+        why = self.reason if self._state is State.OPEN else reason
+        self._enter(Event.THROTTLED, why, self._until - self._clock())
         return Blame.PROVIDER
 
     def _blame(self, email: OutgoingEmail, *, names_time: bool) -> Blame:
@@ -259,12 +290,6 @@ class Breaker:
         self._refusals.add(email)
         is_for_all = names_time or self._refusals.are_enough(THROTTLED_IN_A_ROW)
         return Blame.PROVIDER if is_for_all else Blame.UNKNOWN
-
-    def _fail_probe(self, reason: str, *, is_suspect: bool, is_certain: bool) -> None:
-        """Opens again, where it takes no more probes: only for longer if the last one was no suspect's."""
-        self._failed_probes += 1
-        if is_certain or is_suspect or self._failed_probes >= PROBES:
-            self._open(reason, for_longer=not is_suspect)
 
     @property
     def _is_half_open(self) -> bool:
@@ -283,7 +308,7 @@ class Breaker:
         remaining = self._until - self._clock()
         if remaining > 0:
             return remaining
-        self._enter(State.CLOSED if self._state is State.PAUSED else State.HALF_OPEN, self.reason, 0.0)
+        self._enter(Event.WAITED, self.reason)
         return 0.0
 
     def _is_old(self, trial: int) -> bool:
@@ -291,7 +316,7 @@ class Breaker:
         return trial <= self._old_trials
 
     def _open(self, reason: str, *, for_longer: bool = True) -> None:
-        if self.state is State.OPEN:
+        if (self.state, Event.FAILED) not in TRANSITIONS:
             return
         if not for_longer and self._opens.failures:
             self._opens.failures -= 1
@@ -300,10 +325,10 @@ class Breaker:
         # Never before the end of a pause that the provider has asked for.
         seconds = max(longest * (0.5 + 0.5 * self._jitter()), self._until - self._clock())
         self._old_trials = self._trials
-        self._enter(State.OPEN, reason, seconds)
+        self._enter(Event.FAILED, reason, seconds)
 
-    def _enter(self, state: State, reason: str | None, seconds: float) -> None:
-        self._state = state
+    def _enter(self, event: Event, reason: str | None = None, seconds: float = 0.0) -> None:
+        state = self._state = TRANSITIONS[self._state, event]
         self._until = self._told_until = self._clock() + seconds
         self._probe = None
         self._failed_probes = 0
