@@ -327,10 +327,11 @@ async def session(pool: Pool) -> AsyncIterator[AsyncSession]:
                         # would keep it for an hour.
                         await connection.close()
                     raise
-        except pg.LockNotAvailable:
-            raise
-        except psycopg.OperationalError as error:
-            # What cut this session has cut the others, too: they are replaced now, before anybody trips over them. A
+        except (psycopg.OperationalError, StoreUnavailable) as error:
+            cause = error.__cause__ if isinstance(error, StoreUnavailable) else error
+            if isinstance(cause, pg.LockNotAvailable) or not isinstance(cause, psycopg.OperationalError):
+                raise
+            # What cut this session has cut the others, too: they are replaced now, before a statement fails on them. A
             # server that was silent is not asked again for each of them.
             is_silent = isinstance(connection, TimedSession) and connection.is_given_up
             await (pool.drain() if is_silent else pool.check())

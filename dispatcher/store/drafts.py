@@ -23,8 +23,8 @@ from dispatcher.store.enqueueing import (
     insert_parameters,
     key_parameters,
 )
-from dispatcher.store.outbox import due_since
-from dispatcher.store.queries import query
+from dispatcher.store.queries import ids_with
+from dispatcher.store.statements import fetch
 
 LARGE_OCTETS: Final = 4 * 1024 * 1024
 """From here on a session ends with its statement: libpq keeps a buffer of its largest statement as long as it lives."""
@@ -67,13 +67,12 @@ class DraftStore:
                 if has_attachments(drafts):
                     await transaction.enter_async_context(connection.transaction())
                 parameters = insert_parameters(drafts, publish_in_seconds=self._publish_in_seconds)
-                rows = await (await connection.execute(query("enqueue"), parameters)).fetchall()
-                due_at: dict[UUID, datetime] = {row[0]: row[1] for row in rows}
+                due_at: dict[UUID, datetime] = dict(await fetch(connection, "enqueue", parameters))
                 if attachments := attachment_parameters(drafts, set(due_at)):
-                    await connection.execute(query("enqueue_attachments"), attachments)
+                    await fetch(connection, "enqueue_attachments", attachments)
             known: Mapping[Key, tuple[UUID, bytes]] = {}
             if keys := key_parameters(drafts, set(due_at)):
-                known = holders(await (await connection.execute(query("find_by_key"), keys)).fetchall())
+                known = holders(await fetch(connection, "find_by_key", keys))
             if sum(parameters["octets"]) > LARGE_OCTETS:
                 await connection.close()
             return Insertion(due_at, known)
@@ -81,11 +80,9 @@ class DraftStore:
     async def find(self, drafts: Sequence[Draft]) -> Mapping[Key, bytes]:
         """The payload hash that is stored for each key that is known."""
         parameters = key_parameters(drafts, set())
-        async with session(self._pool) as connection:
-            rows = await (await connection.execute(query("find_by_key"), parameters)).fetchall()
+        rows = await fetch(self._pool, "find_by_key", parameters)
         return {key: payload_hash for key, (_, payload_hash) in holders(rows).items()}
 
     async def mark_announced(self, due: Mapping[UUID, datetime]) -> None:
         """A broker confirmed the messages of these emails, one at least, which were inserted as due then."""
-        async with session(self._pool) as connection:
-            await connection.execute(query("mark_published"), due_since(due))
+        await fetch(self._pool, "mark_published", ids_with("due_ats", due))

@@ -12,7 +12,7 @@ import orjson
 
 from dispatcher.domain.status import Status
 from dispatcher.store.connections import AsyncSession
-from dispatcher.store.queries import ids_within
+from dispatcher.store.queries import ids_with, ids_within
 from dispatcher.store.statements import fetch, made
 
 GROUPS: Final = ("error_type", "provider", "tenant", "status", "error")
@@ -211,15 +211,14 @@ async def discard_dead(session: AsyncSession, email_ids: Collection[UUID], *, ac
 
 async def find_announced(session: AsyncSession) -> dict[UUID, int]:
     """The emails whose dead letter must be on the DLQ, with how many attempts it counts."""
-    return dict(await fetch(session, "find_announced", {}))
+    return dict(await fetch(session, "find_announced"))
 
 
 async def announce_again(session: AsyncSession, attempts: Mapping[UUID, int]) -> set[UUID]:
     """Has dead letters published again, attempts by id; returns for which emails."""
     if not attempts:
         return set()
-    parameters = {**ids_within(attempts), "attempt_counts": [attempts[email_id] for email_id in sorted(attempts)]}
-    return {row[0] for row in await fetch(session, "announce_again", parameters)}
+    return {row[0] for row in await fetch(session, "announce_again", ids_with("attempt_counts", attempts))}
 
 
 async def audit_orphans(session: AsyncSession, letters: Mapping[UUID, int], *, actor: str, reason: str) -> None:

@@ -16,7 +16,7 @@ from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.errors import StatementRefused
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.locked import LockedRows
-from dispatcher.store.queries import ids_within, query
+from dispatcher.store.queries import ids_with, ids_within, query
 from dispatcher.store.server import find_database_id
 from dispatcher.store.statements import Row, fetch
 from dispatcher.telemetry import metrics
@@ -154,10 +154,8 @@ class LeaseStore:
 
     async def lease(self, keys_by_id: dict[UUID, str], lease_seconds: float) -> list[Lease]:
         """Leases of those emails that may be leased, of the ids and message keys given; the rest is left out."""
-        ids = ids_within(keys_by_id)
         parameters = {
-            **ids,
-            "message_keys": [keys_by_id[email_id] for email_id in ids["email_ids"]],
+            **ids_with("message_keys", keys_by_id),
             "worker": self._worker,
             "lease_seconds": lease_seconds,
             "most_octets": MOST_OCTETS,
@@ -232,8 +230,7 @@ class LeaseStore:
         if not attempts:
             return {}
         parameters = {
-            **ids_within(attempts),
-            "attempts": [attempts[email_id] for email_id in sorted(attempts)],
+            **ids_with("attempts", attempts),
             "most_times": MOST_LETTER_REPLAYS,
             "worker": self._worker,
         }
@@ -242,7 +239,7 @@ class LeaseStore:
 
     async def renew(self, leases: dict[UUID, int], lease_seconds: float) -> set[UUID]:
         """Prolongs leases, given as token by id; returns the ids that are still ours."""
-        return await self._ids("renew", {**_tokens(leases), "lease_seconds": lease_seconds})
+        return await self._ids("renew", {**ids_with("lease_tokens", leases), "lease_seconds": lease_seconds})
 
     async def release(
         self, leases: dict[UUID, int], away_seconds: Mapping[UUID, float] = MappingProxyType({})
@@ -254,8 +251,9 @@ class LeaseStore:
         Args:
             away_seconds: How long from now an email becomes due; at once where it is missing.
         """
-        waits = [away_seconds.get(email_id, 0.0) for email_id in sorted(leases)]
-        ours = await self._ids("release", {**_tokens(leases), "away_seconds": waits})
+        parameters = ids_with("lease_tokens", leases)
+        waits = [away_seconds.get(email_id, 0.0) for email_id in parameters["email_ids"]]
+        ours = await self._ids("release", {**parameters, "away_seconds": waits})
         if len(ours) < len(leases):
             await self.recover({email_id: token for email_id, token in leases.items() if email_id not in ours})
         return ours
@@ -266,7 +264,7 @@ class LeaseStore:
         Returns:
             The emails that are pending again: those that the rescue held and that have not changed since.
         """
-        rows = await fetch(self._pool, "recover_rescued", {**_tokens(leases), "worker": self._worker})
+        rows = await fetch(self._pool, "recover_rescued", {**ids_with("lease_tokens", leases), "worker": self._worker})
         metrics.RESCUED.add(len(rows), "host_returned")
         for email_id, correlation_id, _ in rows:
             get_log().warning("email.recovered", email_id=str(email_id), correlation_id=correlation_id)
@@ -313,10 +311,6 @@ class LeaseStore:
 
     async def _ids(self, name: str, parameters: dict[str, Any]) -> set[UUID]:
         return {row[0] for row in await fetch(self._pool, name, parameters)}
-
-
-def _tokens(leases: dict[UUID, int]) -> dict[str, Any]:
-    return {**ids_within(leases), "lease_tokens": [leases[email_id] for email_id in sorted(leases)]}
 
 
 def _columns(results: Sequence[Result]) -> dict[str, Any]:

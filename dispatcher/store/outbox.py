@@ -16,7 +16,7 @@ from dispatcher.errors import StatementRefused
 from dispatcher.store.connections import AsyncSession, translated
 from dispatcher.store.locked import RETRY_REFUSED_SECONDS, Around, LockedRows, within
 from dispatcher.store.migrations import WEEKS_AHEAD
-from dispatcher.store.queries import ids_within
+from dispatcher.store.queries import ids_with, ids_within
 from dispatcher.store.settlement import FoundLease, as_found, find_expiring
 from dispatcher.store.statements import Row, fetch, made
 from dispatcher.store.timeline import Promotion, follow_timeline
@@ -111,7 +111,9 @@ class Outbox:
         Returns:
             The emails that are due as before: another transaction holds a lock on their rows, or PostgreSQL refuses.
         """
-        around = await self.locked.around(due, lambda free: self._fetch("mark_published", due_since(within(due, free))))
+        around = await self.locked.around(
+            due, lambda free: self._fetch("mark_published", ids_with("due_ats", within(due, free)))
+        )
         return {row[0] for row in around.rows()} | around.left
 
     async def find_dead_letter_due(self, limit: int) -> list[DueDeadLetter]:
@@ -131,7 +133,12 @@ class Outbox:
 
     async def mark_dead_lettered(self, due: Mapping[UUID, datetime]) -> None:
         """As `mark_published`, for the dead letters of these emails."""
-        await self.locked.around(due, lambda free: self._fetch("mark_dead_lettered", due_since(within(due, free))))
+        await self.locked.around(
+            due, lambda free: self._fetch("mark_dead_lettered", ids_with("due_ats", within(due, free)))
+        )
+
+    async def _mark(self, name: str, due: Mapping[UUID, datetime]) -> Around[list[Row]]:
+        return await self.locked.around(due, lambda free: self._fetch(name, ids_with("due_ats", within(due, free))))
 
     async def find_expiring(
         self, workers_here: Collection[str] = (), *, within_seconds: float = 0.0
@@ -220,9 +227,3 @@ class Outbox:
 
     async def _fetch(self, name: str, parameters: Mapping[str, Any] | None = None) -> list[Row]:
         return await fetch(self._session, name, parameters)
-
-
-def due_since(due: Mapping[UUID, datetime]) -> dict[str, Any]:
-    """The parameters of `mark_published` and its like: emails, one at least, and since when each was due."""
-    ids = ids_within(due)
-    return {**ids, "due_ats": [due[email_id] for email_id in ids["email_ids"]]}

@@ -84,6 +84,12 @@ def ids_within(email_ids: Iterable[UUID]) -> dict[str, Any]:
     return {"email_ids": ordered, "lowest_id": ordered[0], "highest_id": ordered[-1]}
 
 
+def ids_with(name: str, values: Mapping[UUID, Any]) -> dict[str, Any]:
+    """As `ids_within`, with a list of that name: a value for each email, in the order of their ids."""
+    ids = ids_within(values)
+    return {**ids, name: [values[email_id] for email_id in ids["email_ids"]]}
+
+
 def _without_comments(text: str) -> str:
     lines = (line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("--"))
     return "\n".join(lines).rstrip(";")

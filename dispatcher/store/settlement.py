@@ -11,7 +11,7 @@ from uuid import UUID
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
 from dispatcher.store.connections import AsyncSession
-from dispatcher.store.queries import ids_within
+from dispatcher.store.queries import ids_with, ids_within
 from dispatcher.store.statements import fetch
 
 
@@ -73,8 +73,7 @@ async def note_crashes(
     Those that somebody has locked stay.
     """
     parameters = {
-        **ids_within(tokens),
-        "lease_tokens": [tokens[email_id] for email_id in sorted(tokens)],
+        **ids_with("lease_tokens", tokens),
         "worker": worker,
         "most_crashes": most_crashes,
         "error_type": Reason.WORKER_CRASHED.value,
@@ -102,12 +101,11 @@ async def release_found(session: AsyncSession, leases: Sequence[FoundLease]) -> 
 
 def as_found(leases: Sequence[FoundLease]) -> dict[str, Any]:
     """The parameters of statements that change leases only as they were found; one lease at least."""
-    ordered = sorted(leases, key=lambda lease: lease.email_id)
-    return {
-        **ids_within(lease.email_id for lease in ordered),
-        "lease_tokens": [lease.token for lease in ordered],
-        "expired_ats": [lease.expired_at for lease in ordered],
-    }
+    by_id = {lease.email_id: lease for lease in leases}
+    parameters = ids_within(by_id)
+    ordered = [by_id[email_id] for email_id in parameters["email_ids"]]
+    tokens, ends = [lease.token for lease in ordered], [lease.expired_at for lease in ordered]
+    return {**parameters, "lease_tokens": tokens, "expired_ats": ends}
 
 
 async def find_attempt_bases(session: AsyncSession, email_ids: Collection[UUID]) -> dict[UUID, int]:

@@ -29,6 +29,7 @@ from dispatcher.store.connections import (
     translated,
 )
 from dispatcher.store.leases import LeaseStore
+from dispatcher.store.statements import fetch
 from tests.broker.proxy import Proxy
 from tests.store.books import Books
 from tests.waiting import DEADLINE_SECONDS, until
@@ -184,6 +185,19 @@ async def test_a_pool_recovers_from_the_end_of_all_its_sessions(store: LeaseStor
 
     assert len(leases) == 1
     assert len(faults) <= 2
+
+
+async def test_a_block_of_several_statements_finds_the_end_of_all_sessions_once(tables_url: str, books: Books) -> None:
+    async with make_pool(tables_url, name="several", size=4) as pool:
+        await until(lambda: len(books.sessions("several")) == 4)
+        assert books.terminate("several") == 4
+
+        with pytest.raises(StoreUnavailable):
+            async with session(pool) as opened:
+                await fetch(opened, "list_migrations")
+        for _ in range(4):
+            async with session(pool) as opened:
+                assert await fetch(opened, "list_migrations")
 
 
 async def test_a_statement_that_waits_too_long_for_a_lock_is_an_outage(
