@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
 
 from dispatcher.telemetry import metrics
 
@@ -26,14 +28,22 @@ class Tally:
         raise NotImplementedError
 
 
+def _cell(counts: Counter[tuple[str, ...]], name: str, *place: Any) -> Tally:
+    """A metric's cell for the label values that come last."""
+    return Tally(counts, (name, *place[-1]))
+
+
+_METRICS: Final = {"rescued": metrics.RESCUED, "held": metrics.HELD, "lease_lost": metrics.LEASES_LOST}
+
+
 @contextmanager
 def counted() -> Iterator[Counter[tuple[str, ...]]]:
-    """Counts rescued and held emails by reason, for the length of a block."""
+    """Counts rescued and held emails by reason, and lost leases, for the length of a block."""
     counts: Counter[tuple[str, ...]] = Counter()
-    metrics.RESCUED.bind(lambda _, __, ___, values: Tally(counts, ("rescued", *values)))
-    metrics.HELD.bind(lambda _, __, ___, values: Tally(counts, ("held", *values)))
+    for name, metric in _METRICS.items():
+        metric.bind(partial(_cell, counts, name))
     try:
         yield counts
     finally:
-        metrics.RESCUED.bind(None)
-        metrics.HELD.bind(None)
+        for metric in _METRICS.values():
+            metric.bind(None)

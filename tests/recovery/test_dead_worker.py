@@ -364,6 +364,20 @@ async def test_what_was_being_rendered_is_suspected_and_is_given_back(
     assert [books.row(each.email_id)["crash_count"] for each in (suspect, innocent)] == [1, 0]
 
 
+async def test_a_suspect_whose_crash_postgresql_refuses_to_count_is_given_back_as_the_others_are(
+    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
+) -> None:
+    suspect, innocent = await lease(worker, books, 2)
+    die(run_dir, [(suspect, rendering), (innocent, unsent)])
+
+    with refused(books.connection, suspect.email_id, "new.crash_count > 0"), counted() as counts:
+        await settlement.run_once()
+
+    assert counts == Counter({("rescued", "worker_died"): 2, ("held", "worker_died"): 0})
+    assert books.statuses() == {"pending": 2}
+    assert left_over(run_dir) == []
+
+
 async def test_an_email_that_three_workers_died_of_fails_and_the_others_of_their_windows_do_not(
     settlement: LedgerRecovery, other_store: LeaseStore, books: Books, run_dir: Path
 ) -> None:
@@ -506,6 +520,27 @@ async def test_what_somebody_has_locked_is_settled_when_it_can_be_and_holds_up_n
     assert [books.status(each.email_id) for each in (unnamed, wire, poison)] == ["pending", "held", "pending"]
     assert books.row(poison.email_id)["crash_count"] == 1
     assert [books.outcomes(each.email_id) for each in (done, wire)] == [["accepted"], ["uncertain"]]
+    assert left_over(run_dir) == []
+    await pool.close()
+
+
+async def test_a_ledger_of_before_the_hosts_last_start_is_kept_until_what_it_names_can_be_recorded(
+    worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
+) -> None:
+    (each,) = await lease(worker, books)
+    die(run_dir, [(each, answered(Accepted()))], boot="an earlier start")
+    pool = make_pool(tables_url, name="dispatcher relay settlement", size=1, lock_seconds=0.1)
+    await pool.open()
+    settlement = LedgerRecovery(settings(run_dir), pool)
+
+    with locked(tables_url, each):
+        with counted() as counts:
+            await settlement.run_once()
+        assert counts == Counter()
+        assert len(left_over(run_dir)) == 1
+    await settlement.run_once()
+
+    assert books.status(each.email_id) == "sent"
     assert left_over(run_dir) == []
     await pool.close()
 

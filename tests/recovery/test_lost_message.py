@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from dispatcher.broker import pointer
 from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
+from dispatcher.recovery.lost_message import LostMessages
+from dispatcher.store.connections import connect_async
 from dispatcher.store.leases import LeaseStore
+from dispatcher.store.outbox import Outbox
 from tests.broker.rabbit import Rabbit
 from tests.recovery.tally import counted
 from tests.relay.running import Start, settings_for
@@ -52,3 +57,18 @@ async def test_a_message_that_was_published_before_the_clock_was_set_back_and_is
 
     assert message.pointer.email_id == email_id
     assert counts == Counter({("rescued", "message_vanished"): 1})
+
+
+@pytest.mark.parametrize(("share_of_a_lease", "is_lost"), [(0.4, False), (0.6, True)])
+async def test_a_message_counts_as_lost_half_a_lease_after_it_was_published(
+    servers: Servers, tables_url: str, topology: Topology, books: Books, share_of_a_lease: float, is_lost: bool
+) -> None:
+    settings = settings_for(servers.amqp_url, tables_url, topology, LEASE_SECONDS="3600")
+    email_id = books.enqueue_one()
+    published_at = datetime.now(UTC) - timedelta(seconds=share_of_a_lease * HOUR)
+    books.change(email_id, publish_due_at=None, published_at=published_at)
+
+    async with await connect_async(tables_url, name="test relay") as session:
+        await LostMessages(settings, Outbox(session)).run_once()
+
+    assert (books.row(email_id)["publish_due_at"] is not None) == is_lost

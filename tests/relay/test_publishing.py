@@ -396,6 +396,22 @@ async def test_a_relay_that_is_told_to_stop_publishes_what_is_due_and_ends(
     assert not any(row["publish_due_at"] for row in books.rows())
 
 
+async def test_a_relay_that_stops_marks_what_it_has_published_so_that_the_next_does_not_publish_it_again(
+    settings: Settings, books: Books, rabbit: Rabbit
+) -> None:
+    books.enqueue(3)
+    publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay")
+    publishing = Publishing(settings, publisher, lambda _: (), free_seat(), mark_after_seconds=FOR_EVER)
+    publishing_task = asyncio.create_task(publishing.run())
+    await rabbit.take_all(settings.queue, 3)
+
+    publishing.stop()
+    await asyncio.wait_for(publishing_task, 20)
+    await publisher.close()
+
+    assert [row["publish_due_at"] for row in books.rows()] == [None] * 3
+
+
 async def test_what_will_be_due_is_published_then(
     start: Start, settings: Settings, books: Books, rabbit: Rabbit
 ) -> None:
@@ -453,6 +469,8 @@ async def test_a_leader_that_rabbitmq_is_away_from_hands_over_to_a_relay_that_re
         await until(lambda: proxy.connections)
         await start(settings)
         await until(lambda: len(books.sessions("dispatcher relay")) == 2)
+        books.enqueue(3)
+        await rabbit.take_all(settings.queue, 3)  # they are confirmed, and not marked yet
 
         proxy.sever()
         email_ids = books.enqueue(5)

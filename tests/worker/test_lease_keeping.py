@@ -21,6 +21,7 @@ from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import Outbox
 from dispatcher.worker.coalescing import Coalescing
 from tests.broker.proxy import Proxy
+from tests.recovery.tally import counted
 from tests.store.books import Books
 from tests.store.fixtures import DATABASE_ID
 from tests.waiting import until
@@ -277,11 +278,13 @@ async def test_a_worker_that_was_cut_off_undoes_the_rescue_of_what_the_provider_
         outbox = Outbox(session)
         await outbox.rescue_expired(OnUncertain.HOLD, 3, await outbox.find_expiring())
     assert bench.books.statuses() == {"held": 6}
-    bench.provider.let_go()
-    postgres.cut()
-    postgres.thaw()
+    with counted() as counts:
+        bench.provider.let_go()
+        postgres.cut()
+        postgres.thaw()
+        await until(lambda: bench.books.statuses() == {"pending": 3, "sent": 1, "failed": 1, "held": 1})
 
-    await until(lambda: bench.books.statuses() == {"pending": 3, "sent": 1, "failed": 1, "held": 1})
+    assert counts["lease_lost",] == 3  # all but the accepted one, which was evidence
     ids = [unbegun, waiting, accepted, deferred, rejected, silent]
     assert [bench.books.status(i) for i in ids] == ["pending", "pending", "sent", "pending", "failed", "held"]
     rows = [bench.books.row(email_id) for email_id in ids]
