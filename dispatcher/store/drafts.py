@@ -67,7 +67,8 @@ class DraftStore:
                 if has_attachments(drafts):
                     await transaction.enter_async_context(connection.transaction())
                 parameters = insert_parameters(drafts, publish_in_seconds=self._publish_in_seconds)
-                due_at: dict[UUID, datetime] = dict(await fetch(connection, "enqueue", parameters))
+                rows = await fetch(connection, "enqueue", parameters)
+                due_at: dict[UUID, datetime] = {row[0]: row[1] for row in rows}
                 if attachments := attachment_parameters(drafts, set(due_at)):
                     await fetch(connection, "enqueue_attachments", attachments)
             known: Mapping[Key, tuple[UUID, bytes]] = {}
