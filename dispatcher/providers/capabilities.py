@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import NamedTuple
 
 from dispatcher.config import BUILT_IN
 from dispatcher.domain.capabilities import (
@@ -17,19 +17,6 @@ from dispatcher.domain.capabilities import (
 )
 from dispatcher.domain.outcome import Reason
 from dispatcher.providers.registry import class_of
-
-_REASONS: Final = {
-    Need.TEMPLATES: Reason.INVALID_CONTENT,
-    Need.RECIPIENTS: Reason.REJECTED_RECIPIENT,
-    Need.OCTETS: Reason.TOO_LARGE,
-    Need.SMTPUTF8: Reason.REJECTED_RECIPIENT,
-}
-_REMEDIES: Final = {
-    Need.TEMPLATES: "set text or html",
-    Need.RECIPIENTS: "split the email",
-    Need.OCTETS: "attach less",
-    Need.SMTPUTF8: "use another address",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,39 +80,42 @@ def uncarried(email: AnyEmail, configured: Mapping[str, Capabilities]) -> Uncarr
 def _explained(email: AnyEmail, needs: list[Need], configured: Mapping[str, Capabilities]) -> Uncarried:
     known = capabilities_of(BUILT_IN) | dict(configured)
     able = [name for name, one in known.items() if one.delivers and one.lacks(email) is None]
-    described = [_described(need, email) for need in needs]
-    subjects, features = (" and ".join(words) for words in zip(*described, strict=True))
+    lacking = [_shortage(need, email) for need in needs]
+    subjects, features, remedy = (
+        " and ".join(words) for words in zip(*((one.subject, one.feature, one.remedy) for one in lacking), strict=True)
+    )
     verb = "needs" if len(needs) == 1 else "need"
     who = f"({', '.join(able)})" if able else "(none is known)"
-    remedy = " and ".join(_REMEDIES[need] for need in needs)
     return Uncarried(
-        field=_field(needs[0], email),
+        field=lacking[0].field,
         message=f"{subjects} {verb} a provider with {features} {who}; configured: {', '.join(configured)}.",
         remedy=f"Add one to DISPATCHER_PROVIDERS, or {remedy}." if able else f"{remedy.capitalize()}.",
-        reason=_REASONS[needs[0]],
+        reason=lacking[0].reason,
     )
 
 
-def _described(need: Need, email: AnyEmail) -> tuple[str, str]:
-    """What in the email needs it, and what the provider must have."""
-    match need:
-        case Need.TEMPLATES:
-            return "template_id", "templates"
-        case Need.RECIPIENTS:
-            return "the number of recipients", f"room for {recipients_of(email):,}"
-        case Need.OCTETS:
-            return "the size", f"room for {octets_of(email):,} octets"
-        case Need.SMTPUTF8:
-            return f"an address in {smtputf8_field(email)}", "SMTPUTF8"
+class _Shortage(NamedTuple):
+    """What of an email needs which feature of a provider, and what helps where no provider has it."""
+
+    field: str
+    subject: str
+    feature: str
+    remedy: str
+    reason: Reason
 
 
-def _field(need: Need, email: AnyEmail) -> str:
+def _shortage(need: Need, email: AnyEmail) -> _Shortage:
     match need:
         case Need.TEMPLATES:
-            return "template_id"
+            return _Shortage("template_id", "template_id", "templates", "set text or html", Reason.INVALID_CONTENT)
         case Need.RECIPIENTS:
-            return "to"
+            room = f"room for {recipients_of(email):,}"
+            return _Shortage("to", "the number of recipients", room, "split the email", Reason.REJECTED_RECIPIENT)
         case Need.OCTETS:
-            return "attachments"
+            room = f"room for {octets_of(email):,} octets"
+            return _Shortage("attachments", "the size", room, "attach less", Reason.TOO_LARGE)
         case Need.SMTPUTF8:
-            return smtputf8_field(email) or "email"
+            field = smtputf8_field(email) or "email"
+            return _Shortage(
+                field, f"an address in {field}", "SMTPUTF8", "use another address", Reason.REJECTED_RECIPIENT
+            )

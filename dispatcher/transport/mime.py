@@ -26,13 +26,14 @@ from email.policy import compat32
 from email.utils import encode_rfc2231, format_datetime
 from typing import Final
 
-from dispatcher.domain.address import Address, parse_address
+from dispatcher.domain.address import Address
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
 from dispatcher.transport.body import Body, InBase64
 from dispatcher.transport.mime_headers import (
     UnrenderableEmail,
     address_field,
+    addresses,
     ascii_domain,
     ascii_spec,
     checked,
@@ -93,11 +94,11 @@ def render(email: OutgoingEmail) -> RenderedEmail:
     """
     if email.template_id is not None:
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "template_id names a provider's template, and MIME has none")
-    sender = _addresses("from", (email.sender,), Reason.REJECTED_SENDER)
-    to = _addresses("to", email.to, Reason.REJECTED_RECIPIENT)
-    cc = _addresses("cc", email.cc, Reason.REJECTED_RECIPIENT)
-    bcc = _addresses("bcc", email.bcc, Reason.REJECTED_RECIPIENT)
-    reply_to = _addresses("reply_to", email.reply_to, Reason.INVALID_CONTENT)
+    sender = addresses("from", (email.sender,), Reason.REJECTED_SENDER)
+    to = addresses("to", email.to, Reason.REJECTED_RECIPIENT)
+    cc = addresses("cc", email.cc, Reason.REJECTED_RECIPIENT)
+    bcc = addresses("bcc", email.bcc, Reason.REJECTED_RECIPIENT)
+    reply_to = addresses("reply_to", email.reply_to, Reason.INVALID_CONTENT)
     if not (to or cc or bcc):
         raise UnrenderableEmail(Reason.REJECTED_RECIPIENT, "to, cc and bcc are empty")
     mailboxes = {"From": sender, "To": to, "Cc": cc, "Reply-To": reply_to}
@@ -110,18 +111,6 @@ def render(email: OutgoingEmail) -> RenderedEmail:
     )
 
 
-def _addresses(name: str, texts: Iterable[str], reason: Reason) -> list[Address]:
-    addresses = []
-    for text in texts:
-        try:
-            address = parse_address(text)
-            ascii_domain(address.domain)
-        except ValueError as error:
-            raise UnrenderableEmail(reason, f"{name} {error}") from None
-        addresses.append(address)
-    return addresses
-
-
 def _once(addresses: Iterable[Address]) -> tuple[str, ...]:
     """Each mailbox once, as it was first written; only the domain ignores case (RFC 5321, section 2.4)."""
     specs: dict[tuple[str, str], str] = {}
@@ -131,9 +120,9 @@ def _once(addresses: Iterable[Address]) -> tuple[str, ...]:
 
 
 def _address_fields(mailboxes: dict[str, list[Address]]) -> Iterator[str]:
-    for name, addresses in mailboxes.items():
-        if addresses:
-            yield address_field(name, addresses)
+    for name, listed in mailboxes.items():
+        if listed:
+            yield address_field(name, listed)
     if not mailboxes["To"] and not mailboxes["Cc"]:
         # RFC 5322, section 3.6.3: a group with nobody in it, for an email to Bcc alone.
         yield "To: undisclosed-recipients:;\r\n"

@@ -17,7 +17,7 @@ from typing import Final
 
 import idna
 
-from dispatcher.domain.address import Address
+from dispatcher.domain.address import Address, parse_address
 from dispatcher.domain.header_names import is_written_by_others
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.text import header_fault
@@ -83,6 +83,19 @@ def checked_type(content_type: str) -> str:
     if not _CONTENT_TYPE.fullmatch(checked("an attachment's content_type", content_type)):
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "an attachment's content_type is not a MIME type")
     return content_type
+
+
+def addresses(field: str, texts: Iterable[str], reason: Reason) -> list[Address]:
+    """A field's addresses; raises UnrenderableEmail with the reason if one cannot stand in a header."""
+    found = []
+    for text in texts:
+        try:
+            address = parse_address(text)
+            ascii_domain(address.domain)
+        except ValueError as error:
+            raise UnrenderableEmail(reason, f"{field} {error}") from None
+        found.append(address)
+    return found
 
 
 def address_field(name: str, addresses: Iterable[Address]) -> str:

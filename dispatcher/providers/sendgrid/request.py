@@ -31,13 +31,14 @@ from uuid import UUID
 
 import orjson
 
-from dispatcher.domain.address import Address, is_plain, parse_address
+from dispatcher.domain.address import Address, is_plain
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
 from dispatcher.providers.contract import CallLimits, Part
 from dispatcher.transport.body import Body, InBase64
 from dispatcher.transport.mime_headers import (
     UnrenderableEmail,
+    addresses,
     ascii_domain,
     ascii_spec,
     checked,
@@ -103,16 +104,10 @@ def _origin(text: str) -> tuple[Document, str]:
 
 
 def _addresses(field: str, texts: Iterable[str], reason: Reason) -> list[Address]:
-    addresses = []
-    for text in texts:
-        try:
-            address = parse_address(text)
-            ascii_domain(address.domain)
-        except ValueError as error:
-            raise UnrenderableEmail(reason, f"{field} {error}") from None
+    found = addresses(field, texts, reason)
+    for address in found:
         checked(f"a name in {field}", address.display_name)
-        addresses.append(address)
-    return addresses
+    return found
 
 
 def personalizations_of(email: OutgoingEmail) -> tuple[list[Document], set[str]]:
