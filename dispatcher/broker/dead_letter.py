@@ -6,14 +6,13 @@ Only emails get these. What could not be decoded at all arrives on the DLQ as it
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Final
-from uuid import UUID
 
 import orjson
 
 from dispatcher.broker.pointer import VERSION, decode_fields, email_id, message_key
+from dispatcher.domain.dead_letter import DeadLetter
 from dispatcher.domain.status import Status
 from dispatcher.errors import InvalidPointer
 
@@ -24,36 +23,11 @@ MOST_ATTEMPTS: Final = 2**31 - 1
 """What the row's column holds."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """An email that no machine will touch again.
-
-    Attributes:
-        status: `failed` or `held`.
-        error_type: A word of `domain.outcome.Reason`.
-        error: In the provider's or our words, scrubbed of addresses.
-        attempts: How many provider calls there were.
-        provider: Whom the last one went to.
-        failed_at: When it became `failed` or `held`.
-    """
-
-    email_id: UUID
-    tenant_id: str
-    message_key: str
-    correlation_id: str | None
-    status: Status
-    error_type: str | None
-    error: str | None
-    attempts: int
-    provider: str | None
-    created_at: datetime
-    failed_at: datetime
-
-
 def encode(letter: DeadLetter) -> bytes:
     """The message's body; instants in RFC 3339."""
     error = letter.error and letter.error[:MAX_ERROR_CHARACTERS]
-    return orjson.dumps({"v": VERSION, **asdict(letter), "error": error})
+    fields = {name: getattr(letter, name) for name in DeadLetter.__slots__}
+    return orjson.dumps({"v": VERSION, **fields, "error": error})
 
 
 def decode(body: bytes) -> DeadLetter:

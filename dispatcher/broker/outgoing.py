@@ -15,8 +15,8 @@ from typing import Final
 from pika import spec
 
 from dispatcher.broker import dead_letter, pointer
-from dispatcher.broker.dead_letter import DeadLetter
 from dispatcher.broker.pointer import Pointer
+from dispatcher.domain.dead_letter import DeadLetter
 from dispatcher.domain.values import value
 
 _MAX_SHORT_STRING_OCTETS: Final = 255

@@ -12,8 +12,9 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
-from dispatcher.broker.dead_letter import DeadLetter, decode
+from dispatcher.broker.dead_letter import decode
 from dispatcher.broker.dlq import DeadLetterQueue, Found, Look
+from dispatcher.domain.dead_letter import DeadLetter
 from dispatcher.domain.status import Status
 from dispatcher.errors import BrokerUnavailable, DispatcherError, InvalidPointer
 from dispatcher.store.connections import AsyncSession

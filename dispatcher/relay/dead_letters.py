@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from dispatcher.broker.dead_letter import DeadLetter
 from dispatcher.broker.outgoing import Outgoing
 from dispatcher.relay.pointers import BATCH
 from dispatcher.relay.queue_writer import QueueWriter
@@ -40,28 +39,14 @@ class DeadLetters:
         self._look_at = 0.0 if due else now + LOOK_SECONDS
         if not due:
             return False
-        confirmed = await self._writer.publish([self._message(row) for row in due])
+        confirmed = await self._writer.publish(
+            [Outgoing.of_dead_letter(self._dlq, row, row.traceparent) for row in due]
+        )
         if count := self._writer.count(confirmed):
             due_at = {row.email_id: row.failed_at for row, is_out in zip(due, confirmed, strict=True) if is_out}
             await outbox.mark_dead_lettered(due_at)
             get_log().info("relay.dead_lettered", count=count)
         return count == len(due)
-
-    def _message(self, row: DueDeadLetter) -> Outgoing:
-        letter = DeadLetter(
-            email_id=row.email_id,
-            tenant_id=row.tenant_id,
-            message_key=row.message_key,
-            correlation_id=row.correlation_id,
-            status=row.status,
-            error_type=row.error_type,
-            error=row.error,
-            attempts=row.attempt_count,
-            provider=row.provider,
-            created_at=row.created_at,
-            failed_at=row.failed_at,
-        )
-        return Outgoing.of_dead_letter(self._dlq, letter, row.traceparent)
 
 
 async def _without_locked(outbox: Outbox, due: list[DueDeadLetter]) -> list[DueDeadLetter]:

@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import Any, Final
 from uuid import UUID
 
+from dispatcher.domain.dead_letter import DeadLetter
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.domain.values import value
 from dispatcher.errors import StatementRefused
@@ -40,21 +41,10 @@ class DuePointer:
 
 
 @dataclass(frozen=True, slots=True)
-class DueDeadLetter:
-    """An email whose dead letter must go to the DLQ; nothing private."""
+class DueDeadLetter(DeadLetter):
+    """A dead letter that must go to the DLQ."""
 
-    email_id: UUID
-    tenant_id: str
-    message_key: str
-    correlation_id: str | None
     traceparent: str | None
-    status: Status
-    error_type: str | None
-    error: str | None
-    attempt_count: int
-    provider: str | None
-    created_at: datetime
-    failed_at: datetime
 
 
 @dataclass(frozen=True, slots=True)

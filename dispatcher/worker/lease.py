@@ -17,10 +17,11 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from dispatcher.broker.consumer import Consumer, Delivery
-from dispatcher.broker.dead_letter import DeadLetter, decode
+from dispatcher.broker.dead_letter import decode
 from dispatcher.broker.pointer import Pointer
 from dispatcher.broker.pointer import decode as pointers_in
 from dispatcher.config import Settings
+from dispatcher.domain.dead_letter import DeadLetter
 from dispatcher.domain.status import Status
 from dispatcher.errors import InvalidPointer, StatementRefused, StoreUnavailable
 from dispatcher.host.batches import Batches

@@ -105,8 +105,8 @@ where (select count(*) from marked) < cardinality(%(email_ids)s::uuid[])
 -- name: find_dead_letter_due
 -- Emails whose dead letter must go to the DLQ, longest due first; also marks from before the clock was set back, as above.
 select
-    email_id, tenant_id, message_key, correlation_id, traceparent, status, error_type, last_error, attempt_count,
-    provider, created_at, dead_letter_due_at
+    email_id, tenant_id, message_key, correlation_id, status, error_type, last_error, attempt_count, provider,
+    created_at, dead_letter_due_at, traceparent
 from dispatcher.email_log
 where dead_letter_due_at is not null
     and dead_letter_due_at not between now() and now() + %(ahead_seconds)s * interval '1 second'
@@ -125,8 +125,8 @@ limit %(limit)s;
 -- name: find_due_letters
 -- What find_dead_letter_due returns, for these emails.
 select
-    email_id, tenant_id, message_key, correlation_id, traceparent, status, error_type, last_error, attempt_count,
-    provider, created_at, dead_letter_due_at
+    email_id, tenant_id, message_key, correlation_id, status, error_type, last_error, attempt_count, provider,
+    created_at, dead_letter_due_at, traceparent
 from dispatcher.email_log
 where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s
@@ -136,8 +136,8 @@ order by dead_letter_due_at;
 -- name: find_bare_letter
 -- The same of one email, without what may be damaged and is not needed.
 select
-    email_id, tenant_id, message_key, null, null, status, null, null, attempt_count,
-    null, created_at, dead_letter_due_at
+    email_id, tenant_id, message_key, null, status, null, null, attempt_count, null,
+    created_at, dead_letter_due_at, null
 from dispatcher.email_log
 where email_id = %(email_id)s
     and dead_letter_due_at is not null;

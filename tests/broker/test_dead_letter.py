@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher.broker import pointer
-from dispatcher.broker.dead_letter import MAX_ERROR_CHARACTERS, DeadLetter, decode, encode
+from dispatcher.broker.dead_letter import MAX_ERROR_CHARACTERS, decode, encode
 from dispatcher.broker.outgoing import Outgoing
 from dispatcher.broker.pointer import MAX_BODY_OCTETS, Pointer
+from dispatcher.domain.dead_letter import DeadLetter
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
 from dispatcher.errors import InvalidPointer

@@ -8,8 +8,9 @@ from uuid import UUID
 
 from pika.spec import BasicProperties
 
-from dispatcher.broker.dead_letter import DeadLetter, encode
+from dispatcher.broker.dead_letter import encode
 from dispatcher.broker.topology import Topology
+from dispatcher.domain.dead_letter import DeadLetter
 from dispatcher.domain.status import Status
 from tests.broker.rabbit import Rabbit
 from tests.store.books import Books

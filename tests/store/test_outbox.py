@@ -139,7 +139,7 @@ async def test_a_dead_letter_tells_all_that_a_replay_needs(outbox: Outbox, store
     row = books.row(email_id)
     assert (due.email_id, due.tenant_id, due.message_key) == (email_id, "tenant-1", row["message_key"])
     assert (due.status, due.error_type, due.error, due.provider) == (Status.FAILED, "refused", "550 no", "smtp")
-    assert (due.attempt_count, due.correlation_id) == (1, "request-1")
+    assert (due.attempts, due.correlation_id) == (1, "request-1")
     assert (due.created_at, due.failed_at) == (row["created_at"], row["dead_letter_due_at"])
 
 
