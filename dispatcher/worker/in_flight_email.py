@@ -119,7 +119,6 @@ TRANSITIONS: Final[Mapping[tuple[State, Event], State]] = {
     (State.PREPARING, Event.STOP): State.STOPPED,
     (State.WAITING, Event.STOP): State.STOPPED,
     (State.PREPARING, Event.RETURN): State.RETURNING,
-    (State.WAITING, Event.RETURN): State.RETURNING,
     (State.STOPPED, Event.RETURN): State.RETURNING,
     (State.RETURNING, Event.FINISH): State.DONE,
 }

@@ -469,8 +469,8 @@ def _ends_early(state: State, i: int, rules: Rules, *before: Event) -> Iterator[
     yield Change(f"worker {i}: is told to stop it, and gives it back", after)
     after = _on(state, i, *stopped, Event.ANSWER, rules=rules, outcome=Answer.REJECTED)
     yield Change(f"worker {i}: is told to stop it, and its adapter refuses it", after, fault=Fault.REFUSAL)
-    yield Change(f"worker {i}: gives it back", _on(state, i, *before, Event.RETURN, rules=rules))
     if not before:
+        yield Change(f"worker {i}: gives it back", _on(state, i, Event.RETURN, rules=rules))
         after = _on(state, i, Event.ANSWER, rules=rules, outcome=Answer.REJECTED)
         yield Change(f"worker {i}: finds that it cannot be sent", after, fault=Fault.REFUSAL)
 

@@ -1,0 +1,404 @@
+"""A worker's stages between fake neighbours, on a loop whose time is virtual: no server, no waiting, milliseconds.
+
+PostgreSQL is a dictionary that keeps the promises of the worker's statements, RabbitMQ a list of what was settled. The
+ledger, the routes and the stages are the product's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import tempfile
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+from uuid import UUID, uuid4
+
+from dispatcher.broker.consumer import Consumer, Delivery
+from dispatcher.broker.pointer import Pointer, encode
+from dispatcher.config import Settings, load
+from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.domain.status import Status
+from dispatcher.errors import StatementRefused, StoreBusy, StoreUnavailable
+from dispatcher.host.clock import steady_clock
+from dispatcher.host.ledger import Ledger
+from dispatcher.host.ledger_format import VOIDED, VOIDED_AT
+from dispatcher.host.roster import Roster
+from dispatcher.providers.contract import Provider
+from dispatcher.routing.breaker import FAILURES_IN_A_ROW, Breaker
+from dispatcher.routing.routes import Route, Routes
+from dispatcher.store.leases import Lease, LeaseStore, LetterVerdict, Result, Standing
+from dispatcher.store.locked import LockedRows
+from dispatcher.store.providers import ProviderStore
+from dispatcher.store.statements import Source
+from dispatcher.worker.line import Line
+from dispatcher.worker.watch import ProviderWatch
+from tests.providers.emails import an_email
+from tests.worker.scripted import ScriptedProvider
+
+LONG_SECONDS = 100.0
+"""Longer than any wait of a worker; none of it goes by in truth."""
+
+
+class VirtualSelector(selectors.DefaultSelector):
+    """Returns at once, and says how long it would have waited."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        """See the standard library."""
+        self.now += timeout or 0.0
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """A loop that jumps to its next timer as soon as nothing else is to be done."""
+
+    def __init__(self) -> None:
+        self._virtual = VirtualSelector()
+        super().__init__(self._virtual)
+
+    def time(self) -> float:
+        """Virtual seconds."""
+        return self._virtual.now
+
+
+@dataclass
+class Row:
+    """An email's row.
+
+    Attributes:
+        ours: This worker has the lease.
+    """
+
+    status: Status = Status.PENDING
+    token: int = 0
+    attempts: int = 0
+    ours: bool = False
+    octets_apart: int = 0
+
+
+class FakeLocked(LockedRows):
+    """Rows that another transaction holds: those that a test names."""
+
+    def __init__(self, locked_ids: set[UUID]) -> None:
+        super().__init__(cast("Source", None))
+        self._locked_ids = locked_ids
+
+    async def among(self, email_ids: Collection[UUID], *, is_busy: bool = False) -> set[UUID]:
+        """See the product's."""
+        asked = set(email_ids) if is_busy else self._seen_at.keys() & set(email_ids)
+        locked = asked & self._locked_ids
+        self._seen_at = {i: at for i, at in self._seen_at.items() if i not in asked} | dict.fromkeys(locked, 0.0)
+        return locked
+
+
+class FakeStore(LeaseStore):
+    """The worker's statements on a dictionary.
+
+    Attributes:
+        lose: For the next statements of a name: whether each commits before its reply is lost.
+        refused: Emails whose results PostgreSQL refuses.
+        events: What was committed, in order.
+    """
+
+    def __init__(self) -> None:
+        self.rows: dict[UUID, Row] = {}
+        self.emails: dict[UUID, OutgoingEmail] = {}
+        self.recorded: set[tuple[UUID, int]] = set()
+        self.locked_ids: set[UUID] = set()
+        self.locked = FakeLocked(self.locked_ids)
+        self.lose: defaultdict[str, deque[bool]] = defaultdict(deque)
+        self.refused: set[UUID] = set()
+        self.events: list[tuple[str, UUID]] = []
+
+    async def _statement(self, name: str, email_ids: Iterable[UUID], commit: Callable[[], Any]) -> Any:
+        await asyncio.sleep(0)
+        if self.locked_ids.intersection(email_ids):
+            raise StoreBusy("locked")
+        commits_unheard = self.lose[name].popleft() if self.lose[name] else None
+        if commits_unheard is None:
+            return commit()
+        if commits_unheard:
+            commit()
+        raise StoreUnavailable("lost")
+
+    async def find_database_id(self) -> UUID:
+        return UUID(int=1)
+
+    async def lease(self, keys_by_id: dict[UUID, str], lease_seconds: float) -> list[Lease]:  # noqa: ARG002
+        def commit() -> list[Lease]:
+            leases = []
+            for email_id in keys_by_id:
+                row = self.rows.get(email_id)
+                if row is None or row.status is not Status.PENDING:
+                    continue
+                row.status, row.ours, row.token, row.attempts = Status.SENDING, True, row.token + 1, row.attempts + 1
+                self.events.append(("lease", email_id))
+                content = None if row.octets_apart else self.emails.get(email_id)
+                leases.append(
+                    Lease(email_id, content, row.token, row.attempts, None, None, octets_apart=row.octets_apart)
+                )
+            return leases
+
+        return list(await self._statement("lease", keys_by_id, commit))
+
+    async def find_standing(self, email_ids: Sequence[UUID]) -> dict[UUID, Standing]:
+        rows = {i: self.rows[i] for i in email_ids if i in self.rows}
+
+        def commit() -> dict[UUID, Standing]:
+            return {
+                i: Standing(key_of(i), row.status, row.token if row.ours and row.status is Status.SENDING else None)
+                for i, row in rows.items()
+            }
+
+        return dict(await self._statement("find_standing", (), commit))
+
+    async def replay_letters(self, attempts: Mapping[UUID, int]) -> dict[UUID, LetterVerdict]:
+        return dict.fromkeys(attempts, LetterVerdict.STALE)
+
+    async def read_content(self, email_id: UUID) -> OutgoingEmail | None:
+        return self.emails.get(email_id)
+
+    def _is_ours(self, email_id: UUID, token: int) -> bool:
+        row = self.rows[email_id]
+        return row.status is Status.SENDING and row.token == token
+
+    async def release(self, leases: dict[UUID, int], away_seconds: Mapping[UUID, float] = {}) -> set[UUID]:  # noqa: ARG002
+        def commit() -> set[UUID]:
+            ours = {i for i, token in leases.items() if self._is_ours(i, token)}
+            for email_id in ours:
+                row = self.rows[email_id]
+                row.status, row.ours, row.attempts = Status.PENDING, False, row.attempts - 1
+                self.events.append(("release", email_id))
+            return ours
+
+        return set(await self._statement("release", leases, commit))
+
+    async def renew(self, leases: dict[UUID, int], lease_seconds: float) -> set[UUID]:  # noqa: ARG002
+        return set(
+            await self._statement(
+                "renew", leases, lambda: {i for i, token in leases.items() if self._is_ours(i, token)}
+            )
+        )
+
+    async def record(self, results: Sequence[Result]) -> set[UUID]:
+        if self.refused.intersection(result.email_id for result in results):
+            raise StatementRefused("a trigger")
+
+        def commit() -> set[UUID]:
+            return {result.email_id for result in results if self._recorded(result)}
+
+        return set(await self._statement("record", [result.email_id for result in results], commit))
+
+    def _recorded(self, result: Result) -> bool:
+        """Records a result; whether the lease was ours."""
+        key = (result.email_id, result.attempt_number)
+        assert key not in self.recorded, "an attempt is recorded twice"
+        self.recorded.add(key)
+        row = self.rows[result.email_id]
+        is_ours = self._is_ours(result.email_id, result.lease_token)
+        if is_ours or result.status is Status.SENT:
+            row.status = result.status
+            row.ours = result.status is Status.SENDING
+            row.attempts += result.status is Status.SENDING
+            self.events.append(("record", result.email_id))
+        return is_ours
+
+    async def is_recorded(self, result: Result) -> bool:
+        key = (result.email_id, result.attempt_number)
+        return bool(await self._statement("is_recorded", (), lambda: key in self.recorded))
+
+
+class FakeBroker(Consumer):
+    """What was settled, by tag; a message is settled once."""
+
+    def __init__(self, events: list[tuple[str, UUID]]) -> None:
+        self.acked_count = 0
+        self.open: dict[int, UUID] = {}
+        self.settled: dict[int, str] = {}
+        self._events = events
+
+    def delivered(self, tag: int, email_id: UUID) -> Delivery:
+        """A message that points to this email."""
+        self.open[tag] = email_id
+        return Delivery(tag, 1, encode(Pointer(email_id, key_of(email_id))), redelivered=False)
+
+    def _settle(self, delivery: Delivery, word: str) -> None:
+        # As the consumer: a second word on a message is dropped.
+        if (email_id := self.open.pop(delivery.tag, None)) is not None:
+            self.settled[delivery.tag] = word
+            self._events.append((word, email_id))
+
+    def ack(self, deliveries: Iterable[Delivery]) -> None:
+        for delivery in deliveries:
+            self._settle(delivery, "ack")
+
+    def reject(self, delivery: Delivery) -> None:
+        self._settle(delivery, "reject")
+
+    def requeue(self, delivery: Delivery) -> None:
+        self._settle(delivery, "requeue")
+
+    def pause(self) -> None:
+        """Nothing is consumed by itself."""
+
+    def resume(self) -> None:
+        """As `pause`."""
+
+
+class FakeProviderStore(ProviderStore):
+    """Nobody else hears of breakers."""
+
+    def __init__(self) -> None:
+        pass
+
+    async def set_state(self, *_: Any) -> None:
+        """Forgets it."""
+
+
+class VirtualWatch(ProviderWatch):
+    """Its breakers go by the loop's time."""
+
+    def new_breaker(self, provider: str, *, window: int = FAILURES_IN_A_ROW) -> Breaker:
+        """See the product's."""
+        clock = asyncio.get_running_loop().time
+        return Breaker(clock, lambda *change: self._note(provider, *change), window=window)
+
+
+def key_of(email_id: UUID) -> str:
+    """The message key of an email."""
+    return f"key-{email_id}"
+
+
+@cache
+def usual_settings() -> Settings:
+    """Quick retries; nothing is connected to."""
+    given = {
+        "DATABASE_URL": "postgresql://nobody@127.0.0.1/none",
+        "AMQP_URL": "amqp://nobody:none@127.0.0.1/",
+        "RETRY_BASE_SECONDS": "1",
+        "RETRY_CAP_SECONDS": "2",
+        "PROVIDERS": "capture",
+    }
+    return replace(load({f"DISPATCHER_{name}": value for name, value in given.items()}), prefetch=32)
+
+
+@dataclass
+class StageBench:
+    """A worker's line between its fakes.
+
+    Attributes:
+        faults: What was raised where nobody waits for it.
+        is_cut_short: The drain has run out of time.
+    """
+
+    folder: Path
+    providers: Sequence[Provider]
+    settings: Settings
+    store: FakeStore = field(default_factory=FakeStore)
+    last_tag: int = 0
+    is_drained: bool = False
+    is_cut_short: bool = False
+    faults: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.broker = FakeBroker(self.store.events)
+        self.ledger = Ledger(self.folder, worker="w", slot="w", slots=2 * self.settings.prefetch, boot="now")
+        self._roster = Roster(["worker"])
+        watch = VirtualWatch(FakeProviderStore())
+        routes = Routes([Route(each, watch.new_breaker(each.name, window=32)) for each in self.providers])
+        seat = self._roster.seat("worker", 0)
+        self.line = Line(self.settings, self.broker, self.store, routes, watch, self.ledger, seat)
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: self.faults.append(context))
+        self.running = asyncio.ensure_future(self.line.run())
+
+    @property
+    def provider(self) -> ScriptedProvider:
+        """The first."""
+        provider = self.providers[0]
+        assert isinstance(provider, ScriptedProvider)
+        return provider
+
+    def enqueue(self, count: int = 1, *, octets_apart: int = 0) -> list[UUID]:
+        """Rows of emails that may be leased."""
+        emails = [an_email(email_id=uuid4()) for _ in range(count)]
+        for email in emails:
+            self.store.emails[email.email_id] = email
+            self.store.rows[email.email_id] = Row(octets_apart=octets_apart)
+        return [email.email_id for email in emails]
+
+    def deliver(self, *email_ids: UUID) -> None:
+        """Their messages arrive."""
+        for email_id in email_ids:
+            self.last_tag += 1
+            self.line.lease.take(self.broker.delivered(self.last_tag, email_id))
+
+    def void_leases(self) -> None:
+        """The relay of this host voids what was confirmed until now, as it does for leases that have run out."""
+        with self.ledger.path.open("r+b") as file:
+            file.seek(VOIDED_AT)
+            file.write(VOIDED.pack(steady_clock()))
+
+    async def turns(self, count: int = 30) -> None:
+        """Lets everything happen that takes no time."""
+        for _ in range(count):
+            await asyncio.sleep(0)
+        if self.running.done():
+            self.running.result()
+
+    async def pass_time(self, seconds: float = LONG_SECONDS) -> None:
+        """Lets time go by."""
+        await asyncio.sleep(seconds)
+        await self.turns()
+
+    async def drain(self) -> None:
+        """Stops the worker."""
+        if not self.is_drained:
+            self.is_drained = True
+            await self.line.drain(self.settings.drain_seconds)
+
+    async def close(self) -> None:
+        """Ends everything."""
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+        self.ledger.close()
+
+    @property
+    def slots_in_use(self) -> int:
+        """How many slots of the ledger are not empty."""
+        content = self.ledger.path.read_bytes()
+        return sum(content[at] != 0 for at in range(512, len(content), 512))
+
+    def statuses(self) -> Counter[Status]:
+        """How many rows have which status."""
+        return Counter(row.status for row in self.store.rows.values())
+
+
+def run(scenario: Callable[[StageBench], Any], *providers: Provider, **changes: Any) -> StageBench:
+    """Runs a scenario on a worker of its own, with no provider but these (or a scripted one)."""
+    loop = VirtualLoop()
+    asyncio.set_event_loop(loop)
+
+    async def whole(folder: Path) -> StageBench:
+        bench = StageBench(folder, providers or [ScriptedProvider()], replace(usual_settings(), **changes))
+        try:
+            await scenario(bench)
+        finally:
+            await bench.close()
+        return bench
+
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            return loop.run_until_complete(whole(Path(folder)))
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()

@@ -1,0 +1,261 @@
+"""The stages of a worker, between fakes: what they promise, without a server and in milliseconds."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from uuid import UUID
+
+import pytest
+
+from dispatcher.broker.consumer import Delivery
+from dispatcher.domain.outcome import Deferred, Outcome, Reason
+from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.domain.status import OnUncertain, Status
+from dispatcher.host.ledger import Ledger
+from dispatcher.providers.contract import Attempt
+from dispatcher.store.leases import Lease
+from dispatcher.worker.in_flight_email import TRANSITIONS, Event, InFlightEmail, NotAllowed, State
+from tests.worker.scripted import ScriptedProvider, accept, accept_when_let_go, answer, leave_when_let_go
+from tests.worker.stage_bench import StageBench, run
+
+LATER = Deferred(Reason.SERVER_ERROR, "later", "500")
+
+
+def test_every_state_is_reached_and_left_and_what_has_no_row_is_refused() -> None:
+    assert set(TRANSITIONS.values()) == set(State)
+    assert {before for before, _ in TRANSITIONS} == set(State) - {State.DONE}
+    lease = Lease(UUID(int=1), None, 1, 1, None, None)
+    message = Delivery(1, 1, b"", redelivered=False)
+    email = InFlightEmail(lease, message, OnUncertain.HOLD, confirmed_at=0.0, leased_until=0.0)
+
+    with pytest.raises(NotAllowed, match="LEAVE came while the email was PREPARING"):
+        email.on(Event.LEAVE)
+
+    assert email.state is State.PREPARING
+
+
+def test_the_lease_is_committed_and_the_slot_written_before_the_email_leaves_and_the_ack_comes_last() -> None:
+    seen: list[tuple[Status, int]] = []
+
+    async def scenario(bench: StageBench) -> None:
+        async def look(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+            attempt.leaving()
+            seen.append((bench.store.rows[email.email_id].status, bench.slots_in_use))
+            return provider.accept(email.email_id)
+
+        bench.provider.always = look
+        bench.deliver(*bench.enqueue())
+        await bench.pass_time(1)
+
+    bench = run(scenario)
+
+    assert seen == [(Status.SENDING, 1)]
+    assert [word for word, _ in bench.store.events] == ["lease", "record", "ack"]
+    assert bench.line.record.sent_count == 1
+
+
+def test_a_deferral_is_acked_at_once_and_retried_under_the_same_lease() -> None:
+    async def scenario(bench: StageBench) -> None:
+        (email_id,) = bench.enqueue()
+        bench.provider.script[email_id].append(answer(LATER))
+        bench.deliver(email_id)
+        await bench.pass_time()
+
+    bench = run(scenario)
+
+    assert [word for word, _ in bench.store.events] == ["lease", "record", "ack", "record"]
+    assert [row.token for row in bench.store.rows.values()] == [1]
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_a_result_whose_reply_is_lost_is_recorded_once(is_committed: bool) -> None:
+    async def scenario(bench: StageBench) -> None:
+        bench.store.lose["record"].append(is_committed)
+        bench.store.lose["is_recorded"].append(False)
+        bench.deliver(*bench.enqueue())
+        await bench.pass_time()
+
+    bench = run(scenario)
+
+    assert [word for word, _ in bench.store.events] == ["lease", "record", "ack"]
+
+
+def test_a_result_that_is_refused_while_it_is_in_doubt_waits_and_holds_up_no_other() -> None:
+    async def scenario(bench: StageBench) -> None:
+        refused, neighbour = bench.enqueue(2)
+        bench.store.lose["record"].append(False)
+        bench.deliver(refused)
+        await bench.turns()
+        bench.store.refused.add(refused)
+        await bench.pass_time()
+        assert bench.line.window.emails[refused].state is State.REFUSED
+        bench.deliver(neighbour)
+        await bench.pass_time()
+        assert bench.store.rows[neighbour].status is Status.SENT
+        bench.store.lose["record"].append(False)
+        bench.store.refused.clear()
+        await bench.pass_time()
+
+    bench = run(scenario)
+
+    assert set(bench.statuses()) == {Status.SENT}
+    assert set(bench.provider.accepted.values()) == {1}
+
+
+class VoidedMeanwhile(Ledger):
+    """The relay voids all leases just after a slot was written, before the worker looks."""
+
+    is_voided = False
+
+    @property
+    def voided_at(self) -> float:
+        return float("inf") if self.is_voided and len(self._free) < self._slots else 0.0
+
+
+def test_a_lease_that_is_voided_after_its_slot_was_written_sends_nothing_and_leaves_no_slot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(VoidedMeanwhile, "is_voided", True)
+    monkeypatch.setattr("tests.worker.stage_bench.Ledger", VoidedMeanwhile)
+
+    async def scenario(bench: StageBench) -> None:
+        bench.deliver(*bench.enqueue())
+        await bench.pass_time(1)
+        assert bench.slots_in_use == 0
+
+    bench = run(scenario)
+
+    assert bench.provider.accepted == {}
+    assert [word for word, _ in bench.store.events] == ["lease", "release", "ack"]
+
+
+def test_what_an_adapter_says_that_did_not_notice_the_stop_is_recorded() -> None:
+    async def deaf(provider: ScriptedProvider, email: OutgoingEmail, _attempt: Attempt) -> Outcome:
+        with suppress(asyncio.CancelledError):
+            await provider.wait(email.email_id)
+        return provider.accept(email.email_id)
+
+    async def scenario(bench: StageBench) -> None:
+        bench.provider.always = deaf
+        bench.deliver(*bench.enqueue())
+        await bench.turns()
+        await bench.drain()
+
+    bench = run(scenario)
+
+    assert bench.statuses() == {Status.SENT: 1}
+
+
+def test_a_drain_gives_back_what_has_not_left_and_what_waits_and_takes_nothing_more() -> None:
+    async def scenario(bench: StageBench) -> None:
+        inside, waits, late = bench.enqueue(3)
+        bench.provider.script[inside].append(leave_when_let_go)
+        bench.provider.script[waits].append(answer(LATER))
+        bench.deliver(inside, waits)
+        await bench.pass_time(0.1)
+        draining = asyncio.ensure_future(bench.drain())
+        await asyncio.sleep(0)
+        bench.deliver(late)
+        await draining
+
+    bench = run(scenario)
+
+    assert [(row.status, row.attempts) for row in bench.store.rows.values()] == [
+        (Status.PENDING, 0),
+        (Status.PENDING, 1),
+        (Status.PENDING, 0),
+    ]
+    assert bench.broker.settled == {1: "ack", 2: "ack"}
+    assert bench.provider.accepted == {}
+
+
+def test_a_drain_that_runs_out_of_time_holds_what_has_no_answer_and_heeds_no_later_one() -> None:
+    async def scenario(bench: StageBench) -> None:
+        bench.provider.always = accept_when_let_go
+        bench.deliver(*bench.enqueue())
+        await bench.turns()
+        await bench.drain()
+        bench.provider.let_go()
+        await bench.turns()
+
+    bench = run(scenario)
+
+    assert bench.statuses() == {Status.HELD: 1}
+    assert len(bench.store.recorded) == 1
+
+
+def test_no_more_is_leased_than_the_window_has_room_for_and_what_waits_takes_no_room() -> None:
+    async def scenario(bench: StageBench) -> None:
+        bench.provider.always = accept_when_let_go
+        email_ids = bench.enqueue(bench.settings.prefetch + 8)
+        for email_id in email_ids[:3]:
+            bench.provider.script[email_id].append(answer(LATER))
+        bench.deliver(*email_ids)
+        await bench.turns()
+        waiting = [email for email in bench.line.window.emails.values() if email.state is State.WAITING]
+        assert len(waiting) == 3
+        assert len(bench.provider.waiting) == bench.settings.prefetch
+        assert bench.statuses() == {Status.SENDING: bench.settings.prefetch + 3, Status.PENDING: 5}
+
+    run(scenario)
+
+
+def test_a_second_message_of_an_email_in_hand_is_acked_and_leases_nothing() -> None:
+    async def scenario(bench: StageBench) -> None:
+        bench.provider.always = accept_when_let_go
+        (email_id,) = bench.enqueue()
+        bench.deliver(email_id, email_id)
+        await bench.turns()
+        assert bench.broker.settled == {2: "ack"}
+        bench.provider.let_go()
+        await bench.pass_time(1)
+
+    bench = run(scenario)
+
+    assert bench.broker.settled == {1: "ack", 2: "ack"}
+    assert [word for word, _ in bench.store.events if word == "lease"] == ["lease"]
+
+
+def test_a_message_that_points_to_no_email_is_rejected() -> None:
+    async def scenario(bench: StageBench) -> None:
+        bench.deliver(UUID(int=5))
+        bench.broker.open[99] = UUID(int=6)
+        bench.line.lease.take(Delivery(99, 1, b"garbage", redelivered=False))
+        await bench.turns()
+
+    assert run(scenario).broker.settled == {1: "reject", 99: "reject"}
+
+
+def test_an_email_whose_lease_was_lost_before_it_left_is_stopped_and_sends_nothing() -> None:
+    async def scenario(bench: StageBench) -> None:
+        bench.provider.always = leave_when_let_go
+        (email_id,) = bench.enqueue()
+        bench.deliver(email_id)
+        await bench.turns()
+        row = bench.store.rows[email_id]
+        row.status, row.ours, row.token = Status.HELD, False, 7
+        bench.line.window.emails[email_id].confirmed_at = 0.0
+        await bench.pass_time()
+        assert not bench.provider.waiting
+        assert not bench.line.window.emails
+
+    bench = run(scenario)
+
+    assert bench.provider.accepted == {}
+    assert bench.statuses() == {Status.HELD: 1}
+
+
+def test_a_large_email_waits_for_memory_and_is_sent_then() -> None:
+    async def scenario(bench: StageBench) -> None:
+        bench.provider.always = accept_when_let_go
+        octets = bench.settings.worker_memory_mb * 600_000
+        first, second = bench.enqueue(2, octets_apart=octets)
+        bench.deliver(first, second)
+        await bench.turns()
+        assert bench.line.window.emails[second].state is State.WAITING
+        bench.provider.always = accept
+        bench.provider.let_go()
+        await bench.pass_time(1)
+
+    assert run(scenario, worker_memory_mb=64).statuses() == {Status.SENT: 2}

@@ -1,0 +1,277 @@
+"""Hypothesis looks for a run of a worker's stages that breaks a promise, between fakes that fail wherever they can."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final, cast
+from uuid import UUID
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.domain.status import FINISHED, Status
+from dispatcher.providers.contract import Attempt
+from dispatcher.worker.in_flight_email import TRANSITIONS, Event, State
+from tests.worker.scripted import Act, ScriptedProvider, accept, accept_when_let_go, answer, fail, leave_when_let_go
+from tests.worker.stage_bench import StageBench, run
+
+MOST_ROUNDS: Final = 8
+"""So often what was given back is published again; each email is deferred less often."""
+
+
+async def deaf(provider: ScriptedProvider, email: OutgoingEmail, _attempt: Attempt) -> Outcome:
+    """It does not notice that it is cancelled, and refuses the email afterwards."""
+    with suppress(asyncio.CancelledError):
+        await provider.wait(email.email_id)
+    return Rejected(Reason.INVALID_CONTENT, "no")
+
+
+async def come_back(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+    """The provider takes nothing of a call, and accepts the next."""
+    attempt.leaving()
+    await asyncio.sleep(0)
+    attempt.came_back()
+    return await accept(provider, email, attempt)
+
+
+ACTS: Final[Mapping[str, Act]] = {
+    "accept": accept,
+    "wait": accept_when_let_go,
+    "wait inside": leave_when_let_go,
+    "defer": answer(Deferred(Reason.SERVER_ERROR, "later", "500")),
+    "throttle": answer(Deferred(Reason.THROTTLED, "slower", "429", 1.0)),
+    "reject": answer(Rejected(Reason.INVALID_CONTENT, "no", "550")),
+    "silence": answer(Uncertain("nothing came")),
+    "raise": fail(ValueError("a bug"), after_leaving=False),
+    "raise late": fail(ValueError("a bug"), after_leaving=True),
+    "deaf": deaf,
+    "come back": come_back,
+}
+UNKNOWN: Final = {"silence", "raise late"}
+"""What may have been accepted, and is held."""
+
+numbers = st.integers(0, 5)
+steps = st.one_of(
+    st.tuples(st.just("deliver"), st.lists(st.sampled_from(sorted(ACTS)), min_size=1, max_size=3)),
+    st.tuples(st.just("deliver_large"), st.lists(st.sampled_from(sorted(ACTS)), min_size=1, max_size=3)),
+    st.tuples(st.just("deliver_again"), numbers),
+    st.tuples(
+        st.just("lose"), st.tuples(st.sampled_from(["lease", "record", "release", "is_recorded"]), st.booleans())
+    ),
+    st.tuples(st.sampled_from(["lock", "refuse", "take_away"]), numbers),
+    st.tuples(st.sampled_from(["unlock", "take_results", "let_go", "void", "age", "lose_channel"]), st.none()),
+    st.tuples(st.just("pass"), st.sampled_from([0.001, 1.0, 100.0])),
+)
+
+
+class Story:
+    """What a run has seen."""
+
+    def __init__(self, bench: StageBench) -> None:
+        self.bench = bench
+        self.store = bench.store
+        self.acts: dict[UUID, list[str]] = {}
+        self.taken_away: set[UUID] = set()
+        self.has_lost_leases = False
+
+    def deliver(self, acts: list[str], octets_apart: int = 0) -> None:
+        """New emails, each with what the provider does at first; then it accepts."""
+        email_ids = self.bench.enqueue(len(acts), octets_apart=octets_apart)
+        for email_id, act in zip(email_ids, acts, strict=True):
+            self.acts[email_id] = [act]
+            self.bench.provider.script[email_id].append(ACTS[act])
+        self.bench.deliver(*email_ids)
+
+    def pick(self, number: int) -> list[UUID]:
+        """One of the emails."""
+        email_ids = list(self.acts)
+        return [email_ids[number % len(email_ids)]] if email_ids else []
+
+    def take(self, step: str, value: Any) -> None:
+        """One step, by the name of a method."""
+        getattr(self, step)(value)
+
+    def deliver_large(self, acts: list[str]) -> None:
+        """Emails of which only one has its content in memory at a time."""
+        self.deliver(acts, octets_apart=self.bench.settings.worker_memory_mb * 600_000)
+
+    def deliver_again(self, number: int) -> None:
+        """A second message for an email."""
+        self.bench.deliver(*self.pick(number))
+
+    def lose(self, what: tuple[str, bool]) -> None:
+        """The reply to the next statement of this name, which was committed or not."""
+        name, commits = what
+        self.store.lose[name].append(commits)
+        self.has_lost_leases |= name == "lease"
+
+    def lock(self, number: int) -> None:
+        """Another transaction locks an email's row."""
+        self.store.locked_ids.update(self.pick(number))
+
+    def unlock(self, _: None) -> None:
+        """And ends."""
+        self.store.locked_ids.clear()
+
+    def refuse(self, number: int) -> None:
+        """PostgreSQL refuses the results of an email."""
+        self.store.refused.update(self.pick(number))
+
+    def take_results(self, _: None) -> None:
+        """And does so no more."""
+        self.store.refused.clear()
+
+    def take_away(self, number: int) -> None:
+        """A rescue takes a lease."""
+        for email_id in self.pick(number):
+            row = self.store.rows[email_id]
+            if row.status is Status.SENDING:
+                row.status, row.ours, row.token = Status.HELD, False, row.token + 1
+                self.taken_away.add(email_id)
+
+    def void(self, _: None) -> None:
+        """The relay voids what was confirmed until now."""
+        self.bench.void_leases()
+
+    def age(self, _: None) -> None:
+        """All leases are due to be renewed."""
+        for email in self.bench.line.window.emails.values():
+            email.confirmed_at -= self.bench.settings.lease_seconds
+
+    def let_go(self, _: None) -> None:
+        """The provider answers."""
+        self.bench.provider.let_go()
+
+    def lose_channel(self, _: None) -> None:
+        """RabbitMQ is lost, and its deliveries with it."""
+        self.bench.broker.open.clear()
+        self.bench.line.lease.forget()
+
+    def heal(self) -> None:
+        """Nothing goes wrong from here on."""
+        self.store.lose.clear()
+        for step in ("unlock", "take_results", "let_go"):
+            self.take(step, None)
+
+    def check(self) -> None:
+        """What holds at any moment."""
+        bench = self.bench
+        assert not bench.faults, bench.faults
+        assert all(times == 1 for times in bench.provider.accepted.values()), "accepted twice"
+        for email in bench.line.window.emails.values():
+            if email.state in (State.ON_THE_WIRE, State.ANSWERED, State.IN_DOUBT, State.REFUSED):
+                was_acked = bench.broker.settled.get(email.delivery.tag) == "ack"
+                assert email.attempt_number > 1 or not was_acked, "acked before the commit"
+
+    def check_end(self) -> None:
+        """What holds once the worker is stopped, and PostgreSQL works."""
+        self.check()
+        bench, store = self.bench, self.store
+        assert not bench.line.window.emails
+        assert not bench.slots_in_use
+        for email_id, row in store.rows.items():
+            # A lease whose reply was lost is left to the relay, where it could not be given back before the end.
+            assert row.status is not Status.SENDING or self.has_lost_leases, "leased for ever"
+            if bench.provider.accepted[email_id]:
+                cut_short = bench.is_cut_short and row.status is Status.HELD
+                assert row.status is Status.SENT or cut_short, "accepted, and not sent"
+            elif row.status is Status.HELD:
+                unknown = UNKNOWN.intersection(self.acts[email_id])
+                assert unknown or email_id in self.taken_away or bench.is_cut_short, "held without need"
+            else:
+                assert row.status is not Status.SENT, "sent, and never accepted"
+
+
+async def tell(bench: StageBench, script: list[tuple[str, Any]], *, stops_early: bool) -> None:
+    """Runs the steps, and checks after each."""
+    story = Story(bench)
+    for step, value in script:
+        if step == "pass":
+            await bench.pass_time(value)
+        else:
+            story.take(step, value)
+            await bench.turns()
+        story.check()
+    if stops_early:
+        draining = asyncio.ensure_future(bench.drain())
+        await bench.turns()
+        bench.is_cut_short = True
+        await bench.pass_time()  # what has an answer by now is recorded; what has none is held
+        story.heal()
+        await bench.pass_time()
+        await draining
+    else:
+        story.heal()
+        for _ in range(MOST_ROUNDS):
+            await bench.pass_time()
+            bench.deliver(*(email_id for email_id, row in bench.store.rows.items() if row.status is Status.PENDING))
+        await bench.pass_time()
+        unfinished = {row.status for row in bench.store.rows.values()} - FINISHED
+        assert not unfinished, "nothing goes wrong any more, and an email comes to no end"
+        assert not bench.broker.open, "a message is neither acked nor given back"
+        await bench.drain()
+    story.check_end()
+
+
+def search(examples: int, *phases: Phase) -> None:
+    """Runs so many stories."""
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=phases or tuple(Phase),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.lists(steps, min_size=1, max_size=12), st.booleans())
+    def holds(script: list[tuple[str, Any]], stops_early: bool) -> None:
+        run(lambda bench: tell(bench, script, stops_early=stops_early), worker_memory_mb=64)
+
+    holds()
+
+
+def test_no_run_of_the_stages_loses_an_email_or_sends_it_twice() -> None:
+    search(150)
+
+
+@pytest.mark.slow
+def test_no_long_search_finds_one_either() -> None:
+    search(5_000)
+
+
+SOON_FOUND: Final = (
+    (State.WAITING, Event.RESUME),
+    (State.PREPARING, Event.NAME),
+    (State.NAMED, Event.LEAVE),
+    (State.ON_THE_WIRE, Event.ANSWER),
+    (State.ANSWERED, Event.RECORD),
+    (State.RECORDED, Event.FINISH),
+)
+SOON: Final = 60
+LATE: Final = 5_000
+BY_TESTS: Final = {(State.NAMED, Event.COME_BACK), (State.STOPPED, Event.ANSWER), (State.IN_DOUBT, Event.REFUSE)}
+"""A story hardly ever comes upon these, so `test_stages` has a test for each."""
+
+
+@pytest.mark.parametrize(
+    ("row", "examples"),
+    [pytest.param(row, SOON, id="-".join(each.name for each in row)) for row in SOON_FOUND]
+    + [
+        pytest.param(row, LATE, id="-".join(each.name for each in row), marks=pytest.mark.slow)
+        for row in TRANSITIONS.keys() - BY_TESTS
+        if row not in SOON_FOUND
+    ],
+)
+def test_a_table_of_transitions_that_lacks_a_row_is_found_out(
+    row: tuple[State, Event], examples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(cast("dict[tuple[State, Event], State]", TRANSITIONS), row)
+
+    with pytest.raises((AssertionError, ExceptionGroup)):
+        search(examples, Phase.generate)
