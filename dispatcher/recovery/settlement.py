@@ -1,9 +1,5 @@
 """What becomes of the leases of a dead or frozen worker, as its in-flight ledger says.
 
-    answered      → recorded as answered
-    on the wire   → recorded as uncertain, by the policy that the ledger holds
-    not named     → released: nothing left, and nothing will
-
 An email whose row another transaction has locked, or for which PostgreSQL refuses the statement, delays no other. The
 next look at its ledger finds it again.
 """

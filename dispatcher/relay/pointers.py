@@ -92,10 +92,18 @@ class Pointers:
         while len(self._on_the_way) > BATCH:
             await asyncio.wait(self._calls, return_when=asyncio.FIRST_COMPLETED)
             self._note_ended()
-        new = await self._find(outbox, is_last=is_last)
+        goes_on = len(self._confirmed) > BATCH and time.monotonic() < self._full_look_at
+        new = await self._go_on(outbox) if goes_on else []
+        if not goes_on or (is_last and not new):
+            new = await self._look_fully(outbox)
         if new:
-            self._begin(new)
-        await self._mark_some(outbox)
+            self._on_the_way |= {row.email_id: row.due_at for row in new}
+            self._calls.add(asyncio.create_task(self._carry(new)))
+        # Marks what nobody else does, a batch at most: neither a look nor a lease waits for more. Only what a full look
+        # has found due when it was old enough; else most of what is tried might be leased already.
+        before = self._looked_fully_at - self._mark_after_seconds
+        if due := self._confirmed.to_mark(before, BATCH, most_waiting=self._most_unmarked):
+            await self._mark(outbox, due)
         return len(new)
 
     async def arrived(self) -> None:
@@ -115,14 +123,6 @@ class Pointers:
         for call in self._calls:
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
-
-    async def _find(self, outbox: Outbox, *, is_last: bool) -> list[DuePointer]:
-        """What is due and not known, a batch at most."""
-        if len(self._confirmed) > BATCH and time.monotonic() < self._full_look_at:
-            new = await self._go_on(outbox)
-            if new or not is_last:
-                return new
-        return await self._look_fully(outbox)
 
     async def _go_on(self, outbox: Outbox) -> list[DuePointer]:
         while True:
@@ -147,36 +147,30 @@ class Pointers:
 
     def _leave_out_known(self, rows: list[DuePointer]) -> list[DuePointer]:
         """The rest of a look's rows, a batch at most. The next look goes on from the last of these, or of all."""
-        new = [row for row in rows if not self._is_known(row)]
+        new = [
+            row
+            for row in rows
+            if self._on_the_way.get(row.email_id) != row.due_at and not self._confirmed.knows(row.email_id, row.due_at)
+        ]
         if rows:
             last = new[BATCH - 1] if len(new) > BATCH else rows[-1]
             self._goes_on_from = last.due_at
             self._rows_there = sum(row.due_at == last.due_at for row in rows)
         return new[:BATCH]
 
-    def _is_known(self, row: DuePointer) -> bool:
-        return self._on_the_way.get(row.email_id) == row.due_at or self._confirmed.knows(row.email_id, row.due_at)
-
-    def _begin(self, rows: list[DuePointer]) -> None:
-        self._on_the_way |= {row.email_id: row.due_at for row in rows}
-        self._calls.add(asyncio.create_task(self._carry(rows)))
-
     async def _carry(self, rows: list[DuePointer]) -> None:
         confirmed = [False] * len(rows)
         try:
             confirmed = await self._publish(rows)
         finally:
-            self._note_confirmed(rows, confirmed)
-
-    def _note_confirmed(self, rows: list[DuePointer], confirmed: list[bool]) -> None:
-        for row in rows:
-            # Unless it became due again and is on the way a second time.
-            if self._on_the_way.get(row.email_id) == row.due_at:
-                del self._on_the_way[row.email_id]
-        due = {row.email_id: row.due_at for row, is_confirmed in zip(rows, confirmed, strict=True) if is_confirmed}
-        self._confirmed.add(due, time.monotonic())
-        if not all(confirmed):
-            self._full_look_at = 0.0  # they are due, and behind us
+            for row in rows:
+                # Unless it became due again and is on the way a second time.
+                if self._on_the_way.get(row.email_id) == row.due_at:
+                    del self._on_the_way[row.email_id]
+            due = {row.email_id: row.due_at for row, is_confirmed in zip(rows, confirmed, strict=True) if is_confirmed}
+            self._confirmed.add(due, time.monotonic())
+            if not all(confirmed):
+                self._full_look_at = 0.0  # they are due, and behind us
 
     def _note_ended(self) -> None:
         ended = [call for call in self._calls if call.done()]
@@ -187,15 +181,6 @@ class Pointers:
                 raise fault
         if faults:
             raise faults[0]
-
-    async def _mark_some(self, outbox: Outbox) -> None:
-        """Marks what nobody else does, a batch at most: neither a look nor a lease waits for more.
-
-        What a full look has found due when it was old enough; else most of what is tried might be leased already.
-        """
-        before = self._looked_fully_at - self._mark_after_seconds
-        if due := self._confirmed.to_mark(before, BATCH, most_waiting=self._most_unmarked):
-            await self._mark(outbox, due)
 
     async def _mark(self, outbox: Outbox, due: Mapping[UUID, datetime]) -> None:
         locked = await outbox.mark_published(due)

@@ -128,7 +128,11 @@ class Publishing:
         try:
             for service in services:
                 await service.run_if_due()
-            found = await self._look_for_pointers(outbox)
+            found = 0
+            if self._send_queue.is_open:
+                found = await self._pointers.look(outbox, is_last=self._stopping)
+                if self._stopping:
+                    await self._pointers.arrived()
             dead_lettered = await self._dead_letters.look(outbox, is_last=self._stopping)
         except BrokerUnavailable as error:
             seconds = self._broker_outage.next_wait(random.random)
@@ -144,15 +148,6 @@ class Publishing:
             self._seat.confirm.end()  # nothing is due
         await outbox.wait(self._poll_seconds)
         return False
-
-    async def _look_for_pointers(self, outbox: Outbox) -> int:
-        """Begins to publish what is due, and where we stop, waits for the confirms; returns how much it was."""
-        if not self._send_queue.is_open:
-            return 0
-        found = await self._pointers.look(outbox, is_last=self._stopping)
-        if self._stopping:
-            await self._pointers.arrived()
-        return found
 
     async def _publish_pointers(self, due: list[DuePointer]) -> list[bool]:
         pointers = [Pointer(row.email_id, row.message_key, row.correlation_id, row.traceparent) for row in due]
