@@ -19,7 +19,7 @@ from typing import Final
 
 from dispatcher.config import plugins, values
 from dispatcher.config.rules import contradictions, doubts
-from dispatcher.config.setting import PREFIX, Origin, Reading, Setting, setting, settings_in
+from dispatcher.config.setting import PREFIX, Origin, Setting, SettingReader, setting, settings_in
 from dispatcher.config.settings import (
     BUILT_IN,
     LOG_FORMATS,
@@ -91,7 +91,7 @@ def examine(
     Args:
         reads_own: Whether to read providers' own settings; to load the providers takes some 50 ms.
     """
-    reading = Reading(environ)
+    reading = SettingReader(environ)
     settings = reading.read(Settings)
     usable: list[str] = []
     own: dict[str, ProviderSettings] = {}

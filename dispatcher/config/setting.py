@@ -94,7 +94,7 @@ def settings_in(kind: type, prefix: str = PREFIX) -> tuple[Setting, ...]:
     return tuple(sorted(found, key=lambda each: each.name == CEILING))
 
 
-class Reading:
+class SettingReader:
     """Reads settings from one environment, and remembers where each came from.
 
     Attributes:

@@ -82,7 +82,7 @@ class ContentPlace(Place, Protocol):
 OpenPlace = Callable[[Path], AbstractAsyncContextManager[Place]]
 
 
-class Told(Attempt):
+class CountingAttempt(Attempt):
     """An attempt that counts how often the adapter said that the email leaves.
 
     Attributes:
@@ -122,7 +122,7 @@ def parsed(content: bytes) -> email.message.EmailMessage:
 
 async def send(place: Place, outgoing: OutgoingEmail) -> tuple[Outcome, int]:
     """The outcome of one attempt, and how often the adapter said that the email leaves."""
-    attempt = Told()
+    attempt = CountingAttempt()
     outcome = await place.provider.send(outgoing, attempt)
     assert attempt.left <= 1, "the adapter told twice that the email leaves"
     return outcome, attempt.left

@@ -15,10 +15,10 @@ from dispatcher.errors import ConfigurationError, ProviderFault
 from dispatcher.providers.contract import Attempt, NoPlace
 from dispatcher.transport.mime import RenderedEmail, rendered
 from dispatcher.transport.mime_headers import UnrenderableEmail
-from dispatcher.transport.smtp_connection import NAME, Connection, NotConnected, open_connection
+from dispatcher.transport.smtp_connection import NAME, NotConnected, SmtpConnection, open_connection
 from dispatcher.transport.smtp_conversation import ConnectionBroke
 from dispatcher.transport.smtp_pool import TRUSTED_IDLE_SECONDS, ConnectionPool
-from dispatcher.transport.smtp_replies import Phase
+from dispatcher.transport.smtp_replies import SmtpPhase
 from dispatcher.transport.smtp_transaction import Transaction
 from dispatcher.transport.tls import client_context
 
@@ -123,7 +123,7 @@ class SmtpProvider:
     def _address(self) -> str:
         return f"{self._server.host}:{self._server.port}"
 
-    async def _open(self) -> Connection:
+    async def _open(self) -> SmtpConnection:
         return await open_connection(self._server, self._context)
 
     async def _deliver(self, email: OutgoingEmail, attempt: Attempt, transaction: Transaction) -> Outcome:
@@ -154,7 +154,7 @@ class SmtpProvider:
             return transaction.silence(broke)
         finally:
             leave()
-        transaction.phase = Phase.WAITING
+        transaction.phase = SmtpPhase.WAITING
         return await self._deliver(email, attempt, transaction)
 
     async def _transact(self, content: RenderedEmail, transaction: Transaction) -> Outcome:
@@ -163,13 +163,13 @@ class SmtpProvider:
             try:
                 return await self._run(content, transaction, connection, kept=True)
             except ConnectionBroke:
-                if transaction.phase in (Phase.BODY, Phase.FINAL):
+                if transaction.phase in (SmtpPhase.BODY, SmtpPhase.FINAL):
                     raise
-        transaction.phase = Phase.CONNECTING
+        transaction.phase = SmtpPhase.CONNECTING
         return await self._run(content, transaction, await self._pool.open(), kept=False)
 
     async def _run(
-        self, content: RenderedEmail, transaction: Transaction, connection: Connection, *, kept: bool
+        self, content: RenderedEmail, transaction: Transaction, connection: SmtpConnection, *, kept: bool
     ) -> Outcome:
         try:
             outcome = await transaction.run(content, connection, kept=kept)
@@ -179,7 +179,7 @@ class SmtpProvider:
         self._pool.give_back(connection)
         return outcome
 
-    def _praise(self, connection: Connection) -> str:
+    def _praise(self, connection: SmtpConnection) -> str:
         server = self._server
         security = {"none": "without TLS", "starttls": "STARTTLS, verified", "tls": "TLS, verified"}[server.security]
         login = "signed in" if server.username else "no sign-in"

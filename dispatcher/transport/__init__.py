@@ -4,6 +4,7 @@ call               what a transport asks of the attempt that it carries out
 body               what goes on the wire, in pieces
 mime mime_headers  an email as MIME
 http               kept TLS connections, exactly one POST per call
+http_answer        how a call ended
 http_connection    one of them
 http_proxy         a tunnel through the environment's proxy
 tls                TLS below a protocol; whom our clients trust

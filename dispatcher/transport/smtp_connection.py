@@ -20,7 +20,7 @@ from dispatcher.domain.outcome import Concern, Deferred, Reason
 from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
 from dispatcher.transport.smtp_conversation import ConnectionBroke, Conversation, GarbledReply, ServerClosing
-from dispatcher.transport.smtp_replies import Phase, Reply, refusal
+from dispatcher.transport.smtp_replies import SmtpPhase, SmtpReply, refusal
 
 NAME: Final = "smtp"
 
@@ -51,7 +51,7 @@ class NotConnected(Exception):
 
 
 @dataclass(slots=True)
-class Connection:
+class SmtpConnection:
     """An open connection, ready for MAIL.
 
     Attributes:
@@ -71,7 +71,7 @@ class Connection:
     needs_reset: bool = False
 
 
-async def open_connection(server: SmtpServer, context: ssl.SSLContext | None) -> Connection:
+async def open_connection(server: SmtpServer, context: ssl.SSLContext | None) -> SmtpConnection:
     """A connection on which the server expects MAIL; takes as long as the server likes: the caller sets a deadline.
 
     Args:
@@ -94,7 +94,7 @@ async def open_connection(server: SmtpServer, context: ssl.SSLContext | None) ->
         conversation.abort()
         raise
     size = offers.get("size", "")
-    return Connection(
+    return SmtpConnection(
         conversation,
         has_size="size" in offers,
         size_limit=int(size) if size.isascii() and size.isdigit() and len(size) <= MOST_SIZE_DIGITS else 0,
@@ -131,7 +131,7 @@ async def _negotiated(
     return offers
 
 
-async def _ask(conversation: Conversation, command: str) -> Reply:
+async def _ask(conversation: Conversation, command: str) -> SmtpReply:
     """Sends a command and returns its reply; refuses replies that came before the command."""
     await conversation.hear()
     conversation.check()
@@ -152,7 +152,7 @@ async def _greet(conversation: Conversation) -> Mapping[str, str]:
     return {}
 
 
-def _offers(reply: Reply) -> Mapping[str, str]:
+def _offers(reply: SmtpReply) -> Mapping[str, str]:
     """The extensions in a reply to EHLO: parameters by keyword, in lower case."""
     offers: dict[str, str] = {}
     for line in reply.text.split("\n")[1:]:
@@ -204,17 +204,17 @@ async def _log_in(conversation: Conversation, offers: Mapping[str, str], server:
         raise _log_in_failure(reply)
 
 
-async def _plain(conversation: Conversation, user: bytes, password: bytes) -> Reply:
+async def _plain(conversation: Conversation, user: bytes, password: bytes) -> SmtpReply:
     secret = _base64(b"\0" + user + b"\0" + password)
     return await _ask(conversation, f"AUTH PLAIN {secret}")
 
 
-async def _login(conversation: Conversation, user: bytes, password: bytes) -> Reply:
+async def _login(conversation: Conversation, user: bytes, password: bytes) -> SmtpReply:
     reply = await _ask(conversation, f"AUTH LOGIN {_base64(user)}")
     return await _ask(conversation, _base64(password)) if reply.code == _GO_ON else reply
 
 
-async def _cram_md5(conversation: Conversation, user: bytes, password: bytes) -> Reply:
+async def _cram_md5(conversation: Conversation, user: bytes, password: bytes) -> SmtpReply:
     """RFC 2195."""
     reply = await _ask(conversation, "AUTH CRAM-MD5")
     if reply.code != _GO_ON:
@@ -231,7 +231,7 @@ def _base64(octets: bytes) -> str:
     return base64.b64encode(octets).decode()
 
 
-def _log_in_failure(reply: Reply) -> Exception:
+def _log_in_failure(reply: SmtpReply) -> Exception:
     # The server's words may repeat the user's name, and whatever else we sent it: its code says enough.
     if reply.is_permanent:
         words = f"the SMTP server refused the user name and password ({reply.codes})."
@@ -251,9 +251,9 @@ def _connect_failure(error: Exception) -> Exception:
 def _broken(broke: ConnectionBroke) -> NotConnected:
     if isinstance(broke, ServerClosing):
         # The reply's text is left out: it may repeat what we sent last, even the password.
-        return NotConnected(replace(_unwilling(broke.reply).outcome, detail=f"{broke} {Phase.CONNECTING}"))
+        return NotConnected(replace(_unwilling(broke.reply).outcome, detail=f"{broke} {SmtpPhase.CONNECTING}"))
     reason = Reason.SERVER_ERROR if isinstance(broke, GarbledReply) else Reason.CONNECTION_FAILED
-    return NotConnected(Deferred(reason, f"{broke} {Phase.CONNECTING}"))
+    return NotConnected(Deferred(reason, f"{broke} {SmtpPhase.CONNECTING}"))
 
 
 def _tls_failure(error: ssl.SSLError) -> Exception:
@@ -265,9 +265,9 @@ def _tls_failure(error: ssl.SSLError) -> Exception:
     return ProviderFault(NAME, f"TLS with the SMTP server failed: {error.reason}.", remedy=_BAD_SECURITY)
 
 
-def _unwilling(reply: Reply) -> NotConnected:
+def _unwilling(reply: SmtpReply) -> NotConnected:
     """The server answered, but not with what opens a connection: never the email's fault, whatever the code."""
-    judged = refusal(reply, Phase.CONNECTING)
+    judged = refusal(reply, SmtpPhase.CONNECTING)
     if isinstance(judged, Deferred):
         return NotConnected(judged)
     return NotConnected(Deferred(Reason.SERVER_ERROR, scrub(reply.text) or None, reply.codes))

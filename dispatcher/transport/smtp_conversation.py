@@ -14,7 +14,7 @@ import ssl
 from collections import deque
 from typing import Final, cast
 
-from dispatcher.transport.smtp_replies import Reply, reply_of
+from dispatcher.transport.smtp_replies import SmtpReply, reply_of
 
 MAX_REPLY_OCTETS: Final = 64 * 1024
 """A reply line has 512 octets (RFC 5321, section 4.5.3.1.5) and a reply few lines; more is no SMTP server."""
@@ -46,7 +46,7 @@ class ServerClosing(ConnectionBroke):
         reply: The reply 421.
     """
 
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, reply: SmtpReply) -> None:
         super().__init__("the server is closing the connection")
         self.reply = reply
 
@@ -68,7 +68,7 @@ class Conversation(asyncio.Protocol):
         self._buffer = b""
         self._partial: list[re.Match[bytes]] = []
         self._partial_octets = 0
-        self._replies: deque[Reply] = deque()
+        self._replies: deque[SmtpReply] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
         self._owed = 1  # the greeting
@@ -129,7 +129,7 @@ class Conversation(asyncio.Protocol):
             await asyncio.sleep(0)
             await asyncio.sleep(0)
 
-    def contradicts(self, reply: Reply) -> bool:
+    def contradicts(self, reply: SmtpReply) -> bool:
         """Whether another reply of a different class follows this one. 421 may follow any reply."""
         return any(other.code // 100 != reply.code // 100 and not other.closes for other in self._replies)
 
@@ -147,7 +147,7 @@ class Conversation(asyncio.Protocol):
             raise ConnectionBroke("the connection was lost")
         self._transport = transport
 
-    async def reply(self, patience: float | None = None) -> Reply:
+    async def reply(self, patience: float | None = None) -> SmtpReply:
         """The next reply.
 
         Args:
@@ -174,7 +174,7 @@ class Conversation(asyncio.Protocol):
             raise self._fault
         return self._take()
 
-    def reply_at_hand(self) -> Reply | None:
+    def reply_at_hand(self) -> SmtpReply | None:
         """The next reply if it has come already; for whoever was just told to stop waiting."""
         return self._take() if self._replies else None
 
@@ -259,7 +259,7 @@ class Conversation(asyncio.Protocol):
     def _has_words(self) -> bool:
         return bool(self._replies or self._partial or self._buffer)
 
-    def _take(self) -> Reply:
+    def _take(self) -> SmtpReply:
         self._owed -= 1
         return self._replies.popleft()
 
@@ -288,6 +288,6 @@ class Conversation(asyncio.Protocol):
                 future.set_result(None)
 
 
-def _reply(lines: list[re.Match[bytes]]) -> Reply:
+def _reply(lines: list[re.Match[bytes]]) -> SmtpReply:
     text = b"\n".join(line[3] or b"" for line in lines).decode("utf-8", "replace")
     return reply_of(int(lines[0][1]), text)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from dispatcher.transport.smtp_connection import Connection
+from dispatcher.transport.smtp_connection import SmtpConnection
 from dispatcher.transport.smtp_conversation import GOODBYE_SECONDS
 
 TRUSTED_IDLE_SECONDS: Final = 5.0
@@ -33,7 +33,7 @@ class ConnectionPool:
 
     def __init__(
         self,
-        open_one: Callable[[], Awaitable[Connection]],
+        open_one: Callable[[], Awaitable[SmtpConnection]],
         *,
         connections: int,
         emails_per_connection: int,
@@ -44,7 +44,7 @@ class ConnectionPool:
         self._most_withheld = connections - 1
         self._emails_per_connection = emails_per_connection
         self._trusted_idle_seconds = trusted_idle_seconds
-        self._idle: deque[Connection] = deque()
+        self._idle: deque[SmtpConnection] = deque()
         self._alive = 0
         self._leaving: set[asyncio.Future[None]] = set()
         self._withheld: set[asyncio.TimerHandle] = set()
@@ -66,7 +66,7 @@ class ConnectionPool:
         timer: asyncio.TimerHandle = asyncio.get_running_loop().call_later(FULL_SECONDS, lambda: self._restore(timer))
         self._withheld.add(timer)
 
-    def idle(self) -> Connection | None:
+    def idle(self) -> SmtpConnection | None:
         """A kept connection that looks sound; None if there is none. The caller holds a place."""
         while self._idle:
             connection = self._idle.pop()
@@ -77,7 +77,7 @@ class ConnectionPool:
             connection.conversation.abort()
         return None
 
-    async def open(self) -> Connection:
+    async def open(self) -> SmtpConnection:
         """A new connection. The caller holds a place.
 
         Raises:
@@ -88,7 +88,7 @@ class ConnectionPool:
         connection.conversation.closed.add_done_callback(self._forget)
         return connection
 
-    def give_back(self, connection: Connection) -> None:
+    def give_back(self, connection: SmtpConnection) -> None:
         """Keep a connection for the next email; or end it, if it is worn out, broken or out of step."""
         if not connection.conversation.is_sound:
             connection.conversation.abort()
@@ -115,7 +115,7 @@ class ConnectionPool:
     def _forget(self, _closed: asyncio.Future[None]) -> None:
         self._alive -= 1
 
-    def _say_goodbye(self, connection: Connection) -> None:
+    def _say_goodbye(self, connection: SmtpConnection) -> None:
         connection.conversation.quit()
         closed = connection.conversation.closed
         self._leaving.add(closed)

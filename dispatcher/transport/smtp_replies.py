@@ -16,7 +16,7 @@ from dispatcher.domain.outcome import SOME_REFUSED, Accepted, Concern, Deferred,
 from dispatcher.domain.scrub import scrub
 
 
-class Phase(StrEnum):
+class SmtpPhase(StrEnum):
     """How far an attempt has come; the value completes the sentence "the server closed the connection …"."""
 
     WAITING = "while waiting for a free connection"
@@ -31,7 +31,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class SmtpReply:
     """One reply, all of its lines.
 
     Attributes:
@@ -93,18 +93,18 @@ MOST_RUNS: Final = 10
 """Of refused recipients that stand together and were refused alike: as many are told."""
 
 
-def reply_of(code: int, text: str) -> Reply:
+def reply_of(code: int, text: str) -> SmtpReply:
     """A reply from its basic code and everything behind it."""
     # An empty first line counts as a line: in a reply to EHLO the extensions begin with the second line.
     text = text.rstrip().lstrip(" \t")
     found = _ENHANCED.match(text)
     # RFC 2034, section 4: the enhanced code's class repeats the basic code's; else it is not one.
     if found is None or found[1][0] != str(code)[0]:
-        return Reply(code, "", text)
-    return Reply(code, found[1], text[found.end() :].lstrip(" \t"))
+        return SmtpReply(code, "", text)
+    return SmtpReply(code, found[1], text[found.end() :].lstrip(" \t"))
 
 
-def refusal(reply: Reply, phase: Phase) -> Outcome:
+def refusal(reply: SmtpReply, phase: SmtpPhase) -> Outcome:
     """What a reply other than the expected one means for the email."""
     words = scrub(reply.text) or None
     if reply.is_transient:
@@ -113,12 +113,12 @@ def refusal(reply: Reply, phase: Phase) -> Outcome:
     if reply.is_permanent:
         return Rejected(_permanent_reason(reply, phase), words, reply.codes)
     detail = f"unexpected reply {phase}" + (f": {words}" if words else "")
-    if phase is Phase.FINAL:
+    if phase is SmtpPhase.FINAL:
         return Uncertain(detail, reply.codes)
     return Deferred(Reason.SERVER_ERROR, detail, reply.codes)
 
 
-def acceptance(reply: Reply, refused: Sequence[tuple[int, Reply]]) -> Accepted:
+def acceptance(reply: SmtpReply, refused: Sequence[tuple[int, SmtpReply]]) -> Accepted:
     """The outcome of a positive final reply.
 
     Args:
@@ -131,17 +131,17 @@ def acceptance(reply: Reply, refused: Sequence[tuple[int, Reply]]) -> Accepted:
     return Accepted(queue_id[1] if queue_id else None, detail)
 
 
-def no_recipient_left(refused: Sequence[tuple[int, Reply]]) -> Outcome:
+def no_recipient_left(refused: Sequence[tuple[int, SmtpReply]]) -> Outcome:
     """The outcome where the server refused every recipient: for now, if it refused any of them for now."""
     decisive = next((reply for _, reply in refused if not reply.is_permanent), refused[0][1])
-    outcome = refusal(decisive, Phase.RCPT)
+    outcome = refusal(decisive, SmtpPhase.RCPT)
     if len(refused) == 1 or isinstance(outcome, Accepted | Uncertain):
         return outcome
     detail = f"{refused_recipients(refused)}; {outcome.detail}"
     return replace(outcome, detail=detail)
 
 
-def refused_recipients(refused: Sequence[tuple[int, Reply]]) -> str:
+def refused_recipients(refused: Sequence[tuple[int, SmtpReply]]) -> str:
     """Which recipients were refused, by position and code: `refused recipients: 2 (550 5.1.1), 101-150 (452 4.5.3)`."""
     runs: list[tuple[int, int, str]] = []
     for position, reply in refused:
@@ -154,29 +154,29 @@ def refused_recipients(refused: Sequence[tuple[int, Reply]]) -> str:
     return f"{SOME_REFUSED}{', '.join(shown)}{f' and {left} more' if left else ''}"
 
 
-def _transient_reason(reply: Reply, phase: Phase) -> tuple[Reason, Concern | None]:
+def _transient_reason(reply: SmtpReply, phase: SmtpPhase) -> tuple[Reason, Concern | None]:
     words = reply.text[:1000]
     if reply.enhanced.startswith(("4.1.", "4.2.")) or _GREYLISTED_WORDS.search(words):
         return Reason.RECIPIENT_DEFERRED, Concern.EMAIL
     # A refusal of RCPT is about the recipient, whatever it says. If many recipients get it, it is about the server.
-    if phase is Phase.RCPT and not reply.closes:
+    if phase is SmtpPhase.RCPT and not reply.closes:
         return Reason.RECIPIENT_DEFERRED, Concern.EITHER
     is_throttled = reply.enhanced in _THROTTLED_CODES or _THROTTLED_WORDS.search(words)
     return Reason.THROTTLED if is_throttled else Reason.SERVER_ERROR, None
 
 
-def _permanent_reason(reply: Reply, phase: Phase) -> Reason:
+def _permanent_reason(reply: SmtpReply, phase: SmtpPhase) -> Reason:
     if reply.enhanced in _TOO_LARGE_CODES or (reply.code == 552 and not reply.enhanced):
         return Reason.TOO_LARGE
     if reply.enhanced.startswith("5.6."):
         return Reason.INVALID_CONTENT
-    if phase is Phase.MAIL and (reply.code in (550, 551, 553, 554) or reply.enhanced.startswith("5.1.")):
+    if phase is SmtpPhase.MAIL and (reply.code in (550, 551, 553, 554) or reply.enhanced.startswith("5.1.")):
         return Reason.REJECTED_SENDER
-    if phase is Phase.RCPT and _blames_recipient(reply):
+    if phase is SmtpPhase.RCPT and _blames_recipient(reply):
         return Reason.REJECTED_RECIPIENT
     return Reason.REFUSED
 
 
-def _blames_recipient(reply: Reply) -> bool:
+def _blames_recipient(reply: SmtpReply) -> bool:
     # 5.7.x on RCPT is policy: relaying denied, a blocklist; the address may be fine.
     return reply.enhanced.startswith(("5.1.", "5.2.")) or (reply.code in (550, 551, 553) and not reply.enhanced)

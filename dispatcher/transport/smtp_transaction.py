@@ -16,7 +16,7 @@ from dispatcher.errors import ProviderFault
 from dispatcher.transport.body import Body
 from dispatcher.transport.call import Call
 from dispatcher.transport.mime import RenderedEmail
-from dispatcher.transport.smtp_connection import NAME, Connection
+from dispatcher.transport.smtp_connection import NAME, SmtpConnection
 from dispatcher.transport.smtp_conversation import (
     ConnectionBroke,
     Conversation,
@@ -24,7 +24,7 @@ from dispatcher.transport.smtp_conversation import (
     OutOfStep,
     ServerClosing,
 )
-from dispatcher.transport.smtp_replies import Phase, Reply, acceptance, no_recipient_left, refusal
+from dispatcher.transport.smtp_replies import SmtpPhase, SmtpReply, acceptance, no_recipient_left, refusal
 
 START_INPUT: Final = 354
 """The one reply that asks for the body."""
@@ -49,9 +49,9 @@ class Transaction:
         self._call = call
         self._loop = asyncio.get_running_loop()
         self._latest = 0.0
-        self.phase = Phase.WAITING
+        self.phase = SmtpPhase.WAITING
 
-    async def run(self, email: RenderedEmail, connection: Connection, *, kept: bool) -> Outcome:
+    async def run(self, email: RenderedEmail, connection: SmtpConnection, *, kept: bool) -> Outcome:
         """What the server said. The connection is used up, in order or broken: `is_sound` tells.
 
         Args:
@@ -71,7 +71,7 @@ class Transaction:
             return refused
         reply = await self._content(email.body, connection.conversation)
         connection.emails += 1
-        if reply.is_positive and self.phase is Phase.FINAL:
+        if reply.is_positive and self.phase is SmtpPhase.FINAL:
             return acceptance(reply, refused)
         connection.needs_reset = True
         return _judged(reply, self.phase, connection.conversation)
@@ -79,9 +79,9 @@ class Transaction:
     def silence(self, broke: ConnectionBroke | None) -> Deferred | Uncertain:
         """What it means that no answer came: the connection broke, or (None) the deadline passed."""
         detail = f"{broke or 'the deadline passed'} {self.phase}"
-        if self.phase is Phase.FINAL:
+        if self.phase is SmtpPhase.FINAL:
             return Uncertain(detail)
-        concern = Concern.PROVIDER if self.phase in (Phase.WAITING, Phase.CONNECTING) else Concern.EITHER
+        concern = Concern.PROVIDER if self.phase in (SmtpPhase.WAITING, SmtpPhase.CONNECTING) else Concern.EITHER
         if broke is None:
             return Deferred(Reason.TIMEOUT_BEFORE_SEND, detail, known_concern=concern)
         if isinstance(broke, ServerClosing):
@@ -92,10 +92,10 @@ class Transaction:
         return Deferred(reason, detail, known_concern=concern)
 
     async def _envelope(
-        self, email: RenderedEmail, connection: Connection, *, kept: bool
-    ) -> list[tuple[int, Reply]] | Outcome:
+        self, email: RenderedEmail, connection: SmtpConnection, *, kept: bool
+    ) -> list[tuple[int, SmtpReply]] | Outcome:
         """The refused recipients, once the server waits for the body; an outcome if it does not."""
-        self.phase = Phase.MAIL
+        self.phase = SmtpPhase.MAIL
         patience = min(PATIENCE_SECONDS, (self._call.deadline - self._loop.time()) / 2) if kept else None
         dialogue = Dialogue(connection.conversation, _commands(email, connection), connection.has_pipelining, patience)
         if connection.needs_reset:
@@ -105,7 +105,7 @@ class Transaction:
         if not mail.is_positive:
             await dialogue.back_out()
             return self._refusal(mail, connection.conversation)
-        self.phase = Phase.RCPT
+        self.phase = SmtpPhase.RCPT
         refused = [
             (position, reply)
             for position in range(1, len(email.recipients) + 1)
@@ -115,11 +115,11 @@ class Transaction:
             await dialogue.back_out()
             ours = next((reply for _, reply in refused if reply.blames_our_setup), None)
             return self._refusal(ours, connection.conversation) if ours else no_recipient_left(refused)
-        self.phase = Phase.DATA
+        self.phase = SmtpPhase.DATA
         data = await dialogue.next()
         return refused if data.code == START_INPUT else self._refusal(data, connection.conversation)
 
-    async def _content(self, content: Body, conversation: Conversation) -> Reply:
+    async def _content(self, content: Body, conversation: Conversation) -> SmtpReply:
         """The reply to the email, or one that came before its end.
 
         Raises:
@@ -130,7 +130,7 @@ class Transaction:
         conversation.check()
         body, owed = b"", 0
         if len(content) > LARGE_BODY_OCTETS:
-            self.phase = Phase.BODY
+            self.phase = SmtpPhase.BODY
             await self._write_slowly(dot_stuffed(content), conversation)
             await conversation.hear()
             if early := conversation.reply_at_hand():
@@ -142,7 +142,7 @@ class Transaction:
         if self._loop.time() >= self._latest:
             raise TimeoutError
         self._call.leaving()
-        self.phase = Phase.FINAL
+        self.phase = SmtpPhase.FINAL
         conversation.write(body + b".\r\n", owed)
         reply = await self._final_reply(conversation)
         if conversation.contradicts(reply):
@@ -150,7 +150,7 @@ class Transaction:
         return reply
 
     @staticmethod
-    async def _final_reply(conversation: Conversation) -> Reply:
+    async def _final_reply(conversation: Conversation) -> SmtpReply:
         try:
             return await conversation.reply()
         except asyncio.CancelledError:
@@ -169,7 +169,7 @@ class Transaction:
             conversation.write(piece, 0)
             await conversation.written()
 
-    def _refusal(self, reply: Reply, conversation: Conversation) -> Outcome:
+    def _refusal(self, reply: SmtpReply, conversation: Conversation) -> Outcome:
         """What a no before the body means; not what the server says to an email that it has read."""
         if reply.blames_our_setup:
             raise ProviderFault(
@@ -200,7 +200,7 @@ class Dialogue:
             conversation.check()
             conversation.write(b"".join(commands), len(commands))
 
-    async def next(self) -> Reply:
+    async def next(self) -> SmtpReply:
         """The next command's reply.
 
         Raises:
@@ -245,14 +245,14 @@ class Dialogue:
             self._conversation.abort()
 
 
-def _judged(reply: Reply, phase: Phase, conversation: Conversation) -> Outcome:
+def _judged(reply: SmtpReply, phase: SmtpPhase, conversation: Conversation) -> Outcome:
     """The outcome of an unexpected reply. If it is no refusal, the server is out of step: aborts the connection."""
     if reply.code < 400:
         conversation.abort()
     return refusal(reply, phase)
 
 
-def _unfit(email: RenderedEmail, connection: Connection) -> Rejected | None:
+def _unfit(email: RenderedEmail, connection: SmtpConnection) -> Rejected | None:
     """Why this server cannot take this email, whatever we say to it."""
     octets = len(email.body)
     if 0 < connection.size_limit < octets:
@@ -271,7 +271,7 @@ def _utf8_reason(email: RenderedEmail) -> Reason:
     return Reason.INVALID_CONTENT
 
 
-def _commands(email: RenderedEmail, connection: Connection) -> list[bytes]:
+def _commands(email: RenderedEmail, connection: SmtpConnection) -> list[bytes]:
     mail = f"MAIL FROM:<{email.sender}>"
     if connection.has_size:
         mail += f" SIZE={len(email.body)}"

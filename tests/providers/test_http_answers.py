@@ -11,7 +11,8 @@ from typing import Final
 import pytest
 
 from dispatcher.domain.outcome import Reason
-from dispatcher.transport.http import Answer, HttpTransport, NoAnswer, NothingLeft
+from dispatcher.transport.http import HttpTransport
+from dispatcher.transport.http_answer import Answer, NoAnswer, NothingLeft
 from tests.providers.attempts import FakeAttempt
 from tests.providers.conftest import Authority
 

@@ -20,7 +20,8 @@ from dispatcher.dev.http_behaviour import Act, Behaviour
 from dispatcher.dev.http_double import HttpDouble, running_double
 from dispatcher.domain.outcome import Reason
 from dispatcher.providers.contract import NoPlace
-from dispatcher.transport.http import Answer, HttpTransport, NoAnswer, NothingLeft
+from dispatcher.transport.http import HttpTransport
+from dispatcher.transport.http_answer import Answer, NoAnswer, NothingLeft
 from dispatcher.transport.http_connection import MAX_ANSWER_OCTETS, HttpConnection
 from dispatcher.transport.tls import Tls
 from tests.providers import listeners

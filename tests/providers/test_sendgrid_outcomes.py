@@ -20,7 +20,7 @@ from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejec
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import NoPlace
 from dispatcher.providers.sendgrid.answers import outcome_of
-from dispatcher.transport.http import Answer
+from dispatcher.transport.http_answer import Answer
 from tests.providers.conftest import Authority
 from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, an_email, send
 from tests.providers.sendgrid_place import KEY, sendgrid_place

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dispatcher.domain.outcome import Accepted, Concern, Deferred, Reason, Rejected, Uncertain, left_out
 from dispatcher.transport.smtp_conversation import ConnectionBroke, Conversation, GarbledReply
-from dispatcher.transport.smtp_replies import Phase, Reply, acceptance, no_recipient_left, refusal, reply_of
+from dispatcher.transport.smtp_replies import SmtpPhase, SmtpReply, acceptance, no_recipient_left, refusal, reply_of
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from dispatcher.transport.smtp_replies import Phase, Reply, acceptance, no_recip
     ],
 )
 def test_enhanced_codes_are_told_from_words(code: int, text: str, enhanced: str, words: str) -> None:
-    assert reply_of(code, text) == Reply(code, enhanced, words)
+    assert reply_of(code, text) == SmtpReply(code, enhanced, words)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_queue_ids_are_read_where_they_are_safe(text: str, queue_id: str | None)
     ],
 )
 def test_a_request_to_slow_down_is_told_from_another_no(text: str, reason: Reason) -> None:
-    judged = refusal(reply_of(451, text), Phase.MAIL)
+    judged = refusal(reply_of(451, text), SmtpPhase.MAIL)
 
     assert isinstance(judged, Deferred)
     assert judged.reason is reason
@@ -83,7 +83,7 @@ def test_a_request_to_slow_down_is_told_from_another_no(text: str, reason: Reaso
 def test_a_no_for_now_to_a_recipient_is_about_the_recipient_until_others_hear_it_too(
     text: str, concern: Concern
 ) -> None:
-    judged = refusal(reply_of(int(text[:3]), text[4:]), Phase.RCPT)
+    judged = refusal(reply_of(int(text[:3]), text[4:]), SmtpPhase.RCPT)
 
     assert isinstance(judged, Deferred)
     assert (judged.reason, judged.concern) == (Reason.RECIPIENT_DEFERRED, concern)
@@ -124,14 +124,14 @@ def test_a_thousand_refused_recipients_fit_a_line() -> None:
     assert "and 490 more" in (judged.detail or "")
 
 
-@given(st.integers(200, 599), st.text(max_size=60), st.sampled_from(Phase))
-def test_every_reply_means_something_definite_before_the_end(code: int, text: str, phase: Phase) -> None:
+@given(st.integers(200, 599), st.text(max_size=60), st.sampled_from(SmtpPhase))
+def test_every_reply_means_something_definite_before_the_end(code: int, text: str, phase: SmtpPhase) -> None:
     judged = refusal(reply_of(code, text), phase)
 
     if code >= 400:
         assert isinstance(judged, Deferred if code < 500 else Rejected)
     else:
-        assert isinstance(judged, Uncertain if phase is Phase.FINAL else Deferred)
+        assert isinstance(judged, Uncertain if phase is SmtpPhase.FINAL else Deferred)
     assert not isinstance(judged, Accepted)
 
 
@@ -171,10 +171,10 @@ async def test_replies_are_the_same_however_the_network_cuts_them(data: st.DataO
             conversation.data_received(octets[start:end])
 
         assert [await conversation.reply() for _ in range(4)] == [
-            Reply(250, "", "one.test\nSIZE 1"),
-            Reply(354, "", ""),
-            Reply(550, "5.1.1", "<a@b> nö"),
-            Reply(451, "4.7.1", "no\n4.7.1 no"),
+            SmtpReply(250, "", "one.test\nSIZE 1"),
+            SmtpReply(354, "", ""),
+            SmtpReply(550, "5.1.1", "<a@b> nö"),
+            SmtpReply(451, "4.7.1", "no\n4.7.1 no"),
         ]
         assert conversation.is_sound
 

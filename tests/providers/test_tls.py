@@ -12,7 +12,8 @@ from typing import Final
 
 import pytest
 
-from dispatcher.transport.http import Answer, HttpTransport, NoAnswer, NothingLeft
+from dispatcher.transport.http import HttpTransport
+from dispatcher.transport.http_answer import Answer, NoAnswer, NothingLeft
 from dispatcher.transport.http_connection import HttpConnection
 from tests.providers.attempts import FakeAttempt
 from tests.providers.conftest import Authority

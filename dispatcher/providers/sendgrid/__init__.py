@@ -25,7 +25,8 @@ from dispatcher.providers.contract import Attempt, Part, RefusedTogether
 from dispatcher.providers.sendgrid.answers import NAME, fault_of, outcome_of, outcomes_of_call
 from dispatcher.providers.sendgrid.request import LIMITS, body_of, body_of_call, part_of
 from dispatcher.transport.body import Body
-from dispatcher.transport.http import Answer, HttpTransport, NoAnswer, NothingLeft
+from dispatcher.transport.http import HttpTransport
+from dispatcher.transport.http_answer import Answer, NoAnswer, NothingLeft
 from dispatcher.transport.mime_headers import UnrenderableEmail
 
 CHECK_SECONDS: Final = 15.0

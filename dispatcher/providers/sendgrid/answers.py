@@ -18,7 +18,7 @@ from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejec
 from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import Part, RefusedTogether
-from dispatcher.transport.http import Answer, message_name, number
+from dispatcher.transport.http_answer import Answer, message_name, number
 
 NAME: Final = "sendgrid"
 MAX_ERRORS: Final = 5

@@ -43,7 +43,8 @@ from dispatcher.providers.ses.request import (
     request_of_call,
 )
 from dispatcher.transport.body import Body, digest_of
-from dispatcher.transport.http import Answer, HttpTransport, NoAnswer, NothingLeft
+from dispatcher.transport.http import HttpTransport
+from dispatcher.transport.http_answer import Answer, NoAnswer, NothingLeft
 from dispatcher.transport.mime import LARGE_OCTETS
 from dispatcher.transport.mime_headers import UnrenderableEmail
 

@@ -18,7 +18,7 @@ from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejec
 from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import RefusedTogether
-from dispatcher.transport.http import Answer, NothingLeft, message_name, number
+from dispatcher.transport.http_answer import Answer, NothingLeft, message_name, number
 
 NAME: Final = "ses"
 

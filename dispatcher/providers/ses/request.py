@@ -69,7 +69,7 @@ Parameters = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SesRequest:
     """A request before it is encoded.
 
     Attributes:
@@ -101,7 +101,7 @@ class Request:
         return Body((*parts, encoded))
 
 
-def request_for(email: OutgoingEmail, configuration_set: str | None) -> Request:
+def request_for(email: OutgoingEmail, configuration_set: str | None) -> SesRequest:
     """The parameters of SendEmail.
 
     Raises:
@@ -132,11 +132,11 @@ def request_for(email: OutgoingEmail, configuration_set: str | None) -> Request:
             "FromEmailAddress": mime.sender,
             "Destination": _destination(email, ascii_spec),
         }
-        return Request(request, files)
+        return SesRequest(request, files)
     request["FromEmailAddress"] = sender
     if reply_to:
         request["ReplyToAddresses"] = reply_to
-    return Request(request, files)
+    return SesRequest(request, files)
 
 
 def part_of(email: OutgoingEmail) -> Part | None:
@@ -160,7 +160,7 @@ def part_of(email: OutgoingEmail) -> Part | None:
     )
 
 
-def request_of_call(parts: Sequence[Part], configuration_set: str | None) -> Request:
+def request_of_call(parts: Sequence[Part], configuration_set: str | None) -> SesRequest:
     """The parameters of SendBulkEmail."""
     sender, reply_to, template_id, _ = parts[0].content
     request: Parameters = {
@@ -170,7 +170,7 @@ def request_of_call(parts: Sequence[Part], configuration_set: str | None) -> Req
     }
     if configuration_set:
         request["ConfigurationSetName"] = configuration_set
-    return Request(request)
+    return SesRequest(request)
 
 
 def _bulk_entry(email: OutgoingEmail, data: str) -> Parameters:
