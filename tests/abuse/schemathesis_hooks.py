@@ -20,6 +20,7 @@ from dispatcher.api.email_schema import SCHEMAS
 from dispatcher.api.policy import Policy
 from dispatcher.config import load
 from dispatcher.domain.email import Email
+from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.errors import InvalidEmail
 
 HELD: Final = os.environ.get("HELD", "").split(",")
@@ -34,9 +35,6 @@ GOOD: Final[dict[str, Any]] = {
 KEYED: Final = jsonschema.Draft202012Validator({**SCHEMAS["KeyedEmail"], "components": {"schemas": SCHEMAS}})
 
 
-used: set[str] = set()
-
-
 @schemathesis.hook
 def before_call(context: HookContext, case: Any, kwargs: dict[str, Any]) -> None:
     """Has half of the decisions be about emails that are held, and emails be new and what the domain takes."""
@@ -49,12 +47,17 @@ def before_call(context: HookContext, case: Any, kwargs: dict[str, Any]) -> None
         return
     if label == "POST /v1/emails" and isinstance(case.body, dict):
         case.body = acceptable(case.body)
-        key = case.headers.get("Idempotency-Key")
-        if not key or key in used:
-            case.headers["Idempotency-Key"] = key = str(uuid4())
-        used.add(key)
+        case.headers["Idempotency-Key"] = new_key(case.headers.get("Idempotency-Key", ""))
     elif label == "POST /v1/emails/batch" and isinstance(case.body, dict):
         case.body = {"emails": [acceptable(each) | {"message_key": str(uuid4())} for each in case.body["emails"]]}
+
+
+def new_key(given: str) -> str:
+    """A key in the form of the given one that no email has: not `"0"` either, where an earlier one was `0`."""
+    unique = uuid4().hex
+    if len(given) + len(unique) <= MAX_KEY_CHARACTERS:
+        return f'{given[:-1]}{unique}"' if given.startswith('"') else given + unique
+    return f'"{unique}"' if given.startswith('"') else unique + given[len(unique) :]
 
 
 def acceptable(email: dict[str, Any]) -> dict[str, Any]:
