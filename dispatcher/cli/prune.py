@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from dispatcher.cli.acting import in_session
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import print_data, print_json, say
@@ -15,6 +16,7 @@ from dispatcher.errors import DispatcherError
 
 if TYPE_CHECKING:
     from dispatcher.config import Settings
+    from dispatcher.store.connections import AsyncSession
 
 WAIT_SECONDS: Final = 10.0
 """For a monitor that is at it: usually it has nothing to do."""
@@ -50,7 +52,7 @@ def command(dry_run: bool, as_json: bool) -> int:
     Exit codes: 0 all of it is done; 1 nothing could be; 3 a part failed and is named, the others are done.
     """
     settings = load_settings("database_url")
-    told = asyncio.run(_look(settings) if dry_run else _prune(settings))
+    told = in_session("prune", partial(_look if dry_run else _prune, settings), settings)
     if as_json:
         print_json(told)
     else:
@@ -58,26 +60,20 @@ def command(dry_run: bool, as_json: bool) -> int:
     return Exit.PARTLY if told.get("failed") else Exit.DONE
 
 
-async def _look(settings: Settings) -> dict[str, Any]:
-    from dispatcher.store.connections import connect_async
+async def _look(settings: Settings, session: AsyncSession) -> dict[str, Any]:
     from dispatcher.store.retention import Pruning, Retention
 
-    async with await connect_async(settings.database_url, name="dispatcher prune") as session:
-        return {"partitions": await Pruning(session, Retention.of(settings)).find_prunable_partitions()}
+    return {"partitions": await Pruning(session, Retention.of(settings)).find_prunable_partitions()}
 
 
-async def _prune(settings: Settings) -> dict[str, Any]:
-    from dispatcher.store.connections import connect_async
+async def _prune(settings: Settings, session: AsyncSession) -> dict[str, Any]:
     from dispatcher.store.retention import KINDS, TURN, Failed, Pruning, Retention
     from dispatcher.store.turns import turn
 
     names: list[str] = []
     counts: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
     failed: dict[str, str] = {}
-    async with (
-        await connect_async(settings.database_url, name="dispatcher prune") as session,
-        turn(session, TURN, within_seconds=WAIT_SECONDS) as is_ours,
-    ):
+    async with turn(session, TURN, within_seconds=WAIT_SECONDS) as is_ours:
         if not is_ours:
             raise DispatcherError("A monitor or another `dispatcher prune` is at it.", remedy="Try again later.")
         async for step in Pruning(session, Retention.of(settings)).prune():

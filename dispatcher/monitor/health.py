@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from dispatcher.broker.topology import FoundQueue
@@ -26,23 +25,6 @@ FRESH_SECONDS: Final = 10.0
 """While RabbitMQ has served a process of this host so lately, a look that it does not answer counts for nothing."""
 OLD_SECONDS: Final = 6 * LOOK_SECONDS
 """An answer older than this tells nothing about now, unless it is as slow to come as that."""
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that must hold.
-
-    Attributes:
-        reason: Why it does not; None if it does.
-    """
-
-    name: str
-    reason: str | None = None
-
-    @property
-    def is_ok(self) -> bool:
-        """Whether it holds."""
-        return self.reason is None
 
 
 class Health:
@@ -69,11 +51,11 @@ class Health:
         self._unready = unready
         self._members = members
 
-    def checks(self) -> list[Check]:
-        """Every check, in the order of `CHECKS`."""
+    def reasons(self) -> dict[str, str | None]:
+        """Why each check fails, by its name; None where it holds."""
         members = [member for member in self._members() if not member.is_ending]
         is_served = any((seconds := each.served_seconds) is not None and seconds < FRESH_SECONDS for each in members)
-        reasons = {
+        return {
             "processes": " ".join(self._unready()) or None,
             "database": _plight(self._store, "PostgreSQL", SchemaError),
             "schema": _words(self._store, SchemaError),
@@ -85,7 +67,6 @@ class Health:
             "providers": self._providers(),
             "pending": self._pending(),
         }
-        return [Check(name, reasons[name]) for name in CHECKS]
 
     def _consumers(self) -> str | None:
         queues = self._broker.found

@@ -23,35 +23,6 @@ from dispatcher.store.migrations import verify_schema_async
 from dispatcher.telemetry.scrape import CONTENT_TYPE, ProcessCollector
 
 
-class Pages:
-    """What the pages say."""
-
-    def __init__(self, registry: CollectorRegistry, health: Health, parent: int) -> None:
-        """
-        Args:
-            parent: The process that forked this one.
-        """
-        self._registry = registry
-        self._health = health
-        self._parent = parent
-
-    async def metrics(self) -> WebAnswer:
-        """Everything that this host's processes counted, and what the monitor has read."""
-        return WebAnswer(generate_latest(self._registry), CONTENT_TYPE)
-
-    async def healthz(self) -> WebAnswer:
-        """200 while the parent lives; that somebody answers says that the monitor does."""
-        is_live = os.getppid() == self._parent
-        return _json({"status": "ok" if is_live else "orphaned"}, is_ok=is_live)
-
-    async def readyz(self) -> WebAnswer:
-        """200 if this host can do its work, 503 with the reasons if it cannot."""
-        checks = self._health.checks()
-        is_ready = all(check.is_ok for check in checks)
-        said = {check.name: {"ok": check.is_ok, "reason": check.reason} for check in checks}
-        return _json({"status": "ok" if is_ready else "degraded", "checks": said}, is_ok=is_ready)
-
-
 def pages_of(settings: Settings, pool: Pool, roster: Roster) -> list[Task]:
     """The looks at the servers and the web server that tells of them; nothing where it is switched off.
 
@@ -60,6 +31,8 @@ def pages_of(settings: Settings, pool: Pool, roster: Roster) -> list[Task]:
     """
     if not settings.metrics_address.host:
         return []
+
+    parent = os.getppid()
 
     async def ask_store() -> Stock:
         async with session(pool) as connection:
@@ -73,8 +46,24 @@ def pages_of(settings: Settings, pool: Pool, roster: Roster) -> list[Task]:
     registry = CollectorRegistry()
     registry.register(processes)
     registry.register(Readings(settings, store, broker, health))
-    pages = Pages(registry, health, os.getppid())
-    served = {"/metrics": pages.metrics, "/healthz": pages.healthz, "/readyz": pages.readyz}
+
+    async def metrics() -> WebAnswer:
+        """Everything that this host's processes counted, and what the monitor has read."""
+        return WebAnswer(generate_latest(registry), CONTENT_TYPE)
+
+    async def healthz() -> WebAnswer:
+        """200 while the parent lives; that somebody answers says that the monitor does."""
+        is_live = os.getppid() == parent
+        return _json({"status": "ok" if is_live else "orphaned"}, is_ok=is_live)
+
+    async def readyz() -> WebAnswer:
+        """200 if this host can do its work, 503 with the reasons if it cannot."""
+        reasons = health.reasons()
+        is_ready = not any(reasons.values())
+        checks = {name: {"ok": reason is None, "reason": reason} for name, reason in reasons.items()}
+        return _json({"status": "ok" if is_ready else "degraded", "checks": checks}, is_ok=is_ready)
+
+    served = {"/metrics": metrics, "/healthz": healthz, "/readyz": readyz}
     return [store, broker, WebServer(settings.metrics_address, served)]
 
 

@@ -77,7 +77,7 @@ class Readings(Collector):
             yield from self._of_queues(self._broker.found)
         ages = {"postgresql": self._store.age_seconds, "rabbitmq": self._broker.age_seconds}
         yield AGE.show({(server,): age for server, age in ages.items() if age is not None})
-        yield FAILING.show({(check.name,): not check.is_ok for check in self._health.checks()})
+        yield FAILING.show({(name,): reason is not None for name, reason in self._health.reasons().items()})
         yield BUILD.show({(VERSION, platform.python_version()): 1})
 
     def _of_queues(self, queues: dict[str, FoundQueue]) -> Iterator[Metric]:
