@@ -102,7 +102,7 @@ def beside(tables: Sequence[Table], width: int, *, coloured: bool) -> list[str]:
         return [line for lines in drawn for line in [*lines, ""]][:-1]
     rows = zip_longest(*drawn, fillvalue="")
     return [
-        _MARGIN.join(part + " " * (wide - columns_of(part)) for part, wide in zip(row, widths, strict=True))
+        _MARGIN.join(part + " " * (wide - columns_of(part)) for part, wide in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
 
