@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from dispatcher.telemetry import metrics
+from dispatcher.telemetry.meters import Meter
 
 
 @dataclass
@@ -25,7 +26,7 @@ class Tally:
 
     def set(self, value: float) -> None:
         """See `meters.Cell`."""
-        raise NotImplementedError
+        self.counts[self.place] = int(value)
 
 
 def _cell(counts: Counter[tuple[str, ...]], name: str, *place: Any) -> Tally:
@@ -33,17 +34,17 @@ def _cell(counts: Counter[tuple[str, ...]], name: str, *place: Any) -> Tally:
     return Tally(counts, (name, *place[-1]))
 
 
-_METRICS: Final = {"rescued": metrics.RESCUED, "held": metrics.HELD, "lease_lost": metrics.LEASES_LOST}
+_OF_RECOVERY: Final = {"rescued": metrics.RESCUED, "held": metrics.HELD, "lease_lost": metrics.LEASES_LOST}
 
 
 @contextmanager
-def counted() -> Iterator[Counter[tuple[str, ...]]]:
-    """Counts rescued and held emails by reason, and lost leases, for the length of a block."""
+def counted(meters: Mapping[str, Meter] = _OF_RECOVERY) -> Iterator[Counter[tuple[str, ...]]]:
+    """Counts by name and labels, for the length of a block: emails rescued and held, leases lost, or other meters."""
     counts: Counter[tuple[str, ...]] = Counter()
-    for name, metric in _METRICS.items():
-        metric.bind(partial(_cell, counts, name))
+    for name, meter in meters.items():
+        meter.bind(partial(_cell, counts, name))
     try:
         yield counts
     finally:
-        for metric in _METRICS.values():
-            metric.bind(None)
+        for meter in meters.values():
+            meter.bind(None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ from dispatcher.store.connections import connect_async
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import THE_START, DuePointer, Outbox
 from tests.store.books import Books
-from tests.waiting import until_answer
+from tests.waiting import DEADLINE_SECONDS, until_answer
 
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 FOR_EVER = 3600.0
@@ -341,3 +342,42 @@ async def test_what_was_locked_is_tried_again_after_a_while(
     assert tried > 0
     assert still_due(books) == set()
     assert queue.taken == {locked: 1}
+
+
+async def test_a_relay_that_ends_waits_for_no_confirm(outbox: CountingOutbox, books: Books) -> None:
+    async def never(_: list[DuePointer]) -> list[bool]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    books.enqueue(1)
+    pointers = Pointers(never, mark_after_seconds=FOR_EVER)
+    await pointers.look(outbox)
+    await asyncio.sleep(0)
+    assert pointers.are_on_the_way
+
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await pointers.close()
+
+    assert not pointers.are_on_the_way
+
+
+async def test_a_fault_of_our_own_is_raised_even_where_rabbitmq_is_away_as_well(
+    outbox: CountingOutbox, books: Books
+) -> None:
+    faults: list[Exception] = [*[BrokerUnavailable("It broke.")] * 7, ZeroDivisionError()]
+
+    async def break_off(_: list[DuePointer]) -> list[bool]:
+        fault = faults.pop()
+        await all_are_begun.wait()
+        raise fault
+
+    all_are_begun = asyncio.Event()
+    pointers = Pointers(break_off, mark_after_seconds=FOR_EVER)
+    while faults:
+        books.enqueue(1)
+        await pointers.look(outbox)
+        await asyncio.sleep(0)
+    all_are_begun.set()
+
+    with pytest.raises(ZeroDivisionError):
+        await pointers.arrived()

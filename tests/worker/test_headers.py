@@ -7,8 +7,9 @@ from typing import Any, Final
 import pytest
 
 from dispatcher.domain.capabilities import Capabilities
+from dispatcher.worker.coalescing import coalesced
 from tests.worker.bench import Bench
-from tests.worker.scripted import ScriptedProvider
+from tests.worker.scripted import ScriptedBulk, ScriptedProvider
 
 STORED: Final[dict[str, Any]] = {
     "headers": {"X-Order": "17", "X-MC-Subaccount": "x"},
@@ -32,6 +33,16 @@ async def test_an_email_with_a_header_that_is_not_allowed_fails_at_once_with_the
     (attempt,) = bench.books.select("select error_type, error from email_attempt")
     assert attempt["error_type"] == "invalid_content"
     assert attempt["error"].startswith("headers.X-MC-Subaccount is a command to Mailchimp Transactional")
+
+
+async def test_an_email_with_a_header_that_is_not_allowed_shares_no_call(bench: Bench) -> None:
+    provider = ScriptedBulk("sendgrid", Capabilities(copies=1, templates=True))
+    await bench.start([coalesced(provider, 10)])
+
+    await bench.enqueue(2, **TEMPLATED)
+
+    await bench.settled({"failed": 2})
+    assert not provider.accepted
 
 
 async def test_an_email_with_an_allowed_header_is_sent(bench: Bench) -> None:

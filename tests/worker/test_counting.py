@@ -1,0 +1,91 @@
+"""What a worker counts of the emails that it sends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from dispatcher.domain.outcome import Deferred, Reason, Uncertain
+from dispatcher.telemetry import metrics
+from tests.recovery.tally import counted
+from tests.waiting import until
+from tests.worker.bench import Bench
+from tests.worker.scripted import accept_when_let_go, answer
+
+IN_FLIGHT: Final = {"in_flight": metrics.IN_FLIGHT}
+ATTEMPTS: Final = {
+    "attempts": metrics.ATTEMPTS,
+    "emails": metrics.EMAILS,
+    "retries": metrics.RETRIES,
+    "held": metrics.HELD,
+}
+STATEMENTS: Final = {
+    "leases": metrics.LEASE_EMAILS,
+    "lease_seconds": metrics.LEASE_SECONDS,
+    "records": metrics.RECORD_EMAILS,
+    "record_seconds": metrics.RECORD_SECONDS,
+    "send_seconds": metrics.SEND_SECONDS,
+    "end_to_end_seconds": metrics.END_TO_END_SECONDS,
+}
+
+
+async def test_attempts_retries_and_emails_are_counted_by_outcome(bench: Bench) -> None:
+    greylisted, silent, _ = email_ids = bench.books.enqueue(3)
+    bench.provider.script[greylisted].append(answer(Deferred(Reason.RECIPIENT_DEFERRED)))
+    bench.provider.script[silent].append(answer(Uncertain("silence")))
+
+    with counted(ATTEMPTS) as counts:
+        await bench.start()
+        await bench.deliver(email_ids)
+        await bench.settled({"sent": 2, "held": 1})
+        await bench.nothing_left_on_the_queue()
+
+    assert counts == Counter(
+        {
+            ("attempts", "scripted", "deferred", "recipient_deferred"): 1,
+            ("attempts", "scripted", "accepted", "none"): 2,
+            ("attempts", "scripted", "uncertain", "outcome_unknown"): 1,
+            ("retries", "scripted"): 1,
+            ("emails", "scripted", "accepted"): 2,
+            ("emails", "scripted", "uncertain"): 1,
+            ("held", "no_answer"): 1,
+        }
+    )
+
+
+async def test_every_statement_and_attempt_is_timed(bench: Bench) -> None:
+    with counted({**ATTEMPTS, **STATEMENTS}) as counts:
+        await bench.start()
+        await bench.enqueue(1)
+        await bench.settled({"sent": 1})
+        await bench.nothing_left_on_the_queue()
+
+    # A bucket's last label is its bound; what has no bound is the sum of the values.
+    values = {
+        name: sum(count for key, count in counts.items() if key[0] == name and len(key) == len(meter.labels) + 2)
+        for name, meter in STATEMENTS.items()
+    }
+    # The last message, which points to no email, is one lease statement more.
+    assert values == {
+        "leases": 2,
+        "lease_seconds": 2,
+        "records": 1,
+        "record_seconds": 1,
+        "send_seconds": 1,
+        "end_to_end_seconds": 1,
+    }
+
+
+async def test_what_is_in_flight_and_when_rabbitmq_last_served_the_worker_is_shown(bench: Bench) -> None:
+    bench.provider.always = accept_when_let_go
+
+    with counted(IN_FLIGHT) as counts:
+        worker = await bench.start()
+        await bench.enqueue(3)
+        await until(lambda: counts == Counter({("in_flight",): 3}))
+        before = worker.roster.members()[0].served_seconds
+        bench.provider.let_go()
+        await until(lambda: not counts["in_flight",])
+
+    assert before is None
+    assert worker.roster.members()[0].served_seconds is not None
