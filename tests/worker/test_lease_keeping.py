@@ -14,6 +14,7 @@ from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejec
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import OnUncertain
 from dispatcher.host.clock import steady_clock
+from dispatcher.host.ledger_format import read_suspects
 from dispatcher.host.ledger_reader import living_ledger
 from dispatcher.providers.contract import Attempt
 from dispatcher.store.connections import connect_async
@@ -330,3 +331,25 @@ async def test_what_a_ledger_says_while_an_email_is_on_the_wire_is_what_happens(
     await bench.settled({"sent": 2})
     await until(lambda: worker.in_flight == 0)
     assert bench.books.completed_at(second) is not None
+
+
+async def test_an_email_is_suspected_of_its_workers_death_only_while_it_is_rendered(bench: Bench) -> None:
+    seen: list[list[UUID]] = []
+
+    def look() -> None:
+        content = bench.workers[0].ledger.read_bytes()
+        seen.append([suspect.email_id for suspect in read_suspects(content)])
+
+    async def render(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+        with attempt.rendering:
+            look()
+        look()
+        attempt.leaving()
+        return provider.accept(email.email_id)
+
+    bench.provider.always = render
+    await bench.start()
+    (email_id,) = await bench.enqueue()
+
+    await bench.settled({"sent": 1})
+    assert seen == [[email_id], []]
