@@ -62,7 +62,10 @@ def find_faults(management: Management, topology: Topology) -> list[TopologyErro
     Raises:
         BrokerUnavailable: the management API does not answer, or not to this user.
     """
-    return [*_exchange_faults(management, topology), *_all_queue_faults(management, topology)]
+    faults = [*_exchange_faults(management, topology)]
+    for name in topology.queues:
+        faults += _queue_faults(management, topology, name)
+    return faults
 
 
 def find_absent_members(management: Management, topology: Topology) -> list[Absence]:
@@ -126,31 +129,22 @@ def _exchange_faults(management: Management, topology: Topology) -> Iterator[Top
         yield TopologyError(f"{subject} is not direct, durable and permanent.", remedy=remedy)
 
 
-def _all_queue_faults(management: Management, topology: Topology) -> Iterator[TopologyError]:
-    for name in topology.queues:
-        fields = management.queue(name)
-        if fields is None:
-            yield TopologyError(f"The queue {name} does not exist.", remedy=_INIT)
-            continue
-        queue = _Queue(name, fields)
-        yield from _life_faults(queue)
-        yield from _binding_faults(management, topology, name)
-        yield from _loss_faults(queue)
-        if name == topology.queue:
-            yield from _dead_lettering_faults(queue, topology)
-
-
-def _life_faults(queue: _Queue) -> Iterator[TopologyError]:
-    if not queue.fields.get("durable") or queue.fields.get("auto_delete") or queue.fields.get("exclusive"):
-        words = f"The queue {queue.name} does not outlive a restart or its users."
+def _queue_faults(management: Management, topology: Topology, name: str) -> Iterator[TopologyError]:
+    fields = management.queue(name)
+    if fields is None:
+        yield TopologyError(f"The queue {name} does not exist.", remedy=_INIT)
+        return
+    if not fields.get("durable") or fields.get("auto_delete") or fields.get("exclusive"):
+        words = f"The queue {name} does not outlive a restart or its users."
         yield TopologyError(words, remedy="Delete it and run `dispatcher init`.")
-
-
-def _binding_faults(management: Management, topology: Topology, name: str) -> Iterator[TopologyError]:
     bindings = [(one.get("source"), one.get("routing_key")) for one in management.bindings(name)]
     if (topology.exchange, name) not in bindings:
         words = f"The queue {name} is not bound to the exchange {topology.exchange} by its own name."
         yield TopologyError(words, remedy=_INIT)
+    queue = _Queue(name, fields)
+    yield from _loss_faults(queue)
+    if name == topology.queue:
+        yield from _dead_lettering_faults(queue, topology)
 
 
 def _loss_faults(queue: _Queue) -> Iterator[TopologyError]:

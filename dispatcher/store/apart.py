@@ -1,8 +1,8 @@
-"""The one way to split a batch, where PostgreSQL refuses a statement because of one of its rows.
+"""Splits a batch if PostgreSQL refuses a statement because of one of its rows.
 
-A batched statement fails as a whole where one row cannot be read or written: a damaged TOAST value, a bad block, a
-trigger that raises, a value out of range. Executed for halves, and for halves of these, it succeeds for all rows but
-the culprits. A batch of n rows with one culprit takes about 2 log2(n) statements more.
+A batched statement fails as a whole if one row cannot be read or written: a damaged TOAST value, a bad block, a trigger
+that raises, a value out of range. The statement is executed for each half, and for halves of these, until only the
+culprits are left. A batch of n rows with one culprit takes about 2 log2(n) more statements.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Emails that a batched statement goes around: another transaction holds their rows, or PostgreSQL refuses them.
+"""Executes batched statements around emails whose rows are locked, or for which PostgreSQL refuses the statement.
 
 A batched statement waits for every row in it, so one row that stays locked (a `psql` left open in the middle of a
-transaction, say) would hold up all. Nothing is asked while nothing is locked. Where a statement has waited in vain, one
-look tells which of its emails are locked; they are remembered, and looked at alone before they are in a batch again.
-Where PostgreSQL refuses a statement, `store.apart` finds the emails for which it does.
+transaction, for example) would delay all. No extra query is made while no row is locked. After a statement has waited
+in vain, one query finds its locked emails. They are remembered, and checked before a batch takes them again. If
+PostgreSQL refuses a statement, `store.apart` finds the emails to blame.
 """
 
 from __future__ import annotations
