@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol, cast
 
-from dispatcher.dev.smtp_script import Act, Behaviour, Step
+from dispatcher.dev.smtp_script import SmtpAct, SmtpBehaviour, Step
 
 DRIP_SECONDS: Final = 0.02
 _PATH: Final = re.compile(r"(?:FROM|TO): ?<([^<>]*)>(.*)", re.IGNORECASE)
@@ -57,7 +57,7 @@ class Received:
 class Mailbox(Protocol):
     """Where a session puts what it accepts, and what all sessions share."""
 
-    behaviour: Behaviour
+    behaviour: SmtpBehaviour
     greylisted: Counter[str]
     commands: Counter[str]
     sessions: set[SmtpSession]
@@ -352,16 +352,16 @@ class SmtpSession(asyncio.Protocol):
         wanted = self._behaviour.scripted(step)
         if wanted is None:
             return False
-        self._closes = self._closes or wanted in (Act.CLOSE, Act.RESET)
-        if wanted == Act.CLOSE:
+        self._closes = self._closes or wanted in (SmtpAct.CLOSE, SmtpAct.RESET)
+        if wanted == SmtpAct.CLOSE:
             self._transport.close()
-        elif wanted == Act.RESET:
+        elif wanted == SmtpAct.RESET:
             self._transport.abort()
-        elif wanted in (Act.HANG, Act.FREEZE):
+        elif wanted in (SmtpAct.HANG, SmtpAct.FREEZE):
             self._is_waiting = True
-            if wanted == Act.FREEZE:
+            if wanted == SmtpAct.FREEZE:
                 self._transport.pause_reading()
-        elif wanted == Act.DRIP:
+        elif wanted == SmtpAct.DRIP:
             self._is_waiting = True
             self._drip(b"250-")
         else:

@@ -5,7 +5,7 @@
 prints one line of JSON with its ports and paths, and runs until SIGTERM. In the folder: `ledger.jsonl` (see `ledger`),
 `mail/<email id>.<n>.eml` for each acceptance, and with `--wire`, `wire.jsonl`, with what was seen of each email and
 connection (see `SmtpSink.witness`). A line of JSON on the control port changes its behaviour while it runs (see
-`smtp_script.Behaviour.change`), and gets a line back. Recipients decide their own fate by how they begin:
+`smtp_script.SmtpBehaviour.change`), and gets a line back. Recipients decide their own fate by how they begin:
 
     refused…      550 5.1.1, always
     greylisted…   451 4.7.1 the first time
@@ -38,7 +38,7 @@ from typing import Final
 import orjson
 
 from dispatcher.dev.acceptance_ledger import AcceptanceLedger, LedgerEntry, LedgerWriter, read_ledger
-from dispatcher.dev.smtp_script import Act, Behaviour, Step
+from dispatcher.dev.smtp_script import SmtpAct, SmtpBehaviour, Step
 from dispatcher.dev.smtp_session import Received, SmtpSession
 
 PR_SET_PDEATHSIG: Final = 1
@@ -58,13 +58,13 @@ class SmtpSink:
     def __init__(
         self,
         folder: Path,
-        behaviour: Behaviour | None = None,
+        behaviour: SmtpBehaviour | None = None,
         *,
         writes_eml: bool = True,
         keeps: bool = False,
         watches_wire: bool = False,
     ) -> None:
-        self.behaviour = behaviour or Behaviour()
+        self.behaviour = behaviour or SmtpBehaviour()
         self.received: list[Received] = []
         self.commands: Counter[str] = Counter()
         self.greylisted: Counter[str] = Counter()
@@ -190,7 +190,7 @@ def _write_new(path: str, content: bytes) -> None:
 
 @asynccontextmanager
 async def running_sink(
-    folder: Path, behaviour: Behaviour | None = None, *, writes_eml: bool = False, keeps: bool = True
+    folder: Path, behaviour: SmtpBehaviour | None = None, *, writes_eml: bool = False, keeps: bool = True
 ) -> AsyncIterator[SmtpSink]:
     """A sink on this loop, for tests; keeps what it receives in memory."""
     sink = SmtpSink(folder, behaviour, writes_eml=writes_eml, keeps=keeps)
@@ -230,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--latency-ms", type=float, default=0.0, help="before the answer to an email")
     parser.add_argument("--slow-ms", type=float, default=200.0, help="before the reply to a recipient named slow…")
     parser.add_argument("--reply", action="append", default=[], metavar="STEP=TEXT", type=_scripted, help=(
-        f"say this instead; steps: {', '.join(Step)}; instead of a text: {', '.join(Act)}"
+        f"say this instead; steps: {', '.join(Step)}; instead of a text: {', '.join(SmtpAct)}"
     ))  # fmt: skip
     parser.add_argument("--login", metavar="USER:PASSWORD", help="what MAIL needs; default: an open server")
     parser.add_argument("--wire", action="store_true", help="keep a record of every email and connection")
@@ -238,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.die_with_parent:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    behaviour = Behaviour(
+    behaviour = SmtpBehaviour(
         script=dict(options.reply),
         login=_login(options.login),
         latency_seconds=options.latency_ms / 1000,

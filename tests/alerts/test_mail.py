@@ -15,7 +15,7 @@ import trustme
 from dispatcher.alerts.contract import NotDelivered
 from dispatcher.alerts.mail import MailChannel
 from dispatcher.config.values import SmtpServer
-from dispatcher.dev.smtp_script import Act, Behaviour, Step
+from dispatcher.dev.smtp_script import SmtpAct, SmtpBehaviour, Step
 from dispatcher.dev.smtp_sink import SmtpSink
 from dispatcher.domain.alert import Notice
 from tests.waiting import Overtime
@@ -34,7 +34,7 @@ def tls(ca: trustme.CA) -> ssl.SSLContext:
 @pytest.fixture
 async def sink(tmp_path: Path) -> AsyncIterator[SmtpSink]:
     """An SMTP server without TLS; its behaviour may be changed."""
-    running = SmtpSink(tmp_path, Behaviour(), writes_eml=False, keeps=True)
+    running = SmtpSink(tmp_path, SmtpBehaviour(), writes_eml=False, keeps=True)
     await running.start()
     yield running
     await running.close()
@@ -113,9 +113,9 @@ async def test_a_server_s_no_is_no_delivery_and_its_words_are_not_ours(
     assert "@" not in fault.value.reason
 
 
-@pytest.mark.parametrize("act", [Act.HANG, Act.DRIP])
+@pytest.mark.parametrize("act", [SmtpAct.HANG, SmtpAct.DRIP])
 async def test_a_server_that_is_slow_takes_no_longer_than_the_whole_deadline(
-    sink: SmtpSink, notice: Notice, act: Act
+    sink: SmtpSink, notice: Notice, act: SmtpAct
 ) -> None:
     sink.behaviour.script = {Step.MAIL: act}
     server = SmtpServer("127.0.0.1", sink.port, "none")

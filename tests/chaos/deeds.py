@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Final
 
-from dispatcher.dev.smtp_script import Act, Step
+from dispatcher.dev.smtp_script import SmtpAct, Step
 from tests.acceptance.outages import POSTGRES, RABBITMQ
 from tests.chaos.deed import Deed
 from tests.chaos.message_deeds import (
@@ -93,21 +93,27 @@ DECK: Final[Mapping[str, tuple[Deed, int]]] = {
     "inject duplicates": (inject_duplicates, 2),
     "inject garbage": (inject_garbage, 1),
     "provider closes": (
-        provider(sendgrid={"act": "close", "times": 3}, smtp=_smtp(Step.ANSWER, Act.CLOSE, times=3)),
+        provider(sendgrid={"act": "close", "times": 3}, smtp=_smtp(Step.ANSWER, SmtpAct.CLOSE, times=3)),
         1,
     ),
     "provider resets": (
-        provider(sendgrid={"act": "reset", "times": 3}, smtp=_smtp(Step.ANSWER, Act.RESET, times=3)),
+        provider(sendgrid={"act": "reset", "times": 3}, smtp=_smtp(Step.ANSWER, SmtpAct.RESET, times=3)),
         1,
     ),
-    "provider forgets": (provider(sendgrid={"act": "forget", "times": 3}, smtp=_smtp(Step.END, Act.CLOSE, times=3)), 1),
+    "provider forgets": (
+        provider(sendgrid={"act": "forget", "times": 3}, smtp=_smtp(Step.END, SmtpAct.CLOSE, times=3)),
+        1,
+    ),
     "provider breaks off": (
         provider(sendgrid={"act": "half-head", "times": 3}, smtp=_smtp(Step.ANSWER, "no reply", times=3)),
         1,
     ),
-    "provider hangs": (provider(sendgrid={"act": "hang", "times": 2}, smtp=_smtp(Step.ANSWER, Act.HANG, times=2)), 1),
+    "provider hangs": (
+        provider(sendgrid={"act": "hang", "times": 2}, smtp=_smtp(Step.ANSWER, SmtpAct.HANG, times=2)),
+        1,
+    ),
     "provider hangs up": (
-        provider(sendgrid={"act": "last-answer", "times": 20}, smtp=_smtp(Step.MAIL, Act.CLOSE, times=20)),
+        provider(sendgrid={"act": "last-answer", "times": 20}, smtp=_smtp(Step.MAIL, SmtpAct.CLOSE, times=20)),
         1,
     ),
     "provider 500": (

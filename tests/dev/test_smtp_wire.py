@@ -8,7 +8,7 @@ from uuid import UUID
 
 import orjson
 
-from dispatcher.dev.smtp_script import Act, Behaviour, Step
+from dispatcher.dev.smtp_script import SmtpAct, SmtpBehaviour, Step
 from dispatcher.dev.smtp_sink import SmtpSink
 from dispatcher.dev.wire import Exchange, Fragment, Wire
 from tests.waiting import until
@@ -18,7 +18,7 @@ ENVELOPE = b"EHLO us\r\nMAIL FROM:<a@example.com>\r\nRCPT TO:<%s@example.org>\r\
 BODY = f"Message-ID: <{ID}@example.com>\r\n\r\nHello\r\n".encode()
 
 
-async def wire_of(folder: Path, *dialogue: tuple[bytes, bytes | None], behaviour: Behaviour | None = None) -> Wire:
+async def wire_of(folder: Path, *dialogue: tuple[bytes, bytes | None], behaviour: SmtpBehaviour | None = None) -> Wire:
     """What the double records of one connection. Each time we write, and read: until some octets came (none: to the end
     of the connection), or not at all (None)."""
     sink = SmtpSink(folder, behaviour, writes_eml=False, watches_wire=True)
@@ -48,7 +48,7 @@ async def test_an_email_that_was_accepted_was_read_and_answered(tmp_path: Path) 
 
 
 async def test_an_email_whose_connection_the_server_closed_was_read_and_not_answered(tmp_path: Path) -> None:
-    behaviour = Behaviour({Step.ANSWER: Act.CLOSE})
+    behaviour = SmtpBehaviour({Step.ANSWER: SmtpAct.CLOSE})
 
     wire = await wire_of(tmp_path, (ENVELOPE % b"ann", b"354"), (BODY + b".\r\n", b""), behaviour=behaviour)
 
@@ -71,7 +71,7 @@ async def test_a_refused_recipient_is_nothing_on_the_wire(tmp_path: Path) -> Non
 
 
 def test_a_change_applies_as_often_as_it_says_and_resets_the_rest() -> None:
-    behaviour = Behaviour({Step.MAIL: Act.CLOSE}, latency_seconds=3.0)
+    behaviour = SmtpBehaviour({Step.MAIL: SmtpAct.CLOSE}, latency_seconds=3.0)
 
     behaviour.change({"script": {"end": "451 4.3.0 later"}, "times": 2, "latency_ms": 30})
 

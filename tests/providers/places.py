@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dispatcher.config.values import SmtpServer
 from dispatcher.dev.conformance import PLAIN, Habits
-from dispatcher.dev.smtp_script import Behaviour
+from dispatcher.dev.smtp_script import SmtpBehaviour
 from dispatcher.dev.smtp_sink import SmtpSink, running_sink
 from dispatcher.providers.capture import CaptureProvider
 from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
@@ -56,7 +56,7 @@ def _nanoseconds(path: Path) -> int:
 @asynccontextmanager
 async def smtp_place(
     folder: Path,
-    behaviour: Behaviour | None = None,
+    behaviour: SmtpBehaviour | None = None,
     *,
     connections: int = 8,
     emails_per_connection: int = 100,

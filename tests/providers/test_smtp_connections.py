@@ -11,7 +11,7 @@ import pytest
 
 from dispatcher.config.values import SmtpServer
 from dispatcher.dev.acceptance_ledger import read_ledger
-from dispatcher.dev.smtp_script import Act, Behaviour, Step
+from dispatcher.dev.smtp_script import SmtpAct, SmtpBehaviour, Step
 from dispatcher.domain.outcome import Accepted, Deferred, Reason, Uncertain
 from dispatcher.providers.contract import NoPlace
 from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
@@ -31,7 +31,7 @@ async def test_emails_share_a_connection(tmp_path: Path) -> None:
 
 
 async def test_no_more_connections_than_allowed(tmp_path: Path) -> None:
-    async with smtp_place(tmp_path, Behaviour(latency_seconds=0.01), connections=3) as place:
+    async with smtp_place(tmp_path, SmtpBehaviour(latency_seconds=0.01), connections=3) as place:
         await asyncio.gather(*(send(place.provider, an_email()) for _ in range(30)))
 
         assert place.sink.connections == 3
@@ -39,7 +39,7 @@ async def test_no_more_connections_than_allowed(tmp_path: Path) -> None:
 
 
 async def test_a_server_with_less_room_than_we_want_gets_all_emails_over_what_it_has(tmp_path: Path) -> None:
-    behaviour = Behaviour(most_sessions=2, latency_seconds=0.01)
+    behaviour = SmtpBehaviour(most_sessions=2, latency_seconds=0.01)
     async with smtp_place(tmp_path, behaviour, connections=8) as place:
         first = await send(place.provider, an_email())
         others = await asyncio.gather(*(send(place.provider, an_email()) for _ in range(40)))
@@ -50,7 +50,7 @@ async def test_a_server_with_less_room_than_we_want_gets_all_emails_over_what_it
 
 
 async def test_a_server_without_any_room_is_not_waited_for(tmp_path: Path) -> None:
-    behaviour = Behaviour(script={Step.CONNECT: "421 4.7.0 too many connections"})
+    behaviour = SmtpBehaviour(script={Step.CONNECT: "421 4.7.0 too many connections"})
     async with smtp_place(tmp_path, behaviour, connections=2) as place:
         sendings = await asyncio.gather(*(send(place.provider, an_email()) for _ in range(10)))
 
@@ -77,7 +77,7 @@ async def test_closing_says_goodbye(tmp_path: Path) -> None:
 
 
 async def test_closing_does_not_wait_for_a_server_that_hangs(tmp_path: Path) -> None:
-    async with smtp_place(tmp_path, Behaviour(script={Step.QUIT: Act.HANG})) as place:
+    async with smtp_place(tmp_path, SmtpBehaviour(script={Step.QUIT: SmtpAct.HANG})) as place:
         await send(place.provider, an_email())
 
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -98,7 +98,7 @@ async def test_a_kept_connection_that_died_is_replaced_within_the_attempt(tmp_pa
 
 
 @pytest.mark.parametrize("step", [Step.MAIL, Step.RCPT, Step.DATA])
-@pytest.mark.parametrize("what", ["421 4.4.2 idle for too long", Act.CLOSE, Act.RESET])
+@pytest.mark.parametrize("what", ["421 4.4.2 idle for too long", SmtpAct.CLOSE, SmtpAct.RESET])
 async def test_a_kept_connection_is_replaced_once_and_not_for_ever(tmp_path: Path, step: Step, what: str) -> None:
     async with smtp_place(tmp_path, connections=1) as place:
         await send(place.provider, an_email())
@@ -117,7 +117,7 @@ async def test_a_kept_connection_that_answers_and_then_hangs_is_waited_for_until
 ) -> None:
     async with smtp_place(tmp_path, connections=1) as place:
         await send(place.provider, an_email())
-        place.sink.behaviour.script[step] = Act.HANG
+        place.sink.behaviour.script[step] = SmtpAct.HANG
 
         sending = await send(place.provider, an_email(), seconds=LATER_SECONDS)
 
@@ -129,7 +129,7 @@ async def test_a_kept_connection_that_answers_and_then_hangs_is_waited_for_until
 async def test_a_new_connection_that_hangs_as_the_kept_one_did_is_the_last(tmp_path: Path) -> None:
     async with smtp_place(tmp_path, connections=1) as place:
         await send(place.provider, an_email())
-        place.sink.behaviour.script[Step.MAIL] = Act.HANG
+        place.sink.behaviour.script[Step.MAIL] = SmtpAct.HANG
 
         sending = asyncio.create_task(send(place.provider, an_email(), seconds=4 * LATER_SECONDS))
         await _until(lambda: place.sink.connections == 2 and place.sink.commands["MAIL"] == 3)
@@ -155,7 +155,7 @@ async def test_a_kept_connection_that_hangs_leaves_time_for_a_new_one(tmp_path: 
 async def test_silence_after_the_body_is_never_tried_again(tmp_path: Path) -> None:
     async with smtp_place(tmp_path, connections=1) as place:
         await send(place.provider, an_email())
-        place.sink.behaviour.script[Step.ANSWER] = Act.CLOSE
+        place.sink.behaviour.script[Step.ANSWER] = SmtpAct.CLOSE
         email = an_email()
 
         sending = await send(place.provider, email)
@@ -179,7 +179,7 @@ async def test_a_refused_transaction_is_reset_before_the_next(tmp_path: Path) ->
 
 
 async def test_a_server_that_refuses_rset_gets_a_new_connection(tmp_path: Path) -> None:
-    async with smtp_place(tmp_path, Behaviour(script={Step.RSET: "500 what?"}), connections=1) as place:
+    async with smtp_place(tmp_path, SmtpBehaviour(script={Step.RSET: "500 what?"}), connections=1) as place:
         await send(place.provider, an_email(to=("refused@example.com",)))
 
         sending = await send(place.provider, an_email())
@@ -197,7 +197,7 @@ async def test_a_connection_idle_for_long_is_probed(tmp_path: Path) -> None:
 
 
 async def test_a_server_that_says_more_than_asked_is_not_trusted_with_the_next_email(tmp_path: Path) -> None:
-    surplus = Behaviour(script={Step.ANSWER: "250 2.0.0 Ok\r\n250 2.0.0 Ok"})
+    surplus = SmtpBehaviour(script={Step.ANSWER: "250 2.0.0 Ok\r\n250 2.0.0 Ok"})
     async with smtp_place(tmp_path, surplus, connections=1) as place:
         first = await send(place.provider, an_email())
         place.sink.behaviour.script = {Step.END: "550 5.6.0 no"}
@@ -209,7 +209,7 @@ async def test_a_server_that_says_more_than_asked_is_not_trusted_with_the_next_e
 
 
 async def test_a_wait_for_a_free_connection_that_is_too_long_is_no_word_about_the_server(tmp_path: Path) -> None:
-    async with smtp_place(tmp_path, Behaviour(script={Step.MAIL: Act.HANG}), connections=1) as place:
+    async with smtp_place(tmp_path, SmtpBehaviour(script={Step.MAIL: SmtpAct.HANG}), connections=1) as place:
         first = asyncio.create_task(send(place.provider, an_email()))
         await _until(lambda: place.sink.commands["MAIL"] == 1)
 
@@ -222,7 +222,7 @@ async def test_a_wait_for_a_free_connection_that_is_too_long_is_no_word_about_th
 
 async def test_who_has_waited_for_a_connection_has_all_of_his_time_then(tmp_path: Path) -> None:
     loop = asyncio.get_running_loop()
-    behaviour = Behaviour(script={Step.MAIL: Act.HANG})
+    behaviour = SmtpBehaviour(script={Step.MAIL: SmtpAct.HANG})
     async with smtp_place(tmp_path, behaviour, connections=1) as place:
         first = asyncio.create_task(send(place.provider, an_email()))
         await _until(lambda: place.sink.commands["MAIL"] == 1)
@@ -255,7 +255,7 @@ async def test_whoever_is_not_admitted_leaves_his_place_to_others(tmp_path: Path
 
 
 async def test_the_dot_does_not_leave_where_its_answer_would_hardly_be_met(tmp_path: Path) -> None:
-    async with smtp_place(tmp_path, Behaviour(slow_seconds=1.7), connections=1) as place:
+    async with smtp_place(tmp_path, SmtpBehaviour(slow_seconds=1.7), connections=1) as place:
         sending = await send(place.provider, an_email(to=("slow@example.com",)), seconds=2.0)
 
         assert isinstance(sending.outcome, Deferred)
@@ -279,7 +279,7 @@ async def test_a_deadline_that_has_passed_sends_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", [Step.CONNECT, Step.EHLO, Step.MAIL, Step.DATA])
 async def test_cancelling_before_the_email_leaves_sends_nothing_and_frees_the_place(tmp_path: Path, step: Step) -> None:
-    async with smtp_place(tmp_path, Behaviour(script={step: Act.HANG}), connections=1) as place:
+    async with smtp_place(tmp_path, SmtpBehaviour(script={step: SmtpAct.HANG}), connections=1) as place:
         task = asyncio.create_task(send(place.provider, an_email()))
         await _until(lambda: place.sink.connections == 1 and _has_come_to(place, step))
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from dispatcher.dev.smtp_script import Act, Behaviour, Step
+from dispatcher.dev.smtp_script import SmtpAct, SmtpBehaviour, Step
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain, outcome_name
 from dispatcher.errors import ProviderFault
 from tests.providers.emails import PATIENCE_SECONDS, SOON_SECONDS, an_email, send
@@ -57,20 +57,20 @@ ROWS: Final[dict[tuple[str, str], list[Case]]] = {
         Case({Step.CONNECT: "554 5.3.2 no"}, code="554 5.3.2"),
     ],
     ("the server closes, resets or is gone before the final dot", "deferred connection_failed"): [
-        Case({Step.CONNECT: Act.CLOSE}),
-        Case({Step.EHLO: Act.RESET}),
-        Case({Step.MAIL: Act.CLOSE}),
-        Case({Step.RCPT: Act.RESET}),
-        Case({Step.DATA: Act.CLOSE}),
-        Case({Step.BODY: Act.RESET}, text=LARGE * 8),
+        Case({Step.CONNECT: SmtpAct.CLOSE}),
+        Case({Step.EHLO: SmtpAct.RESET}),
+        Case({Step.MAIL: SmtpAct.CLOSE}),
+        Case({Step.RCPT: SmtpAct.RESET}),
+        Case({Step.DATA: SmtpAct.CLOSE}),
+        Case({Step.BODY: SmtpAct.RESET}, text=LARGE * 8),
     ],
     ("the deadline passes before the final dot", "deferred timeout_before_send"): [
-        Case({Step.CONNECT: Act.HANG}, seconds=SOON),
-        Case({Step.EHLO: Act.DRIP}, seconds=SOON),
-        Case({Step.MAIL: Act.HANG}, seconds=SOON),
-        Case({Step.RCPT: Act.DRIP}, seconds=SOON),
-        Case({Step.DATA: Act.HANG}, seconds=SOON),
-        Case({Step.BODY: Act.FREEZE}, seconds=SOON, text=LARGE * 8),
+        Case({Step.CONNECT: SmtpAct.HANG}, seconds=SOON),
+        Case({Step.EHLO: SmtpAct.DRIP}, seconds=SOON),
+        Case({Step.MAIL: SmtpAct.HANG}, seconds=SOON),
+        Case({Step.RCPT: SmtpAct.DRIP}, seconds=SOON),
+        Case({Step.DATA: SmtpAct.HANG}, seconds=SOON),
+        Case({Step.BODY: SmtpAct.FREEZE}, seconds=SOON, text=LARGE * 8),
     ],
     ("no SMTP reply before the final dot", "deferred server_error"): [
         Case({Step.CONNECT: "HTTP/1.1 400 Bad Request"}),
@@ -135,12 +135,12 @@ ROWS: Final[dict[tuple[str, str], list[Case]]] = {
         Case({Step.RCPT: "530 5.7.0 sign in first"}),
     ],
     ("silence after the final dot", "uncertain"): [
-        Case({Step.END: Act.CLOSE}, left=True),
-        Case({Step.END: Act.RESET}, left=True),
-        Case({Step.ANSWER: Act.CLOSE}, left=True, arrived=1),
-        Case({Step.ANSWER: Act.RESET}, left=True, arrived=1, text=LARGE),
-        Case({Step.ANSWER: Act.HANG}, left=True, arrived=1, seconds=SOON),
-        Case({Step.ANSWER: Act.DRIP}, left=True, arrived=1, seconds=SOON),
+        Case({Step.END: SmtpAct.CLOSE}, left=True),
+        Case({Step.END: SmtpAct.RESET}, left=True),
+        Case({Step.ANSWER: SmtpAct.CLOSE}, left=True, arrived=1),
+        Case({Step.ANSWER: SmtpAct.RESET}, left=True, arrived=1, text=LARGE),
+        Case({Step.ANSWER: SmtpAct.HANG}, left=True, arrived=1, seconds=SOON),
+        Case({Step.ANSWER: SmtpAct.DRIP}, left=True, arrived=1, seconds=SOON),
     ],
     ("no SMTP reply after the final dot", "uncertain"): [
         Case({Step.ANSWER: "<html>OK</html>"}, left=True, arrived=1),
@@ -166,7 +166,7 @@ PARAMETERS: Final = [
 @pytest.mark.parametrize("pipelining", [True, False], ids=["pipelined", "one by one"])
 @pytest.mark.parametrize(("expected", "case"), PARAMETERS)
 async def test_what_happened_gives_its_outcome(expected: str, case: Case, pipelining: bool, tmp_path: Path) -> None:
-    behaviour = Behaviour(script=dict(case.script), size_limit=case.size_limit)
+    behaviour = SmtpBehaviour(script=dict(case.script), size_limit=case.size_limit)
     if not pipelining:
         behaviour.extensions = ("8BITMIME", "SMTPUTF8")
     email = an_email(to=case.to, text=case.text)
@@ -191,7 +191,7 @@ async def test_what_happened_gives_its_outcome(expected: str, case: Case, pipeli
 @pytest.mark.parametrize(("expected", "case"), PARAMETERS)
 async def test_the_next_email_is_not_affected(expected: str, case: Case, tmp_path: Path) -> None:
     """Whatever happened to one, a connection that is kept must be in step."""
-    async with smtp_place(tmp_path, Behaviour(script=dict(case.script)), connections=1) as place:
+    async with smtp_place(tmp_path, SmtpBehaviour(script=dict(case.script)), connections=1) as place:
         with contextlib.suppress(ProviderFault):
             await send(place.provider, an_email(to=case.to, text=case.text), seconds=case.seconds)
         place.sink.behaviour.script.clear()
@@ -244,7 +244,7 @@ async def test_nobody_listens(tmp_path: Path) -> None:
 
 
 async def test_an_early_refusal_in_the_middle_of_a_large_body_is_known(tmp_path: Path) -> None:
-    async with smtp_place(tmp_path, Behaviour(script={Step.BODY: "552 5.3.4 enough"})) as place:
+    async with smtp_place(tmp_path, SmtpBehaviour(script={Step.BODY: "552 5.3.4 enough"})) as place:
         sending = await send(place.provider, an_email(text=LARGE * 8))
 
     assert isinstance(sending.outcome, Rejected)
@@ -266,7 +266,7 @@ async def test_unicode_local_parts_need_smtputf8(
     async with smtp_place(tmp_path) as place:
         accepted = await send(place.provider, an_email(**changes))
         parameters = place.sink.received[0].parameters
-    async with smtp_place(tmp_path, Behaviour(extensions=("8BITMIME",))) as place:
+    async with smtp_place(tmp_path, SmtpBehaviour(extensions=("8BITMIME",))) as place:
         rejected = await send(place.provider, an_email(**changes))
 
     assert isinstance(accepted.outcome, Accepted)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dispatcher.config.values import SmtpServer
-from dispatcher.dev.smtp_script import Act, Behaviour, Step
+from dispatcher.dev.smtp_script import SmtpAct, SmtpBehaviour, Step
 from dispatcher.dev.smtp_sink import SmtpSink, running_sink
 from dispatcher.domain.outcome import Accepted, Deferred, Reason
 from dispatcher.errors import ProviderFault
@@ -23,7 +23,7 @@ LOGIN = ("shop-user", "correct horse")
 
 @asynccontextmanager
 async def secured(
-    folder: Path, behaviour: Behaviour, ca_file: Path | None, **changes: str
+    folder: Path, behaviour: SmtpBehaviour, ca_file: Path | None, **changes: str
 ) -> AsyncIterator[tuple[SmtpProvider, SmtpSink]]:
     """A sink, and an adapter whose server settings differ so from what the sink does."""
     async with running_sink(folder, behaviour) as sink:
@@ -38,7 +38,7 @@ async def secured(
 @pytest.mark.parametrize("security", ["starttls", "tls"])
 @pytest.mark.parametrize("text", ["Thank you.\n", "A long letter.\n" * 200_000], ids=["small", "large"])
 async def test_a_trusted_server_gets_the_email(tmp_path: Path, authority: Authority, security: str, text: str) -> None:
-    behaviour = Behaviour(security=security, tls=authority.server)
+    behaviour = SmtpBehaviour(security=security, tls=authority.server)
     async with secured(tmp_path, behaviour, authority.ca_file) as (provider, sink):
         first = await send(provider, an_email(text=text))
         second = await send(provider, an_email(text=text))
@@ -53,14 +53,14 @@ async def test_a_trusted_server_gets_the_email(tmp_path: Path, authority: Author
 @pytest.mark.parametrize(
     ("act", "seconds", "reason"),
     [
-        (Act.FREEZE, LATER_SECONDS, Reason.TIMEOUT_BEFORE_SEND),
-        (Act.RESET, PATIENCE_SECONDS, Reason.CONNECTION_FAILED),
+        (SmtpAct.FREEZE, LATER_SECONDS, Reason.TIMEOUT_BEFORE_SEND),
+        (SmtpAct.RESET, PATIENCE_SECONDS, Reason.CONNECTION_FAILED),
     ],
 )
 async def test_a_large_body_that_was_not_taken_has_not_left(
-    tmp_path: Path, authority: Authority, security: str, act: Act, seconds: float, reason: Reason
+    tmp_path: Path, authority: Authority, security: str, act: SmtpAct, seconds: float, reason: Reason
 ) -> None:
-    behaviour = Behaviour(script={Step.BODY: act}, security=security, tls=authority.server)
+    behaviour = SmtpBehaviour(script={Step.BODY: act}, security=security, tls=authority.server)
     async with secured(tmp_path, behaviour, authority.ca_file) as (provider, _):
         sending = await send(provider, an_email(text="A long letter.\n" * 600_000), seconds=seconds)
 
@@ -71,7 +71,7 @@ async def test_a_large_body_that_was_not_taken_has_not_left(
 
 @pytest.mark.parametrize("security", ["starttls", "tls"])
 async def test_an_unknown_authority_is_a_fault(tmp_path: Path, authority: Authority, security: str) -> None:
-    behaviour = Behaviour(security=security, tls=authority.server)
+    behaviour = SmtpBehaviour(security=security, tls=authority.server)
     async with secured(tmp_path, behaviour, None) as (provider, sink):
         with pytest.raises(ProviderFault, match="certificate cannot be trusted"):
             await send(provider, an_email())
@@ -81,7 +81,7 @@ async def test_an_unknown_authority_is_a_fault(tmp_path: Path, authority: Author
 
 @pytest.mark.parametrize("security", ["starttls", "tls"])
 async def test_another_hosts_certificate_is_a_fault(tmp_path: Path, authority: Authority, security: str) -> None:
-    behaviour = Behaviour(security=security, tls=authority.elsewhere)
+    behaviour = SmtpBehaviour(security=security, tls=authority.elsewhere)
     async with secured(tmp_path, behaviour, authority.ca_file) as (provider, sink):
         with pytest.raises(ProviderFault, match="certificate cannot be trusted"):
             await send(provider, an_email())
@@ -90,7 +90,7 @@ async def test_another_hosts_certificate_is_a_fault(tmp_path: Path, authority: A
 
 
 async def test_starttls_that_is_not_offered_is_a_fault_and_nothing_is_sent_in_the_clear(tmp_path: Path) -> None:
-    behaviour = Behaviour(login=LOGIN)
+    behaviour = SmtpBehaviour(login=LOGIN)
     async with secured(tmp_path, behaviour, None, security="starttls") as (provider, sink):
         with pytest.raises(ProviderFault, match="does not offer STARTTLS"):
             await send(provider, an_email())
@@ -100,7 +100,7 @@ async def test_starttls_that_is_not_offered_is_a_fault_and_nothing_is_sent_in_th
 
 
 async def test_starttls_that_is_refused_for_now_is_tried_again_later(tmp_path: Path, authority: Authority) -> None:
-    behaviour = Behaviour(security="starttls", tls=authority.server, script={Step.STARTTLS: "454 4.7.0 not now"})
+    behaviour = SmtpBehaviour(security="starttls", tls=authority.server, script={Step.STARTTLS: "454 4.7.0 not now"})
     async with secured(tmp_path, behaviour, authority.ca_file) as (provider, sink):
         sending = await send(provider, an_email())
 
@@ -112,7 +112,7 @@ async def test_starttls_that_is_refused_for_now_is_tried_again_later(tmp_path: P
 async def test_an_unencrypted_reply_after_starttls_ends_the_connection(tmp_path: Path, authority: Authority) -> None:
     """CVE-2011-0411 from the client's side: somebody on the way spoke for the server."""
     injected = "220 go ahead\r\n250-evil.example\r\n250 SIZE 1"
-    behaviour = Behaviour(security="starttls", tls=authority.server, script={Step.STARTTLS: injected})
+    behaviour = SmtpBehaviour(security="starttls", tls=authority.server, script={Step.STARTTLS: injected})
     async with secured(tmp_path, behaviour, authority.ca_file) as (provider, sink):
         sending = await send(provider, an_email())
 
@@ -122,7 +122,7 @@ async def test_an_unencrypted_reply_after_starttls_ends_the_connection(tmp_path:
 
 
 async def test_a_server_without_tls_behind_smtps_is_a_fault_or_not_reached(tmp_path: Path) -> None:
-    async with secured(tmp_path, Behaviour(), None, security="tls") as (provider, sink):
+    async with secured(tmp_path, SmtpBehaviour(), None, security="tls") as (provider, sink):
         with pytest.raises(ProviderFault, match="TLS with the SMTP server failed"):
             await send(provider, an_email())
 
@@ -130,7 +130,7 @@ async def test_a_server_without_tls_behind_smtps_is_a_fault_or_not_reached(tmp_p
 
 
 async def test_a_handshake_that_hangs_ends_with_the_deadline(tmp_path: Path, authority: Authority) -> None:
-    behaviour = Behaviour(script={Step.CONNECT: Act.HANG})
+    behaviour = SmtpBehaviour(script={Step.CONNECT: SmtpAct.HANG})
     async with secured(tmp_path, behaviour, authority.ca_file, security="tls") as (provider, _):
         sending = await send(provider, an_email(), seconds=SOON_SECONDS)
 
@@ -140,7 +140,7 @@ async def test_a_handshake_that_hangs_ends_with_the_deadline(tmp_path: Path, aut
 
 @pytest.mark.parametrize("methods", ["PLAIN LOGIN", "LOGIN"])
 async def test_signing_in(tmp_path: Path, authority: Authority, methods: str) -> None:
-    behaviour = Behaviour(security="starttls", tls=authority.server, login=LOGIN, login_methods=methods)
+    behaviour = SmtpBehaviour(security="starttls", tls=authority.server, login=LOGIN, login_methods=methods)
     async with secured(tmp_path, behaviour, authority.ca_file) as (provider, sink):
         sending = await send(provider, an_email())
 
@@ -151,7 +151,7 @@ async def test_signing_in(tmp_path: Path, authority: Authority, methods: str) ->
 async def test_wrong_credentials_are_a_fault_that_tells_no_secret_and_are_tried_once(
     tmp_path: Path, authority: Authority
 ) -> None:
-    behaviour = Behaviour(security="tls", tls=authority.server, login=LOGIN)
+    behaviour = SmtpBehaviour(security="tls", tls=authority.server, login=LOGIN)
     async with secured(tmp_path, behaviour, authority.ca_file, password="wrong horse") as (provider, sink):
         with pytest.raises(ProviderFault) as caught:
             await send(provider, an_email())
@@ -165,7 +165,7 @@ async def test_wrong_credentials_are_a_fault_that_tells_no_secret_and_are_tried_
 
 async def test_a_login_service_that_is_down_is_not_a_wrong_password(tmp_path: Path, authority: Authority) -> None:
     down = {Step.AUTH: "454 4.7.0 Temporary authentication failure"}
-    behaviour = Behaviour(security="tls", tls=authority.server, login=LOGIN, script=down)
+    behaviour = SmtpBehaviour(security="tls", tls=authority.server, login=LOGIN, script=down)
     async with secured(tmp_path, behaviour, authority.ca_file) as (provider, _):
         sending = await send(provider, an_email())
 
@@ -174,7 +174,7 @@ async def test_a_login_service_that_is_down_is_not_a_wrong_password(tmp_path: Pa
 
 
 async def test_a_server_that_offers_no_sign_in_is_a_fault(tmp_path: Path) -> None:
-    async with secured(tmp_path, Behaviour(), None, username="someone", password="x") as (provider, sink):
+    async with secured(tmp_path, SmtpBehaviour(), None, username="someone", password="x") as (provider, sink):
         with pytest.raises(ProviderFault, match="no way to sign in"):
             await send(provider, an_email())
 
@@ -182,13 +182,13 @@ async def test_a_server_that_offers_no_sign_in_is_a_fault(tmp_path: Path) -> Non
 
 
 async def test_a_server_that_wants_credentials_we_do_not_have_is_a_fault(tmp_path: Path) -> None:
-    async with secured(tmp_path, Behaviour(login=LOGIN), None, username="", password="") as (provider, _):
+    async with secured(tmp_path, SmtpBehaviour(login=LOGIN), None, username="", password="") as (provider, _):
         with pytest.raises(ProviderFault, match="wants credentials or TLS"):
             await send(provider, an_email())
 
 
 async def test_the_adapter_recovers_once_the_fault_is_mended(tmp_path: Path, authority: Authority) -> None:
-    behaviour = Behaviour(security="tls", tls=authority.server, login=("shop-user", "another horse"))
+    behaviour = SmtpBehaviour(security="tls", tls=authority.server, login=("shop-user", "another horse"))
     async with secured(tmp_path, behaviour, authority.ca_file, password="correct horse") as (provider, sink):
         with pytest.raises(ProviderFault):
             await send(provider, an_email())
@@ -200,7 +200,7 @@ async def test_the_adapter_recovers_once_the_fault_is_mended(tmp_path: Path, aut
 
 
 async def test_check_tells_what_it_found(tmp_path: Path, authority: Authority) -> None:
-    behaviour = Behaviour(security="starttls", tls=authority.server, login=LOGIN, size_limit=1000)
+    behaviour = SmtpBehaviour(security="starttls", tls=authority.server, login=LOGIN, size_limit=1000)
     async with secured(tmp_path, behaviour, authority.ca_file) as (provider, sink):
         words = await provider.check()
 
@@ -210,7 +210,7 @@ async def test_check_tells_what_it_found(tmp_path: Path, authority: Authority) -
 
 
 async def test_check_of_a_server_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
-    async with secured(tmp_path, Behaviour(), None) as (provider, sink):
+    async with secured(tmp_path, SmtpBehaviour(), None) as (provider, sink):
         await sink.close()
 
         with pytest.raises(ProviderFault, match="no connection to the server"):
