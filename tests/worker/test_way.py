@@ -1,0 +1,36 @@
+"""The way of one SendGrid email through a worker, as ARCHITECTURE.md tells it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.providers.sendgrid_place import sendgrid_place
+from tests.waiting import until
+from tests.worker.bench import Bench
+from tests.worker.way import in_order, way
+
+PAGE = Path(__file__).parents[2] / "ARCHITECTURE.md"
+FILE = re.compile(r"^\d+ +([a-z_/]+\.py) ", re.MULTILINE)
+
+
+async def test_one_sendgrid_email_enters_the_workers_files_in_the_order_of_the_page(
+    bench: Bench, tmp_path: Path
+) -> None:
+    async with sendgrid_place(tmp_path / "double") as place:
+        worker = await bench.start([place.provider])
+        await bench.enqueue()
+        await bench.settled({"sent": 1})  # connections, plans and imports are there
+        await until(lambda: worker.in_flight == 0)
+
+        with way() as stays:
+            await bench.enqueue()
+            await bench.settled({"sent": 2})
+            await until(lambda: worker.in_flight == 0)
+
+    told = FILE.findall(PAGE.read_text())
+    print(*stays, sep="\n")
+    assert len(told) == 15
+    named = [file for file in in_order(stays) if file in told]
+    assert named == [file for file in told if not file.startswith("relay/")]
+    assert set(in_order(stays, "worker/")) - set(told) <= {"worker/window.py", "worker/report.py", "worker/outage.py"}
