@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import selectors
 from collections.abc import AsyncIterator
 from datetime import datetime
 
@@ -19,6 +18,7 @@ from dispatcher.store.connections import Pool, make_pool
 from dispatcher.store.providers import ProviderStore
 from tests.waiting import DEADLINE_SECONDS, until
 from tests.worker.scripted import ScriptedProvider
+from tests.worker.stage_bench import VirtualLoop
 
 CEILING = 500.0
 
@@ -205,29 +205,6 @@ def waits_for_a_lock(connection: psycopg.Connection) -> bool:
     return connection.execute(waiting).fetchone() is not None
 
 
-class Skipping(selectors.DefaultSelector):
-    """Waits for nothing: the time of the wait passes at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        self.now += timeout or 0.0
-        return super().select(0 if timeout else timeout)
-
-
-class SkippingLoop(asyncio.SelectorEventLoop):
-    """A loop whose clock shows how long it would have waited, and nothing else."""
-
-    def __init__(self) -> None:
-        self._skipping = Skipping()
-        super().__init__(self._skipping)
-
-    def time(self) -> float:
-        return self._skipping.now
-
-
 class Bucket(ProviderStore):
     """Answers to the looks into a bucket, one after the other; None while PostgreSQL is away.
 
@@ -254,7 +231,7 @@ class Bucket(ProviderStore):
             for _ in range(emails):
                 assert await limit.take()
 
-        with asyncio.Runner(loop_factory=SkippingLoop) as runner:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
             runner.run(take())
         return [at for at, _ in self.looks]
 

@@ -259,3 +259,16 @@ def test_a_large_email_waits_for_memory_and_is_sent_then() -> None:
         await bench.pass_time(1)
 
     assert run(scenario, worker_memory_mb=64).statuses() == {Status.SENT: 2}
+
+
+@pytest.mark.parametrize(("large_octets", "at_once"), [(1_900_000, 2), (2_200_000, 1)])
+def test_large_content_leaves_a_quarter_of_the_memory_to_light_content(large_octets: int, at_once: int) -> None:
+    async def scenario(bench: StageBench) -> None:
+        bench.provider.always = accept_when_let_go
+        # The provider takes six times the size, of 32 megabytes: 24 are for these.
+        for octets in (large_octets, 1000):
+            bench.deliver(*bench.enqueue(2, octets_apart=octets))
+        await bench.turns()
+        assert len(bench.provider.waiting) == at_once + 2
+
+    run(scenario, worker_memory_mb=32)
