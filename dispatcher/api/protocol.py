@@ -37,6 +37,8 @@ LEAST_CHUNK_BYTES: Final = 64
 MOST_PIPELINED: Final = 16
 """Requests that wait for the answer to the one before, on one connection. Clients send none ahead; one that sends
 thousands, and does not even read, would keep the process at parsing them."""
+MOST_AHEAD_PER_TURN: Final = 16
+"""Requests of all connections that are started per turn of the loop because the one before them was answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +57,34 @@ class Patience:
     answer_seconds: float = 10.0
 
 
+class AheadQueue:
+    """Requests that were sent ahead of answers: a few start per turn of the loop, so that others are served between."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def add(self, start: Callable[[], None]) -> None:
+        """Has a request start soon."""
+        self._waiting.append(start)
+        if len(self._waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._start)
+
+    def _start(self) -> None:
+        for _ in range(min(MOST_AHEAD_PER_TURN, len(self._waiting))):
+            self._waiting.popleft()()
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._start)
+
+
 class PatientProtocol(HttpToolsProtocol):
     """One connection."""
 
-    def __init__(self, *arguments: Any, patience: Patience, on_refusal: Callable[[str], None], **named: Any) -> None:
+    def __init__(
+        self, *arguments: Any, patience: Patience, ahead: AheadQueue, on_refusal: Callable[[str], None], **named: Any
+    ) -> None:
         super().__init__(*arguments, **named)
         self._patience = patience
+        self._ahead = ahead
         self._on_refusal = on_refusal
         self._deadline: TimerHandle | None = None
         self._answer_deadline: TimerHandle | None = None
@@ -177,7 +201,10 @@ class PatientProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """It was answered."""
         self._unanswered.popleft()
-        super().on_response_complete()
+        if self.pipeline:
+            self._ahead.add(super().on_response_complete)
+        else:
+            super().on_response_complete()
 
     def pause_writing(self) -> None:
         """Its answer waits to be fetched."""

@@ -27,7 +27,7 @@ from dispatcher.api.guard import Guard
 from dispatcher.api.intake import Intake
 from dispatcher.api.operating import MOST_BYTES, Operating
 from dispatcher.api.policy import Policy
-from dispatcher.api.protocol import Patience, PatientProtocol
+from dispatcher.api.protocol import AheadQueue, Patience, PatientProtocol
 from dispatcher.api.reading import LISTS_AT_ONCE, Reading
 from dispatcher.api.refusals import Refusals
 from dispatcher.api.shares import Shares
@@ -59,7 +59,7 @@ KEEP_ALIVE_SECONDS: Final = 75
 """Longer than the 60 seconds for which proxies keep connections: closing first makes them fail a request."""
 LAST_SECONDS: Final = 3.0
 """For what was inserted last to be announced; the relay takes the rest."""
-BACKLOG: Final = 2048
+BACKLOG: Final = 4096
 ACCEPTS_PER_TURN: Final = 16
 """New connections per turn of the loop. libuv accepts one for each listening descriptor, so the loop gets several
 descriptors of one socket. With one descriptor, clients that connect and go keep new ones waiting in the backlog."""
@@ -279,7 +279,8 @@ def _server(settings: Settings, app: Guard, refusals: Refusals) -> _Server:
     return _Server(
         uvicorn.Config(
             app,
-            http=partial(PatientProtocol, patience=patience, on_refusal=refusals.count),  # type: ignore[arg-type]
+            backlog=BACKLOG,
+            http=partial(PatientProtocol, patience=patience, ahead=AheadQueue(), on_refusal=refusals.count),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_config=None,

@@ -8,13 +8,14 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import orjson
 import uvloop
 from structlog.testing import capture_logs
 
 from dispatcher.api.problems import Problem
-from dispatcher.api.protocol import PatientProtocol
+from dispatcher.api.protocol import MOST_AHEAD_PER_TURN, AheadQueue, PatientProtocol
 from dispatcher.config import Settings
 from tests.api.place import EMAIL, Api, running
 from tests.api.raw import exchange, request
@@ -52,6 +53,21 @@ def test_many_new_connections_are_accepted_in_one_turn_of_the_loop(settings: Set
             return count
 
     assert uvloop.run(turns()) < 32
+
+
+async def test_requests_sent_ahead_start_a_few_per_turn_of_the_loop() -> None:
+    started: list[int] = []
+    ahead = AheadQueue()
+    for number in range(2 * MOST_AHEAD_PER_TURN + 1):
+        ahead.add(partial(started.append, number))
+
+    counts = []
+    for _ in range(4):
+        counts.append(len(started))
+        await asyncio.sleep(0)
+
+    assert counts == [0, MOST_AHEAD_PER_TURN, 2 * MOST_AHEAD_PER_TURN, 2 * MOST_AHEAD_PER_TURN + 1]
+    assert started == sorted(started)
 
 
 def test_a_connection_that_was_reset_before_it_was_accepted_is_not_read(settings: Settings) -> None:
