@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import StrEnum
 from functools import cache
 from typing import Any, TypeAlias, TypeVar, get_type_hints, overload
@@ -60,15 +60,15 @@ def fetch_sync(
     return rows if into is None else made(into, rows)
 
 
-@asynccontextmanager
-async def session_of(source: Source) -> AsyncIterator[AsyncSession]:
+def session_of(source: Source) -> AbstractAsyncContextManager[AsyncSession]:
     """A session of the source, for several statements. Faults are ours."""
-    if isinstance(source, AsyncConnection):
-        with translated():
-            yield source
-    else:
-        async with session(source) as connection:
-            yield connection
+    return _same(source) if isinstance(source, AsyncConnection) else session(source)
+
+
+@asynccontextmanager
+async def _same(connection: AsyncSession) -> AsyncIterator[AsyncSession]:
+    with translated():
+        yield connection
 
 
 def made(kind: Callable[..., T], rows: Sequence[Row]) -> list[T]:
