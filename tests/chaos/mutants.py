@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 if TYPE_CHECKING:
     from tests.chaos.storm import Plan
@@ -106,6 +106,13 @@ def _with_trusted_clock() -> None:
     Unrenewed.has_expired = has_expired  # type: ignore[assignment, method-assign]
 
 
+def _without_a_transition() -> None:
+    """An email stays on the wire whatever the provider answers: the row that says otherwise is dropped."""
+    from dispatcher.worker.in_flight_email import TRANSITIONS, Event, State
+
+    del cast("dict[tuple[State, Event], State]", TRANSITIONS)[State.ON_THE_WIRE, Event.ANSWER]
+
+
 MUTANTS: Final[Mapping[str, Mutant]] = {
     "ledger-off": Mutant(
         "the in-flight ledger is switched off",
@@ -135,6 +142,13 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "leases taken without need",
         # Slow sends: there are leases to take at every step.
         {"latency_ms": 1200, "rate": 30.0, "pause_seconds": (1.0, 2.0)},
+    ),
+    "row-dropped": Mutant(
+        "the worker's table of transitions lacks a row: no answer ends the time on the wire",
+        _without_a_transition,
+        {"provider 503": 1},
+        "held without need",
+        {"rest_seconds": 15.0},
     ),
 }
 """By name; `./run chaos --mutant NAME` must exit 1 for each."""
