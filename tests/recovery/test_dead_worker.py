@@ -497,6 +497,21 @@ async def test_a_settlement_that_dies_half_way_is_done_again(
     assert books.outcomes(done.email_id) == ["accepted"]
 
 
+async def test_a_ledger_that_is_deleted_while_it_is_settled_is_settled(
+    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
+) -> None:
+    (done,) = await lease(worker, books)
+    die(run_dir, [(done, answered(Accepted()))])
+    with locked(tables_url, done) as person:
+        settling = asyncio.create_task(settlement.run_once())
+        await until(lambda: books.waiting_for_a_lock("dispatcher relay settlement"))
+        only_file(run_dir).unlink()
+        person.commit()
+        await settling
+
+    assert books.status(done.email_id) == "sent"
+
+
 async def test_what_somebody_has_locked_is_settled_when_it_can_be_and_holds_up_nothing(
     worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
 ) -> None:
