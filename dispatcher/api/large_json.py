@@ -27,7 +27,7 @@ LARGE_BYTES: Final = 4 << 20
 """From this size on, long texts are cut out of a body."""
 _LONG_BYTES: Final = 256
 _LONG_SCALAR_BYTES: Final = 4096
-_STEP_BYTES: Final = 256 * 1024
+_STEP_BYTES: Final = 32 * 1024
 """The most that one call into C gets to look at."""
 
 # These never backtrack, however hostile a text is.
