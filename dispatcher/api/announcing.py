@@ -52,7 +52,7 @@ class Announcing:
         self._publisher = publisher
         self._store = store
         self._queue = queue
-        self._batches: Batches[tuple[Draft, datetime]] = Batches()
+        self._batches: Batches[tuple[Pointer, datetime]] = Batches()
         self._waiting = 0
         self._confirmed = ConfirmedMessages()
         self._opens_at = 0.0
@@ -64,8 +64,8 @@ class Announcing:
         if time.monotonic() < self._opens_at or self._waiting + len(drafts) > MOST_WAITING:
             return
         self._waiting += len(drafts)
-        for draft in drafts:
-            self._batches.add((draft, due_at[draft.email_id]))
+        for draft in drafts:  # of which only the pointer waits: the content may be large
+            self._batches.add((_pointer(draft), due_at[draft.email_id]))
 
     async def run(self) -> None:
         """Announces until cancelled."""
@@ -78,13 +78,12 @@ class Announcing:
         await self._batches.finish()
         await self._mark(age_seconds=0.0)
 
-    async def _publish(self, batch: list[tuple[Draft, datetime]]) -> None:
+    async def _publish(self, batch: list[tuple[Pointer, datetime]]) -> None:
         self._waiting -= len(batch)
         if time.monotonic() < self._opens_at:
             return
         try:
-            pointers = [_pointer(draft) for draft, _ in batch]
-            messages, message_of = Outgoing.of_pointers(self._queue, pointers, self._bundle)
+            messages, message_of = Outgoing.of_pointers(self._queue, [pointer for pointer, _ in batch], self._bundle)
             answers = await self._publisher.publish(messages)
         except BrokerUnavailable as error:
             self._pause(error.message)
@@ -95,7 +94,7 @@ class Announcing:
             self._pause("RabbitMQ did not route every message.")
         elif self._outage.worked():
             self._log.info("broker.connected")
-        due = {item.email_id: due_at for (item, due_at), is_out in zip(batch, published, strict=True) if is_out}
+        due = {pointer.email_id: due_at for (pointer, due_at), is_out in zip(batch, published, strict=True) if is_out}
         metrics.UNROUTABLE.add(len(batch) - len(due), "send")
         if due:
             metrics.PUBLISHED.add(len(due), "send")
