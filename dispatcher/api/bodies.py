@@ -19,8 +19,8 @@ LARGE_BYTES: Final = 64 * 1024
 """From here on a body is parsed in a thread, so that others are answered meanwhile."""
 LEAST_BYTES: Final = 16 * 1024
 """What a request is charged at least: it has a head, and a task that waits for the body."""
-VALUE_BYTES: Final = 100
-"""What a value needs once it is parsed, at most, beside its text: three octets of JSON become an object of 64."""
+VALUE_BYTES: Final = 200
+"""What a value needs, beside its text, once it is parsed and part of an email that waits to be stored."""
 
 T = TypeVar("T")
 
