@@ -30,13 +30,14 @@ _LONG_SCALAR_BYTES: Final = 4096
 _STEP_BYTES: Final = 32 * 1024
 """The most that one call into C gets to look at."""
 
-# These never backtrack, however hostile a text is.
-_INSIDE_TEXT: Final = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+# These never backtrack, however hostile a text is: nothing that could fail follows their last repetition.
+# Possessive groups would say so, but Python before 3.11.5 keeps half a repetition of them, and Debian 12 has 3.11.2.
+_INSIDE_TEXT: Final = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
 _WHOLE_CHARACTERS: Final = re.compile(
-    rb"(?:[^\\\x80-\xff]++|\\[^u]"
+    rb"(?:[^\\\x80-\xff]+|\\[^u]"
     rb"|\\u(?:[0-9a-ce-fA-CE-F][0-9a-fA-F]|[dD][0-7c-fC-F])[0-9a-fA-F]{2}"
     rb"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}"
-    rb"|[\xc0-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf7][\x80-\xbf]{3})*+"
+    rb"|[\xc0-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf7][\x80-\xbf]{3})*"
 )
 _COLON: Final = re.compile(rb"[ \t\n\r]*+:")
 _SPACES: Final = re.compile(rb"[ \t\n\r]++")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -151,7 +152,7 @@ def test_a_drain_gives_back_what_has_not_left_and_what_waits_and_takes_nothing_m
     async def scenario(bench: StageBench) -> None:
         inside, waits, late = bench.enqueue(3)
         bench.provider.script[inside].append(leave_when_let_go)
-        bench.provider.script[waits].append(answer(LATER))
+        bench.provider.script[waits].append(answer(replace(LATER, retry_after=60.0)))
         bench.deliver(inside, waits)
         await bench.pass_time(0.1)
         draining = asyncio.ensure_future(bench.drain())
