@@ -23,7 +23,7 @@ FIELDS: Final = frozenset(
 ATTACHMENT_FIELDS: Final = ("filename", "content_type", "content")
 MAX_BASE64_CHARACTERS: Final = (MAX_ATTACHMENT_OCTETS + 2) // 3 * 4
 _DECODED_AT_ONCE: Final = 1 << 16
-"""Characters per call, a multiple of four. A call that decodes a megabyte blocks every other thread for milliseconds."""
+"""Characters per call, a multiple of four. Decoding a megabyte at once blocks every other thread for milliseconds."""
 
 
 def arguments_of(document: object) -> dict[str, Any]:
