@@ -12,7 +12,7 @@ from dispatcher.telemetry.log import get_log
 
 
 class LogChannel:
-    """Our own log: always there, also where nobody configured another channel."""
+    """Our own log. It is always a channel, even if no other one is configured."""
 
     name = "log"
 

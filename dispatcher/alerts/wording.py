@@ -90,7 +90,7 @@ def _trouble(alert: Alert) -> str:
     return {
         Kind.DEAD_LETTERS: f"{count} {'message' if is_one else 'messages'} on the dead-letter queue {queue}",
         Kind.OLDEST_AGE_GROWING: f"dead letters do not reach the queue {queue}, and the oldest grows older",
-        Kind.PROBE_FAILED: f"the dead-letter queue {queue} cannot be watched, so nobody knows what is on it",
+        Kind.PROBE_FAILED: f"the dead-letter queue {queue} cannot be watched, so dead letters would go unnoticed",
         Kind.UNDECIDED_EXPIRING: (
             f"{count} failed or held {'email loses its' if is_one else 'emails lose their'} content within a week "
             "unless replayed, confirmed or discarded"

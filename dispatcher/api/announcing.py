@@ -1,8 +1,8 @@
 """Announcing: the messages of what was just inserted, published at once and confirmed.
 
 Nothing depends on it. An email that is not announced, because RabbitMQ is away or this process ended, stays due, and
-the relay publishes it when its instant has come. What is confirmed is marked a second
-later, in one statement for the emails that no worker has leased until then.
+the relay publishes it when it is due. A second after RabbitMQ has confirmed the messages, one statement marks the
+emails that no worker has leased by then.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Announcing:
         if time.monotonic() < self._opens_at or self._waiting + len(drafts) > MOST_WAITING:
             return
         self._waiting += len(drafts)
-        for draft in drafts:  # of which only the pointer waits: the content may be large
+        for draft in drafts:  # keep the pointer only: the content may be large
             self._batches.add((_pointer(draft), due_at[draft.email_id]))
 
     async def run(self) -> None:

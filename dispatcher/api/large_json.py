@@ -96,7 +96,7 @@ def _loaded(text: bytearray) -> Any:
         place = f"line {error.lineno}, column {error.colno}"
         raise Problem("malformed-json", f"{error.msg.capitalize()} ({place}).") from None
     if has_name_twice(text, value):
-        # Whoever looked at it before us may have taken the other one.
+        # A proxy that checked the body before us may have read the other value.
         raise Problem("malformed-json", "An object has the same name twice.")
     return value
 

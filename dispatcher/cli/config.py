@@ -98,7 +98,7 @@ def _written(value: object) -> str:
 
 
 def _show(lines: list[ShownSetting]) -> None:
-    """On a terminal, what a setting is about stands below it; other programs get a line each, for `grep`."""
+    """A terminal shows each setting's description below it. Other programs get one line per setting, for `grep`."""
     is_terminal = sys.stdout.isatty()
     table = Table("variable", "source", "value", fold=2)
     for line in lines:

@@ -131,21 +131,21 @@ def book_table(report: Report) -> Table:
 
 def explain(report: Report) -> str:
     """What the figures mean, and where to look; paragraphs."""
-    told = []
+    paragraphs = []
     if kill := report.killed:
         waited = f"{report.rescued} waited for a lease" if report.rescued else "Nothing waited for a lease"
-        told.append(
-            f"Worker {kill.worker} was killed with SIGKILL after {kill.finished} emails. Its in-flight ledger outlived "
-            f"it and told what it had under way. Not left, so given back at once: {kill.released}. Answered, so "
+        paragraphs.append(
+            f"Worker {kill.worker} was killed with SIGKILL after {kill.finished} emails. Its in-flight ledger "
+            f"lists what it had under way. Not sent yet, so given back at once: {kill.released}. Answered, so "
             f"recorded: {kill.recorded}. On the wire: {kill.uncertain}. {waited} to run out."
         )
     if kill and report.held:
-        told.append(
-            "Held: the email had left and no answer came back, so nobody on our side can know whether it was accepted. "
-            "It is neither repeated nor called sent; a person decides. Here the server's ledger knows: "
+        paragraphs.append(
+            "Held: the email had left and no answer came back, so the dispatcher cannot know whether it was accepted. "
+            "It neither sends the email again nor counts it as sent; an operator decides. The server's ledger shows: "
             f"{report.held_delivered} of {report.held} had arrived."
         )
-    told.append(
+    paragraphs.append(
         f"{report.seconds:.1f} s from the first enqueue to the last result, that is {report.emails_per_second:.0f} "
         f"emails/s, with {report.workers} workers, the kill, the retries, and a server that takes "
         f"{report.smtp_latency_ms} ms to answer (benchmarks/ measures speed)."
@@ -159,4 +159,4 @@ def explain(report: Report) -> str:
         f"  {report.folder}/smtp/ledger.jsonl  the SMTP server's ledger",
         f"  {report.folder}/log/run.log        every attempt, and how the killed worker was settled",
     ]
-    return "\n".join([*(fill(words, _COLUMNS) + "\n" for words in told), *verdict, *places])
+    return "\n".join([*(fill(words, _COLUMNS) + "\n" for words in paragraphs), *verdict, *places])

@@ -1,4 +1,4 @@
-"""What monitors on all hosts share about alerts: who alerts, what was told, and how the DLQ and the flow stand."""
+"""What the monitors of all hosts share about alerts: who alerts, what was notified, how the DLQ and the flow stand."""
 
 from __future__ import annotations
 
