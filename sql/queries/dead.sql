@@ -99,13 +99,17 @@ where status in ('failed', 'held')
 -- Has the dead letters of these emails published again, unless something came of them since; returns which.
 update dispatcher.email_log as e
 set dead_letter_due_at = clock_timestamp()
-from unnest(%(email_ids)s::uuid[], %(attempt_counts)s::integer[]) as w (email_id, attempt_count)
-where e.email_id = w.email_id
-    and e.attempt_count = w.attempt_count
-    and e.status in ('failed', 'held')
-    and e.dead_letter_due_at is null
-    and e.dead_letter_discarded_at is null
+where e.email_id = any(%(email_ids)s)
     and e.email_id between %(lowest_id)s and %(highest_id)s
+    and (
+        (e.email_id, e.attempt_count) in (
+            select w.email_id, w.attempt_count
+            from unnest(%(email_ids)s::uuid[], %(attempt_counts)s::integer[]) as w (email_id, attempt_count)
+        )
+        and e.status in ('failed', 'held')
+        and e.dead_letter_due_at is null
+        and e.dead_letter_discarded_at is null
+    ) is true
 returning e.email_id;
 
 -- name: audit_orphans

@@ -5,8 +5,11 @@
 -- batches lock in one order.
 -- Its plan is kept, and so are those of all statements of a worker (see keep_plans), so that none may depend on what the
 -- tables held when it was made. One that began with the range of ids would read all that lies between the oldest email of
--- a batch and the newest, for each of them. Hence emails are looked up by `= any` or laterally, here and below, and what
--- else has to hold stands where neither a join nor another index can begin with it: in `… is true`.
+-- a batch and the newest, for each of them. Hence emails are looked up by `= any`, here and below, and what else has to hold
+-- stands where neither a join nor another index can begin with it: in `… is true`.
+-- A statement that locks or changes rows of a partitioned table finds them by `= any`, never laterally, by a join or by
+-- `= (select …)`. Those select partitions while the statement runs, and PostgreSQL 18 up to 18.5 then reads freed memory and
+-- crashes once another transaction has changed such a row meanwhile. test_plans.py checks every statement.
 -- Content of more than most_octets, or with attachments, comes as its size alone: a worker reads it when it is about to
 -- send it (see content.sql). The size is 0 where the content is here, and negative where it is unknown. The size of a value
 -- that is stored out of line is read from its pointer.
@@ -138,27 +141,35 @@ returning e.email_id;
 -- email stands (see ops/letters.py), the email cannot have arrived, and its letter did not come back so often that a
 -- machine must be moving it. Returns a verdict per email: replayed; refused, for a command to decide; or stale. One that is
 -- missing is held by somebody else's transaction.
-with standing as (
+with free as (
+    select email_id, status, attempt_count, was_uncertain
+    from dispatcher.email_log
+    where email_id = any(%(email_ids)s)
+        and email_id between %(lowest_id)s and %(highest_id)s
+    for update skip locked
+),
+standing as (
     select
         e.email_id,
-        e.status,
-        e.status in ('failed', 'held') and e.attempt_count = w.attempts as is_told,
+        (e.email_id, e.attempt_count) in (
+            select w.email_id, w.attempts
+            from unnest(%(email_ids)s::uuid[], %(attempts)s::integer[]) as w (email_id, attempts)
+        )
+        and e.status in ('failed', 'held') as is_told,
         e.status = 'held' or e.was_uncertain as may_have_arrived,
-        exists (select from dispatcher.email_content as c where c.email_id = e.email_id offset 0) as has_content,
+        e.email_id in (
+            select c.email_id
+            from dispatcher.email_content as c
+            where c.email_id = any(%(email_ids)s)
+                and c.email_id between %(lowest_id)s and %(highest_id)s
+        ) as has_content,
         (
             select count(*)
             from dispatcher.operator_audit as a
             where a.email_id = e.email_id
                 and a.action = 'replay_letter'
         ) as times
-    from unnest(%(email_ids)s::uuid[], %(attempts)s::integer[]) as w (email_id, attempts)
-    cross join lateral (
-        select email_id, status, attempt_count, was_uncertain
-        from dispatcher.email_log
-        where email_id = w.email_id
-            and email_id between %(lowest_id)s and %(highest_id)s
-        for update skip locked
-    ) as e
+    from free as e
 ),
 judged as (
     select

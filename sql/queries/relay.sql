@@ -63,24 +63,19 @@ where email_id = any(%(email_ids)s)
 -- taken the mark off meanwhile, and what became due again stays due.
 -- It waits for nobody, and so stands in no lease's way. Returns the ids that are due as before, because somebody has locked
 -- them: mostly a lease that is about to take the mark off itself.
--- Laterally, and by `= any`, so that each row is looked up by its id: a planner that takes the newest ids for one row, as
--- its statistics do not know them, would compare each email with each. And not by `=` with the instant: many emails may be
--- due since the same one (an earlier release enqueued so), and its index would lead from each to all of them.
-with told as materialized (
-    select *
-    from unnest(%(email_ids)s::uuid[], %(due_ats)s::timestamptz[]) as t (email_id, due_at)
-),
-free as (
-    select e.email_id
-    from told as t
-    cross join lateral (
-        select email_id
-        from dispatcher.email_log
-        where email_id = t.email_id
-            and email_id between %(lowest_id)s and %(highest_id)s
-            and publish_due_at is not distinct from t.due_at
-        for update skip locked
-    ) as e
+-- No plan may begin with the instants, which many emails share (see lease.sql for `= any` and `is true`).
+with free as (
+    select email_id
+    from dispatcher.email_log
+    where email_id = any(%(email_ids)s)
+        and email_id between %(lowest_id)s and %(highest_id)s
+        and (
+            (email_id, publish_due_at) in (
+                select t.email_id, t.due_at
+                from unnest(%(email_ids)s::uuid[], %(due_ats)s::timestamptz[]) as t (email_id, due_at)
+            )
+        ) is true
+    for update skip locked
 ),
 marked as (
     update dispatcher.email_log
@@ -89,18 +84,18 @@ marked as (
         and email_id between %(lowest_id)s and %(highest_id)s
     returning email_id
 )
-select e.email_id
-from told as t
-cross join lateral (
-    select email_id
-    from dispatcher.email_log
-    where email_id = t.email_id
-        and email_id between %(lowest_id)s and %(highest_id)s
-        and publish_due_at is not distinct from t.due_at
-    offset 0
-) as e
+select email_id
+from dispatcher.email_log
 where (select count(*) from marked) < cardinality(%(email_ids)s::uuid[])
-    and e.email_id not in (select email_id from marked);
+    and email_id = any(%(email_ids)s)
+    and email_id between %(lowest_id)s and %(highest_id)s
+    and (
+        (email_id, publish_due_at) in (
+            select t.email_id, t.due_at
+            from unnest(%(email_ids)s::uuid[], %(due_ats)s::timestamptz[]) as t (email_id, due_at)
+        )
+        and email_id not in (select email_id from marked)
+    ) is true;
 
 -- name: find_dead_letter_due
 -- Emails whose dead letter must go to the DLQ, longest due first; also marks from before the clock was set back, as above.
@@ -297,8 +292,7 @@ with overtaken as (
     limit %(limit)s
     for update skip locked
 )
-update dispatcher.email_log as e
+update dispatcher.email_log
 set publish_due_at = clock_timestamp()
-from overtaken as o
-where e.email_id = o.email_id
-returning e.email_id;
+where email_id = any(array(select email_id from overtaken))
+returning email_id;

@@ -53,9 +53,11 @@ standing as (
         e.status,
         e.dead_letter_discarded_at,
         e.status = 'held' or e.was_uncertain as may_have_arrived,
-        exists (select from dispatcher.email_content as c where c.email_id = e.email_id) as has_content
+        exists (
+            select from dispatcher.email_content as c where c.email_id = any(array(select email_id from item))
+        ) as has_content
     from dispatcher.email_log as e
-    where e.email_id = (select email_id from item)
+    where e.email_id = any(array(select email_id from item))
     for update of e skip locked
 ),
 judged as (
@@ -63,7 +65,7 @@ judged as (
         i.email_id,
         case
             when s.email_id is null and exists (
-                select from dispatcher.email_log as e where e.email_id = (select email_id from item)
+                select from dispatcher.email_log as e where e.email_id = any(array(select email_id from item))
             ) then null
             when s.email_id is null then 'unknown'
             when s.status = 'sent' then 'already_sent'
@@ -89,7 +91,7 @@ replayed as (
         dead_letter_due_at = null,
         dead_letter_discarded_at = null
     from judged as j
-    where e.email_id = (select email_id from item)
+    where e.email_id = any(array(select email_id from item))
         and j.outcome = 'replayed'
         and e.status in ('failed', 'held')
     returning e.email_id

@@ -62,14 +62,12 @@ with old as (
     for update of e skip locked
 ),
 attachments as (
-    delete from dispatcher.email_attachment as a
-    using old as o
-    where a.email_id = o.email_id
+    delete from dispatcher.email_attachment
+    where email_id = any(array(select email_id from old))
 )
-delete from dispatcher.email_content as c
-using old as o
-where c.email_id = o.email_id
-returning c.email_id;
+delete from dispatcher.email_content
+where email_id = any(array(select email_id from old))
+returning email_id;
 
 -- name: forget_one_time_codes
 -- Deletes the content of some sent emails that have the mark of erase_after_sending. Returns a row per email.
@@ -83,14 +81,12 @@ with codes as (
     for update of e skip locked
 ),
 attachments as (
-    delete from dispatcher.email_attachment as a
-    using codes as o
-    where a.email_id = o.email_id
+    delete from dispatcher.email_attachment
+    where email_id = any(array(select email_id from codes))
 )
-delete from dispatcher.email_content as c
-using codes as o
-where c.email_id = o.email_id
-returning c.email_id;
+delete from dispatcher.email_content
+where email_id = any(array(select email_id from codes))
+returning email_id;
 
 -- name: forget_keys
 -- Deletes some message keys of before an instant whose email is gone; an email of that key is a new one from then on.

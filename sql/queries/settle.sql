@@ -72,18 +72,17 @@ where email_id = any(%(email_ids)s)
 -- the attempt unburnt; but failed, with a dead letter due, once that many workers died of it.
 -- Returns a row per email that it moved.
 with free as (
-    select e.email_id
-    from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[]) as w (email_id, lease_token)
-    cross join lateral (
-        select email_id
-        from dispatcher.email_log
-        where email_id = w.email_id
-            and email_id between %(lowest_id)s and %(highest_id)s
-            and lease_token = w.lease_token
-            and status = 'sending'
-            and locked_by = %(worker)s
-        for no key update skip locked
-    ) as e
+    select email_id
+    from dispatcher.email_log
+    where email_id = any(%(email_ids)s)
+        and email_id between %(lowest_id)s and %(highest_id)s
+        and (
+            (email_id, lease_token, status, locked_by) in (
+                select w.email_id, w.lease_token, 'sending', %(worker)s::text
+                from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[]) as w (email_id, lease_token)
+            )
+        ) is true
+    for no key update skip locked
 )
 update dispatcher.email_log as e
 set

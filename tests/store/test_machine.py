@@ -98,8 +98,8 @@ MUTANTS: Final = {
     "record_without_dead_letters_of_held": Mutant("record", "r.status in ('failed', 'held')", "r.status = 'failed'"),
     "published_since_another_instant": Mutant(
         "mark_published",
-        "            and publish_due_at is not distinct from t.due_at\n        for update",
-        "        for update",
+        "(email_id, publish_due_at) in (\n                select t.email_id, t.due_at",
+        "(email_id) in (\n                select t.email_id",
     ),
     "dead_letter_since_the_look": Mutant(
         "mark_dead_lettered",
@@ -144,8 +144,12 @@ MUTANTS: Final = {
     "expired_released_at_any_end": Mutant("release_found", _EXPIRED, _OURS),
     "expired_released_under_the_same_token": Mutant("release_found", "e.lease_token + 1", "e.lease_token"),
     "dead_workers_and_others_leases": Mutant("find_leases", "locked_by = %(worker)s", "%(worker)s <> ''"),
-    "blame_by_any_token": Mutant("note_crashes", "            and lease_token = w.lease_token\n"),
-    "blame_of_a_living_worker": Mutant("note_crashes", "locked_by = %(worker)s", "%(worker)s <> ''"),
+    "blame_by_any_token": Mutant(
+        "note_crashes",
+        "(email_id, lease_token, status, locked_by) in (\n                select w.email_id, w.lease_token,",
+        "(email_id, status, locked_by) in (\n                select w.email_id,",
+    ),
+    "blame_of_a_living_worker": Mutant("note_crashes", "'sending', %(worker)s::text", "'sending', locked_by"),
     "blame_under_the_same_token": Mutant("note_crashes", "e.lease_token + 1", "e.lease_token"),
     "vanished_just_now": Mutant("find_vanished_ids", "%(age_seconds)s *", "0 * %(age_seconds)s *"),
     "confirm_of_what_is_not_held": Mutant("confirm_held", "\n        and status = 'held'"),
@@ -156,8 +160,12 @@ MUTANTS: Final = {
     "replay_of_what_may_have_arrived": Mutant("replay_next", "s.may_have_arrived and not i.include_held", "false"),
     "replay_of_what_came_in_doubt": Mutant("replay_next", "e.status = 'held' or e.was_uncertain", "e.status = 'held'"),
     "replay_that_counts_old_attempts": Mutant("replay_next", "        attempt_base = e.attempt_count,\n"),
-    "letter_of_an_older_failure": Mutant("replay_letters", " and e.attempt_count = w.attempts"),
-    "letter_of_what_is_not_dead": Mutant("replay_letters", "e.status in ('failed', 'held') and "),
+    "letter_of_an_older_failure": Mutant(
+        "replay_letters",
+        "(e.email_id, e.attempt_count) in (\n            select w.email_id, w.attempts",
+        "(e.email_id) in (\n            select w.email_id",
+    ),
+    "letter_of_what_is_not_dead": Mutant("replay_letters", "\n        and e.status in ('failed', 'held')"),
     "letter_of_what_may_have_arrived": Mutant(
         "replay_letters", "may_have_arrived or not has_content", "not has_content"
     ),
@@ -166,7 +174,11 @@ MUTANTS: Final = {
     ),
     "discard_of_what_is_not_dead": Mutant("discard_dead", "        and status in ('failed', 'held')\n"),
     "discard_twice": Mutant("discard_dead", "\n        and dead_letter_discarded_at is null"),
-    "announced_again_since": Mutant("announce_again", "    and e.attempt_count = w.attempt_count\n"),
+    "announced_again_since": Mutant(
+        "announce_again",
+        "(e.email_id, e.attempt_count) in (\n            select w.email_id, w.attempt_count",
+        "(e.email_id) in (\n            select w.email_id",
+    ),
     "announced_again_while_it_lives": Mutant("announce_again", "    and e.status in ('failed', 'held')\n"),
     "announced_again_though_discarded": Mutant("announce_again", "    and e.dead_letter_discarded_at is null\n"),
 }

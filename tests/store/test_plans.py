@@ -7,8 +7,10 @@ PostgreSQL's own counters: rows that index and table scans came upon.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID
 
 import psycopg
@@ -19,6 +21,7 @@ from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.store.connections import connect_async, make_pool
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
+from dispatcher.store.queries import all_queries
 from dispatcher.store.settlement import FoundLease
 from tests.store.books import Books
 from tests.store.results import result
@@ -184,3 +187,42 @@ async def test_all_sessions_at_once_can_lease_without_running_out_of_locks(datab
         await pool.close()
 
         assert held["locks"] <= held["room"]
+
+
+LOCKING = re.compile(r"for (no key )?update|\b(update|delete from) dispatcher.email_(log|content|attachment)\b")
+PARAMETER = re.compile(r"%\((\w+)\)[sbt]")
+VALUES = {"uuid[]": f"'{{{UUID(int=0)},{UUID(int=2**128 - 1)}}}'", "lowest_id": f"'{UUID(int=0)}'"}
+
+
+def plan_of(connection: psycopg.Connection, statement: str) -> dict[str, Any]:
+    """The plan that PostgreSQL would keep for a statement about emails of all partitions."""
+    names = list(dict.fromkeys(PARAMETER.findall(statement)))
+    numbered = PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", statement)
+    connection.execute(f"prepare looked_at as {numbered}".encode())
+    (types,) = connection.execute("select parameter_types::text[] from pg_prepared_statements").fetchone() or ([],)
+    values = {**VALUES, "highest_id": f"'{UUID(int=2**128 - 1)}'"}
+    given = ", ".join(values.get(type_, values.get(name, "null")) for name, type_ in zip(names, types, strict=True))
+    execute = f"explain (format json) execute looked_at ({given})".replace("()", "")
+    row = connection.execute(execute.encode()).fetchone()
+    connection.execute("deallocate looked_at")
+    assert row is not None
+    return dict(row[0][0]["Plan"])
+
+
+def selects_partitions_while_it_runs(plan: dict[str, Any], *, locks: bool = False) -> bool:
+    """Whether the part of a plan that locks or changes rows looks up an email by a value from another row."""
+    locks = locks or plan["Node Type"] in {"LockRows", "ModifyTable"}
+    below = plan.get("Plans", [])
+    conditions = " ".join(str(each.get("Index Cond", "")) for each in below)
+    is_found = plan["Node Type"] in {"Append", "Merge Append"} and re.search(
+        r"email_id = (\w+\.|\(InitPlan)", conditions
+    )
+    return bool(locks and is_found) or any(selects_partitions_while_it_runs(each, locks=locks) for each in below)
+
+
+@pytest.mark.parametrize("name", [name for name, text in all_queries().items() if LOCKING.search(text.decode())])
+def test_a_statement_that_changes_emails_selects_no_partitions_while_it_runs(database_url: str, name: str) -> None:
+    """PostgreSQL 18 up to 18.5 crashes in such a statement once another transaction has changed a row of it."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("set plan_cache_mode = force_generic_plan")
+        assert not selects_partitions_while_it_runs(plan_of(connection, all_queries()[name].decode()))
