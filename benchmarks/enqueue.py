@@ -144,8 +144,8 @@ def _api(environment: Mapping[str, str], shape: Shape) -> Iterator[tuple[int, Ma
         return
     more = {
         "DISPATCHER_API_ADDRESS": "127.0.0.1:0",
-        "DISPATCHER_API_OPEN": "on",
-        "DISPATCHER_API_GATHERED_EMAILS": str(shape.gathered),
+        "DISPATCHER_API_ALLOW_ANONYMOUS": "on",
+        "DISPATCHER_API_INSERT_BATCH_EMAILS": str(shape.gathered),
     }
     command = [sys.executable, "-m", "dispatcher.cli.main", "api"]
     with subprocess.Popen(command, env={**environment, **more}, stdout=subprocess.PIPE) as api:

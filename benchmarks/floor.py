@@ -116,7 +116,7 @@ def main() -> int:
 
 def _turns(options: argparse.Namespace, console: Console) -> tuple[list[Turn], dict[str, object]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    settings = (("DISPATCHER_BUNDLE", str(options.bundle)),) if options.bundle > 1 else ()
+    settings = (("DISPATCHER_BUNDLE_EMAILS", str(options.bundle)),) if options.bundle > 1 else ()
     case = Case("sendgrid", options.workers, options.emails, options.prefetch, settings=settings)
     with (
         tempfile.TemporaryDirectory(prefix="dispatcher-bench-") as folder,

@@ -14,7 +14,7 @@ examples:
   benchmarks/run.py --workers 2 --rate 30% --duration 20         open loop at 30 % of what a backlog has shown
   benchmarks/run.py --workers 1,2 --latency-ms 50                a provider that takes its time
   benchmarks/run.py --workers 2 --preload 0,1000000              does a million emails in the tables matter?
-  benchmarks/run.py --workers 2 --templated --set DISPATCHER_COALESCE=1,100    emails that share a call, and not
+  benchmarks/run.py --workers 2 --templated --set DISPATCHER_BULK_CALL_EMAILS=1,100    emails that share a call, and not
   benchmarks/run.py --workers 2 --faults                         the same under SIGKILLs
   benchmarks/run.py --provider smtp --sink c                     against Postfix's smtp-sink, in C
   benchmarks/run.py --compare before after                       two runs that --out has written, side by side

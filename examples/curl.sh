@@ -1,5 +1,5 @@
 #!/bin/sh
-# Emails over HTTP by hand. Beforehand: DISPATCHER_API_OPEN=on dispatcher api
+# Emails over HTTP by hand. Beforehand: DISPATCHER_API_ALLOW_ANONYMOUS=on dispatcher api
 # Or with a key, as in production: DISPATCHER_API_KEY=$(dispatcher keys create --name curl --from-domain example.com)
 set -eu
 

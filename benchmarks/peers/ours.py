@@ -25,7 +25,7 @@ from dispatcher import config
 from dispatcher.dev.servers import Servers
 
 WORKERS: Final = 2
-TUNED: Final[Knobs] = {"bundle": 16, "prefetch": 512}
+TUNED: Final[Knobs] = {"bundle_emails": 16, "prefetch": 512}
 """The one place to change it; `--sweep --peers ours-tuned,ours-tuned-published` tries others."""
 SETTLED: Final = """
     select count(*), extract(epoch from max(sent_at))::float8
@@ -52,7 +52,7 @@ class Ours:
 
 
 _SWEEP: Final[tuple[Knobs, ...]] = tuple(
-    {"bundle": bundle, "prefetch": prefetch} for bundle in (1, 4, 16, 50) for prefetch in (256, 512, 1024)
+    {"bundle_emails": bundle, "prefetch": prefetch} for bundle in (1, 4, 16, 50) for prefetch in (256, 512, 1024)
 )
 OURS: Final = (
     Ours("ours", is_published=False),
@@ -109,4 +109,4 @@ def measure_ours(case: Ours, servers: Servers, folder: Path, load: Load, knobs: 
 def _in_effect(environment: Mapping[str, str]) -> Knobs:
     """The knobs as the product reads them, its defaults too."""
     settings = config.load(environment)
-    return {"workers": settings.workers, "bundle": settings.bundle, "prefetch": settings.prefetch}
+    return {"workers": settings.workers, "bundle_emails": settings.bundle_emails, "prefetch": settings.prefetch}

@@ -33,7 +33,7 @@ class LogChannel:
             oldest_age_seconds=alert.oldest_age_seconds,
             correlation_ids=alert.correlation_ids,
             reason=alert.reason,
-            alone=alert.is_alone,
+            database_unreachable=alert.is_alone,
             summary=summary(notice),
         )
         return "logged"

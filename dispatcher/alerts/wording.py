@@ -89,7 +89,7 @@ def _trouble(alert: Alert) -> str:
     more = " or more" if (count or 0) >= MOST_DUE else ""
     return {
         Kind.DEAD_LETTERS: f"{count} {'message' if is_one else 'messages'} on the dead-letter queue {queue}",
-        Kind.OLDEST_AGE_GROWING: f"dead letters do not reach the queue {queue}, and the oldest grows older",
+        Kind.DEAD_LETTERS_UNPUBLISHED: f"dead letters do not reach the queue {queue}, and the oldest grows older",
         Kind.PROBE_FAILED: f"the dead-letter queue {queue} cannot be watched, so dead letters would go unnoticed",
         Kind.UNDECIDED_EXPIRING: (
             f"{count} failed or held {'email loses its' if is_one else 'emails lose their'} content within a week "
@@ -104,7 +104,7 @@ def _trouble(alert: Alert) -> str:
 def _resolution(alert: Alert) -> str:
     return {
         Kind.DEAD_LETTERS: f"the dead-letter queue {alert.queue} is empty again",
-        Kind.OLDEST_AGE_GROWING: f"dead letters reach the queue {alert.queue} again",
+        Kind.DEAD_LETTERS_UNPUBLISHED: f"dead letters reach the queue {alert.queue} again",
         Kind.PROBE_FAILED: f"the dead-letter queue {alert.queue} can be watched again",
         Kind.UNDECIDED_EXPIRING: "no failed or held email is about to lose its content any more",
         Kind.NOTHING_SENT: "emails are sent again, or no email is due any more",

@@ -1,8 +1,8 @@
 """Access: who asks, and what they may.
 
 Every key is in memory, read anew every few seconds: a request costs no look at the database, and a key that was revoked
-works for these seconds at most. Where DISPATCHER_API_OPEN asks for it, and as long as there has never been a key,
-whoever reaches the loopback may do everything; after the first key, nobody without one, even if all were revoked.
+works for these seconds at most. With DISPATCHER_API_ALLOW_ANONYMOUS=on, requests over the loopback need no key until
+the first key is created. After that every request needs a key, even if all keys are revoked.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Access:
         """Who asks, if they may do this; costs the key one request.
 
         Raises:
-            Problem: `unauthorized`, `scope-missing`, `host-forbidden` or `rate-limited`.
+            Problem: `unauthorized`, `insufficient-scope`, `host-forbidden` or `rate-limited`.
         """
         if self.is_open and "authorization" in request.headers:
             await self._look_again()
@@ -147,7 +147,7 @@ class Access:
             return Caller(None, address[0] if address else "")
         key = await self._key(request)
         if scope not in key.scopes:
-            raise Problem("scope-missing", f"It needs the scope {scope.value}.")
+            raise Problem("insufficient-scope", f"It needs the scope {scope.value}.")
         self.charge(key)
         return Caller(key, key.key_id)
 

@@ -95,9 +95,9 @@ class Announcing:
         elif self._outage.worked():
             self._log.info("broker.connected")
         due = {pointer.email_id: due_at for (pointer, due_at), is_out in zip(batch, published, strict=True) if is_out}
-        metrics.UNROUTABLE.add(len(batch) - len(due), "send")
+        metrics.UNROUTABLE_EMAILS.add(len(batch) - len(due), "send")
         if due:
-            metrics.PUBLISHED.add(len(due), "send")
+            metrics.PUBLISHED_EMAILS.add(len(due), "send")
             self._confirmed.add(due, time.monotonic())
 
     def _pause(self, reason: str) -> None:

@@ -28,13 +28,13 @@ _EVERYWHERE: Final = (
     "malformed-request",
     "method-not-allowed",
     "request-timeout",
-    "head-too-large",
-    "unexpected-fault",
+    "headers-too-large",
+    "internal-error",
     "overloaded",
 )
-_WITH_KEY: Final = ("unauthorized", "scope-missing", "tenant-forbidden", "host-forbidden", "rate-limited")
+_WITH_KEY: Final = ("unauthorized", "insufficient-scope", "tenant-forbidden", "host-forbidden", "rate-limited")
 _WITH_BODY: Final = ("malformed-json", "body-too-large", "unsupported-media-type")
-_STORE: Final = ("store-unavailable",)
+_STORE: Final = ("database-unavailable",)
 _EMAIL: Final = ("invalid-email", "email-not-allowed", "no-capable-provider", "sender-forbidden")
 
 
@@ -144,7 +144,7 @@ CREATE: Final = Operation(
         *("idempotency-key-missing", "idempotency-key-invalid", "idempotency-key-in-use", "idempotency-key-reused"),
         *_WITH_BODY,
         *_EMAIL,
-        "quota-used-up",
+        "quota-exceeded",
     ),
     headers={
         "Location": {"schema": {"type": "string"}, "description": "Where to ask what became of it.", "required": True},
@@ -162,7 +162,7 @@ CREATE_MANY: Final = Operation(
     body="Batch",
     example={"emails": [{"message_key": "order-17-receipt", **EXAMPLE}]},
     parameters=(_TRACEPARENT,),
-    problems=(*_WITH_BODY, "invalid-body", "quota-used-up"),
+    problems=(*_WITH_BODY, "invalid-body", "quota-exceeded"),
 )
 LIST: Final = Operation(
     name="list_emails",
@@ -230,7 +230,7 @@ CREATE_REPLAY: Final = Operation(
 GET_REPLAY: Final = Operation(
     name="get_replay",
     summary="How a replay goes",
-    about="`is_attended` says whether somebody is at it; a running one that nobody attends was interrupted.",
+    about="`is_active` says whether somebody is at it; a running one that nobody attends was interrupted.",
     answer="Replay",
     parameters=(_REPLAY_ID, _TENANT),
     problems=("not-found", "invalid-parameter"),
@@ -315,7 +315,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
     ),
     "Result": {
         "oneOf": [
-            _object({"outcome": {"enum": ["accepted", "replayed"]}, "email": _schema("Accepted")}),
+            _object({"outcome": {"enum": ["accepted", "known"]}, "email": _schema("Accepted")}),
             _object({"outcome": {"const": "refused"}, "problem": _schema("Problem")}),
         ]
     },
@@ -381,7 +381,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
         {
             "id": {"type": "integer"},
             "state": {"type": "string", "enum": [state.value for state in ReplayState]},
-            "is_attended": {"type": "boolean"},
+            "is_active": {"type": "boolean"},
             "total": {"type": "integer"},
             "waiting": {"type": "integer"},
             "outcomes": {"type": "object", "additionalProperties": {"type": "integer"}},

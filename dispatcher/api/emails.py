@@ -92,7 +92,7 @@ class Emails:
         if isinstance(email, Problem):
             self.refusals.count(email.code)
             return {"outcome": "refused", "problem": email.document()}
-        outcome = "accepted" if email.acceptance is Acceptance.ACCEPTED else "replayed"
+        outcome = "accepted" if email.acceptance is Acceptance.ACCEPTED else "known"
         return {"outcome": outcome, "email": accepted(email)}
 
     async def _enqueue(self, drafts: Sequence[Draft], caller: Caller) -> list[Answer]:
@@ -119,7 +119,7 @@ class Emails:
         known = await self.store.find(drafts)
         found = [known.get(item.key) == item.payload_hash for item in drafts]
         if not all(found):
-            raise Problem("quota-used-up", retry_after=quota.retry_after)
+            raise Problem("quota-exceeded", retry_after=quota.retry_after)
         return await self.gathering.enqueue(drafts)
 
 

@@ -136,7 +136,7 @@ class Gathering:
         except DispatcherError as error:
             return error.with_traceback(None)  # its frames have the batch
         except Exception as error:  # noqa: BLE001 - whatever it is, the requests that wait need an answer
-            get_log().error("fault.unexpected", where="gathering", error=type(error).__name__)
+            get_log().error("error.unexpected", where="gathering", error=type(error).__name__)
             return DispatcherError("The email could not be stored.")
         metrics.API_INSERT_SECONDS.observe(time.perf_counter() - began_at)
         metrics.API_INSERT_EMAILS.observe(len(batch))
@@ -145,7 +145,7 @@ class Gathering:
             accepted = [draft for draft in drafts if draft.email_id in insertion.due_at]
             self.on_inserted(accepted, insertion.due_at)
         answers = [_answer(place.draft, insertion) for place in batch]
-        metrics.API_EMAILS.add(sum(_is_known(answer) for answer in answers), "replayed")
+        metrics.API_EMAILS.add(sum(_is_known(answer) for answer in answers), "known")
         for place, answer in zip(batch, answers, strict=True):
             place.answer(answer)
         return None

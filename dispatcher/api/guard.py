@@ -59,9 +59,9 @@ def problem_of(error: Exception) -> Problem:
         case StoreBusy():
             return Problem("overloaded", "Another transaction holds what this one needs.", retry_after=1)
         case StoreUnavailable():
-            return Problem("store-unavailable", retry_after=1)
+            return Problem("database-unavailable", retry_after=1)
         case DispatcherError():
-            get_log().error("fault.unexpected", where="api", error=error.message)
+            get_log().error("error.unexpected", where="api", error=error.message)
         case _:
-            get_log().error("fault.unexpected", where="api", error=type(error).__name__)
-    return Problem("unexpected-fault", closes=True)
+            get_log().error("error.unexpected", where="api", error=type(error).__name__)
+    return Problem("internal-error", closes=True)

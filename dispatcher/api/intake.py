@@ -157,8 +157,10 @@ def stored(answer: Answer) -> Enqueued:
         case StoreBusy():
             raise Problem("idempotency-key-in-use", retry_after=1)
         case StoreUnavailable():
-            raise Problem("store-unavailable", "The same request again finds out whether it was kept.", retry_after=1)
+            raise Problem(
+                "database-unavailable", "The same request again finds out whether it was kept.", retry_after=1
+            )
         case DispatcherError():
-            raise Problem("unexpected-fault", answer.message)
+            raise Problem("internal-error", answer.message)
         case _:
             assert_never(answer)

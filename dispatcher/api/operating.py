@@ -241,11 +241,11 @@ class Operating:
                 ended = await replaying.run(connection, dlq, replay_id)
             if ended.locked:
                 words = f"Replay {replay_id} left {ended.locked} emails that somebody's transaction holds."
-                get_log().error("fault.unexpected", where="replay", error=words)
+                get_log().error("error.unexpected", where="replay", error=words)
         except replaying.ReplayBusy:
             return  # another process is at it
         except DispatcherError as error:
-            get_log().error("fault.unexpected", where="replay", error=error.message)
+            get_log().error("error.unexpected", where="replay", error=error.message)
 
     async def _sweep(self) -> None:
         """Takes the dead letters of decided emails off the DLQ: one look for all that were decided before it."""
@@ -258,7 +258,7 @@ class Operating:
                     await opened.enter_async_context(connection)
                     await sweep(connection, await self._open_dlq(opened, "sweep"), email_ids)
             except DispatcherError as error:
-                get_log().error("fault.unexpected", where="sweep", error=error.message)
+                get_log().error("error.unexpected", where="sweep", error=error.message)
 
     async def _dead_letters(self, opened: AsyncExitStack) -> DeadLetterQueue | None:
         """None while RabbitMQ is away: then the letters stay until they are swept."""
@@ -312,7 +312,7 @@ def document(replay: Replay) -> dict[str, Any]:
     return {
         "id": replay.replay_id,
         "state": replay.state.value,
-        "is_attended": replay.is_attended,
+        "is_active": replay.is_active,
         "total": replay.total,
         "waiting": replay.waiting,
         "outcomes": {outcome.value: count for outcome, count in replay.outcomes.items()},

@@ -31,15 +31,15 @@ class Policy:
     @classmethod
     def of(cls, settings: Settings) -> Policy:
         """The policy that the settings are."""
-        allowed = [name.lower() for name in settings.api_headers]
+        allowed = [name.lower() for name in settings.api_allowed_headers]
         return cls(
-            recipients=settings.api_recipients,
-            attachments=settings.api_attachments,
-            attachment_bytes=settings.api_attachment_bytes,
-            denied_endings=frozenset(ending.lower().lstrip(".") for ending in settings.api_denied_attachments),
+            recipients=settings.api_max_recipients,
+            attachments=settings.api_max_attachments,
+            attachment_bytes=settings.api_max_attachment_bytes,
+            denied_endings=frozenset(ending.lower().lstrip(".") for ending in settings.api_denied_extensions),
             headers=frozenset(name for name in allowed if not name.endswith("*")),
             header_beginnings=tuple(name[:-1] for name in allowed if name.endswith("*")),
-            allowed_headers=settings.allowed_headers,
+            allowed_headers=settings.allowed_provider_headers,
         )
 
     def check(self, email: Email) -> None:

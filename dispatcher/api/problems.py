@@ -41,7 +41,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "idempotency-key-missing": Kind(400, "Neither the header Idempotency-Key nor the body gives the email a key."),
         "idempotency-key-invalid": Kind(400, "The header Idempotency-Key is not usable."),
         "unauthorized": Kind(401, "An API key is needed in the header Authorization."),
-        "scope-missing": Kind(403, "The API key may not do this."),
+        "insufficient-scope": Kind(403, "The API key may not do this."),
         "tenant-forbidden": Kind(403, "The API key is another tenant's."),
         "sender-forbidden": Kind(403, "The API key may not send from this address."),
         "host-forbidden": Kind(403, "Without API keys, requests must be for this host itself."),
@@ -58,11 +58,11 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "idempotency-key-reused": Kind(422, "The key names an email with another content."),
         "invalid-body": Kind(422, "The body does not have the form that is needed."),
         "rate-limited": Kind(429, "The API key sends too many requests."),
-        "quota-used-up": Kind(429, "The API key has used up its recipients of today."),
-        "head-too-large": Kind(431, "The request's head is too large."),
-        "unexpected-fault": Kind(500, "Something failed that should not."),
+        "quota-exceeded": Kind(429, "The API key has used up its recipients of today."),
+        "headers-too-large": Kind(431, "The request's head is too large."),
+        "internal-error": Kind(500, "Something failed that should not."),
         "overloaded": Kind(503, "Too much is going on at once."),
-        "store-unavailable": Kind(503, "The database does not answer."),
+        "database-unavailable": Kind(503, "The database does not answer."),
     }
 )
 

@@ -125,11 +125,11 @@ class PatientProtocol(HttpToolsProtocol):
             return
         self._loose_bytes += len(data)  # the callbacks set it back
         if self._loose_bytes > MOST_HEAD_BYTES and self._is_in_head and self._has_endless_head(data):
-            self._refuse("head-too-large")
+            self._refuse("headers-too-large")
             return
         super().data_received(data)
         if self._loose_bytes > MOST_HEAD_BYTES:
-            self._refuse("head-too-large")
+            self._refuse("headers-too-large")
         elif self._deadline is None and self._is_in_head and not self._unanswered:
             self._expect(self._patience.head_seconds)  # empty lines have ended the wait for the next request
 

@@ -172,26 +172,26 @@ async def serve(
             opened.push_async_callback(pool.close)
         publisher = Publisher(settings.amqp_url, settings.exchange, name="dispatcher api", ca_file=settings.ca_file)
         opened.push_async_callback(_close, publisher)
-        slots = Shares(settings.api_requests)
-        memory = Shares(settings.api_memory_bytes, largest=settings.api_body_bytes)
-        access = Access(KeyStore(keepers), slots, may_be_open=settings.api_open and is_loopback(settings))
+        slots = Shares(settings.api_max_requests)
+        memory = Shares(settings.api_memory_bytes, largest=settings.api_max_body_bytes)
+        access = Access(KeyStore(keepers), slots, may_be_open=settings.api_allow_anonymous and is_loopback(settings))
         await access.refresh()
         if not (access.is_open or access.has_usable_keys):
             raise ConfigurationError([NEEDS_A_KEY])
         drafts = DraftStore(writers, publish_in_seconds=RELAY_AFTER_SECONDS)
-        announcing = Announcing(publisher, drafts, settings.queue, bundle=settings.bundle)
-        gathering = Gathering(drafts, announcing.add, settings.api_gathered_emails)
+        announcing = Announcing(publisher, drafts, settings.queue, bundle=settings.bundle_emails)
+        gathering = Gathering(drafts, announcing.add, settings.api_insert_batch_emails)
         refusals = Refusals()
         emails = Emails(
             access,
-            Bodies(slots, memory, most_bytes=settings.api_body_bytes),
+            Bodies(slots, memory, most_bytes=settings.api_max_body_bytes),
             Intake(Policy.of(settings), capabilities_of(settings.providers)),
             gathering,
             drafts,
             refusals,
         )
         reading = Reading(access, EmailStore(readers), asyncio.Semaphore(LISTS_AT_ONCE), settings.lease_seconds)
-        decisions = Bodies(slots, memory, most_bytes=min(MOST_BYTES, settings.api_body_bytes))
+        decisions = Bodies(slots, memory, most_bytes=min(MOST_BYTES, settings.api_max_body_bytes))
         operating = Operating(access, decisions, EmailStore(readers), deciders, settings)
         opened.push_async_callback(operating.stop)
         app = Guard(make_app(access, emails, reading, operating, refusals), refusals=refusals)
@@ -216,8 +216,8 @@ async def serve(
 
 NEEDS_A_KEY: Final = (
     "There is no API key that could be used: make one, as with `dispatcher keys create --name shop --from-domain "
-    "example.com`. Or, for development on this machine alone, set DISPATCHER_API_OPEN=on and listen on 127.0.0.1: as "
-    "long as there has never been a key, whoever reaches it may do everything."
+    "example.com`. Or, for development on this machine alone, set DISPATCHER_API_ALLOW_ANONYMOUS=on and listen on "
+    "127.0.0.1: as long as there has never been a key, whoever reaches it may do everything."
 )
 
 
@@ -249,7 +249,7 @@ def _tell_start(listener: socket.socket, access: Access) -> None:
     host, port = listener.getsockname()[:2]
     log.get_log().info("api.started", listener=f"{host}:{port}")
     if access.is_open:
-        log.get_log().warning("api.opened", setting="DISPATCHER_API_OPEN")
+        log.get_log().warning("api.anonymous_allowed", setting="DISPATCHER_API_ALLOW_ANONYMOUS")
 
 
 async def _until_stopped(server: _Server, listener: socket.socket, others: list[asyncio.Task[Any]]) -> None:

@@ -60,7 +60,7 @@ def test(as_json: bool) -> int:
         table = Table()
         for trial in trials:
             mark = Styled("✓", "green") if trial["ok"] else Styled("✗", "red")
-            table.add(mark, trial["channel"], trial["words"])
+            table.add(mark, trial["channel"], trial["detail"])
         table.show()
     if not failed:
         return Exit.DONE
@@ -87,6 +87,6 @@ async def _try(channel: Channel, notice: Notice) -> dict[str, Any]:
     from dispatcher.alerts.contract import NotDelivered
 
     try:
-        return {"channel": channel.name, "ok": True, "words": await channel.send(notice)}
+        return {"channel": channel.name, "ok": True, "detail": await channel.send(notice)}
     except NotDelivered as error:
-        return {"channel": channel.name, "ok": False, "words": error.reason}
+        return {"channel": channel.name, "ok": False, "detail": error.reason}

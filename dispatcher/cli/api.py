@@ -20,9 +20,9 @@ def command(address: str | None, *, share_port: bool) -> int:
     """Accept emails over HTTP: makes them durable, announces them, answers. `dispatcher run` sends them.
 
     Needs DISPATCHER_DATABASE_URL and DISPATCHER_AMQP_URL, an `init` before, an API key (`dispatcher keys create`), and
-    the extra `api`. For development, DISPATCHER_API_OPEN=on does without a key on the loopback, as long as there has
-    never been one. It speaks plain HTTP: before others reach it, put a proxy with TLS in front. SIGTERM and Ctrl-C
-    finish the requests that have begun.
+    the extra `api`. For development, with DISPATCHER_API_ALLOW_ANONYMOUS=on the API needs no key on the loopback until
+    the first key is created. It speaks plain HTTP: before others reach it, put a proxy with TLS in front. SIGTERM and
+    Ctrl-C finish the requests that have begun.
 
     \b
     Examples:

@@ -61,13 +61,13 @@ class Finding:
 
     Attributes:
         subject: What was looked at.
-        words: What was found.
+        detail: What was found.
         remedy: How to mend it; None where it is well.
     """
 
     subject: str
     state: CheckState
-    words: str
+    detail: str
     remedy: str | None = None
 
 
@@ -270,8 +270,8 @@ def _check_pending(settings: Settings, connection: Session) -> Iterator[Finding]
     configured = capabilities_of(settings.providers)
     sample = sample_pending(connection)
     lacks = [why.message for email in sample if (why := uncarried(email, configured))]
-    commands = [fault for email in sample if (fault := headers_fault(email.headers, settings.allowed_headers))]
-    for reasons, variable in ((lacks, "DISPATCHER_PROVIDERS"), (commands, "DISPATCHER_ALLOWED_HEADERS")):
+    commands = [fault for email in sample if (fault := headers_fault(email.headers, settings.allowed_provider_headers))]
+    for reasons, variable in ((lacks, "DISPATCHER_PROVIDERS"), (commands, "DISPATCHER_ALLOWED_PROVIDER_HEADERS")):
         if reasons:
             words = f"of the oldest {SAMPLE:,} pending emails, {len(reasons):,} will fail; the first: {reasons[0]}"
             remedy = f"Add what they need to {variable} before `dispatcher run`."

@@ -133,7 +133,7 @@ def explain(report: Report) -> str:
     """What the figures mean, and where to look; paragraphs."""
     paragraphs = []
     if kill := report.killed:
-        waited = f"{report.rescued} waited for a lease" if report.rescued else "Nothing waited for a lease"
+        waited = f"{report.recovered} waited for a lease" if report.recovered else "Nothing waited for a lease"
         paragraphs.append(
             f"Worker {kill.worker} was killed with SIGKILL after {kill.finished} emails. Its in-flight ledger "
             f"lists what it had under way. Not sent yet, so given back at once: {kill.released}. Answered, so "

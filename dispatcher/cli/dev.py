@@ -50,8 +50,8 @@ def up(folder: Path, as_json: bool) -> int:
     """Start them, leave them running, and print the settings that point to them.
 
     The settings are complete: the provider is `capture`, which writes emails into the folder's `mail` and delivers
-    nothing, unless DISPATCHER_PROVIDERS names another, and `api` asks nobody here for a key (DISPATCHER_API_OPEN).
-    Servers that run already are described again. Data stays from one `up` to the next.
+    nothing, unless DISPATCHER_PROVIDERS names another, and `api` needs no key (DISPATCHER_API_ALLOW_ANONYMOUS). Servers
+    that run already are described again. Data stays from one `up` to the next.
 
     \b
     Example:
@@ -124,7 +124,7 @@ def _surroundings(folder: Path) -> dict[str, str]:
         "DISPATCHER_PROVIDERS": "capture",
         "DISPATCHER_CAPTURE_DIR": str(folder / "mail"),
         "DISPATCHER_RUN_DIR": str(folder / "run"),
-        "DISPATCHER_API_OPEN": "on",
+        "DISPATCHER_API_ALLOW_ANONYMOUS": "on",
     }
     named = {name: os.environ.get(name) or value for name, value in defaults.items()}
     return named | {_FOLDER_VARIABLE: str(folder)}

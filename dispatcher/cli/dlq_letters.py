@@ -81,11 +81,11 @@ def discard(names: tuple[str, ...], selection: Selection, act: Act, yes: bool) -
 
 
 @click.command("reconcile")
-@click.option("--mend", is_flag=True, help="Mend what can be mended; needs a --reason.")
+@click.option("--fix", is_flag=True, help="Mend what can be mended; needs a --reason.")
 @acting(is_required=False, actor="Who decides; the system's user@host if not said.")
 @json_option("One line of JSON, every difference with its ids.")
-def reconcile(mend: bool, act: Act | None, as_json: bool) -> int:
-    """Compare the DLQ with the failed and held emails, and mend the differences by --mend.
+def reconcile(fix: bool, act: Act | None, as_json: bool) -> int:
+    """Compare the DLQ with the failed and held emails, and mend the differences by --fix.
 
     The database is the truth: a dead letter that is missing is published again by the relay; one whose email was sent,
     replayed or discarded is removed, and so is a second one for the same failure, and one whose email is gone: pruned,
@@ -94,36 +94,36 @@ def reconcile(mend: bool, act: Act | None, as_json: bool) -> int:
     \b
     Examples:
       dispatcher dlq reconcile
-      dispatcher dlq reconcile --mend --reason "RabbitMQ was rebuilt"
+      dispatcher dlq reconcile --fix --reason "RabbitMQ was rebuilt"
 
     Exit codes: 0 they agree, or do now; 3 they differ.
     """
     from dispatcher.ops.reconcile import reconcile as compare
 
-    if mend and not act:
-        raise click.UsageError("--mend needs a --reason: a few words for the audit.")
-    found = at_dlq("dlq", partial(compare, act=act if mend else None))
+    if fix and not act:
+        raise click.UsageError("--fix needs a --reason: a few words for the audit.")
+    found = at_dlq("dlq", partial(compare, act=act if fix else None))
     if as_json:
         print_json(asdict(found))
     _report(found)
-    return Exit.DONE if found.mended or not found.count else Exit.PARTLY
+    return Exit.DONE if found.fixed or not found.count else Exit.PARTLY
 
 
 def _report(found: Differences) -> None:
     parts = {
         "missing": (found.missing, "published again"),
         "stale": (found.stale, "removed"),
-        "doubles": (found.doubles, "removed"),
+        "duplicates": (found.duplicates, "removed"),
         "of emails that are gone": (found.orphans, "removed"),
     }
-    say(f"{found.depth:,} messages on the DLQ: {found.letters:,} tell of how their email stands.")
+    say(f"{found.depth:,} messages on the DLQ: {found.dead_letters:,} tell of how their email stands.")
     for name, (ids, done) in parts.items():
         if ids:
             some = ", ".join(map(str, ids[:_NAMED]))
-            say(f"{len(ids):,} {name}{f', {done}' if found.mended else ''}: {some}{'…' if ids[_NAMED:] else ''}")
+            say(f"{len(ids):,} {name}{f', {done}' if found.fixed else ''}: {some}{'…' if ids[_NAMED:] else ''}")
     if found.poison:
         say(f"{len(found.poison):,} without an email: `dispatcher dlq list --poison` lists them.")
     if not found.count:
         say("The DLQ and the database agree.")
-    elif not found.mended:
-        say('`dispatcher dlq reconcile --mend --reason "…"` mends what differs.')
+    elif not found.fixed:
+        say('`dispatcher dlq reconcile --fix --reason "…"` mends what differs.')

@@ -187,7 +187,7 @@ def _show(found: _Replayable, *, as_json: bool, force: bool) -> None:
     _, preview, others, met = found
     if as_json:
         told = {"emails": preview.counts, "samples": preview.samples, "not_failed_or_held": others}
-        print_json({**told, "meets": [asdict(meeting) for meeting in met]})
+        print_json({**told, "overlaps": [asdict(meeting) for meeting in met]})
         return
     for outcome, count in preview.counts.items():
         say(f"{count:,} {_WORDS[outcome.value]}, such as {', '.join(map(str, preview.samples[outcome]))}")
@@ -267,7 +267,7 @@ def _report(ended: Ended) -> int:
     if found.waiting:
         say(f"`dispatcher dlq replay --resume {found.replay_id}` goes on.")
     if ended.letters_fault:
-        say(f"Their dead letters are still on the DLQ: {ended.letters_fault} `dispatcher dlq reconcile --mend` helps.")
+        say(f"Their dead letters are still on the DLQ: {ended.letters_fault} `dispatcher dlq reconcile --fix` helps.")
     if found.replayed < found.total or ended.letters_fault:
         return Exit.PARTLY if found.replayed else Exit.FAILED
     return Exit.DONE
@@ -357,4 +357,4 @@ def _replay_json(found: Replay) -> dict[str, Any]:
 
 def _state(found: Replay) -> str:
     """Its state; `interrupted` if it should go on and nobody is at it."""
-    return "interrupted" if found.state.value == "running" and not found.is_attended else found.state.value
+    return "interrupted" if found.state.value == "running" and not found.is_active else found.state.value

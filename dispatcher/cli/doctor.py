@@ -83,7 +83,7 @@ def _settings_findings(settings: Settings, mistakes: tuple[str, ...]) -> Iterato
 def _show(findings: list[Finding]) -> None:
     table = Table()
     for finding in findings:
-        first, *rest = printable_lines(finding.words).splitlines()
+        first, *rest = printable_lines(finding.detail).splitlines()
         table.add(Styled(*_MARKS[finding.state]), finding.subject, first)
         for line in rest:
             table.add("", "", line)

@@ -164,7 +164,7 @@ def _batches(settings: Settings, file: BinaryIO, tally: Tally) -> Iterator[list[
     configured = capabilities_of(settings.providers)
     batch: list[tuple[FileEntry, Email]] = []
     octets = 0
-    for entry in read_entries(file, allowed_headers=settings.allowed_headers):
+    for entry in read_entries(file, allowed_headers=settings.allowed_provider_headers):
         if isinstance(entry.content, Refusal):
             tally.refuse(entry.content)
         elif why := uncarried(entry.content, configured):

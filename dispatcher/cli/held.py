@@ -198,7 +198,7 @@ def _decide(
         print_json({"emails": {str(i): verdict for i, verdict in verdicts.items()}, "dead_letters_removed": letters})
     _report(verdicts)
     if fault:
-        say(f"Their dead letters are still on the DLQ: {fault} `dispatcher dlq reconcile --mend` removes them later.")
+        say(f"Their dead letters are still on the DLQ: {fault} `dispatcher dlq reconcile --fix` removes them later.")
     well = sum(verdict.value in _HARMLESS[name] for verdict in verdicts.values())
     if well == len(verdicts):
         return Exit.PARTLY if fault else Exit.DONE

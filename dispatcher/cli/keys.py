@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 MAX_NAME_CHARACTERS: Final = 100
 _NEVER_ANY: Final = (
-    "There has never been a key: `dispatcher api` does not start, or with DISPATCHER_API_OPEN=on listens on the "
-    "loopback alone, and lets everybody there do everything. `dispatcher keys create --help` tells how to make one."
+    "There has never been a key: `dispatcher api` does not start; with DISPATCHER_API_ALLOW_ANONYMOUS=on it serves "
+    "every request on the loopback without one. `dispatcher keys create --help` says how to create a key."
 )
 _NONE_LEFT: Final = (
     "Every key is revoked: `dispatcher api` refuses every request. It does not start again without another key; "
@@ -35,7 +35,7 @@ def command() -> None:
     """Make, list and revoke the HTTP API's keys.
 
     Every request needs one, and `dispatcher api` does not start without one; except for development: with
-    DISPATCHER_API_OPEN=on, whoever reaches it on the loopback may do everything until there is a first key.
+    DISPATCHER_API_ALLOW_ANONYMOUS=on, whoever reaches it on the loopback may do everything until there is a first key.
 
     \b
     Examples:

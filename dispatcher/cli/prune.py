@@ -94,7 +94,7 @@ def _lines(told: dict[str, Any], *, dry_run: bool) -> list[str]:
     return [
         f"partitions dropped: {len(told['partitions'])}",
         f"contents forgotten: {told['content']}",
-        f"contents erased after sending: {told['one_time_code']}",
+        f"contents erased after sending: {told['erased_after_sending']}",
         f"message keys forgotten: {told['key']}",
         f"replays forgotten: {told['replay']}, with what they noted of {told['replayed']} emails",
         f"operators' acts forgotten: {told['act']}",

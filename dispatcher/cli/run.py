@@ -100,7 +100,7 @@ def _run(settings: Settings, workers: int | None) -> int:
     log.configure(settings.log_level, settings.log_format)
     setproctitle("dispatcher: run")
     for words in doubts(settings):
-        log.get_log().warning("settings.doubted", reason=words)
+        log.get_log().warning("config.suspicious", reason=words)
     prepare(settings)
     tracing.prepare()
     parent = Parent(
@@ -132,7 +132,7 @@ def _load_again(settings: Settings, workers: int | None) -> Settings:
     changed = [name for name in _ONLY_AT_START if getattr(found, name) != kept[name]]
     if changed:
         variables = [each.variable for each in every_setting() if each.name in changed]
-        log.get_log().warning("settings.kept", variables=variables)
+        log.get_log().warning("config.restart_required", variables=variables)
     return replace(found, **kept)
 
 

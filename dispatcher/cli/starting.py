@@ -32,5 +32,5 @@ def starting() -> Iterator[None]:
             raise
         mistakes = error.mistakes if isinstance(error, ConfigurationError) else [error.message]
         for mistake in mistakes:
-            log.get_log().error("start.refused", reason=mistake, remedy=error.remedy)
+            log.get_log().error("startup.failed", reason=mistake, remedy=error.remedy)
         raise click.exceptions.Exit(exit_of(error)) from error

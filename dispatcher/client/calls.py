@@ -85,7 +85,7 @@ def _document(email: Email) -> dict[str, object]:
 
 
 def _read_receipt(answer: ApiAnswer) -> Receipt:
-    return receipt_of(orjson.loads(answer.body), replayed=answer.header("Idempotent-Replayed") == "true")
+    return receipt_of(orjson.loads(answer.body), is_known=answer.header("Idempotent-Replayed") == "true")
 
 
 def _read_status(answer: ApiAnswer) -> EmailStatus:

@@ -46,7 +46,7 @@ class _BaseClient(ABC):
         """
         Args:
             url: Where the API is, such as `https://mail.example.com`.
-            key: The API key; None where the API needs none (DISPATCHER_API_OPEN).
+            key: The API key; None where the API needs none (DISPATCHER_API_ALLOW_ANONYMOUS).
             seconds: How long a call takes at most, repetitions included.
 
         Raises:

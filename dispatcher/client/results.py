@@ -41,12 +41,12 @@ class Receipt:
     """An email that is accepted.
 
     Attributes:
-        replayed: An earlier request had brought it.
+        is_known: An earlier request had brought it.
     """
 
     id: UUID
     message_key: str
-    replayed: bool
+    is_known: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +109,9 @@ class EmailStatus:
     attempts: tuple[Attempt, ...]
 
 
-def receipt_of(document: Mapping[str, Any], *, replayed: bool) -> Receipt:
+def receipt_of(document: Mapping[str, Any], *, is_known: bool) -> Receipt:
     """The receipt that an answer is."""
-    return Receipt(UUID(document["id"]), document["message_key"], replayed)
+    return Receipt(UUID(document["id"]), document["message_key"], is_known)
 
 
 def results_of(document: Mapping[str, Any]) -> list[Receipt | Refused]:
@@ -119,7 +119,7 @@ def results_of(document: Mapping[str, Any]) -> list[Receipt | Refused]:
     return [
         Refused(ApiProblem(result["problem"]["status"], result["problem"]))
         if result["outcome"] == "refused"
-        else receipt_of(result["email"], replayed=result["outcome"] == "replayed")
+        else receipt_of(result["email"], is_known=result["outcome"] == "known")
         for result in document["results"]
     ]
 

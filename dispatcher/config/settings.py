@@ -94,19 +94,19 @@ class Settings:
     prefetch: int = setting(
         values.whole(1, 5000), "256", "Emails that a worker sends at once; a quarter more messages wait at hand."
     )
-    bundle: int = setting(
+    bundle_emails: int = setting(
         values.whole(1, MOST_BUNDLED),
         "1",
         "Most emails that a message on the send queue points to; 1: a message each. More cost RabbitMQ and workers "
         "less, and RabbitMQ's counts are no emails then.",
     )
-    coalesce: int = setting(
+    bulk_call_emails: int = setting(
         values.whole(1, 1000),
         "1",
         "Most emails of one sender and template in a call to SendGrid (up to 1000) or SES (up to 50); 1: a call each. "
         "More are faster; where a call's answer is lost, all of its emails are held.",
     )
-    allowed_headers: tuple[str, ...] = setting(
+    allowed_provider_headers: tuple[str, ...] = setting(
         values.header_names,
         None,
         "Headers that command a provider, such as X-MC-Tags, and that emails may set nevertheless. Whole names, "
@@ -214,7 +214,7 @@ class Settings:
         values.seconds(1, 604_800), "3600", "How often an alert is told again while it stands."
     )
     api_address: values.Listener = setting(values.api_listener, "127.0.0.1:8025", "Where `dispatcher api` listens.")
-    api_open: bool = setting(
+    api_allow_anonymous: bool = setting(
         values.switch,
         "off",
         "Whether `dispatcher api` answers without a key, while there has never been one, whoever reaches it on the "
@@ -225,10 +225,10 @@ class Settings:
         "off",
         "Where `dispatcher api` serves /metrics: for hosts without `dispatcher run`, whose monitor has them, too.",
     )
-    api_gathered_emails: int = setting(
+    api_insert_batch_emails: int = setting(
         values.whole(1, 500), "256", "Emails that one statement inserts; 1 gathers nothing."
     )
-    api_requests: int = setting(
+    api_max_requests: int = setting(
         values.whole(1, 100_000),
         "1000",
         "Requests that a process works on at once. One key gets half of them; more get 503.",
@@ -239,21 +239,21 @@ class Settings:
         "How long a client may take for a request's head. A body must bring 1 KiB a second, checked at that interval.",
     )
     api_request_seconds: float = setting(values.seconds(0.1, 3600), "30", "How long it may take for the whole request.")
-    api_body_bytes: int = setting(values.whole(1024, 2**30), str(40 * _MIB), "The largest body that is read.")
+    api_max_body_bytes: int = setting(values.whole(1024, 2**30), str(40 * _MIB), "The largest body that is read.")
     api_memory_bytes: int = setting(
         values.whole(1024, 2**33),
         str(128 * _MIB),
         "Memory of a process for all bodies and what parsing makes of them. One key gets half of it; more get 503.",
     )
-    api_recipients: int = setting(values.whole(1, 1000), "50", "Recipients of an email that the API takes.")
-    api_attachments: int = setting(values.whole(0, 100), "20", "Attachments of an email that the API takes.")
-    api_attachment_bytes: int = setting(
+    api_max_recipients: int = setting(values.whole(1, 1000), "50", "Recipients of an email that the API takes.")
+    api_max_attachments: int = setting(values.whole(0, 100), "20", "Attachments of an email that the API takes.")
+    api_max_attachment_bytes: int = setting(
         values.whole(0, 25 * _MIB), str(25 * _MIB), "An email's attachments together, decoded, that the API takes."
     )
-    api_denied_attachments: tuple[str, ...] = setting(
+    api_denied_extensions: tuple[str, ...] = setting(
         values.names("A-Za-z0-9_.-"), _PROGRAM_ENDINGS, "Endings of filenames that the API does not take.", empty=()
     )
-    api_headers: tuple[str, ...] = setting(
+    api_allowed_headers: tuple[str, ...] = setting(
         values.names("A-Za-z0-9*-"), _ALLOWED_HEADERS, "Headers that an email may set through the API.", empty=()
     )
     retain_content_days: int = setting(

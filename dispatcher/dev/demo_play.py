@@ -115,7 +115,7 @@ class Report:
         rolled_back: Emails whose transaction was rolled back.
         poison: Messages put on the send queue that point to no email.
         retried: Emails that the server deferred at least once.
-        rescued: Emails that came back only when their lease had run out; the in-flight ledger makes it none.
+        recovered: Emails that came back only when their lease had run out; the in-flight ledger makes it none.
         killed: None if no worker was killed.
         seconds: From the first enqueue until nothing was pending any more.
         smtp_latency_ms: How long the SMTP server took to answer.
@@ -138,7 +138,7 @@ class Report:
     rolled_back: int
     poison: int
     retried: int
-    rescued: int
+    recovered: int
     killed: Kill | None
     seconds: float
     seed: int
@@ -291,7 +291,7 @@ class _Performance:
             rolled_back=ROLLED_BACK_EMAILS,
             poison=1,
             retried=len({each["email_id"] for each in events if each.get("outcome") == "deferred"}),
-            rescued=sum(event["event"] == "email.rescued" for event in events),
+            recovered=sum(event["event"] == "email.recovered" for event in events),
             killed=killed,
             seconds=seconds,
             seed=self._wishes.seed,

@@ -26,7 +26,7 @@ class Kind(StrEnum):
 
     DEAD_LETTERS = "dead_letters"
     """The DLQ holds messages."""
-    OLDEST_AGE_GROWING = "oldest_age_growing"
+    DEAD_LETTERS_UNPUBLISHED = "dead_letters_unpublished"
     """Dead letters grow old without reaching the DLQ, so that its depth does not tell of them."""
     PROBE_FAILED = "probe_failed"
     """Nobody knows how many messages the DLQ holds."""
@@ -42,7 +42,7 @@ class Kind(StrEnum):
 
 _COMPONENTS: Final = {
     Kind.DEAD_LETTERS: "RabbitMQ",
-    Kind.OLDEST_AGE_GROWING: "RabbitMQ",
+    Kind.DEAD_LETTERS_UNPUBLISHED: "RabbitMQ",
     Kind.PROBE_FAILED: "RabbitMQ",
     Kind.UNDECIDED_EXPIRING: "PostgreSQL",
     Kind.NOTHING_SENT: "dispatcher",

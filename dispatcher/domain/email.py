@@ -83,7 +83,7 @@ class Email:
 
         Args:
             allowed_headers: Names of headers that command a provider and that `headers` may have nevertheless. Workers
-                send the email only if DISPATCHER_ALLOWED_HEADERS has these names, too.
+                send the email only if DISPATCHER_ALLOWED_PROVIDER_HEADERS has these names, too.
 
         Raises:
             InvalidEmail: names the first argument that breaks a rule.

@@ -104,7 +104,7 @@ def header_name_fault(name: str, allowed: Collection[str] = ()) -> str | None:
         return None
     if lowered in (each.lower() for each in allowed):
         return None
-    return f"is a command to {_commanded(lowered)}; to allow it, add its name to DISPATCHER_ALLOWED_HEADERS"
+    return f"is a command to {_commanded(lowered)}; to allow it, add its name to DISPATCHER_ALLOWED_PROVIDER_HEADERS"
 
 
 def headers_fault(headers: Mapping[str, str], allowed: Collection[str]) -> str | None:

@@ -41,7 +41,7 @@ class Wait(StrEnum):
     """Other emails are ahead of it."""
     LEASED = "leased"
     """A worker has it under its lease, and sends it."""
-    WORKER_GONE = "worker_gone"
+    WORKER_LOST = "worker_lost"
     """The worker that leased it is gone; a relay will settle the lease."""
 
 
@@ -130,7 +130,7 @@ def _of_lease(facts: Facts, rescue_seconds: float) -> Waiting:
     if not facts.has_owner:
         settled_at = facts.locked_until + timedelta(seconds=rescue_seconds)
         return Waiting(
-            Wait.WORKER_GONE, "The worker that leased it is gone; a relay will settle the lease.", settled_at
+            Wait.WORKER_LOST, "The worker that leased it is gone; a relay will settle the lease.", settled_at
         )
     last = f" Its last attempt ended as {facts.error_type}." if facts.error_type else ""
     words = f"A worker has leased it, and renews the lease while it works.{last}{_also(facts)}"

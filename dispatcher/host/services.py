@@ -99,7 +99,7 @@ async def _keep_one(task: Task, process: str, first_wait_seconds: float) -> None
             await unless_cut_off(task.run)
         except Exception as error:  # noqa: BLE001 - the edge of a loop: whatever one task meets, the others go on
             subject = task.service if isinstance(task, Periodic) else task
-            get_log().error("fault.unexpected", where=f"{process}: {type(subject).__name__}", error=_described(error))
+            get_log().error("error.unexpected", where=f"{process}: {type(subject).__name__}", error=_described(error))
         else:
             return
         if time.monotonic() - began_at > LONGEST_WAIT_SECONDS:

@@ -102,7 +102,7 @@ class WebServer:
         # asyncio's own words, such as "address already in use", stand after its colon.
         words = getattr(error, "strerror", None) or str(error)
         self._log.error(
-            "web.unheard",
+            "http.bind_failed",
             listener=str(self._listener),
             reason=words.rpartition(": ")[2],
             remedy=f"Set {self._setting} to a free address, or to off.",
@@ -113,7 +113,7 @@ class WebServer:
     async def _serve_on(self, server: asyncio.Server) -> None:
         host, port = server.sockets[0].getsockname()[:2]
         self.address = Listener(host, port)
-        self._log.info("web.listening", listener=str(self.address))
+        self._log.info("http.listening", listener=str(self.address))
         try:
             await server.serve_forever()
         finally:
@@ -179,7 +179,7 @@ class WebServer:
         try:
             return await page() if page else _plain(HTTPStatus.NOT_FOUND)
         except Exception as error:  # noqa: BLE001 - a page that fails ends one request, and not the server
-            self._log.error("fault.unexpected", where="web", error=type(error).__name__)
+            self._log.error("error.unexpected", where="web", error=type(error).__name__)
             return _plain(HTTPStatus.INTERNAL_SERVER_ERROR)
 
 

@@ -71,11 +71,11 @@ class Announcer:
         except NotDelivered as error:
             # Half of a wait is certain: a jitter down to nothing would fill the log.
             seconds = self._backoff.next_wait(lambda: 0.5 + random.random() / 2)  # noqa: S311
-            self._log.error("alert.undelivered", **fields, reason=error.reason, retry_in_seconds=round(seconds, 2))
+            self._log.error("alert.delivery_failed", **fields, reason=error.reason, retry_in_seconds=round(seconds, 2))
             await asyncio.sleep(seconds)
             return False
         self._ids = {key: value for key, value in self._ids.items() if key[0] is not alert.kind}
         if self._backoff.worked():
-            self._log.info("alert.delivered", **fields)
+            self._log.info("alert.channel_recovered", **fields)
         await self._book.note(alert.kind, self._channel.name, None if phase is Phase.RESOLVED else alert.raised_at)
         return True

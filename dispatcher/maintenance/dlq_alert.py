@@ -25,7 +25,7 @@ LONGEST_DUE_SECONDS: Final = 60.0
 """A dead letter reaches the DLQ within a second; one that waits for longer than this, and longer than a probe's
 interval, is growing old."""
 
-_OF_DEAD_LETTERS: Final = frozenset({Kind.DEAD_LETTERS, Kind.OLDEST_AGE_GROWING, Kind.PROBE_FAILED})
+_OF_DEAD_LETTERS: Final = frozenset({Kind.DEAD_LETTERS, Kind.DEAD_LETTERS_UNPUBLISHED, Kind.PROBE_FAILED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class DlqAlert:
             return states
         due_seconds = tables.dead_letter_due_seconds
         is_growing = (due_seconds or 0.0) > max(LONGEST_DUE_SECONDS, self.interval_seconds)
-        states[Kind.OLDEST_AGE_GROWING] = _State(is_growing, depth, due_seconds)
+        states[Kind.DEAD_LETTERS_UNPUBLISHED] = _State(is_growing, depth, due_seconds)
         states[Kind.UNDECIDED_EXPIRING] = _State(tables.expiring > 0, tables.expiring, oldest_seconds)
         return states | self._lasting_states(tables)
 

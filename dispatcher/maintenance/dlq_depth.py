@@ -41,7 +41,7 @@ def depth_of_dlq(settings: Settings) -> Depth:
         )
         lag_seconds = min(FIGURES_LAG_SECONDS, settings.dlq_probe_seconds)
         return by_management(management, settings.dlq, lag_seconds=lag_seconds)
-    get_log().warning("probe.limited", reason="DISPATCHER_RABBITMQ_MANAGEMENT_URL is not set")
+    get_log().warning("dlq.depth_inexact", reason="DISPATCHER_RABBITMQ_MANAGEMENT_URL is not set")
     topology = Topology.of(settings)
 
     async def by_amqp() -> int:

@@ -24,4 +24,4 @@ class Partitions:
         """Makes what is missing, unless another relay is about it."""
         async with session(self._pool) as opened, turn(opened, TURN) as is_ours:
             if is_ours and (names := await Outbox(opened).make_partitions()):
-                get_log().info("partition.made", names=names)
+                get_log().info("partition.created", names=names)

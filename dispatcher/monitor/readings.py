@@ -39,7 +39,7 @@ class Gauge:
         return family
 
 
-STANDING: Final = Gauge("dispatcher_standing_emails", "Emails by status: pending, sending, failed, held.", ("status",))
+CURRENT: Final = Gauge("dispatcher_current_emails", "Emails by status: pending, sending, failed, held.", ("status",))
 OLDEST_PENDING: Final = Gauge("dispatcher_oldest_pending_seconds", "Age of the oldest pending email; 0 if none is.")
 RELAY_LAG: Final = Gauge("dispatcher_relay_lag_seconds", "How long a message has been due to be published; 0 if none.")
 SENT_LAST_HOUR: Final = Gauge("dispatcher_sent_last_hour_emails", "Emails sent in the last hour, about.")
@@ -87,7 +87,7 @@ class Readings(Collector):
 
 
 def _of_stock(stock: Stock) -> Iterator[Metric]:
-    yield STANDING.show({(status.value,): count for status, count in stock.emails.items()})
+    yield CURRENT.show({(status.value,): count for status, count in stock.emails.items()})
     yield OLDEST_PENDING.show({(): stock.oldest_pending_seconds or 0.0})
     yield RELAY_LAG.show({(): max(0.0, stock.longest_due_seconds or 0.0)})
     yield SENT_LAST_HOUR.show({(): round(stock.sent_last_hour)})

@@ -24,7 +24,7 @@ harmless to repeat.
     messages   find_messages(session, dlq, email_id) -> list     what the DLQ holds of it
 
 A `store.failures.Selection` names emails by ids or by a filter. A replay is run by whoever calls `run`, one at a time,
-on a session that is his alone meanwhile; one whose runner died is `running` with nobody at it (`is_attended`), loses
+on a session that is his alone meanwhile; one whose runner died is `running` with nobody at it (`is_active`), loses
 nothing, and goes on when `run` is called again. A dead letter that is not swept, because RabbitMQ is away, does no
 harm: it is stale, and the next sweep takes it. Who looks into the DLQ waits for his turn, ten seconds at most.
 """

@@ -26,28 +26,28 @@ class Differences:
 
     Attributes:
         depth: Messages on the DLQ.
-        letters: Of these, letters that tell of how their email stands.
+        dead_letters: Of these, letters that tell of how their email stands.
         missing: Failed and held emails without a letter.
         stale: Letters of emails that were sent, replayed or discarded, or have failed again, one entry per letter.
-        doubles: Letters beyond an email's first, one entry per letter.
+        duplicates: Letters beyond an email's first, one entry per letter.
         orphans: Letters of emails that are gone, one entry per letter.
         poison: Other messages without an email, one entry per message.
-        mended: Whether all but the poison was mended.
+        fixed: Whether all but the poison was mended.
     """
 
     depth: int = 0
-    letters: int = 0
+    dead_letters: int = 0
     missing: list[UUID] = field(default_factory=list)
     stale: list[UUID] = field(default_factory=list)
-    doubles: list[UUID] = field(default_factory=list)
+    duplicates: list[UUID] = field(default_factory=list)
     orphans: list[UUID] = field(default_factory=list)
     poison: list[str] = field(default_factory=list)
-    mended: bool = False
+    fixed: bool = False
 
     @property
     def count(self) -> int:
         """Differences that can be mended."""
-        return len(self.missing) + len(self.stale) + len(self.doubles) + len(self.orphans)
+        return len(self.missing) + len(self.stale) + len(self.duplicates) + len(self.orphans)
 
     def note(self, each: Read, seen: set[UUID]) -> bool:
         """Counts a message, given the emails that had a letter before it; whether it is a letter too many."""
@@ -60,7 +60,7 @@ class Differences:
         elif each.is_stale:
             self.stale.append(email_id)
         elif email_id in seen:
-            self.doubles.append(email_id)
+            self.duplicates.append(email_id)
         else:
             seen.add(email_id)
             return False
@@ -83,13 +83,13 @@ async def reconcile(session: AsyncSession, dlq: DeadLetterQueue, act: Act | None
         counts = {
             "missing": len(found.missing),
             "stale": len(found.stale),
-            "doubles": len(found.doubles),
+            "duplicates": len(found.duplicates),
             "orphans": len(found.orphans),
         }
         await audit(session, "reconcile", actor=act.actor, reason=act.reason, detail=counts)
         for _ in range(MOST_LOOKS):
             if not await _remove(session, dlq, frozenset(found.orphans)):
-                found.mended = True
+                found.fixed = True
                 break
     return found
 
@@ -102,7 +102,7 @@ async def _compare(session: AsyncSession, dlq: DeadLetterQueue, announced: Mappi
         async for batch in looking.batches():
             for each in await read(session, batch):
                 found.note(each, seen)
-    found.letters = len(seen)
+    found.dead_letters = len(seen)
     found.missing = sorted(announced.keys() - seen)
     return found
 

@@ -28,7 +28,7 @@ def most_connections(name: str, settings: Settings) -> int:
 
 def most_at_once(name: str, settings: Settings) -> int:
     """How many emails one worker has on the wire to this provider at most."""
-    calls = settings.coalesce if hasattr(class_of(name), "send_many") else 1
+    calls = settings.bulk_call_emails if hasattr(class_of(name), "send_many") else 1
     return min(settings.prefetch, most_connections(name, settings) * calls)
 
 

@@ -143,7 +143,7 @@ class DeadWorkers:
         crashed = await note_crashes(connection, worker, suspects, MOST_CRASHES)
         for email in crashed:
             self._log.warning(
-                "email.rescued",
+                "email.recovered",
                 email_id=str(email.email_id),
                 correlation_id=email.correlation_id,
                 status=email.status.value,

@@ -26,7 +26,7 @@ class LostCommits:
         log(
             "store.promoted",
             timeline=promotion.timeline,
-            timeline_before=promotion.timeline_before,
+            previous_timeline=promotion.previous_timeline,
             lossy=promotion.is_lossy,
             leases=promotion.lease_count,
             messages=promotion.message_count,

@@ -59,10 +59,10 @@ class LostHosts:
 def log_rescued(rescued: Iterable[Rescued], reason: str) -> None:
     """Counts and logs emails that were taken from a lost owner."""
     for email in rescued:
-        metrics.RESCUED.add(1, reason)
+        metrics.RECOVERED.add(1, reason)
         metrics.HELD.add(email.status is Status.HELD, reason)
         get_log().warning(
-            "email.rescued",
+            "email.recovered",
             email_id=str(email.email_id),
             correlation_id=email.correlation_id,
             status=email.status,

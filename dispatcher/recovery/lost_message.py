@@ -52,8 +52,8 @@ class LostMessages:
         else:
             count = await self._republish_all()
         if count:
-            metrics.RESCUED.add(count, "message_vanished")
-            get_log().warning("relay.republished", count=count, queue=settings.queue, reason="message_vanished")
+            metrics.RECOVERED.add(count, "message_lost")
+            get_log().warning("relay.republished", count=count, queue=settings.queue, reason="message_lost")
 
     async def _republish_all(self) -> int:
         """Returns how many it made due; judges those that a promotion has made uncertain by policy."""

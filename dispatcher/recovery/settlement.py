@@ -96,7 +96,7 @@ class Settlement:
     def log(self, worker: str, released: int, recorded: Sequence[Result]) -> None:
         """Counts and logs what was written."""
         uncertain = sum(result.outcome == "uncertain" for result in recorded)
-        metrics.RESCUED.add(released, self.reason)
+        metrics.RECOVERED.add(released, self.reason)
         metrics.HELD.add(sum(result.status is Status.HELD for result in recorded), self.reason)
         get_log().warning(
             "ledger.settled",

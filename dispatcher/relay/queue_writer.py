@@ -65,8 +65,8 @@ class QueueWriter:
     def count(self, confirmed: Sequence[bool]) -> int:
         """Counts emails whose messages were confirmed or not; returns how many were."""
         published = confirmed.count(True)
-        metrics.PUBLISHED.add(published, self._kind)
-        metrics.UNROUTABLE.add(len(confirmed) - published, self._kind)
+        metrics.PUBLISHED_EMAILS.add(published, self._kind)
+        metrics.UNROUTABLE_EMAILS.add(len(confirmed) - published, self._kind)
         return published
 
     def _close(self, answers: Answers) -> None:

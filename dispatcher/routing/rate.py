@@ -89,4 +89,4 @@ class RateLimit:
         rate = await self._store.halve_rate(self._provider, self._ceiling)
         self._is_throttled = False
         if rate is not None:
-            self._log.warning("provider.slowed", provider=self._provider, per_second=round(rate, 1))
+            self._log.warning("provider.throttled", provider=self._provider, per_second=round(rate, 1))

@@ -265,9 +265,9 @@ class LeaseStore:
             The emails that are pending again: those that the rescue held and that have not changed since.
         """
         rows = await fetch(self._pool, "recover_rescued", {**ids_with("lease_tokens", leases), "worker": self._worker})
-        metrics.RESCUED.add(len(rows), "host_returned")
+        metrics.RECOVERED.add(len(rows), "host_returned")
         for email_id, correlation_id, _ in rows:
-            get_log().warning("email.recovered", email_id=str(email_id), correlation_id=correlation_id)
+            get_log().warning("email.hold_reverted", email_id=str(email_id), correlation_id=correlation_id)
         return {row[0] for row in rows}
 
     async def release_unanswered(self, email_ids: Sequence[UUID]) -> None:

@@ -115,7 +115,7 @@ class LockedRows:
         answers, culprits = await apart(sorted(free, key=_NUMBER), execute_free)
         for email_id, error in culprits:
             self._refused[email_id] = time.monotonic(), error
-            self._log.error("email.refused", email_id=str(email_id), reason=error.message)
+            self._log.error("email.statement_failed", email_id=str(email_id), reason=error.message)
         return Around([*chain.from_iterable(answers)], locked, refused | dict(culprits))
 
     def _still_refused(self, email_ids: set[UUID]) -> dict[UUID, StatementRefused]:
@@ -155,7 +155,7 @@ class LockedRows:
         fields = {
             "count": len(email_ids),
             "email_ids": [str(email_id) for email_id in sorted(email_ids)[:MOST_NAMED]],
-            "held_by": [describe_holder(*row) for row in rows],
+            "lock_holders": [describe_holder(*row) for row in rows],
         }
         # A commit that waits for a standby keeps its rows locked, and no operator has to end its session.
         if rows and all(is_committing for *_, is_committing in rows):

@@ -52,7 +52,7 @@ class Replay:
         paced_with: Replays that ran over some of the same emails when it began: all share the slowest pace.
         outcomes: Its emails by outcome; those still to do left out.
         waiting: How many are still to do.
-        is_attended: Somebody is at it now; a running one that nobody attends was interrupted, and can be resumed.
+        is_active: Somebody is at it now; a running one that nobody attends was interrupted, and can be resumed.
     """
 
     replay_id: int
@@ -68,7 +68,7 @@ class Replay:
     paced_with: Sequence[int]
     outcomes: Mapping[ItemOutcome, int]
     waiting: int
-    is_attended: bool
+    is_active: bool
 
     @property
     def total(self) -> int:

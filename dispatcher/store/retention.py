@@ -30,7 +30,7 @@ EMAIL_TABLES: Final = (*CONTENT_TABLES, "email_attempt", "email_log")
 BATCH: Final = 1000
 WARN_DAYS: Final = 7
 """How long before an undecided email's limit operators are warned."""
-KINDS: Final = ("content", "one_time_code", "key", "replayed", "replay", "act")
+KINDS: Final = ("content", "erased_after_sending", "key", "replayed", "replay", "act")
 """What is forgotten by rows: emails' content, keys, what replays noted of their emails, replays, operators' acts."""
 
 
@@ -124,7 +124,7 @@ class Pruning:
 
     def forget_one_time_codes(self) -> AsyncIterator[Pruned]:
         """Deletes the content of sent emails that have `erase_after_sending`."""
-        return self._forget("forget_one_time_codes", "one_time_code")
+        return self._forget("forget_one_time_codes", "erased_after_sending")
 
     async def prune(self) -> AsyncIterator[Pruned | Failed]:
         """Does everything that is due, step by step. A part that fails keeps no other from being done.
@@ -158,7 +158,7 @@ class Pruning:
     def _parts(self) -> list[tuple[str, AsyncIterator[Pruned]]]:
         kept = self._retention
         return [
-            ("one_time_code", self.forget_one_time_codes()),
+            ("erased_after_sending", self.forget_one_time_codes()),
             *[(parent, self._drop(parent, days)) for parent, days in self._due_tables()],
             ("content", self._forget("forget_content", "content", kept.content_days)),
             ("key", self._forget("forget_keys", "key", kept.keys_days)),

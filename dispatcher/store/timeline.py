@@ -28,7 +28,7 @@ class Promotion:
         message_count: Due emails that may have been published, and whose messages are uncertain since.
     """
 
-    timeline_before: int
+    previous_timeline: int
     timeline: int
     is_lossy: bool
     lease_count: int = 0

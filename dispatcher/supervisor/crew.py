@@ -196,12 +196,18 @@ class Crew:
             metrics.RESTARTS.add(1, process.role.name, reason)
             seconds = round((process.start_at or now) - now, 1)
             self._log.error(
-                "process.exited", role=process.name, pid=pid, how=how, reason=reason, retry_in_seconds=seconds, **error
+                "process.exited",
+                role=process.name,
+                pid=pid,
+                exit_status=how,
+                reason=reason,
+                retry_in_seconds=seconds,
+                **error,
             )
             return
         # A child that had not begun yet ends by the signal itself.
         tell = self._log.info if exit_code in (0, -signal.SIGTERM) else self._log.error
-        tell("process.exited", role=process.name, pid=pid, how=how, reason=reason)
+        tell("process.exited", role=process.name, pid=pid, exit_status=how, reason=reason)
         if reason in (Ending.RELOADED, Ending.RECYCLED):
             metrics.RESTARTS.add(1, process.role.name, reason)
         if reason is Ending.RELOADED and process.role.count is None and not self._is_draining:

@@ -1,11 +1,11 @@
-"""Every log event that we emit, declared once: its name (`noun.verb_past`) and what it tells.
+"""Every log event, declared once: its name (`noun.verb_past`), when it is logged, and its fields.
 
-A test asserts that each is used and that none is used without standing here. Fields never hold an address, a subject,
-a body or a secret.
+A test asserts that the code logs every declared event and no undeclared one. No field holds an address, a subject, a
+body or a secret.
 
-One kind of event comes at most a hundred times in ten seconds from one process, `email.attempted` excepted; the first
-line afterwards says how many were `suppressed`. Where the log's reader was stuck, the first line that got through again
-says how many were lost, as `lines_lost`.
+A process logs each event at most 100 times in 10 seconds. `storms.UNLIMITED` lists the exceptions. The first line after
+such a window has the field `suppressed`: the number of lines that were left out. When the log's reader was stuck, the
+next line that is written has the field `lines_dropped`: the number of lines that were lost before it.
 """
 
 from __future__ import annotations
@@ -18,89 +18,110 @@ EVENTS: Final = MappingProxyType(
         # one email
         "email.attempted": "An attempt ended: email_id, attempt, provider, outcome, error_type, duration_ms, "
         "correlation_id, trace_id, worker.",
-        "email.lease_lost": "A result came after the lease was lost. For an email that a rescue holds it is evidence; "
-        "else it overwrites nothing.",
-        "email.locked": "Somebody else's transaction holds emails' rows; these wait and the others go on: count, "
-        "email_ids (a few), held_by (sessions that it may be: pid, application, state, age).",
-        "email.refused": "PostgreSQL refuses to read or write one email, and the others go on without it: email_id, "
+        "email.lease_lost": "A worker has a result for an email whose lease it lost. The result changes nothing, "
+        "except that it is evidence for an email that recovery holds: email_id, attempt, outcome.",
+        "email.locked": "Another transaction holds locks on the rows of emails. These emails wait; the others are "
+        "sent: count, email_ids (the first few), lock_holders (sessions that may hold the locks: pid, application, "
+        "state, age).",
+        "email.statement_failed": "PostgreSQL cannot read or write one email. The others are sent: email_id, reason.",
+        "email.hold_reverted": "An email that recovery held is pending again: its worker or ledger is back, and proves "
+        "that nothing of the email was sent: email_id, correlation_id.",
+        "email.recovered": "Recovery took an email from an owner that died or vanished, or an email became uncertain "
+        "because PostgreSQL lost commits: reason (lease_expired, worker_crashed, promotion), status.",
+        "message.duplicated": "A worker acknowledged a message whose email is finished or leased by another worker: "
+        "status.",
+        "message.returned": "An operator moved a dead letter back to the send queue: verdict (replayed, refused, "
+        "stale).",
+        "message.rejected": "A worker rejected a message that points to no email; RabbitMQ moved it to the DLQ: "
         "reason.",
-        "email.recovered": "An email that a rescue held is pending again: its worker or ledger came back, and proves "
-        "that nothing of it had left.",
-        "email.rescued": "An email was taken from an owner that is gone, or is uncertain since PostgreSQL lost "
-        "commits: reason (lease_expired, worker_crashed, promotion), status.",
-        "message.duplicated": "A message came for an email that is finished or another's; it was acked: status.",
-        "message.returned": "A dead letter was put back on the send queue: replayed, refused or stale: verdict.",
-        "message.rejected": "A message that points to no email went to the DLQ: reason.",
         # servers
-        "broker.connected": "RabbitMQ answers and we consume.",
-        "broker.connection_lost": "RabbitMQ is away; we connect again with growing waits: reason, retry_in_seconds.",
-        "store.connection_lost": "PostgreSQL is away; results are kept and tried again: reason, retry_in_seconds.",
-        "store.connected": "PostgreSQL answers again.",
-        "store.commits_waiting": "Commits wait for a synchronous standby, and keep emails' rows locked: count, "
-        "email_ids (a few), held_by (the sessions that wait).",
-        "store.promoted": "PostgreSQL is on another timeline: a standby was promoted, or a backup restored. If that "
-        "lost commits (lossy), what was leased or published before is uncertain: timeline, timeline_before, lossy, "
-        "leases, messages.",
-        "provider.paused": "The provider cannot be used as a whole; its emails wait: provider, state, reason, seconds.",
-        "provider.resumed": "The provider can be used again: provider.",
-        "provider.slowed": "The provider throttled us, and its rate is halved for all workers: provider, per_second.",
-        # processes
-        "start.refused": "`dispatcher run` or `api` cannot start, and exits: reason, remedy; one line per mistake.",
-        "dispatcher.started": "The parent runs: workers, run_dir.",
-        "dispatcher.stopped": "The parent and all that it started have ended.",
-        "dispatcher.draining": "A stop was asked for: signal.",
-        "dispatcher.reloading": "SIGHUP: settings were read again, and every process is replaced.",
-        "dispatcher.reloaded": "Every process has been replaced.",
-        "dispatcher.reload_failed": "SIGHUP, but the settings that were read are mistaken; nothing changes: reason.",
-        "dispatcher.scaled": "SIGTTIN or SIGTTOU: workers, from now on.",
-        "process.started": "A worker, the relay or the monitor was forked: role, pid.",
-        "process.exited": "One of them ended: role, pid, how, reason (crashed, could_not_boot, hung, stopped; where we "
-        "asked for it reloaded, recycled, scaled_down, drained), retry_in_seconds, error (why it could not boot).",
-        "process.hung": "The loop of one of them stood still; it is aborted and replaced: role, pid, silent_seconds.",
-        "process.killed": "One of them did not end in time: role, pid.",
-        "worker.drained": "A worker gave back what it had not begun and ended: sent, released.",
-        "topology.unverified": "Bindings and policies of our queues were not looked at: reason.",
-        "probe.limited": "The DLQ's depth is asked for by AMQP, which does not count what somebody holds: reason.",
-        "alert.raised": "A person has to act: severity, component, kind, phase, queue, count, oldest_age_seconds, "
-        "correlation_ids, reason, alone, summary.",
-        "alert.resolved": "What an alert told of is over: kind, queue, summary.",
-        "alert.delivered": "A channel takes alerts again: channel, kind, phase.",
-        "alert.undelivered": "A channel did not take an alert: channel, kind, phase, reason, retry_in_seconds.",
-        "monitor.stopped": "The monitor ended.",
-        "relay.leading": "This relay publishes for the database; others stand by.",
-        "relay.handed_over": "RabbitMQ is away from this relay while another one reaches it: that one publishes now.",
-        "relay.stopped": "The relay ended.",
-        "relay.published": "Messages went to the send queue: count.",
-        "relay.republished": "RabbitMQ lost messages, as of a purged queue; they are due again: count, queue, reason.",
-        "relay.dead_lettered": "Dead letters went to the DLQ: count.",
-        "relay.unroutable": "RabbitMQ could not route messages; they stay due: count, queue, retry_in_seconds.",
-        "relay.unconfirmed": "RabbitMQ did not confirm messages: the queue has no quorum or is full, or the connection "
-        "was lost; they stay due: count, queue, retry_in_seconds.",
-        "api.started": "The HTTP API listens: listener.",
-        "api.opened": "The HTTP API asks nobody on this host for a key, until there is one: setting.",
-        "api.refused": "What the HTTP API refused since it last told, by reason: counts.",
-        "api.stopped": "The HTTP API ended.",
-        "settings.kept": "SIGHUP: these settings have changed, but need a restart to take effect: variables.",
-        "settings.doubted": "Settings go together, and are hardly meant so: reason.",
-        "emails.pruned": "What was older than the settings keep it was forgotten: partitions, and counts by kind.",
-        "emails.pruning_postponed": "Another transaction holds what is to be forgotten: what, reason, "
+        "broker.connected": "The process is connected to RabbitMQ and consumes.",
+        "broker.connection_lost": "RabbitMQ is unreachable. The process reconnects with growing waits: reason, "
         "retry_in_seconds.",
-        "emails.pruning_failed": "A part of what is old could not be forgotten; the others were: what (a table or a "
-        "kind), reason, retry_in_seconds.",
-        "partition.made": "Partitions were made ahead: names.",
-        "ledger.settled": "An in-flight ledger was settled, as its worker died or was frozen past its leases: worker, "
-        "reason (worker_died, worker_frozen), released, recorded, uncertain.",
-        "ledger.delayed": "A dead worker's ledger cannot be settled yet, mostly because PostgreSQL does not end one of "
-        "its sessions; its leases are settled as they run out, other ledgers at once: file, reason.",
-        "ledger.foreign": "A ledger in the run directory is of another database; nothing of it is settled or deleted: "
-        "file, database_id.",
-        "ledger.lost": "A worker's ledger was deleted or replaced; the worker asks for a successor: file.",
-        "ledger.unreadable": "A file in the run directory is no ledger that we can read; it is kept: file, reason.",
-        "web.listening": "The monitor serves its pages: listener.",
-        "web.unheard": "The monitor cannot have its address, and tries again: listener, reason, retry_in_seconds.",
-        "metrics.unwritable": "This process counts nothing, and works on: folder, reason.",
-        "tracing.unavailable": "Spans are wanted, and this host makes none: reason, remedy.",
-        "tracing.undelivered": "Nobody took spans, and they are lost: spans, how many since the last time.",
-        "fault.unexpected": "Something failed that should not: where, error.",
+        "store.connection_lost": "PostgreSQL is unreachable. The process keeps its results and retries: reason, "
+        "retry_in_seconds.",
+        "store.connected": "PostgreSQL is reachable again.",
+        "store.commits_waiting": "Commits wait for a synchronous standby and keep the rows of emails locked: count, "
+        "email_ids (the first few), lock_holders (the sessions that wait).",
+        "store.promoted": "PostgreSQL runs on a new timeline: a standby was promoted, or a backup was restored. If "
+        "that lost commits (lossy), earlier leases and messages are uncertain: timeline, previous_timeline, lossy, "
+        "leases, messages.",
+        "provider.paused": "The provider cannot be used for any email; its emails wait: provider, state, reason, "
+        "seconds.",
+        "provider.resumed": "The provider can be used again: provider.",
+        "provider.throttled": "The provider throttled a worker. The rate of all workers is halved: provider, "
+        "per_second.",
+        # processes
+        "startup.failed": "`dispatcher run` or `dispatcher api` cannot start and exits; one line per mistake: reason, "
+        "remedy.",
+        "dispatcher.started": "The parent process runs: workers, run_dir, pid.",
+        "dispatcher.stopped": "The parent and all of its processes have exited.",
+        "dispatcher.draining": "The parent received a stop signal and drains its workers: signal.",
+        "dispatcher.reloading": "The parent received SIGHUP, read the settings again, and replaces every process.",
+        "dispatcher.reloaded": "The parent has replaced every process.",
+        "dispatcher.reload_failed": "The parent received SIGHUP, but the new settings have mistakes. The processes "
+        "keep the old settings: reason.",
+        "dispatcher.scaled": "SIGTTIN or SIGTTOU changed the number of workers: workers.",
+        "process.started": "The parent forked a worker, the relay or the monitor: role, pid.",
+        "process.exited": "A worker, the relay or the monitor exited: role, pid, exit_status, reason (crashed, "
+        "could_not_boot, hung, stopped; or, at the parent's request, reloaded, recycled, scaled_down, drained), "
+        "retry_in_seconds, error (why it could not boot).",
+        "process.hung": "The event loop of a process was blocked for DISPATCHER_HANG_SECONDS. The parent aborts and "
+        "replaces the process: role, pid, silent_seconds.",
+        "process.killed": "A process did not exit in time, and the parent killed it: role, pid.",
+        "worker.drained": "A worker released the emails that it had not begun, and exits: sent, released.",
+        "topology.unverified": "Bindings, arguments and policies of the queues could not be checked: reason.",
+        "dlq.depth_inexact": "The monitor reads the depth of the DLQ over AMQP, which omits messages that a consumer "
+        "holds: reason.",
+        "alert.raised": "An operator has to act: severity, component, kind, phase, queue, count, oldest_age_seconds, "
+        "correlation_ids, reason, database_unreachable, summary.",
+        "alert.resolved": "The cause of an alert is over: kind, queue, summary.",
+        "alert.channel_recovered": "An alert channel works again: channel, kind, phase.",
+        "alert.delivery_failed": "An alert channel did not accept an alert: channel, kind, phase, reason, "
+        "retry_in_seconds.",
+        "monitor.stopped": "The monitor exits.",
+        "relay.leading": "This relay publishes for the database; the relays of other hosts are on standby.",
+        "relay.handed_over": "This relay cannot reach RabbitMQ, and a relay that can reach it publishes from now on.",
+        "relay.stopped": "The relay exits.",
+        "relay.published": "The relay published messages to the send queue: count.",
+        "relay.republished": "RabbitMQ lost messages, for example because the queue was purged. Their emails are due "
+        "again: count, queue, reason.",
+        "relay.dead_lettered": "The relay published dead letters to the DLQ: count.",
+        "relay.unroutable": "RabbitMQ could not route messages to a queue. Their emails stay due: count, queue, "
+        "retry_in_seconds.",
+        "relay.unconfirmed": "RabbitMQ did not confirm messages: the queue has no quorum or is full, or the connection "
+        "was lost. Their emails stay due: count, queue, retry_in_seconds.",
+        "api.started": "The HTTP API listens: listener.",
+        "api.anonymous_allowed": "The HTTP API requires no key on the loopback, until the first key is created: "
+        "setting.",
+        "api.refused": "Requests that the HTTP API refused since the last such line, by reason: counts.",
+        "api.stopped": "The HTTP API exits.",
+        "config.restart_required": "The parent received SIGHUP, but these changed settings take effect only after a "
+        "restart: variables.",
+        "config.suspicious": "Settings that are valid, but probably not intended in combination: reason.",
+        "emails.pruned": "Data older than the retention settings was deleted: partitions, and counts by kind.",
+        "emails.pruning_postponed": "Another transaction locks data that is to be deleted; the deletion is retried: "
+        "what, reason, retry_in_seconds.",
+        "emails.pruning_failed": "Some old data could not be deleted; the rest was: what (a table or a kind), reason, "
+        "retry_in_seconds.",
+        "partition.created": "Partitions for the coming weeks were created: names.",
+        "ledger.settled": "The relay settled the in-flight ledger of a worker that died, or that was frozen until its "
+        "leases expired: worker, reason (worker_died, worker_frozen), released, recorded, uncertain.",
+        "ledger.delayed": "The ledger of a dead worker cannot be settled yet, usually because PostgreSQL has not ended "
+        "a session of that worker. Its leases are settled when they expire; other ledgers do not wait: file, reason.",
+        "ledger.foreign": "A ledger in the run directory belongs to another database. The relay neither settles nor "
+        "deletes it: file, database_id.",
+        "ledger.lost": "The ledger of a running worker was deleted or replaced. The worker requests a replacement: "
+        "file.",
+        "ledger.unreadable": "A file in the run directory is not a ledger that this release can read. The relay keeps "
+        "it: file, reason.",
+        "http.listening": "The monitor serves /metrics and the health checks: listener.",
+        "http.bind_failed": "The monitor cannot listen at its address, and retries: listener, reason, "
+        "retry_in_seconds.",
+        "metrics.unwritable": "The process cannot write its metric files. It goes on without counting: folder, reason.",
+        "tracing.unavailable": "Spans are enabled, but this host cannot make them: reason, remedy.",
+        "tracing.spans_dropped": "Spans could not be delivered and are lost: spans (the number since the last such "
+        "line).",
+        "error.unexpected": "An unexpected error, probably a bug: where, error.",
     }
 )

@@ -1,7 +1,7 @@
 """Where log lines go: a file, a terminal, a socket, or a pipe whose reader may be slow, stuck or gone.
 
 Sending never waits for a log. A line that finds its reader stuck or slow waits for it a moment, once in a while; else
-lines are dropped and counted, until one gets through again: it carries the count, as `lines_lost`.
+lines are dropped and counted, until one gets through again: it carries the count, as `lines_dropped`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Lines:
     def tell_lost(self, _logger: Any, _method: str, event: EventDict) -> EventDict:
         """A structlog processor: the event says how many lines before it were lost."""
         if self._lost:
-            event["lines_lost"] = self._lost
+            event["lines_dropped"] = self._lost
         return event
 
     def flush(self) -> None:

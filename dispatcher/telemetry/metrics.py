@@ -56,12 +56,12 @@ HELD: Final = Counter(
 LEASES_LOST: Final = Counter(
     "dispatcher_lost_leases_total", "Results that came after their lease was lost.", panel=Panel.TROUBLE
 )
-RESCUED: Final = Counter(
-    "dispatcher_rescued_emails_total",
+RECOVERED: Final = Counter(
+    "dispatcher_recovered_emails_total",
     "Emails returned after their owner or their message was gone.",
     ("reason",),
     (
-        *(("worker_died",), ("worker_frozen",), ("lease_expired",), ("message_vanished",), ("host_returned",)),
+        *(("worker_died",), ("worker_frozen",), ("lease_expired",), ("message_lost",), ("host_returned",)),
         ("promotion",),
     ),
     panel=Panel.TROUBLE,
@@ -89,15 +89,15 @@ RECORD_SECONDS: Final = Histogram(
 RECORD_EMAILS: Final = Histogram(
     "dispatcher_record_batch_emails", "Results per record statement.", _BATCH_EMAILS, panel=Panel.DATABASE
 )
-PUBLISHED: Final = Counter(
-    "dispatcher_published_messages_total",
+PUBLISHED_EMAILS: Final = Counter(
+    "dispatcher_published_emails_total",
     "Emails whose message RabbitMQ confirmed.",
     ("queue",),
     (("send",), ("dlq",)),
     panel=Panel.DATABASE,
 )
-UNROUTABLE: Final = Counter(
-    "dispatcher_unroutable_messages_total",
+UNROUTABLE_EMAILS: Final = Counter(
+    "dispatcher_unroutable_emails_total",
     "Emails whose message RabbitMQ did not take.",
     ("queue",),
     (("send",), ("dlq",)),
@@ -108,11 +108,11 @@ UNROUTABLE: Final = Counter(
 THROTTLES: Final = Counter(
     "dispatcher_throttles_total", "Answers that asked us to slow down.", ("provider",), panel=Panel.SENDING
 )
-SHARED_CALLS: Final = Counter(
-    "dispatcher_shared_calls_total", "Calls to a provider that carried several emails.", ("provider",), panel=Panel.API
+BULK_CALLS: Final = Counter(
+    "dispatcher_bulk_calls_total", "Calls to a provider that carried several emails.", ("provider",), panel=Panel.API
 )
-SHARED_EMAILS: Final = Counter(
-    "dispatcher_shared_emails_total", "Emails that these calls carried.", ("provider",), panel=Panel.API
+BULK_CALL_EMAILS: Final = Counter(
+    "dispatcher_bulk_call_emails_total", "Emails that these calls carried.", ("provider",), panel=Panel.API
 )
 BREAKERS: Final = Gauge(
     "dispatcher_breaker_workers",
@@ -124,9 +124,9 @@ BREAKERS: Final = Gauge(
 # The HTTP API.
 API_EMAILS: Final = Counter(
     "dispatcher_api_emails_total",
-    "Emails that the HTTP API answered for: accepted, or replayed because the key was known.",
+    "Emails that the HTTP API answered for: accepted, or known because an earlier request brought the same email.",
     ("outcome",),
-    (("accepted",), ("replayed",)),
+    (("accepted",), ("known",)),
     panel=Panel.API,
 )
 API_REFUSALS: Final = Counter(

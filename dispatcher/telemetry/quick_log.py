@@ -83,7 +83,7 @@ class QuickLog:
                 self._lines.write(piece, count)
                 piece, count = b"", 0
             if not count and self._lines.lost:
-                line = _line({**fields, "lines_lost": self._lines.lost})
+                line = _line({**fields, "lines_dropped": self._lines.lost})
             piece += line
             count += 1
         self._lines.write(piece, count)

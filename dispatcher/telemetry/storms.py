@@ -12,9 +12,9 @@ from structlog.typing import EventDict
 
 WINDOW_SECONDS: Final = 10.0
 LINES_PER_WINDOW: Final = 100
-UNLIMITED: Final = frozenset({"email.attempted", "email.rescued", "process.started", "process.exited"})
-"""Events that are never cut short: every attempt and rescue of an email, and every start and exit of a process. Growing
-waits between starts keep the latter few."""
+UNLIMITED: Final = frozenset({"email.attempted", "email.recovered", "process.started", "process.exited"})
+"""Events that are never suppressed: operators need every attempt and recovery of an email, and every start and exit of
+a process. Growing waits between starts keep process events few."""
 
 
 @dataclass(slots=True)

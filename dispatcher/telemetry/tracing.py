@@ -93,7 +93,7 @@ class Tracer:
         try:
             self._spans.add_attempt(attempted)
             if lost := self._spans.take_lost():
-                get_log().warning("tracing.undelivered", spans=lost)
+                get_log().warning("tracing.spans_dropped", spans=lost)
         except Exception as error:  # noqa: BLE001 - a fault in here must not be the email's
             self._give_up(error)
 
@@ -116,12 +116,12 @@ class Tracer:
         if self._spans is not None:
             self._spans.end(END_SECONDS)
             if lost := self._spans.take_lost():
-                get_log().warning("tracing.undelivered", spans=lost)
+                get_log().warning("tracing.spans_dropped", spans=lost)
         self._spans, self.is_on = None, False
 
     def _give_up(self, error: Exception) -> None:
         self._spans, self.is_on = None, False
-        get_log().error("fault.unexpected", where="tracing", error=type(error).__name__)
+        get_log().error("error.unexpected", where="tracing", error=type(error).__name__)
 
 
 TRACER: Final = Tracer()

@@ -238,7 +238,7 @@ class Attempts:
     def failed(self, email: InFlightEmail, error: BaseException) -> Outcome:
         """What it means that the adapter, or what we made of its answer, failed."""
         kind = type(error).__name__
-        self._log.error("fault.unexpected", where=email.provider, error=kind, email_id=str(email.email_id))
+        self._log.error("error.unexpected", where=email.provider, error=kind, email_id=str(email.email_id))
         if email.state is State.ON_THE_WIRE:
             return Uncertain(f"Our adapter failed while it waited for the answer: {kind}.")
         return Deferred(Reason.INTERNAL_ERROR, f"Our adapter failed: {kind}.")

@@ -163,8 +163,8 @@ class Coalescing:
             for fewer in _fewer(riders, answer.suspects):
                 self._begin(fewer)
             return
-        metrics.SHARED_CALLS.add(1, self.name)
-        metrics.SHARED_EMAILS.add(len(riders), self.name)
+        metrics.BULK_CALLS.add(1, self.name)
+        metrics.BULK_CALL_EMAILS.add(len(riders), self.name)
         _tell(riders, answer)
 
 

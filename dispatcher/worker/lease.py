@@ -198,7 +198,7 @@ class LeaseStage:
         """Settles what got no lease. The message of an email that PostgreSQL cannot read goes to the DLQ."""
         _, culprits = await apart(arrivals, self._settle_all)
         for (delivery, pointer), error in culprits:
-            self._log.error("email.refused", email_id=str(pointer.email_id), reason=error.message)
+            self._log.error("email.statement_failed", email_id=str(pointer.email_id), reason=error.message)
             self._reject(delivery, pointer.email_id)
 
     def _reject(self, delivery: Delivery, email_id: UUID) -> None:

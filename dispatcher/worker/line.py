@@ -66,7 +66,10 @@ class Line:
         self._seat = seat
         self.window = Window(routes, settings.prefetch, arrivals)
         attempts = Attempts(
-            routes, ledger, timeout_seconds=settings.send_timeout_seconds, allowed_headers=settings.allowed_headers
+            routes,
+            ledger,
+            timeout_seconds=settings.send_timeout_seconds,
+            allowed_headers=settings.allowed_provider_headers,
         )
         contents = Contents(
             store,

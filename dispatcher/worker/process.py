@@ -132,7 +132,7 @@ def _route(name: str, settings: Settings, watch: ProviderWatch, store: ProviderS
     ceiling = settings.ceiling_of(name)
     limit = None if ceiling is None else RateLimit(store, name, ceiling)
     breaker = watch.new_breaker(name, window=most_at_once(name, settings))
-    return Route(coalesced(open_provider(name, settings), settings.coalesce), breaker, limit)
+    return Route(coalesced(open_provider(name, settings), settings.bulk_call_emails), breaker, limit)
 
 
 async def _dispatch(
@@ -196,7 +196,7 @@ def _messages_at_hand(window: int, settings: Settings) -> int:
     emails = window + window // AT_HAND
     if window < settings.prefetch:
         # Ceilings have cut it: they bound the emails that are worth holding, and a message may point to many.
-        return math.ceil(emails / settings.bundle)
+        return math.ceil(emails / settings.bundle_emails)
     # As if each pointed to one: in a trickle each does, and they are to keep a slow provider busy.
     return emails
 

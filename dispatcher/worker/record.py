@@ -86,7 +86,7 @@ class RecordStage:
         """Records all that PostgreSQL can record; a culprit loses its words, or waits."""
         _, culprits = await apart(batch, self._record_surely)
         for ended, error in culprits:
-            self._log.error("email.refused", email_id=str(ended.email.email_id), reason=error.message)
+            self._log.error("email.statement_failed", email_id=str(ended.email.email_id), reason=error.message)
             bare = ended.result.bare()
             if bare != ended.result:
                 await self._record_apart([ended._replace(result=bare)])

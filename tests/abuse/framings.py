@@ -14,7 +14,7 @@ from tests.abuse.case import Case, Prey
 from tests.abuse.wire import HOST, JSON, get, head, provoke
 
 REFUSED: Final = "400 malformed-request + end"
-TOO_LARGE: Final = "431 head-too-large + end"
+TOO_LARGE: Final = "431 headers-too-large + end"
 BEHIND: Final = get("/healthz")
 CHUNKED: Final = "Transfer-Encoding: chunked"
 LAST: Final = b"0\r\n\r\n"

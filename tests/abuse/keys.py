@@ -72,7 +72,7 @@ CASES: Final = (
     _ask("in the address", "/v1/emails?access_token={read}&key={read}"),
     _ask("as a password", "/v1/emails", "Authorization: Basic {read}"),
     _ask("in a cookie", "/v1/emails", "Cookie: Authorization=Bearer {read}"),
-    _ask("that may not read", "/v1/emails", BEARER + "{send}", allowed=frozenset({"403 scope-missing"})),
+    _ask("that may not read", "/v1/emails", BEARER + "{send}", allowed=frozenset({"403 insufficient-scope"})),
     _ask("of another tenant", "/v1/emails/{foreign}", BEARER + "{read}", allowed=frozenset({"404 not-found"})),
     _ask(
         "that names another tenant",
@@ -111,7 +111,7 @@ CASES: Final = (
         "key",
         "beyond its quota",
         partial(_sent, (BEARER + "{poor}",), EMAIL),
-        frozenset({"202", "429 quota-used-up"}),
+        frozenset({"202", "429 quota-exceeded"}),
         clients=16,
     ),
     Case(

@@ -102,7 +102,7 @@ class Siege:
         wait_until(lambda: self._has_heard_since(until), 2 * PATIENCE_SECONDS)  # and so everything before is noted
         sends, health, raw = self._watched(told["began_at"], until)
         samples = [sample.resident_bytes for sample in self._samples if told["began_at"] <= sample.at <= until]
-        faults = [str(event) for event in self.api.events("fault.unexpected")]
+        faults = [str(event) for event in self.api.events("error.unexpected")]
         new_faults, self._read_faults = faults[self._read_faults :], len(faults)
         return Verdict(
             case,

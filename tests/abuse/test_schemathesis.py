@@ -41,4 +41,4 @@ def test_schemathesis_finds_nothing(host: Host, connection: psycopg.Connection) 
     assert done.returncode == 0, done.stdout
     actions = connection.execute("select distinct action from operator_audit").fetchall()
     assert {("confirm",), ("release",), ("replay",)} <= set(actions)
-    assert not api.events("fault.unexpected")
+    assert not api.events("error.unexpected")

@@ -270,7 +270,9 @@ def stop(run: Program, *, seconds: float = DEADLINE_SECONDS) -> None:
     run.send(signal.SIGTERM)
     assert run.await_exit(seconds) == 0, run.log[-3000:]
     draining = [event for event in run.events("process.exited") if "retry_in_seconds" not in event]
-    assert not [event for event in draining if event["how"].startswith("exit") and event["how"] != "exit 0"], run.words
+    assert not [
+        event for event in draining if event["exit_status"].startswith("exit") and event["exit_status"] != "exit 0"
+    ], run.words
     assert not run.members()
 
 

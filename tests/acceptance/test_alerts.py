@@ -199,7 +199,7 @@ def test_channels_that_are_away_harm_nothing_and_hear_of_it_when_they_are_back(
     host.rabbit.publish(host.topology.queue, POISON)
 
     eventually(lambda: len(receiver.posted) == 3, "the webhook's third try", seconds=SOON_SECONDS)
-    run.await_events("alert.undelivered", channel="email")
+    run.await_events("alert.delivery_failed", channel="email")
     ids = host.enqueue(emails(50))
     books = host.await_finished(ids)
     mailbox.start()

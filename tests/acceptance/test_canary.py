@@ -94,7 +94,7 @@ def _with_password(sink: Sink) -> str:
 def test_nothing_private_comes_out_anywhere(place: Place) -> None:
     host = place.host
     run = host.run(**place.settings)
-    listener = run.await_events("web.listening")["listener"]
+    listener = run.await_events("http.listening")["listener"]
 
     _send_in_every_way(place, run)
     api = _ask_the_api(place)
@@ -184,7 +184,7 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 
 def _ask_the_api(place: Place) -> Program:
-    api = place.host.command("api", **{**place.settings, "API_ADDRESS": "127.0.0.1:0", "API_OPEN": "on"})
+    api = place.host.command("api", **{**place.settings, "API_ADDRESS": "127.0.0.1:0", "API_ALLOW_ANONYMOUS": "on"})
     place.heard["the API's answers"] = ask_everything(api.await_events("api.started")["listener"])
     return api
 

@@ -75,7 +75,7 @@ def test_a_clock_that_jumps_loses_no_lease_and_no_email(host: Host, tmp_path: Pa
 
 
 def _assert_undisturbed(run: Program) -> None:
-    for event in ("email.lease_lost", "email.rescued", "process.hung", "fault.unexpected", "message.duplicated"):
+    for event in ("email.lease_lost", "email.recovered", "process.hung", "error.unexpected", "message.duplicated"):
         assert run.events(event) == [], event
     told = run.events("email.attempted")
     assert len(told) == 5 * BATCH + 1

@@ -73,7 +73,7 @@ def test_books_balance_and_nothing_is_left(tmp_path: Path, servers: Servers, env
     assert told["retried"] <= 2, "one that the kill met may have been deferred without a word in the log"
     assert told["known"] == 4
     assert told["killed"]["uncertain"] == told["held"]
-    assert told["rescued"] <= 1, "one that was being rendered at the kill is given back with a mark"
+    assert told["recovered"] <= 1, "one that was being rendered at the kill is given back with a mark"
     assert told["seconds"] > 0
     assert told["emails_per_second"] == pytest.approx(EMAILS / told["seconds"], rel=0.2)
     assert len(list((folder / "smtp" / "mail").glob("*.eml"))) == told["delivered"]

@@ -96,7 +96,7 @@ def test_what_a_killed_worker_had_leased_is_settled_within_two_seconds(host: Hos
 def test_workers_killed_again_and_again_lose_and_repeat_nothing(host: Host, bundle: int) -> None:
     host.sink("--latency-ms", "10")
     ids = host.enqueue(emails(800))
-    run = host.run(BUNDLE=bundle)
+    run = host.run(BUNDLE_EMAILS=bundle)
 
     for kill in range(6):
         host.await_delivered(60 * (kill + 1))
@@ -125,7 +125,7 @@ def bundles_on_the_queue(host: Host, run: Program, least: int) -> list[int]:
 def test_workers_are_killed_and_cut_off_with_messages_of_many_emails(host: Host) -> None:
     bundle, window = 16, 8
     host.sink("--latency-ms", "50")
-    run = host.run(BUNDLE=bundle, PREFETCH=window)
+    run = host.run(BUNDLE_EMAILS=bundle, PREFETCH=window)
     pids = [run.pid_of(f"worker {number}") for number in range(WORKERS)]
     eventually(lambda: len(host.rabbit.connections_of(pids)) == WORKERS, "connections to close")
     ids = host.enqueue(emails(800))

@@ -18,7 +18,7 @@ from tests.acceptance.harness import Host, stop
 from tests.supervisor.program import eventually
 
 COUNT = 300
-COALESCE = 25
+CALL_EMAILS = 25
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def calls_of(requests: list[dict[str, Any]]) -> Iterator[set[UUID]]:
 
 def test_a_killed_worker_holds_whole_calls_and_nothing_else(host: Host, double: Double) -> None:
     ids = host.enqueue(templated(COUNT))
-    run = host.run(COALESCE=COALESCE, PREFETCH=100)
+    run = host.run(BULK_CALL_EMAILS=CALL_EMAILS, PREFETCH=100)
     victim = run.pid_of("worker 0")
     # Accepted at once, answered seconds later: the kill comes before, however late.
     eventually(lambda: host.leased_by(victim) & double.delivered().keys(), "calls on the wire")
@@ -67,7 +67,7 @@ def test_a_killed_worker_holds_whole_calls_and_nothing_else(host: Host, double: 
     assert len(held) == sum(event["uncertain"] for event in run.events("ledger.settled")) > 1
     assert books.count("sent") == COUNT - len(held)
     calls = list(calls_of(double.requests()))
-    assert max(map(len, calls)) == COALESCE
+    assert max(map(len, calls)) == CALL_EMAILS
     # A call whose answer nobody heard is held as a whole, whether the double had read it or not.
     torn = [call for call in calls if 0 < len(call & held) < len(call)]
     # But for one whose answer was being written down at that very moment.

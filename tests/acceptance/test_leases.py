@@ -23,7 +23,7 @@ def test_a_send_that_outlasts_its_lease_keeps_it(host: Host) -> None:
     stop(run)
     books.assert_balanced()
     assert books.counts == {"sent": CONNECTIONS}
-    assert not run.events("email.rescued")
+    assert not run.events("email.recovered")
     assert not run.events("email.lease_lost")
 
 
@@ -44,7 +44,7 @@ def test_a_worker_that_freezes_past_its_lease_sends_nothing_twice_when_it_goes_o
     books.assert_harmless()
     # Leases end one after another, so it may take several looks: the first may find nothing but answers.
     assert sum(event["released"] for event in run.events("ledger.settled", reason="worker_frozen")) > 0
-    assert not run.events("email.rescued")
+    assert not run.events("email.recovered")
     assert books.count("sent") + books.count("held") == 600
     # What was on the wire, and no more of all that it had leased; an acceptance that comes late still proves `sent`.
     assert books.count("held") <= CONNECTIONS

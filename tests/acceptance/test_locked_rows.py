@@ -44,7 +44,7 @@ def test_an_email_that_somebody_has_locked_holds_up_no_other(host: Host) -> None
     assert books.counts == {"sent": 301}
     assert sum(event["count"] for event in run.events("relay.published")) <= 300 + MOST_COPIES
     assert (told["count"], told["email_ids"]) == (1, [str(locked)])
-    assert "somebody's psql" in told["held_by"][0]
+    assert "somebody's psql" in told["lock_holders"][0]
     assert len(run.events("relay.leading")) == 1
     assert not run.events("store.connection_lost")
 

@@ -26,7 +26,7 @@ LAST = "dispatcher_end_to_end_seconds_count"
 
 
 def address_of(run: Program) -> str:
-    listener: str = run.await_events("web.listening")["listener"]
+    listener: str = run.await_events("http.listening")["listener"]
     return listener
 
 
@@ -99,7 +99,7 @@ def test_a_host_whose_metrics_have_no_folder_and_no_port_sends_on(host: Host) ->
 
         host.await_finished(ids).assert_balanced()
         assert run.await_events("metrics.unwritable")
-        assert run.await_events("web.unheard")
+        assert run.await_events("http.bind_failed")
     stop(run)
 
 

@@ -172,7 +172,7 @@ def test_an_operators_day(host: Host, sizes: tuple[int, int, int, int], rate: in
     eventually(lambda: host.rows()[by_hand].status == "sent", "its record")
     differing = day("dlq", "reconcile", "--json")
     assert (differing.code, differing.json["stale"]) == (3, [str(by_hand)])
-    assert day("dlq", "reconcile", "--mend", *WHY).code == 0
+    assert day("dlq", "reconcile", "--fix", *WHY).code == 0
     day.await_depth(total - 1)
 
     # The rest, as the queue has it: those whom nobody knows fail again, with a new letter each.

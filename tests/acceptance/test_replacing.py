@@ -131,7 +131,7 @@ def test_a_worker_that_hangs_is_replaced_and_holds_no_more_than_what_was_on_the_
     os.kill(victim, signal.SIGSTOP)
 
     ended = run.await_events("process.exited", pid=victim)
-    assert (ended["reason"], ended["how"]) == ("hung", "signal SIGKILL")
+    assert (ended["reason"], ended["exit_status"]) == ("hung", "signal SIGKILL")
     books = host.await_finished(ids)
     stop(run)
     books.assert_balanced()

@@ -62,7 +62,7 @@ def test_a_second_run_in_the_same_run_directory_is_refused_in_clear_words(host: 
     second = host.run()
 
     assert second.await_exit() == 1
-    (refused,) = second.events("start.refused")
+    (refused,) = second.events("startup.failed")
     assert refused["reason"] == f"Another `dispatcher run` uses the run directory {host.run_dir}."
     assert "DISPATCHER_RUN_DIR" in refused["remedy"]
     assert second.words == ""
@@ -157,7 +157,7 @@ def test_a_start_before_init_says_what_to_do(host: Host) -> None:
     run = host.run()
 
     assert run.await_exit() == 78
-    refused = str(run.events("start.refused"))
+    refused = str(run.events("startup.failed"))
     assert "dispatcher init" in refused
     assert host.topology.queue in refused
     assert run.words == ""

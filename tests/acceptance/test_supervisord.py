@@ -157,7 +157,7 @@ def test_an_edited_env_file_takes_effect_at_a_restart_or_reload_and_supervisords
     supervised.write(WORKERS=2, PREFETCH=16)
     supervised.control("signal", "HUP", "dispatcher")
 
-    assert supervised.await_event("settings.kept")["variables"] == ["DISPATCHER_WORKERS"]
+    assert supervised.await_event("config.restart_required")["variables"] == ["DISPATCHER_WORKERS"]
     supervised.await_event("dispatcher.reloaded")
     supervised.program.send(signal.SIGTERM)
     assert supervised.program.await_exit() == 0
@@ -178,7 +178,7 @@ def test_settings_that_cannot_work_are_not_tried_again_and_again(host: Host, set
 @pytest.mark.slow
 def test_the_api_beside_it_is_started_again_when_it_is_killed_and_not_when_it_is_stopped(host: Host) -> None:
     host.sink()
-    supervised = Supervised(host, API_ADDRESS="127.0.0.1:0", API_OPEN="on")
+    supervised = Supervised(host, API_ADDRESS="127.0.0.1:0", API_ALLOW_ANONYMOUS="on")
     supervised.await_state("STOPPED", "dispatcher-api")  # it is not started by itself
     supervised.control("start", "dispatcher-api")
 

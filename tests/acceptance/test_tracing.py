@@ -32,7 +32,7 @@ def test_caller_enqueue_and_attempts_are_one_trace(host: Host) -> None:
             "OTEL_BSP_SCHEDULE_DELAY": "100",
         }
         run = host.run(WORKERS=1, **settings)
-        api = host.command("api", API_ADDRESS="127.0.0.1:0", API_OPEN="on", **settings)
+        api = host.command("api", API_ADDRESS="127.0.0.1:0", API_ALLOW_ANONYMOUS="on", **settings)
         listener = api.await_events("api.started")["listener"]
         began_at = time.time()
         for body in (orjson.dumps(document), b"{"):

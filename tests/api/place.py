@@ -114,7 +114,7 @@ def settings_of(database_url: str, amqp_url: str, topology: Topology, **more: st
         "QUEUE": topology.queue,
         "DLQ": topology.dlq,
         "API_ADDRESS": "127.0.0.1:0",
-        "API_OPEN": "on",
+        "API_ALLOW_ANONYMOUS": "on",
         "DRAIN_SECONDS": "5",
         **more,
     }

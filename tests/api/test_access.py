@@ -109,8 +109,8 @@ async def test_a_revoked_key_ends_and_its_end_opens_nothing(
 async def test_a_scope_that_is_missing_is_named(api: Api, connection: psycopg.Connection) -> None:
     reader, sender = make_key(connection, scopes=["read"]), make_key(connection, scopes=["send"])
 
-    assert (await api.post(token=reader)).code == "scope-missing"
-    assert (await api.get("/v1/emails", token=sender)).code == "scope-missing"
+    assert (await api.post(token=reader)).code == "insufficient-scope"
+    assert (await api.get("/v1/emails", token=sender)).code == "insufficient-scope"
     assert (await api.post(token=sender)).status == 202
     assert (await api.get("/v1/emails", token=reader)).status == 200
 
@@ -192,7 +192,7 @@ async def test_a_quota_holds_over_several_processes_and_forgives_replays(
         assert sent == (statuses.count(202),)
         assert 9 <= statuses.count(202) <= 10
         refused = next(answer for answer in answers if answer.status == 429)
-        assert refused.code == "quota-used-up"
+        assert refused.code == "quota-exceeded"
         assert int(refused.headers["retry-after"]) <= 86_400
         accepted = statuses.index(202)
         replayed = await one.post(f"k-{accepted}", email, token=token)
@@ -224,8 +224,8 @@ async def test_without_keys_it_listens_to_its_own_host_alone(settings: Settings)
 
 
 async def test_without_keys_it_does_not_start_unless_it_shall_be_open(settings: Settings) -> None:
-    with pytest.raises(ConfigurationError, match="DISPATCHER_API_OPEN=on"):
-        async with running(replace(settings, api_open=False)):
+    with pytest.raises(ConfigurationError, match="DISPATCHER_API_ALLOW_ANONYMOUS=on"):
+        async with running(replace(settings, api_allow_anonymous=False)):
             pass
 
 
@@ -236,7 +236,7 @@ async def test_with_revoked_keys_alone_it_does_not_start(
     connection.execute("update api_key set revoked_at = clock_timestamp()")
 
     with pytest.raises(ConfigurationError, match="dispatcher keys create"):
-        async with running(replace(settings, api_open=is_open)):
+        async with running(replace(settings, api_allow_anonymous=is_open)):
             pass
 
 
@@ -244,7 +244,7 @@ async def test_with_revoked_keys_alone_it_does_not_start(
 async def test_keys_that_vanish_open_nothing(
     token: str, settings: Settings, connection: psycopg.Connection, is_open: bool
 ) -> None:
-    async with running(replace(settings, api_open=is_open)) as api:
+    async with running(replace(settings, api_allow_anonymous=is_open)) as api:
         assert (await api.get("/v1/emails", token=token)).status == 200
         connection.execute("delete from api_key")
 
@@ -264,8 +264,8 @@ async def test_that_it_is_open_is_told_when_it_starts(settings: Settings, connec
         async with running(settings):
             pass
 
-    assert [event["log_level"] for event in without_keys if event["event"] == "api.opened"] == ["warning"]
-    assert not [event for event in with_one if event["event"] == "api.opened"]
+    assert [event["log_level"] for event in without_keys if event["event"] == "api.anonymous_allowed"] == ["warning"]
+    assert not [event for event in with_one if event["event"] == "api.anonymous_allowed"]
 
 
 async def test_without_keys_a_web_page_gets_nowhere_by_a_name_of_its_own(api: Api) -> None:

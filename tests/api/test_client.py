@@ -41,13 +41,13 @@ async def test_both_clients_say_the_same(api: Api, connection: psycopg.Connectio
         others = await client.send_many([email("k-2"), email("k-3")])
 
     assert isinstance(sent, Receipt)
-    assert not sent.replayed
-    assert again == awaited == Receipt(sent.id, email().message_key, replayed=True)
+    assert not sent.is_known
+    assert again == awaited == Receipt(sent.id, email().message_key, is_known=True)
     assert isinstance(many, list)
     assert isinstance(many[0], Receipt)
     assert isinstance(many[1], Refused)
     assert many[1].problem.code == "idempotency-key-reused"
-    assert [isinstance(each, Receipt) and each.replayed for each in others] == [True, False]
+    assert [isinstance(each, Receipt) and each.is_known for each in others] == [True, False]
     assert by_id == by_key
     assert getattr(by_id, "status", None) is Status.PENDING
 
@@ -56,7 +56,7 @@ async def test_a_key_that_is_not_ascii_is_sent_in_the_body(api: Api, connection:
     async with AsyncClient(api.url, key=make_key(connection)) as client:
         receipt = await client.send(email("größe-漢字"))
 
-        assert await client.send(email("größe-漢字")) == Receipt(receipt.id, "größe-漢字", replayed=True)
+        assert await client.send(email("größe-漢字")) == Receipt(receipt.id, "größe-漢字", is_known=True)
         assert (await client.get_by_key("größe-漢字")).id == receipt.id
 
 
@@ -109,7 +109,7 @@ async def test_a_lost_answer_is_asked_for_again_and_makes_no_second_email(
         async with AsyncClient(f"http://127.0.0.1:{port}") as client:
             receipt = await client.send(email())
 
-    assert receipt.replayed
+    assert receipt.is_known
     assert connection.execute("select count(*) from email_log").fetchone() == (1,)
 
 

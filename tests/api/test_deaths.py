@@ -62,7 +62,7 @@ def request(key: str) -> bytes:
 
 def started(host: Host) -> tuple[Program, int]:
     """An API that answers, and its port."""
-    api = host.command("api", API_ADDRESS="127.0.0.1:0", API_OPEN="on", LOG_FORMAT="json")
+    api = host.command("api", API_ADDRESS="127.0.0.1:0", API_ALLOW_ANONYMOUS="on", LOG_FORMAT="json")
     (event,) = eventually(lambda: api.events("api.started"), "the API's start")
     return api, int(event["listener"].rpartition(":")[2])
 

@@ -38,8 +38,8 @@ async def scraped(api: Api, listener: str) -> dict[str, float]:
 async def test_emails_and_refusals_are_counted_by_what_became_of_them(counted: Settings) -> None:
     with capture_logs() as events:
         async with running(counted) as api:
-            await until(lambda: any(event["event"] == "web.listening" for event in events))
-            listener = next(event["listener"] for event in events if event["event"] == "web.listening")
+            await until(lambda: any(event["event"] == "http.listening" for event in events))
+            listener = next(event["listener"] for event in events if event["event"] == "http.listening")
             await api.post("k-1")
             await api.post("k-1")
             await api.post("k-1", EMAIL | {"subject": "Another"})
@@ -53,7 +53,7 @@ async def test_emails_and_refusals_are_counted_by_what_became_of_them(counted: S
     counts = {name: value for name, value in found.items() if "_total" in name}
     assert counts == {
         'emails_total{outcome="accepted"}': 2,
-        'emails_total{outcome="replayed"}': 1,
+        'emails_total{outcome="known"}': 1,
         'refusals_total{reason="idempotency-key-reused"}': 1,
         'refusals_total{reason="idempotency-key-missing"}': 1,
         'refusals_total{reason="invalid-email"}': 1,

@@ -159,7 +159,7 @@ async def test_a_replay_whose_process_ended_goes_on_in_another(
         done = await second.call("POST", f"{path}/resume", body=REASON)
         unknown = await second.call("POST", "/v1/replays/4711/resume", body=REASON)
 
-    assert (interrupted["state"], interrupted["is_attended"], interrupted["waiting"]) == ("running", False, 2)
+    assert (interrupted["state"], interrupted["is_active"], interrupted["waiting"]) == ("running", False, 2)
     assert [answer.status for answer in (resumed, again, done, unknown)] == [202, 202, 202, 404]
     assert set(statuses(connection).values()) == {"pending"}
 
@@ -167,7 +167,7 @@ async def test_a_replay_whose_process_ended_goes_on_in_another(
 async def unattended(api: Api, path: str) -> Any:
     """A replay, once PostgreSQL has noticed that the process is gone that attended to it."""
     replay = (await api.get(path)).json
-    return None if replay["is_attended"] else replay
+    return None if replay["is_active"] else replay
 
 
 async def has(api: Api, path: str, outcomes: dict[str, int]) -> bool:
@@ -179,7 +179,7 @@ async def test_who_may_send_may_not_decide(api: Api, connection: psycopg.Connect
     token = make_key(connection)
 
     for method, path in (("POST", "/v1/replays"), ("GET", "/v1/replays/1"), ("POST", HELD)):
-        assert (await api.call(method, path, body=REASON, token=token)).code == "scope-missing"
+        assert (await api.call(method, path, body=REASON, token=token)).code == "insufficient-scope"
 
 
 async def test_a_large_body_of_a_decision_is_refused_unread(api: Api) -> None:

@@ -80,7 +80,7 @@ async def test_an_email_with_too_many_recipients_takes_nothing_from_other_proces
         refused = await one.post("k-2", email_to(50), token=token)
         other = await two.post("k-3", email_to(40), token=token)
 
-    assert (refused.code, other.status) == ("quota-used-up", 202)
+    assert (refused.code, other.status) == ("quota-exceeded", 202)
 
 
 async def test_a_replay_takes_nothing_from_other_processes(settings: Settings, connection: psycopg.Connection) -> None:
@@ -100,7 +100,7 @@ async def test_a_database_in_another_day_is_believed(
         accepted = await api.post("k-1", token=token)
         refused = await api.post("k-2", token=token)
 
-    assert (accepted.status, refused.code) == (202, "quota-used-up")
+    assert (accepted.status, refused.code) == (202, "quota-exceeded")
     assert 1 <= int(refused.headers["retry-after"]) <= 10
 
 

@@ -177,7 +177,7 @@ def test_of_what_is_published_in_bundles_emails_count_not_messages(
 ) -> None:
     enqueue_drafts(database_url, 30)
 
-    publish_all({**settings_of(servers, database_url, topology), "DISPATCHER_BUNDLE": "16"}, 30)
+    publish_all({**settings_of(servers, database_url, topology), "DISPATCHER_BUNDLE_EMAILS": "16"}, 30)
 
     assert 0 < asyncio.run(depths(servers.amqp_url, topology))[topology.queue] < 30
     with psycopg.connect(database_url) as connection:
@@ -398,14 +398,14 @@ def test_ours_sends_every_email_once(servers: Servers, tmp_path: Path, case: Our
 
     assert (measured.missing, measured.duplicates, measured.unrecorded, measured.held) == (0, 0, 0, 0)
     assert measured.emails_per_second > 0
-    assert measured.knobs == {"workers": 2, "bundle": 1, "prefetch": 256, **case.knobs}
+    assert measured.knobs == {"workers": 2, "bundle_emails": 1, "prefetch": 256, **case.knobs}
 
 
 @pytest.mark.slow
 def test_ours_doubles_and_loses_nothing_where_a_worker_is_killed_over_bundles(servers: Servers, tmp_path: Path) -> None:
     (case,) = (case for case in OURS if case.name == "ours-tuned-published")
 
-    measured = ours.measure_ours(case, servers, tmp_path / "case", Load(2000, 60.0, kill=True), {"bundle": 50})
+    measured = ours.measure_ours(case, servers, tmp_path / "case", Load(2000, 60.0, kill=True), {"bundle_emails": 50})
 
     assert (measured.missing, measured.duplicates, measured.unrecorded) == (0, 0, 0)
-    assert measured.knobs["bundle"] == 50
+    assert measured.knobs["bundle_emails"] == 50

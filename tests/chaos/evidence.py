@@ -50,7 +50,7 @@ def collect(stage: Stage, policy: str) -> Books:
         told=stage.producers.told(),
         rows=rows,
         attempts=attempts,
-        rescued=Counter(UUID(event["email_id"]) for event in stage.events("email.rescued")),
+        rescued=Counter(UUID(event["email_id"]) for event in stage.events("email.recovered")),
         letters=letters,
         refuse=refuse,
         garbage=frozenset(stage.diary.garbage),
@@ -60,14 +60,14 @@ def collect(stage: Stage, policy: str) -> Books:
         disturbances=stage.diary.disturbances,
         faults=tuple(stage.diary.faults),
         unledgered=frozenset(unledgered),
-        expired_at=[_unix(event) for event in stage.events("email.rescued") if event["reason"] == "lease_expired"],
+        expired_at=[_unix(event) for event in stage.events("email.recovered") if event["reason"] == "lease_expired"],
         struck_at=tuple(stage.diary.struck_at),
     )
 
 
 def _died_without_ledger(stage: Stage) -> list[str]:
     """The workers whose ledger was deleted and that did not drain: who drains gives back what nothing has left of."""
-    drained = {event["pid"] for event in stage.events("process.exited") if event["how"] == "exit 0"}
+    drained = {event["pid"] for event in stage.events("process.exited") if event["exit_status"] == "exit 0"}
     return [worker for worker, pid in stage.diary.ledgerless.items() if pid not in drained]
 
 

@@ -61,7 +61,7 @@ NOT_JUDGED: Final = 75
     "The provider that the double imitates."
 ))  # fmt: skip
 @click.option("--bundle", type=click.IntRange(1, MOST_BUNDLED), default=1, show_default=True, help=(
-    "Most emails that a message on the send queue points to (DISPATCHER_BUNDLE)."
+    "Most emails that a message on the send queue points to (DISPATCHER_BUNDLE_EMAILS)."
 ))  # fmt: skip
 @click.option("--cluster", is_flag=True, help=(
     "On three RabbitMQ nodes and a PostgreSQL primary with a synchronous standby, which are killed and frozen."

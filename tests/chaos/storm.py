@@ -243,7 +243,7 @@ def _environment(
         # Used up attempts are held, whatever the policy says: under `resend` that would be a verdict on the harness.
         "MAX_ATTEMPTS": 5 if plan.policy == "hold" else 25,
         "PREFETCH": 64,
-        "BUNDLE": plan.bundle,
+        "BUNDLE_EMAILS": plan.bundle,
         **{f"{kind}_CONNECTIONS": plan.connections for kind in ("HTTP", "SMTP")},
     }
     named = {f"DISPATCHER_{name}": str(value) for name, value in settings.items()}

@@ -40,7 +40,7 @@ class Ended:
     def refusals(self) -> list[str]:
         """Why a service did not start: its log of JSON lines holds that, and nothing else of this kind."""
         events = [orjson.loads(line) for line in self.stdout.splitlines()]
-        return [event["reason"] for event in events if (event["event"], event["level"]) == ("start.refused", "error")]
+        return [event["reason"] for event in events if (event["event"], event["level"]) == ("startup.failed", "error")]
 
     @property
     def json(self) -> Any:

@@ -53,8 +53,8 @@ def test_every_channel_gets_a_test_and_its_answer_is_told(
     assert ended.json == {
         "ok": True,
         "channels": [
-            {"channel": "webhook", "ok": True, "words": "it answered 204"},
-            {"channel": "email", "ok": True, "words": "the SMTP server took it for 1 of 1 recipients"},
+            {"channel": "webhook", "ok": True, "detail": "it answered 204"},
+            {"channel": "email", "ok": True, "detail": "the SMTP server took it for 1 of 1 recipients"},
         ],
     }
     (posted,) = receiver.posted

@@ -25,7 +25,9 @@ def test_it_serves_until_it_is_told_to_stop(
     prepared: CommandLine, connection: psycopg.Connection, topology: Topology, servers: Servers
 ) -> None:
     body = orjson.dumps({"from": "a@example.com", "to": "b@example.org", "subject": "Hello", "text": "It works."})
-    with prepared.having(DISPATCHER_API_ADDRESS="127.0.0.1:0", DISPATCHER_API_OPEN="on").started("api") as process:
+    with prepared.having(DISPATCHER_API_ADDRESS="127.0.0.1:0", DISPATCHER_API_ALLOW_ANONYMOUS="on").started(
+        "api"
+    ) as process:
         assert process.stdout is not None
         started = orjson.loads(process.stdout.readline())
         headers = {"Content-Type": "application/json", "Idempotency-Key": "hello-1"}
@@ -43,7 +45,9 @@ def test_it_serves_until_it_is_told_to_stop(
 
 
 def test_it_is_told_to_stop_again_and_again_and_ends_as_if_once(prepared: CommandLine) -> None:
-    with prepared.having(DISPATCHER_API_ADDRESS="127.0.0.1:0", DISPATCHER_API_OPEN="on").started("api") as process:
+    with prepared.having(DISPATCHER_API_ADDRESS="127.0.0.1:0", DISPATCHER_API_ALLOW_ANONYMOUS="on").started(
+        "api"
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()
 
@@ -60,14 +64,14 @@ def test_it_is_told_to_stop_again_and_again_and_ends_as_if_once(prepared: Comman
     ("address", "is_open"), [("127.0.0.1:0", None), ("127.0.0.1:0", "off"), ("0.0.0.0:0", None), ("0.0.0.0:0", "on")]
 )
 def test_without_keys_it_refuses_to_start(storing: CommandLine, address: str, is_open: str | None) -> None:
-    given = storing.having(DISPATCHER_AMQP_URL="amqp://127.0.0.1:1", DISPATCHER_API_OPEN=is_open)
+    given = storing.having(DISPATCHER_AMQP_URL="amqp://127.0.0.1:1", DISPATCHER_API_ALLOW_ANONYMOUS=is_open)
 
     ended = given("api", "--address", address)
 
     assert ended.code == 78
     (reason,) = ended.refusals
     assert "dispatcher keys create --name" in reason
-    assert "DISPATCHER_API_OPEN=on" in reason
+    assert "DISPATCHER_API_ALLOW_ANONYMOUS=on" in reason
 
 
 def test_without_its_packages_it_says_how_to_install_them(bare: CommandLine, tmp_path: Path) -> None:
@@ -77,6 +81,6 @@ def test_without_its_packages_it_says_how_to_install_them(bare: CommandLine, tmp
     ended = bare.having(PYTHONPATH=str(tmp_path), **settings)("api")
 
     assert ended.code == 1
-    assert ended.json["event"] == "start.refused"
+    assert ended.json["event"] == "startup.failed"
     assert "pip install 'email-dispatcher[api]'" in ended.json["remedy"]
     assert "Traceback" not in ended.stderr

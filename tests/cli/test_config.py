@@ -40,15 +40,15 @@ def test_every_setting_is_shown_with_value_source_and_default(bare: CommandLine)
 
 
 def test_piped_values_stand_as_the_environment_has_them_a_line_each(bare: CommandLine) -> None:
-    given = {"DISPATCHER_WORKERS": "3", "DISPATCHER_API_HEADERS": "X-*,List-*"}
+    given = {"DISPATCHER_WORKERS": "3", "DISPATCHER_API_ALLOWED_HEADERS": "X-*,List-*"}
 
     lines = bare.having(**SECRETS, **given)("config").stdout.splitlines()
     shown = {words[0]: words[1:] for words in map(str.split, lines)}
 
     assert len(lines) == len(every_setting()) + 2
     assert shown["DISPATCHER_WORKERS"] == ["environment", "3", "(default:", "auto)"]
-    assert shown["DISPATCHER_API_HEADERS"][:2] == ["environment", "X-*,List-*"]
-    assert shown["DISPATCHER_API_DENIED_ATTACHMENTS"][1].startswith("ade,adp,apk,")
+    assert shown["DISPATCHER_API_ALLOWED_HEADERS"][:2] == ["environment", "X-*,List-*"]
+    assert shown["DISPATCHER_API_DENIED_EXTENSIONS"][1].startswith("ade,adp,apk,")
     assert shown["DISPATCHER_SENDGRID_SANDBOX"] == ["default", "off"]
     assert shown["DISPATCHER_CAPTURE_DIR"] == ["default", "-"]
 

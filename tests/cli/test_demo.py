@@ -25,7 +25,7 @@ REPORT: Final = Report(
     rolled_back=5,
     poison=1,
     retried=12,
-    rescued=0,
+    recovered=0,
     killed=Kill(worker="w0", finished=500, released=56, recorded=1, uncertain=7),
     seconds=2.0,
     seed=1,
@@ -64,7 +64,7 @@ def test_words_do_not_explain_held_where_none_is() -> None:
 
 
 def test_words_admit_that_a_lease_was_waited_for() -> None:
-    assert "3 waited for a lease to run out" in " ".join(explain(replace(REPORT, rescued=3)).split())
+    assert "3 waited for a lease to run out" in " ".join(explain(replace(REPORT, recovered=3)).split())
 
 
 def test_each_difference_is_named() -> None:

@@ -40,7 +40,7 @@ def test_shell_has_every_setting_after_eval(named: CommandLine, servers: Servers
         "DISPATCHER_PROVIDERS": "capture",
         "DISPATCHER_CAPTURE_DIR": str(folder / "mail"),
         "DISPATCHER_RUN_DIR": str(folder / "run"),
-        "DISPATCHER_API_OPEN": "on",
+        "DISPATCHER_API_ALLOW_ANONYMOUS": "on",
         "DISPATCHER_DEV_DIR": str(folder),
     }
 

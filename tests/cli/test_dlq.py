@@ -326,7 +326,7 @@ def test_a_replay_names_a_running_replay_of_the_same_emails_before_it_starts(
     why = ("--reason", "SES is back", "--actor", "ann")
     with prepared.started("dlq", "replay", "--all", "--rate", "0.01", *why, "--yes") as process:
         wait_until(lambda: process.poll() is not None or morgue.books.statuses().get("pending"))
-        dry = quick("dlq", "replay", "--all", "--dry-run", "--json").json["meets"]
+        dry = quick("dlq", "replay", "--all", "--dry-run", "--json").json["overlaps"]
         asked = quick("dlq", "replay", "--all", *WHY)
         forced = quick("dlq", "replay", "--all", *WHY, "--rate", "0", "--force", "--yes")
 
@@ -433,14 +433,14 @@ def test_poison_is_listed_shown_exported_repaired_and_discarded(
     first, second = quick("dlq", "list", "--poison", "--json").json["poison"]
     shown = quick("dlq", "show", first["poison_id"], "--hex", "--export", "exported")
     broken = quick("dlq", "replay", second["poison_id"], "--body", "exported", *WHY)
-    mended = quick("dlq", "replay", second["poison_id"], "--body", str(repaired), *WHY)
+    fixed = quick("dlq", "replay", second["poison_id"], "--body", str(repaired), *WHY)
     asked = quick("dlq", "discard", first["poison_id"], *WHY)
     discarded = quick("dlq", "discard", first["poison_id"], *WHY, "--yes")
 
     assert first["beginning"] == "\\x1b[2Jgarbage"
     assert "1b 5b 32 4a" in shown.stdout
     assert (tmp_path / "exported").read_bytes() == b"\x1b[2Jgarbage"
-    assert (broken.code, mended.code, asked.code, discarded.code) == (1, 0, 2, 0)
+    assert (broken.code, fixed.code, asked.code, discarded.code) == (1, 0, 2, 0)
     assert quick("dlq", "list", "--poison", "--json").json == {"poison": [], "total": 0}
     (taken,) = asyncio.run(morgue.rabbit.take_all(morgue.topology.queue, 1))
     assert taken.body == repaired.read_bytes()
@@ -465,10 +465,10 @@ def test_differences_are_three_until_they_are_mended(quick: Callable[..., Ended]
     morgue.bury(2)
 
     told = quick("dlq", "reconcile")
-    nameless = quick("dlq", "reconcile", "--mend")
-    mended = quick("dlq", "reconcile", "--mend", *WHY, "--json")
+    nameless = quick("dlq", "reconcile", "--fix")
+    fixed = quick("dlq", "reconcile", "--fix", *WHY, "--json")
 
-    assert (told.code, nameless.code, mended.code) == (3, 2, 0)
+    assert (told.code, nameless.code, fixed.code) == (3, 2, 0)
     assert "2 missing" in told.stderr
-    assert (len(mended.json["missing"]), mended.json["mended"]) == (2, True)
+    assert (len(fixed.json["missing"]), fixed.json["fixed"]) == (2, True)
     assert quick("dlq", "reconcile").code == 0

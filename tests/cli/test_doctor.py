@@ -101,7 +101,7 @@ def test_servers_that_are_away_come_with_a_remedy(settled: CommandLine) -> None:
     for subject in ("PostgreSQL", "RabbitMQ", "RabbitMQ management"):
         assert found[subject]["state"] == "failed"
         assert found[subject]["remedy"]
-        assert "secret" not in found[subject]["words"]
+        assert "secret" not in found[subject]["detail"]
     assert found["provider smtp"]["state"] == "failed"
 
 
@@ -144,13 +144,13 @@ def test_tables_and_queues_that_are_missing_want_init(unprepared: CommandLine, t
     assert found["PostgreSQL"]["state"] == "ok"
     assert (found["tables"]["state"], found["tables"]["remedy"]) == ("failed", "Run `dispatcher init`.")
     assert (found["RabbitMQ"]["state"], found["RabbitMQ"]["remedy"]) == ("failed", "Run `dispatcher init`.")
-    assert topology_names.exchange in found["RabbitMQ"]["words"]
+    assert topology_names.exchange in found["RabbitMQ"]["detail"]
 
 
 def test_queue_with_other_arguments_is_named(prepared: CommandLine, topology: Topology) -> None:
     found = _findings(prepared.having(DISPATCHER_QUEUE_TYPE="classic"), code=1)
 
-    assert topology.dlq in found["RabbitMQ"]["words"]
+    assert topology.dlq in found["RabbitMQ"]["detail"]
 
 
 def test_without_the_management_api_what_it_would_report_is_a_warning(settled: CommandLine) -> None:
@@ -170,7 +170,7 @@ def test_a_dlq_that_drops_messages_fails_and_stops_a_start(
         started = managed("run")
 
     words = f"The queue {topology.dlq} drops its oldest messages when it is full"
-    assert found["RabbitMQ topology"]["words"].startswith(words)
+    assert found["RabbitMQ topology"]["detail"].startswith(words)
     assert started.code == 78
     assert words in started.stdout
 
@@ -192,7 +192,7 @@ def test_a_read_only_database_fails_and_is_waited_for(settled: CommandLine) -> N
     found = _findings(read_only, code=1)
 
     assert found["PostgreSQL commits"]["state"] == "failed"
-    assert "read-only" in found["PostgreSQL commits"]["words"]
+    assert "read-only" in found["PostgreSQL commits"]["detail"]
     assert "default_transaction_read_only" in found["PostgreSQL commits"]["remedy"]
     with read_only.started("run", stderr=subprocess.STDOUT) as run:
         assert run.stdout is not None
@@ -212,7 +212,7 @@ def test_settings_that_do_not_go_together_are_warnings(settled: CommandLine, ser
     )
 
     assert found["RabbitMQ consumer timeout"]["state"] == "warning"
-    assert "a worker may hold a delivery for 2160 s" in found["RabbitMQ consumer timeout"]["words"]
+    assert "a worker may hold a delivery for 2160 s" in found["RabbitMQ consumer timeout"]["detail"]
 
 
 def test_a_limit_of_open_files_below_a_workers_needs_is_a_warning(settled: CommandLine) -> None:
@@ -224,7 +224,7 @@ def test_a_limit_of_open_files_below_a_workers_needs_is_a_warning(settled: Comma
 
     (found,) = (each for each in json.loads(stdout)["findings"] if each["subject"] == "file descriptors")
     assert found["state"] == "warning"
-    assert found["words"].startswith("at most 60 per process")
+    assert found["detail"].startswith("at most 60 per process")
     assert "Raise the hard limit" in found["remedy"]
 
 
@@ -243,7 +243,7 @@ def test_rows_in_a_default_partition_are_a_warning(prepared: CommandLine, connec
     found = _findings(prepared, code=0)
 
     assert found["partitions"]["state"] == "warning"
-    assert "email_log_default" in found["partitions"]["words"]
+    assert "email_log_default" in found["partitions"]["detail"]
 
 
 def test_a_refused_login_names_its_setting_and_does_not_ask_to_start_the_server(
@@ -263,7 +263,7 @@ def test_a_refused_login_names_its_setting_and_does_not_ask_to_start_the_server(
         ("RabbitMQ", "DISPATCHER_AMQP_URL"),
         ("RabbitMQ management", "DISPATCHER_RABBITMQ_MANAGEMENT_URL"),
     ):
-        assert re.search("the user name or the password|authentication failed", found[subject]["words"])
+        assert re.search("the user name or the password|authentication failed", found[subject]["detail"])
         assert setting in found[subject]["remedy"]
         assert "Start it" not in found[subject]["remedy"]
 
@@ -302,12 +302,12 @@ def test_a_ledger_of_another_database_or_of_nobody_is_a_warning(settled: Command
     run_dir = settled.folder / "ledgers"
     ledger = Ledger(run_dir, worker="host:w0:17:cafe", slot="host:w0", slots=1)
     ledger.name_database(uuid4())
-    assert "another database" in _findings(settled.having(DISPATCHER_RUN_DIR=str(run_dir)), code=0)[LEDGERS]["words"]
+    assert "another database" in _findings(settled.having(DISPATCHER_RUN_DIR=str(run_dir)), code=0)[LEDGERS]["detail"]
 
     ledger.path.write_bytes(b"a dump")
 
     found = _findings(settled.having(DISPATCHER_RUN_DIR=str(run_dir)), code=0)[LEDGERS]
-    assert (found["state"], "not an in-flight ledger" in found["words"]) == ("warning", True)
+    assert (found["state"], "not an in-flight ledger" in found["detail"]) == ("warning", True)
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_run_directory_in_a_place_that_is_emptied_is_a_warning(settled: CommandL
         found = _findings(settled.having(DISPATCHER_RUN_DIR=f"{folder}/run"), code=0)
 
     assert found["run directory"]["state"] == "warning"
-    assert "cleaners empty /tmp" in found["run directory"]["words"]
+    assert "cleaners empty /tmp" in found["run directory"]["detail"]
 
 
 def test_run_directory_that_strangers_may_write_fails(settled: CommandLine) -> None:
@@ -344,7 +344,7 @@ def test_run_directory_that_strangers_may_write_fails(settled: CommandLine) -> N
     found = _findings(settled.having(DISPATCHER_RUN_DIR=str(folder)), code=1)
 
     assert found["run directory"]["state"] == "failed"
-    assert "every user" in found["run directory"]["words"]
+    assert "every user" in found["run directory"]["detail"]
 
 
 def test_a_disk_without_space_for_the_ledgers_fails(settled: CommandLine) -> None:
@@ -354,7 +354,7 @@ def test_a_disk_without_space_for_the_ledgers_fails(settled: CommandLine) -> Non
 
     found = next(each for each in json.loads(done.stdout)["findings"] if each["subject"] == "run directory")
     assert (done.returncode, found["state"]) == (1, "failed")
-    assert "File too large; the ledgers of" in found["words"]
+    assert "File too large; the ledgers of" in found["detail"]
     assert "Make room on that disk" in found["remedy"]
 
 
@@ -367,8 +367,8 @@ def test_pending_emails_that_no_configured_provider_can_carry_are_told_and_what_
     found = _findings(prepared, code=1)
 
     assert found["pending emails"]["state"] == "failed"
-    assert "1 will fail; the first: template_id needs a provider" in found["pending emails"]["words"]
-    assert found["capabilities"]["words"] == "no provider for emails with a template"
+    assert "1 will fail; the first: template_id needs a provider" in found["pending emails"]["detail"]
+    assert found["capabilities"]["detail"] == "no provider for emails with a template"
 
 
 def test_pending_emails_with_a_header_that_is_not_allowed_are_reported(prepared: CommandLine) -> None:
@@ -387,6 +387,6 @@ def test_pending_emails_with_a_header_that_is_not_allowed_are_reported(prepared:
 
     found = _findings(prepared, code=1)["pending emails"]
 
-    assert "1 will fail; the first: headers.X-MC-Tags is a command to Mailchimp Transactional" in found["words"]
-    assert "DISPATCHER_ALLOWED_HEADERS" in found["remedy"]
-    assert "pending emails" not in _findings(prepared.having(DISPATCHER_ALLOWED_HEADERS=header), code=0)
+    assert "1 will fail; the first: headers.X-MC-Tags is a command to Mailchimp Transactional" in found["detail"]
+    assert "DISPATCHER_ALLOWED_PROVIDER_HEADERS" in found["remedy"]
+    assert "pending emails" not in _findings(prepared.having(DISPATCHER_ALLOWED_PROVIDER_HEADERS=header), code=0)

@@ -104,14 +104,14 @@ def test_every_command_takes_an_env_file_by_option_and_variable(words: tuple[str
 def test_a_line_overrides_the_environment_and_a_difference_is_a_warning(bare: CommandLine) -> None:
     file = bare.folder / "dispatcher.env"
     file.write_text(f"{COMPLETE}DISPATCHER_WORKERS=4\nDISPATCHER_PREFETCH=\n")
-    older = bare.having(DISPATCHER_WORKERS="2", DISPATCHER_PREFETCH="7", DISPATCHER_BUNDLE="3")
+    older = bare.having(DISPATCHER_WORKERS="2", DISPATCHER_PREFETCH="7", DISPATCHER_BUNDLE_EMAILS="3")
 
     found = shown(older, "--env-file", str(file))
     ended = older.having(DISPATCHER_ENV_FILE=str(file))("config")
 
     assert found["DISPATCHER_WORKERS"] == ("4", "env-file")
     assert found["DISPATCHER_PREFETCH"] == ("256", "default")
-    assert found["DISPATCHER_BUNDLE"] == ("3", "environment")
+    assert found["DISPATCHER_BUNDLE_EMAILS"] == ("3", "environment")
     assert found["DISPATCHER_DATABASE_URL"] == ("postgresql://a:***@db/m", "env-file")
     warning = f"warning: DISPATCHER_WORKERS has another value in the environment. The value in {file} is used."
     assert warning in ended.stderr
@@ -172,7 +172,7 @@ def test_a_service_logs_the_mistakes_in_its_env_file(bare: CommandLine) -> None:
     for service in ("run", "api"):
         ended = bare.having(DISPATCHER_LOG_FORMAT="json")(service, "--env-file", "dispatcher.env")
         assert (ended.code, ended.stderr) == (78, "")
-        assert ended.json["event"] == "start.refused"
+        assert ended.json["event"] == "startup.failed"
         assert "dispatcher.env, line 1: is not NAME=value" in ended.json["reason"]
 
 
@@ -217,7 +217,7 @@ def test_doctor_warns_of_an_env_file_with_secrets_that_every_user_may_read(
     assert found["state"] == state
     assert "s3cret" not in ended.stdout
     if state == "warning":
-        assert "(AWS_SECRET_ACCESS_KEY, DISPATCHER_SMTP_URL)" in found["words"]
+        assert "(AWS_SECRET_ACCESS_KEY, DISPATCHER_SMTP_URL)" in found["detail"]
         assert f"chmod o= {file}" in found["remedy"]
 
 

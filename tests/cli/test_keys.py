@@ -12,7 +12,7 @@ from tests.cli.commandline import CommandLine, in_process
 def test_a_key_is_shown_once_stored_as_a_hash_and_revoked_by_what_the_list_shows(
     storing: CommandLine, connection: psycopg.Connection
 ) -> None:
-    assert "loopback alone" in storing("keys", "list").stderr
+    assert "on the loopback without" in storing("keys", "list").stderr
     made = storing("keys", "create", "--name", "shop", "--from-domain", "Bücher.example", "--json").json
     secret = Secret.parse(made["key"])
     assert secret is not None

@@ -286,7 +286,7 @@ def test_a_header_that_we_or_mail_servers_write_cannot_be_set(name: str) -> None
     ],
 )
 def test_a_header_that_commands_a_provider_must_be_allowed_by_its_name(name: str, who: str) -> None:
-    reason = f"is a command to {who}; to allow it, add its name to DISPATCHER_ALLOWED_HEADERS"
+    reason = f"is a command to {who}; to allow it, add its name to DISPATCHER_ALLOWED_PROVIDER_HEADERS"
 
     assert refusal(headers={name: "x"}) == (f"headers.{name}", reason)
     assert refusal(headers={name: "x"}, template_id="d-1", text=None) == (f"headers.{name}", reason)

@@ -50,7 +50,7 @@ def facts(**changes: Any) -> Facts:
         ({"troubles": [REFUSES, THROTTLES]}, Wait.PROVIDER_REFUSES, NOW + 25 * SECOND),
         ({"troubles": [REFUSES], "workers": 3}, Wait.QUEUED, None),  # one worker uses it
         ({"status": Status.SENDING, "has_owner": True}, Wait.LEASED, NOW),
-        ({"status": Status.SENDING}, Wait.WORKER_GONE, NOW + 10 * SECOND),
+        ({"status": Status.SENDING}, Wait.WORKER_LOST, NOW + 10 * SECOND),
     ],
 )
 def test_the_first_unmet_condition_is_the_reason(changes: dict[str, Any], reason: Wait, until: datetime | None) -> None:

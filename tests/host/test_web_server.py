@@ -183,7 +183,7 @@ async def test_a_page_that_fails_ends_one_request_and_tells_nothing_private() ->
         assert status(reply) == HTTPStatus.INTERNAL_SERVER_ERROR
         assert status(await ask(server, get("/page"))) == HTTPStatus.OK
     assert b"ann" not in reply
-    assert [event["error"] for event in logs if event["event"] == "fault.unexpected"] == ["LookupError"]
+    assert [event["error"] for event in logs if event["event"] == "error.unexpected"] == ["LookupError"]
     assert "ann@example.org" not in str(logs)
 
 
@@ -194,7 +194,7 @@ async def test_an_address_that_is_taken_is_said_and_tried_again() -> None:
             taken.close()
             assert status(await ask(server, get("/page"))) == HTTPStatus.OK
 
-    assert logs[0]["event"] == "web.unheard"
+    assert logs[0]["event"] == "http.bind_failed"
     assert "DISPATCHER_METRICS_ADDRESS" in logs[0]["remedy"]
 
 
@@ -203,4 +203,4 @@ async def test_a_host_that_is_not_ours_is_said_and_stops_nothing() -> None:
         async with serving(Listener("192.0.2.1", 0)):
             await until(lambda: logs)
 
-    assert logs[0]["event"] == "web.unheard"
+    assert logs[0]["event"] == "http.bind_failed"

@@ -363,7 +363,7 @@ async def test_dead_letters_that_do_not_reach_the_queue_are_told_by_their_growin
 
     async with host(tables_url, Depth(0), ear) as one:
         await one.look()
-        await hears(ear, "oldest_age_growing raised")
+        await hears(ear, "dead_letters_unpublished raised")
 
     assert ear.heard[0].alert.oldest_age_seconds == pytest.approx(300, abs=60)
 

@@ -98,7 +98,7 @@ async def test_without_the_management_api_it_counts_by_amqp_and_says_so_once(
 
         await until_answer(counted)
 
-    assert [log["event"] for log in logs] == ["probe.limited"]
+    assert [log["event"] for log in logs] == ["dlq.depth_inexact"]
 
 
 async def test_a_queue_that_is_gone_is_a_fault_by_either_way(servers: Servers, topology_names: Topology) -> None:

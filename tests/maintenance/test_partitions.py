@@ -39,4 +39,4 @@ async def test_one_relay_at_a_time_makes_the_weeks_that_are_missing(
         assert logs == []
         await Partitions(pool).run_once()
 
-    assert [(log["event"], log["names"]) for log in logs] == [("partition.made", [row[0]])]
+    assert [(log["event"], log["names"]) for log in logs] == [("partition.created", [row[0]])]

@@ -98,7 +98,7 @@ async def test_a_host_without_workers_says_that_nobody_consumes(settings: Settin
         samples = await monitor.metrics()
 
     assert failing == ["consumers"]
-    assert samples['dispatcher_standing_emails{status="pending"}'] == 1
+    assert samples['dispatcher_current_emails{status="pending"}'] == 1
     assert samples["dispatcher_oldest_pending_seconds"] > 0
     assert samples["dispatcher_relay_lag_seconds"] > 0
     assert samples['dispatcher_queue_messages{queue="dlq"}'] == 0

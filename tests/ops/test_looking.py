@@ -186,16 +186,16 @@ async def test_reconciling_tells_and_mends_every_kind_of_difference(
 
     told = await reconcile(session, dlq)
     untouched = len(await bodies(dlq))
-    mended = await reconcile(session, dlq, ACT)
+    fixed = await reconcile(session, dlq, ACT)
     due = {row["email_id"] for row in morgue.books.rows() if row["dead_letter_due_at"]}
     after = await reconcile(session, dlq)
 
-    for found in (told, mended):
-        assert (found.depth, found.letters, found.missing) == (8, 4, sorted(missing))
-        assert (found.doubles, set(found.stale), len(found.poison)) == (doubled, {sent, again}, 1)
+    for found in (told, fixed):
+        assert (found.depth, found.dead_letters, found.missing) == (8, 4, sorted(missing))
+        assert (found.duplicates, set(found.stale), len(found.poison)) == (doubled, {sent, again}, 1)
     assert (untouched, due) == (8, set(missing))
-    assert (after.count, after.letters, len(after.poison)) == (0, 4, 1)
-    assert morgue.audit()[-1]["detail"] == {"missing": 2, "stale": 2, "doubles": 1, "orphans": 0}
+    assert (after.count, after.dead_letters, len(after.poison)) == (0, 4, 1)
+    assert morgue.audit()[-1]["detail"] == {"missing": 2, "stale": 2, "duplicates": 1, "orphans": 0}
 
 
 async def test_letters_of_emails_that_are_gone_are_removed_with_their_ids_on_record(
@@ -207,13 +207,13 @@ async def test_letters_of_emails_that_are_gone_are_removed_with_their_ids_on_rec
     lose(morgue, pruned, lost)
 
     told = await reconcile(session, dlq)
-    mended = await reconcile(session, dlq, ACT)
+    fixed = await reconcile(session, dlq, ACT)
     after = await reconcile(session, dlq)
 
-    for found in (told, mended):
-        assert (found.orphans, found.count, found.letters, len(found.poison)) == ([pruned, lost, pruned], 3, 1, 1)
-    assert (told.mended, mended.mended) == (False, True)
-    assert (after.depth, after.count, after.letters, len(after.poison)) == (2, 0, 1, 1)
+    for found in (told, fixed):
+        assert (found.orphans, found.count, found.dead_letters, len(found.poison)) == ([pruned, lost, pruned], 3, 1, 1)
+    assert (told.fixed, fixed.fixed) == (False, True)
+    assert (after.depth, after.count, after.dead_letters, len(after.poison)) == (2, 0, 1, 1)
     *noted, whole = morgue.audit()
     assert [(act["action"], act["email_id"], act["detail"]) for act in noted] == [
         ("discard", pruned, {"letters": 2}),

@@ -182,7 +182,7 @@ async def test_a_runner_that_dies_loses_nothing(session: AsyncSession, tables_ur
 
     async def unattended() -> Replay | None:
         found = await find(session, replay.replay_id)
-        return None if found is None or found.is_attended else found
+        return None if found is None or found.is_active else found
 
     left = await until_answer(unattended)  # PostgreSQL notices the end of a session a moment later
     assert left is not None
@@ -266,7 +266,7 @@ async def test_one_replay_has_one_runner(session: AsyncSession, tables_url: str,
             await run(session, None, replay.replay_id)
 
     assert attended is not None
-    assert attended.is_attended
+    assert attended.is_active
 
 
 async def test_a_locked_email_is_passed_over_and_the_replay_can_be_resumed(
@@ -284,7 +284,7 @@ async def test_a_locked_email_is_passed_over_and_the_replay_can_be_resumed(
 
     assert (left.locked, left.replay.replayed, left.replay.waiting) == (2, 3, 2)
     assert left.replay.outcomes[ItemOutcome.UNKNOWN] == 1
-    assert (left.replay.state, left.replay.is_attended) == (ReplayState.RUNNING, False)
+    assert (left.replay.state, left.replay.is_active) == (ReplayState.RUNNING, False)
     assert (again.locked, again.replay) == (2, left.replay)
     assert statuses == {"pending": 3, "failed": 2}
     assert (resumed.locked, resumed.replay.replayed, resumed.replay.state) == (0, 5, ReplayState.DONE)

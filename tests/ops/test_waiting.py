@@ -94,7 +94,7 @@ async def test_a_leased_email_waits_for_its_worker_and_then_for_a_relay(
     running.close()
 
     async def is_gone() -> bool:
-        return (await wait_of(session, email_id)).reason is Wait.WORKER_GONE
+        return (await wait_of(session, email_id)).reason is Wait.WORKER_LOST
 
     assert leased.reason is Wait.LEASED
     await until_answer(is_gone)  # PostgreSQL notices the end of a session a moment later

@@ -71,7 +71,7 @@ async def ses_provider(
 ) -> AsyncIterator[SesProvider]:
     """The ses adapter, sending to this address, with further variables of AWS's."""
     with aws_environment(**(environment or {})):
-        provider = SesProvider(SesSettings(region=REGION, endpoint_url=url, threads=connections), ca_file=ca_file)
+        provider = SesProvider(SesSettings(region=REGION, endpoint_url=url, connections=connections), ca_file=ca_file)
         try:
             yield provider
         finally:

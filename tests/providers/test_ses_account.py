@@ -96,12 +96,12 @@ def test_every_setting_arrives() -> None:
             "AWS_REGION": REGION,
             "DISPATCHER_SES_ENDPOINT_URL": "http://127.0.0.1:4566",
             "DISPATCHER_SES_CONFIGURATION_SET": "news_1",
-            "DISPATCHER_SES_THREADS": "4",
+            "DISPATCHER_SES_CONNECTIONS": "4",
         }
     )
 
     assert settings.of(SesSettings) == SesSettings(
-        region=REGION, endpoint_url="http://127.0.0.1:4566", configuration_set="news_1", threads=4
+        region=REGION, endpoint_url="http://127.0.0.1:4566", configuration_set="news_1", connections=4
     )
     assert most_connections("ses", settings) == 4
 
@@ -114,7 +114,7 @@ def test_every_setting_arrives() -> None:
         {"DISPATCHER_SES_ENDPOINT_URL": "http://email.eu-west-1.amazonaws.com"},
         {"DISPATCHER_SES_ENDPOINT_URL": "email.eu-west-1.amazonaws.com"},
         {"DISPATCHER_SES_CONFIGURATION_SET": "no spaces"},
-        {"DISPATCHER_SES_THREADS": "0"},
+        {"DISPATCHER_SES_CONNECTIONS": "0"},
     ],
 )
 def test_settings_that_cannot_be_right_are_refused(setting: dict[str, str]) -> None:

@@ -34,7 +34,7 @@ def _cell(counts: Counter[tuple[str, ...]], name: str, *place: Any) -> Tally:
     return Tally(counts, (name, *place[-1]))
 
 
-_OF_RECOVERY: Final = {"rescued": metrics.RESCUED, "held": metrics.HELD, "lease_lost": metrics.LEASES_LOST}
+_OF_RECOVERY: Final = {"rescued": metrics.RECOVERED, "held": metrics.HELD, "lease_lost": metrics.LEASES_LOST}
 
 
 @contextmanager

@@ -56,7 +56,7 @@ async def test_a_message_that_was_published_before_the_clock_was_set_back_and_is
         await until(lambda: counts)
 
     assert message.pointer.email_id == email_id
-    assert counts == Counter({("rescued", "message_vanished"): 1})
+    assert counts == Counter({("rescued", "message_lost"): 1})
 
 
 @pytest.mark.parametrize(("share_of_a_lease", "is_lost"), [(0.4, False), (0.6, True)])

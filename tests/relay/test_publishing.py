@@ -67,7 +67,7 @@ async def test_what_is_due_at_once_shares_messages_if_it_may(
     start: Start, settings: Settings, books: Books, rabbit: Rabbit
 ) -> None:
     email_ids = books.enqueue(40)
-    await start(dataclasses.replace(settings, bundle=16))
+    await start(dataclasses.replace(settings, bundle_emails=16))
 
     messages = await rabbit.take_all(settings.queue, 3)
 
@@ -91,7 +91,7 @@ async def test_a_commit_is_published_without_waiting_for_the_next_look(
 async def test_what_cannot_be_routed_stays_due_until_it_can(
     start: Start, settings: Settings, topology: Topology, books: Books, rabbit: Rabbit, bundle: int, count: int
 ) -> None:
-    settings = dataclasses.replace(settings, bundle=bundle)
+    settings = dataclasses.replace(settings, bundle_emails=bundle)
     await rabbit.delete_queue(topology.queue)
     email_ids = books.enqueue(3)
     with capture_logs() as logs:

@@ -44,8 +44,8 @@ def test_an_email_that_kills_whoever_renders_it_fails_and_stops_no_other(host: H
     books.assert_balanced()
     assert books.counts == {"sent": 200, "failed": 1}
     assert host.rows()[poison].error_type == "worker_crashed"
-    assert len(run.events("process.exited", how="signal SIGKILL")) == 3
-    assert [event["crashes"] for event in run.events("email.rescued", reason="worker_crashed")] == [1, 2, 3]
+    assert len(run.events("process.exited", exit_status="signal SIGKILL")) == 3
+    assert [event["crashes"] for event in run.events("email.recovered", reason="worker_crashed")] == [1, 2, 3]
 
 
 @pytest.mark.slow

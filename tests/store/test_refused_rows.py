@@ -35,7 +35,7 @@ async def test_what_is_due_is_found_without_a_row_that_cannot_be_read(
     for _ in range(3):
         assert [row.email_id for row in await outbox.find_publish_due(100)] == others
 
-    assert capsys.readouterr().out.count("email.refused") == 1
+    assert capsys.readouterr().out.count("email.statement_failed") == 1
 
 
 async def test_a_dead_letter_goes_without_the_words_that_cannot_be_read(outbox: Outbox, books: Books) -> None:

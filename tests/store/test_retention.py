@@ -345,7 +345,7 @@ async def test_content_with_erase_after_sending_is_deleted_once_it_is_sent(
     sent, receipt = books.enqueue_one(**fields), books.enqueue_one(tags=["receipt"])
     books.connection.execute("update email_log set status = 'sent' where email_id = any(%s)", [[sent, receipt]])
 
-    assert await prune(FOR_EVER) == [Pruned("one_time_code", 1)]
+    assert await prune(FOR_EVER) == [Pruned("erased_after_sending", 1)]
 
     assert not has(books, "email_content", sent)
     assert has(books, "email_content", waiting)

@@ -30,11 +30,11 @@ def test_a_process_whose_loop_stands_still_is_aborted_with_a_traceback_and_repla
     parent.send_to(frozen, signal.SIGSTOP)
 
     aborted = parent.await_events("process.exited", role=role)
-    assert (aborted["reason"], aborted["how"]) == ("hung", "signal SIGABRT")
+    assert (aborted["reason"], aborted["exit_status"]) == ("hung", "signal SIGABRT")
     assert "in stand_still" in parent.words
     # One that cannot even say where it stands is killed a moment later.
     killed = parent.await_events("process.exited", role="c")
-    assert (killed["reason"], killed["how"], killed["pid"]) == ("hung", "signal SIGKILL", frozen)
+    assert (killed["reason"], killed["exit_status"], killed["pid"]) == ("hung", "signal SIGKILL", frozen)
     hung = {event["pid"]: event["silent_seconds"] for event in parent.events("process.hung")}
     assert {aborted["pid"], killed["pid"]} <= set(hung)
     assert all(seconds >= HANG_SECONDS for seconds in hung.values())
@@ -64,7 +64,7 @@ def test_who_ends_before_he_is_up_could_not_boot_and_waits_longer_than_after_a_c
     parent.await_events("process.exited", role="b")
 
     ends = parent.events("process.exited", role="a")[:3]
-    assert {(end["reason"], end["how"]) for end in ends} == {("could_not_boot", "exit 3")}
+    assert {(end["reason"], end["exit_status"]) for end in ends} == {("could_not_boot", "exit 3")}
     waits = [end["retry_in_seconds"] for end in ends]
     assert waits[0] > 0
     assert all(later > earlier for earlier, later in pairwise(waits))
@@ -80,7 +80,7 @@ def test_a_mistake_in_the_settings_is_told_in_words_and_not_as_a_traceback(nurse
 
     ended = parent.await_events("process.exited", role="a")
 
-    assert (ended["reason"], ended["how"]) == ("could_not_boot", "exit 78")
+    assert (ended["reason"], ended["exit_status"]) == ("could_not_boot", "exit 78")
     assert ended["error"] == "TOY_SIZE must be a whole number.; TOY_COLOUR is not set."
     assert "a: TOY_SIZE must be a whole number.\na: TOY_COLOUR is not set.\n" in parent.words
     assert "Traceback" not in parent.words

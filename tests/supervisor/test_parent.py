@@ -42,7 +42,7 @@ def test_everything_starts_and_a_drain_ends_the_relay_last(nursery: Nursery) -> 
 def test_whatever_ends_is_started_again_and_its_neighbour_is_left_alone(nursery: Nursery, kind: str, how: str) -> None:
     parent = nursery.start(f"a={kind}", "b=serve", "relay=serve")
 
-    parent.await_events("process.exited", 3, role="a", how=how)
+    parent.await_events("process.exited", 3, role="a", exit_status=how)
 
     assert len(parent.events("process.started", role="a")) >= 3
     eventually(lambda: len(nursery.diary("serving")) == 2)
@@ -57,7 +57,7 @@ def test_an_end_by_a_signal_that_has_no_name_is_an_end_like_any_other(nursery: N
 
     os.kill(parent.pid_of("a"), signal.SIGRTMIN + 6)
 
-    parent.await_events("process.exited", role="a", how=f"signal {signal.SIGRTMIN + 6}")
+    parent.await_events("process.exited", role="a", exit_status=f"signal {signal.SIGRTMIN + 6}")
     eventually(lambda: len(nursery.diary("serving")) == 3)
     parent.send(signal.SIGTERM)
     assert parent.await_exit() == 0
@@ -68,7 +68,7 @@ def test_a_host_that_is_short_of_processes_costs_a_wait_and_not_the_parent(nurse
 
     eventually(lambda: len(nursery.diary("serving")) == 2)
 
-    ends = parent.events("process.exited", how="not forked: Resource temporarily unavailable")
+    ends = parent.events("process.exited", exit_status="not forked: Resource temporarily unavailable")
     assert len(ends) == 4
     parent.send(signal.SIGTERM)
     assert parent.await_exit() == 0
@@ -77,7 +77,7 @@ def test_a_host_that_is_short_of_processes_costs_a_wait_and_not_the_parent(nurse
 def test_the_traceback_of_a_broken_role_is_on_stderr(nursery: Nursery) -> None:
     parent = nursery.start("a=raise", "relay=serve")
 
-    parent.await_events("process.exited", role="a", how="exit 1")
+    parent.await_events("process.exited", role="a", exit_status="exit 1")
 
     assert "RuntimeError: a toy broke" in parent.words
 

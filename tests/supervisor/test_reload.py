@@ -27,7 +27,7 @@ def test_a_reload_replaces_everybody_and_at_no_time_there_are_fewer_workers(pare
 
     parent.await_events("dispatcher.reloaded")
     ends = parent.events("process.exited")
-    assert {(end["reason"], end["how"]) for end in ends} == {("reloaded", "exit 0")}
+    assert {(end["reason"], end["exit_status"]) for end in ends} == {("reloaded", "exit 0")}
     assert {end["pid"] for end in ends} == before
     assert [end["role"].split()[0] for end in ends] == ["worker", "worker", "relay", "monitor"]
     eventually(lambda: len(nursery.diary("serving")) == 8)

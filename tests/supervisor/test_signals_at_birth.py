@@ -50,12 +50,12 @@ def test_a_signal_to_a_newborn_is_not_taken_for_the_parents(nursery: Nursery) ->
         assert not parent.events("dispatcher.draining")
         ends = parent.events("process.exited", role="eager")
         # Of those struck before they had their own handlers, too: else this looks at the wrong moment.
-        return len(ends) >= 100 and {event["how"] for event in ends} >= {"exit 0", "signal SIGTERM"}
+        return len(ends) >= 100 and {event["exit_status"] for event in ends} >= {"exit 0", "signal SIGTERM"}
 
     eventually(a_hundred_ended_in_both_ways)
 
     assert parent.pid_of("relay") == relay
-    ways = {event["how"] for event in parent.events("process.exited", role="eager")}
+    ways = {event["exit_status"] for event in parent.events("process.exited", role="eager")}
     assert ways == {"exit 0", "signal SIGTERM"}
     parent.send(signal.SIGTERM)
     assert parent.await_exit() == 0

@@ -76,7 +76,7 @@ def test_what_was_lost_is_told_by_the_first_line_that_gets_through(pipe: tuple[i
     told = lines.tell_lost(None, "", {"event": "relay.leading"})
     lines.write(LINE)
 
-    assert told == {"event": "relay.leading", "lines_lost": 3}
+    assert told == {"event": "relay.leading", "lines_dropped": 3}
     assert lines.tell_lost(None, "", {}) == {}
 
 
@@ -132,7 +132,7 @@ def test_a_log_goes_on_after_its_reader_was_stuck(pipe: tuple[int, TextIO], form
 
     last = drain(reading).splitlines()[-1]
     assert b"relay.leading" in last
-    assert b"lines_lost" in last
+    assert b"lines_dropped" in last
 
 
 @pytest.mark.parametrize("level", ["debug", "info", "warning"])
@@ -165,7 +165,7 @@ def test_the_quick_log_tells_what_got_lost(pipe: tuple[int, TextIO]) -> None:
 
     quick_log.log.info("email.attempted")
 
-    assert events(reading)[-1]["lines_lost"] > 0
+    assert events(reading)[-1]["lines_dropped"] > 0
 
 
 def test_gathered_lines_of_the_quick_log_come_in_order_and_untorn(pipe: tuple[int, TextIO]) -> None:
@@ -228,7 +228,7 @@ def test_gathered_lines_tell_what_got_lost_once(pipe: tuple[int, TextIO]) -> Non
         quick_log.log.info("email.attempted", detail="z" * 1000)
     quick_log.log.flush()
 
-    told = [event.get("lines_lost") for event in events(reading)[-20:]]
+    told = [event.get("lines_dropped") for event in events(reading)[-20:]]
     assert [count for count in told if count] == [written - came]
 
 

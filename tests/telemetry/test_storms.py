@@ -48,7 +48,7 @@ def test_the_next_window_begins_with_what_was_suppressed() -> None:
     assert pass_on(limit, "message.rejected") == {"event": "message.rejected"}
 
 
-@pytest.mark.parametrize("name", ["email.attempted", "email.rescued"])
+@pytest.mark.parametrize("name", ["email.attempted", "email.recovered"])
 def test_the_log_limits_no_attempts_or_rescues_of_emails(name: str) -> None:
     limit = StormLimit(Clock())
 

@@ -78,7 +78,7 @@ async def test_messages_of_one_email_fill_the_window_however_many_they_may_point
     withhold(bench, email_ids)
     await bench.deliver(email_ids)
 
-    await bench.start(PREFETCH="8", BUNDLE=str(MOST_BUNDLED))
+    await bench.start(PREFETCH="8", BUNDLE_EMAILS=str(MOST_BUNDLED))
 
     await until(lambda: len(bench.provider.waiting) == 8)
 

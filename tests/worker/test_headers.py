@@ -47,7 +47,7 @@ async def test_an_email_with_a_header_that_is_not_allowed_shares_no_call(bench: 
 
 async def test_an_email_with_an_allowed_header_is_sent(bench: Bench) -> None:
     provider = ScriptedProvider("smtp")
-    await bench.start([provider], ALLOWED_HEADERS="x-mc-subaccount")
+    await bench.start([provider], ALLOWED_PROVIDER_HEADERS="x-mc-subaccount")
 
     (email_id,) = await bench.enqueue(1, **STORED)
 

@@ -345,7 +345,7 @@ async def test_no_more_messages_of_many_emails_are_held_than_a_low_ceiling_lets_
     for at in range(0, 40, 10):
         await bench.deliver_together(email_ids[at : at + 10])
 
-    await bench.start(ceiling=2.0, LEASE_SECONDS="10", SEND_TIMEOUT_SECONDS="1", BUNDLE="10")
+    await bench.start(ceiling=2.0, LEASE_SECONDS="10", SEND_TIMEOUT_SECONDS="1", BUNDLE_EMAILS="10")
 
     await until(lambda: bench.provider.calls)
     assert await bench.waiting_messages() == 2  # ten emails and a quarter more are worth holding: two messages

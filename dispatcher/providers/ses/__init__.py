@@ -76,13 +76,13 @@ class SesSettings(ProviderSettings):
         values.name("A-Za-z0-9_-"), None, "SES's configuration set for every email."
     )
     endpoint_url: str | None = setting(values.endpoint, None, "Instead of SES's own address: https://host.")
-    threads: int = setting(
+    connections: int = setting(
         values.whole(1, 256), "64", "Requests that a worker has on the wire to SES at once; each takes a connection."
     )
 
     def most_connections(self, _settings: Settings, /) -> int:
         """See `ProviderSettings`."""
-        return self.threads
+        return self.connections
 
 
 def region_of(own: SesSettings) -> str:
@@ -128,7 +128,7 @@ class SesProvider:
         self._endpoint = endpoint_of(session, own.region, own.endpoint_url, ca_file)
         self._credentials = AwsCredentials(session)
         self._transport = HttpTransport(
-            connections=own.threads, trusted=self._endpoint.trusted, proxy=self._endpoint.proxy
+            connections=own.connections, trusted=self._endpoint.trusted, proxy=self._endpoint.proxy
         )
         self._signer: Signer | None = None
         self._send_url = self._endpoint.url_of("SendEmail")
