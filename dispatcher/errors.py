@@ -1,23 +1,23 @@
-"""The tree of faults: what broke, as opposed to what a provider says about an email (see `domain.outcome`).
+"""The exceptions: what broke. What a provider says about an email is a value instead (`domain.outcome`).
 
-    DispatcherError               anything that we raise on purpose; the command line prints it without a stack trace
-    ├── ConfigurationError        settings are missing or malformed; holds every mistake, exit code 78
-    ├── InvalidEmail              an email was refused at enqueue; names the field
-    ├── MessageKeyConflict        the message key is known with another payload
-    ├── UnusableConnection        enqueue cannot use the connection that it was given
-    ├── InvalidPointer            bytes on the queue that point to no email
-    ├── ServerUnavailable         PostgreSQL, RabbitMQ or a private server cannot be reached or started
+    DispatcherError               any error that we raise on purpose; the command line prints it without a traceback
+    ├── ConfigurationError        settings are missing or malformed; has every mistake; exit code 78
+    ├── InvalidEmail              enqueue refused an email; names the field
+    ├── MessageKeyConflict        the message key was enqueued before with another payload
+    ├── UnusableConnection        enqueue cannot use the connection that the application passed
+    ├── InvalidPointer            a message does not point to an email
+    ├── ServerUnavailable         PostgreSQL, RabbitMQ or a private server is unreachable or cannot be started
     │   ├── StoreUnavailable
-    │   │   ├── StoreBusy         another transaction holds what a statement needed
-    │   │   ├── StoreRefused      it knows no such user, password or database
-    │   │   └── AnswerTooLarge    the process has no memory for PostgreSQL's answer
+    │   │   ├── StoreBusy         another transaction holds a lock that a statement needs
+    │   │   ├── StoreRefused      PostgreSQL refuses the user, the password or the database
+    │   │   └── AnswerTooLarge    the process has not enough memory for PostgreSQL's response
     │   └── BrokerUnavailable
-    │       └── BrokerRefused     it knows no such user, password or virtual host
-    ├── StatementRefused          PostgreSQL cannot execute a statement, perhaps because of one row that it names
-    │   └── ValueRefused          because of a value that it cannot hold
+    │       └── BrokerRefused     RabbitMQ refuses the user, the password or the virtual host
+    ├── StatementRefused          PostgreSQL cannot execute a statement, perhaps because of one of its rows
+    │   └── ValueRefused          PostgreSQL cannot store a value
     ├── SchemaError               the database's tables are missing, older, newer or edited
     ├── TopologyError             RabbitMQ's queues or exchanges are missing or differ from what we need
-    └── ProviderFault             the provider as a whole cannot be used: account, credentials, set-up
+    └── ProviderFault             the provider cannot be used for any email: account, credentials, set-up
 
 An adapter translates foreign exceptions into these where they enter, with `raise … from`.
 """
@@ -28,12 +28,12 @@ from collections.abc import Sequence
 
 
 class DispatcherError(Exception):
-    """A fault that a person can act on.
+    """An error that an operator or a developer can act on.
 
     Attributes:
-        message: What is wrong, one sentence, nothing private.
-        remedy: What to do about it; None where the message says it all.
-        public: The text for the public, if the message names hosts or users.
+        message: One sentence that says what is wrong, without private data.
+        remedy: What to do about it; None if the message already says so.
+        public: The text to show to callers and in /readyz, if the message names hosts or users; else None.
     """
 
     public: str | None = None
@@ -51,7 +51,7 @@ class ConfigurationError(DispatcherError):
     """Settings are missing or malformed.
 
     Attributes:
-        mistakes: Every mistake found, each naming its setting and the remedy.
+        mistakes: One sentence per mistake; each names its setting and the remedy.
     """
 
     def __init__(self, mistakes: Sequence[str]) -> None:
@@ -60,12 +60,12 @@ class ConfigurationError(DispatcherError):
 
 
 class InvalidEmail(DispatcherError):
-    """An email was refused before anything was stored.
+    """An email is not valid. Nothing was stored.
 
     Attributes:
         field: The argument's name, such as `sender`, `to[1]` or `attachments[0].content`; for an email from JSON, the
             field's name, such as `from`.
-        reason: Why, without the field's value (it may be private).
+        reason: Why, without the field's value, which may be private.
     """
 
     def __init__(self, field: str, reason: str) -> None:
@@ -75,12 +75,10 @@ class InvalidEmail(DispatcherError):
 
 
 class MessageKeyConflict(DispatcherError):
-    """The message key was enqueued before with another payload; nothing was stored.
+    """The message key was enqueued before with another payload. Nothing was stored.
 
     Attributes:
-        tenant_id: The tenant whose key it is.
-        message_key: The key.
-        email_id: The email that holds the key.
+        email_id: The email that was enqueued with the key first.
     """
 
     def __init__(self, tenant_id: str, message_key: str, email_id: str) -> None:
@@ -94,62 +92,64 @@ class MessageKeyConflict(DispatcherError):
 
 
 class UnusableConnection(DispatcherError):
-    """The connection that enqueue was given is not psycopg's, or cannot execute a statement now."""
+    """The connection that the application passed is not one of psycopg, or cannot execute a statement now."""
 
 
 class InvalidPointer(DispatcherError):
-    """A message's bytes are not a pointer to an email; it belongs in the DLQ."""
+    """A message is not a pointer to an email. It belongs on the DLQ."""
 
 
 class ServerUnavailable(DispatcherError):
-    """A server that we need does not answer or cannot be started; trying again later may help."""
+    """A server is unreachable or cannot be started. A later retry may succeed."""
 
 
 class StoreUnavailable(ServerUnavailable):
-    """PostgreSQL does not answer, or ended our session."""
+    """PostgreSQL is unreachable, or ended our session."""
 
-    public = "PostgreSQL is not available. The log has more."
+    public = "PostgreSQL is not available. The log has details."
 
 
 class StoreBusy(StoreUnavailable):
-    """Another transaction held a row or table that a statement needed for longer than it may wait."""
+    """A statement waited too long for a lock on a row or table that another transaction holds."""
 
 
 class StoreRefused(StoreUnavailable):
-    """PostgreSQL answers, and does not let us in: a setting of ours, or of the server, has to be mended."""
+    """PostgreSQL refuses the connection. A setting of the dispatcher or of the server has to be corrected."""
 
-    public = "PostgreSQL refuses the user, the password or the database in DISPATCHER_DATABASE_URL. The log has more."
+    public = (
+        "PostgreSQL refuses the user, the password or the database in DISPATCHER_DATABASE_URL. The log has details."
+    )
 
 
 class AnswerTooLarge(StoreUnavailable):
-    """The process has no memory left for PostgreSQL's answer. PostgreSQL may have executed the statement."""
+    """The process lacks memory for PostgreSQL's response. PostgreSQL may have executed the statement."""
 
 
 class BrokerUnavailable(ServerUnavailable):
-    """RabbitMQ does not answer, or closed our connection or channel."""
+    """RabbitMQ is unreachable, or closed our connection or channel."""
 
-    public = "RabbitMQ is not available. The log has more."
+    public = "RabbitMQ is not available. The log has details."
 
 
 class BrokerRefused(BrokerUnavailable):
-    """RabbitMQ answers, and does not let us in: a setting of ours, or of the server, has to be mended."""
+    """RabbitMQ refuses the connection. A setting of the dispatcher or of the server has to be corrected."""
 
-    public = "RabbitMQ refuses the user, the password or the virtual host in DISPATCHER_AMQP_URL. The log has more."
+    public = "RabbitMQ refuses the user, the password or the virtual host in DISPATCHER_AMQP_URL. The log has details."
 
 
 class StatementRefused(DispatcherError):
-    """PostgreSQL answers, and cannot execute this statement: a damaged row, a trigger, a value, or a mistake of ours.
+    """PostgreSQL cannot execute this statement because of a damaged row, a trigger, a value, or a bug of ours.
 
     The same statement without the row at fault succeeds (see `store.apart`).
     """
 
 
 class ValueRefused(StatementRefused):
-    """PostgreSQL cannot hold a value of a statement; the same call with it never succeeds."""
+    """PostgreSQL cannot store a value of the statement. The same call never succeeds."""
 
 
 class SchemaError(DispatcherError):
-    """The tables are not those that this release needs."""
+    """The tables are not those of this release."""
 
 
 class TopologyError(DispatcherError):
@@ -157,7 +157,7 @@ class TopologyError(DispatcherError):
 
 
 class ProviderFault(DispatcherError):
-    """The provider cannot be used as a whole; no email is to blame and no attempt is burnt.
+    """The provider cannot be used for any email. The email's attempt does not count.
 
     Attributes:
         provider: The provider's name.

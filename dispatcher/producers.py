@@ -1,16 +1,15 @@
-"""Enqueue: an email becomes durable and unique in the application's own PostgreSQL transaction.
+"""`enqueue` stores an email in the application's own PostgreSQL transaction, once per message key.
 
     with psycopg.connect(...) as connection:
         connection.execute("insert into orders …")
         enqueue(connection, Email(message_key="order-17-receipt", sender="shop@example.com", to="ann@example.org", …))
 
-Both rows commit or neither does. The connection is the caller's: a psycopg connection, Django's `connection`, or a
-Connection or Session of SQLAlchemy over psycopg. Nothing here commits, rolls back or closes it, and psycopg's other
-errors reach the caller unchanged. A second call with the same message key and payload returns the first email's id.
-After the commit the relay publishes.
+Both rows commit, or neither does. The connection may be a psycopg connection, Django's `connection`, or a Connection or
+Session of SQLAlchemy over psycopg. These functions never commit, roll back or close it. They raise psycopg's own errors
+unchanged, except those that `enqueue` lists. A second call with the same message key and payload returns the id of the
+first email. The relay publishes the email after the commit.
 
-The `_async` twins take asynchronous connections: psycopg's AsyncConnection, or an AsyncConnection or AsyncSession of
-SQLAlchemy. Otherwise they are the same.
+The `_async` functions do the same with psycopg's AsyncConnection, or an AsyncConnection or AsyncSession of SQLAlchemy.
 """
 
 from __future__ import annotations
@@ -47,30 +46,28 @@ if TYPE_CHECKING:
     from psycopg import AsyncConnection, Connection
 
 BATCH_EMAILS: Final = 500
-"""Emails per statement: beyond some hundreds a larger batch gains nothing and holds more memory."""
+"""Emails per statement. Larger batches are not faster, but use more memory."""
 BATCH_OCTETS: Final = 16 * 1024 * 1024
-"""Bodies and attachments per statement, one email at least: half a gigabyte at once makes PostgreSQL hang up."""
+"""Bodies and attachments per statement, at least one email: PostgreSQL ends a session that sends half a gigabyte."""
 
 
 class Acceptance(StrEnum):
-    """What enqueueing an email came to."""
+    """The result of enqueueing an email."""
 
     ACCEPTED = "accepted"
-    """Its key is new: it will be sent."""
+    """The key is new. The email will be sent."""
     KNOWN = "known"
-    """Its key and payload were enqueued before: nothing new."""
+    """The key was enqueued before with the same payload. Nothing was stored."""
     CONFLICT = "conflict"
-    """Its key names an email with another payload: nothing was stored."""
+    """The key was enqueued before with another payload. Nothing was stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """One email's answer.
+    """The result for one email.
 
     Attributes:
-        email_id: The email that holds the key: this one if it was accepted, else the earlier one.
-        message_key: The key.
-        acceptance: What it came to.
+        email_id: The new email if it was accepted, otherwise the earlier email with the same key.
     """
 
     email_id: UUID
@@ -79,16 +76,16 @@ class Enqueued:
 
 
 def enqueue(connection: CallersConnection, email: Email, *, traceparent: str | None = None) -> Enqueued:
-    """Enqueues one email in the connection's transaction.
+    """Enqueues one email in the connection's transaction. Idempotent per message key.
 
     Args:
         connection: A psycopg connection, Django's `connection`, or a Connection or Session of SQLAlchemy.
-        traceparent: W3C trace context, carried to the message and the logs.
+        traceparent: W3C trace context, which the message and the log events carry.
 
     Raises:
-        MessageKeyConflict: the key names an email with another payload.
-        UnusableConnection: the connection is not psycopg's, is closed, its transaction failed, or its role lacks a
-            right.
+        MessageKeyConflict: the key was enqueued before with another payload.
+        UnusableConnection: the connection is not one of psycopg, is closed, is in a failed transaction, or its role
+            lacks a permission.
         SchemaError: the database does not have the dispatcher's tables.
     """
     return enqueue_many(connection, [email], traceparent=traceparent)[0]
@@ -101,18 +98,21 @@ def enqueue_many(
     traceparent: str | None = None,
     report_conflicts: bool = False,
 ) -> list[Enqueued]:
-    """Enqueues emails in the connection's transaction, some hundreds per statement; answers in the order given.
+    """Enqueues emails in the connection's transaction, up to `BATCH_EMAILS` per statement.
 
-    On a connection in autocommit (such as Django's outside `atomic()`) the call is a transaction of its own and stores
-    all emails or none. They stay if later code fails. With `report_conflicts`, every few hundred emails are a
-    transaction of their own, so that a file of any size can be enqueued.
+    In autocommit mode (such as Django's outside `atomic()`) the call is its own transaction: it stores all emails or
+    none, and they stay if later code fails. With `report_conflicts` each batch is its own transaction, so that a file
+    of any size can be enqueued.
 
     Args:
-        report_conflicts: Answer `conflict` for such an email and store the others, instead of raising.
+        report_conflicts: Instead of raising, return `Acceptance.CONFLICT` for such an email and store the others.
+
+    Returns:
+        The result for each email, in the order of `emails`.
 
     Raises:
-        MessageKeyConflict: a key names an email with another payload, and conflicts are not reported. Roll the
-            transaction back: others of the same call may stand in it.
+        MessageKeyConflict: a key was enqueued before with another payload, and `report_conflicts` is off. Roll the
+            transaction back: it may contain other emails of the call.
         UnusableConnection, SchemaError: as `enqueue` does.
     """
     answers: list[Enqueued] = []
@@ -181,15 +181,15 @@ def _batches(emails: Iterable[Email], traceparent: str | None) -> Iterator[list[
 
 
 def _octets(email: Email) -> int:
-    """About how large its parameters are."""
+    """The approximate size of an email's parameters."""
     return len(email.text or "") + len(email.html or "") + sum(len(file.content) for file in email.attachments)
 
 
 def _is_one_statement(emails: Iterable[Email]) -> bool:
-    """Whether autocommit alone stores these emails whole, or not at all.
+    """Whether one statement stores all emails, so that autocommit needs no explicit transaction.
 
-    Asked in autocommit alone: elsewhere psycopg's `transaction()` would commit what is the caller's to commit, if the
-    caller has executed nothing before.
+    Matters only in autocommit mode. In other modes psycopg's `transaction()` would commit the caller's transaction if
+    the caller has executed no statement in it.
     """
     return isinstance(emails, list) and len(emails) == 1 and not emails[0].attachments
 
@@ -216,7 +216,7 @@ def _answers(
 
 
 def _tuples(_cursor: object) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """psycopg's row factory for plain tuples: the caller's connection may make rows of any kind."""
+    """psycopg's row factory for plain tuples, because the caller's connection may have another one."""
     return tuple
 
 

@@ -1,3 +1,3 @@
-"""The version of the package; setup.cfg reads it from here."""
+"""The version of the package, which setup.cfg reads."""
 
 VERSION = "0.1.0"

@@ -17,7 +17,7 @@ from uuid import UUID
 
 import orjson
 
-from dispatcher.config import MOST_BUNDLED
+from dispatcher.config import MAX_BUNDLE_EMAILS
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.errors import InvalidPointer
 
@@ -56,7 +56,7 @@ def encode(pointer: Pointer) -> bytes:
 
 
 def encode_bundle(pointers: Sequence[Pointer]) -> bytes:
-    """The body of a message that points to several emails, at most `config.MOST_BUNDLED`."""
+    """The body of a message that points to several emails, at most `config.MAX_BUNDLE_EMAILS`."""
     emails = [{"email_id": pointer.email_id, "message_key": pointer.message_key} for pointer in pointers]
     return orjson.dumps({"v": BUNDLE_VERSION, "emails": emails})
 
@@ -113,8 +113,8 @@ def _version(fields: Mapping[str, Any]) -> int | None:
 
 def _bundled(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     emails = fields.get("emails")
-    if type(emails) is not list or not 1 <= len(emails) <= MOST_BUNDLED:
-        raise InvalidPointer(f'"emails" is missing or no list of 1 to {MOST_BUNDLED}.')
+    if type(emails) is not list or not 1 <= len(emails) <= MAX_BUNDLE_EMAILS:
+        raise InvalidPointer(f'"emails" is missing or no list of 1 to {MAX_BUNDLE_EMAILS}.')
     if not all(type(each) is dict for each in emails):
         raise InvalidPointer('"emails" holds what is no JSON object.')
     return emails

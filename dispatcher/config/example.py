@@ -1,4 +1,4 @@
-"""The environment file that explains every setting, to be filled in; deploy/dispatcher.env is this."""
+"""The environment file that explains every setting: `dispatcher config --example`, deploy/dispatcher.env."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Final
 from dispatcher.config import Setting, every_setting
 
 _HEAD: Final = """\
-# Email Dispatcher: the settings of one host. A line counts once the # before its name is gone; what stands there is the
-# default. `dispatcher config` shows what a host has, `dispatcher doctor` whether it works.
+# Email Dispatcher: the settings of one host. To set one, remove the # before its name. The values below are the
+# defaults. `dispatcher config` prints the settings in effect, `dispatcher doctor` checks whether they work.
 # Every command reads this file if --env-file or DISPATCHER_ENV_FILE names it. A line here overrides the same variable
-# of the environment. Nothing is expanded: a $ is a $. Put quotes around a value that has quotes, a line break, or a
-# space before a #.
+# of the environment. Variables are not expanded: a $ is a $. Put quotes around a value that contains quotes, a line
+# break, or a space before a #.
 """
 
 
 def environment_file() -> str:
-    """Every setting, commented out and explained; deploy/dispatcher.env is this."""
+    """The text of deploy/dispatcher.env: every setting, commented out and explained."""
     return _HEAD + "".join(f"\n{_entry(each)}" for each in every_setting())
 
 

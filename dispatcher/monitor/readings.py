@@ -39,16 +39,29 @@ class Gauge:
         return family
 
 
-CURRENT: Final = Gauge("dispatcher_current_emails", "Emails by status: pending, sending, failed, held.", ("status",))
-OLDEST_PENDING: Final = Gauge("dispatcher_oldest_pending_seconds", "Age of the oldest pending email; 0 if none is.")
-RELAY_LAG: Final = Gauge("dispatcher_relay_lag_seconds", "How long a message has been due to be published; 0 if none.")
-SENT_LAST_HOUR: Final = Gauge("dispatcher_sent_last_hour_emails", "Emails sent in the last hour, about.")
-SENT_LAST_DAY: Final = Gauge("dispatcher_sent_last_day_emails", "Emails sent in the last 24 hours, about.")
-QUEUES: Final = Gauge("dispatcher_queue_messages", "Messages that wait on the send queue and on the DLQ.", ("queue",))
-SEND_QUEUE_WORKERS: Final = Gauge("dispatcher_send_queue_workers", "Workers of all hosts that consume the send queue.")
-FAILING: Final = Gauge("dispatcher_failing_checks", "1 where a check of /readyz fails.", ("check",))
-AGE: Final = Gauge("dispatcher_readings_age_seconds", "Age of what was read from a server.", ("server",))
-BUILD: Final = Gauge("dispatcher_build_info", "1; what runs.", ("version", "python"))
+CURRENT: Final = Gauge(
+    "dispatcher_current_emails", "Current number of emails by status: pending, sending, failed, held.", ("status",)
+)
+OLDEST_PENDING: Final = Gauge(
+    "dispatcher_oldest_pending_seconds", "Age of the oldest pending email; 0 if no email is pending."
+)
+RELAY_LAG: Final = Gauge(
+    "dispatcher_relay_lag_seconds",
+    "How long the longest waiting message has been due to be published; 0 if none is due.",
+)
+SENT_LAST_HOUR: Final = Gauge("dispatcher_sent_last_hour_emails", "Emails sent in the last hour, approximately.")
+SENT_LAST_DAY: Final = Gauge("dispatcher_sent_last_day_emails", "Emails sent in the last 24 hours, approximately.")
+QUEUES: Final = Gauge(
+    "dispatcher_queue_messages",
+    "Messages on the send queue and on the DLQ, without those that consumers hold.",
+    ("queue",),
+)
+SEND_QUEUE_WORKERS: Final = Gauge(
+    "dispatcher_send_queue_workers", "Workers of all hosts that consume from the send queue."
+)
+FAILING: Final = Gauge("dispatcher_failing_checks", "1 if the check of /readyz fails, otherwise 0.", ("check",))
+AGE: Final = Gauge("dispatcher_readings_age_seconds", "Age of the data last read from the server.", ("server",))
+BUILD: Final = Gauge("dispatcher_build_info", "Always 1; the labels name the running versions.", ("version", "python"))
 
 READINGS: Final = tuple(each for each in globals().copy().values() if isinstance(each, Gauge))
 """All of them."""

@@ -73,8 +73,8 @@ def _public_words(error: BaseException) -> str:
     if isinstance(error, DispatcherError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}. The log has more."
-    return f"{type(error).__name__}. The log has more."
+        return f"{error.strerror}. The log has details."
+    return f"{type(error).__name__}. The log has details."
 
 
 def _tie_to(parent: int) -> None:

@@ -24,9 +24,9 @@ class Panel(StrEnum):
 
     SENDING = "Sending"
     DATABASE = "Queue and database"
-    TROUBLE = "What went wrong"
+    TROUBLE = "Failures and recovery"
     HOSTS = "Hosts"
-    API = "HTTP API and shared calls"
+    API = "HTTP API and bulk calls"
 
 
 class Cell(Protocol):

@@ -1,9 +1,9 @@
-"""Every metric that our processes count, declared once, but for those that a provider declares in its own module.
+"""The metrics of all processes, each declared once. A provider declares its own metrics in its own module.
 
-`./run generate` writes what follows from a declaration: the table in docs/metrics.md, and a panel of the dashboard.
+`./run generate` writes the table in docs/metrics.md and the panels of the dashboard from these declarations.
 
-Names end in their unit or in `_total`. Labels are words of closed vocabularies: never an id, an address, a host. What
-the monitor computes from the database and the servers is declared in `monitor.readings`.
+Names end in their unit or in `_total`. Label values come from closed vocabularies: never an id, an address or a host.
+`monitor.readings` declares the metrics that the monitor computes from the database and the servers.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ _BATCH_EMAILS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 # One email.
 EMAILS: Final = Counter(
     "dispatcher_emails_total",
-    "Emails finished by a worker: the outcome that ended them.",
+    "Emails that workers finished, by their last outcome.",
     ("provider", "outcome"),
     panel=Panel.SENDING,
 )
 ATTEMPTS: Final = Counter(
     "dispatcher_attempts_total",
-    "Attempts recorded; error_type is none where the provider accepted.",
+    "Recorded attempts; error_type is none if the provider accepted.",
     ("provider", "outcome", "error_type"),
     panel=Panel.SENDING,
 )
 RETRIES: Final = Counter(
-    "dispatcher_retries_total", "Attempts that are tried again in process.", ("provider",), panel=Panel.SENDING
+    "dispatcher_retries_total", "Attempts that a worker retries within the lease.", ("provider",), panel=Panel.SENDING
 )
 SEND_SECONDS: Final = Histogram(
     "dispatcher_send_seconds",
-    "From an attempt's start to its outcome.",
+    "Duration of an attempt.",
     _SEND_SECONDS,
     ("provider",),
     panel=Panel.SENDING,
 )
 END_TO_END_SECONDS: Final = Histogram(
     "dispatcher_end_to_end_seconds",
-    "From the enqueue to the provider's acceptance.",
+    "Time from the enqueue to the provider's acceptance.",
     _END_TO_END_SECONDS,
     panel=Panel.SENDING,
 )
@@ -54,11 +54,13 @@ HELD: Final = Counter(
     panel=Panel.TROUBLE,
 )
 LEASES_LOST: Final = Counter(
-    "dispatcher_lost_leases_total", "Results that came after their lease was lost.", panel=Panel.TROUBLE
+    "dispatcher_lost_leases_total",
+    "Results that a worker could not record because it had lost the lease.",
+    panel=Panel.TROUBLE,
 )
 RECOVERED: Final = Counter(
     "dispatcher_recovered_emails_total",
-    "Emails returned after their owner or their message was gone.",
+    "Emails that recovery returned after their worker, host or message was lost.",
     ("reason",),
     (
         *(("worker_died",), ("worker_frozen",), ("lease_expired",), ("message_lost",), ("host_returned",)),
@@ -70,21 +72,21 @@ RECOVERED: Final = Counter(
 # Messages and batches.
 DUPLICATES: Final = Counter(
     "dispatcher_duplicate_deliveries_total",
-    "Messages for emails that are finished or another's.",
+    "Messages whose email was finished or leased by another worker.",
     ("status",),
     panel=Panel.TROUBLE,
 )
 MESSAGES_REJECTED: Final = Counter(
-    "dispatcher_rejected_messages_total", "Messages that point to no email, sent to the DLQ.", panel=Panel.TROUBLE
+    "dispatcher_rejected_messages_total", "Messages that point to no email; they go to the DLQ.", panel=Panel.TROUBLE
 )
 LEASE_SECONDS: Final = Histogram(
-    "dispatcher_lease_seconds", "One lease statement.", _STATEMENT_SECONDS, panel=Panel.DATABASE
+    "dispatcher_lease_seconds", "Duration of a lease statement.", _STATEMENT_SECONDS, panel=Panel.DATABASE
 )
 LEASE_EMAILS: Final = Histogram(
     "dispatcher_lease_batch_emails", "Emails per lease statement.", _BATCH_EMAILS, panel=Panel.DATABASE
 )
 RECORD_SECONDS: Final = Histogram(
-    "dispatcher_record_seconds", "One record statement.", _STATEMENT_SECONDS, panel=Panel.DATABASE
+    "dispatcher_record_seconds", "Duration of a record statement.", _STATEMENT_SECONDS, panel=Panel.DATABASE
 )
 RECORD_EMAILS: Final = Histogram(
     "dispatcher_record_batch_emails", "Results per record statement.", _BATCH_EMAILS, panel=Panel.DATABASE
@@ -98,7 +100,7 @@ PUBLISHED_EMAILS: Final = Counter(
 )
 UNROUTABLE_EMAILS: Final = Counter(
     "dispatcher_unroutable_emails_total",
-    "Emails whose message RabbitMQ did not take.",
+    "Emails whose message RabbitMQ did not confirm or could not route.",
     ("queue",),
     (("send",), ("dlq",)),
     panel=Panel.DATABASE,
@@ -106,17 +108,23 @@ UNROUTABLE_EMAILS: Final = Counter(
 
 # Providers.
 THROTTLES: Final = Counter(
-    "dispatcher_throttles_total", "Answers that asked us to slow down.", ("provider",), panel=Panel.SENDING
+    "dispatcher_throttles_total",
+    "Responses with which a provider throttled a worker.",
+    ("provider",),
+    panel=Panel.SENDING,
 )
 BULK_CALLS: Final = Counter(
-    "dispatcher_bulk_calls_total", "Calls to a provider that carried several emails.", ("provider",), panel=Panel.API
+    "dispatcher_bulk_calls_total",
+    "Bulk calls: calls to a provider with several emails.",
+    ("provider",),
+    panel=Panel.API,
 )
 BULK_CALL_EMAILS: Final = Counter(
-    "dispatcher_bulk_call_emails_total", "Emails that these calls carried.", ("provider",), panel=Panel.API
+    "dispatcher_bulk_call_emails_total", "Emails in bulk calls.", ("provider",), panel=Panel.API
 )
 BREAKERS: Final = Gauge(
     "dispatcher_breaker_workers",
-    "Workers of this host that see the provider so.",
+    "Workers of this host by the state of their circuit breaker for the provider.",
     ("provider", "state"),
     panel=Panel.HOSTS,
 )
@@ -124,33 +132,37 @@ BREAKERS: Final = Gauge(
 # The HTTP API.
 API_EMAILS: Final = Counter(
     "dispatcher_api_emails_total",
-    "Emails that the HTTP API answered for: accepted, or known because an earlier request brought the same email.",
+    "Emails in requests to the HTTP API: accepted, or known from an earlier request with the same key.",
     ("outcome",),
     (("accepted",), ("known",)),
     panel=Panel.API,
 )
 API_REFUSALS: Final = Counter(
     "dispatcher_api_refusals_total",
-    "Requests, and emails of a batch, that the HTTP API refused.",
+    "Requests, and emails in batch requests, that the HTTP API refused.",
     ("reason",),
     panel=Panel.API,
 )
 API_INSERT_SECONDS: Final = Histogram(
     "dispatcher_api_insert_seconds",
-    "One statement that inserts what requests brought.",
+    "Duration of a statement that inserts the emails of requests.",
     _STATEMENT_SECONDS,
     panel=Panel.API,
 )
 API_INSERT_EMAILS: Final = Histogram(
-    "dispatcher_api_insert_batch_emails", "Emails per such statement.", _BATCH_EMAILS, panel=Panel.API
+    "dispatcher_api_insert_batch_emails", "Emails per insert statement of the HTTP API.", _BATCH_EMAILS, panel=Panel.API
 )
 
 # Processes.
-IN_FLIGHT: Final = Gauge("dispatcher_in_flight_emails", "Emails that workers have under lease.", panel=Panel.HOSTS)
-CONSUMING: Final = Gauge("dispatcher_consuming_workers", "Workers to which RabbitMQ gives messages.", panel=Panel.HOSTS)
+IN_FLIGHT: Final = Gauge(
+    "dispatcher_in_flight_emails", "Emails that workers of this host have leased.", panel=Panel.HOSTS
+)
+CONSUMING: Final = Gauge(
+    "dispatcher_consuming_workers", "Workers of this host that consume from RabbitMQ.", panel=Panel.HOSTS
+)
 RESTARTS: Final = Counter(
     "dispatcher_process_restarts_total",
-    "Processes that ended and were started again or replaced.",
+    "Processes that exited and were restarted or replaced.",
     ("role", "reason"),
     (
         (role, reason)

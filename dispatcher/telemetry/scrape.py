@@ -20,7 +20,7 @@ from dispatcher.telemetry.meters import Labels, Meter
 
 SKIPPED: Final = (
     "dispatcher_metrics_skipped_files",
-    "Files in the metrics folder that are left out: empty, corrupt, foreign or unreadable.",
+    "Metric files that are skipped because they are empty, corrupt, foreign or unreadable.",
 )
 SKIP_REASONS: Final = ("empty", "corrupt", "foreign", "unreadable")
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"

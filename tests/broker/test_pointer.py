@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dispatcher.broker.outgoing import Outgoing
 from dispatcher.broker.pointer import MAX_BODY_OCTETS, Pointer, decode, encode, encode_bundle
-from dispatcher.config import MOST_BUNDLED
+from dispatcher.config import MAX_BUNDLE_EMAILS
 from dispatcher.errors import InvalidPointer
 
 EMAIL_ID = UUID("0192f000-0000-7000-8000-00000000000a")
@@ -107,7 +107,7 @@ def bundle(*emails: Any, **changes: Any) -> bytes:
     return json.dumps({"v": 2, "emails": list(emails or [ENTRY]), **changes}).encode()
 
 
-@given(st.lists(keys, min_size=1, max_size=MOST_BUNDLED))
+@given(st.lists(keys, min_size=1, max_size=MAX_BUNDLE_EMAILS))
 def test_a_bundle_is_decoded_in_its_order(given_keys: list[str]) -> None:
     pointers = [Pointer(uuid4(), key) for key in given_keys]
 
@@ -121,7 +121,7 @@ def test_a_bundle_holds_pointers_and_nothing_else() -> None:
 
 
 def test_the_largest_bundle_is_read() -> None:
-    pointers = [Pointer(uuid4(), "🦊" * 255) for _ in range(MOST_BUNDLED)]
+    pointers = [Pointer(uuid4(), "🦊" * 255) for _ in range(MAX_BUNDLE_EMAILS)]
 
     assert decode(encode_bundle(pointers)) == pointers
 

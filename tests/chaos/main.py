@@ -21,7 +21,7 @@ import click
 from dispatcher.broker.topology import Topology
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import prepare_streams, print_data, print_json, say
-from dispatcher.config import MOST_BUNDLED
+from dispatcher.config import MAX_BUNDLE_EMAILS
 from dispatcher.dev.servers import AMQP_URL, DATABASE_URL, MANAGEMENT_URL, private_servers
 from dispatcher.errors import DispatcherError
 from tests.acceptance.outages import POSTGRES, RABBITMQ, Removable
@@ -60,7 +60,7 @@ NOT_JUDGED: Final = 75
 @click.option("--provider", type=click.Choice(["sendgrid", "smtp"]), default="sendgrid", show_default=True, help=(
     "The provider that the double imitates."
 ))  # fmt: skip
-@click.option("--bundle", type=click.IntRange(1, MOST_BUNDLED), default=1, show_default=True, help=(
+@click.option("--bundle", type=click.IntRange(1, MAX_BUNDLE_EMAILS), default=1, show_default=True, help=(
     "Most emails that a message on the send queue points to (DISPATCHER_BUNDLE_EMAILS)."
 ))  # fmt: skip
 @click.option("--cluster", is_flag=True, help=(

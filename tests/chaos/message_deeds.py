@@ -10,7 +10,7 @@ import orjson
 import pika
 import psycopg
 
-from dispatcher.config import MOST_BUNDLED
+from dispatcher.config import MAX_BUNDLE_EMAILS
 from tests.acceptance.outages import POSTGRES, RABBITMQ
 from tests.chaos.deed import BROKEN
 from tests.chaos.stage import Stage
@@ -40,7 +40,7 @@ def inject_duplicates(stage: Stage, random: Random) -> bool:
         nobody = {"email_id": str(uuid4()), "message_key": "nobody"}
         beside_nobody = _bundle([*pointers[:15], nobody, *pointers[15:]])
         stage.diary.garbage.add(beside_nobody)
-        bodies += [_bundle(random.choices(pointers, k=MOST_BUNDLED)), beside_nobody] if pointers else []
+        bodies += [_bundle(random.choices(pointers, k=MAX_BUNDLE_EMAILS)), beside_nobody] if pointers else []
         stage.rabbit.publish(stage.topology.queue, *bodies)
         return bool(bodies)
     return False
@@ -55,8 +55,8 @@ def inject_garbage(stage: Stage, random: Random) -> bool:
         b"", b"\xff\x00", b"[]", b"{}", b"x" * 70_000, b"[" * 20_000, b'{"v":2}',
         _pointer(nobody, "nobody"), _pointer("no-uuid", "nobody"), _pointer(nobody, "a\0b"), _pointer(nobody, ""),
         _bundle([]), _bundle([{}]), _bundle([[]]), _bundle("emails"), _bundle([{"v": 2, "emails": []}]),
-        _bundle([{"email_id": nobody, "message_key": "nobody"}] * (MOST_BUNDLED + 1)),
-        _bundle([{"email_id": nobody, "message_key": "nobody"}] * MOST_BUNDLED),
+        _bundle([{"email_id": nobody, "message_key": "nobody"}] * (MAX_BUNDLE_EMAILS + 1)),
+        _bundle([{"email_id": nobody, "message_key": "nobody"}] * MAX_BUNDLE_EMAILS),
     )  # fmt: skip
     # Noted before: nobody may hear that the broker took them.
     stage.diary.garbage.update(bodies)

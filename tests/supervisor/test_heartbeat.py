@@ -91,14 +91,14 @@ def test_a_mistake_in_the_settings_is_told_in_words_and_not_as_a_traceback(nurse
     [
         ("unfit:3", "exit 3.", False),
         ("killed", "signal SIGKILL.", False),
-        ("full", "No space left on device. The log has more.", False),
+        ("full", "No space left on device. The log has details.", False),
         (
             "refused",
             "PostgreSQL refuses the user, the password or the database in DISPATCHER_DATABASE_URL. The log has",
             False,
         ),
-        ("away", "PostgreSQL is not available. The log has more.", False),
-        ("broken", "LookupError. The log has more.", True),
+        ("away", "PostgreSQL is not available. The log has details.", False),
+        ("broken", "LookupError. The log has details.", True),
     ],
 )
 def test_the_public_reason_for_a_failed_boot_has_no_private_words(

@@ -10,7 +10,7 @@ import orjson
 import psycopg
 import pytest
 
-from dispatcher.config import MOST_BUNDLED
+from dispatcher.config import MAX_BUNDLE_EMAILS
 from dispatcher.domain.outcome import Deferred, Reason, Rejected
 from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Taken
@@ -41,15 +41,15 @@ def withhold(bench: Bench, email_ids: Iterable[UUID]) -> None:
 
 @pytest.mark.parametrize("prefetch", ["1", "7", "256"])
 async def test_every_email_of_a_message_is_sent_once_and_then_the_message_is_acked(bench: Bench, prefetch: str) -> None:
-    email_ids = bench.books.enqueue(2 * MOST_BUNDLED)
+    email_ids = bench.books.enqueue(2 * MAX_BUNDLE_EMAILS)
     await bench.start(PREFETCH=prefetch)
 
-    for half in (email_ids[:MOST_BUNDLED], email_ids[MOST_BUNDLED:]):
+    for half in (email_ids[:MAX_BUNDLE_EMAILS], email_ids[MAX_BUNDLE_EMAILS:]):
         await bench.deliver_together(half)
 
-    await bench.settled({"sent": 2 * MOST_BUNDLED})
+    await bench.settled({"sent": 2 * MAX_BUNDLE_EMAILS})
     assert bench.provider.accepted == dict.fromkeys(email_ids, 1)
-    assert bench.books.hourly() == {"accepted": 2 * MOST_BUNDLED}
+    assert bench.books.hourly() == {"accepted": 2 * MAX_BUNDLE_EMAILS}
     await bench.nothing_left_on_the_queue()
 
 
@@ -78,7 +78,7 @@ async def test_messages_of_one_email_fill_the_window_however_many_they_may_point
     withhold(bench, email_ids)
     await bench.deliver(email_ids)
 
-    await bench.start(PREFETCH="8", BUNDLE_EMAILS=str(MOST_BUNDLED))
+    await bench.start(PREFETCH="8", BUNDLE_EMAILS=str(MAX_BUNDLE_EMAILS))
 
     await until(lambda: len(bench.provider.waiting) == 8)
 
@@ -162,7 +162,7 @@ async def test_a_message_whose_list_is_none_goes_to_the_dlq_as_it_was(bench: Ben
     email_id = bench.books.enqueue_one()
     if emails == "too many":
         pointer = {"email_id": str(email_id), "message_key": bench.books.key(email_id)}
-        emails = [pointer] * (MOST_BUNDLED + 1)
+        emails = [pointer] * (MAX_BUNDLE_EMAILS + 1)
     body = orjson.dumps({"v": 2, "emails": emails})
     await bench.start()
 
