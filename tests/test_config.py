@@ -1,4 +1,4 @@
-"""Settings: every mistake is told at once, with its variable and the remedy; nothing secret is ever shown."""
+"""Settings: every mistake is reported at once, with its variable and the remedy; no secret is ever shown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dispatcher.config import BUILT_IN, doubts, every_setting, examine, load
+from dispatcher.config import BUILT_IN, every_setting, examine, load, suspicious_settings
 from dispatcher.config.values import SmtpServer
 from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import ConfigurationError
@@ -26,7 +26,7 @@ def mistakes_of(environ: dict[str, str], *needs: str) -> tuple[str, ...]:
     return raised.value.mistakes
 
 
-def test_an_empty_environment_gives_what_a_newcomer_needs() -> None:
+def test_defaults_suit_a_first_run() -> None:
     settings = load({})
 
     assert (settings.queue, settings.dlq) == ("email.dispatcher.send", "email.dispatcher.dlq")
@@ -44,7 +44,7 @@ def test_every_default_passes_its_own_parser() -> None:
     assert {origin.source for origin in origins.values()} == {"default"}
 
 
-def test_no_two_settings_share_a_variable_and_each_says_what_it_is_about() -> None:
+def test_each_setting_has_its_own_variable_and_a_help_text() -> None:
     variables = [each.variable for each in every_setting()]
 
     assert len(set(variables)) == len(variables)
@@ -68,7 +68,7 @@ def test_no_two_settings_share_a_variable_and_each_says_what_it_is_about() -> No
         ("DISPATCHER_RUN_DIR", "~/run", "run_dir", Path.home() / "run"),
     ],
 )
-def test_what_an_operator_writes_is_understood(variable: str, text: str, field: str, value: Any) -> None:
+def test_a_text_is_parsed(variable: str, text: str, field: str, value: Any) -> None:
     environ = {variable: text, "DISPATCHER_SMTP_URL": "smtp://mx"} | {variable: text}
 
     assert getattr(load(environ), field) == value
@@ -87,7 +87,7 @@ def test_what_an_operator_writes_is_understood(variable: str, text: str, field: 
         ),
     ],
 )
-def test_an_smtp_server_is_understood(text: str, server: SmtpServer) -> None:
+def test_an_smtp_url_is_parsed(text: str, server: SmtpServer) -> None:
     assert load({"DISPATCHER_SMTP_URL": text}).of(SmtpSettings).url == server
 
 
@@ -99,7 +99,7 @@ def test_an_smtp_server_is_understood(text: str, server: SmtpServer) -> None:
         (1000, "/home/ann", "/home/ann/state", "/home/ann/state/email-dispatcher"),
     ],
 )
-def test_the_run_directory_is_by_default_where_nothing_is_emptied(
+def test_the_default_run_directory_is_not_a_temporary_folder(
     uid: int, home: str, state: str | None, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.getuid", lambda: uid)
@@ -128,36 +128,40 @@ def test_the_run_directory_is_by_default_where_nothing_is_emptied(
         ("DISPATCHER_ON_UNCERTAIN", "retry", "must be one of: hold, resend"),
         ("DISPATCHER_LOG_LEVEL", "verbose", "must be one of: debug, info, warning, error"),
         ("DISPATCHER_QUEUE_TYPE", "stream", "must be one of: quorum, classic"),
-        ("DISPATCHER_PROVIDERS", "carrier-pigeon", "does not know carrier-pigeon; known are"),
-        ("DISPATCHER_PROVIDERS", "smtp://ann:secret@mx", "does not know what is no name; known are"),
-        ("DISPATCHER_ALLOWED_PROVIDER_HEADERS", "X-MC-*", "is not made of"),
-        ("DISPATCHER_ALLOWED_PROVIDER_HEADERS", "X-MC-Tags,bcc", "names bcc, which an email may never set itself"),
+        ("DISPATCHER_PROVIDERS", "carrier-pigeon", "has an unknown provider: 'carrier-pigeon'. Choose from"),
+        (
+            "DISPATCHER_PROVIDERS",
+            "smtp://ann:secret@mx",
+            "has an unknown provider: a text that is not a name. Choose from",
+        ),
+        ("DISPATCHER_ALLOWED_PROVIDER_HEADERS", "X-MC-*", "may have only the characters"),
+        ("DISPATCHER_ALLOWED_PROVIDER_HEADERS", "X-MC-Tags,bcc", "names bcc, which an email may never set"),
         ("DISPATCHER_PROVIDERS", "smtp,smtp", "must name each provider once"),
         ("DISPATCHER_PROVIDERS", ",", "must name each provider once"),
         ("DISPATCHER_DATABASE_URL", "mysql://db/x", "must be a URL that begins with postgresql:// or postgres://"),
         ("DISPATCHER_DATABASE_URL", "db.example", "must be a URL that begins with postgresql://"),
         ("DISPATCHER_DATABASE_URL", "postgresql://a:1,b:x/db", "is not a URL"),
         ("DISPATCHER_AMQP_URL", "amqp://a/m,http://b/m", "must be a URL that begins with amqp:// or amqps://"),
-        ("DISPATCHER_AMQP_URL", "amqp://a,b/m", "names several hosts in one URL"),
+        ("DISPATCHER_AMQP_URL", "amqp://a,b/m", "has several hosts in one URL"),
         ("DISPATCHER_AMQP_URL", "http://mq", "must be a URL that begins with amqp:// or amqps://"),
         ("DISPATCHER_AMQP_URL", "amqp://", "must be a URL"),
         ("DISPATCHER_AMQP_URL", "amqp://mq:port", "is not a URL"),
         ("DISPATCHER_AMQP_URL", "amqp://mq:99999", "is not a URL"),
         ("DISPATCHER_QUEUE", "amq.mine", "not begin with `amq.`"),
         ("DISPATCHER_QUEUE", "ü" * 101, "1 to 200"),
-        ("DISPATCHER_SMTP_URL", "smtp://mx?starttls=no", "takes no path and no option but"),
-        ("DISPATCHER_SMTP_URL", "smtp://mx/path", "takes no path"),
+        ("DISPATCHER_SMTP_URL", "smtp://mx?starttls=no", "must have no path and no option except"),
+        ("DISPATCHER_SMTP_URL", "smtp://mx/path", "must have no path"),
         ("DISPATCHER_SMTP_URL", "smtps://mx?tls=none", "contradicts"),
-        ("DISPATCHER_SMTP_URL", "smtp://user:word@mx.example?tls=none", "would send its password in the clear"),
+        ("DISPATCHER_SMTP_URL", "smtp://user:word@mx.example?tls=none", "would send the password without encryption"),
         ("DISPATCHER_SMTP_URL", "mx:25", "must be a URL"),
         ("DISPATCHER_CA_FILE", "/no/such/file", "names a file that does not exist"),
         ("DISPATCHER_CA_FILE", "/" + "x" * 300, "names a file that cannot be read: file name too long"),
         ("DISPATCHER_CA_FILE", "~no-such-user/ca.pem", "names the home of a user who does not exist"),
-        ("DISPATCHER_CA_FILE", __file__, "names a file that holds no certificates in PEM"),
+        ("DISPATCHER_CA_FILE", __file__, "names a file without PEM certificates"),
         ("DISPATCHER_RUN_DIR", "~no-such-user", "names the home of a user who does not exist"),
     ],
 )
-def test_what_cannot_be_meant_is_told_by_its_variable(variable: str, text: str, sentence: str) -> None:
+def test_an_invalid_value_is_reported_with_its_variable(variable: str, text: str, sentence: str) -> None:
     (mistake,) = mistakes_of({variable: text})
 
     assert mistake.startswith(f"{variable} ")
@@ -165,7 +169,7 @@ def test_what_cannot_be_meant_is_told_by_its_variable(variable: str, text: str, 
     assert mistake.endswith(".")
 
 
-def test_every_mistake_is_told_at_once() -> None:
+def test_every_mistake_is_reported_at_once() -> None:
     mistakes = mistakes_of(
         {
             "DISPATCHER_WORKERS": "many",
@@ -188,7 +192,7 @@ def test_every_mistake_is_told_at_once() -> None:
     ]
 
 
-def test_what_a_command_needs_and_does_not_find_is_told_with_the_remedy() -> None:
+def test_a_missing_setting_is_reported_with_the_remedy() -> None:
     mistakes = mistakes_of({}, "database_url", "amqp_url", "providers")
 
     assert [mistake.split(":")[0] for mistake in mistakes] == [
@@ -207,7 +211,7 @@ def test_what_a_command_needs_and_does_not_find_is_told_with_the_remedy() -> Non
         ("sendgrid", "SENDGRID_API_KEY is not set"),
     ],
 )
-def test_who_sends_needs_what_the_provider_needs_and_nobody_else_does(provider: str, sentence: str) -> None:
+def test_only_commands_that_send_need_the_settings_of_the_provider(provider: str, sentence: str) -> None:
     environ = {"DISPATCHER_PROVIDERS": provider}
 
     (mistake,) = mistakes_of(environ, "providers")
@@ -219,37 +223,37 @@ def test_who_sends_needs_what_the_provider_needs_and_nobody_else_does(provider: 
 @pytest.mark.parametrize(
     ("environ", "sentence"),
     [
-        ({"DISPATCHER_QUEUE": "one", "DISPATCHER_DLQ": "one"}, "give the dead letters their own"),
+        ({"DISPATCHER_QUEUE": "one", "DISPATCHER_DLQ": "one"}, "Dead letters need a queue of their own"),
         ({"DISPATCHER_RETAIN_AUDIT_DAYS": "90"}, "DISPATCHER_RETAIN_AUDIT_DAYS is shorter"),
         ({"DISPATCHER_RETRY_BASE_SECONDS": "61"}, "is above DISPATCHER_RETRY_CAP_SECONDS"),
     ],
 )
-def test_settings_that_contradict_each_other_are_told(environ: dict[str, str], sentence: str) -> None:
+def test_contradicting_settings_are_reported(environ: dict[str, str], sentence: str) -> None:
     (mistake,) = mistakes_of(environ)
 
     assert sentence in mistake
 
 
-@pytest.mark.parametrize(("hang", "is_doubted"), [("60", True), ("70", True), ("59", False), ("0", False)])
-def test_a_lease_that_ends_before_a_hanging_worker_does_is_doubted(hang: str, is_doubted: bool) -> None:
-    words = " ".join(doubts(load({"DISPATCHER_LEASE_SECONDS": "60", "DISPATCHER_HANG_SECONDS": hang})))
+@pytest.mark.parametrize(("hang", "is_suspicious"), [("60", True), ("70", True), ("59", False), ("0", False)])
+def test_a_lease_shorter_than_the_hang_limit_is_suspicious(hang: str, is_suspicious: bool) -> None:
+    words = " ".join(suspicious_settings(load({"DISPATCHER_LEASE_SECONDS": "60", "DISPATCHER_HANG_SECONDS": hang})))
 
-    assert ("DISPATCHER_LEASE_SECONDS" in words and "DISPATCHER_HANG_SECONDS" in words) is is_doubted
-
-
-@pytest.mark.parametrize(("cap", "is_doubted"), [("60", False), ("600", False), ("601", True), ("3600", True)])
-def test_a_retry_that_waits_for_many_leases_is_doubted(cap: str, is_doubted: bool) -> None:
-    words = " ".join(doubts(load({"DISPATCHER_LEASE_SECONDS": "60", "DISPATCHER_RETRY_CAP_SECONDS": cap})))
-
-    assert ("DISPATCHER_RETRY_CAP_SECONDS" in words and "DISPATCHER_LEASE_SECONDS" in words) is is_doubted
+    assert ("DISPATCHER_LEASE_SECONDS" in words and "DISPATCHER_HANG_SECONDS" in words) is is_suspicious
 
 
-def test_an_empty_variable_is_as_good_as_none() -> None:
+@pytest.mark.parametrize(("cap", "is_suspicious"), [("60", False), ("600", False), ("601", True), ("3600", True)])
+def test_a_retry_wait_of_many_leases_is_suspicious(cap: str, is_suspicious: bool) -> None:
+    words = " ".join(suspicious_settings(load({"DISPATCHER_LEASE_SECONDS": "60", "DISPATCHER_RETRY_CAP_SECONDS": cap})))
+
+    assert ("DISPATCHER_RETRY_CAP_SECONDS" in words and "DISPATCHER_LEASE_SECONDS" in words) is is_suspicious
+
+
+def test_an_empty_variable_counts_as_unset() -> None:
     assert load({"DISPATCHER_PREFETCH": "", "DISPATCHER_DATABASE_URL": ""}) == load({})
 
 
 class TestSecrets:
-    """They may come from a file, and never show."""
+    """Secrets may be read from a file, and are never shown."""
 
     @pytest.fixture
     def file(self, tmp_path: Path) -> Path:
@@ -258,14 +262,14 @@ class TestSecrets:
         path.write_text(f"{DATABASE}\n")
         return path
 
-    def test_a_secret_may_stand_in_a_file(self, file: Path) -> None:
+    def test_a_secret_is_read_from_a_file(self, file: Path) -> None:
         settings, origins, mistakes = examine({"DISPATCHER_DATABASE_URL_FILE": str(file)}, needs=["database_url"])
 
         assert (settings.database_url, mistakes) == (DATABASE, ())
         assert origins["DISPATCHER_DATABASE_URL"].source == "file"
 
     @pytest.mark.parametrize("variable", [each.variable for each in every_setting() if each.secret])
-    def test_every_secret_may(self, tmp_path: Path, variable: str) -> None:
+    def test_every_secret_may_be_in_a_file(self, tmp_path: Path, variable: str) -> None:
         values = {
             "DISPATCHER_DATABASE_URL": DATABASE,
             "DISPATCHER_AMQP_URL": BROKER,
@@ -307,7 +311,7 @@ class TestSecrets:
             (b"not-a-url-but-secret", "must be a URL"),
         ],
     )
-    def test_a_file_that_does_not_help_is_told_and_its_content_is_not(
+    def test_an_unusable_secret_file_is_reported_without_its_content(
         self, tmp_path: Path, content: bytes | None, sentence: str
     ) -> None:
         path = tmp_path / "secret"
@@ -319,7 +323,7 @@ class TestSecrets:
         assert sentence in mistake
         assert "secret" not in mistake.replace(str(path), "")
 
-    def test_no_secret_shows_in_what_is_printed_of_the_settings(self) -> None:
+    def test_printed_settings_show_no_secret(self) -> None:
         settings = load(
             {
                 "DISPATCHER_DATABASE_URL": DATABASE,
@@ -398,7 +402,7 @@ class TestAlerts:
             ("SMTP_URL", "smtp://user:secret-word@mx.example?tls=none"),
         ],
     )
-    def test_what_could_not_reach_a_person_safely_is_a_mistake(self, name: str, text: str) -> None:
+    def test_an_unsafe_alert_channel_is_a_mistake(self, name: str, text: str) -> None:
         (mistake,) = mistakes_of({f"DISPATCHER_ALERT_{name}": text})
 
         assert mistake.startswith(f"DISPATCHER_ALERT_{name} ")

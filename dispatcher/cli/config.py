@@ -14,7 +14,7 @@ from dispatcher.cli.exits import Exit
 from dispatcher.cli.masking import MASK, masked, without_login, without_path
 from dispatcher.cli.output import print_data, print_json, say
 from dispatcher.cli.table import Styled, Table
-from dispatcher.config import Origin, Setting, doubts, every_setting
+from dispatcher.config import Origin, Setting, every_setting, suspicious_settings
 from dispatcher.config.example import environment_file
 
 RUN_NEEDS: Final = ("database_url", "amqp_url", "providers")
@@ -66,7 +66,7 @@ def command(as_json: bool, example: bool) -> int:
         print_json({"settings": [asdict(line) for line in lines], "mistakes": mistakes, "unknown": unknown})
     else:
         _show(lines)
-    for words in (*warnings(), *doubts(settings), *mistakes):
+    for words in (*warnings(), *suspicious_settings(settings), *mistakes):
         say(words)
     return Exit.BAD_CONFIGURATION if mistakes else Exit.DONE
 

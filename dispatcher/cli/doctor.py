@@ -17,7 +17,7 @@ from dispatcher.cli.environment import examine_settings, warnings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import print_json
 from dispatcher.cli.table import Styled, Table
-from dispatcher.config import Settings, doubts
+from dispatcher.config import Settings, suspicious_settings
 from dispatcher.domain.text import printable_lines
 
 _MARKS: Final = {CheckState.OK: ("✓", "green"), CheckState.WARNING: ("!", "yellow"), CheckState.FAILED: ("✗", "red")}
@@ -74,7 +74,7 @@ def _settings_findings(settings: Settings, mistakes: tuple[str, ...]) -> Iterato
         yield Finding("settings", CheckState.FAILED, mistake)
     for warning in warnings():
         yield Finding("settings", CheckState.WARNING, warning.removeprefix("warning: "), "Correct or remove it.")
-    for words in doubts(settings):
+    for words in suspicious_settings(settings):
         yield Finding("settings", CheckState.WARNING, words)
     if not mistakes:
         yield checks.well("settings", "complete; `dispatcher config` shows them")

@@ -16,7 +16,7 @@ from dispatcher.cli.env_file import current_env_file
 from dispatcher.cli.environment import load_settings, read_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.starting import starting
-from dispatcher.config import Settings, doubts, every_setting
+from dispatcher.config import Settings, every_setting, suspicious_settings
 
 if TYPE_CHECKING:
     from dispatcher.supervisor.supervised import Role
@@ -99,7 +99,7 @@ def _run(settings: Settings, workers: int | None) -> int:
 
     log.configure(settings.log_level, settings.log_format)
     setproctitle("dispatcher: run")
-    for words in doubts(settings):
+    for words in suspicious_settings(settings):
         log.get_log().warning("config.suspicious", reason=words)
     prepare(settings)
     tracing.prepare()

@@ -1,14 +1,14 @@
-"""Settings from the environment: read once at the edge, validated together, handed down as frozen values.
+"""Settings from the environment: read once when a process starts, validated together, and passed on as frozen values.
 
-setting    what a setting is, and how one is read
-values     what a setting's text may be: a parser for each kind
-settings   every setting that is no provider's own
-plugins    which providers there are, built in or brought by packages, with the settings that each declares
-rules      what is wrong or doubtful about them together
+setting    declares and reads one setting
+values     parsers of settings' texts, one for each kind of value
+settings   every setting except those that belong to one provider
+plugins    the providers, built in or from installed packages, and the settings that each declares
+rules      checks of several settings together
 
-Every setting is one field: its variable (`DISPATCHER_` and the field's name in capitals, unless it says otherwise),
-default, parser and help stand in that one place, and `dispatcher config` prints them from there. A setting that holds
-a secret may also be given as a file, by its variable with `_FILE` appended.
+Each setting is one field, which declares its variable (by default `DISPATCHER_` and the field's name in capitals), its
+default, parser and help. `dispatcher config` prints them. A secret may also be read from a file: the variable with
+`_FILE` appended names the file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Final
 
 from dispatcher.config import plugins, values
-from dispatcher.config.rules import contradictions, doubts
+from dispatcher.config.rules import contradictions, suspicious_settings
 from dispatcher.config.setting import PREFIX, Origin, Setting, SettingReader, setting, settings_in
 from dispatcher.config.settings import (
     BUILT_IN,
@@ -42,40 +42,40 @@ __all__ = [
     "ProviderSettings",
     "Setting",
     "Settings",
-    "doubts",
     "every_setting",
     "examine",
     "load",
     "setting",
+    "suspicious_settings",
     "values",
 ]
 
 _REMEDIES: Final = {
-    "database_url": "set it to PostgreSQL's URL, like postgresql://user:password@host:5432/dispatcher",
-    "amqp_url": "set it to RabbitMQ's URL, like amqp://user:password@host:5672/%2F",
-    "providers": f"name who sends: {' or '.join(BUILT_IN)}. No default, so that no email is sent into nothing",
+    "database_url": "set it to the URL of PostgreSQL, such as postgresql://user:password@host:5432/dispatcher",
+    "amqp_url": "set it to the URL of RabbitMQ, such as amqp://user:password@host:5672/%2F",
+    "providers": f"name at least one provider: {', '.join(BUILT_IN)}. There is no default, so that no email is lost",
 }
 
 
 def every_setting(providers: Iterable[str] = BUILT_IN) -> list[Setting]:
-    """The settings that are no provider's own, and those of these providers, as far as they can be loaded."""
+    """The general settings, and the settings of these providers, except providers that cannot be loaded."""
     found = list(settings_in(Settings))
     for name in providers:
         try:
             found += plugins.own_settings(name)
         except ValueError:
-            continue  # `examine` says why, and the caller has its mistakes
+            continue  # `examine` reports the mistake
     return found
 
 
 def load(environ: Mapping[str, str], *, needs: Collection[str] = ()) -> Settings:
-    """The settings that an environment gives.
+    """Reads the settings from an environment.
 
     Args:
-        needs: Fields that must be set, because the command cannot work without them.
+        needs: Fields that must be set, because the command needs them.
 
     Raises:
-        ConfigurationError: with every mistake at once, each naming its variable and the remedy.
+        ConfigurationError: lists every mistake, with its variable and the remedy.
     """
     settings, _, mistakes = examine(environ, needs=needs)
     if mistakes:
@@ -86,10 +86,12 @@ def load(environ: Mapping[str, str], *, needs: Collection[str] = ()) -> Settings
 def examine(
     environ: Mapping[str, str], *, needs: Collection[str] = (), reads_own: bool = True
 ) -> tuple[Settings, dict[str, Origin], tuple[str, ...]]:
-    """The settings, the origin of each by variable, and every mistake; a mistaken setting stands at its default.
+    """Reads the settings; returns them, the origin of each by variable, and every mistake.
+
+    A setting with a mistake has its default.
 
     Args:
-        reads_own: Whether to read providers' own settings; to load the providers takes some 50 ms.
+        reads_own: Whether to read the settings of providers, too. Loading the providers takes about 50 ms.
     """
     reading = SettingReader(environ)
     settings = reading.read(Settings)
@@ -107,10 +109,10 @@ def examine(
     settings = replace(settings, providers=tuple(name for name in settings.providers if name in usable), own=own)
     unset = [name for name in needs if name in _REMEDIES and reading.origins[_variable(name)].text is None]
     mistakes = [
-        f"{_variable(name)} is not set: {_REMEDIES[name]}." for name in unset if _variable(name) not in reading.mistaken
+        f"{_variable(name)} is not set: {_REMEDIES[name]}." for name in unset if _variable(name) not in reading.invalid
     ]
     if not reading.mistakes:
-        # Who looks or enqueues sends nothing, and may lack what sending takes.
+        # Commands that only read or enqueue do not need what sending needs.
         mistakes += _provider_gaps(settings, reading.origins) if "providers" in needs else []
         mistakes += contradictions(settings)
     return settings, reading.origins, (*reading.mistakes, *mistakes)
@@ -121,7 +123,7 @@ def _variable(name: str) -> str:
 
 
 def _provider_gaps(settings: Settings, origins: Mapping[str, Origin]) -> list[str]:
-    """What the providers that are named need, and lack."""
+    """Settings that the configured providers need and that are not set."""
     clashes = [clash for name in settings.providers if (clash := plugins.clash(name))]
     return clashes + [
         f"{each.variable} is not set, but DISPATCHER_PROVIDERS names {name}: {each.needed}."

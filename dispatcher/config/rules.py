@@ -1,4 +1,4 @@
-"""What is wrong or doubtful about settings that can each be read."""
+"""Checks of several settings together, after each was read."""
 
 from __future__ import annotations
 
@@ -7,58 +7,62 @@ from typing import Final
 from dispatcher.config.settings import Settings
 
 LONG_WAIT_SECONDS: Final = 600.0
-"""A retry may wait for so long without a warning."""
+"""A retry may wait this long without a warning."""
 
 
-def doubts(settings: Settings) -> tuple[str, ...]:
-    """What works, and is hardly meant so; a sentence each."""
+def suspicious_settings(settings: Settings) -> tuple[str, ...]:
+    """Warnings about settings that are valid, but probably not intended; one sentence each."""
     found = []
     lease, hang, cap = settings.lease_seconds, settings.hang_seconds, settings.retry_cap_seconds
     if hang >= lease:
         found.append(
             f"DISPATCHER_LEASE_SECONDS ({lease:g}) is not above DISPATCHER_HANG_SECONDS ({hang:g}): a worker that "
-            "hangs loses its leases before it is replaced, and what it has on the wire counts as unknown. Raise the "
-            "one, or lower the other."
+            "hangs loses its leases before it is replaced, and the outcome of its emails on the wire is unknown. Raise "
+            "DISPATCHER_LEASE_SECONDS or lower DISPATCHER_HANG_SECONDS."
         )
     if settings.max_attempts > 1 and cap > max(LONG_WAIT_SECONDS, 10 * lease):
         found.append(
             f"DISPATCHER_RETRY_CAP_SECONDS ({cap:g}) is far above DISPATCHER_LEASE_SECONDS ({lease:g}): an email stays "
             "leased while it waits for its next attempt. If its host vanishes in that time, no other host sends the "
-            "email before the lease ends. Lower the one, or raise the other."
+            "email before the lease expires. Lower DISPATCHER_RETRY_CAP_SECONDS or raise DISPATCHER_LEASE_SECONDS."
         )
     return tuple(found)
 
 
 def contradictions(settings: Settings) -> list[str]:
-    """A sentence for each two settings that cannot both be meant."""
+    """Mistakes in settings that contradict each other; one sentence each."""
     mistakes = _alert_gaps(settings)
     if settings.queue == settings.dlq:
-        mistakes.append("DISPATCHER_DLQ names the same queue as DISPATCHER_QUEUE: give the dead letters their own.")
+        mistakes.append(
+            "DISPATCHER_DLQ names the same queue as DISPATCHER_QUEUE. Dead letters need a queue of their own."
+        )
     if 0 < settings.retain_emails_days < settings.retain_content_days:
         mistakes.append(
-            "DISPATCHER_RETAIN_CONTENT_DAYS is longer than DISPATCHER_RETAIN_EMAILS_DAYS: content goes first; lower it."
+            "DISPATCHER_RETAIN_CONTENT_DAYS is longer than DISPATCHER_RETAIN_EMAILS_DAYS, but content is deleted "
+            "first. Lower it."
         )
     if settings.retain_keys_days and not 0 < settings.retain_emails_days <= settings.retain_keys_days:
         mistakes.append(
-            "DISPATCHER_RETAIN_KEYS_DAYS is shorter than DISPATCHER_RETAIN_EMAILS_DAYS: keys go last; raise it."
+            "DISPATCHER_RETAIN_KEYS_DAYS is shorter than DISPATCHER_RETAIN_EMAILS_DAYS, but keys are deleted last. "
+            "Raise it."
         )
     if settings.retain_audit_days and not 0 < settings.retain_emails_days <= settings.retain_audit_days:
         mistakes.append(
-            "DISPATCHER_RETAIN_AUDIT_DAYS is shorter than DISPATCHER_RETAIN_EMAILS_DAYS: what was done to an email is "
-            "kept as long as the email; raise it."
+            "DISPATCHER_RETAIN_AUDIT_DAYS is shorter than DISPATCHER_RETAIN_EMAILS_DAYS, but the record of operators' "
+            "actions is kept as long as the email. Raise it."
         )
     if settings.retry_base_seconds > settings.retry_cap_seconds:
-        mistakes.append("DISPATCHER_RETRY_BASE_SECONDS is above DISPATCHER_RETRY_CAP_SECONDS: lower it.")
+        mistakes.append("DISPATCHER_RETRY_BASE_SECONDS is above DISPATCHER_RETRY_CAP_SECONDS. Lower it.")
     return mistakes
 
 
 def _alert_gaps(settings: Settings) -> list[str]:
-    """A channel that is half set up would be silent on the day that it is needed."""
+    """Mistakes in alert channels that are only partly configured, and would fail when they are needed."""
     gaps = []
     if settings.alert_webhook_url and not settings.alert_webhook_secret:
         gaps.append(
-            "DISPATCHER_ALERT_WEBHOOK_SECRET is not set, but DISPATCHER_ALERT_WEBHOOK_URL is: "
-            "make one with: echo whsec_$(openssl rand -base64 32)."
+            "DISPATCHER_ALERT_WEBHOOK_SECRET is not set, but DISPATCHER_ALERT_WEBHOOK_URL is. "
+            "Create one with: echo whsec_$(openssl rand -base64 32)."
         )
     mail = {
         "DISPATCHER_ALERT_SMTP_URL": settings.alert_smtp_url,
@@ -67,5 +71,6 @@ def _alert_gaps(settings: Settings) -> list[str]:
     }
     missing = [name for name, value in mail.items() if not value]
     if 0 < len(missing) < len(mail):
-        gaps.append(f"{' and '.join(missing)} not set: alerts by email need all of {', '.join(mail)}.")
+        is_or_are = "is" if len(missing) == 1 else "are"
+        gaps.append(f"{' and '.join(missing)} {is_or_are} not set. Alerts by email need all of {', '.join(mail)}.")
     return gaps

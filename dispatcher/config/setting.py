@@ -1,4 +1,4 @@
-"""What a setting is: one field of a dataclass, with its variable, default, parser and help; and how it is read."""
+"""Declares and reads settings: a setting is a dataclass field with a variable, default, parser and help."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 from dispatcher.config import values
 
 PREFIX: Final = "DISPATCHER_"
-CEILING: Final = "max_per_second"
+_RATE_LIMIT: Final = "max_per_second"
 
 T = TypeVar("T")
 
@@ -25,17 +25,17 @@ def setting(
     empty: T | None = None,
     needed: str | None = None,
 ) -> T:
-    """A field of `Settings`, or of a provider's own settings.
+    """Declares a field of `Settings`, or of a provider's settings.
 
     Args:
-        parse: From the variable's text to the value; raises ValueError with the sentence for the operator.
-        default: The text that stands for an unset variable; None if the setting has none and `empty` is its value then.
+        parse: Converts the variable's text to the value; raises ValueError with a sentence for the operator.
+        default: The text that is used if the variable is unset. None: there is none, and the value is `empty`.
         about: One sentence for `dispatcher config` and the documentation.
-        variable: The variable's name where it is not the prefix and the field's name.
-        secret: Never shown; may come from a file, which the variable with `_FILE` appended names.
+        variable: The variable's name, if it differs from the prefix and the field's name in capitals.
+        secret: The value is never shown, and may be read from a file that the variable with `_FILE` appended names.
         is_secret_path: The value is a URL whose path is secret.
-        empty: The value of an unset setting without default.
-        needed: Of a provider's setting that must be set where the provider is named: what to set it to.
+        empty: The value if the variable is unset and there is no default.
+        needed: For a setting that its provider requires: what to set it to.
     """
     metadata = {
         "parse": parse,
@@ -53,10 +53,10 @@ def setting(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting as it was declared; see `setting`.
+    """A declared setting; see `setting`.
 
     Attributes:
-        name: The field's.
+        name: The name of the field.
     """
 
     name: str
@@ -71,11 +71,11 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a setting's value came from, for `dispatcher config`.
+    """The source of a setting's value, for `dispatcher config`.
 
     Attributes:
         variable: The environment variable.
-        text: What was read; None if it stands at its default.
+        text: The text that was read; None if the default is used.
         source: `environment`, `file` or `default`; for the command line also `env-file`.
     """
 
@@ -85,31 +85,32 @@ class Origin:
 
 
 def settings_in(kind: type, prefix: str = PREFIX) -> tuple[Setting, ...]:
-    """The settings that a dataclass declares, in order; a provider's ceiling last."""
+    """The settings that a dataclass declares, in order, with `max_per_second` last."""
     found = [
         Setting(item.name, **{**item.metadata, "variable": item.metadata["variable"] or f"{prefix}{item.name.upper()}"})
         for item in fields(kind)
         if "parse" in item.metadata
     ]
-    return tuple(sorted(found, key=lambda each: each.name == CEILING))
+    return tuple(sorted(found, key=lambda each: each.name == _RATE_LIMIT))
 
 
 class SettingReader:
-    """Reads settings from one environment, and remembers where each came from.
+    """Reads settings from an environment, and collects their origins and mistakes.
 
     Attributes:
-        origins: By variable.
-        mistakes: A sentence each, which begins with the variable.
+        origins: The origin of each setting, by variable.
+        mistakes: One sentence per mistake, beginning with the variable.
+        invalid: The variables with a mistake.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
         self.origins: dict[str, Origin] = {}
         self.mistakes: list[str] = []
-        self.mistaken: set[str] = set()
+        self.invalid: set[str] = set()
 
     def read(self, kind: type[T], prefix: str = PREFIX) -> T:
-        """The dataclass as the environment has it; a mistaken setting stands at its default."""
+        """Reads the settings of a dataclass; a setting with a mistake has its default."""
         found: dict[str, Any] = {}
         for each in settings_in(kind, prefix):
             self.origins[each.variable] = Origin(each.variable, None, "default")
@@ -119,7 +120,7 @@ class SettingReader:
                     found[each.name] = each.parse(origin.text)
             except ValueError as error:
                 self.mistakes.append(f"{each.variable} {error}.")
-                self.mistaken.add(each.variable)
+                self.invalid.add(each.variable)
         return kind(**found)
 
     def _find(self, wanted: Setting) -> Origin:

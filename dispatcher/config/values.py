@@ -1,7 +1,6 @@
-"""What a setting's text may be, and the value that it stands for: a parser for each kind.
+"""Parsers of settings: functions from a variable's text to the setting's value.
 
-A parser takes the variable's text and returns the value; it raises ValueError with the rest of a sentence for the
-operator that begins with the variable's name.
+A parser raises ValueError with the rest of a sentence for the operator; the sentence begins with the variable's name.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 LOOPBACKS: Final = ("127.0.0.1", "::1", "localhost")
-"""Where a secret may travel in the clear."""
+"""Hosts to which secrets may be sent without TLS."""
 
 
 @dataclass(frozen=True, slots=True)
 class SmtpServer:
-    """Where and how to reach an SMTP server, as `DISPATCHER_SMTP_URL` says.
+    """An SMTP server, as in `DISPATCHER_SMTP_URL`.
 
     Attributes:
-        security: `tls` (from the first byte), `starttls` (required, never downgraded) or `none`.
-        username: Empty where the server wants no AUTH.
+        security: `tls` (from the first byte), `starttls` (required) or `none`.
+        username: Empty to use no AUTH.
     """
 
     host: str
@@ -42,11 +41,11 @@ class SmtpServer:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Where to listen.
+    """An address to listen at.
 
     Attributes:
-        host: Empty for nowhere.
-        port: 0 for any that is free.
+        host: Empty to listen nowhere.
+        port: 0 for any free port.
     """
 
     host: str
@@ -59,7 +58,7 @@ class Listener:
 
 def whole(lowest: int, highest: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        # Ten digits are beyond any setting; Python refuses to read some thousands.
+        # No setting needs more than ten digits, and Python refuses to convert thousands of digits.
         if not text.isascii() or not text.isdigit() or len(text) > 10 or not lowest <= int(text) <= highest:
             raise ValueError(f"must be a whole number from {lowest} to {highest}")
         return int(text)
@@ -115,11 +114,11 @@ def worker_count(text: str) -> int:
 
 
 def schema_name(text: str) -> str:
-    """A schema's name that needs no quotes, unless it is a keyword of SQL."""
+    """A schema name that needs no quotes, unless it is an SQL keyword."""
     if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", text) or text.startswith("pg_") or text == "information_schema":
         raise ValueError(
-            "must be a schema's name: a lower-case letter or underscore, then up to 62 lower-case letters, digits and "
-            "underscores; not information_schema, and none that begins with pg_"
+            "must be a schema name: a lower-case letter or underscore, then up to 62 lower-case letters, digits or "
+            "underscores; not information_schema, and not beginning with pg_"
         )
     return text
 
@@ -131,32 +130,32 @@ def url(*schemes: str) -> Callable[[str], str]:
             parts = urlsplit(text)
             _ = parts.port
         except ValueError:
-            raise ValueError(f"is not a URL; it looks like {example}") from None
+            raise ValueError(f"is not a URL; use the form {example}") from None
         if parts.scheme not in schemes or not (parts.hostname or parts.scheme.startswith("postgres")):
             beginnings = " or ".join(f"{scheme}://" for scheme in schemes)
-            raise ValueError(f"must be a URL that begins with {beginnings}, like {example}")
+            raise ValueError(f"must be a URL that begins with {beginnings}, such as {example}")
         if "@" in parts.path + parts.fragment and "@" not in parts.netloc:
-            # Otherwise a part of the password would be taken for the host, and be in every error.
-            raise ValueError("has a / or # in its user or password; write them as %2F and %23")
+            # Otherwise a part of the password would be parsed as the host, and appear in every error.
+            raise ValueError("has a / or # in the user or password; write them as %2F and %23")
         return text
 
     return parse
 
 
 def addresses(text: str) -> list[str]:
-    """The URLs of a comma-separated list. A comma separates only where another URL begins: passwords may hold some."""
+    """The URLs of a comma-separated list. Only a comma before another URL separates: passwords may have some."""
     return re.split(r"\s*,\s*(?=[a-z]+://)", text)
 
 
 def urls(*schemes: str) -> Callable[[str], str]:
-    """One URL, or a comma-separated list of them; the text stays as it is."""
+    """A parser of one URL or a comma-separated list of URLs. It returns the text unchanged."""
     one = url(*schemes)
 
     def parse(text: str) -> str:
         for each in addresses(text):
             if "," in (urlsplit(one(each)).hostname or ""):
                 raise ValueError(
-                    f"names several hosts in one URL; give each node a whole URL: {schemes[0]}://…,{schemes[0]}://…"
+                    f"has several hosts in one URL; write a complete URL for each node: {schemes[0]}://…,{schemes[0]}://…"
                 )
         return text
 
@@ -164,13 +163,13 @@ def urls(*schemes: str) -> Callable[[str], str]:
 
 
 def database_url(text: str) -> str:
-    """libpq's keywords, or its URL, which may name several hosts; both reach libpq unchanged."""
+    """libpq's keywords, or its URL, which may name several hosts. The text is returned unchanged."""
     if "://" not in text and "=" in text:
         return text
     parts = re.fullmatch(r"([^/]*//(?:[^/?#]*@)?)([^/?#]*)(.*)", text, re.DOTALL)
     before, hosts, after = parts.groups() if parts else ("", text, "")
-    if before.count("@") > 1:  # libpq would take the rest for the host, and repeat it in errors
-        raise ValueError("has an @ in its user or password; write it as %40")
+    if before.count("@") > 1:  # libpq would treat the rest as the host, and repeat it in errors
+        raise ValueError("has an @ in the user or password; write it as %40")
     for host in hosts.split(","):
         url("postgresql", "postgres")(f"{before}{host}{after}")
     return text
@@ -181,12 +180,14 @@ def smtp_url(text: str) -> SmtpServer:
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     plain = options.pop("tls", None)
     if options or parts.path not in ("", "/") or plain not in (None, "none"):
-        raise ValueError("takes no path and no option but `?tls=none`")
+        raise ValueError("must have no path and no option except `?tls=none`")
     if parts.scheme == "smtps" and plain:
-        raise ValueError("`smtps://` is TLS from the first byte; `?tls=none` contradicts it")
+        raise ValueError("has `?tls=none`, which contradicts `smtps://` (TLS from the first byte)")
     host = parts.hostname or ""
     if plain and parts.password and host not in LOOPBACKS:
-        raise ValueError("`?tls=none` would send its password in the clear; use STARTTLS (`smtp://`) or `smtps://`")
+        raise ValueError(
+            "has `?tls=none`, which would send the password without encryption; use STARTTLS (`smtp://`) or `smtps://`"
+        )
     security = "tls" if parts.scheme == "smtps" else "none" if plain else "starttls"
     port = parts.port or {"tls": 465, "starttls": 587, "none": 25}[security]
     return SmtpServer(host, port, security, unquote(parts.username or ""), unquote(parts.password or ""))
@@ -195,18 +196,18 @@ def smtp_url(text: str) -> SmtpServer:
 def https_host(text: str) -> str:
     parts = urlsplit(url("https", "http")(text))
     if parts.scheme == "http" and parts.hostname not in LOOPBACKS:
-        raise ValueError("would send the API key in the clear; use https://")
+        raise ValueError("would send the API key without encryption; use https://")
     if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None:
-        raise ValueError("takes scheme, host and port alone, like https://api.sendgrid.com")
+        raise ValueError("must have only scheme, host and port, such as https://api.sendgrid.com")
     return f"{parts.scheme}://{parts.netloc}"
 
 
 def endpoint(text: str) -> str:
     parts = urlsplit(url("https", "http")(text))
     if parts.scheme == "http" and parts.hostname not in LOOPBACKS:
-        raise ValueError("would send emails in the clear; use https://")
+        raise ValueError("would send emails without encryption; use https://")
     if parts.username is not None or parts.query or parts.fragment:
-        raise ValueError("takes no user, password, ?query or #fragment, like https://host; credentials are boto3's")
+        raise ValueError("must have no user, password, ?query or #fragment; configure credentials for boto3 instead")
     return text
 
 
@@ -215,35 +216,35 @@ def webhook_url(text: str) -> str:
     try:
         _ = parts.port
     except ValueError:
-        raise ValueError("is not a URL; it looks like https://host/path") from None
-    # A secret in the clear, or to whom it is not meant: neither is worth an option.
+        raise ValueError("is not a URL; use the form https://host/path") from None
+    # Without https the signed alert could be read, or reach another host.
     if parts.scheme != "https" or not parts.hostname or not text.isascii() or not text.isprintable() or " " in text:
-        raise ValueError("must be a URL that begins with https://, like https://host/path")
+        raise ValueError("must be a URL that begins with https://, such as https://host/path")
     if parts.username is not None or parts.fragment:
-        raise ValueError("takes no user, password or #fragment; the signature proves who sent it")
+        raise ValueError("must have no user, password or #fragment; the signature authenticates the sender")
     return text
 
 
 def webhook_secret(text: str) -> str:
-    remedy = "make one with: echo whsec_$(openssl rand -base64 32)"
+    remedy = "create one with: echo whsec_$(openssl rand -base64 32)"
     try:
         octets = len(base64.b64decode(text.removeprefix("whsec_"), validate=True))
     except (binascii.Error, ValueError):
         octets = 0
     if not text.startswith("whsec_") or not 24 <= octets <= 64:
-        raise ValueError(f"must be whsec_ and the base64 of 24 to 64 octets; {remedy}")
+        raise ValueError(f"must be whsec_ followed by 24 to 64 bytes in base64; {remedy}")
     return text
 
 
 def mailbox(text: str) -> str:
-    from dispatcher.domain.address import parse_address  # every command reads settings, and few of them addresses
+    from dispatcher.domain.address import parse_address  # loaded late, because few commands need it
 
     try:
         address = parse_address(text)
     except ValueError as error:
-        raise ValueError(f"is not an address like alerts@example.com: {error}") from None
+        raise ValueError(f"is not an address such as alerts@example.com: {error}") from None
     if address.display_name or not text.isascii():
-        raise ValueError("must be a bare address in ASCII, like alerts@example.com")
+        raise ValueError("must be an ASCII address without a display name, such as alerts@example.com")
     return address.spec
 
 
@@ -257,7 +258,7 @@ def mailboxes(text: str) -> tuple[str, ...]:
 def name(letters: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if not re.fullmatch(f"[{letters}]{{1,64}}", text):
-            raise ValueError(f"must be 1 to 64 characters out of {letters}")
+            raise ValueError(f"must be 1 to 64 of the characters {letters}")
         return text
 
     return parse
@@ -265,7 +266,7 @@ def name(letters: str) -> Callable[[str], str]:
 
 def api_key(text: str) -> str:
     if not text.isascii() or not text.isprintable() or " " in text:
-        raise ValueError("holds a space, a line break or another character that no API key has")
+        raise ValueError("has a space, a line break or another character that API keys never have")
     return text
 
 
@@ -275,18 +276,18 @@ def listener(text: str) -> Listener:
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isascii() or not port.isdigit() or len(port) > 5 or not 0 <= int(port) <= 65535:
-        raise ValueError("must be host:port, like 127.0.0.1:9464 or [::1]:9464, or off")
+        raise ValueError("must be host:port, such as 127.0.0.1:9464 or [::1]:9464, or off")
     return Listener(host, int(port))
 
 
 def built_in_providers() -> tuple[str, ...]:
-    """The names of our own providers: the modules and packages of dispatcher/providers, but for its frame."""
+    """The names of the built-in providers: the modules and packages of dispatcher/providers that contain a provider."""
     found = pkgutil.iter_modules([str(Path(__file__).parent.parent / "providers")])
     return tuple(sorted({module.name for module in found} - {"contract", "registry", "capabilities"}))
 
 
 def provider_names(text: str) -> tuple[str, ...]:
-    """The names in a list; whether there are such providers, `config.plugins` knows."""
+    """The names in a comma-separated list. `config.plugins` checks whether the providers exist."""
     names = tuple(name.strip().lower() for name in text.split(",") if name.strip())
     if not names or len(set(names)) != len(names):
         raise ValueError("must name each provider once")
@@ -310,11 +311,11 @@ def queue_name(text: str) -> str:
 
 
 def host_name(text: str) -> str:
-    """A name for rows and logs; `auto` is the machine's, as far as it can be written there."""
+    """A host name for rows and logs. `auto` is the machine's name, without characters that are not allowed."""
     if text.lower() == "auto":
         found = socket.gethostname()
         name = "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "-" for c in found)
-        # What tells a Kubernetes pod from its siblings is the end of its name.
+        # The names of Kubernetes pods differ only at the end, so a long name gets a hash of the whole.
         return name if len(name) <= 28 else f"{name[:19]}-{hashlib.sha256(os.fsencode(found)).hexdigest()[:8]}"
     if not re.fullmatch(r"[A-Za-z0-9.-]{1,28}", text):
         raise ValueError("must be 1 to 28 letters, digits, dots or hyphens, or auto")
@@ -322,10 +323,10 @@ def host_name(text: str) -> str:
 
 
 def path_of(text: str) -> Path:
-    """The path that a text names, `~` and all.
+    """An absolute path; `~` is expanded.
 
     Raises:
-        ValueError: it begins with the home of a user whom nobody knows.
+        ValueError: the path begins with the home of an unknown user.
     """
     try:
         return Path(text).expanduser().absolute()
@@ -334,26 +335,26 @@ def path_of(text: str) -> Path:
 
 
 def run_folder(text: str) -> Path:
-    """A folder; `auto` is where programs of this user keep state that outlives a start, and that no cleaner empties."""
+    """A folder; `auto` is the user's folder for persistent state, which cleaners of temporary files leave alone."""
     if text.lower() != "auto":
         return path_of(text)
     if os.getuid() == 0:
         return Path("/var/lib/email-dispatcher")
     try:
         return path_of(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "email-dispatcher"
-    except ValueError:  # a user without a home, as in a container
+    except ValueError:  # a user without a home, as in containers
         return Path("/var/lib/email-dispatcher")
 
 
 def certificates(text: str) -> Path:
-    """A file of certificates, which can be read and holds some."""
+    """A readable file with at least one PEM certificate."""
     path = path_of(text)
     try:
         if not path.is_file():
             raise ValueError("names a file that does not exist")
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
     except ssl.SSLError:
-        raise ValueError("names a file that holds no certificates in PEM") from None
+        raise ValueError("names a file without PEM certificates") from None
     except OSError as error:
         words = (error.strerror or type(error).__name__).lower()
         raise ValueError(f"names a file that cannot be read: {words}") from None
@@ -361,24 +362,20 @@ def certificates(text: str) -> Path:
 
 
 def api_listener(text: str) -> Listener:
-    """The host and port that a text names.
-
-    Raises:
-        ValueError: it names none.
-    """
+    """An address to listen at; `off` is not allowed."""
     found = listener(text)
     if not found.host:
-        raise ValueError("must be host:port; an API that listens nowhere need not be started")
+        raise ValueError("must be host:port; to run no API, do not start `dispatcher api`")
     return found
 
 
 def header_names(text: str) -> tuple[str, ...]:
-    """Whole names of headers. Patterns are refused, since the operator should decide about each header."""
+    """Complete names of headers. Patterns are refused, because the operator should decide about each header."""
     from dispatcher.domain.header_names import is_written_by_others  # few commands look at emails
 
     found = names("A-Za-z0-9_.-")(text)
     if wrong := [name for name in found if is_written_by_others(name)]:
-        raise ValueError(f"names {wrong[0]}, which an email may never set itself")
+        raise ValueError(f"names {wrong[0]}, which an email may never set")
     return found
 
 
@@ -386,7 +383,7 @@ def names(letters: str) -> Callable[[str], tuple[str, ...]]:
     def parse(text: str) -> tuple[str, ...]:
         names = tuple(name.strip() for name in text.split(",") if name.strip())
         if wrong := [name for name in names if not re.fullmatch(f"[{letters}]+", name)]:
-            raise ValueError(f"holds {wrong[0]!r}, which is not made of {letters} alone")
+            raise ValueError(f"has {wrong[0]!r}, but names may have only the characters {letters}")
         return names
 
     return parse

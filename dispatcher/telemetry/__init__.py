@@ -1,11 +1,14 @@
-"""What the processes say of themselves: log events and metrics, each declared once.
+"""Log events, metrics and spans of all processes; each event and metric is declared once.
 
 events            every log event
-log               how they are written
+log               structured logging: JSON lines, or text on a terminal
+log_writer        writes log lines without waiting for a slow reader
+quick_log         a faster log for events of each email
+storms            limits how often one event is logged
 metrics           every metric that processes count
-meters            what a counter, a gauge and a histogram do
-metric_files      where a process counts: memory-mapped files, one per kind and slot; what of one can be believed
-scrape            all of them as one picture
-tracing           spans, where they are wanted
-spans             OpenTelemetry's side of them; the one module that imports it
+meters            counters, gauges and histograms
+metric_files      the memory-mapped files in which a process counts, and their validation
+scrape            the metrics of all processes of a host, merged
+tracing           spans, if they are enabled
+spans             OpenTelemetry's side of the spans; the only module that imports OpenTelemetry
 """

@@ -16,8 +16,8 @@ from typing import Final
 EVENTS: Final = MappingProxyType(
     {
         # one email
-        "email.attempted": "An attempt ended: email_id, attempt, provider, outcome, error_type, duration_ms, "
-        "correlation_id, trace_id, worker.",
+        "email.attempted": "An attempt ended: email_id, attempt, provider, outcome, status, error_type, "
+        "provider_code, duration_ms, correlation_id, trace_id.",
         "email.lease_lost": "A worker has a result for an email whose lease it lost. The result changes nothing, "
         "except that it is evidence for an email that recovery holds: email_id, attempt, outcome.",
         "email.locked": "Another transaction holds locks on the rows of emails. These emails wait; the others are "

@@ -1,4 +1,4 @@
-"""Log events as JSON lines, or as coloured text on a terminal."""
+"""Logs events as JSON lines, or as coloured text on a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
 from dispatcher.telemetry import quick_log
-from dispatcher.telemetry.lines import Lines
+from dispatcher.telemetry.log_writer import LogWriter
 from dispatcher.telemetry.storms import StormLimit
 
 _LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -25,16 +25,16 @@ def get_log() -> FilteringBoundLogger:
 
 
 def configure(level: str, form: str, stream: TextIO = sys.stdout, **always: Any) -> None:
-    """Sets up this process's log; a second call replaces the first.
+    """Sets up the log of this process. A second call replaces the first.
 
     Args:
-        level: A word of `config.LOG_LEVELS`.
-        form: `json`, `text`, or `auto` for text on a terminal and JSON elsewhere.
+        level: One of `config.LOG_LEVELS`.
+        form: `json`, `text`, or `auto`: text on a terminal, otherwise JSON.
         always: Fields of every event, such as the worker's name.
     """
     terminal = stream.isatty()
     as_json = form == "json" or (form == "auto" and not terminal)
-    lines = Lines(stream)
+    lines = LogWriter(stream)
     structlog.reset_defaults()
     structlog.configure(
         processors=[
@@ -43,7 +43,7 @@ def configure(level: str, form: str, stream: TextIO = sys.stdout, **always: Any)
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            lines.tell_lost,
+            lines.add_dropped_count,
             *(_json() if as_json else _text(colors=terminal and "NO_COLOR" not in os.environ)),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
@@ -59,13 +59,13 @@ def configure(level: str, form: str, stream: TextIO = sys.stdout, **always: Any)
 
 
 class _TextLogger:
-    """structlog's side of a text log."""
+    """A structlog logger that writes text."""
 
-    def __init__(self, lines: Lines) -> None:
+    def __init__(self, lines: LogWriter) -> None:
         self._lines = lines
 
     def msg(self, message: str) -> None:
-        """Writes one event; a trace has several lines."""
+        """Writes one event, which has several lines if it includes a traceback."""
         self._lines.write(message.encode("utf-8", "replace") + b"\n")
 
     log = debug = info = warn = warning = fatal = failure = err = error = critical = exception = msg
@@ -84,6 +84,6 @@ def _dump(event: EventDict, **_: Any) -> bytes:
 
 
 def _quieten_libraries() -> None:
-    # What they have to say reaches us as exceptions; their log lines would name addresses and hosts.
+    # Their errors reach us as exceptions. Their log lines would contain addresses and hosts.
     for name in ("pika", "aiosmtplib", "asyncio", "psycopg", "psycopg.pool"):
         logging.getLogger(name).setLevel(logging.CRITICAL)

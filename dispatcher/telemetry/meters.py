@@ -1,8 +1,8 @@
-"""What counts: counters, gauges and histograms, silent until a process binds them to its files.
+"""Counters, gauges and histograms, which count nothing until a process binds them to its files.
 
-A meter that is not bound costs a comparison. Nothing here reads a file or loads a library, so a meter may be used
-anywhere; which process counts, and where, is `metric_files`' business. Cells are kept per combination of labels:
-looking one up is a dictionary's work, and adding to it a write into a memory map.
+An unbound meter costs one comparison. This module reads no file and loads no library, so any code may use a meter;
+`metric_files` decides which process counts, and where. A meter keeps one value per combination of labels: finding a
+value is a dictionary lookup, and changing it a write to a memory map.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ INFINITE: Final = float("inf")
 
 
 class Panel(StrEnum):
-    """The rows of the dashboard, deploy/grafana-dashboard.json, in which a metric has a panel."""
+    """The rows of the dashboard (deploy/grafana-dashboard.json), each with panels for metrics."""
 
     SENDING = "Sending"
     DATABASE = "Queue and database"
@@ -29,34 +29,35 @@ class Panel(StrEnum):
     API = "HTTP API and bulk calls"
 
 
-class Cell(Protocol):
-    """One number in a file."""
+class SampleValue(Protocol):
+    """The value of one sample, in a memory-mapped file."""
 
     def inc(self, amount: float) -> None:
-        """Adds to it."""
+        """Adds to the value."""
 
     def set(self, value: float) -> None:
-        """Replaces it."""
+        """Replaces the value."""
 
 
-MakeCell = Callable[["Meter", str, Sequence[str], Sequence[str]], Cell]
-"""From a meter, a sample's name, label names and label values to the sample's cell."""
+MakeValue = Callable[["Meter", str, Sequence[str], Sequence[str]], SampleValue]
+"""Creates the value of a sample from the meter, the sample's name, label names and label values."""
 
 
 class Meter:
-    """Something that processes count.
+    """A metric that processes count.
 
     Attributes:
-        kind: The library's word for it, with which its files' names begin.
-        labels: Label names; their values come from closed vocabularies, never from an email.
-        known: Combinations of labels that exist from the start, at zero, so that a first event shows as an increase.
-        panel: The row of the dashboard that it is shown in; only meters with one are counted by our processes.
-        is_bound: Whether anything is counted in this process.
+        kind: The Prometheus type, with which the names of its files begin.
+        labels: Label names. Their values come from closed vocabularies, never from an email.
+        known: Combinations of label values that exist from the start with the value zero, so that Prometheus sees the
+            first event as an increase.
+        panel: The dashboard row that shows the metric. Processes count only meters that have one.
+        is_bound: Whether this process counts.
     """
 
     kind: ClassVar[str]
     declared: ClassVar[list[Meter]] = []
-    """All with a panel, in the order of their declaration."""
+    """All meters with a panel, in the order of their declaration."""
 
     def __init__(
         self, name: str, about: str, labels: Labels = (), known: Iterable[Labels] = (), *, panel: Panel | None = None
@@ -67,63 +68,63 @@ class Meter:
         self.known = tuple(known) if labels else ((),)
         self.panel = panel
         self.is_bound = False
-        self._make_cell: MakeCell | None = None
-        self._cells: dict[Labels, list[Cell]] = {}
+        self._make_value: MakeValue | None = None
+        self._values: dict[Labels, list[SampleValue]] = {}
         if panel:
             self.declared.append(self)
 
     @property
     def samples(self) -> dict[str, Labels]:
-        """The names of the samples that it consists of, each with its label names."""
+        """The names of its samples, each with its label names."""
         return {self.name: self.labels}
 
-    def bind(self, make_cell: MakeCell | None) -> None:
-        """Counts in these cells from now on; None: counts nowhere."""
-        self._make_cell = make_cell
-        self.is_bound = make_cell is not None
-        self._cells = {}
+    def bind(self, make_value: MakeValue | None) -> None:
+        """Counts in values made by `make_value` from now on; None stops counting."""
+        self._make_value = make_value
+        self.is_bound = make_value is not None
+        self._values = {}
         for labels in self.known if self.is_bound else ():
             self._create(labels)
 
-    def _create(self, labels: Labels) -> list[Cell]:
-        make_cell = self._make_cell
-        assert make_cell is not None
-        cells = [make_cell(self, *each) for each in self._numbers(labels)]
-        self._cells[labels] = cells
-        return cells
+    def _create(self, labels: Labels) -> list[SampleValue]:
+        make_value = self._make_value
+        assert make_value is not None
+        values = [make_value(self, *each) for each in self._numbers(labels)]
+        self._values[labels] = values
+        return values
 
     def _numbers(self, labels: Labels) -> Iterator[tuple[str, Labels, Labels]]:
-        """What it has cells for: a sample, its label names and values each."""
+        """Yields a sample's name, its label names and label values, for each value of the meter."""
         yield self.name, self.labels, labels
 
 
 class Counter(Meter):
-    """Only ever grows; continues where the slot's last process ended."""
+    """A number that only grows. A new process continues the count of the slot's last process."""
 
     kind = "counter"
 
     def add(self, amount: float, *labels: str) -> None:
-        """Adds to it."""
+        """Adds to the sample with these label values."""
         if self.is_bound and amount:
-            (self._cells.get(labels) or self._create(labels))[0].inc(amount)
+            (self._values.get(labels) or self._create(labels))[0].inc(amount)
 
 
 class Gauge(Meter):
-    """How much there is now, summed over living processes; gone with its process."""
+    """A current amount, summed over running processes; the share of a process ends when it exits."""
 
     kind = "gauge"
 
     def set(self, value: float, *labels: str) -> None:
-        """Replaces this process's share."""
+        """Sets the share of this process."""
         if self.is_bound:
-            (self._cells.get(labels) or self._create(labels))[0].set(value)
+            (self._values.get(labels) or self._create(labels))[0].set(value)
 
 
 class Histogram(Meter):
-    """How values are distributed; continues where the slot's last process ended.
+    """A distribution of values. A new process continues the counts of the slot's last process.
 
     Attributes:
-        bounds: Upper bounds of the buckets, the last one infinite.
+        bounds: Upper bounds of the buckets; the last bound is infinite.
     """
 
     kind = "histogram"
@@ -136,22 +137,22 @@ class Histogram(Meter):
 
     @property
     def samples(self) -> dict[str, Labels]:
-        """The names of the samples that it consists of, each with its label names."""
+        """The names of its samples, each with its label names."""
         return {f"{self.name}_sum": self.labels, f"{self.name}_bucket": (*self.labels, "le")}
 
     def observe(self, value: float, *labels: str) -> None:
-        """Notes one value."""
+        """Counts one value."""
         if self.is_bound:
-            total, *buckets = self._cells.get(labels) or self._create(labels)
+            total, *buckets = self._values.get(labels) or self._create(labels)
             total.inc(max(0.0, value))
             buckets[bisect_left(self.bounds, value)].inc(1)
 
     def observe_all(self, values: Iterable[float], *labels: str) -> None:
-        """Notes many values with a write per bucket, not per value."""
+        """Counts many values, with one write per bucket instead of one per value."""
         if not self.is_bound or not (values := list(values)):
             return
-        total, *buckets = self._cells.get(labels) or self._create(labels)
-        # A clock that was set back must not take the sum back.
+        total, *buckets = self._values.get(labels) or self._create(labels)
+        # If the clock was set back, the sum must not decrease.
         total.inc(max(0.0, sum(values)))
         for bucket, count in Tally(map(partial(bisect_left, self.bounds), values)).items():
             buckets[bucket].inc(count)

@@ -1,12 +1,12 @@
-"""Where processes count: prometheus-client's memory-mapped files, one per kind and slot, in one folder per host.
+"""The metric files of processes: prometheus-client's memory-mapped files, one per kind and slot, in a folder per host.
 
-The library names its files by process id and keeps them for ever; ours are named by slot, so that they stay as many as
-there are slots however often workers die, and a counter goes on where the last process of its slot left it. Two
-processes of one slot may live for a moment, when a worker is replaced: each holds a lock on its name (`w0-0`, else
-`w0-1`, …), which the kernel frees when it ends. A gauge counts only while that lock is held.
+prometheus-client names its files by process id and never deletes them. Ours are named by slot: their number stays the
+same however often workers die, and a counter continues where the last process of its slot stopped. While a worker is
+being replaced, two processes of one slot run. Each locks its name (`w0-0`, else `w0-1`, …), and the kernel releases the
+lock when the process exits. A gauge counts only while that lock is held.
 
-A memory map over a full disk kills its process with SIGBUS. So the pages of a file are written before they are mapped,
-also where it grows. Whatever goes wrong here ends in a process that does not count, never in one that does not send.
+Writing to a memory map on a full disk kills the process with SIGBUS. So the pages of a file are written before they are
+mapped, also when the file grows. If anything fails here, the process stops counting and goes on sending.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from dispatcher.telemetry.log import get_log
-from dispatcher.telemetry.meters import Cell, Meter
+from dispatcher.telemetry.meters import Meter, SampleValue
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
 FIRST_OCTETS: Final = 64 * 1024
-"""Of a new file; it doubles as it fills."""
+"""The size of a new file, which doubles when it is full."""
 PREFIXES: Final = ("counter", "histogram", "gauge_livesum")
 GENERATIONS: Final = 4
-"""Processes of one slot that may live at once; more do not count."""
+"""Processes of one slot that may count at the same time."""
 API: Final = "api"
-"""The slot of all the host's API processes, which are nobody's children and may be many."""
+"""The slot of all API processes of the host. They have no common parent, and there may be many."""
 API_GENERATIONS: Final = 64
 _OURS: Final = re.compile(
     rf"(?:(?P<prefix>{'|'.join(PREFIXES)})_)?(?P<name>(?:w\d+|relay|monitor|parent|api)-\d+)\.(?:db|lock|new)"
 )
 _BESIDE_KEY_OCTETS: Final = 28
-"""A number's own 16, the length of its key, and what aligns them."""
+"""Per value: 16 for the numbers, the rest for the key's length and alignment."""
 _HEAD_OCTETS: Final = 8
 _PREFIX: Final = "dispatcher_"
 _FOLDER_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
-# struct flock on 64-bit Linux: type, whence, start, length, pid. A lock of the open file, not of the process.
+# struct flock on 64-bit Linux: type, whence, start, length, pid. The lock belongs to the open file, not to the process.
 _FLOCK: Final = struct.Struct("hhqqi4x")
 _WHOLE_FILE: Final = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
 class BadFile(Exception):
-    """A file whose numbers are left out.
+    """A metric file that is skipped.
 
     Attributes:
         reason: `empty`, `corrupt`, `foreign` or `unreadable`.
@@ -62,9 +62,9 @@ class BadFile(Exception):
 
 
 def wipe(folder: Path) -> None:
-    """Makes the folder, and removes what an earlier run counted; other people's files stay. For the parent alone.
+    """Creates the folder and deletes the metric files of an earlier run; only the parent calls this.
 
-    So do the files of API processes, which live and count without it.
+    Files of API processes stay, because these run without the parent. Foreign files stay, too.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def wipe(folder: Path) -> None:
 
 
 def begin(folder: Path, slot: str) -> None:
-    """Counts in this slot's files from now on; call it in the process that counts, after the fork.
+    """Counts in the files of this slot from now on. Call it after the fork, in the process that counts.
 
     Args:
         slot: `w0`, `w1`, …, `relay`, `monitor`, `parent` or `api`.
@@ -85,7 +85,7 @@ def begin(folder: Path, slot: str) -> None:
     end()
     try:
         _open(folder, slot)
-    except Exception as error:  # noqa: BLE001 - whatever the disk, the folder or the library has: sending goes on
+    except Exception as error:  # noqa: BLE001 - no error of the disk, the folder or the library may stop sending
         _give_up(folder, error)
 
 
@@ -96,8 +96,8 @@ def _give_up(folder: Path, error: Exception) -> None:
 
 
 def end() -> None:
-    """Counts nowhere from now on; what was counted stays in the files."""
-    global _lock  # noqa: PLW0603 - a process counts in one place
+    """Stops counting. The files stay."""
+    global _lock  # noqa: PLW0603 - a process counts in one set of files
     for meter in Meter.declared:
         meter.bind(None)
     if _lock is not None:
@@ -111,11 +111,11 @@ _lock: int | None = None
 
 
 def read(path: Path) -> list[Metric]:
-    """What a file holds: only numbers of ours, with the labels that we declare. Histograms are not accumulated yet.
+    """The metrics in a file, all with declared names and labels. Histogram buckets are not accumulated yet.
 
     Raises:
-        BadFile: nothing in it counts.
-        FileNotFoundError: it went away, as files of ended processes do.
+        BadFile: the file is not valid.
+        FileNotFoundError: the file was deleted, as files of exited processes are.
     """
     from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -126,13 +126,13 @@ def read(path: Path) -> list[Metric]:
         size = path.stat().st_size
         with path.open("rb") as file:
             used = int.from_bytes(file.read(4), sys.byteorder, signed=True)
-        # The library takes a length below zero for an empty file.
+        # prometheus-client treats a negative length as an empty file.
         found = list(MultiProcessCollector.merge([str(path)], accumulate=False)) if 0 < used <= size else []
     except FileNotFoundError:
         raise
     except OSError as error:
         raise BadFile("unreadable") from error
-    except Exception as error:  # the library says it in many ways
+    except Exception as error:  # the library raises many types
         raise BadFile("corrupt") from error
     if not 0 <= used <= size or size < _HEAD_OCTETS:
         raise BadFile("empty" if size < _HEAD_OCTETS else "corrupt")
@@ -144,8 +144,8 @@ def read(path: Path) -> list[Metric]:
     return found
 
 
-def counts(path: Path) -> bool:
-    """Whether a file's numbers are still true: those of a gauge only while its process lives. Takes no lock."""
+def is_current(path: Path) -> bool:
+    """Whether the values of a file are current: those of a gauge only while its process runs. Takes no lock."""
     ours = _OURS.fullmatch(path.name)
     if ours is None or ours["prefix"] != PREFIXES[-1]:
         return True
@@ -163,7 +163,7 @@ def counts(path: Path) -> bool:
 
 
 def _is_ours(metric: Metric) -> bool:
-    """Whether it is as we declare it, or may be a provider's that this process has not loaded."""
+    """Whether the metric matches its declaration, or may belong to a provider that this process has not loaded."""
     meter = next((each for each in Meter.declared if each.name == metric.name), None)
     if meter is None:
         return metric.name.startswith(_PREFIX)
@@ -183,11 +183,11 @@ def _open(folder: Path, slot: str) -> None:
     name, _lock = _take_name(folder, slot)
     for prefix in PREFIXES:
         _prepare(folder / f"{prefix}_{name}.db", keep=not prefix.startswith("gauge"))
-    # The library reads it whenever it opens a file.
+    # prometheus-client reads this variable whenever it opens a file.
     os.environ[_FOLDER_VARIABLE] = str(folder)
     value = MultiProcessValue(process_identifier=lambda: name)
 
-    def make_cell(meter: Meter, sample: str, names: Sequence[str], values: Sequence[str]) -> Cell:
+    def make_value(meter: Meter, sample: str, names: Sequence[str], values: Sequence[str]) -> SampleValue:
         mode = "livesum" if meter.kind == "gauge" else ""
         path = folder / f"{meter.kind}{mode and f'_{mode}'}_{name}.db"
         key = mmap_key(meter.name, sample, list(names), list(values), meter.about)
@@ -195,28 +195,28 @@ def _open(folder: Path, slot: str) -> None:
             _make_room(path, len(key.encode()) + _BESIDE_KEY_OCTETS)
         except OSError as error:
             _give_up(folder, error)
-            return _Nowhere()
-        cell: Cell = value(
+            return _NullValue()
+        made: SampleValue = value(
             meter.kind, meter.name, sample, tuple(names), tuple(values), meter.about, multiprocess_mode=mode
         )
-        return cell
+        return made
 
     for meter in Meter.declared:
-        meter.bind(make_cell)
+        meter.bind(make_value)
 
 
-class _Nowhere:
-    """The cell of a number that has no place."""
+class _NullValue:
+    """A value that is not stored, because its file cannot grow."""
 
     def inc(self, amount: float) -> None:
-        """Counts nothing."""
+        """Does nothing."""
 
     def set(self, value: float) -> None:
-        """Keeps nothing."""
+        """Does nothing."""
 
 
 def _take_name(folder: Path, slot: str) -> tuple[str, int]:
-    """A name of the slot that no living process has, and the descriptor that locks it."""
+    """A name of the slot that no running process uses, and the descriptor that locks it."""
     for generation in range(API_GENERATIONS if slot == API else GENERATIONS):
         name = f"{slot}-{generation}"
         descriptor = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -233,10 +233,10 @@ def _take_name(folder: Path, slot: str) -> tuple[str, int]:
 
 
 def _prepare(path: Path, *, keep: bool) -> None:
-    """Makes sure that the file exists, can be read, and has all its pages.
+    """Makes sure that the file exists, is valid, and has all its pages on disk.
 
     Args:
-        keep: Go on with what it holds, where that can be read.
+        keep: Keep the file's values if they are valid.
     """
     with suppress(BadFile, OSError):
         if keep and not path.is_symlink():
@@ -244,10 +244,10 @@ def _prepare(path: Path, *, keep: bool) -> None:
             return
     fresh = path.with_suffix(".new")
     try:
-        # Written, and not only allocated: not every file system keeps its word about the latter.
+        # Written instead of allocated: some file systems allocate pages without reserving space for them.
         fresh.write_bytes(bytes(FIRST_OCTETS))
         fresh.chmod(0o600)
-        # A scrape sees a whole file, or the one before.
+        # A scrape sees either the complete new file or the previous file.
         fresh.replace(path)
     except BaseException:
         with suppress(OSError):
@@ -256,8 +256,8 @@ def _prepare(path: Path, *, keep: bool) -> None:
 
 
 def _make_room(path: Path, octets: int) -> None:
-    """Doubles a file into which so many octets more do not fit; the library would stretch it, and write no page."""
-    with suppress(FileNotFoundError), path.open("r+b") as file:  # removed: nobody reads it any more
+    """Doubles a file that has no room for these octets. prometheus-client would extend it without writing the pages."""
+    with suppress(FileNotFoundError), path.open("r+b") as file:  # deleted: no scrape reads the file any more
         used = int.from_bytes(file.read(4), sys.byteorder)
         size = file.seek(0, os.SEEK_END)
         if used + octets > size:

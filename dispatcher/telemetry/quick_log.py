@@ -1,6 +1,6 @@
-"""The log of what happens once per email: the lines that structlog would write, at a fifth of their cost.
+"""A log for events of each email: the same JSON lines as structlog's, at a fifth of the cost.
 
-It has no processors: nothing is bound, nothing limited, and an exception is a word like others.
+It has no processors: it binds no context, limits no storms, and formats no tracebacks.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from uuid import UUID
 import orjson
 import structlog
 
-from dispatcher.telemetry.lines import Lines
+from dispatcher.telemetry.log_writer import LogWriter
 
 _FORM: Final = orjson.OPT_UTC_Z | orjson.OPT_APPEND_NEWLINE
 
 
 class QuickLog:
-    """Writes JSON lines by itself once it has been told where; else it leaves everything to structlog."""
+    """Writes JSON lines itself after `write_to` was called with a writer; otherwise passes events to structlog."""
 
     def __init__(self) -> None:
-        self._lines: Lines | None = None
+        self._lines: LogWriter | None = None
         self._always: Mapping[str, Any] = {}
         self._soon: Callable[[Callable[[], None]], object] | None = None
-        self._waiting: list[dict[str, Any]] = []
+        self._buffered: list[dict[str, Any]] = []
 
-    def write_to(self, lines: Lines | None, always: Mapping[str, Any]) -> None:
-        """Where lines go from now on; None: to structlog.
+    def write_to(self, lines: LogWriter | None, always: Mapping[str, Any]) -> None:
+        """Sets the writer of all further lines; None passes events to structlog.
 
         Args:
             always: Fields of every event.
@@ -39,28 +39,28 @@ class QuickLog:
         self._always = always
         self._soon = None
 
-    def gather(self, soon: Callable[[Callable[[], None]], object] | None) -> None:
-        """Writes lines together from now on, a few to a system call.
+    def buffer(self, soon: Callable[[Callable[[], None]], object] | None) -> None:
+        """Buffers lines from now on, to write several in one system call.
 
         Args:
-            soon: Calls what it is given in a moment, as a loop's `call_soon` does; None: each line at once again, and
-                what was gathered now, because the loop is gone.
+            soon: Calls a function a moment later, like a loop's `call_soon`. None writes the buffered lines now, and
+                each further line at once; pass it before the loop is closed.
         """
         self._soon = soon
         if soon is None:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what was gathered."""
-        fields, self._waiting = self._waiting, []
+        """Writes the buffered lines."""
+        fields, self._buffered = self._buffered, []
         if fields:
             self._write(fields)
 
     def info(self, event: str, **fields: Any) -> None:
-        """Logs an event; its fields may be UUIDs."""
+        """Logs an event. Fields may be UUIDs."""
         if self._lines is None:
-            told = {name: str(value) if type(value) is UUID else value for name, value in fields.items()}
-            structlog.get_logger().info(event, **told)
+            texts = {name: str(value) if type(value) is UUID else value for name, value in fields.items()}
+            structlog.get_logger().info(event, **texts)
             return
         fields |= self._always
         fields["level"] = "info"
@@ -69,12 +69,12 @@ class QuickLog:
         if self._soon is None:
             self._write([fields])
             return
-        if not self._waiting:
+        if not self._buffered:
             self._soon(self.flush)
-        self._waiting.append(fields)
+        self._buffered.append(fields)
 
     def _write(self, events: list[dict[str, Any]]) -> None:
-        """Writes lines, as many at once as a pipe that others write to does not tear."""
+        """Writes lines in pieces of up to PIPE_BUF bytes, so that a shared pipe does not interleave them."""
         assert self._lines is not None
         piece, count = b"", 0
         for fields in events:
@@ -92,7 +92,7 @@ class QuickLog:
 def _line(fields: Mapping[str, Any]) -> bytes:
     try:
         return orjson.dumps(fields, default=str, option=_FORM)
-    except orjson.JSONEncodeError:  # half a letter, or a number beyond 64 bits
+    except orjson.JSONEncodeError:  # a lone surrogate, or a number beyond 64 bits
         return orjson.dumps({name: ascii(value) for name, value in fields.items()}, option=_FORM)
 
 

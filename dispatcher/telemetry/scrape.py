@@ -1,6 +1,6 @@
-"""One picture of what all processes of the host have counted: the files of `metric_files`, merged by the library.
+"""The metrics of all processes of a host: the files of `metric_files`, merged by prometheus-client.
 
-A file that cannot be believed is left out and counted; a scrape never fails for it.
+Invalid files are skipped and counted; they never make a scrape fail.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def page(folder: Path) -> bytes:
-    """What this host's processes have counted, as Prometheus reads it."""
+    """The metrics of this host's processes, in Prometheus' text format."""
     registry = CollectorRegistry()
     registry.register(ProcessCollector(folder))
     return generate_latest(registry)
 
 
 class ProcessCollector(Collector):
-    """Collects what processes have counted, for a registry of the library's."""
+    """Collects the metrics of all processes, for a registry of prometheus-client."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: the registry need not scrape to learn our names."""
+        """Describes nothing, so that the registry does not collect when this collector is registered."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Every meter that somebody has counted with, and how many files were left out."""
+        """Every metric in the files, and the number of skipped files."""
         merged, skipped = self._merged()
         for metric in merged:
             metric.name = metric.name.removesuffix("_total")  # the library's page adds it to a counter's
@@ -55,7 +55,7 @@ class ProcessCollector(Collector):
         yield family
 
     def values_of(self, meter: Meter) -> dict[Labels, float]:
-        """A counter's or gauge's sums over all processes, by label values."""
+        """The sums of a counter or gauge over all processes, by label values."""
         return {
             tuple(sample.labels[label] for label in meter.labels): sample.value
             for metric in self._merged()[0]
@@ -68,7 +68,7 @@ class ProcessCollector(Collector):
         skipped: Tally[str] = Tally()
         for path in self._paths():
             try:
-                if metric_files.counts(path):
+                if metric_files.is_current(path):
                     metric_files.read(path)
                     good.append(str(path))
             except FileNotFoundError:
@@ -77,12 +77,12 @@ class ProcessCollector(Collector):
                 skipped[bad.reason] += 1
         try:
             return list(MultiProcessCollector.merge(good)), skipped
-        except FileNotFoundError:  # the parent began anew, and removed what it had counted
+        except FileNotFoundError:  # the parent restarted and deleted the files
             return [], skipped
 
     def _paths(self) -> list[Path]:
         try:
             return sorted(path for path in self._folder.iterdir() if path.suffix == ".db")
         except OSError:
-            # Removed, or not made yet: the next process that begins makes it anew.
+            # The folder does not exist. The next process that starts creates it.
             return []

@@ -1,7 +1,7 @@
-"""OpenTelemetry's side of `tracing`: spans in a bounded queue, delivered by a thread over OTLP/HTTP.
+"""Makes OpenTelemetry spans for `tracing`: in a bounded queue, which a thread delivers over OTLP/HTTP.
 
-Endpoint, headers, sampler, resource, queue and batch sizes are the SDK's business, by its own variables (OTEL_…).
-A span names the email by its id, and says nothing that a metric or a log line does not say.
+The SDK reads endpoint, headers, sampler, resource, queue size and batch size from its own variables (OTEL_…). A span
+has the email's id, and no data that metrics and log lines do not have.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from dispatcher.telemetry.attempted import Attempted
+from dispatcher.telemetry.finished_attempt import FinishedAttempt
 from dispatcher.version import VERSION
 
 SERVICE: Final = "email-dispatcher"
-# W3C Trace Context, section 3.2.2: ids of zeros alone are none.
+# W3C Trace Context, section 3.2.2: ids that consist of zeros are invalid.
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
 _NANOSECONDS: Final = 1_000_000_000
 
 
 class OpenSpan:
-    """The span of an enqueue that is under way.
+    """The span of an enqueue in progress.
 
     Attributes:
-        traceparent: Its own trace context, for what it causes.
+        traceparent: The trace context of this span, for its emails.
     """
 
     def __init__(self, span: Span) -> None:
@@ -51,30 +51,30 @@ class OpenSpan:
         self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
     def note(self, emails: int, email_id: UUID | None) -> None:
-        """What it was about."""
+        """Sets the number of emails, and the email's id if there is one email."""
         self._span.set_attribute("dispatcher.emails", emails)
         if email_id is not None:
             self._span.set_attribute("dispatcher.email_id", str(email_id))
 
     def end(self, error_type: str | None) -> None:
-        """It ended now, well where there is no error."""
-        _judge(self._span, error_type)
+        """Ends the span now, with an error status if `error_type` is set."""
+        _set_status(self._span, error_type)
         self._span.end()
 
 
 class Spans:
-    """Makes spans, and delivers them."""
+    """Makes and delivers the spans of a process."""
 
     def __init__(self, instance: str) -> None:
-        # What it has to say of its endpoint would come on stderr, once per batch.
+        # The SDK would log errors of its endpoint on stderr, once per batch.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL + 1)
-        self._exporter = _Counting(OTLPSpanExporter())
+        self._exporter = _CountingExporter(OTLPSpanExporter())
         self._provider = TracerProvider(resource=_resource(instance), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer(SERVICE, VERSION)
 
-    def add_attempt(self, attempted: Attempted) -> None:
-        """The span of an attempt, from its beginning to its end."""
+    def add_attempt(self, attempted: FinishedAttempt) -> None:
+        """Adds the span of a finished attempt."""
         span = self._tracer.start_span(
             "email.attempt",
             _context(attempted.traceparent),
@@ -87,32 +87,32 @@ class Spans:
             },
             start_time=int(attempted.started_at * _NANOSECONDS),
         )
-        _judge(span, attempted.error_type)
-        # A wall clock may have been set back meanwhile.
+        _set_status(span, attempted.error_type)
+        # The clock may have been set back during the attempt.
         span.end(int(max(attempted.started_at, attempted.finished_at) * _NANOSECONDS))
 
     def begin_enqueue(self, traceparent: str | None) -> OpenSpan:
-        """A span that begins now."""
+        """Begins the span of an enqueue now."""
         return OpenSpan(self._tracer.start_span("email.enqueue", _context(traceparent), SpanKind.PRODUCER))
 
     def take_lost(self) -> int:
-        """How many spans nobody took since the last call."""
+        """The number of spans lost since the last call."""
         return self._exporter.take_lost()
 
     def end(self, seconds: float) -> None:
-        """Delivers what waits, as long as this takes no longer; what a server does not take then is lost."""
+        """Delivers buffered spans for this time at most. Spans that are not delivered by then are lost."""
         ending = threading.Thread(target=self._provider.shutdown, daemon=True)
         ending.start()
         ending.join(seconds)
 
 
-class _Counting(SpanExporter):
-    """Counts what could not be delivered; the thread that delivers writes no log, which belongs to the loop's."""
+class _CountingExporter(SpanExporter):
+    """Counts spans that could not be delivered. The delivering thread must not log: only the main thread may."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
         self._lost = 0
-        self._told = 0
+        self._reported = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Delivers a batch."""
@@ -122,25 +122,25 @@ class _Counting(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Gives up what is under way."""
+        """Cancels deliveries in progress."""
         self._exporter.shutdown()
 
     def take_lost(self) -> int:
-        """See `Spans.take_lost`; for one thread."""
+        """See `Spans.take_lost`. Call it from one thread only."""
         lost = self._lost
-        new, self._told = lost - self._told, lost
+        new, self._reported = lost - self._reported, lost
         return new
 
 
 def _resource(instance: str) -> Resource:
-    """Who we are, unless OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say otherwise."""
+    """This service, unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES name another one."""
     ours = Resource({"service.version": VERSION, "service.instance.id": instance})
-    told = Resource.create()
-    named = not str(told.attributes.get("service.name", "unknown_service")).startswith("unknown_service")
-    return ours.merge(told) if named else ours.merge(told).merge(Resource({"service.name": SERVICE}))
+    configured = Resource.create()
+    named = not str(configured.attributes.get("service.name", "unknown_service")).startswith("unknown_service")
+    return ours.merge(configured) if named else ours.merge(configured).merge(Resource({"service.name": SERVICE}))
 
 
-def _judge(span: Span, error_type: str | None) -> None:
+def _set_status(span: Span, error_type: str | None) -> None:
     if error_type is not None:
         span.set_attribute("error.type", error_type)
         span.set_status(Status(StatusCode.ERROR))

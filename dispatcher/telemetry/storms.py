@@ -1,4 +1,4 @@
-"""Keeps one kind of event from drowning the others: when a server goes away, thousands of emails may say the same."""
+"""Limits how often one event is logged: if a server is unreachable, thousands of emails may log the same event."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ class _Window:
 
 
 class StormLimit:
-    """A structlog processor: so many lines of one event in a window; the next window begins with what is missing."""
+    """A structlog processor that passes `LINES_PER_WINDOW` lines of one event per window.
+
+    The first line of the next window has the number of missing lines as `suppressed`.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._windows: dict[str, _Window] = {}
 
     def __call__(self, _logger: Any, _method: str, event: EventDict) -> EventDict:
-        """Passes the event on, with `suppressed` where lines before it were dropped; raises DropEvent in a storm."""
+        """Returns the event, with `suppressed` if earlier lines were dropped; raises DropEvent above the limit."""
         name = event["event"]
         if name in UNLIMITED:
             return event

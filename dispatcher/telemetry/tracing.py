@@ -1,10 +1,10 @@
-"""Spans for OpenTelemetry, where the environment asks for them by its standard variables and the extra `otel` is there.
+"""Spans for OpenTelemetry, if its standard variables enable them and the extra `otel` is installed.
 
-    prepare   the parent, before it forks   says what is missing, and loads the libraries for all processes
-    begin     each process, after its fork  from here on `TRACER.is_on`, which is all that tracing costs where it is off
-    end       as the process stops          what waits is delivered, for a second at most
+    prepare   in the parent, before it forks     logs what is missing, and loads the libraries for all processes
+    begin     in each process, after its fork    turns `TRACER.is_on` on; while it is off, tracing costs only that check
+    end       when the process stops             delivers buffered spans, for a second at most
 
-`spans` has the libraries. Nothing that goes wrong with them reaches whoever sends: it ends in spans that are missing.
+`spans` imports the libraries. Their errors never affect sending: they only make spans get lost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 from uuid import UUID
 
-from dispatcher.telemetry.attempted import Attempted
+from dispatcher.telemetry.finished_attempt import FinishedAttempt
 from dispatcher.telemetry.log import get_log
 
 if TYPE_CHECKING:
@@ -28,11 +28,11 @@ _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_P
 _OUR_PROTOCOL: Final = "http/protobuf"
 
 
-class Enqueueing:
-    """One request's enqueue, for a `with` block; nothing where tracing is off.
+class EnqueueSpan:
+    """A context manager for the enqueue of one request. It does nothing if tracing is off.
 
     Attributes:
-        traceparent: What its emails carry: the span's own trace context, or the caller's where there is no span.
+        traceparent: The trace context for the emails of the request: of the span, or the caller's if there is no span.
     """
 
     __slots__ = ("_span", "traceparent")
@@ -42,7 +42,7 @@ class Enqueueing:
         self._span = span
 
     def note(self, emails: int, email_id: UUID | None = None) -> None:
-        """How many emails it was about, and which one where it was one."""
+        """Notes the number of emails, and the email's id if there was one email."""
         if self._span:
             self._span.note(emails, email_id)
 
@@ -57,10 +57,10 @@ class Enqueueing:
 
 
 class Tracer:
-    """This process's spans.
+    """The spans of this process.
 
     Attributes:
-        is_on: Whether there are any.
+        is_on: Whether this process makes spans.
     """
 
     __slots__ = ("_spans", "is_on")
@@ -70,10 +70,10 @@ class Tracer:
         self._spans: Spans | None = None
 
     def begin(self, instance: str) -> None:
-        """Makes spans from now on, if they are wanted and can be had: starts a thread, so only after the last fork.
+        """Makes spans from now on, if they are enabled and possible. Starts a thread, so call it after the last fork.
 
         Args:
-            instance: Who this is among the host's processes.
+            instance: The name of this process among the host's processes.
         """
         if not is_wanted(os.environ) or _obstacle(os.environ):
             return
@@ -81,38 +81,38 @@ class Tracer:
 
         try:
             self._spans = Spans(instance)
-        except Exception as error:  # noqa: BLE001 - whatever a variable makes of it, emails are sent
+        except Exception as error:  # noqa: BLE001 - a wrong variable must not stop sending
             get_log().warning("tracing.unavailable", reason=f"{type(error).__name__}: {error}")
         else:
             self.is_on = True
 
-    def add_attempt(self, attempted: Attempted) -> None:
-        """Makes the span of an attempt. Ask `is_on` first."""
+    def add_attempt(self, attempted: FinishedAttempt) -> None:
+        """Makes the span of an attempt. Check `is_on` first."""
         if self._spans is None:
             return
         try:
             self._spans.add_attempt(attempted)
             if lost := self._spans.take_lost():
                 get_log().warning("tracing.spans_dropped", spans=lost)
-        except Exception as error:  # noqa: BLE001 - a fault in here must not be the email's
+        except Exception as error:  # noqa: BLE001 - an error of tracing must not affect the email
             self._give_up(error)
 
-    def enqueueing(self, traceparent: str | None) -> Enqueueing:
-        """The enqueue of a request that begins now.
+    def enqueueing(self, traceparent: str | None) -> EnqueueSpan:
+        """The span of an enqueue that begins now.
 
         Args:
-            traceparent: The caller's, unchecked.
+            traceparent: The caller's trace context, not validated.
         """
         if self._spans is None:
-            return Enqueueing(traceparent)
+            return EnqueueSpan(traceparent)
         try:
-            return Enqueueing(traceparent, self._spans.begin_enqueue(traceparent))
+            return EnqueueSpan(traceparent, self._spans.begin_enqueue(traceparent))
         except Exception as error:  # noqa: BLE001 - as above
             self._give_up(error)
-            return Enqueueing(traceparent)
+            return EnqueueSpan(traceparent)
 
     def end(self) -> None:
-        """Delivers what waits, for `END_SECONDS` at most; without tracing, does nothing."""
+        """Delivers buffered spans, for `END_SECONDS` at most. Does nothing if tracing is off."""
         if self._spans is not None:
             self._spans.end(END_SECONDS)
             if lost := self._spans.take_lost():
@@ -128,13 +128,13 @@ TRACER: Final = Tracer()
 
 
 def prepare() -> None:
-    """Says in the log what keeps spans that are wanted from being made; starts no thread."""
+    """Logs why spans that are enabled cannot be made. Starts no thread."""
     if is_wanted(os.environ) and (obstacle := _obstacle(os.environ)):
         get_log().warning("tracing.unavailable", reason=obstacle[0], remedy=obstacle[1])
 
 
 def is_wanted(environ: Mapping[str, str]) -> bool:
-    """Whether OpenTelemetry's variables ask for spans."""
+    """Whether OpenTelemetry's variables enable spans."""
     exporter = environ.get("OTEL_TRACES_EXPORTER", "").strip().lower()
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true" or exporter == "none":
         return False
@@ -142,13 +142,16 @@ def is_wanted(environ: Mapping[str, str]) -> bool:
 
 
 def _obstacle(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Why spans that are wanted cannot be made, and what to do about it."""
+    """Why spans cannot be made, and the remedy; None if they can."""
     exporters = environ.get("OTEL_TRACES_EXPORTER", "").lower().split(",")
     if "otlp" not in map(str.strip, exporters) and exporters != [""]:
-        return "OTEL_TRACES_EXPORTER names no exporter that we have.", "Set it to otlp, or to none."
+        return "OTEL_TRACES_EXPORTER names no supported exporter.", "Set it to otlp or none."
     protocol = next((environ[name] for name in _PROTOCOLS if environ.get(name)), _OUR_PROTOCOL)
     if protocol != _OUR_PROTOCOL:
-        return f"Spans are delivered by {_OUR_PROTOCOL} alone.", f"Set OTEL_EXPORTER_OTLP_PROTOCOL to {_OUR_PROTOCOL}."
+        return (
+            f"Spans can be delivered only by {_OUR_PROTOCOL}.",
+            f"Set OTEL_EXPORTER_OTLP_PROTOCOL to {_OUR_PROTOCOL}.",
+        )
     try:
         import dispatcher.telemetry.spans  # noqa: F401
     except ModuleNotFoundError as error:

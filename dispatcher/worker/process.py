@@ -79,7 +79,7 @@ def run_worker(settings: Settings, post: Post) -> int:
     try:
         uvloop.run(_work(settings, identity, post))
     finally:
-        quick_log.log.gather(None)
+        quick_log.log.buffer(None)
         TRACER.end()
     return 0
 
@@ -87,7 +87,7 @@ def run_worker(settings: Settings, post: Post) -> int:
 async def _work(settings: Settings, identity: Identity, post: Post) -> None:
     stop = stop_event(post)
     await _make_sure_of_store(settings, identity)
-    quick_log.log.gather(asyncio.get_running_loop().call_soon)
+    quick_log.log.buffer(asyncio.get_running_loop().call_soon)
     pool = make_pool(
         settings.database_url,
         name=identity.worker,

@@ -11,7 +11,7 @@ from dispatcher.domain.outcome import Accepted, Outcome, outcome_name
 from dispatcher.domain.status import Status
 from dispatcher.store.leases import Result
 from dispatcher.telemetry import metrics, quick_log
-from dispatcher.telemetry.attempted import Attempted
+from dispatcher.telemetry.finished_attempt import FinishedAttempt
 from dispatcher.telemetry.tracing import TRACER
 from dispatcher.worker.in_flight_email import Ended, InFlightEmail
 
@@ -42,7 +42,7 @@ def report_attempt(email: InFlightEmail, outcome: Outcome, status: Status, finis
     )
     if TRACER.is_on:
         TRACER.add_attempt(
-            Attempted(
+            FinishedAttempt(
                 traceparent=email.lease.traceparent,
                 started_at=email.started_at,
                 finished_at=finished_at,

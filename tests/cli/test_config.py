@@ -74,7 +74,7 @@ def test_a_token_in_a_webhooks_path_and_a_misplaced_login_are_not_shown(bare: Co
     for ended in (commandline("config"), commandline("config", "--json"), commandline.on_terminal("config")):
         assert "s3cret" not in ended.stdout + ended.stderr
         assert "https://hooks.example/***" in ended.stdout
-    assert "DISPATCHER_SES_ENDPOINT_URL takes no user" in commandline("config").stderr
+    assert "DISPATCHER_SES_ENDPOINT_URL must have no user" in commandline("config").stderr
     assert "s3cret" not in commandline("doctor").stdout
 
 

@@ -50,7 +50,7 @@ def _end(process: subprocess.Popen[bytes], number: int) -> tuple[int, bytes, byt
     ("settings", "words"),
     [
         ({"DISPATCHER_PROVIDERS": None}, "DISPATCHER_PROVIDERS is not set"),
-        ({"DISPATCHER_PROVIDERS": "none"}, "DISPATCHER_PROVIDERS does not know none"),
+        ({"DISPATCHER_PROVIDERS": "none"}, "DISPATCHER_PROVIDERS has an unknown provider: 'none'"),
         ({"DISPATCHER_PROVIDERS": "smtp"}, "DISPATCHER_SMTP_URL is not set"),
         ({"DISPATCHER_CAPTURE_DIR": None}, "DISPATCHER_CAPTURE_DIR is not set"),
         ({"DISPATCHER_AMQP_URL": "amqp://u:p@mq/?heartbeat=blue"}, "DISPATCHER_AMQP_URL"),
@@ -78,7 +78,7 @@ def test_certificates_that_are_none_stop_the_start(settled: CommandLine) -> None
 def test_a_person_at_a_terminal_reads_words_instead_of_log_lines(settled: CommandLine) -> None:
     ended = settled.having(DISPATCHER_LOG_FORMAT=None, DISPATCHER_PROVIDERS="none").on_terminal("run")
 
-    assert (ended.code, ended.stdout.startswith("DISPATCHER_PROVIDERS does not know none")) == (78, True)
+    assert (ended.code, ended.stdout.startswith("DISPATCHER_PROVIDERS has an unknown provider: 'none'")) == (78, True)
 
 
 def test_missing_tables_and_queues_are_both_told_before_anything_starts(unprepared: CommandLine) -> None:

@@ -91,7 +91,7 @@ def test_nobody_is_advised_to_use_one_that_delivers_to_nobody(tmp_path: Path) ->
 def test_a_name_that_nobody_brings_is_told_with_those_that_are_there(tmp_path: Path) -> None:
     journal_package.install(tmp_path)
 
-    assert f"does not know pigeon; known are: {', '.join(BUILT_IN)}, journal." in mistake(
+    assert f"has an unknown provider: 'pigeon'. Choose from: {', '.join(BUILT_IN)}, journal." in mistake(
         {"DISPATCHER_PROVIDERS": "pigeon"}
     )
 
@@ -101,13 +101,13 @@ def test_a_name_that_nobody_brings_is_told_with_those_that_are_there(tmp_path: P
     [
         ("import no_such_module", "JournalProvider", "cannot be loaded (ModuleNotFoundError: No module named"),
         ("", "JournalProvider", "cannot be loaded (AttributeError"),
-        ("JournalProvider = 7", "JournalProvider", "does not fit the contract of providers: it is no class."),
+        ("JournalProvider = 7", "JournalProvider", "does not follow the contract of providers: it is not a class."),
         (
             "class JournalProvider:\n    name = 'other'\n    def send(self): ...\n",
             "JournalProvider",
             (
-                "does not fit the contract of providers: its `name` is not 'journal'; its `capabilities` are no "
-                "dispatcher.domain.capabilities.Capabilities; its `settings` are no subclass of "
+                "does not follow the contract of providers: its `name` is not 'journal'; its `capabilities` are not a "
+                "dispatcher.domain.capabilities.Capabilities; its `settings` are not a subclass of "
                 "dispatcher.config.ProviderSettings; it has no method `open`; it has no method `check`; it has no "
                 "method `close`. Install a release of it for this Email Dispatcher"
             ),
@@ -122,17 +122,17 @@ def test_a_package_that_cannot_be_used_is_refused_with_the_reason(
 
     found = mistake()
 
-    brought = "DISPATCHER_PROVIDERS names journal, which email-dispatcher-journal 1.0 brings, but"
-    assert found.startswith(f"{brought} email_dispatcher_journal:{target} ")
+    source = "DISPATCHER_PROVIDERS names journal, which email-dispatcher-journal 1.0 provides, but"
+    assert found.startswith(f"{source} email_dispatcher_journal:{target} ")
     assert words.rstrip(".") in found
-    assert "take journal out" in found
+    assert "remove journal" in found
 
 
 def test_a_package_whose_setting_has_a_variable_of_ours_is_refused(tmp_path: Path) -> None:
     code = journal_package.CODE.replace('name = "journal"', 'name = "alert"').replace("    token:", "    email_to:")
     journal_package.install(tmp_path, name="alert", code=code)
 
-    assert "its settings have variables of ours: DISPATCHER_ALERT_EMAIL_TO" in mistake(
+    assert "its settings use variables of the dispatcher: DISPATCHER_ALERT_EMAIL_TO" in mistake(
         {"DISPATCHER_PROVIDERS": "alert"}
     )
 
@@ -143,7 +143,7 @@ def test_a_package_that_takes_the_name_of_one_of_ours_is_refused(tmp_path: Path)
     found = mistake({"DISPATCHER_PROVIDERS": "capture", "DISPATCHER_CAPTURE_DIR": str(tmp_path)})
 
     assert found.startswith(
-        "DISPATCHER_PROVIDERS names capture, which is a built-in provider, but email-dispatcher-capture 1.0 brings"
+        "DISPATCHER_PROVIDERS names capture, which is a built-in provider, but email-dispatcher-capture 1.0 provides"
     )
 
 
@@ -154,7 +154,7 @@ def test_two_packages_with_one_name_are_refused(tmp_path: Path) -> None:
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: email-dispatcher-other\nVersion: 2.0\n")
     (other / "entry_points.txt").write_text("[email_dispatcher.providers]\njournal = x:Y\n")
 
-    assert "which several packages bring: email-dispatcher-journal 1.0, email-dispatcher-other 2.0" in mistake()
+    assert "which several packages provide: email-dispatcher-journal 1.0, email-dispatcher-other 2.0" in mistake()
 
 
 def test_the_command_line_shows_it_and_masks_its_secret(tmp_path: Path) -> None:

@@ -25,7 +25,9 @@ def test_an_adapter_without_its_settings_is_refused(name: str, variable: str) ->
 
 
 def test_an_unknown_name_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=f"does not know pigeon; known are: {', '.join(BUILT_IN)}"):
+    with pytest.raises(
+        ConfigurationError, match=f"has an unknown provider: 'pigeon'. Choose from: {', '.join(BUILT_IN)}"
+    ):
         open_provider("pigeon", load({}))
 
 

@@ -55,10 +55,10 @@ def test_the_default_and_the_help_name_python_sendgrids_regions() -> None:
 @pytest.mark.parametrize(
     ("host", "words"),
     [
-        ("http://api.sendgrid.com", "in the clear"),
-        ("https://api.sendgrid.com/v3", "alone"),
-        ("https://user:secret@api.sendgrid.com", "alone"),
-        ("https://api.sendgrid.com?x=1", "alone"),
+        ("http://api.sendgrid.com", "without encryption"),
+        ("https://api.sendgrid.com/v3", "must have only"),
+        ("https://user:secret@api.sendgrid.com", "must have only"),
+        ("https://api.sendgrid.com?x=1", "must have only"),
         ("api.sendgrid.com", "begins with https://"),
     ],
 )

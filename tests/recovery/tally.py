@@ -15,22 +15,22 @@ from dispatcher.telemetry.meters import Meter
 
 @dataclass
 class Tally:
-    """A cell per metric and reason."""
+    """A value per metric and reason."""
 
     counts: Counter[tuple[str, ...]]
     place: tuple[str, ...]
 
     def inc(self, amount: float) -> None:
-        """See `meters.Cell`."""
+        """See `meters.SampleValue`."""
         self.counts[self.place] += int(amount)
 
     def set(self, value: float) -> None:
-        """See `meters.Cell`."""
+        """See `meters.SampleValue`."""
         self.counts[self.place] = int(value)
 
 
-def _cell(counts: Counter[tuple[str, ...]], name: str, *place: Any) -> Tally:
-    """A metric's cell for the label values that come last."""
+def _value(counts: Counter[tuple[str, ...]], name: str, *place: Any) -> Tally:
+    """A metric's value for the label values that come last."""
     return Tally(counts, (name, *place[-1]))
 
 
@@ -42,7 +42,7 @@ def counted(meters: Mapping[str, Meter] = _OF_RECOVERY) -> Iterator[Counter[tupl
     """Counts by name and labels, for the length of a block: emails rescued and held, leases lost, or other meters."""
     counts: Counter[tuple[str, ...]] = Counter()
     for name, meter in meters.items():
-        meter.bind(partial(_cell, counts, name))
+        meter.bind(partial(_value, counts, name))
     try:
         yield counts
     finally:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dispatcher.domain.email_id import new_email_id
-from dispatcher.telemetry.attempted import Attempted
+from dispatcher.telemetry.finished_attempt import FinishedAttempt
 from dispatcher.telemetry.spans import Spans
 from dispatcher.telemetry.tracing import TRACER, is_wanted
 from tests.telemetry.otlp import collecting
@@ -48,7 +48,7 @@ def test_who_ends_delivers_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     with collecting() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         spans = Spans("w0")
-        spans.add_attempt(Attempted(None, 1.0, 2.0, new_email_id(), 1, "smtp", "accepted", None))
+        spans.add_attempt(FinishedAttempt(None, 1.0, 2.0, new_email_id(), 1, "smtp", "accepted", None))
 
         spans.end(20)
 

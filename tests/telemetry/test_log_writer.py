@@ -18,7 +18,7 @@ import pytest
 import structlog
 
 from dispatcher.telemetry import log, quick_log
-from dispatcher.telemetry.lines import PATIENCE_MS, Lines
+from dispatcher.telemetry.log_writer import MAX_WAIT_MS, LogWriter
 
 LINE = b"x" * 1023 + b"\n"
 
@@ -36,9 +36,9 @@ def pipe() -> Iterator[tuple[int, TextIO]]:
         os.close(reading)
 
 
-def fill(lines: Lines) -> None:
+def fill(lines: LogWriter) -> None:
     """Writes until nothing more goes in."""
-    while not lines.tell_lost(None, "", {}):
+    while not lines.add_dropped_count(None, "", {}):
         lines.write(LINE)
 
 
@@ -54,7 +54,7 @@ def drain(reading: int) -> bytes:
 
 def test_a_stuck_reader_costs_one_short_wait_and_then_nothing(pipe: tuple[int, TextIO]) -> None:
     _, stream = pipe
-    lines = Lines(stream)
+    lines = LogWriter(stream)
     fill(lines)
 
     began_at = time.monotonic()
@@ -62,27 +62,27 @@ def test_a_stuck_reader_costs_one_short_wait_and_then_nothing(pipe: tuple[int, T
         lines.write(LINE)
 
     # A thousand waits would be fifty seconds.
-    assert time.monotonic() - began_at < 100 * PATIENCE_MS / 1000
+    assert time.monotonic() - began_at < 100 * MAX_WAIT_MS / 1000
 
 
 def test_what_was_lost_is_told_by_the_first_line_that_gets_through(pipe: tuple[int, TextIO]) -> None:
     reading, stream = pipe
-    lines = Lines(stream)
+    lines = LogWriter(stream)
     fill(lines)
     lines.write(LINE)
     lines.write(LINE)
     drain(reading)
 
-    told = lines.tell_lost(None, "", {"event": "relay.leading"})
+    told = lines.add_dropped_count(None, "", {"event": "relay.leading"})
     lines.write(LINE)
 
     assert told == {"event": "relay.leading", "lines_dropped": 3}
-    assert lines.tell_lost(None, "", {}) == {}
+    assert lines.add_dropped_count(None, "", {}) == {}
 
 
 def test_a_line_that_went_half_way_is_finished_before_the_next(pipe: tuple[int, TextIO]) -> None:
     reading, stream = pipe
-    lines = Lines(stream)
+    lines = LogWriter(stream)
     capacity = fcntl.fcntl(stream.fileno(), fcntl.F_GETPIPE_SZ)
     long_line = b"y" * (capacity + 4096) + b"\n"
 
@@ -96,14 +96,14 @@ def test_a_line_that_went_half_way_is_finished_before_the_next(pipe: tuple[int, 
 def test_others_who_write_to_the_same_pipe_still_wait_for_their_reader(pipe: tuple[int, TextIO]) -> None:
     _, stream = pipe
 
-    Lines(stream)
+    LogWriter(stream)
 
     assert os.get_blocking(stream.fileno())
 
 
 def test_a_reader_that_is_gone_is_no_fault(pipe: tuple[int, TextIO]) -> None:
     reading, stream = pipe
-    lines = Lines(stream)
+    lines = LogWriter(stream)
     os.close(reading)
 
     lines.write(LINE)
@@ -112,12 +112,12 @@ def test_a_reader_that_is_gone_is_no_fault(pipe: tuple[int, TextIO]) -> None:
 def test_a_socket_whose_reader_is_stuck_delays_nobody() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, os.fdopen(os.dup(ours.fileno()), "w") as stream:
-        fill(Lines(stream))
+        fill(LogWriter(stream))
 
 
 def test_a_full_disk_is_no_fault() -> None:
     with Path("/dev/full").open("w") as stream:
-        Lines(stream).write(LINE)
+        LogWriter(stream).write(LINE)
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
@@ -172,7 +172,7 @@ def test_gathered_lines_of_the_quick_log_come_in_order_and_untorn(pipe: tuple[in
     reading, stream = pipe
     log.configure("info", "json", stream)
     soon: list[Callable[[], None]] = []
-    quick_log.log.gather(soon.append)
+    quick_log.log.buffer(soon.append)
     for number in range(100):
         quick_log.log.info("email.attempted", number=number, detail="z" * 100)
     assert drain(reading) == b""
@@ -187,11 +187,11 @@ def test_a_line_that_json_cannot_hold_is_told_as_it_can_and_takes_no_other_with_
     reading, stream = pipe
     log.configure("info", "json", stream)
     soon: list[Callable[[], None]] = []
-    quick_log.log.gather(soon.append)
+    quick_log.log.buffer(soon.append)
 
     for detail in ("before", "\ud800", 2**64, "after"):
         quick_log.log.info("email.attempted", detail=detail)
-    quick_log.log.gather(None)
+    quick_log.log.buffer(None)
     quick_log.log.info("email.attempted", detail="at once")
 
     details = [event["detail"] for event in events(reading)]
@@ -200,7 +200,7 @@ def test_a_line_that_json_cannot_hold_is_told_as_it_can_and_takes_no_other_with_
 
 def test_a_reader_that_is_slow_and_goes_on_is_not_waited_for_again_and_again(pipe: tuple[int, TextIO]) -> None:
     reading, stream = pipe
-    lines = Lines(stream)
+    lines = LogWriter(stream)
     fill(lines)
 
     began_at = time.monotonic()
@@ -210,14 +210,14 @@ def test_a_reader_that_is_slow_and_goes_on_is_not_waited_for_again_and_again(pip
             lines.write(LINE)
 
     # A hundred waits would be five seconds.
-    assert time.monotonic() - began_at < 100 * PATIENCE_MS / 1000
+    assert time.monotonic() - began_at < 100 * MAX_WAIT_MS / 1000
 
 
 def test_gathered_lines_tell_what_got_lost_once(pipe: tuple[int, TextIO]) -> None:
     reading, stream = pipe
     log.configure("info", "json", stream)
     soon: list[Callable[[], None]] = []
-    quick_log.log.gather(soon.append)
+    quick_log.log.buffer(soon.append)
     written = 3 * fcntl.fcntl(stream.fileno(), fcntl.F_GETPIPE_SZ) // 1000
     for _ in range(written):
         quick_log.log.info("email.attempted", detail="z" * 1000)

@@ -1,7 +1,8 @@
-"""Where log lines go: a file, a terminal, a socket, or a pipe whose reader may be slow, stuck or gone.
+"""Writes log lines to a file, a terminal, a socket, or a pipe whose reader may be slow, blocked or closed.
 
-Sending never waits for a log. A line that finds its reader stuck or slow waits for it a moment, once in a while; else
-lines are dropped and counted, until one gets through again: it carries the count, as `lines_dropped`.
+Sending never waits long for the log. If the reader does not keep up, the writer waits at most `MAX_WAIT_MS`, and at
+most once per `WAIT_INTERVAL_SECONDS`. Otherwise it drops lines and counts them. The next line that it can write has the
+count as `lines_dropped`.
 """
 
 from __future__ import annotations
@@ -17,34 +18,34 @@ from typing import Any, Final, TextIO
 
 from structlog.typing import EventDict
 
-PATIENCE_MS: Final = 50
-IMPATIENT_SECONDS: Final = 1.0
-"""From one wait to the next: a reader that is slow and goes on would else have every line wait for it."""
+MAX_WAIT_MS: Final = 50
+WAIT_INTERVAL_SECONDS: Final = 1.0
+"""Without this interval, every line would wait for a slow reader."""
 PIPE_BYTES: Final = 1024 * 1024
-"""Some seconds of a busy worker's lines; Linux lets everybody have so much (pipe-max-size)."""
+"""The size of the pipe: a few seconds of a busy worker's lines. Linux allows every user this much (pipe-max-size)."""
 
 Write = Callable[[bytes], int]
-"""Writes what it can at once and returns how much; raises BlockingIOError where that is nothing."""
+"""Writes what the reader accepts at once and returns the number of bytes; raises BlockingIOError if that is zero."""
 
 
-class Lines:
-    """Takes whole lines, never raises, and never waits for long."""
+class LogWriter:
+    """A log file whose `write` never raises and never waits for long."""
 
     def __init__(self, stream: TextIO) -> None:
         """
         Args:
-            stream: Used past its buffer: what a buffer could not write it would try again at the end of the process,
-                and fail that.
+            stream: Its file descriptor is used without its buffer. A buffer would retry a failed write when the process
+                exits, and make the exit fail.
         """
         stream.flush()
         self._descriptor = stream.fileno()
         self._write = _writer(self._descriptor)
         self._lost = 0
-        self._rest = b""  # of a line that its reader took a part of
-        self._patient_at = 0.0
+        self._rest = b""  # of a line that was written in part
+        self._may_wait_at = 0.0
 
     def write(self, line: bytes, count: int = 1) -> None:
-        """Writes one line, or several at once, or counts them as lost."""
+        """Writes one line, or `count` lines at once, or counts them as lost."""
         if self._rest:
             self._rest = self._put(self._rest)
         if self._rest:
@@ -58,20 +59,20 @@ class Lines:
 
     @property
     def lost(self) -> int:
-        """How many lines were lost since the last one that was not."""
+        """The number of lines lost since the last line that was written."""
         return self._lost
 
-    def tell_lost(self, _logger: Any, _method: str, event: EventDict) -> EventDict:
-        """A structlog processor: the event says how many lines before it were lost."""
+    def add_dropped_count(self, _logger: Any, _method: str, event: EventDict) -> EventDict:
+        """A structlog processor: adds the number of lines lost before this event."""
         if self._lost:
             event["lines_dropped"] = self._lost
         return event
 
     def flush(self) -> None:
-        """There is nothing to flush."""
+        """Does nothing: no line is buffered."""
 
     def _put(self, octets: bytes) -> bytes:
-        """Writes as much as goes, and returns the rest."""
+        """Writes as much as the reader accepts, and returns the rest."""
         while octets:
             try:
                 octets = octets[self._write(octets) :]
@@ -79,16 +80,16 @@ class Lines:
                 if not self._becomes_writable():
                     return octets
             except OSError:
-                # The disk is full, or the reader gone: lines get lost, and not emails.
+                # The disk is full or the reader has closed the pipe. Lines are lost, but emails are sent.
                 return b""
         return b""
 
     def _becomes_writable(self) -> bool:
-        """Whether its reader makes room, within a moment if one may be waited for."""
-        is_patient = not self._lost and time.monotonic() >= self._patient_at
-        is_writable = _is_writable(self._descriptor, PATIENCE_MS if is_patient else 0)
-        if is_patient:
-            self._patient_at = time.monotonic() + IMPATIENT_SECONDS
+        """Whether the reader accepts more, after a short wait if one is allowed now."""
+        may_wait = not self._lost and time.monotonic() >= self._may_wait_at
+        is_writable = _is_writable(self._descriptor, MAX_WAIT_MS if may_wait else 0)
+        if may_wait:
+            self._may_wait_at = time.monotonic() + WAIT_INTERVAL_SECONDS
         return is_writable
 
 
@@ -103,9 +104,9 @@ def _writer(descriptor: int) -> Write:
 
 
 def _opened_again(descriptor: int) -> int:
-    """The same pipe or terminal, opened so that writing never waits; others who have it open notice nothing.
+    """The same pipe or terminal, opened again in non-blocking mode; other processes that use it are not affected.
 
-    Where that cannot be done, as with a socket, or a pipe that another user made, the mode is set for all who share it.
+    A socket, or a pipe of another user, cannot be opened again. Its mode then changes for all processes that share it.
     """
     try:
         return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
