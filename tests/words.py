@@ -1,0 +1,141 @@
+"""Finds words that we do not use in docstrings, comments and documentation: `python -m tests.words [PATH...]`.
+
+    python -m tests.words                  the count for each top-level folder; exit code 1 if one is above the limit
+    python -m tests.words docs/api.md      each word with its place and the advice
+
+The words are idioms that a reader has to read twice, and synonyms of a term in CONTRIBUTING.md's glossary. The count
+shows that they do not come back. It does not show that a text is plain.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parent.parent
+MOST_PER_10_000: Final = 5.0
+PAGES: Final = "README.md, …"
+"""The pages at the top of the checkout count together."""
+ADVICE: Final = {
+    r"somebody(?:'s)?|nobody(?:'s)?": "name the actor: the operator, the relay, another transaction",
+    r"who(?:m)?ever": "name the actor, and use two sentences",
+    r"tells?|told": "say, report or print; for a request: ask or request",
+    r"stands?|stood": "is, has, contains; a setting is set, a row has a status",
+    r"hears?|heard|unheard": "receive, or reach",
+    r"awaited": "say which process waits for what",
+    r"of (?:which|whom)": "use two sentences",
+    r"hence": "so",
+    r"coalesces?|coalesced|coalescing": "bulk call: several emails per provider call",
+    r"(?<!dead )(?<!dead-)letters?(?= (?:is|are|on|of the email))": "dead letter",
+    r"at hand|in hand|of its own accord": "say what the process has, or drop it",
+    r"a person|persons": "operator",
+}
+_WORD: Final = re.compile("|".join(rf"(?P<w{n}>\b(?:{words})\b)" for n, words in enumerate(ADVICE)), re.IGNORECASE)
+_CITED: Final = re.compile(r"^```.*?^```|`[^`\n]*`|(?<![*\w])\*[^*\n]+\*(?![*\w])", re.MULTILINE | re.DOTALL)
+"""Code, and words in italics, which a page cites."""
+_SQL_COMMENT: Final = re.compile(r"--.*")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A word that we do not use, with its place and the advice."""
+
+    path: Path
+    line: int
+    word: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.word!r}: {self.advice}"
+
+
+def passages(path: Path) -> Iterator[tuple[int, str]]:
+    """The prose of a file, each passage with its first line: docstrings and comments, or a page without its code."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        yield 1, _CITED.sub(lambda code: "\n" * code[0].count("\n"), text)
+    elif path.suffix == ".sql":
+        yield from ((number, found[0]) for number, line in _numbered(text) if (found := _SQL_COMMENT.search(line)))
+    else:
+        yield from _docstrings(text)
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string
+
+
+def _numbered(text: str) -> Iterator[tuple[int, str]]:
+    return enumerate(text.splitlines(), start=1)
+
+
+def _docstrings(text: str) -> Iterator[tuple[int, str]]:
+    """Strings that stand alone: docstrings of modules, classes and functions, and of constants and fields."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(words))):
+                yield node.lineno, words
+
+
+def find(path: Path) -> tuple[list[Found], int]:
+    """The words in a file that we do not use, and how many words it has."""
+    found: list[Found] = []
+    count = 0
+    for first_line, prose in passages(path):
+        count += len(prose.split())
+        for match in _WORD.finditer(prose):
+            line = first_line + prose.count("\n", 0, match.start())
+            advice = list(ADVICE.values())[int(str(match.lastgroup).removeprefix("w"))]
+            found.append(Found(path, line, match[0], advice))
+    return found, count
+
+
+def tracked() -> list[Path]:
+    """The Python, SQL and Markdown files of the checkout, without those that repeat what was once written."""
+    listed = subprocess.run(
+        ["git", "ls-files", "*.py", "*.md", "*.sql"], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    paths = [Path(line) for line in listed.stdout.splitlines()]
+    # Migrations are never edited.
+    return [path for path in paths if not path.is_relative_to("sql/migrations") and (ROOT / path).exists()]
+
+
+def rates() -> dict[str, tuple[int, int]]:
+    """By top-level folder: the number of words that we do not use, and the number of all words."""
+    unused: Counter[str] = Counter()
+    words: Counter[str] = Counter()
+    for path in tracked():
+        found, count = find(ROOT / path)
+        folder = path.parts[0] if len(path.parts) > 1 else PAGES
+        unused[folder] += len(found)
+        words[folder] += count
+    return {folder: (unused[folder], words[folder]) for folder in sorted(words)}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the counts of all folders, or the words in the given files and folders; returns the exit code."""
+    if arguments:
+        places = [Path(each).resolve() for each in arguments]
+        paths = [ROOT / path for path in tracked() if any((ROOT / path).is_relative_to(place) for place in places)]
+        for each in (each for path in paths for each in find(path)[0]):
+            print(each)
+        return 0
+    is_above = False
+    for folder, (unused, words) in rates().items():
+        rate = 10_000 * unused / max(words, 1)
+        is_above |= rate > MOST_PER_10_000
+        print(f"{folder:20} {unused:5} of {words:7,} words {rate:6.1f} per 10,000")
+    if is_above:
+        print(f"Above {MOST_PER_10_000:g} per 10,000: `python -m tests.words FOLDER` names each word and the advice.")
+    return int(is_above)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
