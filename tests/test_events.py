@@ -1,4 +1,4 @@
-"""Every log event is declared and every declared one used; each is `noun.verb_past`, and none tells what is private."""
+"""Log events: each is declared and used, has a name `noun.verb_past`, and has no private field."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ PRIVATE = {"email", "address", "to", "sender", "recipient", "recipients", "subje
 
 
 def calls() -> Iterator[tuple[str, ast.Call]]:
-    """Every call of a log's method: where, and what."""
+    """All calls of a log method, each with its place."""
     for path in sorted(FOLDER.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_bytes())):
             match node:
                 case ast.Call(func=ast.Attribute(value=log, attr=level)) if level in LEVELS:
                     if re.fullmatch(r"(.*\.)?_?log(ger)?|(.*\.)?get_log\(\)", ast.unparse(log)):
                         yield f"{path.relative_to(FOLDER)}:{node.lineno}", node
-                case ast.Call(func=ast.Name(id="log")):  # the method, chosen before
+                case ast.Call(func=ast.Name(id="log")):  # the method was chosen earlier
                     yield f"{path.relative_to(FOLDER)}:{node.lineno}", node
 
 
 def names_of(event: ast.expr) -> set[str]:
-    """The events that a call can mean: its word, or all declared ones that fit where a part is computed."""
+    """The events that a call may log: its name, or all declared names that match if a part is computed."""
     match event:
         case ast.Constant(value=str(name)):
             return {name}
@@ -39,7 +39,7 @@ def names_of(event: ast.expr) -> set[str]:
             return set()
 
 
-def test_every_event_is_declared_and_every_declared_one_is_used() -> None:
+def test_every_logged_event_is_declared_and_every_declared_event_is_logged() -> None:
     used = {where: names_of(call.args[0]) for where, call in calls()}
 
     assert [where for where, names in used.items() if not names] == []
@@ -50,7 +50,7 @@ def test_names_are_a_noun_and_a_verb() -> None:
     assert [name for name in EVENTS if not re.fullmatch(r"[a-z]+\.[a-z]+(_[a-z]+)*", name)] == []
 
 
-def test_no_event_tells_anything_private() -> None:
-    told = {f"{where}: {field.arg}" for where, call in calls() for field in call.keywords if field.arg in PRIVATE}
+def test_no_event_has_a_private_field() -> None:
+    private = {f"{where}: {field.arg}" for where, call in calls() for field in call.keywords if field.arg in PRIVATE}
 
-    assert told == set()
+    assert private == set()

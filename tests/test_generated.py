@@ -1,4 +1,4 @@
-"""The files that follow from declarations are as `./run generate` writes them."""
+"""Generated files are up to date with `./run generate`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dispatcher.telemetry.meters import Counter, Gauge, Histogram, Meter, Panel
 
 
 @pytest.mark.parametrize("path", generate.generated(), ids=lambda path: path.name)
-def test_a_file_is_as_generate_writes_it(path: Path) -> None:
+def test_a_generated_file_is_up_to_date(path: Path) -> None:
     assert path.read_text() == generate.generated()[path], "run: ./run generate"
 
 
-def test_a_metric_gets_a_panel_in_its_row_and_moves_what_is_below() -> None:
+def test_a_new_metric_gets_a_panel_in_its_row_and_moves_lower_rows_down() -> None:
     metrics: list[Meter] = [
         Counter("dispatcher_log_lines_total", "Lines written.", ("provider",)),
         Histogram("dispatcher_log_seconds", "One line.", (1,)),

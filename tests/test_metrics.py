@@ -1,4 +1,4 @@
-"""Every metric is declared once, used, well named, and stands in docs/metrics.md as it is."""
+"""Metrics: each is declared once, used, named by the rules, and listed in docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Row = tuple[str, str, tuple[str, ...]]
 
 
 def declared() -> dict[str, Meter]:
-    """The meters by the name that code calls them by."""
+    """The meters by the names of their constants."""
     return {name: value for name, value in vars(metrics).items() if isinstance(value, Meter)}
 
 
 def rows(heading: str) -> list[Row]:
-    """The table below a heading of the page: name, kind, labels."""
+    """The table below a heading of docs/metrics.md: name, kind, labels."""
     _, _, after = PAGE.read_text().partition(f"## {heading}\n")
     section = after.partition("\n## ")[0]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if "`" in line]
@@ -54,7 +54,7 @@ def test_names_end_in_their_unit() -> None:
     assert wrong == []
 
 
-def test_no_label_names_anybody() -> None:
+def test_no_label_identifies_a_person_or_host() -> None:
     assert [each.name for each in Meter.declared if PRIVATE.intersection(each.labels)] == []
 
 
@@ -77,7 +77,7 @@ def test_readings_are_named_as_metrics_are() -> None:
     assert [name for name, *_ in read_by_the_monitor() if not re.fullmatch(f"dispatcher_[a-z_]+_({UNITS})", name)] == []
 
 
-def test_no_name_is_given_twice() -> None:
+def test_names_are_unique() -> None:
     names = [each.name for each in Meter.declared] + [name for name, *_ in read_by_the_monitor()]
 
     assert len(set(names)) == len(names)

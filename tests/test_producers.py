@@ -1,6 +1,6 @@
-"""Enqueueing: an email is stored whole or not at all, in the caller's transaction, and a message key holds one email.
+"""Enqueueing: an email is stored completely or not at all, in the caller's transaction, and once per message key.
 
-Each behaviour is shown for the synchronous functions and for their `_async` twins.
+Each behaviour is tested for the synchronous functions and for the `_async` functions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FILE = Attachment("a.bin", "application/octet-stream", bytes(range(256)))
 
 
 class Application:
-    """A connection of somebody who enqueues, synchronous or not, used in one way."""
+    """An application's connection, synchronous or asynchronous, of one kind."""
 
     def __init__(self, connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
         self._connection = connection
@@ -70,7 +70,7 @@ class Application:
 
 @dataclass(frozen=True)
 class Way:
-    """How an application connects."""
+    """A way in which an application connects."""
 
     twin: bool
     autocommit: bool = False
@@ -86,7 +86,7 @@ def way(request: pytest.FixtureRequest) -> Way:
 
 @pytest.fixture
 async def application(way: Way, tables_url: str) -> AsyncIterator[Application]:
-    """A connection made in that way."""
+    """A connection of this kind."""
     options: dict[str, Any] = {"autocommit": way.autocommit, "row_factory": way.rows, "application_name": "application"}
     if way.twin:
         async with await psycopg.AsyncConnection.connect(tables_url, **options) as opened:
@@ -116,7 +116,7 @@ def standing(books: Books) -> dict[str, int]:
 NOTHING = dict.fromkeys(TABLES, 0)
 
 
-async def test_an_email_is_there_after_the_commit_and_not_before(application: Application, books: Books) -> None:
+async def test_an_email_is_visible_after_the_commit_and_not_before(application: Application, books: Books) -> None:
     answer = await application.enqueue(email("key", attachments=[FILE]))
 
     assert (answer.message_key, answer.acceptance) == ("key", ACCEPTED)
@@ -144,7 +144,7 @@ async def test_a_rollback_leaves_nothing_and_frees_the_key(application: Applicat
     assert second.email_id != first.email_id
 
 
-async def test_the_same_key_and_payload_are_known_and_store_nothing(application: Application, books: Books) -> None:
+async def test_the_same_key_and_payload_again_store_nothing(application: Application, books: Books) -> None:
     first = await application.enqueue(email("key", attachments=[FILE]))
     await application.commit()
 
@@ -155,7 +155,7 @@ async def test_the_same_key_and_payload_are_known_and_store_nothing(application:
     assert standing(books) == dict.fromkeys(TABLES, 1)
 
 
-async def test_the_same_key_with_another_payload_is_a_conflict_that_names_the_holder(
+async def test_the_same_key_with_another_payload_is_a_conflict_that_names_the_first_email(
     application: Application, books: Books
 ) -> None:
     first = await application.enqueue(email("key"))
@@ -169,7 +169,7 @@ async def test_the_same_key_with_another_payload_is_a_conflict_that_names_the_ho
     assert standing(books)["email_log"] == 1
 
 
-async def test_the_transaction_of_a_conflict_can_go_on(application: Application, books: Books) -> None:
+async def test_a_transaction_can_continue_after_a_conflict(application: Application, books: Books) -> None:
     await application.enqueue(email("key"))
     with pytest.raises(MessageKeyConflict):
         await application.enqueue(email("key", subject="Another"))
@@ -180,7 +180,7 @@ async def test_the_transaction_of_a_conflict_can_go_on(application: Application,
     assert standing(books)["email_log"] == 2
 
 
-async def test_conflicts_can_be_reported_and_the_others_are_stored(application: Application, books: Books) -> None:
+async def test_with_reported_conflicts_the_other_emails_are_stored(application: Application, books: Books) -> None:
     (held,) = await application.enqueue_many([email("1")])
 
     answers = await application.enqueue_many(
@@ -205,7 +205,7 @@ async def test_a_key_belongs_to_its_tenant(application: Application, books: Book
     assert answers[0].email_id != answers[1].email_id
 
 
-async def test_of_a_key_that_comes_twice_in_a_batch_the_first_is_stored(application: Application, books: Books) -> None:
+async def test_a_key_twice_in_a_batch_stores_the_first_email(application: Application, books: Books) -> None:
     emails = [email("a"), email("key", subject="First"), email("key", subject="Other"), email("key", subject="First")]
 
     answers = await application.enqueue_many(emails, report_conflicts=True)
@@ -218,7 +218,7 @@ async def test_of_a_key_that_comes_twice_in_a_batch_the_first_is_stored(applicat
     ]
 
 
-async def test_a_key_that_comes_twice_over_two_batches_is_known(application: Application, books: Books) -> None:
+async def test_a_key_in_two_batches_is_known_the_second_time(application: Application, books: Books) -> None:
     emails = [email(str(number % BATCH_EMAILS)) for number in range(BATCH_EMAILS + 3)]
 
     answers = await application.enqueue_many(iter(emails))
@@ -228,7 +228,7 @@ async def test_a_key_that_comes_twice_over_two_batches_is_known(application: App
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, BATCH_EMAILS, 2 * BATCH_EMAILS + 1])
-async def test_answers_come_in_the_order_given_whatever_the_size(
+async def test_results_are_in_the_order_of_the_emails_for_any_size(
     application: Application, books: Books, count: int
 ) -> None:
     keys = [f"{(number * 7919) % 10007:05}" for number in range(count)]
@@ -242,7 +242,7 @@ async def test_answers_come_in_the_order_given_whatever_the_size(
     }
 
 
-async def test_everything_comes_back_as_it_was_given(application: Application, books: Books) -> None:
+async def test_every_field_is_stored_unchanged(application: Application, books: Books) -> None:
     files = [Attachment(f"{n}-größe.bin", "a/b", bytes([n]) * n * 1000) for n in range(4)]
     given = email(
         "schlüssel-🦊",
@@ -280,7 +280,7 @@ async def test_everything_comes_back_as_it_was_given(application: Application, b
 
 
 @every_way
-async def test_an_email_and_its_attachments_are_stored_together_in_every_way_to_connect(
+async def test_an_email_and_its_attachments_are_stored_together_on_every_kind_of_connection(
     application: Application, books: Books
 ) -> None:
     answers = await application.enqueue_many([email("1", attachments=[FILE, FILE]), email("2")])
@@ -292,7 +292,7 @@ async def test_an_email_and_its_attachments_are_stored_together_in_every_way_to_
 
 
 @pytest.mark.parametrize("way", [Way(False, True), Way(True, True)], ids=["sync", "async"])
-async def test_in_autocommit_attachments_that_cannot_be_stored_leave_no_email(
+async def test_in_autocommit_a_failed_attachment_stores_no_email(
     application: Application, tables_url: str, books: Books
 ) -> None:
     with psycopg.connect(tables_url) as person:
@@ -328,7 +328,7 @@ async def test_in_autocommit_a_conflict_in_a_later_batch_stores_none_of_the_earl
     assert standing(books)["email_log"] == 1
 
 
-async def test_a_savepoint_that_is_rolled_back_takes_its_emails_along(application: Application, books: Books) -> None:
+async def test_rolling_back_a_savepoint_removes_its_emails(application: Application, books: Books) -> None:
     await application.enqueue(email("before"))
     await application.execute("savepoint here")
     await application.enqueue(email("inside", attachments=[FILE]))
@@ -339,11 +339,11 @@ async def test_a_savepoint_that_is_rolled_back_takes_its_emails_along(applicatio
 
 
 class TestRaces:
-    """Two transactions want one key: the second waits for the first's end."""
+    """Two transactions enqueue one key: the second waits until the first ends."""
 
     @pytest.fixture
     def first(self, tables_url: str) -> Any:
-        """A transaction that has enqueued `key` and not ended."""
+        """An open transaction that has enqueued `key`."""
         with psycopg.connect(tables_url) as connection:
             answer = enqueue(connection, email("key"))
             yield connection, answer
@@ -360,7 +360,7 @@ class TestRaces:
             end()
             return answer.result(20)
 
-    def test_the_first_commits_and_the_second_learns_its_id(self, first: Any, tables_url: str, books: Books) -> None:
+    def test_after_the_first_commits_the_second_gets_its_id(self, first: Any, tables_url: str, books: Books) -> None:
         connection, held = first
 
         answer = self.race(tables_url, books, email("key"), connection.commit)
@@ -368,7 +368,7 @@ class TestRaces:
         assert answer == Enqueued(held.email_id, "key", KNOWN)
         assert standing(books)["email_log"] == 1
 
-    def test_the_first_rolls_back_and_the_second_is_stored(self, first: Any, tables_url: str, books: Books) -> None:
+    def test_after_the_first_rolls_back_the_second_is_stored(self, first: Any, tables_url: str, books: Books) -> None:
         connection, held = first
 
         answer = self.race(tables_url, books, email("key", subject="Another"), connection.rollback)
@@ -376,7 +376,7 @@ class TestRaces:
         assert answer.acceptance is ACCEPTED
         assert [row["email_id"] for row in books.rows()] == [answer.email_id] != [held.email_id]
 
-    def test_the_first_commits_another_payload_and_the_second_conflicts(
+    def test_after_the_first_commits_another_payload_the_second_conflicts(
         self, first: Any, tables_url: str, books: Books
     ) -> None:
         connection, _ = first
@@ -384,7 +384,7 @@ class TestRaces:
         with pytest.raises(MessageKeyConflict):
             self.race(tables_url, books, email("key", subject="Another"), connection.commit)
 
-    def test_under_repeatable_read_the_second_is_told_to_try_again(
+    def test_under_repeatable_read_the_second_gets_a_serialization_failure(
         self, first: Any, tables_url: str, books: Books
     ) -> None:
         connection, held = first
@@ -409,7 +409,9 @@ class TestRaces:
         assert sorted(answer.count(ACCEPTED) for answer in answers) == [0, 0, 0, 200]
         assert standing(books)["email_log"] == 200
 
-    async def test_the_twin_waits_without_blocking_the_loop(self, first: Any, tables_url: str, books: Books) -> None:
+    async def test_the_async_function_waits_without_blocking_the_loop(
+        self, first: Any, tables_url: str, books: Books
+    ) -> None:
         connection, held = first
         async with await psycopg.AsyncConnection.connect(tables_url, application_name="second") as second:
             waiting = asyncio.create_task(enqueue_async(second, email("key")))
@@ -420,7 +422,7 @@ class TestRaces:
 
 
 @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
-async def test_stricter_isolation_enqueues_and_recognises_its_own(
+async def test_stricter_isolation_levels_recognise_a_key_of_the_same_transaction(
     application: Application, books: Books, isolation: str
 ) -> None:
     await application.execute(f"set transaction isolation level {isolation}")
@@ -433,7 +435,7 @@ async def test_stricter_isolation_enqueues_and_recognises_its_own(
     assert [answer.acceptance for answer in answers] == [ACCEPTED, ACCEPTED, KNOWN]
 
 
-async def test_a_commit_wakes_the_relay_once(application: Application, tables_url: str) -> None:
+async def test_a_commit_notifies_the_relay_once(application: Application, tables_url: str) -> None:
     with psycopg.connect(tables_url, autocommit=True) as relay:
         relay.execute("listen email_dispatcher_due")
         await application.enqueue_many([email("1"), email("2")])
@@ -444,7 +446,7 @@ async def test_a_commit_wakes_the_relay_once(application: Application, tables_ur
         assert [notification.channel for notification in heard] == ["email_dispatcher_due"]
 
 
-async def test_a_known_key_wakes_nobody(application: Application, tables_url: str) -> None:
+async def test_a_known_key_does_not_notify_the_relay(application: Application, tables_url: str) -> None:
     await application.enqueue(email("key"))
     await application.commit()
     with psycopg.connect(tables_url, autocommit=True) as relay:
@@ -455,7 +457,7 @@ async def test_a_known_key_wakes_nobody(application: Application, tables_url: st
         assert list(relay.notifies(timeout=0.05)) == []
 
 
-async def test_large_emails_go_to_postgresql_a_few_at_a_time(application: Application, books: Books) -> None:
+async def test_large_emails_are_stored_in_small_batches(application: Application, books: Books) -> None:
     large = Attachment("large.bin", "a/b", bytes(6_000_000))
 
     answers = await application.enqueue_many([email(str(number), attachments=[large]) for number in range(5)])
@@ -492,7 +494,7 @@ async def test_in_autocommit_a_conflict_after_a_large_email_stores_none_of_them(
         ("\0", False),
     ],
 )
-async def test_a_traceparent_that_is_none_is_left_out(
+async def test_an_invalid_traceparent_is_dropped(
     application: Application, books: Books, given: str, kept: bool
 ) -> None:
     answer = await application.enqueue(email("key"), traceparent=given)
@@ -501,7 +503,7 @@ async def test_a_traceparent_that_is_none_is_left_out(
     assert books.row(answer.email_id)["traceparent"] == (given if kept else None)
 
 
-async def test_ids_ascend_with_the_order_of_enqueueing(application: Application) -> None:
+async def test_ids_ascend_in_the_order_of_enqueueing(application: Application) -> None:
     answers = await application.enqueue_many(email(f"{number:03}") for number in range(50, 0, -1))
 
     ids = [answer.email_id for answer in answers]
@@ -516,7 +518,7 @@ async def test_psycopgs_errors_reach_the_caller_unchanged(application: Applicati
 
 
 @pytest.mark.parametrize(("session", "commit"), [("off", "on"), ("on", "on"), ("remote_apply", "remote_apply")])
-def test_the_commit_that_promises_an_email_waits_for_the_disk(books: Books, session: str, commit: str) -> None:
+def test_the_commit_of_an_enqueue_waits_for_the_disk(books: Books, session: str, commit: str) -> None:
     books.connection.execute("select set_config('synchronous_commit', %s, false)", [session])
     show = "select current_setting('synchronous_commit')"
 

@@ -1,4 +1,4 @@
-"""The runbook is read at night: every command in it is one that there is, with options that there are."""
+"""The runbook's commands and options exist, its links work, and its restore procedure sends nothing twice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STAND_INS = {"ID": "0198c2f4-0000-7000-8000-000000000000", "KEY": "order-17-rece
 
 
 def commands() -> list[str]:
-    """Every `dispatcher …` of the runbook, in blocks and in sentences, without comments."""
+    """All `dispatcher …` commands in the runbook, in blocks and in sentences, without comments."""
     lines = [line.strip() for block in FENCED.finditer(RUNBOOK) for line in block["text"].splitlines()]
     found = [line.partition(" #")[0].strip() for line in lines]
     found += [f"{each[1]} ID" for line in found if (each := re.fullmatch(r"xargs -n \d+ (dispatcher .+) < \S+", line))]
@@ -36,7 +36,7 @@ def commands() -> list[str]:
 
 
 def parse(line: str, tmp_path: Path) -> None:
-    """Takes a command apart as `dispatcher` does, down to the command that it names, and runs nothing."""
+    """Parses a command line as `dispatcher` does, without running it."""
     words = [STAND_INS.get(word, word) for word in shlex.split(line)[1:]]
     words = [str(tmp_path / word) if word.endswith(".json") else word for word in words]
     command: click.Command = dispatcher
@@ -50,7 +50,7 @@ def parse(line: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", commands())
-def test_a_command_of_the_runbook_is_one_that_there_is(line: str, tmp_path: Path) -> None:
+def test_a_command_of_the_runbook_exists(line: str, tmp_path: Path) -> None:
     (tmp_path / "repaired.json").write_text("{}")
 
     parse(line, tmp_path)
@@ -65,12 +65,12 @@ def test_a_command_of_the_runbook_is_one_that_there_is(line: str, tmp_path: Path
         "dispatcher held confirm ID",
     ],
 )
-def test_a_command_that_there_is_not_is_seen(line: str, tmp_path: Path) -> None:
+def test_an_unknown_command_is_detected(line: str, tmp_path: Path) -> None:
     with pytest.raises(click.ClickException):
         parse(line, tmp_path)
 
 
-def test_every_event_that_it_is_for_has_its_chapter() -> None:
+def test_links_lead_to_chapters() -> None:
     chapters = re.findall(r"^## (.+)$", RUNBOOK, re.MULTILINE)
     links = re.findall(r"\]\(#([^)]+)\)", RUNBOOK)
 
@@ -83,9 +83,9 @@ RESTORED = RUNBOOK.partition("\n## PostgreSQL is restored from a backup\n")[2]
 STEPS = re.split(r"^\d\. ", RESTORED, flags=re.MULTILINE)[1:]
 
 
-def test_what_was_restored_from_a_backup_is_held_by_the_statement_that_it_gives(tables_url: str) -> None:
-    told = [block["text"] for block in FENCED.finditer(RUNBOOK) if block["language"] == "sql"]
-    (statement,) = [text for text in told if text.lstrip().startswith("update")]
+def test_the_statement_holds_all_emails_of_a_restored_backup(tables_url: str) -> None:
+    statements = [block["text"] for block in FENCED.finditer(RUNBOOK) if block["language"] == "sql"]
+    (statement,) = [text for text in statements if text.lstrip().startswith("update")]
     statuses = ("pending", "sending", "sent", "failed", "held")
     with psycopg.connect(tables_url, autocommit=True) as connection:
         for status in statuses:
@@ -116,7 +116,7 @@ def test_what_was_restored_from_a_backup_is_held_by_the_statement_that_it_gives(
 
 @pytest.fixture
 def restored(tmp_path: Path, servers: Servers, database_url: str, topology: Topology) -> CommandLine:
-    """`dispatcher` with the tables of a backup; its emails become files."""
+    """`dispatcher` with restored tables; sent emails become files."""
     settings = {
         **settings_for(topology, servers, database_url),
         "DISPATCHER_WORKERS": "1",
@@ -127,20 +127,20 @@ def restored(tmp_path: Path, servers: Servers, database_url: str, topology: Topo
 
 
 def sent(commandline: CommandLine) -> set[UUID]:
-    """The emails that left, none of them twice."""
+    """The emails that were sent; asserts that none was sent twice."""
     left = [UUID(file.name.partition(".")[0]) for file in commandline.folder.glob("mail/new/*.eml")]
     assert len(left) == len(set(left))
     return set(left)
 
 
 async def purge(servers: Servers, queue: str) -> None:
-    """What `rabbitmqctl purge_queue` does."""
+    """Does the same as `rabbitmqctl purge_queue`."""
     async with await open_connection(servers.amqp_url, name="test") as connection:
         channel = await connection.open_channel()
         await channel.call(channel.raw.queue_purge, queue=queue)
 
 
-def test_after_a_restore_nothing_leaves_that_may_have_been_sent_since_the_backup_unless_a_person_says_so(
+def test_after_a_restore_emails_that_may_have_been_sent_are_sent_only_if_an_operator_says_so(
     restored: CommandLine, servers: Servers, topology: Topology, connection: psycopg.Connection
 ) -> None:
     """Since the backup `again` was enqueued and sent, `waiting` was sent, and `failed` was replayed and sent."""
@@ -184,7 +184,7 @@ def test_after_a_restore_nothing_leaves_that_may_have_been_sent_since_the_backup
 
 
 def listing() -> str:
-    """The statement that tells what there is to judge."""
+    """The statement that lists the emails to decide about."""
     (statement,) = [
         block["text"]
         for block in FENCED.finditer(RESTORED)

@@ -1,4 +1,4 @@
-"""Verdicts of a soak: what grows is told apart from what only swings."""
+"""Verdicts of a soak test: growth is distinguished from noise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INSTANTS = [10.0 * number for number in range(360)]
 
 
 @pytest.mark.parametrize(("per_hour", "verdict"), [(0.0, Verdict.FLAT), (5.0, Verdict.GROWS), (-5.0, Verdict.FALLS)])
-def test_a_line_is_found_beneath_noise_and_a_quarter_of_wild_points(per_hour: float, verdict: Verdict) -> None:
+def test_a_trend_is_found_despite_noise_and_a_quarter_of_outliers(per_hour: float, verdict: Verdict) -> None:
     chance = random.Random(1)
     values = [100 + per_hour * at / 3600 + chance.uniform(-0.5, 0.5) for at in INSTANTS]
     for wild in range(0, len(values), 5):
@@ -25,13 +25,13 @@ def test_a_line_is_found_beneath_noise_and_a_quarter_of_wild_points(per_hour: fl
     assert found.lowest <= per_hour <= found.highest
 
 
-def test_what_happens_in_the_first_half_is_warming_up() -> None:
+def test_changes_in_the_first_half_count_as_warm_up() -> None:
     values = [min(100.0, at / 10) for at in INSTANTS]
 
     assert trend("memory", INSTANTS, values, Tolerance(1.0)).verdict is Verdict.FLAT
 
 
-def test_what_settles_sooner_is_judged_sooner() -> None:
+def test_a_shorter_warm_up_is_judged_earlier() -> None:
     values = [min(100.0, at / 18) for at in INSTANTS]
 
     assert trend("latency", INSTANTS, values, Tolerance(1.0)).verdict is Verdict.FLAT
@@ -52,13 +52,13 @@ def test_the_tolerance_is_the_larger_of_an_amount_and_a_share() -> None:
     assert trend("size", INSTANTS, values, Tolerance(10.0, 0.05)).verdict is Verdict.FLAT
 
 
-def test_a_few_points_say_nothing() -> None:
+def test_a_few_points_give_no_verdict() -> None:
     assert trend("memory", INSTANTS[:9], INSTANTS[:9], Tolerance(1.0)).verdict is Verdict.UNKNOWN
     assert trend("memory", [], [], Tolerance(1.0)).verdict is Verdict.UNKNOWN
 
 
 @pytest.mark.parametrize(("name", "is_ours"), [("latency.p50_ms", True), ("yardstick.commit_ms", False)])
-def test_a_machine_that_becomes_slower_is_told_and_no_fault_of_ours(name: str, is_ours: bool) -> None:
+def test_a_slower_machine_is_reported_and_not_a_failure(name: str, is_ours: bool) -> None:
     values = [10 + 10 * at / 3600 for at in INSTANTS]
 
     found = trend(name, INSTANTS, values, Tolerance(1.0))

@@ -1,4 +1,4 @@
-"""A process that counts: does what the lines on its standard input say, answers each, and ends with its input.
+"""A process that writes metrics: executes the lines on its standard input, answers each, and exits at the end of input.
 
 Started as `python -m tests.telemetry.counting <folder> <slot> [octets]`.
 """
@@ -19,27 +19,27 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 class Process:
-    """A process that counts, seen from the test."""
+    """A process that writes metrics, controlled by the test."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def tell(self, words: str) -> str:
-        """Has it do something; returns its answer once it is done."""
+        """Sends it a command; returns the answer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(words, file=self._process.stdin, flush=True)
         return self._process.stdout.readline().strip()
 
     def kill(self) -> None:
-        """Ends it as `kill -9` does."""
+        """Kills it with SIGKILL."""
         self._process.kill()
         self._process.wait()
 
 
 @contextmanager
 def counting(folder: Path, slot: str = "w0", *, file_octets: int | None = None) -> Iterator[Process]:
-    """A process that counts in a folder.
+    """Starts a process that writes metrics to a folder.
 
     Args:
         file_octets: It may write no file beyond this size, as on a disk that is full.

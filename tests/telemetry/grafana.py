@@ -1,4 +1,4 @@
-"""What Grafana's importer needs of a dashboard, as a JSON schema: the parts that ours uses, and no others."""
+"""A JSON schema of the dashboard features that our dashboard uses, as Grafana's importer requires them."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ SCHEMA: Final[dict[str, Any]] = {
 
 
 def dashboard() -> dict[str, Any]:
-    """The dashboard as it ships."""
+    """The dashboard in deploy/."""
     read: dict[str, Any] = json.loads(DASHBOARD.read_text())
     return read
 
 
 def queries() -> list[tuple[str, str]]:
-    """Every panel's queries: the panel's title and the expression, Grafana's interval made one of Prometheus'."""
+    """The queries of all panels: title and expression, with Grafana's interval replaced by one of Prometheus."""
     return [
         (panel["title"], target["expr"].replace("$__rate_interval", "1m"))
         for panel in dashboard()["panels"]

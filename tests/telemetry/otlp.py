@@ -1,4 +1,4 @@
-"""Whoever takes spans: a real OTLP/HTTP server that keeps what it got."""
+"""An OTLP/HTTP server that keeps the spans that it receives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 @dataclass(frozen=True, slots=True)
 class SeenSpan:
-    """A span as it arrived.
+    """A received span.
 
     Attributes:
         parent: The parent's span id; empty if it has none.
@@ -34,7 +34,7 @@ class SeenSpan:
 
 @dataclass
 class Collector:
-    """What a server got.
+    """The spans and requests that a server received.
 
     Attributes:
         url: For OTEL_EXPORTER_OTLP_ENDPOINT.
@@ -47,7 +47,7 @@ class Collector:
     released: threading.Event = field(default_factory=threading.Event)
 
     def spans(self, name: str) -> list[SeenSpan]:
-        """Those of that name, oldest first."""
+        """The spans with this name, oldest first."""
         found = [span for body in self.bodies for span in _read(body) if span.name == name]
         return sorted(found, key=lambda span: span.started_at)
 
@@ -74,7 +74,7 @@ def _read(body: bytes) -> Iterator[SeenSpan]:
 
 @contextmanager
 def collecting(*, answers: bool = True) -> Iterator[Collector]:
-    """A server for the length of a block; without answers, it takes requests and says nothing."""
+    """Runs a server for a `with` block. Without `answers` it accepts requests and never responds."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -85,7 +85,7 @@ def collecting(*, answers: bool = True) -> Iterator[Collector]:
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """Says nothing."""
+            """Suppresses the server's log."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True

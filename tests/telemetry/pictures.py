@@ -1,4 +1,4 @@
-"""What a scrape shows, as a dictionary from a sample's text to its number."""
+"""Scrapes as dictionaries from a sample's text to its value."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ IN_FLIGHT = "dispatcher_in_flight_emails"
 
 
 def samples(folder: Path) -> dict[str, float]:
-    """Every sample of a scrape."""
+    """All samples of a scrape."""
     registry = CollectorRegistry()
     registry.register(ProcessCollector(folder))
     return parsed(generate_latest(registry).decode())
 
 
 def parsed(text: str) -> dict[str, float]:
-    """The samples of Prometheus' text format."""
+    """The samples in Prometheus' text format."""
     lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
     return {name: float(value) for name, _, value in lines}
 
 
 def skipped(folder: Path) -> dict[str, float]:
-    """How many files were left out, by reason; those above zero."""
+    """The numbers of skipped files above zero, by reason."""
     prefix = 'dispatcher_metrics_skipped_files{reason="'
     found = {name: value for name, value in samples(folder).items() if name.startswith(prefix)}
     assert len(found) == 4

@@ -1,4 +1,4 @@
-"""Workers that die again and again, scraped meanwhile: `python -m tests.telemetry.storm <folder> <slots> <restarts>`.
+"""Kills workers repeatedly and scrapes their metrics: `python -m tests.telemetry.storm <folder> <slots> <restarts>`.
 
 Each process counts one email over the real code, and is then killed. Prints what the scrapes saw, as JSON.
 """

@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules that we ship name only what we measure."""
+"""The dashboard and the alert rules in deploy/ use only metrics and labels that exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.telemetry.grafana import RULES, SCHEMA, dashboard, queries
 
 
 def series() -> dict[str, set[str]]:
-    """Every series that /metrics can have, with its labels."""
+    """All series that /metrics may have, with their labels."""
     found = {sample: set(labels) for meter in Meter.declared for sample, labels in meter.samples.items()}
     found |= {f"{meter.name}_count": set(meter.labels) for meter in Meter.declared if isinstance(meter, Histogram)}
     found |= {reading.name: set(reading.labels) for reading in readings.READINGS}
@@ -37,11 +37,11 @@ def named(expression: str) -> set[str]:
     return set(re.findall(r"\bdispatcher_\w+", expression))
 
 
-def test_the_dashboard_is_one_that_grafana_takes() -> None:
+def test_the_dashboard_matches_grafanas_schema() -> None:
     jsonschema.validate(dashboard(), SCHEMA)
 
 
-def test_panels_have_ids_of_their_own_and_do_not_lie_upon_each_other() -> None:
+def test_panels_have_unique_ids_and_do_not_overlap() -> None:
     panels = dashboard()["panels"]
     cells = [
         (column, line)
@@ -54,7 +54,7 @@ def test_panels_have_ids_of_their_own_and_do_not_lie_upon_each_other() -> None:
     assert max(column for column, _ in cells) < 24
 
 
-def test_every_metric_that_is_asked_for_exists() -> None:
+def test_every_queried_metric_exists() -> None:
     unknown = {name for expression in expressions() for name in named(expression)} - series().keys()
 
     assert unknown == set()
@@ -62,7 +62,7 @@ def test_every_metric_that_is_asked_for_exists() -> None:
 
 
 @pytest.mark.parametrize("expression", expressions())
-def test_labels_that_are_asked_for_exist(expression: str) -> None:
+def test_queried_labels_exist(expression: str) -> None:
     asked = {
         label
         for words in re.findall(r"\bby \(([\w, ]+)\)", expression) + re.findall(r"\{([^}]*)\}", expression)
@@ -79,7 +79,7 @@ def test_every_metric_is_on_the_dashboard_or_an_alert() -> None:
     assert {name for name in meters if not any(one.startswith(name) for one in shown)} == set()
 
 
-def test_every_alert_says_how_bad_and_what() -> None:
+def test_every_alert_has_a_severity_and_a_summary() -> None:
     assert [rule["alert"] for rule in rules() if rule["labels"]["severity"] not in ("critical", "warning")] == []
     assert [rule["alert"] for rule in rules() if not rule["annotations"]["summary"]] == []
     assert len({rule["alert"] for rule in rules()}) == len(rules())

@@ -1,4 +1,4 @@
-"""The log's way out: whatever its reader does, nobody waits for it, and what got lost is counted."""
+"""Log lines: the process never waits long for a slow reader, and lost lines are counted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LINE = b"x" * 1023 + b"\n"
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[int, TextIO]]:
-    """A pipe's reading end, and its writing end as a stream; no log goes there afterwards."""
+    """The reading end of a pipe, and the writing end as a stream; the log is reset afterwards."""
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as stream:
         yield reading, stream
@@ -37,13 +37,13 @@ def pipe() -> Iterator[tuple[int, TextIO]]:
 
 
 def fill(lines: LogWriter) -> None:
-    """Writes until nothing more goes in."""
+    """Writes until the pipe is full."""
     while not lines.add_dropped_count(None, "", {}):
         lines.write(LINE)
 
 
 def drain(reading: int) -> bytes:
-    """Everything that is in the pipe."""
+    """Reads all bytes in the pipe."""
     os.set_blocking(reading, False)
     content = b""
     with suppress(BlockingIOError):
@@ -52,7 +52,7 @@ def drain(reading: int) -> bytes:
     return content
 
 
-def test_a_stuck_reader_costs_one_short_wait_and_then_nothing(pipe: tuple[int, TextIO]) -> None:
+def test_a_blocked_reader_costs_one_short_wait_and_then_nothing(pipe: tuple[int, TextIO]) -> None:
     _, stream = pipe
     lines = LogWriter(stream)
     fill(lines)
@@ -65,7 +65,7 @@ def test_a_stuck_reader_costs_one_short_wait_and_then_nothing(pipe: tuple[int, T
     assert time.monotonic() - began_at < 100 * MAX_WAIT_MS / 1000
 
 
-def test_what_was_lost_is_told_by_the_first_line_that_gets_through(pipe: tuple[int, TextIO]) -> None:
+def test_the_next_written_line_has_the_number_of_lost_lines(pipe: tuple[int, TextIO]) -> None:
     reading, stream = pipe
     lines = LogWriter(stream)
     fill(lines)
@@ -80,7 +80,7 @@ def test_what_was_lost_is_told_by_the_first_line_that_gets_through(pipe: tuple[i
     assert lines.add_dropped_count(None, "", {}) == {}
 
 
-def test_a_line_that_went_half_way_is_finished_before_the_next(pipe: tuple[int, TextIO]) -> None:
+def test_a_partly_written_line_is_completed_before_the_next(pipe: tuple[int, TextIO]) -> None:
     reading, stream = pipe
     lines = LogWriter(stream)
     capacity = fcntl.fcntl(stream.fileno(), fcntl.F_GETPIPE_SZ)
@@ -93,7 +93,7 @@ def test_a_line_that_went_half_way_is_finished_before_the_next(pipe: tuple[int, 
     assert first + drain(reading) == long_line + LINE
 
 
-def test_others_who_write_to_the_same_pipe_still_wait_for_their_reader(pipe: tuple[int, TextIO]) -> None:
+def test_other_processes_still_write_to_the_same_pipe_in_blocking_mode(pipe: tuple[int, TextIO]) -> None:
     _, stream = pipe
 
     LogWriter(stream)
@@ -101,7 +101,7 @@ def test_others_who_write_to_the_same_pipe_still_wait_for_their_reader(pipe: tup
     assert os.get_blocking(stream.fileno())
 
 
-def test_a_reader_that_is_gone_is_no_fault(pipe: tuple[int, TextIO]) -> None:
+def test_a_closed_pipe_raises_nothing(pipe: tuple[int, TextIO]) -> None:
     reading, stream = pipe
     lines = LogWriter(stream)
     os.close(reading)
@@ -109,19 +109,19 @@ def test_a_reader_that_is_gone_is_no_fault(pipe: tuple[int, TextIO]) -> None:
     lines.write(LINE)
 
 
-def test_a_socket_whose_reader_is_stuck_delays_nobody() -> None:
+def test_a_socket_with_a_blocked_reader_does_not_delay() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, os.fdopen(os.dup(ours.fileno()), "w") as stream:
         fill(LogWriter(stream))
 
 
-def test_a_full_disk_is_no_fault() -> None:
+def test_a_full_disk_raises_nothing() -> None:
     with Path("/dev/full").open("w") as stream:
         LogWriter(stream).write(LINE)
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
-def test_a_log_goes_on_after_its_reader_was_stuck(pipe: tuple[int, TextIO], form: str) -> None:
+def test_the_log_continues_after_its_reader_was_blocked(pipe: tuple[int, TextIO], form: str) -> None:
     reading, stream = pipe
     log.configure("info", form, stream, worker="w0")
     for number in range(3 * fcntl.fcntl(stream.fileno(), fcntl.F_GETPIPE_SZ) // 1000):
@@ -137,7 +137,7 @@ def test_a_log_goes_on_after_its_reader_was_stuck(pipe: tuple[int, TextIO], form
 
 @pytest.mark.parametrize("level", ["debug", "info", "warning"])
 @pytest.mark.parametrize("form", ["json", "text"])
-def test_the_quick_log_writes_what_the_other_does(pipe: tuple[int, TextIO], form: str, level: str) -> None:
+def test_the_quick_log_writes_the_same_lines_as_structlog(pipe: tuple[int, TextIO], form: str, level: str) -> None:
     reading, stream = pipe
     log.configure(level, form, stream, worker="w0")
     email_id = UUID(int=7)
@@ -152,11 +152,11 @@ def test_the_quick_log_writes_what_the_other_does(pipe: tuple[int, TextIO], form
 
 
 def without_time(line: str) -> str:
-    """A line, its instant left out."""
+    """A line without its timestamp."""
     return re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z", "<time>", line)
 
 
-def test_the_quick_log_tells_what_got_lost(pipe: tuple[int, TextIO]) -> None:
+def test_the_quick_log_reports_lost_lines(pipe: tuple[int, TextIO]) -> None:
     reading, stream = pipe
     log.configure("info", "json", stream)
     for _ in range(3 * fcntl.fcntl(stream.fileno(), fcntl.F_GETPIPE_SZ) // 1000):
@@ -168,7 +168,7 @@ def test_the_quick_log_tells_what_got_lost(pipe: tuple[int, TextIO]) -> None:
     assert events(reading)[-1]["lines_dropped"] > 0
 
 
-def test_gathered_lines_of_the_quick_log_come_in_order_and_untorn(pipe: tuple[int, TextIO]) -> None:
+def test_buffered_lines_of_the_quick_log_are_written_whole_and_in_order(pipe: tuple[int, TextIO]) -> None:
     reading, stream = pipe
     log.configure("info", "json", stream)
     soon: list[Callable[[], None]] = []
@@ -183,7 +183,7 @@ def test_gathered_lines_of_the_quick_log_come_in_order_and_untorn(pipe: tuple[in
     assert [event["number"] for event in events(reading)] == list(range(100))
 
 
-def test_a_line_that_json_cannot_hold_is_told_as_it_can_and_takes_no_other_with_it(pipe: tuple[int, TextIO]) -> None:
+def test_a_line_that_json_cannot_encode_is_escaped_and_affects_no_other_line(pipe: tuple[int, TextIO]) -> None:
     reading, stream = pipe
     log.configure("info", "json", stream)
     soon: list[Callable[[], None]] = []
@@ -198,7 +198,7 @@ def test_a_line_that_json_cannot_hold_is_told_as_it_can_and_takes_no_other_with_
     assert details == ["before", "'\\ud800'", "18446744073709551616", "after", "at once"]
 
 
-def test_a_reader_that_is_slow_and_goes_on_is_not_waited_for_again_and_again(pipe: tuple[int, TextIO]) -> None:
+def test_a_slow_reader_does_not_delay_every_line(pipe: tuple[int, TextIO]) -> None:
     reading, stream = pipe
     lines = LogWriter(stream)
     fill(lines)
@@ -213,7 +213,7 @@ def test_a_reader_that_is_slow_and_goes_on_is_not_waited_for_again_and_again(pip
     assert time.monotonic() - began_at < 100 * MAX_WAIT_MS / 1000
 
 
-def test_gathered_lines_tell_what_got_lost_once(pipe: tuple[int, TextIO]) -> None:
+def test_buffered_lines_report_lost_lines_once(pipe: tuple[int, TextIO]) -> None:
     reading, stream = pipe
     log.configure("info", "json", stream)
     soon: list[Callable[[], None]] = []
@@ -233,11 +233,11 @@ def test_gathered_lines_tell_what_got_lost_once(pipe: tuple[int, TextIO]) -> Non
 
 
 def events(reading: int) -> list[dict[str, Any]]:
-    """What a JSON log says."""
+    """The events in a JSON log."""
     return [orjson.loads(line) for line in drain(reading).splitlines()]
 
 
-def test_a_storm_of_one_event_leaves_room_for_the_others(pipe: tuple[int, TextIO]) -> None:
+def test_many_lines_of_one_event_do_not_suppress_other_events(pipe: tuple[int, TextIO]) -> None:
     reading, stream = pipe
     log.configure("info", "json", stream)
 

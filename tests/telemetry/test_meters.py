@@ -1,4 +1,4 @@
-"""What a meter does, without files: cells are numbers in a dictionary."""
+"""Meters without files: their values are numbers in a dictionary."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dispatcher.telemetry.meters import Counter, Gauge, Histogram, Meter
 
 
 class Numbers(dict[tuple[str, ...], float]):
-    """Cells, by sample and label values."""
+    """Values, by sample and label values."""
 
     def make(self, _: Meter, sample: str, __: Sequence[str], values: Sequence[str]) -> Number:
         key = (sample, *values)
@@ -20,7 +20,7 @@ class Numbers(dict[tuple[str, ...], float]):
 
 
 class Number:
-    """One cell."""
+    """The value of one sample."""
 
     def __init__(self, numbers: Numbers, key: tuple[str, ...]) -> None:
         self._numbers = numbers
@@ -33,7 +33,7 @@ class Number:
         self._numbers[self._key] = value
 
 
-def test_a_meter_that_is_not_bound_counts_nowhere() -> None:
+def test_an_unbound_meter_counts_nothing() -> None:
     counter, gauge, histogram = Counter("c_total", ""), Gauge("g", ""), Histogram("h_seconds", "", (1,))
 
     counter.add(1)
@@ -44,7 +44,7 @@ def test_a_meter_that_is_not_bound_counts_nowhere() -> None:
     assert [each.is_bound for each in (counter, gauge, histogram)] == [False] * 3
 
 
-def test_what_is_known_exists_at_zero_before_the_first_event() -> None:
+def test_known_labels_start_at_zero() -> None:
     numbers = Numbers()
 
     Counter("c_total", "", ("reason",), (("a",), ("b",))).bind(numbers.make)
@@ -53,7 +53,7 @@ def test_what_is_known_exists_at_zero_before_the_first_event() -> None:
     assert numbers == {("c_total", "a"): 0, ("c_total", "b"): 0, ("d_total",): 0}
 
 
-def test_nothing_added_makes_no_cell() -> None:
+def test_adding_zero_creates_no_value() -> None:
     numbers, counter = Numbers(), Counter("c_total", "", ("reason",))
     counter.bind(numbers.make)
 
@@ -62,7 +62,7 @@ def test_nothing_added_makes_no_cell() -> None:
     assert numbers == {}
 
 
-def test_binding_again_leaves_the_old_cells_alone() -> None:
+def test_binding_again_does_not_change_the_old_values() -> None:
     old, new, counter = Numbers(), Numbers(), Counter("c_total", "")
     counter.bind(old.make)
     counter.add(1)
@@ -74,7 +74,7 @@ def test_binding_again_leaves_the_old_cells_alone() -> None:
 
 
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0, 99.0])))
-def test_many_values_at_once_count_as_one_by_one(values: list[float]) -> None:
+def test_observing_many_values_equals_observing_each(values: list[float]) -> None:
     singly, together = Numbers(), Numbers()
     histogram = Histogram("h_seconds", "", (1, 2))
 

@@ -1,4 +1,4 @@
-"""Where processes count: as many files as slots, numbers that go on, and no fault that ends a process."""
+"""Metric files: one set per slot, counts that continue, and no error that ends a process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def text_of(sample: Sample) -> str:
     return f"{sample.name}{{{labels}}}" if labels else sample.name
 
 
-def test_a_counter_goes_on_where_the_slots_last_process_was_killed(tmp_path: Path) -> None:
+def test_a_counter_continues_the_count_of_a_killed_process(tmp_path: Path) -> None:
     for _ in range(3):
         with counting(tmp_path) as process:
             process.tell("add 2")
@@ -42,7 +42,7 @@ def test_a_counter_goes_on_where_the_slots_last_process_was_killed(tmp_path: Pat
     assert len(files(tmp_path)) == len(PREFIXES)
 
 
-def test_a_gauge_goes_with_its_process_and_begins_at_zero(tmp_path: Path) -> None:
+def test_a_gauge_ends_with_its_process_and_starts_at_zero(tmp_path: Path) -> None:
     with counting(tmp_path, "w0") as first, counting(tmp_path, "w1") as second:
         first.tell("set 5")
         second.tell("set 3")
@@ -55,7 +55,7 @@ def test_a_gauge_goes_with_its_process_and_begins_at_zero(tmp_path: Path) -> Non
             assert samples(tmp_path)[IN_FLIGHT] == 3
 
 
-def test_two_processes_of_one_slot_count_beside_each_other(tmp_path: Path) -> None:
+def test_two_processes_of_one_slot_count_at_the_same_time(tmp_path: Path) -> None:
     with counting(tmp_path) as old:
         old.tell("add 10")
         with counting(tmp_path) as new:
@@ -70,7 +70,7 @@ def test_two_processes_of_one_slot_count_beside_each_other(tmp_path: Path) -> No
     assert len(files(tmp_path)) == 2 * len(PREFIXES)
 
 
-def test_more_processes_of_one_slot_than_ever_live_at_once_do_not_count(tmp_path: Path) -> None:
+def test_processes_above_the_limit_of_a_slot_do_not_count(tmp_path: Path) -> None:
     with counting(tmp_path), counting(tmp_path), counting(tmp_path), counting(tmp_path), counting(tmp_path) as fifth:
         assert fifth.tell("add 1").startswith("silent")
 
@@ -78,7 +78,7 @@ def test_more_processes_of_one_slot_than_ever_live_at_once_do_not_count(tmp_path
 
 
 @pytest.mark.parametrize("octets", [0, 4096, FIRST_OCTETS - 1])
-def test_a_full_disk_makes_a_process_silent_and_does_not_end_it(tmp_path: Path, octets: int) -> None:
+def test_a_full_disk_stops_the_counting_and_not_the_process(tmp_path: Path, octets: int) -> None:
     with counting(tmp_path, file_octets=octets) as process:
         assert process.tell("add 1").startswith("silent")
         assert process.tell("add 1").startswith("silent")
@@ -87,14 +87,14 @@ def test_a_full_disk_makes_a_process_silent_and_does_not_end_it(tmp_path: Path, 
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
 
 
-def test_a_folder_that_cannot_be_made_makes_a_process_silent(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_stops_the_counting(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     with counting(tmp_path / "file" / "metrics") as process:
         assert process.tell("add 1").startswith("silent")
 
 
-def test_a_folder_that_is_removed_stops_nobody_and_is_made_again(tmp_path: Path) -> None:
+def test_a_deleted_folder_is_created_again(tmp_path: Path) -> None:
     folder = tmp_path / "metrics"
     with counting(folder) as process:
         shutil.rmtree(folder)
@@ -107,7 +107,7 @@ def test_a_folder_that_is_removed_stops_nobody_and_is_made_again(tmp_path: Path)
     assert samples(folder)[SENT] == 1
 
 
-def test_a_corrupt_file_is_begun_anew(tmp_path: Path) -> None:
+def test_a_corrupt_file_is_replaced(tmp_path: Path) -> None:
     with counting(tmp_path) as process:
         process.tell("add 5")
     (tmp_path / "counter_w0-0.db").write_bytes(b"\xff" * 100)
@@ -118,7 +118,7 @@ def test_a_corrupt_file_is_begun_anew(tmp_path: Path) -> None:
     assert samples(tmp_path)[SENT] == 1
 
 
-def test_the_parent_wipes_what_is_ours_alone(tmp_path: Path) -> None:
+def test_the_parent_deletes_only_its_own_files(tmp_path: Path) -> None:
     with counting(tmp_path) as process:
         process.tell("add 5")
     (tmp_path / "counter_4711.db").touch()
@@ -129,7 +129,7 @@ def test_the_parent_wipes_what_is_ours_alone(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["counter_4711.db", "notes.txt"]
 
 
-def test_the_parent_leaves_the_api_its_counts(tmp_path: Path) -> None:
+def test_the_parent_keeps_the_files_of_the_api(tmp_path: Path) -> None:
     with counting(tmp_path, metric_files.API) as living:
         living.tell("add 5")
         metric_files.wipe(tmp_path)
@@ -138,7 +138,7 @@ def test_the_parent_leaves_the_api_its_counts(tmp_path: Path) -> None:
         assert samples(tmp_path)[SENT] == 6
 
 
-def test_many_api_processes_of_a_host_all_count(tmp_path: Path) -> None:
+def test_all_api_processes_of_a_host_count(tmp_path: Path) -> None:
     with ExitStack() as running:
         for _ in range(metric_files.GENERATIONS + 1):
             running.enter_context(counting(tmp_path, metric_files.API)).tell("add 1")
@@ -146,13 +146,13 @@ def test_many_api_processes_of_a_host_all_count(tmp_path: Path) -> None:
     assert samples(tmp_path)[SENT] == metric_files.GENERATIONS + 1
 
 
-def test_wiping_a_folder_that_cannot_be_made_raises_nothing(tmp_path: Path) -> None:
+def test_wiping_an_impossible_folder_raises_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     metric_files.wipe(tmp_path / "file" / "metrics")
 
 
-def test_a_file_grows_with_what_it_holds(tmp_path: Path) -> None:
+def test_a_file_grows_when_it_is_full(tmp_path: Path) -> None:
     with counting(tmp_path) as process:
         for number in range(MANY):
             process.tell(f"label {number}")
@@ -166,7 +166,7 @@ def test_a_file_grows_with_what_it_holds(tmp_path: Path) -> None:
     assert samples(tmp_path)['dispatcher_throttles_total{provider="provider-0"}'] == 2
 
 
-def test_a_disk_that_is_full_as_a_file_grows_makes_a_process_silent_and_does_not_end_it(tmp_path: Path) -> None:
+def test_a_full_disk_while_a_file_grows_stops_the_counting_and_not_the_process(tmp_path: Path) -> None:
     with counting(tmp_path, file_octets=FIRST_OCTETS + 4096) as process:
         answers = [process.tell(f"label {number}").split()[0] for number in range(MANY)]
         assert process.tell("add 1").startswith("silent")
@@ -175,7 +175,7 @@ def test_a_disk_that_is_full_as_a_file_grows_makes_a_process_silent_and_does_not
     assert samples(tmp_path)['dispatcher_throttles_total{provider="provider-0"}'] == 1
 
 
-def test_the_library_reads_the_same_from_our_files(tmp_path: Path) -> None:
+def test_prometheus_client_reads_our_files(tmp_path: Path) -> None:
     with counting(tmp_path, "w0") as first, counting(tmp_path, "w1") as second:
         for process in (first, second):
             process.tell("add 3")
@@ -193,7 +193,7 @@ def test_the_library_reads_the_same_from_our_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("restarts", [100, pytest.param(1000, marks=pytest.mark.slow)])
-def test_restarts_leave_as_many_files_as_slots_and_counters_never_go_back(tmp_path: Path, restarts: int) -> None:
+def test_restarts_add_no_files_and_never_decrease_a_counter(tmp_path: Path, restarts: int) -> None:
     command = [sys.executable, "-m", "tests.telemetry.storm", str(tmp_path), "4", str(restarts)]
 
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=300)

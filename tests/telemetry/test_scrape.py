@@ -1,4 +1,4 @@
-"""A scrape shows what can be believed, and says how much could not."""
+"""A scrape shows the valid files, and the number of invalid ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MINE = "counter_w1-0.db"
 
 
 def entry(key: object, value: float) -> bytes:
-    """A file of the library's with one number."""
+    """A file of prometheus-client with one value."""
     text = json.dumps(key).encode()
     padded = text + b" " * (8 - (len(text) + 4) % 8)
     body = struct.pack(f"i{len(padded)}sdd", len(text), padded, value, 0.0)
@@ -24,7 +24,7 @@ def entry(key: object, value: float) -> bytes:
 
 
 def sent(value: float = 1.0, **labels: object) -> bytes:
-    """A file that says that so many emails were accepted."""
+    """A file with this number of accepted emails."""
     named = {"provider": "smtp", "outcome": "accepted", **labels}
     return entry(["dispatcher_emails_total", "dispatcher_emails_total", named, "…"], value)
 
@@ -55,7 +55,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("reason", "spoil"), BAD.values(), ids=BAD.keys())
-def test_a_bad_file_is_left_out_and_counted(tmp_path: Path, reason: str, spoil: Callable[[Path], object]) -> None:
+def test_a_bad_file_is_skipped_and_counted(tmp_path: Path, reason: str, spoil: Callable[[Path], object]) -> None:
     (tmp_path / "counter_w0-0.db").write_bytes(sent(5.0))
 
     spoil(tmp_path)
@@ -64,12 +64,12 @@ def test_a_bad_file_is_left_out_and_counted(tmp_path: Path, reason: str, spoil: 
     assert skipped(tmp_path) == {reason: 1}
 
 
-def test_a_folder_that_is_missing_gives_an_empty_picture(tmp_path: Path) -> None:
+def test_a_missing_folder_gives_an_empty_scrape(tmp_path: Path) -> None:
     assert skipped(tmp_path / "nowhere") == {}
     assert SENT not in samples(tmp_path / "nowhere")
 
 
-def test_a_process_that_counts_leaves_nothing_out(tmp_path: Path) -> None:
+def test_no_file_of_a_running_process_is_skipped(tmp_path: Path) -> None:
     with counting(tmp_path) as process:
         process.tell("add 1")
         process.tell("observe 1")

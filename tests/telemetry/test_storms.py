@@ -1,4 +1,4 @@
-"""Storms of one event are cut short, and say so."""
+"""One event is logged a limited number of times per window."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dispatcher.telemetry.storms import LINES_PER_WINDOW, WINDOW_SECONDS, StormL
 
 
 class Clock:
-    """A clock that stands until it is moved."""
+    """A clock that moves only when the test moves it."""
 
     now = 0.0
 
@@ -20,14 +20,14 @@ class Clock:
 
 
 def pass_on(limit: StormLimit, name: str) -> dict[str, Any] | None:
-    """The event as it goes on; None if it was dropped."""
+    """The event that the limit passed; None if it dropped it."""
     try:
         return dict(limit(None, "info", {"event": name}))
     except structlog.DropEvent:
         return None
 
 
-def test_a_window_takes_so_many_lines_of_an_event_and_no_more() -> None:
+def test_a_window_has_a_limited_number_of_lines_of_an_event() -> None:
     limit = StormLimit(Clock())
 
     passed = [pass_on(limit, "message.rejected") for _ in range(LINES_PER_WINDOW + 5)]
@@ -36,7 +36,7 @@ def test_a_window_takes_so_many_lines_of_an_event_and_no_more() -> None:
     assert pass_on(limit, "relay.leading") == {"event": "relay.leading"}
 
 
-def test_the_next_window_begins_with_what_was_suppressed() -> None:
+def test_the_next_window_begins_with_the_number_of_suppressed_lines() -> None:
     clock = Clock()
     limit = StormLimit(clock)
     for _ in range(LINES_PER_WINDOW + 5):
@@ -49,7 +49,7 @@ def test_the_next_window_begins_with_what_was_suppressed() -> None:
 
 
 @pytest.mark.parametrize("name", ["email.attempted", "email.recovered"])
-def test_the_log_limits_no_attempts_or_rescues_of_emails(name: str) -> None:
+def test_attempts_and_recoveries_of_emails_are_not_limited(name: str) -> None:
     limit = StormLimit(Clock())
 
     assert None not in [pass_on(limit, name) for _ in range(10 * LINES_PER_WINDOW)]

@@ -1,4 +1,4 @@
-"""When spans are made, and what they cost where nobody wants them."""
+"""Spans: when they are made, and what they cost if they are disabled."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_standard_variables_decide(environ: dict[str, str], wanted: bool) ->
     assert is_wanted(environ) is wanted
 
 
-def test_who_does_not_want_spans_loads_no_library_for_them() -> None:
+def test_without_spans_no_library_is_loaded() -> None:
     code = (
         "import sys, dispatcher.worker.process, dispatcher.processes.relay, dispatcher.processes.monitor;"
         "from dispatcher.telemetry import tracing; tracing.prepare(); tracing.TRACER.begin('w0');"
@@ -43,7 +43,7 @@ def test_who_does_not_want_spans_loads_no_library_for_them() -> None:
     assert subprocess.run([sys.executable, "-c", code], env={}, check=False).returncode == 0
 
 
-def test_who_ends_delivers_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffered_spans_are_delivered_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
     with collecting() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
@@ -56,7 +56,7 @@ def test_who_ends_delivers_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (span.started_at, span.ended_at) == (1.0, 2.0)
 
 
-def test_where_it_is_off_an_enqueue_carries_what_its_caller_gave() -> None:
+def test_without_tracing_an_enqueue_keeps_its_callers_trace_context() -> None:
     with TRACER.enqueueing("00-1") as enqueueing:
         enqueueing.note(1)
 
@@ -70,7 +70,7 @@ def test_where_it_is_off_an_enqueue_carries_what_its_caller_gave() -> None:
         ({**ENDPOINT, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "http/protobuf"),
     ],
 )
-def test_what_cannot_be_done_is_told_with_its_remedy(environ: dict[str, str], remedy: str) -> None:
+def test_an_obstacle_is_logged_with_its_remedy(environ: dict[str, str], remedy: str) -> None:
     code = "from dispatcher.telemetry import log, tracing; log.configure('info', 'json'); tracing.prepare()"
 
     ended = subprocess.run([sys.executable, "-c", code], env=environ, check=True, capture_output=True, text=True)
@@ -79,7 +79,7 @@ def test_what_cannot_be_done_is_told_with_its_remedy(environ: dict[str, str], re
     assert remedy in ended.stdout
 
 
-def test_without_its_packages_it_says_how_to_install_them_and_goes_on(tmp_path: Path) -> None:
+def test_missing_packages_are_logged_with_the_command_that_installs_them(tmp_path: Path) -> None:
     shadow = tmp_path / "opentelemetry.py"
     shadow.write_text("raise ModuleNotFoundError('No module named opentelemetry', name='opentelemetry')")
     code = (
