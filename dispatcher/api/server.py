@@ -172,7 +172,7 @@ async def serve(
             opened.push_async_callback(pool.close)
         publisher = Publisher(settings.amqp_url, settings.exchange, name="dispatcher api", ca_file=settings.ca_file)
         opened.push_async_callback(_close, publisher)
-        slots = Shares(settings.api_max_requests)
+        slots = Shares(settings.api_max_concurrent_requests)
         memory = Shares(settings.api_memory_bytes, largest=settings.api_max_body_bytes)
         access = Access(KeyStore(keepers), slots, may_be_open=settings.api_allow_anonymous and is_loopback(settings))
         await access.refresh()

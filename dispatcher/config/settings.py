@@ -241,7 +241,7 @@ class Settings:
     api_insert_batch_emails: int = setting(
         values.whole(1, 500), "256", "Most emails that one statement inserts; 1: one statement per request."
     )
-    api_max_requests: int = setting(
+    api_max_concurrent_requests: int = setting(
         values.whole(1, 100_000),
         "1000",
         "Requests that a process serves at the same time. One key may use half of them; further requests get 503.",

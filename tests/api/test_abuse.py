@@ -442,7 +442,10 @@ async def stalled(api: Api, count: int, sent: bytes) -> AsyncIterator[list[async
 
 async def test_stalled_uploads_take_no_slots(settings: Settings, connection: psycopg.Connection) -> None:
     token, other = make_key(connection), make_key(connection)
-    async with running(replace(settings, api_max_requests=4)) as api, stalled(api, 30, upload(token, b"{", 50)):
+    async with (
+        running(replace(settings, api_max_concurrent_requests=4)) as api,
+        stalled(api, 30, upload(token, b"{", 50)),
+    ):
         for _ in range(3):
             assert (await api.get("/healthz")).status == 200
             assert (await api.post("k-1", token=other)).status == 202
@@ -470,7 +473,7 @@ async def test_requests_of_one_key_leave_slots_to_others(
     settings: Settings, connection: psycopg.Connection, database_url: str
 ) -> None:
     waiting, other = make_key(connection, recipients_per_day=50), make_key(connection)
-    async with running(replace(settings, api_max_requests=4)) as api:
+    async with running(replace(settings, api_max_concurrent_requests=4)) as api:
         assert (await api.post("k-1", token=waiting)).status == 202
         with psycopg.connect(database_url) as holder:
             holder.execute("select from api_key_day for update")
@@ -540,7 +543,7 @@ def test_values_of_a_text_without_end_are_counted_in_one_pass(text: bytes) -> No
 
 
 async def test_more_requests_than_allowed_at_once_are_refused_for_now(settings: Settings) -> None:
-    async with running(replace(settings, api_max_requests=3)) as api:
+    async with running(replace(settings, api_max_concurrent_requests=3)) as api:
         answers = await asyncio.gather(*(api.post(f"k-{number}") for number in range(40)))
 
     refused = [answer for answer in answers if answer.status == 503]
