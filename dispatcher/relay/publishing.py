@@ -151,7 +151,7 @@ class Publishing:
 
     async def _publish_pointers(self, due: list[DuePointer]) -> list[bool]:
         pointers = [Pointer(row.email_id, row.message_key, row.correlation_id, row.traceparent) for row in due]
-        messages, message_of = Outgoing.of_pointers(self._settings.queue, pointers, self._settings.bundle)
+        messages, message_of = Outgoing.of_pointers(self._settings.queue, pointers, self._settings.bundle_emails)
         answers = await self._send_queue.publish(messages)
         confirmed = [answers[index] for index in message_of]
         self._log.debug("relay.published", count=self._send_queue.count(confirmed))
