@@ -182,8 +182,8 @@ def test_every_mistake_is_reported_at_once() -> None:
         "providers",
     )
 
-    told = [mistake.split()[0] for mistake in mistakes]
-    assert sorted(told) == [
+    variables = [mistake.split()[0] for mistake in mistakes]
+    assert sorted(variables) == [
         "DISPATCHER_AMQP_URL",
         "DISPATCHER_DATABASE_URL",
         "DISPATCHER_LEASE_SECONDS",

@@ -89,7 +89,7 @@ def collecting(*, answers: bool = True) -> Iterator[Collector]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
-        server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients may go away
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients may disconnect
         collector = Collector(f"http://127.0.0.1:{server.server_port}")
         if answers:
             collector.released.set()

@@ -73,10 +73,10 @@ def test_the_next_written_line_has_the_number_of_lost_lines(pipe: tuple[int, Tex
     lines.write(LINE)
     drain(reading)
 
-    told = lines.add_dropped_count(None, "", {"event": "relay.leading"})
+    event = lines.add_dropped_count(None, "", {"event": "relay.leading"})
     lines.write(LINE)
 
-    assert told == {"event": "relay.leading", "lines_dropped": 3}
+    assert event == {"event": "relay.leading", "lines_dropped": 3}
     assert lines.add_dropped_count(None, "", {}) == {}
 
 
@@ -228,8 +228,8 @@ def test_buffered_lines_report_lost_lines_once(pipe: tuple[int, TextIO]) -> None
         quick_log.log.info("email.attempted", detail="z" * 1000)
     quick_log.log.flush()
 
-    told = [event.get("lines_dropped") for event in events(reading)[-20:]]
-    assert [count for count in told if count] == [written - came]
+    counts = [event.get("lines_dropped") for event in events(reading)[-20:]]
+    assert [count for count in counts if count] == [written - came]
 
 
 def events(reading: int) -> list[dict[str, Any]]:

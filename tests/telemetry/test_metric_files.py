@@ -203,5 +203,5 @@ def test_restarts_add_no_files_and_never_decrease_a_counter(tmp_path: Path, rest
     assert report["went_back"] == 0
     assert report["scrapes"] > 0
     assert len(files(tmp_path)) <= 4 * len(PREFIXES)
-    # What the files cost; what the others on this machine do is in the median.
+    # The minimum is the cost of the files; the median includes the load of other programs.
     assert report["quickest_scrape_ms"] < 100, report
