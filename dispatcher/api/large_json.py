@@ -30,15 +30,7 @@ _LONG_SCALAR_BYTES: Final = 4096
 _STEP_BYTES: Final = 32 * 1024
 """The most that one call into C gets to look at."""
 
-# These never backtrack, however hostile a text is: nothing that could fail follows their last repetition.
-# Possessive groups would say so, but Python before 3.11.5 keeps half a repetition of them, and Debian 12 has 3.11.2.
-_INSIDE_TEXT: Final = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
-_WHOLE_CHARACTERS: Final = re.compile(
-    rb"(?:[^\\\x80-\xff]+|\\[^u]"
-    rb"|\\u(?:[0-9a-ce-fA-CE-F][0-9a-fA-F]|[dD][0-7c-fC-F])[0-9a-fA-F]{2}"
-    rb"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}"
-    rb"|[\xc0-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf7][\x80-\xbf]{3})*"
-)
+_HIGH_SURROGATE: Final = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
 _COLON: Final = re.compile(rb"[ \t\n\r]*+:")
 _SPACES: Final = re.compile(rb"[ \t\n\r]++")
 _BETWEEN_SCALARS: Final = re.compile(rb"[ \t\n\r{}\[\],:]")
@@ -134,14 +126,23 @@ def _cut(body: bytearray, mark: str) -> tuple[bytearray, list[tuple[int, int]]]:
 def _text_end(body: bytes | bytearray, start: int) -> int:
     """Where the quote is that ends the text whose first quote is at the start; the body's length if there is none."""
     quote = body.find(b'"', start + 1)
-    end = body.find(b"\\", start + 1, quote) if quote >= 0 else start + 1
-    if end < 0:
+    position = body.find(b"\\", start + 1, quote) if quote >= 0 else start + 1
+    if position < 0:
         return quote  # most texts have no escape, or a late one
-    while match := _INSIDE_TEXT.match(body, end, end + _STEP_BYTES):
-        if match.end() == end:
-            return end if body[end : end + 1] == b'"' else len(body)
-        end = match.end()
-    return len(body)
+    step = 64  # many texts are short, and a step is copied
+    while True:
+        piece = _without_escapes(body[position : position + step])
+        if (found := piece.find(b'"')) >= 0:
+            return position + found
+        if position + step >= len(body):
+            return len(body)
+        position += step - piece.endswith(b"\\")  # the other half of that escape is in the next piece
+        step = min(8 * step, _STEP_BYTES)
+
+
+def _without_escapes(piece: bytes | bytearray) -> bytes | bytearray:
+    """The piece with every escaped backslash and quote overwritten; it must not begin inside an escape."""
+    return piece.replace(rb"\\", b"..").replace(rb"\"", b"..")
 
 
 def _add_gap(outline: bytearray, body: bytearray, begin: int, end: int) -> None:
@@ -188,9 +189,8 @@ def _decoded(body: bytearray, start: int, end: int, most: int) -> str:
     count = 0
     while start < end and count <= most:
         piece = bytes(body[start : min(end, start + _STEP_BYTES)])
-        if not piece.isascii() or b"\\" in piece:
-            match = _WHOLE_CHARACTERS.match(piece)
-            piece = (match and match[0]) or piece  # or else orjson tells what is wrong
+        if start + len(piece) < end:
+            piece = piece[: _whole_characters(piece)]
         try:
             text = orjson.loads(b'"%b"' % piece)
         except orjson.JSONDecodeError as error:
@@ -200,3 +200,21 @@ def _decoded(body: bytearray, start: int, end: int, most: int) -> str:
         count += len(text)
         start += len(piece)
     return "".join(pieces)
+
+
+def _whole_characters(piece: bytes) -> int:
+    """The size of the piece without a character that is cut in two at its end; it must begin with a whole one."""
+    size = len(piece)
+    marked = _without_escapes(piece)
+    escape = marked.rfind(b"\\", size - 6)
+    if escape >= 0 and escape + (6 if marked[escape + 1 : escape + 2] == b"u" else 2) > size:
+        size = escape
+    if _HIGH_SURROGATE.match(marked, size - 6, size):
+        return size - 6  # its low surrogate follows
+    for lead in range(size - 1, size - 4, -1):
+        if piece[lead] >= 0xC0:
+            length = 2 + (piece[lead] >= 0xE0) + (piece[lead] >= 0xF0)
+            return lead if lead + length > size else size
+        if piece[lead] < 0x80:
+            break
+    return size
