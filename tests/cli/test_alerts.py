@@ -93,4 +93,4 @@ def test_a_channel_that_is_half_set_up_is_a_mistake(bare: CommandLine) -> None:
 
     assert ended.code == 78
     assert "DISPATCHER_ALERT_WEBHOOK_SECRET is not set" in ended.stderr
-    assert "DISPATCHER_ALERT_SMTP_URL and DISPATCHER_ALERT_EMAIL_TO not set" in ended.stderr
+    assert "DISPATCHER_ALERT_SMTP_URL and DISPATCHER_ALERT_EMAIL_TO are not set" in ended.stderr

@@ -42,7 +42,7 @@ def test_a_key_that_cannot_be_one_is_a_mistake_and_not_repeated(key: str) -> Non
     _, _, mistakes = examine({**NAMED, "SENDGRID_API_KEY": key})
 
     (mistake,) = mistakes
-    assert mistake.startswith("SENDGRID_API_KEY holds a space")
+    assert mistake.startswith("SENDGRID_API_KEY has a space")
     assert key not in mistake
 
 
