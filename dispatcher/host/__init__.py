@@ -1,2 +1,5 @@
-"""What the processes of one host share: the ledger of emails on the wire, the roster, the clock, how they stop, the web
-server for their pages, and the batches in which they hand work on."""
+"""Shared by the processes of one host.
+
+The in-flight ledger, the process table, the steady clock, stop signals, the web server for status pages, batch queues,
+and the runner of periodic services.
+"""

@@ -1,4 +1,4 @@
-"""The host's steady clock, and the name of the host's last start."""
+"""The host's steady clock, and the id of its last boot."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 
 
 def steady_clock() -> float:
-    """Seconds that go on while the host sleeps, so that a lease never looks younger than it is.
+    """CLOCK_BOOTTIME in seconds, the same for all processes of the host.
 
-    The same for all processes of the host.
+    It also advances while the host is suspended, so a lease never looks younger than it is.
     """
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def boot_id() -> str:
-    """The kernel's name for the host's last start; empty where it tells none, and then no ledger proves anything."""
+    """The kernel's id of the last boot; empty if the kernel has none. Then no ledger counts as complete."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

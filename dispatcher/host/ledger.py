@@ -1,35 +1,36 @@
-"""The in-flight ledger: what of a worker was physically on the wire, readable after the worker's death.
+"""The in-flight ledger: which emails of a worker were on the wire, readable after the worker has died.
 
-Each worker owns one small memory-mapped file in the run directory. Before the first byte that could cause acceptance
-leaves, a slot says *on the wire*; when the answer arrives it says *answered*, with the answer; once that is recorded in
-the database the slot is empty again. Each write costs some microseconds, and outlives the process (not the host).
+Each worker owns one small memory-mapped file in the run directory. Before it sends the first byte that could cause
+acceptance, the worker marks a slot *on the wire*. When the answer arrives, it stores the answer and marks the slot
+*answered*. Once the result is recorded in the database, it clears the slot. Each write costs a few microseconds. The
+file survives the process, but not the host.
 
-    empty ──leaving──▶ on the wire ──answer──▶ answered ──clear──▶ empty
-      ▲                     │                                        │
-      └──── torn write ─────┘ (a slot's state byte is written after its part, and each part has a checksum:
-                               a torn *on the wire* has not left yet, a torn *answered* is still on the wire)
+    empty ──mark_on_wire──▶ on the wire ──mark_answered──▶ answered ──clear──▶ empty
+      ▲                          │
+      └─────── torn write ───────┘ (The state byte is written last, and each part has a checksum. A torn *on the wire*
+                                    means not sent; a torn *answered* means still on the wire.)
 
-A ledger whose file lock is free belongs to a dead worker. The relay settles it: answered → recorded as answered, on
-the wire → uncertain, by policy; every other lease of that worker → released, because nothing of it left. A ledger of
-before the host's last start proves nothing of what it does not name: what was written last may never have reached the
-disk. Those leases are left to the rescue. A ledger also names the database that its leases are in, since the settings
-of a host may come to name another one: there its emails are unknown, and nothing of it is settled or deleted.
+An unlocked ledger belongs to a dead worker. The relay settles it: *answered* slots are recorded, *on the wire* slots
+are uncertain and judged by policy, and all other leases of the worker are released, because their emails were not sent.
+A ledger from before the host's last boot may lack the last writes, so it proves nothing about emails that it does not
+name; `recovery.lost_host` judges those leases. A ledger also names its database. If the host's settings later name
+another database, the relay neither settles nor deletes the ledger.
 
-A ledger whose lock is held belongs to a living worker, perhaps one that is frozen (stopped, swapped out) while its
-leases run out. To take those away the relay must know that nothing of them left, and that nothing will. Each side
-writes before it reads, so no clock has to be trusted:
+A locked ledger belongs to a live worker, which may be frozen (stopped, swapped out) while its leases expire. Before the
+relay releases such a lease, it must be certain that the email was not sent and will not be. Each side writes before it
+reads, so that no clock has to be trusted:
 
-    worker   1 writes the slot *on the wire*   2 reads `voided_at`: a lease that was last confirmed before it is void,
-               so the slot is emptied and nothing has left   3 the first byte leaves
-    relay    1 finds expired leases   2 writes `voided_at`   3 waits until that is seen   4 reads the slots
-               5 releases what no slot names, unless it was renewed since 1
+    worker   1 marks the slot *on the wire*   2 reads `voided_at`: a lease last confirmed before it is void; then the
+               worker clears the slot and sends nothing   3 sends the first byte
+    relay    1 finds expired leases   2 writes `voided_at`   3 waits until the worker can see it   4 reads the slots
+               5 releases the leases that no slot names, unless they were renewed since 1
 
-If the slot is not there at the relay's 4, the worker's 2 comes after the relay's 2, and finds the lease void. A worker
-that wakes anywhere in between loses cleanly: at its own 2, or at the lease token. If it was frozen after its 2, the
-slot says so.
+If the relay does not see the slot in its step 4, the worker's step 2 comes after the relay's step 2 and finds the lease
+void. A worker that wakes in between loses its lease safely, in its step 2 or by the lease token. If it was frozen after
+its step 2, the slot shows it.
 
-Rendering an email can kill its worker, natively or by the memory that it takes. What is being rendered stands in the
-ledger as well, so that a death has a suspect.
+Rendering an email can crash the worker, in native code or by running out of memory. The ledger therefore also names the
+emails that are being rendered.
 """
 
 from __future__ import annotations
@@ -74,27 +75,27 @@ from dispatcher.host.ledger_format import (
 
 
 class Ledger:
-    """A worker's own ledger. Not safe for use from several threads, but for what is said of rendering.
+    """A worker's own ledger. Only `begin_rendering` and `end_rendering` are thread-safe.
 
     Attributes:
-        is_named: It names its database.
+        has_database: Whether it names its database.
     """
 
     def __init__(self, folder: Path, *, worker: str, slot: str, slots: int, boot: str | None = None) -> None:
-        """Creates the file and locks it until this process ends.
+        """Creates the file and locks it until this process exits.
 
         Args:
-            folder: The run directory; made if it is missing.
+            folder: The run directory; created if it does not exist.
             slots: How many attempts may be in flight at once.
-            boot: Which start of the host it belongs to; None for this one.
+            boot: The boot id to write; None for the current one.
 
         Raises:
-            DispatcherError: the file cannot be made, for example on a full disk.
+            DispatcherError: The file cannot be created, for example on a full disk.
         """
         self.path = folder / f"{worker.replace('/', '_')}{SUFFIX}"
         self._slots = slots
         self._free = deque(range(slots))
-        self._is_left_to_relay = False
+        self._is_file_kept = False
         self._renderings = deque(range(RENDERINGS))
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -102,17 +103,17 @@ class Ledger:
             self._found = self.path.stat()
         except OSError as error:
             raise DispatcherError(
-                f"The in-flight ledger cannot be made in the run directory: {error.strerror}.",
-                remedy="Make room on its disk, let this user write there, or set DISPATCHER_RUN_DIR to another folder.",
+                f"The in-flight ledger cannot be created in the run directory: {error.strerror}.",
+                remedy="Free disk space, let this user write there, or set DISPATCHER_RUN_DIR to another directory.",
             ) from error
-        self.is_named = False
+        self.has_database = False
 
-    def name_database(self, database_id: UUID) -> None:
-        """Writes down which database the leases are in; to be called before the first one."""
+    def set_database(self, database_id: UUID) -> None:
+        """Writes the id of the database of the leases. Call this before the first lease."""
         self._write(DATABASE_AT, database_id.bytes)
-        self.is_named = True
+        self.has_database = True
 
-    def leaving(
+    def mark_on_wire(
         self,
         email_id: UUID,
         lease_token: int,
@@ -122,10 +123,10 @@ class Ledger:
         started_at: float,
         policy: OnUncertain,
     ) -> int:
-        """Writes down that an attempt goes on the wire now; returns its slot.
+        """Marks an attempt as on the wire; returns its slot.
 
         Raises:
-            IndexError: every slot is taken; nothing may leave.
+            IndexError: All slots are taken; the email must not be sent.
         """
         slot = self._free.popleft()
         at = HEADER_BYTES + slot * SLOT_BYTES
@@ -136,60 +137,60 @@ class Ledger:
         self._map[at] = ON_THE_WIRE
         return slot
 
-    def answered(self, slot: int, outcome: Outcome, *, finished_at: float) -> None:
-        """Writes down the answer of the attempt in that slot."""
+    def mark_answered(self, slot: int, outcome: Outcome, *, finished_at: float) -> None:
+        """Stores the answer of the attempt in this slot."""
         at = HEADER_BYTES + slot * SLOT_BYTES
-        # Its checksum goes on from the flight's: the relay may read while a slot passes from one email to the next, and
-        # must not take one's answer for the other's.
-        (flight,) = CHECKSUM.unpack_from(self._map, at + WIRE_AT + WIRE.size)
-        self._write(at + ANSWER_AT, pack_answer(outcome, finished_at), begun=flight)
+        # The answer's checksum continues the attempt's. The relay may read while a slot passes from one email to the
+        # next, and must not combine the answer of one with the attempt of the other.
+        (wire_checksum,) = CHECKSUM.unpack_from(self._map, at + WIRE_AT + WIRE.size)
+        self._write(at + ANSWER_AT, pack_answer(outcome, finished_at), begun=wire_checksum)
         self._map[at] = ANSWERED
 
     def clear(self, slot: int) -> None:
-        """The answer is recorded in the database: the slot is free."""
+        """Frees the slot. Call this once the result is recorded in the database, or if the email was not sent."""
         self._map[HEADER_BYTES + slot * SLOT_BYTES] = EMPTY
         self._free.append(slot)
 
     @property
     def voided_at(self) -> float:
-        """When the relay last voided leases, by `steady_clock`: look after `leaving`, and before the first byte."""
+        """When the relay last voided leases (`steady_clock`). Read after `mark_on_wire`, before the first byte."""
         return float(VOIDED.unpack_from(self._map, VOIDED_AT)[0])
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the relay would find this ledger by its path: the file was not deleted or replaced."""
+        """Whether the file still exists at its path, so that the relay can find it."""
         try:
             return os.path.samestat(self.path.stat(), self._found)
         except OSError:
             return False
 
     def begin_rendering(self, email_id: UUID, lease_token: int) -> int | None:
-        """Writes down who is to blame if this process dies now; None where too many are rendered at once."""
+        """Names the email as the suspect if this process dies now; None if too many are being rendered at once."""
         try:
-            place = self._renderings.pop()
+            index = self._renderings.pop()
         except IndexError:
             return None
-        RENDERING.pack_into(self._map, RENDERING_AT + place * RENDERING.size, email_id.bytes, lease_token)
-        return place
+        RENDERING.pack_into(self._map, RENDERING_AT + index * RENDERING.size, email_id.bytes, lease_token)
+        return index
 
-    def end_rendering(self, place: int | None) -> None:
-        """Takes back what `begin_rendering` wrote."""
-        if place is not None:
-            at = RENDERING_AT + place * RENDERING.size
+    def end_rendering(self, index: int | None) -> None:
+        """Clears what `begin_rendering` wrote."""
+        if index is not None:
+            at = RENDERING_AT + index * RENDERING.size
             self._map[at : at + RENDERING.size] = NOT_RENDERING
-            self._renderings.append(place)
+            self._renderings.append(index)
 
-    def leave_to_relay(self) -> None:
-        """Keeps the file when the worker ends.
+    def keep_file(self) -> None:
+        """Keeps the file when the worker exits, so that the relay settles it.
 
-        PostgreSQL may still commit a lease whose answer was lost. The relay ends the worker's sessions and gives back
-        what the ledger does not name.
+        PostgreSQL may still commit a lease whose reply was lost. The relay ends the worker's sessions and releases the
+        leases that the ledger does not name.
         """
-        self._is_left_to_relay = True
+        self._is_file_kept = True
 
     def close(self) -> None:
-        """Ends the ledger: the file goes, unless the relay has something to settle."""
-        if len(self._free) == self._slots and not self._is_left_to_relay:
+        """Deletes the file, unless the relay must settle it."""
+        if len(self._free) == self._slots and not self._is_file_kept:
             self.path.unlink(missing_ok=True)
         self._map.close()
 
@@ -198,18 +199,18 @@ class Ledger:
 
 
 def _create(path: Path, header: bytes, slots: int) -> mmap.mmap:
-    # Locked before it gets its name, so that the relay never sees a living worker's ledger without its lock. The
-    # descriptor stays open, and with it the lock, until the process ends.
+    # Locked before it is renamed to its final name, so that the relay never sees the unlocked ledger of a live worker.
+    # The descriptor stays open, and with it the lock, until the process exits.
     unfinished = path.with_suffix(".new")
     descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     whole = header.ljust(INODE_AT, b"\0") + INODE.pack(os.fstat(descriptor).st_ino)
-    # Written out, not only sized: a full filesystem says so now, as an error, and not later, as SIGBUS.
+    # Written, not only truncated to size: a full filesystem then fails here with an error, and not later with SIGBUS.
     try:
         with open(descriptor, "wb", closefd=False) as file:
             file.write(whole.ljust(HEADER_BYTES, b"\0") + bytes(slots * SLOT_BYTES))
     except OSError:
-        unfinished.unlink(missing_ok=True)  # or the next try would find even less room
+        unfinished.unlink(missing_ok=True)  # otherwise the next try has even less disk space
         raise
     unfinished.rename(path)
     return mmap.mmap(descriptor, file_octets(slots))

@@ -1,4 +1,4 @@
-"""The bytes of a ledger's file: where each field stands, and how it is packed and read. See `ledger`."""
+"""The binary format of a ledger file. See `ledger`."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ MAGIC: Final = b"EDLEDGER"
 HEADER: Final = struct.Struct("<8sHHI64s64s36sI")
 HEADER_BYTES: Final = 512
 SLOT_BYTES: Final = 512
-# the number of the file itself: a copy tells of a moment that is over, and has no lock
+# the file's own inode number: it differs in a copy, which is outdated and not locked
 INODE: Final = struct.Struct("<Q")
 INODE_AT: Final = 184
-# when the relay last voided leases, by `steady_clock`
+# when the relay last voided leases (`steady_clock`)
 VOIDED: Final = struct.Struct("<d")
 VOIDED_AT: Final = 192
-# email id, lease token; zeros where nothing is being rendered
+# email id, lease token; zeros if nothing is being rendered
 RENDERING: Final = struct.Struct("<16sq")
 RENDERING_AT: Final = 200
 RENDERINGS: Final = 12
 NOT_RENDERING: Final = bytes(RENDERING.size)
-# the database's identity, and a checksum; not there before the first lease
+# the database's id, and a checksum; unset before the first lease
 DATABASE: Final = struct.Struct("<16s")
 DATABASE_AT: Final = RENDERING_AT + RENDERINGS * RENDERING.size
 
@@ -55,17 +55,17 @@ POLICIES: Final = tuple(OnUncertain)
 
 
 class LedgerUnreadable(DispatcherError):
-    """A file in the run directory is not a ledger that this release can read; it is to be kept."""
+    """A file in the run directory is not a ledger that this release can read. Keep the file."""
 
 
-class Flight(NamedTuple):
-    """One attempt that left, as a ledger knows it. A tuple: there are thousands a second.
+class InFlightAttempt(NamedTuple):
+    """One attempt in a ledger slot. A tuple, because thousands are created per second.
 
     Attributes:
         started_at: Unix seconds.
         policy: What to do if the outcome stays unknown.
-        finished_at: Unix seconds; None while it is on the wire.
-        outcome: The provider's answer; None while it is on the wire.
+        finished_at: Unix seconds; None while on the wire.
+        outcome: The provider's answer; None while on the wire.
     """
 
     email_id: UUID
@@ -79,16 +79,16 @@ class Flight(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
-    """An email that was being rendered when its worker died, and may be why."""
+class RenderSuspect:
+    """An email that was being rendered when its worker died: possibly the cause."""
 
     email_id: UUID
     lease_token: int
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """What a ledger's header says."""
+class LedgerHeader:
+    """The fields of a ledger's header."""
 
     worker: str
     slot: str
@@ -97,7 +97,7 @@ class Head:
     database_id: UUID | None
 
 
-def read_head(content: bytes) -> Head:
+def read_head(content: bytes) -> LedgerHeader:
     if len(content) < HEADER_BYTES or not content.startswith(MAGIC):
         raise LedgerUnreadable("it is not an in-flight ledger")
     magic, version, slot_bytes, slots, worker, slot, boot, checksum = HEADER.unpack_from(content)
@@ -108,11 +108,11 @@ def read_head(content: bytes) -> Head:
         raise LedgerUnreadable("its header is damaged")
     worker_name, slot_name, boot_name = (name.decode() for name in names)
     database = _part(content, DATABASE_AT, DATABASE)
-    return Head(worker_name, slot_name, boot_name, slots, None if database is None else UUID(bytes=database))
+    return LedgerHeader(worker_name, slot_name, boot_name, slots, None if database is None else UUID(bytes=database))
 
 
 def file_octets(slots: int) -> int:
-    """The size of a ledger's file with so many slots."""
+    """The size of a ledger file with this number of slots."""
     return HEADER_BYTES + slots * SLOT_BYTES
 
 
@@ -143,21 +143,21 @@ def _fitting(text: str, size: int) -> bytes:
     return text.encode("utf-8", "replace")[:size]
 
 
-def read_suspects(content: bytes) -> Iterator[Suspect]:
-    for place in range(RENDERINGS):
-        email_id, token = RENDERING.unpack_from(content, RENDERING_AT + place * RENDERING.size)
+def read_suspects(content: bytes) -> Iterator[RenderSuspect]:
+    for index in range(RENDERINGS):
+        email_id, token = RENDERING.unpack_from(content, RENDERING_AT + index * RENDERING.size)
         if email_id != bytes(16):
-            yield Suspect(UUID(bytes=email_id), token)
+            yield RenderSuspect(UUID(bytes=email_id), token)
 
 
-def read_slot(slot: bytes) -> Flight | None:
+def read_slot(slot: bytes) -> InFlightAttempt | None:
     wire = _part(slot, WIRE_AT, WIRE)
     if slot[0] == EMPTY or wire is None:
         return None
     email_id, token, number, started_at, policy, provider = WIRE.unpack(wire)
     answer = _part(slot, ANSWER_AT, ANSWER, begun=crc32(wire)) if slot[0] == ANSWERED else None
     finished_at, outcome = _unpack_answer(answer) if answer else (None, None)
-    return Flight(
+    return InFlightAttempt(
         email_id=UUID(bytes=email_id),
         lease_token=token,
         attempt_number=number,

@@ -1,4 +1,4 @@
-"""Ledgers as the relay reads them: those of dead workers, and of living ones from outside. See `ledger`."""
+"""How the relay reads the ledgers of dead and of live workers. See `ledger`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from dispatcher.host.ledger_format import (
     SLOT_BYTES,
     VOIDED,
     VOIDED_AT,
-    Flight,
+    InFlightAttempt,
     LedgerUnreadable,
-    Suspect,
+    RenderSuspect,
     file_octets,
     read_head,
     read_slot,
@@ -30,39 +30,39 @@ from dispatcher.host.ledger_format import (
 )
 
 MOST_BYTES: Final = 64 * 1024 * 1024
-"""More than any ledger has. What lies there may be somebody's database dump."""
+"""Larger than any ledger. A larger file may be a database dump, and is not read into memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLedger:
-    """What a dead worker left.
+    """The ledger of a dead worker.
 
     Attributes:
-        worker: Its identity, as it stands in `email_log.locked_by`.
-        slot: Its slot's name, as it stands in `email_hourly.slot`.
-        flights: What had left and was not recorded.
-        suspects: What was being rendered.
-        names_all: Whether nothing but these flights can have left; not so once the host went down.
-        database_id: Where its leases are; None if it never had one.
+        worker: The worker's name, as in `email_log.locked_by`.
+        slot: The worker's slot, as in `email_hourly.slot`.
+        database_id: The database of its leases; None if it never leased.
+        attempts: Attempts that were on the wire or answered, and not yet recorded.
+        suspects: Emails that were being rendered.
+        is_complete: Whether no other email can have been sent; False after the host has rebooted.
     """
 
     path: Path
     worker: str
     slot: str
     database_id: UUID | None
-    flights: tuple[Flight, ...]
-    suspects: tuple[Suspect, ...]
-    names_all: bool
+    attempts: tuple[InFlightAttempt, ...]
+    suspects: tuple[RenderSuspect, ...]
+    is_complete: bool
 
 
 @dataclass(frozen=True, slots=True)
 class LivingLedger:
-    """A worker that lives, as the relay of its host sees it: from outside, while the worker writes.
+    """The ledger of a live worker, read by the relay while the worker writes.
 
     Attributes:
-        worker: Its identity, as it stands in `email_log.locked_by`.
-        slot: Its slot's name.
-        database_id: Where its leases are; None before the first.
+        worker: The worker's name, as in `email_log.locked_by`.
+        slot: The worker's slot.
+        database_id: The database of its leases; None before the first lease.
     """
 
     path: Path
@@ -71,13 +71,15 @@ class LivingLedger:
     database_id: UUID | None
 
     def void_leases(self, at: float) -> None:
-        """From now on nothing leaves under a lease that was last confirmed by then; it takes a moment to be seen.
+        """Voids all leases that were last confirmed at or before `at`: their emails are not sent any more.
+
+        The worker sees this after a moment, not at once.
 
         Args:
-            at: Now, by `steady_clock`.
+            at: Now (`steady_clock`).
 
         Raises:
-            LedgerUnreadable: it cannot be written.
+            LedgerUnreadable: The file cannot be written.
         """
         try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
@@ -88,34 +90,36 @@ class LivingLedger:
         except OSError as error:
             raise LedgerUnreadable(f"it cannot be written: {error.strerror}") from error
 
-    def flights(self) -> tuple[Flight, ...]:
-        """What is on the wire or answered. What leaves while this reads may be missing, unless it was voided before.
+    def attempts(self) -> tuple[InFlightAttempt, ...]:
+        """Reads the attempts that are on the wire or answered.
+
+        May miss an attempt that begins meanwhile, unless its lease was voided before.
 
         Raises:
-            LedgerUnreadable: it cannot be read any more.
+            LedgerUnreadable: The file cannot be read any more.
         """
         with _opened(self.path) as descriptor:
             if descriptor is None:
-                raise LedgerUnreadable("it is gone")
-            return _read(self.path, _content(descriptor)).flights
+                raise LedgerUnreadable("it was deleted")
+            return _read(self.path, _content(descriptor)).attempts
 
 
 @contextmanager
 def dead_ledger(path: Path) -> Iterator[DeadLedger | None]:
-    """The ledger of a dead worker, locked against a second settler; None if its worker lives or the file is gone.
+    """Locks and reads the ledger of a dead worker; None if its worker is alive or the file was deleted.
 
     Raises:
-        LedgerUnreadable: the file is foreign, newer than this release, truncated, or cannot be read at all.
+        LedgerUnreadable: The file is not a ledger, newer than this release, truncated, or cannot be read at all.
     """
     with _opened(path) as descriptor:
         yield None if descriptor is None or not _lock(descriptor) else _read(path, _content(descriptor))
 
 
 def living_ledger(path: Path) -> LivingLedger | None:
-    """The ledger of a worker that lives; None if the file is gone. Whether it lives is for the caller to know.
+    """Reads the header of a ledger; None if the file was deleted. Does not check that the worker is alive.
 
     Raises:
-        LedgerUnreadable: see `dead_ledger`.
+        LedgerUnreadable: See `dead_ledger`.
     """
     with _opened(path) as descriptor:
         head = None if descriptor is None else read_head(_content(descriptor, HEADER_BYTES))
@@ -124,7 +128,7 @@ def living_ledger(path: Path) -> LivingLedger | None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int | None]:
-    """A descriptor to read a file with; None if it is gone. Does not wait, whatever lies there instead of a file."""
+    """Opens a file for reading; None if it was deleted. Never blocks, even if the path is a pipe."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -149,7 +153,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def _content(descriptor: int, most_bytes: int = MOST_BYTES) -> bytes:
-    """What stands in the file, unless it is a ledger's copy, whose worker may live and work on."""
+    """Reads a ledger file. Refuses a copy of a ledger, because the worker may still be using the original."""
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         raise LedgerUnreadable("it cannot be read: it is not a file")
@@ -171,16 +175,16 @@ def _read(path: Path, content: bytes) -> DeadLedger:
     try:
         found = [read_slot(content[at : at + SLOT_BYTES]) for at in range(HEADER_BYTES, end, SLOT_BYTES)]
     except (ValueError, IndexError) as error:
-        raise LedgerUnreadable("it holds a word that this release does not know") from error
-    flights = tuple(flight for flight in found if flight)
-    if flights and head.database_id is None:
+        raise LedgerUnreadable("it holds a value that this release does not know") from error
+    attempts = tuple(attempt for attempt in found if attempt)
+    if attempts and head.database_id is None:
         raise LedgerUnreadable("it does not name the database of its emails")
     return DeadLedger(
         path=path,
         worker=head.worker,
         slot=head.slot,
         database_id=head.database_id,
-        flights=flights,
+        attempts=attempts,
         suspects=tuple(read_suspects(content)),
-        names_all=head.boot != "" and head.boot == boot_id(),
+        is_complete=head.boot != "" and head.boot == boot_id(),
     )

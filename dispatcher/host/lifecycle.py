@@ -1,4 +1,4 @@
-"""How a process learns that it has to stop, by a signal or the end of its parent; and that it works until then."""
+"""Stop a process on a signal or when its parent exits, and detect tasks that end before that."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, Final, ParamSpec, TypeVar
 
 from dispatcher.errors import DispatcherError
-from dispatcher.host.roster import Post, Seat
+from dispatcher.host.process_table import ChildContext, ProcessSlot
 
 BEAT_SECONDS: Final = 0.5
 
@@ -18,56 +18,56 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class CutOff(DispatcherError):
-    """Work ended that nobody has told to end."""
+class StrayCancel(DispatcherError):
+    """A task was cancelled although nothing stopped the process: something that it awaited was cancelled."""
 
 
-def stop_event(post: Post) -> asyncio.Event:
-    """An event of the running loop that is set once, when this process has to drain.
+def stop_event(context: ChildContext) -> asyncio.Event:
+    """An event that is set when this process must drain: on SIGTERM, or when the parent exits.
 
-    From now on the loop also beats, until it is closed: by a timer and not by a task, so that it goes on while tasks
-    are cancelled, and not by a thread, which would beat on where the loop stands still.
+    Also starts the heartbeat, until the loop is closed. The heartbeat is a timer: a task could be cancelled, and a
+    thread would beat even if the loop hangs.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    heed(stop, signal.SIGTERM)
+    set_on_signals(stop, signal.SIGTERM)
 
-    def parent_gone() -> None:
-        if not os.read(post.lifeline, 1):
-            loop.remove_reader(post.lifeline)
+    def on_lifeline() -> None:
+        if not os.read(context.lifeline, 1):
+            loop.remove_reader(context.lifeline)
             stop.set()
 
-    loop.add_reader(post.lifeline, parent_gone)
-    _beat(loop, post.seat)
+    loop.add_reader(context.lifeline, on_lifeline)
+    _beat(loop, context.process_slot)
     return stop
 
 
-def heed(stop: asyncio.Event, *numbers: signal.Signals) -> None:
-    """From now on these signals set an event of the running loop, and end nobody, not even when the loop is closed."""
+def set_on_signals(stop: asyncio.Event, *numbers: signal.Signals) -> None:
+    """Makes these signals set the event. They no longer end the process, even after the loop is closed."""
     loop = asyncio.get_running_loop()
 
-    def told(_number: int, _frame: object) -> None:
-        with suppress(RuntimeError):  # The loop is closed: we are about to end.
+    def handle(_number: int, _frame: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed: the process is about to exit
             loop.call_soon_threadsafe(stop.set)
 
-    # Not the loop's own handlers: they go with the loop, and the signal that comes then would kill us as we end.
+    # Not loop.add_signal_handler: a closing loop removes its handlers, and a late signal would then kill the process.
     for number in numbers:
-        signal.signal(number, told)
+        signal.signal(number, handle)
 
 
-def _beat(loop: asyncio.AbstractEventLoop, seat: Seat) -> None:
-    seat.beat()
-    loop.call_later(BEAT_SECONDS, _beat, loop, seat)
+def _beat(loop: asyncio.AbstractEventLoop, process_slot: ProcessSlot) -> None:
+    process_slot.beat()
+    loop.call_later(BEAT_SECONDS, _beat, loop, process_slot)
 
 
-async def unless_cut_off(work: Callable[P, Coroutine[Any, Any, T]], *given: P.args, **named: P.kwargs) -> T:
-    """What the work returns, called with the rest; a fault if it was cancelled, and not because we were told to end.
+async def raise_on_stray_cancel(work: Callable[P, Coroutine[Any, Any, T]], *given: P.args, **named: P.kwargs) -> T:
+    """Awaits `work(*given, **named)`; turns a cancellation that did not target this task into an exception.
 
-    Where something that it waits for is cancelled, by a library say, that comes up as if somebody had cancelled the
-    work itself: a task group goes on without it, and nobody notices that its work is done no more.
+    If a library cancels something that the work awaits, CancelledError ends the task as if the task had been cancelled.
+    A task group would then continue without it, and report no error.
 
     Raises:
-        CutOff: it was.
+        StrayCancel: The work was cancelled from inside.
     """
     try:
         return await work(*given, **named)
@@ -75,14 +75,4 @@ async def unless_cut_off(work: Callable[P, Coroutine[Any, Any, T]], *given: P.ar
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        raise CutOff("What it waited for was cancelled.") from error
-
-
-async def unless_stopped(stop: asyncio.Event, seconds: float) -> bool:
-    """Waits so long, or until the stop; returns whether to go on."""
-    try:
-        async with asyncio.timeout(seconds):
-            await stop.wait()
-    except TimeoutError:
-        return True
-    return False
+        raise StrayCancel("Something that this task awaited was cancelled.") from error

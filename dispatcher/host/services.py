@@ -1,4 +1,4 @@
-"""Services: what a process does again and again. One that fails is logged and tried again, and delays no other."""
+"""Runs periodic services. A service that fails is logged and retried, and does not delay the others."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from typing import Final, Protocol
 
 from dispatcher.domain.backoff import Backoff
 from dispatcher.errors import DispatcherError, StoreUnavailable
-from dispatcher.host.lifecycle import unless_cut_off
+from dispatcher.host.lifecycle import raise_on_stray_cancel
 from dispatcher.telemetry.log import get_log
 
 FIRST_WAIT_SECONDS: Final = 1.0
 LONGEST_WAIT_SECONDS: Final = 60.0
-"""A task that ran for longer than this was well; its next failure counts as the first."""
+"""After a run longer than this, the next failure counts as the first."""
 END_SECONDS: Final = 2.0
-"""For what a task does when it is cancelled; a server that is silent must not delay the end."""
+"""The longest wait for cancelled tasks, so that an unresponsive server does not delay the exit."""
 
 
 class Service(Protocol):
-    """Work that is done in rounds."""
+    """Periodic work."""
 
     @property
     def interval_seconds(self) -> float:
-        """From the end of one round to the next, also after a round that failed."""
+        """From the end of one round to the start of the next, also after a failed round."""
         ...
 
     async def run_once(self) -> float | None:
-        """One round. Returns in how many seconds the next is due, where that is not the interval."""
+        """Runs one round. Returns the seconds until the next round, or None for the interval."""
         ...
 
 
 class Periodic:
-    """A service and when it is due: a task of its own, or a step in somebody's loop."""
+    """Runs a service at its interval: as a task (`run`), or from the caller's loop (`run_if_due`)."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -44,14 +44,14 @@ class Periodic:
         self._is_failing = False
 
     async def run_if_due(self) -> None:
-        """Runs a round if it is due. What the round raises is raised, and the next round comes in its time."""
+        """Runs a round if it is due. Raises what the round raises; the next round still runs after the interval."""
         if time.monotonic() >= self._due_at:
             self._due_at = time.monotonic() + self.service.interval_seconds
             seconds = await self.service.run_once()
             self._due_at = time.monotonic() + (self.service.interval_seconds if seconds is None else seconds)
 
     async def run(self) -> None:
-        """See `Task`. A PostgreSQL that is away is logged once and waited for."""
+        """Runs rounds until cancelled. Logs an outage of PostgreSQL once, and retries."""
         while True:
             try:
                 await self.run_if_due()
@@ -65,23 +65,23 @@ class Periodic:
 
 
 class Task(Protocol):
-    """Something that a process does for as long as it runs."""
+    """Work that runs as long as its process."""
 
     async def run(self) -> None:
-        """Works until it is cancelled. What it raises is logged, and it is called again after a while."""
+        """Runs until cancelled. If it raises, the exception is logged and `run` is called again after a wait."""
         ...
 
 
-async def keep(
+async def run_tasks(
     tasks: Sequence[Task], stop: asyncio.Event, *, process: str, first_wait_seconds: float = FIRST_WAIT_SECONDS
 ) -> None:
-    """Runs all of them until the stop.
+    """Runs all tasks until `stop` is set.
 
     Args:
-        process: Whose tasks they are, for the log.
-        first_wait_seconds: Before a task that failed is called again; doubles while it fails.
+        process: The name of the process, for the log.
+        first_wait_seconds: The wait before a failed task is run again; doubles with each failure.
     """
-    running = [asyncio.create_task(_keep_one(task, process, first_wait_seconds)) for task in tasks]
+    running = [asyncio.create_task(_run_task(task, process, first_wait_seconds)) for task in tasks]
     try:
         await stop.wait()
     finally:
@@ -91,25 +91,25 @@ async def keep(
             await asyncio.wait(running, timeout=END_SECONDS)
 
 
-async def _keep_one(task: Task, process: str, first_wait_seconds: float) -> None:
+async def _run_task(task: Task, process: str, first_wait_seconds: float) -> None:
     backoff = Backoff(base_seconds=first_wait_seconds, cap_seconds=LONGEST_WAIT_SECONDS)
     while True:
         began_at = time.monotonic()
         try:
-            await unless_cut_off(task.run)
-        except Exception as error:  # noqa: BLE001 - the edge of a loop: whatever one task meets, the others go on
+            await raise_on_stray_cancel(task.run)
+        except Exception as error:  # noqa: BLE001 - one task's failure must not end the others
             subject = task.service if isinstance(task, Periodic) else task
             get_log().error("error.unexpected", where=f"{process}: {type(subject).__name__}", error=_described(error))
         else:
             return
         if time.monotonic() - began_at > LONGEST_WAIT_SECONDS:
             backoff.worked()
-        # Half of the wait is certain: a jitter down to nothing would fill the log.
+        # At least half of the wait: jitter down to zero would fill the log.
         await asyncio.sleep(backoff.next_wait(lambda: 0.5 + random.random() / 2))  # noqa: S311
 
 
 def _described(error: Exception) -> str:
-    """A fault of ours in its words; of anything else the kind and the place, because its words may hold values."""
+    """The message of our own exceptions; only type and location of others, whose text may hold private values."""
     if isinstance(error, DispatcherError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,8 +1,8 @@
-"""A web server for a few pages that take no input: h11 reads, asyncio listens.
+"""A small web server for status pages: asyncio for sockets, h11 for parsing.
 
-Nothing that a client does may cost more than one slot of a few, for a few seconds: each connection has one request, one
-deadline for all of it, and no body; a request that is too large, too slow or not GET or HEAD ends with its answer.
-If every slot is taken, a new connection replaces the oldest one that has not sent a whole request.
+A client can occupy at most one of a few slots, for a few seconds. Each connection serves one request without a body,
+with one deadline for reading it. A request that is too large, too slow, or neither GET nor HEAD gets an error response.
+If all slots are taken, a new connection replaces the oldest one that has not sent a whole request.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CONNECTIONS: Final = 32
 REQUEST_SECONDS: Final = 5.0
 REPLY_SECONDS: Final = 10.0
 LINGER_SECONDS: Final = 1.0
-"""For a client to end the connection that we have ended."""
+"""How long to wait for the client to close the connection."""
 HEAD_OCTETS: Final = 8192
 RETRY_SECONDS: Final = 2.0
 LONGEST_RETRY_SECONDS: Final = 60.0
@@ -32,22 +32,22 @@ _READ_OCTETS: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class WebAnswer:
-    """What a page says."""
+class WebResponse:
+    """The response of a page."""
 
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
     status: HTTPStatus = HTTPStatus.OK
 
 
-Page = Callable[[], Awaitable[WebAnswer]]
+Page = Callable[[], Awaitable[WebResponse]]
 
 
 class WebServer:
-    """Serves pages at an address; while it cannot have the address, it tries again.
+    """Serves pages at an address. Retries while the address cannot be bound.
 
     Attributes:
-        address: Where it listens now; None while it does not.
+        address: The bound address; None while it is not bound.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class WebServer:
     ) -> None:
         """
         Args:
-            pages: By path.
-            setting: What names the address, for who has to change it.
-            shares_port: Other processes of the same user may serve the same pages there.
-            request_seconds: For a request to arrive whole.
-            retry_seconds: Before the address is tried again; grows.
+            pages: Pages by path.
+            setting: The setting of the address, named in the error's remedy.
+            shares_port: Set SO_REUSEPORT, so that other processes of the same user may serve the same pages.
+            request_seconds: The deadline for reading a request.
+            retry_seconds: The first wait before binding again; grows.
         """
         self.address: Listener | None = None
         self._listener = listener
@@ -78,7 +78,7 @@ class WebServer:
         self._log = get_log()
         self._open = 0
         self._reading: dict[asyncio.Task[object], None] = {}
-        """Connections that have not sent a whole request, the oldest first."""
+        """Connections that have not sent a whole request, oldest first."""
 
     async def run(self) -> None:
         """Serves until cancelled."""
@@ -99,7 +99,7 @@ class WebServer:
 
     async def _wait(self, backoff: Backoff, error: OSError | UnicodeError) -> None:
         seconds = backoff.next_wait(lambda: 1.0)
-        # asyncio's own words, such as "address already in use", stand after its colon.
+        # asyncio prefixes the system's text, such as "address already in use", with its own, ending in a colon.
         words = getattr(error, "strerror", None) or str(error)
         self._log.error(
             "http.bind_failed",
@@ -121,7 +121,7 @@ class WebServer:
             server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Nobody waits for this task: whatever ends it ends one connection.
+        # No code awaits this task: an exception here ends only this connection.
         with suppress(OSError, TimeoutError, asyncio.CancelledError):
             has_slot = self._open < CONNECTIONS or self._end_oldest()
             self._open += 1
@@ -170,7 +170,7 @@ class WebServer:
             await writer.drain()
             writer.write_eof()
 
-    async def _page(self, request: h11.Request) -> WebAnswer:
+    async def _page(self, request: h11.Request) -> WebResponse:
         if request.method not in (b"GET", b"HEAD"):
             return _plain(HTTPStatus.METHOD_NOT_ALLOWED)
         if _has_body(request):
@@ -178,13 +178,13 @@ class WebServer:
         page = self._pages.get(request.target.partition(b"?")[0].decode("ascii", "replace"))
         try:
             return await page() if page else _plain(HTTPStatus.NOT_FOUND)
-        except Exception as error:  # noqa: BLE001 - a page that fails ends one request, and not the server
+        except Exception as error:  # noqa: BLE001 - a failing page must not end the server
             self._log.error("error.unexpected", where="web", error=type(error).__name__)
             return _plain(HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 async def _read(reader: asyncio.StreamReader) -> h11.Request | None:
-    """The request's head; None if the client went away before its end."""
+    """Reads the head of a request; None if the client closed the connection before its end."""
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_OCTETS)
     while True:
         event = connection.next_event()
@@ -199,7 +199,7 @@ async def _read(reader: asyncio.StreamReader) -> h11.Request | None:
 
 
 async def _linger(reader: asyncio.StreamReader) -> None:
-    """Lets the client end: to close while it still sends would take our answer from it again."""
+    """Waits for the client to close first: closing while it sends would reset the connection and lose the response."""
     async with asyncio.timeout(LINGER_SECONDS):
         while await reader.read(_READ_OCTETS):
             pass
@@ -210,12 +210,12 @@ def _has_body(request: h11.Request) -> bool:
     return b"transfer-encoding" in headers or headers.get(b"content-length", b"0").strip() != b"0"
 
 
-def _plain(status: HTTPStatus) -> WebAnswer:
-    return WebAnswer(f"{status.value} {status.phrase}\n".encode(), status=status)
+def _plain(status: HTTPStatus) -> WebResponse:
+    return WebResponse(f"{status.value} {status.phrase}\n".encode(), status=status)
 
 
-def _octets(answer: WebAnswer, *, is_head: bool) -> bytes:
-    """A whole reply; the connection ends with it."""
+def _octets(answer: WebResponse, *, is_head: bool) -> bytes:
+    """Encodes a response that ends the connection."""
     headers = [
         ("Content-Type", answer.content_type),
         ("Content-Length", str(len(answer.body))),

@@ -1,5 +1,5 @@
-"""What the processes beside the workers open in which order, run, and close again when they stop.
+"""The relay process and the monitor process: what each opens, runs, and closes.
 
-relay    publishes for the database while it leads; recovers what this host's workers left
-monitor  serves the pages, alerts and prunes
+relay    publishes for the database while it leads; recovers the emails of this host's workers
+monitor  serves status pages, alerts and prunes
 """

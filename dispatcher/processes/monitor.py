@@ -1,4 +1,4 @@
-"""The monitor process: serves the pages of its host, alerts operators, and prunes. No email passes through it."""
+"""The monitor process: serves its host's status pages, alerts operators, and prunes. No email passes through it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import uvloop
 from dispatcher.alerts.channels import LogChannel, channels_of
 from dispatcher.config import Settings
 from dispatcher.host.lifecycle import stop_event
-from dispatcher.host.roster import Post
-from dispatcher.host.services import Periodic, Task, keep
+from dispatcher.host.process_table import ChildContext
+from dispatcher.host.services import Periodic, Task, run_tasks
 from dispatcher.maintenance.alert_book import AlertBook
 from dispatcher.maintenance.announcing import Announcer
 from dispatcher.maintenance.dlq_alert import DlqAlert
@@ -25,36 +25,36 @@ from dispatcher.store.retention import Retention
 from dispatcher.telemetry import log
 
 IDLE_MARGIN_SECONDS: Final = 30.0
-"""Beyond two looks: a monitor that says nothing for so long does not keep the turn to alert."""
+"""In addition to two probe intervals. A monitor whose session is idle for longer loses the turn to alert."""
 
 
-def run_monitor(settings: Settings, post: Post) -> int:
-    """Watches until told to stop; returns the exit code."""
+def run_monitor(settings: Settings, context: ChildContext) -> int:
+    """Runs the monitor until it is stopped; returns the exit code."""
     log.configure(settings.log_level, settings.log_format, worker="monitor")
-    uvloop.run(_monitor(settings, post))
+    uvloop.run(_monitor(settings, context))
     return 0
 
 
-async def _monitor(settings: Settings, post: Post) -> None:
-    stop = stop_event(post)
+async def _monitor(settings: Settings, context: ChildContext) -> None:
+    stop = stop_event(context)
     retention = Retention.of(settings)
     pool = make_pool(settings.database_url, name="dispatcher monitor", size=1)
-    # Waits for nobody: a PostgreSQL that is away is something to watch, and no reason not to.
+    # Does not wait for a connection: the monitor must also run, and alert, while PostgreSQL is unreachable.
     await pool.open()
     alert_store = AlertStore(
         settings.database_url,
         queue=settings.dlq,
-        # The same over restarts; a host may have several run directories.
+        # Stable across restarts. Includes the run directory, because a host may have several.
         holder=f"{settings.host_name}:{sha256(str(settings.run_dir).encode()).hexdigest()[:8]}",
         host=settings.host_name,
         retention=retention,
         idle_seconds=2 * settings.dlq_probe_seconds + IDLE_MARGIN_SECONDS,
     )
-    post.seat.up()
+    context.process_slot.mark_up()
     try:
         pruning = [Periodic(ForgetCodes(pool, retention)), Periodic(Prune(settings.database_url, retention))]
-        tasks = [*_alerting(settings, alert_store), *pruning, *pages_of(settings, pool, post.roster)]
-        await keep(tasks, stop, process="monitor")
+        tasks = [*_alerting(settings, alert_store), *pruning, *pages_of(settings, pool, context.process_table)]
+        await run_tasks(tasks, stop, process="monitor")
     finally:
         await alert_store.leave()
         await pool.close()
@@ -62,7 +62,7 @@ async def _monitor(settings: Settings, post: Post) -> None:
 
 
 def _alerting(settings: Settings, store: AlertStore) -> Sequence[Task]:
-    """The looks at the DLQ, and a task per channel; our own log is one."""
+    """The DLQ probe, and one announcer per channel; the log is a channel."""
     book = AlertBook(store)
     watch = DlqAlert(
         settings.dlq,

@@ -1,4 +1,4 @@
-"""The relay process: publishes while it leads, and recovers what the workers of its host left."""
+"""The relay process: publishes while it leads, and recovers the emails of its host's dead or frozen workers."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
 from dispatcher.errors import StoreUnavailable
 from dispatcher.host.lifecycle import stop_event
-from dispatcher.host.roster import Post
-from dispatcher.host.services import Periodic, Service, keep
+from dispatcher.host.process_table import ChildContext
+from dispatcher.host.services import Periodic, Service, run_tasks
 from dispatcher.maintenance.partitions import Partitions
 from dispatcher.recovery.ledgers import LedgerRecovery
 from dispatcher.recovery.lost_commits import LostCommits
 from dispatcher.recovery.lost_host import LostHosts
 from dispatcher.recovery.lost_message import LostMessages
-from dispatcher.relay.publishing import Publishing
+from dispatcher.relay.publish_loop import PublishLoop
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
 from dispatcher.store.outbox import Outbox
 from dispatcher.telemetry import log, metric_files
 
 LAST_ROUND_SECONDS: Final = 3.0
-"""For what the workers' last results made due; what is still due then is found by the next relay."""
+"""The longest last round, for rows that the workers' last results made due. The next relay publishes the others."""
 CLOSE_SECONDS: Final = 1.0
-"""A RabbitMQ that hangs must not delay the end: everything is confirmed by now, or due again."""
+"""The longest wait to close the connection to a hanging RabbitMQ. All messages are confirmed by then, or still due."""
 
 
-def run_relay(settings: Settings, post: Post) -> int:
-    """Publishes and recovers until told to stop; returns the exit code."""
+def run_relay(settings: Settings, context: ChildContext) -> int:
+    """Runs the relay until it is stopped; returns the exit code."""
     log.configure(settings.log_level, settings.log_format, worker="relay")
     if settings.metrics:
         metric_files.begin(settings.metrics_folder, "relay")
-    uvloop.run(_relay(settings, post))
+    uvloop.run(_relay(settings, context))
     return 0
 
 
 def leader_services(
     settings: Settings, workers_here: Callable[[], Collection[str] | None]
 ) -> Callable[[Outbox], Sequence[Service]]:
-    """Makes the services of the relay that leads, in their order.
+    """Returns a factory for the leading relay's services, in the order in which they run.
 
     Args:
         workers_here: See `LostHosts`.
@@ -56,18 +56,20 @@ def leader_services(
     )
 
 
-async def _relay(settings: Settings, post: Post) -> None:
-    stop = stop_event(post)
+async def _relay(settings: Settings, context: ChildContext) -> None:
+    stop = stop_event(context)
     pool = make_pool(settings.database_url, name="dispatcher relay settlement", size=1, lock_seconds=BATCH_LOCK_SECONDS)
     await pool.open()
     name = f"dispatcher relay {settings.host_name}:{os.getpid()}"
     publisher = Publisher(settings.amqp_url, settings.exchange, name=name, ca_file=settings.ca_file)
     ledgers = LedgerRecovery(settings, pool)
-    publishing = Publishing(settings, publisher, leader_services(settings, lambda: ledgers.workers_here), post.seat)
+    publishing = PublishLoop(
+        settings, publisher, leader_services(settings, lambda: ledgers.workers_here), context.process_slot
+    )
     services = [Periodic(ledgers), Periodic(Partitions(pool))]
     publishes = asyncio.create_task(publishing.run())
-    stopped = asyncio.create_task(keep(services, stop, process="relay"))
-    post.seat.up()
+    stopped = asyncio.create_task(run_tasks(services, stop, process="relay"))
+    context.process_slot.mark_up()
     try:
         ended, _ = await asyncio.wait([stopped, publishes], return_when=asyncio.FIRST_COMPLETED)
         for task in ended:

@@ -1,20 +1,20 @@
-"""A worker died: the relay of its host settles the ledger that it left, within moments.
+"""Settles the ledger of a dead worker, within moments, by the relay of its host.
 
     answered       → recorded as answered
-    on the wire    → uncertain, by the policy that the ledger holds
-    being rendered → released, with a mark: the worker may have died of it. At three marks it is failed
-    not named      → released. A lease that another host's rescue took away meanwhile is given back, too: a held email
-                     that has not changed since is pending again
-    the host went down since → what the ledger does not name is left to the rescue: the last writes may never have
-                     reached the disk
+    on the wire    → uncertain, judged by the policy in the ledger
+    being rendered → released, and one crash counted: rendering may have killed the worker. Failed at three crashes
+    not named      → released. If another host has recovered the lease meanwhile, that is undone: a held email that has
+                     not changed since becomes pending again
+    the host has rebooted since → emails that the ledger does not name are left to `lost_host`: the last writes may not
+                     have reached the disk
 
-The order counts: first the worker's sessions end, so that nothing of it can commit any more; then the results, except
-for what the worker or an earlier settlement has recorded; then the releases; last the file goes. A settlement that
-dies half-way is done again, and so is one that had to leave out emails.
+The order matters. First the worker's database sessions are ended, so that it can commit nothing more. Then results are
+recorded, unless the worker or an earlier settlement has recorded them. Then leases are released. Last, the file is
+deleted. A settlement that is interrupted, or had to skip emails, runs again.
 
-A session that PostgreSQL cannot end (its process is stopped, or waits for a dead disk) delays the ledger of its own
-worker alone. Until the session is gone that worker counts as living: `frozen_worker` settles its leases as they
-expire, fenced against whatever the session may still commit.
+If PostgreSQL cannot end a session (its process is stopped, or waits for a dead disk), only this ledger is delayed.
+Until the session has ended, the worker counts as live: `frozen_worker` settles its leases as they expire, fenced
+against anything that the session may still commit.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from dispatcher.store.settlement import (
 )
 from dispatcher.telemetry.log import get_log
 
-MOST_CRASHES: Final = 3
-"""An email that so many workers died of is failed. One that merely was being rendered when somebody killed its worker
-is hardly ever so again: that takes a fraction of a millisecond."""
+MAX_CRASHES: Final = 3
+"""An email fails after this many workers died while rendering it. Rendering takes a fraction of a millisecond, so an
+innocent email hardly ever reaches this number."""
 SESSIONS_GONE_SECONDS: Final = 1.0
-"""PostgreSQL ends a session within milliseconds. After this, the other ledgers go first."""
+"""PostgreSQL ends a session within milliseconds. After this time, the other ledgers are settled first."""
 
 
 class DeadWorkers:
@@ -61,10 +61,10 @@ class DeadWorkers:
         self._log = get_log()
 
     async def settle(self, path: Path) -> bool:
-        """Settles a ledger; returns False while its worker, or a session of the worker, lives.
+        """Settles a ledger; returns False while its worker or one of the worker's sessions is alive. Idempotent.
 
         Raises:
-            StoreUnavailable: PostgreSQL is away; call it again later.
+            StoreUnavailable: PostgreSQL is unreachable. Call again later.
         """
         try:
             with dead_ledger(path) as ledger:
@@ -80,7 +80,7 @@ class DeadWorkers:
         except StoreUnavailable:
             raise
         except DispatcherError as error:
-            # PostgreSQL refuses what it says: the others must not wait for it.
+            # PostgreSQL refuses this ledger's content. The other ledgers must not wait for it.
             self._report(path, error.message)
             return True
 
@@ -89,33 +89,33 @@ class DeadWorkers:
         store = LeaseStore(self._pool, worker=ledger.worker, slot=ledger.slot)
         recorded, left = await self._record(ledger, store)
         released, is_all = 0, not left
-        if ledger.names_all:
+        if ledger.is_complete:
             released, is_released = await self._release(ledger, left)
-            is_all = await self._undo_rescues(ledger, store, left) and is_released
+            is_all = await self._undo_recovery(ledger, store, left) and is_released
         if is_all:
             ledger.path.unlink(missing_ok=True)
         if is_all or recorded or released:
             self._settlement.log(ledger.worker, released, recorded)
 
     async def _end_sessions(self, ledger: DeadLedger) -> None:
-        """Returns once nothing of the worker can commit any more.
+        """Ends the worker's sessions, so that it can commit nothing more.
 
         Raises:
-            StoreBusy: a session does not end. A later look only checks, and does not wait.
+            StoreBusy: A session does not end. A later call only checks, and does not wait.
         """
         give_up_at = time.monotonic() + (0.0 if ledger.path in self._delayed else SESSIONS_GONE_SECONDS)
         async with session(self._pool) as connection:
             while await terminate_sessions(connection, ledger.worker):
                 if time.monotonic() >= give_up_at:
                     raise StoreBusy(f"PostgreSQL does not end the sessions of the dead worker {ledger.worker}.")
-                await asyncio.sleep(0.02)  # PostgreSQL announces no session's end
+                await asyncio.sleep(0.02)  # PostgreSQL does not report the end of a session
 
     async def _record(self, ledger: DeadLedger, store: LeaseStore) -> tuple[list[Result], set[UUID]]:
-        """Records what the ledger names; returns the results, and the ids of those that it had to leave out."""
+        """Records the results that the ledger names; returns them, and the ids of the emails that had to be skipped."""
         async with session(self._pool) as connection:
-            bases = await find_attempt_bases(connection, [flight.email_id for flight in ledger.flights])
-        results = [self._settlement.judge(flight, bases.get(flight.email_id, 0)) for flight in ledger.flights]
-        # The worker, or an earlier settlement, may have recorded some of them and died before it could say so.
+            bases = await find_attempt_bases(connection, [attempt.email_id for attempt in ledger.attempts])
+        results = [self._settlement.judge(attempt, bases.get(attempt.email_id, 0)) for attempt in ledger.attempts]
+        # The worker, or an earlier settlement, may have recorded some and died before it could clear the slots.
         missing = [result for result in results if not await store.is_recorded(result)]
         if not missing:
             return [], set()
@@ -124,23 +124,23 @@ class DeadWorkers:
         return [result for result in missing if result.email_id not in left], left
 
     async def _release(self, ledger: DeadLedger, unrecorded: set[UUID]) -> tuple[int, bool]:
-        """Gives back what has no result to be recorded; returns how many, and whether that is all."""
+        """Releases leases without a result; returns how many, and whether none was skipped."""
         suspects = {suspect.email_id: suspect.lease_token for suspect in ledger.suspects}
         async with session(self._pool) as connection:
             try:
                 released = await self._blame(connection, ledger.worker, suspects) if suspects else 0
             except StatementRefused:
-                released, suspects = 0, {}  # they are released as the others are
+                released, suspects = 0, {}  # release them like the others
             leases = await find_leases(connection, ledger.worker)
-        # A suspect that is still leased is locked by another transaction: a later look blames it.
+        # A suspect that is still leased is locked by another transaction; a later settlement counts its crash.
         free = [lease for lease in leases if lease.email_id not in unrecorded | suspects.keys()]
         around = await self._settlement.release(ledger.path, free)
         is_all = len(free) == len(leases) and not (unrecorded or around.locked or around.refused)
         return released + sum(map(len, around.answers)), is_all
 
     async def _blame(self, connection: AsyncSession, worker: str, suspects: Mapping[UUID, int]) -> int:
-        """Gives back what the worker was rendering, one crash more; returns how many."""
-        crashed = await note_crashes(connection, worker, suspects, MOST_CRASHES)
+        """Counts a crash for each email that was being rendered, and releases it; returns how many were released."""
+        crashed = await note_crashes(connection, worker, suspects, MAX_CRASHES)
         for email in crashed:
             self._log.warning(
                 "email.recovered",
@@ -152,11 +152,10 @@ class DeadWorkers:
             )
         return sum(email.status is Status.PENDING for email in crashed)
 
-    async def _undo_rescues(self, ledger: DeadLedger, store: LeaseStore, unrecorded: set[UUID]) -> bool:
-        """Undoes rescues of what had not left: an uncertain result has confirmed its rescue as it was recorded.
+    async def _undo_recovery(self, ledger: DeadLedger, store: LeaseStore, unrecorded: set[UUID]) -> bool:
+        """Undoes other hosts' recovery of emails that this worker had not sent; returns whether none was skipped.
 
-        Returns:
-            Whether that was all.
+        Recording an uncertain result has already confirmed the recovery of that email.
         """
         async with session(self._pool) as connection:
             rescued = await find_rescued(connection, ledger.worker)

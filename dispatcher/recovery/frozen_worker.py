@@ -1,14 +1,14 @@
-"""A worker lives and its leases expired: it is frozen, most likely (stopped, swapped out). The relay of its host acts.
+"""Settles the expired leases of a frozen worker (stopped, swapped out), by the relay of its host.
 
-    not named in its ledger → released: nothing of it left, and nothing will (see `host.ledger`)
+    not named in its ledger → released: the email was not sent and will not be (see `host.ledger`)
     answered                → recorded as answered
-    on the wire             → uncertain, by the ledger's policy, after a wait: a worker that wakes can still answer
+    on the wire             → uncertain, judged by the ledger's policy after a wait: the worker may wake and record
 
-A lease has expired where PostgreSQL says so and `unrenewed` agrees.
+A lease has expired if PostgreSQL says so and `unrenewed` agrees.
 
-The relay asks PostgreSQL for the lease first, and fences every write afterwards by the lease's token and end: whatever
-the worker commits in between, a renewal included, makes the write find nothing. The worker may wake at any point: its
-own writes find the token gone, an acceptance still proves `sent`, and it begins nothing that it has not begun.
+The relay first reads the lease from PostgreSQL, and fences every later write by the lease's token and end. Whatever the
+worker commits in between, even a renewal, makes the relay's write find no row. The worker may wake at any point: its
+own writes find a different token, an acceptance still proves `sent`, and it sends nothing that it has not begun.
 """
 
 from __future__ import annotations
@@ -23,76 +23,75 @@ from dispatcher.errors import DispatcherError, StoreBusy
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger_reader import LivingLedger
 from dispatcher.recovery.settlement import Report, Settlement
-from dispatcher.recovery.unrenewed import Unrenewed
+from dispatcher.recovery.unrenewed import UnrenewedLeases
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.leases import LeaseStore, Result
 from dispatcher.store.settlement import FoundLease, find_expiring
 from dispatcher.telemetry.log import get_log
 
-LOOK_SECONDS: Final = 0.5
-SEEN_SECONDS: Final = 0.01
-"""Until every processor sees what we wrote, and we what it wrote before: a matter of nanoseconds."""
-PATIENCE: Final = 3.0
-"""A lease's length divided by this is what a worker is given beyond its end to come back with an answer: time for two
-renewals."""
+POLL_SECONDS: Final = 0.5
+VISIBLE_SECONDS: Final = 0.01
+"""Until every CPU sees the write of `voided_at`, and this process sees earlier writes. It takes nanoseconds."""
+GRACE_SHARE: Final = 3.0
+"""A worker with an email on the wire gets another third of a lease to record the answer: time for two renewals."""
 
 
 class FrozenWorkers:
-    """Settles the expired leases of workers that live on this host."""
+    """Settles the expired leases of live workers on this host."""
 
     def __init__(
         self, settings: Settings, pool: Pool, report: Report, clock: Callable[[], float] = steady_clock
     ) -> None:
         self._settlement = Settlement(settings, pool, report, reason="worker_frozen", fate="The worker was frozen")
-        self._unrenewed = Unrenewed(settings.lease_seconds, clock)
-        self._patience_seconds = settings.lease_seconds / PATIENCE
+        self._unrenewed = UnrenewedLeases(settings.lease_seconds, clock)
+        self._grace_seconds = settings.lease_seconds / GRACE_SHARE
         self._pool = pool
         self._report = report
-        self._look_at = 0.0
+        self._next_poll_at = 0.0
 
     async def settle_when_due(self, ledgers: Sequence[LivingLedger]) -> None:
-        """As `settle`, if it is time for a look."""
-        if ledgers and time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + LOOK_SECONDS
+        """Calls `settle` at most every POLL_SECONDS."""
+        if ledgers and time.monotonic() >= self._next_poll_at:
+            self._next_poll_at = time.monotonic() + POLL_SECONDS
             await self.settle(ledgers)
 
     async def settle(self, ledgers: Iterable[LivingLedger]) -> None:
-        """One look at these workers' leases.
+        """Settles the leases of these workers that have expired.
 
         Raises:
-            StoreUnavailable: try again later.
+            StoreUnavailable: PostgreSQL is unreachable. Call again later.
         """
         by_worker = {ledger.worker: ledger for ledger in ledgers}
         async with session(self._pool) as connection:
             found = await find_expiring(connection, by_worker, within_seconds=self._unrenewed.within_seconds)
-        self._unrenewed.look(found)
+        self._unrenewed.observe(found)
         expired = [lease for lease in found if self._unrenewed.has_expired(lease)]
         for worker in {lease.worker for lease in expired}:
             ledger = by_worker[worker]
             try:
                 await self._settle(ledger, [lease for lease in expired if lease.worker == worker])
-            except StoreBusy as error:  # the leases of other workers do not wait for it; the next look tries again
+            except StoreBusy as error:  # other workers' leases must not wait; the next round tries again
                 get_log().error("ledger.delayed", file=ledger.path.name, reason=error.message)
 
     async def _settle(self, ledger: LivingLedger, expired: Sequence[FoundLease]) -> None:
         try:
             ledger.void_leases(steady_clock())
-            await asyncio.sleep(SEEN_SECONDS)
-            flights = {(flight.email_id, flight.lease_token): flight for flight in ledger.flights()}
+            await asyncio.sleep(VISIBLE_SECONDS)
+            attempts = {(attempt.email_id, attempt.lease_token): attempt for attempt in ledger.attempts()}
         except DispatcherError as error:
             self._report(ledger.path, error.message)
             return
         unnamed: list[FoundLease] = []
         results: list[Result] = []
         for lease in expired:
-            flight = flights.get((lease.email_id, lease.token))
-            if flight is None:
+            attempt = attempts.get((lease.email_id, lease.token))
+            if attempt is None:
                 unnamed.append(lease)
-            elif flight.outcome or self._unrenewed.has_expired(lease, patience_seconds=self._patience_seconds):
-                result = self._settlement.judge(flight, lease.attempt_base)
+            elif attempt.outcome or self._unrenewed.has_expired(lease, grace_seconds=self._grace_seconds):
+                result = self._settlement.judge(attempt, lease.attempt_base)
                 results.append(result._replace(expired_at=lease.expired_at))
         released = await self._settlement.release(ledger.path, unnamed)
-        # Under another name: the worker may record the same attempts when it wakes, and count them as its own.
+        # Record under another name: the worker may record the same attempts when it wakes, and count them itself.
         name = f"{ledger.slot}:relay"
         recorded = await self._settlement.record(LeaseStore(self._pool, worker=name, slot=name), ledger.path, results)
         ids = set().union(*recorded.answers)

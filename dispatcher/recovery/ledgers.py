@@ -1,6 +1,6 @@
-"""The in-flight ledgers in a host's run directory: those of dead workers are settled, then what living ones let expire.
+"""Finds the in-flight ledgers in a host's run directory; settles dead workers first, then expired leases of live ones.
 
-Each relay settles the ledgers of its own host, because nobody else can read them.
+Each relay settles the ledgers of its own host, because only processes of that host can read them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from dispatcher.store.connections import Pool, session
 from dispatcher.store.server import find_database_id
 from dispatcher.telemetry.log import get_log
 
-LOOK_SECONDS: Final = 0.2
+POLL_SECONDS: Final = 0.2
 
 
 class LedgerRecovery:
-    """A service of each relay."""
+    """A service that every relay runs."""
 
-    interval_seconds = LOOK_SECONDS
+    interval_seconds = POLL_SECONDS
 
     def __init__(self, settings: Settings, pool: Pool) -> None:
         self._folder = settings.run_dir
@@ -39,19 +39,19 @@ class LedgerRecovery:
 
     @property
     def workers_here(self) -> Collection[str] | None:
-        """The workers whose leases are settled here and nowhere else; None before the first look is over."""
+        """The workers whose leases only this relay settles; None before the first round has ended."""
         return self._workers_here
 
     async def run_once(self) -> None:
-        """Looks at every ledger in the folder.
+        """Settles every ledger in the run directory.
 
         Raises:
-            StoreUnavailable: PostgreSQL is away; every ledger waits.
+            StoreUnavailable: PostgreSQL is unreachable. The next round tries again.
         """
         database_id = await self._find_database_id()
         paths = sorted(self._folder.glob(f"*{SUFFIX}"))
         ledgers = [found for path in paths if (found := self._read(path, database_id))]
-        # The leases of a ledger that cannot be settled are left to the rescue.
+        # Leases of a ledger that cannot be settled are left to `lost_host`.
         self._workers_here = frozenset(ledger.worker for ledger in ledgers if ledger.path not in self._reported)
         living = [ledger for ledger in ledgers if not await self._dead.settle(ledger.path)]
         await self._frozen.settle_when_due(living)
@@ -63,7 +63,7 @@ class LedgerRecovery:
         return self._database_id
 
     def _read(self, path: Path, database_id: UUID) -> LivingLedger | None:
-        """A ledger of this database; None where there is none that could be settled."""
+        """Reads the header of a ledger of this database; None if it cannot be settled."""
         try:
             found = living_ledger(path)
         except LedgerUnreadable as error:

@@ -1,6 +1,6 @@
-"""A promoted standby lacks the old primary's last commits: what those may have sent is in doubt.
+"""Marks emails as in doubt after the promotion of a standby that lacks the old primary's last commits.
 
-The leading relay notes PostgreSQL's timeline each second, and finds the promotion when it has another session.
+The leading relay records PostgreSQL's timeline each second, and detects the promotion when it has reconnected.
 `lost_host` and `lost_message` then judge the leases and messages in doubt by policy (docs/protocol.md).
 """
 
@@ -11,7 +11,7 @@ from dispatcher.telemetry.log import get_log
 
 
 class LostCommits:
-    """A service of the leading relay; its first round comes before anything is published."""
+    """A service of the leading relay. Its first round runs before anything is published."""
 
     interval_seconds = 1.0
 
@@ -19,7 +19,7 @@ class LostCommits:
         self._outbox = outbox
 
     async def run_once(self) -> None:
-        """Notes the timeline; marks what a promotion put in doubt."""
+        """Records the timeline; after a promotion, marks the emails that are in doubt."""
         if (promotion := await self._outbox.follow_timeline()) is None:
             return
         log = get_log().error if promotion.is_lossy else get_log().info

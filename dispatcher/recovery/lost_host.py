@@ -1,8 +1,9 @@
-"""A host is gone with its ledgers: once its leases expired and a grace has passed, the leading relay judges each.
+"""Judges the leases of a lost host, after they have expired and a grace period has passed, by the leading relay.
 
-Nobody knows what had left, so each is uncertain: held, or due again under the policy `resend`. The relay leaves out the
-leases of its own host's workers, whose ledgers it can read, and those that a steady clock has not seen expire. When the
-host comes back, its workers or its ledgers correct the judgement (docs/protocol.md).
+The host's ledgers are lost, too. Which emails were sent is unknown, so each is uncertain: held, or due again under the
+policy `resend`. The relay skips leases of its own host's workers, whose ledgers it can read, and leases that have not
+expired by a steady clock. When the host comes back, its workers or its ledgers correct the judgement
+(docs/protocol.md).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Final
 from dispatcher.config import Settings
 from dispatcher.domain.rescue import host_grace_seconds, rescue_interval_seconds
 from dispatcher.domain.status import Status
-from dispatcher.recovery.unrenewed import Unrenewed
+from dispatcher.recovery.unrenewed import UnrenewedLeases
 from dispatcher.store.outbox import Outbox, Rescued
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
@@ -22,30 +23,30 @@ BATCH: Final = 500
 
 
 class LostHosts:
-    """A service of the leading relay, made anew when it takes the lead.
+    """A service of the leading relay, created each time it takes the lead.
 
-    PostgreSQL may have been away for longer than leases last: then living workers renew before anything is judged.
+    If PostgreSQL was unreachable for longer than a lease, live workers can renew before anything is judged.
     """
 
     def __init__(self, settings: Settings, outbox: Outbox, workers_here: Callable[[], Collection[str] | None]) -> None:
         """
         Args:
-            workers_here: Whose leases the ledgers of this host decide; None while that is unknown.
+            workers_here: The workers whose leases this host's ledgers decide; None while unknown.
         """
         self.interval_seconds = rescue_interval_seconds(settings.lease_seconds)
         self._settings = settings
         self._outbox = outbox
         self._workers_here = workers_here
-        self._unrenewed = Unrenewed(settings.lease_seconds)
+        self._unrenewed = UnrenewedLeases(settings.lease_seconds)
 
     async def run_once(self) -> None:
-        """Judges the leases that have expired, a batch at most."""
+        """Judges a batch of expired leases."""
         workers_here = self._workers_here()
         if workers_here is None:
             return
         settings = self._settings
         found = await self._outbox.find_expiring(workers_here, within_seconds=self._unrenewed.within_seconds)
-        self._unrenewed.look(found)
+        self._unrenewed.observe(found)
         expired = [lease for lease in found if self._unrenewed.has_expired(lease)][:BATCH]
         grace_seconds = host_grace_seconds(settings.lease_seconds)
         log_rescued(
@@ -57,7 +58,7 @@ class LostHosts:
 
 
 def log_rescued(rescued: Iterable[Rescued], reason: str) -> None:
-    """Counts and logs emails that were taken from a lost owner."""
+    """Counts and logs recovered emails."""
     for email in rescued:
         metrics.RECOVERED.add(1, reason)
         metrics.HELD.add(email.status is Status.HELD, reason)

@@ -1,10 +1,12 @@
-"""RabbitMQ lost a message: its email is still pending long after its publication, and the leading relay makes it due.
+"""Makes an email due again after RabbitMQ has lost its message, by the leading relay.
 
-That shows in two ways: the send queue is empty; or emails that were published long after this one are being sent.
+A message counts as lost if its email is still pending long after it was published, and either the send queue is empty,
+or emails that were published long after it are being sent.
 
-A message that a worker holds and has not leased looks the same. A second one is harmless, and there is never a heap of
-them: they fill the workers' windows, and from then on the queue is not empty. With bundles a window holds as many times
-more, so that a slow provider's workers may get them twice, and here they count as lost.
+An unleased message in a worker's prefetch window looks the same. Publishing it a second time is harmless, and
+duplicates cannot pile up: they fill the prefetch windows, and from then on the queue is not empty. With bundles, a
+window holds several times as many emails, so a slow provider's workers may get duplicates, which are counted as lost
+messages here.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ from dispatcher.store.outbox import Outbox
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
-LOOK_SECONDS: Final = 10.0
+POLL_SECONDS: Final = 10.0
 BATCH: Final = 500
-MOST_OVERTAKEN: Final = 100
-"""At a look. Caps republishing, so that a false alarm cannot flood the queue."""
+MAX_OVERTAKEN: Final = 100
+"""Per round. Caps republishing, so that a false alarm cannot flood the queue."""
 
 
 class LostMessages:
@@ -32,13 +34,13 @@ class LostMessages:
         self._settings = settings
         self._outbox = outbox
         self._age_seconds = settings.lease_seconds / 2
-        self.interval_seconds = min(LOOK_SECONDS, self._age_seconds)
+        self.interval_seconds = min(POLL_SECONDS, self._age_seconds)
 
     async def run_once(self) -> None:
         """Makes emails due again whose messages are lost.
 
         Raises:
-            BrokerUnavailable: RabbitMQ does not say how long the queue is.
+            BrokerUnavailable: RabbitMQ does not report the length of the queue.
         """
         if not await self._outbox.has_vanished(self._age_seconds):
             return
@@ -46,9 +48,9 @@ class LostMessages:
         try:
             waiting = (await depths(settings.amqp_url, Topology.of(settings), ca_file=settings.ca_file))[settings.queue]
         except TopologyError:
-            return  # without a queue, nothing can be published
+            return  # the queue does not exist, so nothing can be published
         if waiting:
-            count = await self._outbox.republish_overtaken(self._age_seconds, MOST_OVERTAKEN)
+            count = await self._outbox.republish_overtaken(self._age_seconds, MAX_OVERTAKEN)
         else:
             count = await self._republish_all()
         if count:
@@ -56,7 +58,7 @@ class LostMessages:
             get_log().warning("relay.republished", count=count, queue=settings.queue, reason="message_lost")
 
     async def _republish_all(self) -> int:
-        """Returns how many it made due; judges those that a promotion has made uncertain by policy."""
+        """Makes vanished emails due; judges those in doubt after a promotion by policy. Returns how many became due."""
         settings = self._settings
         count = 0
         while True:

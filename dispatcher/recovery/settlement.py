@@ -1,7 +1,7 @@
-"""What becomes of the leases of a dead or frozen worker, as its in-flight ledger says.
+"""Writes what an in-flight ledger proves about the leases of a dead or frozen worker.
 
-An email whose row another transaction has locked, or for which PostgreSQL refuses the statement, delays no other. The
-next look at its ledger finds it again.
+Emails whose row is locked, or whose statement PostgreSQL refuses, are skipped and do not delay the others. The next
+settlement of the ledger tries them again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dispatcher.domain.outcome import Uncertain
 from dispatcher.domain.retry import RetryPolicy
 from dispatcher.domain.status import Status
 from dispatcher.errors import StatementRefused
-from dispatcher.host.ledger_format import Flight
+from dispatcher.host.ledger_format import InFlightAttempt
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.leases import LeaseStore, Result
 from dispatcher.store.locked import RETRY_REFUSED_SECONDS, Around, LockedRows
@@ -27,21 +27,21 @@ from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 Report = Callable[[Path, str], None]
-"""Takes a ledger that cannot be settled, and why."""
+"""Reports a ledger that cannot be settled: its path, and the reason."""
 
 
 class Settlement:
-    """Writes what ledgers say.
+    """Records results and releases leases.
 
     Attributes:
-        locked: The emails that it leaves out for now.
-        reason: Of the metrics and of the log line.
+        locked: The emails that are skipped for now.
+        reason: The reason in metrics and log events.
     """
 
     def __init__(self, settings: Settings, pool: Pool, report: Report, *, reason: str, fate: str) -> None:
         """
         Args:
-            fate: What happened to the worker, as in "The worker died".
+            fate: What happened to the worker, such as "The worker died"; starts the detail of uncertain outcomes.
         """
         self.locked = LockedRows(pool, retry_seconds=RETRY_REFUSED_SECONDS)
         self._policy = RetryPolicy(settings.max_attempts, settings.retry_base_seconds, settings.retry_cap_seconds)
@@ -50,20 +50,20 @@ class Settlement:
         self.reason = reason
         self._fate = fate
 
-    def judge(self, flight: Flight, attempt_base: int) -> Result:
-        """What to record about an attempt that was answered or on the wire.
+    def judge(self, attempt: InFlightAttempt, attempt_base: int) -> Result:
+        """Decides the result of an attempt that was answered or on the wire.
 
         Args:
-            attempt_base: How many attempts the email had when it was last replayed.
+            attempt_base: How many attempts the email had used before its last replay.
         """
-        outcome = flight.outcome or Uncertain(f"{self._fate} while the email was on the wire.")
-        decision = decide(outcome, flight.attempt_number - attempt_base, flight.policy, self._policy, random.random)
-        return result_of(flight, outcome, decision)
+        outcome = attempt.outcome or Uncertain(f"{self._fate} while the email was on the wire.")
+        decision = decide(outcome, attempt.attempt_number - attempt_base, attempt.policy, self._policy, random.random)
+        return result_of(attempt, outcome, decision)
 
     async def record(self, store: LeaseStore, path: Path, results: Sequence[Result]) -> Around[set[UUID]]:
-        """Records results; the answers are the ids whose lease still held.
+        """Records results; the answers are the ids whose lease was still held.
 
-        What PostgreSQL refuses is tried again without the provider's words, then reported.
+        A result that PostgreSQL refuses is tried again without the provider's text, then reported.
         """
         by_id = {result.email_id: result for result in results}
 
@@ -78,7 +78,7 @@ class Settlement:
         return self.reported(path, await self.locked.around(by_id, record))
 
     async def release(self, path: Path, leases: Collection[FoundLease]) -> Around[set[UUID]]:
-        """Gives back leases, unless they have changed since they were found; the answers are their ids."""
+        """Releases leases that have not changed since they were found; the answers are their ids."""
         by_id: Mapping[UUID, FoundLease] = {lease.email_id: lease for lease in leases}
 
         async def release(free: set[UUID]) -> set[UUID]:
@@ -88,13 +88,13 @@ class Settlement:
         return self.reported(path, await self.locked.around(by_id, release))
 
     def reported(self, path: Path, around: Around[set[UUID]]) -> Around[set[UUID]]:
-        """The same, after a report of what PostgreSQL refused."""
+        """Reports what PostgreSQL refused; returns its argument."""
         for error in around.refused.values():
             self._report(path, error.message)
         return around
 
     def log(self, worker: str, released: int, recorded: Sequence[Result]) -> None:
-        """Counts and logs what was written."""
+        """Counts and logs a settlement."""
         uncertain = sum(result.outcome == "uncertain" for result in recorded)
         metrics.RECOVERED.add(released, self.reason)
         metrics.HELD.add(sum(result.status is Status.HELD for result in recorded), self.reason)

@@ -1,9 +1,9 @@
-"""Which leases have not been renewed for most of their length, by our own steady clock.
+"""Which leases have not been renewed for most of their length, by this host's steady clock.
 
-PostgreSQL's clock says when a lease ends, and that clock can be set: after a step forward every living lease has run
-out. A living worker renews each of its leases after a third to a half of its length, and a renewal always moves the
-end. So a lease counts as expired only if we have also seen the same end for `SHARE` of a lease. Watching begins before
-the end, so that this delays nothing while clocks are right.
+PostgreSQL's clock defines the end of a lease, but that clock can be set: after a jump forward, every live lease looks
+expired. A live worker renews each lease after a third to a half of its length, and each renewal moves the end. So a
+lease counts as expired only if its end has also stayed the same for `SHARE` of a lease by the steady clock. Observation
+starts before the end, so it causes no delay while the clocks are right.
 """
 
 from __future__ import annotations
@@ -17,41 +17,42 @@ from dispatcher.host.clock import steady_clock
 from dispatcher.store.settlement import FoundLease
 
 SHARE: Final = 3 / 4
-"""Of a lease: a worker renews after a half at the latest, and may be a sixth later after a failed statement."""
+"""The share of a lease. A worker renews after a half at the latest, or a sixth later after a failed statement."""
 LONGEST_GAP_SECONDS: Final = 12.0
-"""Between two looks; a sixth of a lease if that is longer. A relay without RabbitMQ looks each ten seconds. After a
-longer gap PostgreSQL may have been away, so that no worker could renew: the watch begins anew."""
+"""The longest gap between observations, or a sixth of a lease if that is longer. A relay without RabbitMQ observes
+every
+ten seconds. After a longer gap, PostgreSQL may have been unreachable for workers too, so observation starts again."""
 
 _End = tuple[UUID, int, datetime]
 
 
-class Unrenewed:
-    """How long leases have kept the same end."""
+class UnrenewedLeases:
+    """Measures how long leases have kept the same end."""
 
     def __init__(self, lease_seconds: float, clock: Callable[[], float] = steady_clock) -> None:
         self.within_seconds = SHARE * lease_seconds
-        """Look at leases that run out within so long."""
+        """Observe leases that end within this time."""
         self._longest_gap_seconds = max(LONGEST_GAP_SECONDS, lease_seconds / 6)
         self._clock = clock
-        self._looked_at = clock()
-        self._seen_at: dict[_End, float] = {}
+        self._observed_at = clock()
+        self._same_end_since: dict[_End, float] = {}
 
-    def look(self, leases: Iterable[FoundLease]) -> None:
-        """Notes what a look has found: every lease that runs out within `within_seconds`."""
+    def observe(self, leases: Iterable[FoundLease]) -> None:
+        """Takes all leases that end within `within_seconds`, as just read from PostgreSQL."""
         now = self._clock()
-        if now - self._looked_at > self._longest_gap_seconds:
-            self._seen_at.clear()
-        self._looked_at = now
-        self._seen_at = {end: self._seen_at.get(end, now) for end in map(_end, leases)}
+        if now - self._observed_at > self._longest_gap_seconds:
+            self._same_end_since.clear()
+        self._observed_at = now
+        self._same_end_since = {end: self._same_end_since.get(end, now) for end in map(_end, leases)}
 
-    def has_expired(self, lease: FoundLease, *, patience_seconds: float = 0.0) -> bool:
-        """Whether a lease of the last look has run out by PostgreSQL's clock and by ours.
+    def has_expired(self, lease: FoundLease, *, grace_seconds: float = 0.0) -> bool:
+        """Whether a lease of the last observation has expired by PostgreSQL's clock and by the steady clock.
 
         Args:
-            patience_seconds: So much longer it must have kept its end.
+            grace_seconds: How much longer it must have kept its end.
         """
-        unrenewed_seconds = self._looked_at - self._seen_at[_end(lease)]
-        return lease.has_run_out and unrenewed_seconds >= self.within_seconds + patience_seconds
+        unrenewed_seconds = self._observed_at - self._same_end_since[_end(lease)]
+        return lease.has_run_out and unrenewed_seconds >= self.within_seconds + grace_seconds
 
 
 def _end(lease: FoundLease) -> _End:

@@ -1,8 +1,8 @@
-"""The relay that leads publishes for the whole database: what is due goes to RabbitMQ.
+"""The leading relay publishes due rows of the whole database to RabbitMQ.
 
-publishing    its loop: one look after the other, and the leader's services between them
-leadership    which relay leads: one that reaches RabbitMQ, if there is one
-pointers      due emails → send queue; what it knows of its messages until a lease or a mark takes off the due mark
-dead_letters  failed and held emails → DLQ
-queue_writer  the way to one queue
+publish_loop  runs one round after another, and the leader's services between them
+leadership    elects the relay that publishes: one that is connected to RabbitMQ, if there is any
+pointers      publishes due emails to the send queue; remembers them until their due mark is cleared
+dead_letters  publishes failed and held emails to the DLQ
+queue_writer  publishes to one queue, with a backoff
 """

@@ -1,4 +1,4 @@
-"""Dead letters: emails that failed or are held, from their rows to the DLQ."""
+"""Publishes failed and held emails to the DLQ, as dead letters."""
 
 from __future__ import annotations
 
@@ -11,45 +11,49 @@ from dispatcher.relay.queue_writer import QueueWriter
 from dispatcher.store.outbox import DueDeadLetter, Outbox
 from dispatcher.telemetry.log import get_log
 
-LOOK_SECONDS: Final = 0.25
-"""Nobody waits for a dead letter."""
+POLL_SECONDS: Final = 0.25
+"""Dead letters are not urgent, so no NOTIFY announces them."""
 
 
-class DeadLetters:
-    """Publishes dead letters, one batch at a time, and marks what was confirmed."""
+class DeadLetterPublisher:
+    """Publishes due dead letters in batches, and clears the due marks of confirmed ones."""
 
     def __init__(self, writer: QueueWriter, dlq: str) -> None:
         self._writer = writer
         self._dlq = dlq
-        self._look_at = 0.0
+        self._next_poll_at = 0.0
 
-    async def look(self, outbox: Outbox, *, is_last: bool) -> bool:
-        """Publishes what is due, now and then, and at once after some. Returns whether it published all that it found.
+    async def publish_due(self, outbox: Outbox, *, is_last: bool) -> bool:
+        """Publishes a batch of due dead letters. Returns whether it found some and published all of them.
+
+        After an empty round, does nothing for POLL_SECONDS.
 
         Args:
-            is_last: Look now.
+            is_last: Publish now, also within POLL_SECONDS.
 
         Raises:
-            BrokerUnavailable: all are due, as they were.
+            BrokerUnavailable: All dead letters are still due.
         """
         now = time.monotonic()
-        if not self._writer.is_open or (now < self._look_at and not is_last):
+        if not self._writer.is_open or (now < self._next_poll_at and not is_last):
             return False
         due = await _without_locked(outbox, await outbox.find_dead_letter_due(BATCH + len(outbox.locked)))
-        self._look_at = 0.0 if due else now + LOOK_SECONDS
+        self._next_poll_at = 0.0 if due else now + POLL_SECONDS
         if not due:
             return False
         confirmed = await self._writer.publish(
             [Outgoing.of_dead_letter(self._dlq, row, row.traceparent) for row in due]
         )
         if count := self._writer.count(confirmed):
-            due_at = {row.email_id: row.failed_at for row, is_out in zip(due, confirmed, strict=True) if is_out}
+            due_at = {
+                row.email_id: row.failed_at for row, is_confirmed in zip(due, confirmed, strict=True) if is_confirmed
+            }
             await outbox.mark_dead_lettered(due_at)
             get_log().info("relay.dead_lettered", count=count)
         return count == len(due)
 
 
 async def _without_locked(outbox: Outbox, due: list[DueDeadLetter]) -> list[DueDeadLetter]:
-    """Leaves out what could not be marked after it was published: there would be a copy per look."""
+    """Leaves out locked rows: their due mark could not be cleared, so every round would publish another copy."""
     locked = await outbox.locked.among([row.email_id for row in due])
     return [row for row in due if row.email_id not in locked] if locked else due

@@ -1,12 +1,12 @@
-"""Which relay publishes for the database: one whose connection to RabbitMQ is open, as long as there is one.
+"""Elects the relay that publishes for the database: one that is connected to RabbitMQ, if there is any.
 
-    stands by ──turn is free; publisher is open, or no other is──▶ leads
-        ▲                                                                 │
-        └── publisher is away for GIVE_UP_SECONDS, another relay is ready ┘
+    standby ──the turn is free; this publisher is connected, or no other is──▶ leader
+        ▲                                                                        │
+        └── disconnected for GIVE_UP_SECONDS, and another relay is ready ────────┘
 
-The turn (`store.turns`) is the leadership. A second name, which any number of sessions share, says that a relay is
-ready: its publisher is open. A leader without RabbitMQ ends its session only if another relay is ready. If no relay
-reaches RabbitMQ, the leader stays: expired leases are still rescued, and the turn does not move back and forth.
+The leader holds a turn (`store.turns`). Every relay whose publisher is connected also holds a second, shared lock,
+which marks it as ready. A leader without RabbitMQ ends its session only if another relay is ready. If no relay reaches
+RabbitMQ, the leader stays: it still recovers expired leases, and the turn does not move back and forth.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from dispatcher.store.connections import AsyncSession
 LEADER: Final = "relay"
 READY: Final = "relay_ready"
 IDLE_SECONDS: Final = 60.0
-"""A relay that works says something four times a second; one that waits for RabbitMQ, within half a minute. Whoever
-does not comes back with another session, and leads if nobody else does."""
+"""PostgreSQL ends a leader's session that is idle for longer. A working relay sends a query four times a second, and a
+relay that waits for RabbitMQ does so within half a minute. A frozen relay must compete again with a new session."""
 GIVE_UP_SECONDS: Final = 3.0
-"""Longer than it takes to connect again after a restart of a node."""
+"""Longer than a reconnect takes after a RabbitMQ node restarts."""
 CONNECT_SECONDS: Final = 3.0
-LOOK_SECONDS: Final = 1.0
-"""Between two looks for a relay that is ready; only where our own publisher is away."""
+POLL_SECONDS: Final = 1.0
+"""Between two queries for another ready relay, while this publisher is disconnected."""
 
 
 class Leadership:
-    """Whether one session leads."""
+    """One session's candidacy to lead."""
 
     def __init__(self, session: AsyncSession, publisher: Publisher, *, idle_seconds: float = IDLE_SECONDS) -> None:
         self._session = session
@@ -42,39 +42,39 @@ class Leadership:
         self._idle_seconds = idle_seconds
         self._is_ready = False
         self._open_at = time.monotonic()
-        self._look_at = 0.0
+        self._next_poll_at = 0.0
         self._opening: asyncio.Task[None] | None = None
 
-    async def gain(self) -> bool:
-        """Whether this session leads from now on; connects to RabbitMQ first.
+    async def acquire(self) -> bool:
+        """Connects to RabbitMQ, then tries to take the lead; returns whether this session leads.
 
         Raises:
-            StoreUnavailable: the session is gone.
+            StoreUnavailable: The session is closed.
         """
         await self._open()
-        await self._say_ready(is_ready=self._publisher.is_open)
+        await self._share_ready(is_ready=self._publisher.is_open)
         if not self._is_ready and await turns.is_shared_by_another(self._session, READY):
             return False
         self._open_at = time.monotonic()
         return await turns.take(self._session, LEADER, idle_seconds=self._idle_seconds)
 
-    async def must_be_given_up(self) -> bool:
-        """Whether RabbitMQ is away from us and another relay can publish; sends no query while our publisher is open.
+    async def must_release(self) -> bool:
+        """Whether RabbitMQ is unreachable from here and another relay is ready. Sends no query while connected.
 
         Raises:
-            StoreUnavailable: the session is gone.
+            StoreUnavailable: The session is closed.
         """
         now = time.monotonic()
         if self._publisher.is_open:
             self._open_at = now
-            await self._say_ready(is_ready=True)
+            await self._share_ready(is_ready=True)
             return False
         if self._opening is None or self._opening.done():
             self._opening = asyncio.create_task(self._open())
-        if now < max(self._open_at + GIVE_UP_SECONDS, self._look_at):
+        if now < max(self._open_at + GIVE_UP_SECONDS, self._next_poll_at):
             return False
-        self._look_at = now + LOOK_SECONDS
-        await self._say_ready(is_ready=False)
+        self._next_poll_at = now + POLL_SECONDS
+        await self._share_ready(is_ready=False)
         return await turns.is_shared_by_another(self._session, READY)
 
     async def close(self) -> None:
@@ -88,7 +88,7 @@ class Leadership:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await self._publisher.open()
 
-    async def _say_ready(self, *, is_ready: bool) -> None:
+    async def _share_ready(self, *, is_ready: bool) -> None:
         if is_ready is not self._is_ready:
             await turns.share(self._session, READY, is_shared=is_ready)
             self._is_ready = is_ready

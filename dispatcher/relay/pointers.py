@@ -1,23 +1,24 @@
-"""The messages of due emails: on their way to RabbitMQ, confirmed, and at last marked, mostly by somebody else.
+"""Publishes the messages of due emails, and later clears the due marks that no lease has cleared.
 
-    due ─look─▶ on the way ─▶ confirmed ─▶ a lease has taken the due mark off meanwhile: forgotten
-                    │                  └─▶ nobody has, for a while, or there are very many: marked, a batch at each look
-                    └ not confirmed: due, as it was
+    due ─scan─▶ unconfirmed ─▶ confirmed ─▶ a lease has cleared the due mark: forgotten
+                    │                  └─▶ no lease has, for a while, or too many are remembered: the relay clears it, a
+                    │                      batch per round
+                    └ not confirmed: still due
 
-A lease takes the mark off in a write that it makes anyway: milliseconds after the confirm while workers keep up, some
-seconds after it where a burst waits in the queue. Marking first would be a second write to each row, and the lease
-would wait for the rows that it holds. What is confirmed is remembered instead, with the instant since which it was due:
-a look leaves it out as long as it is due since then. What becomes due again is due since another instant.
+A lease clears the due mark in a write that it makes anyway: milliseconds after the confirm while workers keep up, some
+seconds after it during a burst. If the relay cleared the marks first, each row would be written twice, and the lease
+would wait for row locks. So the relay remembers each confirmed email with its due time, and skips the email while the
+due time is unchanged. If the email becomes due again, its due time differs.
 
-While little is remembered, each look is a full one: it reads all that is due from the start, and what is not there any
-more is forgotten. In a burst that would be thousands of known rows at each look. A look then goes on from the instant
-where the last one ended, and a full one comes as often as its share of our time allows. It finds what was committed
-late, due since before that instant; the more is remembered, the later: after about the time that two workers need for
-as many.
+While few emails are remembered, each round scans all due rows from the start, and forgets emails that are no longer
+due. During a burst, such a scan would read thousands of known rows. The relay then continues at the due time where the
+last scan ended. A full scan still runs at intervals, limited to a share of the relay's time. It finds rows that were
+committed late, with an earlier due time. The more emails are remembered, the later it comes: after about the time that
+two workers need for as many emails.
 
-The memory outlives the session, not the process. A relay that ends without its last marks leaves up to MOST_UNMARKED
-emails that its successor publishes once more. A second message is harmless: no lease is to be had, `find_standing` says
-why, and it is acked, a batch at a time: some 50 µs of a worker and PostgreSQL each.
+The memory outlives the database session, but not the process. If a relay exits without clearing its last marks, its
+successor publishes up to MAX_UNMARKED emails again. A second message is harmless: it gets no lease, `find_standing`
+shows why, and the worker acks it. That costs a worker and PostgreSQL about 50 µs each per message.
 """
 
 from __future__ import annotations
@@ -35,142 +36,143 @@ from dispatcher.errors import BrokerUnavailable
 from dispatcher.store.outbox import THE_START, DuePointer, Outbox
 
 BATCH: Final = 500
-"""Messages per look, and marks per statement; and as much as may be remembered while each look is a full one."""
+"""Messages per round, and marks per statement. If more emails are remembered, not every scan is a full one."""
 MARK_AFTER_SECONDS: Final = 5.0
-"""Later than the leases of a burst that workers drain; far below what an alarm calls late (60 s)."""
-MOST_UNMARKED: Final = 30_000
-"""Some 10 MB; and so many second messages at most, where a relay dies: a second or two of one worker's time."""
-FULL_LOOK_SHARE: Final = 1 / 50
-"""Of the time, where much is remembered; but what is to be marked waits for no longer than it has waited already."""
+"""Later than the leases of a burst that workers keep up with; far below the alarm threshold (60 s)."""
+MAX_UNMARKED: Final = 30_000
+"""About 10 MB. Also the most duplicate messages after a relay dies: one or two seconds of one worker's time."""
+FULL_SCAN_SHARE: Final = 1 / 50
+"""The share of the relay's time for full scans while many emails are remembered. A full scan is never later than
+`mark_after_seconds`."""
 
 
-class Pointers:
-    """What the leading relay knows of the messages that it wrote; used by one task."""
+class PointerPublisher:
+    """Publishes due emails, and remembers them until their due mark is cleared. For one task."""
 
     def __init__(
         self,
         publish: Callable[[list[DuePointer]], Awaitable[list[bool]]],
         *,
         mark_after_seconds: float = MARK_AFTER_SECONDS,
-        most_unmarked: int = MOST_UNMARKED,
-        full_look_share: float = FULL_LOOK_SHARE,
+        max_unmarked: int = MAX_UNMARKED,
+        full_scan_share: float = FULL_SCAN_SHARE,
     ) -> None:
         """
         Args:
-            publish: Tells which were confirmed, or raises BrokerUnavailable: none was.
-            mark_after_seconds: How long a lease may take the mark off before we do.
-            most_unmarked: Of more than that, the oldest are marked sooner; what is locked does not count.
-            full_look_share: How much of the time full looks may take where much is remembered.
+            publish: Publishes a batch; returns which emails were confirmed, or raises BrokerUnavailable if none was.
+            mark_after_seconds: How long to leave the due mark to a lease.
+            max_unmarked: If more emails are remembered, the oldest are marked sooner. Locked rows do not count.
+            full_scan_share: The share of time for full scans while many emails are remembered.
         """
         self._publish = publish
         self._mark_after_seconds = mark_after_seconds
-        self._most_unmarked = most_unmarked
-        self._full_look_share = full_look_share
-        self._on_the_way: dict[UUID, datetime] = {}
+        self._max_unmarked = max_unmarked
+        self._full_scan_share = full_scan_share
+        self._unconfirmed: dict[UUID, datetime] = {}
         self._confirmed = ConfirmedMessages()
-        self._goes_on_from = THE_START
-        self._rows_there = 0  # that the last look saw at that instant
-        self._looked_fully_at = 0.0
-        self._full_look_at = 0.0
+        self._resume_from = THE_START
+        self._rows_at_resume = 0  # rows of the last scan with this due time
+        self._full_scan_began_at = 0.0
+        self._full_scan_due_at = 0.0
         self._calls: set[asyncio.Task[None]] = set()
 
     @property
-    def are_on_the_way(self) -> bool:
-        """Whether some were written and RabbitMQ has not answered yet."""
-        return bool(self._on_the_way)
+    def has_unconfirmed(self) -> bool:
+        """Whether RabbitMQ has yet to confirm a published message."""
+        return bool(self._unconfirmed)
 
-    async def look(self, outbox: Outbox, *, is_last: bool = False) -> int:
-        """Begins to publish what is due and was not published, a batch at most; returns how many that are.
+    async def publish_due(self, outbox: Outbox, *, is_last: bool = False) -> int:
+        """Starts to publish a batch of due emails; returns how many.
 
         Args:
-            is_last: Return 0 only if a full look found nothing.
+            is_last: Return 0 only if a full scan found nothing.
 
         Raises:
-            BrokerUnavailable: of what was begun before. It is due, as it was.
+            BrokerUnavailable: An earlier batch failed. Its emails are still due.
         """
         self._note_ended()
-        while len(self._on_the_way) > BATCH:
+        while len(self._unconfirmed) > BATCH:
             await asyncio.wait(self._calls, return_when=asyncio.FIRST_COMPLETED)
             self._note_ended()
-        goes_on = len(self._confirmed) > BATCH and time.monotonic() < self._full_look_at
-        new = await self._go_on(outbox) if goes_on else []
-        if not goes_on or (is_last and not new):
-            new = await self._look_fully(outbox)
+        is_burst = len(self._confirmed) > BATCH and time.monotonic() < self._full_scan_due_at
+        new = await self._scan_onward(outbox) if is_burst else []
+        if not is_burst or (is_last and not new):
+            new = await self._scan_fully(outbox)
         if new:
-            self._on_the_way |= {row.email_id: row.due_at for row in new}
-            self._calls.add(asyncio.create_task(self._carry(new)))
-        # Marks what nobody else does, a batch at most: neither a look nor a lease waits for more. Only what a full look
-        # has found due when it was old enough; else most of what is tried might be leased already.
-        before = self._looked_fully_at - self._mark_after_seconds
-        if due := self._confirmed.to_mark(before, BATCH, most_waiting=self._most_unmarked):
+            self._unconfirmed |= {row.email_id: row.due_at for row in new}
+            self._calls.add(asyncio.create_task(self._publish_batch(new)))
+        # Clears marks that no lease has cleared, a batch at most, so that neither a scan nor a lease waits longer. Only
+        # emails that a full scan has found still due: otherwise most of them might be leased already.
+        before = self._full_scan_began_at - self._mark_after_seconds
+        if due := self._confirmed.to_mark(before, BATCH, most_waiting=self._max_unmarked):
             await self._mark(outbox, due)
         return len(new)
 
-    async def arrived(self) -> None:
-        """Returns once everything that was begun is confirmed or known not to be; raises as `look` does."""
+    async def wait_confirmed(self) -> None:
+        """Returns once RabbitMQ has confirmed or refused every message; raises as `publish_due` does."""
         if self._calls:
             await asyncio.wait(self._calls)
         self._note_ended()
 
     async def mark_all(self, outbox: Outbox) -> None:
-        """Marks what is confirmed, now, some at a time: what is done counts, if it is cut off."""
+        """Clears the due marks of all confirmed emails now, in batches. If cancelled, finished batches stay cleared."""
         left = list(self._confirmed.to_mark(math.inf, len(self._confirmed)).items())
         for start in range(0, len(left), BATCH):
             await self._mark(outbox, dict(left[start : start + BATCH]))
 
     async def close(self) -> None:
-        """Waits for no confirm any more. A second call is harmless."""
+        """Cancels all open publishes. Idempotent."""
         for call in self._calls:
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
 
-    async def _go_on(self, outbox: Outbox) -> list[DuePointer]:
+    async def _scan_onward(self, outbox: Outbox) -> list[DuePointer]:
         while True:
-            most = BATCH + self._rows_there
-            rows = await outbox.find_publish_due(most, since=self._goes_on_from)
+            most = BATCH + self._rows_at_resume
+            rows = await outbox.find_publish_due(most, since=self._resume_from)
             new = self._leave_out_known(rows)
-            # A whole look of known ones: what a full look found behind them was more than a batch.
+            # All rows are known: the last full scan found more than a batch beyond them. Continue.
             if new or len(rows) < most:
                 return new
 
-    async def _look_fully(self, outbox: Outbox) -> list[DuePointer]:
-        self._looked_fully_at = time.monotonic()
-        most = BATCH + len(self._on_the_way) + len(self._confirmed)
+    async def _scan_fully(self, outbox: Outbox) -> list[DuePointer]:
+        self._full_scan_began_at = time.monotonic()
+        most = BATCH + len(self._unconfirmed) + len(self._confirmed)
         rows = await outbox.find_publish_due(most)
         due = {row.email_id: row.due_at for row in rows}
         self._confirmed.forget_all_but(due, until=rows[-1].due_at if len(rows) == most else None)
         new = self._leave_out_known(rows)
         now = time.monotonic()
-        pause = (now - self._looked_fully_at) / self._full_look_share
-        self._full_look_at = now + min(pause, self._mark_after_seconds)
+        pause = (now - self._full_scan_began_at) / self._full_scan_share
+        self._full_scan_due_at = now + min(pause, self._mark_after_seconds)
         return new
 
     def _leave_out_known(self, rows: list[DuePointer]) -> list[DuePointer]:
-        """The rest of a look's rows, a batch at most. The next look goes on from the last of these, or of all."""
+        """The new rows of a scan, a batch at most. The next scan continues at the last of them, or of all rows."""
         new = [
             row
             for row in rows
-            if self._on_the_way.get(row.email_id) != row.due_at and not self._confirmed.knows(row.email_id, row.due_at)
+            if self._unconfirmed.get(row.email_id) != row.due_at and not self._confirmed.knows(row.email_id, row.due_at)
         ]
         if rows:
             last = new[BATCH - 1] if len(new) > BATCH else rows[-1]
-            self._goes_on_from = last.due_at
-            self._rows_there = sum(row.due_at == last.due_at for row in rows)
+            self._resume_from = last.due_at
+            self._rows_at_resume = sum(row.due_at == last.due_at for row in rows)
         return new[:BATCH]
 
-    async def _carry(self, rows: list[DuePointer]) -> None:
+    async def _publish_batch(self, rows: list[DuePointer]) -> None:
         confirmed = [False] * len(rows)
         try:
             confirmed = await self._publish(rows)
         finally:
             for row in rows:
-                # Unless it became due again and is on the way a second time.
-                if self._on_the_way.get(row.email_id) == row.due_at:
-                    del self._on_the_way[row.email_id]
+                # Unless the email became due again and is being published a second time.
+                if self._unconfirmed.get(row.email_id) == row.due_at:
+                    del self._unconfirmed[row.email_id]
             due = {row.email_id: row.due_at for row, is_confirmed in zip(rows, confirmed, strict=True) if is_confirmed}
             self._confirmed.add(due, time.monotonic())
             if not all(confirmed):
-                self._full_look_at = 0.0  # they are due, and behind us
+                self._full_scan_due_at = 0.0  # the unconfirmed ones are still due, with earlier due times
 
     def _note_ended(self) -> None:
         ended = [call for call in self._calls if call.done()]

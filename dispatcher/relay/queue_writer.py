@@ -1,6 +1,6 @@
-"""The relay's way to one queue. It closes for a while, and longer each time, when RabbitMQ takes no message there.
+"""Publishes to one queue. Pauses with a growing backoff while RabbitMQ refuses messages for the queue.
 
-Each queue has a way of its own, because a DLQ that is missing must not delay an email.
+Each queue has a separate writer, so that a missing DLQ does not delay emails.
 """
 
 from __future__ import annotations
@@ -12,23 +12,25 @@ from collections.abc import Sequence
 from dispatcher.broker.outgoing import Outgoing
 from dispatcher.broker.publisher import Answers, Publisher
 from dispatcher.domain.backoff import Backoff
-from dispatcher.host.roster import Seat
+from dispatcher.host.process_table import ProcessSlot
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 
 class QueueWriter:
-    """Publishes to one queue, and logs what RabbitMQ does not take."""
+    """Publishes to one queue, and logs messages that RabbitMQ refuses."""
 
-    def __init__(self, publisher: Publisher, seat: Seat, outage: Backoff, queue: str, *, kind: str) -> None:
+    def __init__(
+        self, publisher: Publisher, process_slot: ProcessSlot, outage: Backoff, queue: str, *, kind: str
+    ) -> None:
         """
         Args:
-            seat: Where the relay reports since when it waits for RabbitMQ's confirms.
-            outage: The waits while RabbitMQ is away, which all writers share.
+            process_slot: Where the relay reports how long it has waited for RabbitMQ's confirms.
+            outage: The backoff during an outage of RabbitMQ, shared by all writers.
             kind: The queue's name in the metrics.
         """
         self._publisher = publisher
-        self._seat = seat
+        self._process_slot = process_slot
         self._outage = outage
         self._queue = queue
         self._kind = kind
@@ -39,31 +41,31 @@ class QueueWriter:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is time to publish to this queue."""
+        """Whether the queue may be published to: no pause is running."""
         return time.monotonic() >= self._opens_at
 
     async def publish(self, messages: Sequence[Outgoing]) -> Answers:
-        """Publishes; returns which messages were confirmed.
+        """Publishes messages; returns which of them were confirmed.
 
         Raises:
-            BrokerUnavailable: none was.
+            BrokerUnavailable: RabbitMQ confirmed no message.
         """
-        self._seat.confirm.begin()
+        self._process_slot.confirm.begin()
         written_at = time.monotonic()
         answers = await self._publisher.publish(messages)
         if any(answers):
-            self._seat.confirm.end()
-            self._seat.served()
+            self._process_slot.confirm.end()
+            self._process_slot.note_served()
         if all(answers):
             self._backoff.worked()
-        elif self._closed_at < written_at:  # RabbitMQ refuses many batches at once: that is one refusal
+        elif self._closed_at < written_at:  # batches that are refused at the same time count as one refusal
             self._close(answers)
         if self._outage.worked():
             self._log.info("broker.connected")
         return answers
 
     def count(self, confirmed: Sequence[bool]) -> int:
-        """Counts emails whose messages were confirmed or not; returns how many were."""
+        """Counts emails by whether their messages were confirmed; returns the number of confirmed ones."""
         published = confirmed.count(True)
         metrics.PUBLISHED_EMAILS.add(published, self._kind)
         metrics.UNROUTABLE_EMAILS.add(len(confirmed) - published, self._kind)

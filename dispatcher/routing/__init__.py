@@ -2,8 +2,8 @@
 
     breaker   whether one provider may be tried now
     evidence  whether refusals count against the provider or the email
-    rate      how fast, over all hosts
-    routes    the providers in their order, each with both
+    rate      a provider's ceiling, over all hosts
+    routes    the providers in order, each with its breaker and rate limit
 
-Nothing here sends or records: the worker does.
+This package only decides. The worker sends and records.
 """

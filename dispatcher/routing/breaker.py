@@ -1,19 +1,20 @@
-"""Whether a provider may be tried now, as one worker sees it.
+"""A circuit breaker: whether one worker may try a provider now.
 
     closed ──failures in a row, or a fault──▶ open ──time──▶ half open ──one email succeeds──▶ closed
       ▲  │                                     ▲                │
       │  └──throttled──▶ paused                └──probes fail───┘ (and waits twice as long)
       └───────time──────────┘
 
-`TRANSITIONS` has every transition. An event that it does not name for a state changes nothing there.
+`TRANSITIONS` holds every transition. An event without a transition for the current state changes nothing.
 
-A failure counts if it may concern the provider as a whole: a connection, a timeout, a server error. Failures count only
-as far as they come from different emails and domains (see `evidence`). A connection that failed is about no email,
-and always counts. Silence counts too, but only a whole window of it opens the breaker: one restart at the
-provider's end silences whatever was on the wire. What the provider says about an email, even a no, is a success here:
-the provider works.
+A failure counts if it may concern the provider as a whole: a failed connection, a timeout, a server error. Failures
+count only if they come from different emails and domains (see `evidence`). A failed connection concerns no email and
+always counts. Missing answers count too, but only a whole window of them opens the breaker, because one restart of the
+provider cuts off every email on the wire. Any answer about an email counts as a success, even a rejection, because it
+shows that the provider works.
 
-Half open, an email that was refused before, or to whose domains others were, is no probe while there may be others.
+While half open, an email is suspect if it was refused before, or if other emails to all of its domains were. Suspect
+emails are not used as probes while there may be others.
 """
 
 from __future__ import annotations
@@ -26,32 +27,32 @@ from typing import Final
 
 from dispatcher.domain.backoff import Backoff
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.routing.evidence import Blame, Refusals, Suspects
+from dispatcher.routing.evidence import Blame, Refusals, SuspectEmails
 
 FAILURES_IN_A_ROW: Final = 8
-"""Fewer are the noise of a busy provider; more is a provider that every email would be tried on in vain."""
+"""Fewer failures are normal at a busy provider. A higher limit would waste attempts on a failed one."""
 UNREACHED_IN_A_ROW: Final = 3
-"""A provider that cannot be reached is no email's fault: opened before a lone email has used up its attempts."""
+"""An unreachable provider is no email's fault. The breaker opens before a single email has used up its attempts."""
 THROTTLED_IN_A_ROW: Final = 2
-"""Emails that are asked to slow down, where the provider names no time: one alone may be about its recipient."""
+"""Throttled emails without a wait time. A single one may concern only its recipient."""
 PROBES: Final = 3
-"""So many emails that are not suspect have to fail before a half-open breaker opens again."""
+"""How many unsuspected emails must fail before a half-open breaker opens again."""
 SUSPECT_SECONDS: Final = 1.0
-"""How long a half-open breaker waits for an email that is not suspect before it takes any."""
+"""How long a half-open breaker waits for an unsuspected email before it tries any email."""
 FIRST_OPEN_SECONDS: Final = 2.0
 LONGEST_OPEN_SECONDS: Final = 60.0
 DEFAULT_PAUSE_SECONDS: Final = 1.0
-"""For a provider that throttles without saying for how long, or for less; doubles while it goes on."""
+"""The first pause if a throttling provider names no time, or a shorter one; doubles while throttling continues."""
 LONGEST_PAUSE_SECONDS: Final = 3600.0
-"""Asking again once an hour harms no provider; a reset in the year 30000 would stop us for good."""
+"""Trying once an hour harms no provider. A reset time in the year 30000 would stop sending for good."""
 _MOST_DOUBLINGS: Final = 6
-"""Of an email's own wait: about a minute."""
-_TELL_SECONDS: Final = 1.0
-"""A pause that is prolonged by less is not told again: hundreds of emails hear the same no, each a moment later."""
+"""Limits the wait of a single email to about a minute."""
+_REPORT_SECONDS: Final = 1.0
+"""Do not report a pause again if it grows by less: hundreds of emails get the same refusal, moments apart."""
 
 
-class State(StrEnum):
-    """How a worker sees a provider."""
+class BreakerState(StrEnum):
+    """States of a circuit breaker."""
 
     CLOSED = "closed"
     PAUSED = "paused"
@@ -59,46 +60,46 @@ class State(StrEnum):
     HALF_OPEN = "half_open"
 
 
-class Event(Enum):
-    """What changes how a worker sees a provider."""
+class BreakerEvent(Enum):
+    """Events that change a circuit breaker."""
 
-    WAITED = auto()
-    """A pause is over, or the wait of an open breaker."""
-    WORKED = auto()
+    WAIT_ENDED = auto()
+    """The time of a pause or of an open breaker is over."""
+    SUCCEEDED = auto()
     """The provider answered about an email."""
     FAILED = auto()
     """The provider failed as a whole."""
     THROTTLED = auto()
-    """The provider asked us, not one email, to slow down."""
+    """The provider asked to slow down, and not for one email only."""
 
 
 TRANSITIONS: Final = MappingProxyType(
     {
-        (State.CLOSED, Event.FAILED): State.OPEN,
-        (State.CLOSED, Event.THROTTLED): State.PAUSED,
-        (State.PAUSED, Event.WAITED): State.CLOSED,
-        (State.PAUSED, Event.FAILED): State.OPEN,
-        (State.PAUSED, Event.THROTTLED): State.PAUSED,
-        (State.OPEN, Event.WAITED): State.HALF_OPEN,
-        (State.OPEN, Event.THROTTLED): State.OPEN,  # it is probed when the pause is over, too
-        (State.HALF_OPEN, Event.WORKED): State.CLOSED,
-        (State.HALF_OPEN, Event.FAILED): State.OPEN,
-        (State.HALF_OPEN, Event.THROTTLED): State.PAUSED,
+        (BreakerState.CLOSED, BreakerEvent.FAILED): BreakerState.OPEN,
+        (BreakerState.CLOSED, BreakerEvent.THROTTLED): BreakerState.PAUSED,
+        (BreakerState.PAUSED, BreakerEvent.WAIT_ENDED): BreakerState.CLOSED,
+        (BreakerState.PAUSED, BreakerEvent.FAILED): BreakerState.OPEN,
+        (BreakerState.PAUSED, BreakerEvent.THROTTLED): BreakerState.PAUSED,
+        (BreakerState.OPEN, BreakerEvent.WAIT_ENDED): BreakerState.HALF_OPEN,
+        (BreakerState.OPEN, BreakerEvent.THROTTLED): BreakerState.OPEN,  # the probe comes after the pause as well
+        (BreakerState.HALF_OPEN, BreakerEvent.SUCCEEDED): BreakerState.CLOSED,
+        (BreakerState.HALF_OPEN, BreakerEvent.FAILED): BreakerState.OPEN,
+        (BreakerState.HALF_OPEN, BreakerEvent.THROTTLED): BreakerState.PAUSED,
     }
 )
 
 
-class Breaker:
-    """One provider's breaker in one worker.
+class CircuitBreaker:
+    """One provider's circuit breaker in one worker.
 
     Attributes:
-        reason: Why it is not closed; None if it is.
+        reason: Why the breaker is not closed; None if it is closed.
     """
 
     def __init__(
         self,
         clock: Callable[[], float],
-        on_change: Callable[[State, str | None, float], None],
+        on_change: Callable[[BreakerState, str | None, float], None],
         *,
         window: int = FAILURES_IN_A_ROW,
         jitter: Callable[[], float] = random.random,
@@ -106,22 +107,22 @@ class Breaker:
         """
         Args:
             clock: Seconds of a steady clock.
-            on_change: Told of each change: the state, the reason, and how many seconds it lasts at least.
+            on_change: Called with each change: the state, the reason, and its least duration in seconds.
             window: How many emails may be on the wire at once.
-            jitter: From 0 up to 1; spreads the probes of many workers.
+            jitter: From 0 to 1; spreads the probes of many workers.
         """
         self._clock = clock
         self._on_change = on_change
         self._silences_in_a_row = max(window, FAILURES_IN_A_ROW)
         self._jitter = jitter
-        self._state = State.CLOSED
+        self._state = BreakerState.CLOSED
         self._refusals = Refusals()
-        self._suspects = Suspects()
+        self._suspects = SuspectEmails()
         self._successes = 0
         self._silences = 0
         self._failed_probes = 0
         self._until = 0.0
-        self._told_until = 0.0
+        self._reported_until = 0.0
         self._opens = Backoff(FIRST_OPEN_SECONDS, LONGEST_OPEN_SECONDS)
         self._pauses = Backoff(DEFAULT_PAUSE_SECONDS, LONGEST_OPEN_SECONDS)
         self._trials = 0
@@ -130,74 +131,74 @@ class Breaker:
         self.reason: str | None = None
 
     @property
-    def state(self) -> State:
-        """The state now."""
-        self._look()
+    def state(self) -> BreakerState:
+        """The current state."""
+        self._update()
         return self._state
 
     @property
     def wait_seconds(self) -> float:
-        """How long until it may be tried; 0 if it may be now, and whoever is told of changes has heard so."""
-        return self._look()
+        """Seconds until the provider may be tried; 0 if now. When it returns 0, `on_change` has been called."""
+        return self._update()
 
     @property
     def room(self) -> int | None:
-        """How many emails may be tried at once now; None for no bound."""
-        if self._state is State.CLOSED:  # as it nearly always is
+        """How many emails may be tried now; None for no limit."""
+        if self._state is BreakerState.CLOSED:  # fast path
             return None
         match self.state:
-            case State.CLOSED:
+            case BreakerState.CLOSED:
                 return None
-            case State.HALF_OPEN:
+            case BreakerState.HALF_OPEN:
                 return 1 if self._probe is None else 0
             case _:
                 return 0
 
     def admits(self, email: OutgoingEmail) -> bool:
-        """Whether this email may be tried now: a probe is left to emails that are not suspect."""
-        if self._state is State.CLOSED:  # as it nearly always is
+        """Whether this email may be tried now. Suspect emails may not be probes."""
+        if self._state is BreakerState.CLOSED:  # fast path
             return True
-        return self.room != 0 and not self.doubt_seconds(email)
+        return self.room != 0 and not self.suspect_wait_seconds(email)
 
-    def doubt_seconds(self, email: OutgoingEmail) -> float:
-        """How long the email is to leave the probe to others, because it may be what the provider refuses."""
-        if not self._is_half_open or not self._suspects_it(email):
+    def suspect_wait_seconds(self, email: OutgoingEmail) -> float:
+        """How long this email must wait while other emails probe the provider; 0 if it is not suspect."""
+        if not self._is_half_open or not self._is_suspect(email):
             return 0.0
         if self._probe is not None:
             return SUSPECT_SECONDS
         return max(0.0, self._until + SUSPECT_SECONDS - self._clock())
 
-    def lone_seconds(self, email: OutgoingEmail) -> float:
-        """How long an email waits that alone was refused; doubles with each refusal."""
+    def single_email_wait_seconds(self, email: OutgoingEmail) -> float:
+        """How long to wait after a refusal of this email alone; doubles with each refusal."""
         doublings = min(max(self._suspects.times(email) - 1, 0), _MOST_DOUBLINGS)
         return DEFAULT_PAUSE_SECONDS * 2.0**doublings * (0.5 + 0.5 * self._jitter())
 
     def begin(self) -> int:
-        """An email is tried now; half open, it is the probe. Returns the trial's number, for its end."""
+        """Starts a trial, and returns its number. While half open, the trial is the probe."""
         self._trials += 1
         if self._is_half_open:
             self._probe = self._trials
         return self._trials
 
-    def may_go_on(self, trial: int) -> bool:
-        """Whether a trial of which nothing has left may go on: as far as we know all is well, or it is the probe."""
-        return self._state is State.CLOSED or self.state is State.CLOSED or trial == self._probe
+    def may_proceed(self, trial: int) -> bool:
+        """Whether a trial that has sent nothing may still send: the breaker is closed, or the trial is the probe."""
+        return self._state is BreakerState.CLOSED or self.state is BreakerState.CLOSED or trial == self._probe
 
-    def give_up(self, trial: int) -> None:
-        """The trial ended without a word from the provider, and says nothing about it."""
+    def abandon(self, trial: int) -> None:
+        """Ends a trial that never reached the provider."""
         if trial == self._probe:
             self._probe = None
 
     def succeed(self, trial: int) -> None:
-        """The provider answered about the email."""
-        self.give_up(trial)
+        """Ends a trial: the provider answered about the email."""
+        self.abandon(trial)
         self._successes += 1
         self._silences = 0
         if self._refusals.total:
             self._refusals.clear()
         if self._is_half_open:
-            self._enter(Event.WORKED)
-        if self._state is State.CLOSED:
+            self._enter(BreakerEvent.SUCCEEDED)
+        if self._state is BreakerState.CLOSED:
             self._opens.worked()
             self._pauses.worked()
 
@@ -210,34 +211,34 @@ class Breaker:
         in_a_row: int = FAILURES_IN_A_ROW,
         by_recipient: bool = False,
     ) -> Blame:
-        """The provider failed for one email, perhaps as a whole; returns what that is blamed on.
+        """Ends a trial that failed, perhaps because the whole provider has failed. Returns what is to blame.
 
         Args:
-            email: None if the provider had not seen it.
-            in_a_row: How many failures, this one included, open it.
-            by_recipient: It was said of the recipients: several emails to the same ones count once, and none that was
-                refused before, and others got through since.
+            email: None if the provider has not seen the email.
+            in_a_row: How many failures, including this one, open the breaker.
+            by_recipient: The refusal concerns the recipients. Emails to the same recipients then count once, and an
+                email that was refused before, while others succeeded since, does not count.
         """
-        self.give_up(trial)
+        self.abandon(trial)
         if not self._is_old(trial):
-            is_suspect = email is not None and self._suspects_it(email)
+            is_suspect = email is not None and self._is_suspect(email)
             if not (by_recipient and email is not None and self._suspects.note(email, self._successes)):
                 self._refusals.add(email, by_recipient=by_recipient)
             are_enough = self._refusals.are_enough(in_a_row)
             if self._is_half_open and by_recipient and not are_enough:
-                # It can be reached again, and what it said may be about this recipient alone.
-                self._enter(Event.WORKED)
+                # The provider is reachable again, and the refusal may concern only this recipient.
+                self._enter(BreakerEvent.SUCCEEDED)
             elif self._is_half_open:
                 self._failed_probes += 1
                 if email is None or is_suspect or self._failed_probes >= PROBES:
                     self._open(reason, for_longer=not is_suspect)
             elif are_enough:
                 self._open(reason)
-        return Blame.EMAIL if self.state is State.CLOSED else Blame.PROVIDER
+        return Blame.EMAIL if self.state is BreakerState.CLOSED else Blame.PROVIDER
 
-    def miss(self, trial: int, reason: str) -> None:
-        """The email left, and no answer came."""
-        self.give_up(trial)
+    def time_out(self, trial: int, reason: str) -> None:
+        """Ends a trial: the email was sent, and no answer arrived in time."""
+        self.abandon(trial)
         if self._is_old(trial):
             return
         self._silences += 1
@@ -245,12 +246,12 @@ class Breaker:
             self._open(reason)
 
     def open(self, trial: int, reason: str, email: OutgoingEmail | None = None) -> Blame:
-        """The provider cannot be used at all; returns what that is blamed on.
+        """Ends a trial: the provider cannot be used, because of credentials for example. Returns what is to blame.
 
         Args:
-            email: The email that it refused so; None if it had not seen any.
+            email: The refused email; None if the provider has not seen it.
         """
-        self.give_up(trial)
+        self.abandon(trial)
         if self._is_old(trial):
             return Blame.PROVIDER
         if email is not None and self._suspects.note(email, self._successes):
@@ -260,80 +261,81 @@ class Breaker:
         return Blame.PROVIDER
 
     def pause(self, trial: int, seconds: float | None, reason: str, email: OutgoingEmail | None = None) -> Blame:
-        """The provider asked us to slow down, for so long or it did not say; returns what that is blamed on.
+        """Ends a trial: the provider asked to slow down. Returns what is to blame.
 
         Args:
-            email: None if the provider had not seen it.
+            seconds: The wait that the provider asked for; None if it named none.
+            email: None if the provider has not seen the email.
         """
-        self.give_up(trial)
+        self.abandon(trial)
         asked = seconds if seconds is not None and seconds >= 0 else 0.0
-        is_waiting = self.state in (State.PAUSED, State.OPEN)
+        is_waiting = self.state in (BreakerState.PAUSED, BreakerState.OPEN)
         if not is_waiting and email is not None:
             blame = self._blame(email, names_time=asked >= DEFAULT_PAUSE_SECONDS)
             if blame is not Blame.PROVIDER:
                 return blame
         if asked < DEFAULT_PAUSE_SECONDS and not is_waiting:
-            # Hundreds of emails may hear the same no at once; it counts once.
+            # Hundreds of emails may get the same refusal at once; count it once.
             asked = max(asked, self._pauses.next_wait(lambda: 1.0))
         self._until = max(self._until, self._clock() + min(asked, LONGEST_PAUSE_SECONDS))
-        if self._until <= self._told_until + (_TELL_SECONDS if is_waiting else 0.0):
+        if self._until <= self._reported_until + (_REPORT_SECONDS if is_waiting else 0.0):
             return Blame.PROVIDER
-        why = self.reason if self._state is State.OPEN else reason
-        self._enter(Event.THROTTLED, why, self._until - self._clock())
+        why = self.reason if self._state is BreakerState.OPEN else reason
+        self._enter(BreakerEvent.THROTTLED, why, self._until - self._clock())
         return Blame.PROVIDER
 
     def _blame(self, email: OutgoingEmail, *, names_time: bool) -> Blame:
-        """What is to blame if an email is asked to slow down: no email pauses the provider a second time."""
-        others_got_through = self._suspects.note(email, self._successes)
-        if others_got_through is not None:
-            return Blame.EMAIL if others_got_through else Blame.UNKNOWN
+        """What is to blame for a throttled email. The same email never pauses the provider twice."""
+        others_succeeded = self._suspects.note(email, self._successes)
+        if others_succeeded is not None:
+            return Blame.EMAIL if others_succeeded else Blame.UNKNOWN
         self._refusals.add(email)
         is_for_all = names_time or self._refusals.are_enough(THROTTLED_IN_A_ROW)
         return Blame.PROVIDER if is_for_all else Blame.UNKNOWN
 
     @property
     def _is_half_open(self) -> bool:
-        # Nearly always it is closed, and stays so however long one waits.
-        return self._state is not State.CLOSED and self.state is State.HALF_OPEN
+        # Fast path: the breaker is nearly always closed.
+        return self._state is not BreakerState.CLOSED and self.state is BreakerState.HALF_OPEN
 
-    def _suspects_it(self, email: OutgoingEmail) -> bool:
-        """Whether the email may be what the provider refuses."""
+    def _is_suspect(self, email: OutgoingEmail) -> bool:
+        """Whether the refusals may concern this email, and not the provider."""
         return self._suspects.times(email) > 0 or self._refusals.include(email)
 
-    def _look(self) -> float:
-        """Ends a wait whose time has come; returns how long it still is, in seconds."""
-        if self._state not in (State.PAUSED, State.OPEN):
+    def _update(self) -> float:
+        """Ends a wait whose time is over; returns the remaining seconds."""
+        if self._state not in (BreakerState.PAUSED, BreakerState.OPEN):
             return 0.0
-        # One look at the clock: between two of them the time may come, and nobody would be told.
+        # Read the clock once. Between two reads the wait could end, and `on_change` would not be called.
         remaining = self._until - self._clock()
         if remaining > 0:
             return remaining
-        self._enter(Event.WAITED, self.reason)
+        self._enter(BreakerEvent.WAIT_ENDED, self.reason)
         return 0.0
 
     def _is_old(self, trial: int) -> bool:
-        """Whether it began before the breaker last opened: what it tells of is why it opened, and not how it is now."""
+        """Whether the trial began before the breaker last opened. Its result then says nothing about the present."""
         return trial <= self._old_trials
 
     def _open(self, reason: str, *, for_longer: bool = True) -> None:
-        if (self.state, Event.FAILED) not in TRANSITIONS:
+        if (self.state, BreakerEvent.FAILED) not in TRANSITIONS:
             return
         if not for_longer and self._opens.failures:
             self._opens.failures -= 1
-        # Half of the wait is jitter: workers that saw the same failure probe one after another.
+        # Half of the wait is jitter, so that workers that saw the same failure probe one after another.
         longest = self._opens.next_wait(lambda: 1.0)
-        # Never before the end of a pause that the provider has asked for.
+        # Never shorter than a pause that the provider has asked for.
         seconds = max(longest * (0.5 + 0.5 * self._jitter()), self._until - self._clock())
         self._old_trials = self._trials
-        self._enter(Event.FAILED, reason, seconds)
+        self._enter(BreakerEvent.FAILED, reason, seconds)
 
-    def _enter(self, event: Event, reason: str | None = None, seconds: float = 0.0) -> None:
+    def _enter(self, event: BreakerEvent, reason: str | None = None, seconds: float = 0.0) -> None:
         state = self._state = TRANSITIONS[self._state, event]
-        self._until = self._told_until = self._clock() + seconds
+        self._until = self._reported_until = self._clock() + seconds
         self._probe = None
         self._failed_probes = 0
-        self.reason = None if state is State.CLOSED else reason
-        if state is State.CLOSED:
+        self.reason = None if state is BreakerState.CLOSED else reason
+        if state is BreakerState.CLOSED:
             self._silences = 0
             self._refusals.clear()
         self._on_change(state, self.reason, seconds)

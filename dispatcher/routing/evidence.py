@@ -1,8 +1,8 @@
-"""What counts against a provider, and against single emails.
+"""Whether a refusal counts against the provider or only against the email.
 
-A refusal may be about the provider or about the email that got it. Only refusals of several emails, to recipients of
-several domains, with no success between them, count against the provider. If an email is refused again after others
-got through, that counts against this email alone.
+A refusal may concern either. It counts against the provider only together with refusals of other emails, to several
+domains, without a success in between. If an email is refused again after other emails succeeded, the refusal counts
+against that email alone.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from uuid import UUID
 from dispatcher.domain.outgoing import OutgoingEmail
 
 SEVERAL_DOMAINS: Final = 3
-"""Refused emails to fewer domains are first of all a fault of these domains."""
+"""Refusals of emails to fewer domains are first attributed to these domains."""
 ALIKE_FACTOR: Final = 4
-"""So many times as many refusals count although they are all of one domain: perhaps there is no other in the queue."""
-MOST_REMEMBERED: Final = 1024
-"""Emails and domains that a worker remembers per provider; the oldest is forgotten first."""
+"""Four times as many refusals count even if all concern one domain: the queue may hold no other domain."""
+MAX_REMEMBERED: Final = 1024
+"""How many refused emails a worker remembers per provider."""
 
 
 class Blame(Enum):
-    """What a refusal is blamed on."""
+    """What is to blame for a refusal."""
 
     EMAIL = auto()
-    """The email: its attempt counts."""
+    """The email. Its attempt is used."""
     PROVIDER = auto()
-    """The provider, which may not be tried now: no attempt is burnt."""
+    """The provider, which may not be tried now. No attempt is used."""
     UNKNOWN = auto()
-    """No other email was refused, and none got through: no attempt is burnt, and the email alone waits."""
+    """Unknown: no other email was refused or succeeded. No attempt is used, and only this email waits."""
 
 
 @dataclass(slots=True)
 class Refusals:
-    """The refusals since a provider last worked.
+    """The refusals since the provider's last success.
 
     Attributes:
-        total: How many, whether they count or not.
-        certain: Those before the provider saw any email, such as a connection that failed.
+        total: The number of refusals, whether or not they count against the provider.
+        certain: Failures before the provider saw an email, such as failed connections.
     """
 
     total: int = 0
@@ -50,65 +50,65 @@ class Refusals:
     _domains: set[str] = field(default_factory=set)
 
     def add(self, email: OutgoingEmail | None, *, by_recipient: bool = False) -> None:
-        """Notes a refusal.
+        """Adds a refusal.
 
         Args:
-            email: What was refused; None if the provider had not seen it.
-            by_recipient: Several emails to the same recipients count once. The provider saw them, so it can be reached
-                again.
+            email: The refused email; None if the provider has not seen it.
+            by_recipient: The refusal concerns the recipients: emails to the same recipients count once. It also shows
+                that the provider is reachable.
         """
         self.total += 1
         if by_recipient:
             self.certain = 0
         if email is None:
             self.certain += 1
-        elif len(self._email_ids) < MOST_REMEMBERED:
+        elif len(self._email_ids) < MAX_REMEMBERED:
             self._witnesses.add((email.to, email.cc, email.bcc) if by_recipient else email.email_id)
             self._email_ids.add(email.email_id)
             self._domains |= domains_of(email)
 
     def are_enough(self, needed: int) -> bool:
-        """Whether so many count against the provider, given the emails and domains that they come from."""
+        """Whether at least `needed` refusals count against the provider, given their emails and domains."""
         count = self.certain + len(self._witnesses)
         has_several = len(self._domains) >= min(needed, SEVERAL_DOMAINS)
         return self.certain >= needed or (count >= needed and has_several) or count >= needed * ALIKE_FACTOR
 
     def include(self, email: OutgoingEmail) -> bool:
-        """Whether this email was refused, or others to each of its domains were."""
+        """Whether this email was refused, or emails to each of its domains were."""
         return email.email_id in self._email_ids or (bool(self._domains) and domains_of(email) <= self._domains)
 
     def clear(self) -> None:
-        """Forgets them: the provider works."""
+        """Removes all refusals, because the provider works."""
         self.total = self.certain = 0
         self._witnesses.clear()
         self._email_ids.clear()
         self._domains.clear()
 
 
-class Suspects:
-    """The emails whose refusal alone stopped a provider, or would have."""
+class SuspectEmails:
+    """Emails whose refusal was enough to stop a provider, or would have been."""
 
     def __init__(self) -> None:
         self._records: OrderedDict[UUID, tuple[int, int]] = OrderedDict()
 
     def note(self, email: OutgoingEmail, successes: int) -> bool | None:
-        """Notes a refusal; returns whether others got through since the email's first one, None if it is the first.
+        """Adds a refusal. Returns whether other emails succeeded since the email's first refusal; None for the first.
 
         Args:
-            successes: How many emails the provider has ever answered.
+            successes: The provider's total number of successes.
         """
         times, successes_before = self._records.pop(email.email_id, (0, successes))
         self._records[email.email_id] = (times + 1, successes_before)
-        if len(self._records) > MOST_REMEMBERED:
+        if len(self._records) > MAX_REMEMBERED:
             self._records.popitem(last=False)
         return successes > successes_before if times else None
 
     def times(self, email: OutgoingEmail) -> int:
-        """How many refusals of the email were noted."""
+        """How many refusals of the email were added."""
         return self._records.get(email.email_id, (0, 0))[0]
 
 
 def domains_of(email: OutgoingEmail) -> set[str]:
-    """The domains of its recipients."""
+    """The domains of all recipients, in lower case."""
     addresses = (*email.to, *email.cc, *email.bcc)
     return {address.rpartition("@")[2].rstrip(">").lower() for address in addresses}

@@ -1,7 +1,7 @@
-"""A provider's ceiling in emails per second, held over all workers and hosts.
+"""A token bucket: a provider's ceiling in emails per second, over all workers and hosts.
 
-The bucket is a row in PostgreSQL; a worker takes a tenth of a second's tokens at once, so the ceiling costs a statement
-per chunk, not per email. While PostgreSQL is away nothing is sent: no lease can be taken then either.
+The bucket is a row in PostgreSQL. A worker takes the tokens for a tenth of a second at once, so the ceiling costs one
+statement per chunk and not per email. While PostgreSQL is unreachable, nothing is sent; nothing can be leased either.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dispatcher.telemetry.log import get_log
 
 CHUNK_SECONDS: Final = 0.1
 BURST_SECONDS: Final = 0.25
-"""What the bucket holds at most: enough that workers which look ten times a second miss nothing."""
+"""The size of the bucket. Workers that take tokens ten times a second lose none."""
 _SHORTEST_WAIT_SECONDS: Final = 0.02
 
 
 class RateLimit:
-    """One worker's share of a provider's rate; tokens are given in the order in which they were asked for."""
+    """One worker's tokens of a provider's rate limit, granted in the order of the requests."""
 
     def __init__(self, store: ProviderStore, provider: str, ceiling: float) -> None:
         """
@@ -45,11 +45,11 @@ class RateLimit:
         return self._ceiling
 
     async def take(self, is_wanted: Callable[[], bool] = lambda: True) -> bool:
-        """Returns True when one email may be sent; False as soon as a look finds that it is not wanted any more.
+        """Takes a token: returns True when one email may be sent, False once `is_wanted` returns False.
 
         Args:
-            is_wanted: Whether the provider may be tried at all. Without it, a worker with 256 emails in hand would need
-                256 tokens to find out that it may not.
+            is_wanted: Whether the provider may still be tried. Without this check, 256 waiting emails would need 256
+                tokens to find out that its breaker has opened.
         """
         async with self._turn:
             while is_wanted():
@@ -60,15 +60,15 @@ class RateLimit:
         return False
 
     def slow_down(self) -> None:
-        """The provider throttled us: when its pause is over the rate is half for everybody; it climbs back by itself.
+        """Halves the rate for all hosts at the next refill; the rate recovers by itself.
 
-        Not at once: it would have climbed back before the pause is over.
+        Not at once: the rate would recover before the provider's pause is over.
         """
         self._tokens = 0
         self._is_throttled = True
 
     async def _refill(self) -> None:
-        """Takes what the bucket has; where that is nothing, returns when there may be something."""
+        """Takes tokens from the bucket. If it is empty, waits until there may be some."""
         wanted = max(1, math.ceil(self._ceiling * CHUNK_SECONDS))
         burst = max(1.0, self._ceiling * BURST_SECONDS)
         try:

@@ -1,8 +1,8 @@
-"""The providers in the operator's order, and which of them gets the next attempt.
+"""The providers in the operator's order, and the choice of one for the next attempt.
 
-Only a provider that can carry the email is tried. The next one is tried only where the one before gave a definite no
-that concerns itself (see `domain.outcome.CONCERNS_PROVIDER`) or found that it cannot carry the email, never after
-silence.
+A provider is tried only if it can send the email. The next provider is tried only after a definite refusal that
+concerns the previous provider (see `domain.outcome.CONCERNS_PROVIDER`), or if the previous adapter found that it cannot
+send the email. It is never tried after a missing answer.
 """
 
 from __future__ import annotations
@@ -28,29 +28,35 @@ from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.capabilities import Uncarried, uncarried
 from dispatcher.providers.contract import Provider
-from dispatcher.routing.breaker import FAILURES_IN_A_ROW, LONGEST_OPEN_SECONDS, UNREACHED_IN_A_ROW, Breaker, State
+from dispatcher.routing.breaker import (
+    FAILURES_IN_A_ROW,
+    LONGEST_OPEN_SECONDS,
+    UNREACHED_IN_A_ROW,
+    BreakerState,
+    CircuitBreaker,
+)
 from dispatcher.routing.evidence import Blame
 from dispatcher.routing.rate import RateLimit
 from dispatcher.telemetry import metrics
 
-SHORTEST_AWAY_SECONDS: Final = 1.0
-"""An email whose provider is being probed stays away so long: the probe has an answer by then, or nearly."""
-AWAY_SPREAD: Final = 0.5
-"""So much is added at most, by chance: emails that wait for one provider come back one after another, not at once."""
+MIN_DELAY_SECONDS: Final = 1.0
+"""The shortest delay of an email whose provider is being probed. The probe usually has an answer by then."""
+DELAY_SPREAD: Final = 0.5
+"""Adds up to 50 % at random, so that emails that wait for one provider become due one after another."""
 
 
 @dataclass(slots=True)
 class Route:
-    """One provider, with what decides whether and how fast it is used.
+    """One provider, with its breaker and rate limit.
 
     Attributes:
-        limit: None where the operator set no ceiling.
-        name: The provider's.
-        capabilities: The provider's.
+        limit: None if the operator set no ceiling.
+        name: The provider's name.
+        capabilities: The provider's capabilities.
     """
 
     provider: Provider
-    breaker: Breaker
+    breaker: CircuitBreaker
     limit: RateLimit | None = None
     name: str = field(init=False)
     capabilities: Capabilities = field(init=False)
@@ -61,37 +67,39 @@ class Route:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it is used as if nothing were wrong."""
-        return self.breaker.state is State.CLOSED
+        """Whether the breaker is closed."""
+        return self.breaker.state is BreakerState.CLOSED
 
     @property
     def may_be_tried(self) -> bool:
-        """Whether an email may be tried on it now."""
+        """Whether the provider may be tried now."""
         return self.breaker.room != 0
 
     def may_take(self, email: OutgoingEmail) -> bool:
-        """Whether this email may be tried on it now."""
+        """Whether the provider may be tried with this email now."""
         return self.breaker.admits(email)
 
-    def note(self, outcome: Outcome, trial: int, email: OutgoingEmail, *, is_told_already: bool = False) -> Blame:
-        """Learns from what the provider said, or did not say, about an email; returns what a refusal is blamed on.
+    def record_outcome(
+        self, outcome: Outcome, trial: int, email: OutgoingEmail, *, is_told_already: bool = False
+    ) -> Blame:
+        """Updates the breaker with an outcome. Returns what is to blame for a refusal.
 
         Args:
-            trial: Its number, as `breaker.begin` gave it.
-            is_told_already: It shared a call with an email that was noted: what that says of the provider counts once.
-                Silence counts for each all the same, because it bounds how many emails are held.
+            trial: The trial's number from `breaker.begin`.
+            is_told_already: Another email of the same bulk call has reported the failure of the provider, which counts
+                once. A missing answer still counts for each email, because it limits how many emails become held.
         """
         match outcome:
             case Accepted():
                 self.breaker.succeed(trial)
             case Uncertain():
-                # Silence is no answer: a provider that gives none to anybody would have the whole queue held.
-                self.breaker.miss(trial, outcome.reason)
+                # No answer. Without a breaker, a provider that never answers would cause the whole queue to be held.
+                self.breaker.time_out(trial, outcome.reason)
             case Deferred() if outcome.concern is not Concern.EMAIL:
                 return self._note_refusal(outcome, trial, email, is_told_already=is_told_already)
             case Deferred(code=None) | Rejected(code=None):
-                # Our own word: the adapter refused the content, or failed. The provider may not even have been asked.
-                self.breaker.give_up(trial)
+                # The adapter refused the content, or failed. The provider may not have been asked.
+                self.breaker.abandon(trial)
             case Deferred() | Rejected():
                 self.breaker.succeed(trial)
             case _:
@@ -99,13 +107,13 @@ class Route:
         return Blame.EMAIL
 
     def _note_refusal(self, refusal: Deferred, trial: int, email: OutgoingEmail, *, is_told_already: bool) -> Blame:
-        """Learns from a refusal that may be about the provider as a whole."""
+        """Updates the breaker with a refusal that may concern the provider as a whole."""
         is_throttled = refusal.reason is Reason.THROTTLED
         witness = None if refusal.concern is Concern.PROVIDER else email
         if is_told_already:
-            self.breaker.give_up(trial)
+            self.breaker.abandon(trial)
             blame = Blame.PROVIDER if not self.is_closed else Blame.UNKNOWN if is_throttled else Blame.EMAIL
-        elif is_throttled or _is_away_for_long(refusal):
+        elif is_throttled or _asks_for_long_wait(refusal):
             blame = self.breaker.pause(trial, refusal.retry_after, refusal.reason, witness)
         else:
             is_unreached = refusal.reason is Reason.CONNECTION_FAILED and witness is None
@@ -122,18 +130,18 @@ class Route:
                 self.limit.slow_down()
         return blame
 
-    def note_fault(self, fault: ProviderFault, trial: int, email: OutgoingEmail) -> Blame:
-        """Learns that the provider says it cannot be used; returns what that is blamed on."""
+    def record_fault(self, fault: ProviderFault, trial: int, email: OutgoingEmail) -> Blame:
+        """Opens the breaker, because the provider cannot be used. Returns what is to blame."""
         return self.breaker.open(trial, fault.message, email)
 
 
 class Routes:
-    """All routes of one worker, in order."""
+    """The routes of one worker, in the operator's order."""
 
     def __init__(self, routes: Sequence[Route], *, jitter: Callable[[], float] = random.random) -> None:
         """
         Args:
-            jitter: From 0 up to 1; spreads the emails that wait for one provider.
+            jitter: From 0 to 1; spreads emails that wait for one provider.
         """
         self._routes = tuple(routes)
         self._jitter = jitter
@@ -144,10 +152,10 @@ class Routes:
         return self._routes[0].name
 
     def choose(self, email: OutgoingEmail, left_out: Collection[str] = ()) -> Route | None:
-        """The first route that can carry the email and may be tried now; None if there is none.
+        """The first route that can send the email and may be tried now; None if there is none.
 
         Args:
-            left_out: Providers that have just refused this email, or have found that they cannot carry it.
+            left_out: Providers that have just refused this email, or cannot send it.
         """
         for route in self._routes:
             if route.name not in left_out and route.may_take(email) and route.capabilities.lacks(email) is None:
@@ -156,74 +164,74 @@ class Routes:
 
     @property
     def copies(self) -> int:
-        """How many times the size of its attachments an email may need of memory, with the provider that takes most."""
+        """The memory that an email may need, as a multiple of its attachments' size; the maximum over all providers."""
         return max(route.capabilities.copies for route in self._routes)
 
     def uncarried(self, email: OutgoingEmail) -> Uncarried | None:
-        """Why no provider could ever carry the email; None if one could."""
+        """Why no provider could ever send the email; None if one could."""
         return uncarried(email, {route.name: route.capabilities for route in self._routes})
 
-    def able(self, email: OutgoingEmail, unable: Collection[str] = ()) -> list[Route]:
-        """The routes that could carry the email, now or later.
+    def capable(self, email: OutgoingEmail, unable: Collection[str] = ()) -> list[Route]:
+        """The routes that could send the email, now or later.
 
         Args:
-            unable: Providers that have found that they cannot.
+            unable: Providers whose adapter found that it cannot send the email.
         """
         return [route for route in self._routes if route.name not in unable and route.capabilities.lacks(email) is None]
 
-    def away_seconds(self, able: Sequence[Route]) -> float:
-        """How long an email stays out of the queue if none of the routes that could carry it may be tried now.
+    def delay_seconds(self, able: Sequence[Route]) -> float:
+        """How long until an email is due again, if none of the routes that could send it may be tried now.
 
-        0 if those are all routes: nothing is leased until one of them may be tried. Otherwise other emails go on over
-        the other routes, and this one would be leased and given back all the time.
+        0 if those are all routes, because then nothing is leased until one may be tried. Otherwise the worker keeps
+        leasing for the other routes, and would lease and release this email over and over.
         """
         if len(able) == len(self._routes):
             return 0.0
         wait_seconds = min((route.breaker.wait_seconds for route in able), default=0.0)
-        bounded = min(max(wait_seconds, SHORTEST_AWAY_SECONDS), LONGEST_OPEN_SECONDS)
-        return bounded * (1 + AWAY_SPREAD * self._jitter())
+        bounded = min(max(wait_seconds, MIN_DELAY_SECONDS), LONGEST_OPEN_SECONDS)
+        return bounded * (1 + DELAY_SPREAD * self._jitter())
 
     @staticmethod
-    def doubt_seconds(able: Sequence[Route], email: OutgoingEmail) -> float:
-        """How long an email is to wait here, because it may be what one of these routes refuses."""
-        return max((route.breaker.doubt_seconds(email) for route in able), default=0.0)
+    def suspect_wait_seconds(able: Sequence[Route], email: OutgoingEmail) -> float:
+        """How long an email must wait while others probe one of these routes; 0 if it is not suspect."""
+        return max((route.breaker.suspect_wait_seconds(email) for route in able), default=0.0)
 
     @property
     def is_probing(self) -> bool:
-        """Whether no provider may be tried but by a probe."""
+        """Whether only a probe may be sent now."""
         return self.room == 1
 
     @property
     def room(self) -> int | None:
-        """How many emails may be under lease; None for no bound, 1 for a probe, 0 while nobody can be tried."""
+        """How many emails may be leased: None for no limit, 1 for a probe, 0 while no provider may be tried."""
         rooms = [route.breaker.room for route in self._routes]
         return None if None in rooms else max(room for room in rooms if room is not None)
 
     @property
     def wait_seconds(self) -> float:
-        """How long until some route may be tried; 0 if one may be now."""
+        """Seconds until a route may be tried; 0 if now."""
         return min(route.breaker.wait_seconds for route in self._routes)
 
     @property
     def change_seconds(self) -> float | None:
-        """How long until the next route that may not be tried now may be; None if there is none."""
+        """Seconds until the next blocked route may be tried; None if no route is blocked."""
         return min((seconds for route in self._routes if (seconds := route.breaker.wait_seconds)), default=None)
 
     def window(self, most: int, seconds: float) -> int:
-        """How many emails are worth holding: no more than the ceilings let through in so many seconds, at least one.
+        """The prefetch window: at most the emails that the ceilings allow in this many seconds, at least one.
 
-        What a worker holds beyond that would only wait: for tokens, its lease renewed again and again, and RabbitMQ
-        closes a channel that holds a delivery for half an hour.
+        More emails would only wait for tokens while their leases are renewed. RabbitMQ also closes a channel whose
+        delivery is unacked for half an hour.
         """
         ceilings = [route.limit.ceiling for route in self._routes if route.limit]
         return most if len(ceilings) < len(self._routes) else max(1, min(most, math.ceil(sum(ceilings) * seconds)))
 
     async def close(self) -> None:
-        """Closes every provider's idle connections."""
+        """Closes the idle connections of every provider."""
         for route in self._routes:
             await route.provider.close()
 
 
-def _is_away_for_long(outcome: Deferred) -> bool:
-    """Whether it says when the provider will be back, and that is later than we would try by ourselves."""
+def _asks_for_long_wait(outcome: Deferred) -> bool:
+    """Whether the provider asks for a longer wait than an open breaker would last."""
     return outcome.reason in CONCERNS_PROVIDER and (outcome.retry_after or 0.0) > LONGEST_OPEN_SECONDS

@@ -1,5 +1,5 @@
 """One worker process: lease, send, record.
 
-Everything runs on one asyncio loop. `line` is the sentence: three stages, each with an inbox and an outbox
-(`host.batches`). `in_flight_email` is what passes through them; `process` is the process around them.
+Everything runs on one asyncio loop. `pipeline` connects the stages, each with an inbox (`host.batch_queue`).
+`in_flight_email` is the unit of work that passes through them. `process` opens and closes the connections.
 """

@@ -1,7 +1,7 @@
-"""One attempt for one email, over the first provider that can carry it and may be tried now.
+"""One attempt to send one email, by the first provider that can send it and may be tried now.
 
-Where a provider refuses for reasons of its own that burn no attempt (credentials, throttling, an open breaker), or
-finds that it cannot carry the email, the next one in order is tried within the same attempt.
+If a provider refuses for reasons of its own (credentials, throttling, an open breaker), no attempt is used. The next
+provider in order is tried within the same attempt, also if an adapter finds that its provider cannot send the email.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.store.results import storable
 from dispatcher.telemetry.log import get_log
-from dispatcher.worker.coalescing import Coalescing
-from dispatcher.worker.in_flight_email import Event, InFlightEmail, LeaseRanOut, State
+from dispatcher.worker.bulk_calls import BulkSender
+from dispatcher.worker.in_flight_email import EmailEvent, EmailState, InFlightEmail, LeaseExpired
 
 
 class NoRoute(Exception):
-    """No provider that can carry the email may be tried now. Never leaves the worker.
+    """No provider that can send the email may be tried now. Caught inside the worker.
 
     Attributes:
-        away_seconds: How long the email is to stay out of the queue.
+        delay_seconds: How long until the email is due again.
     """
 
-    def __init__(self, away_seconds: float = 0.0) -> None:
+    def __init__(self, delay_seconds: float = 0.0) -> None:
         super().__init__()
-        self.away_seconds = away_seconds
+        self.delay_seconds = delay_seconds
 
 
 class TryLater(Exception):
-    """Nothing of the email left, no attempt is burnt, and it is to be tried again here. Never leaves the worker.
+    """The email was not sent, no attempt is used, and this worker tries again later. Caught inside the worker.
 
     Attributes:
         seconds: How long to wait first.
@@ -54,20 +54,20 @@ class TryLater(Exception):
 
 
 class _RouteClosed(Exception):
-    """The provider may not be tried any more, and nothing has begun. Never leaves this file but through an adapter."""
+    """The breaker has opened before the email was sent. Raised through an adapter, and caught in this file."""
 
 
 class LedgerAttempt(Attempt):
-    """An attempt whose reports move the email to its next state, and write the ledger.
+    """An attempt that moves the email's state, and writes the ledger, as the adapter reports progress.
 
     Attributes:
-        trial: The route's number for it.
+        trial: The breaker's number for this attempt.
     """
 
     __slots__ = ("_ledger", "_rendered_at", "_timeout_seconds", "email", "route", "trial")
 
     def __init__(self, email: InFlightEmail, route: Route, ledger: Ledger, timeout_seconds: float) -> None:
-        """Begins now."""
+        """Starts the attempt's deadline."""
         super().__init__(email.attempt_number, asyncio.get_running_loop().time() + timeout_seconds)
         self.email = email
         self.route = route
@@ -81,15 +81,15 @@ class LedgerAttempt(Attempt):
         """See the contract.
 
         Raises:
-            LeaseRanOut: The lease may have ended, or the email was stopped, or concluded by a drain that ran out of
-                time.
+            LeaseExpired: The lease may have ended, or the email was stopped, or a drain that timed out has concluded
+                the email.
         """
         email = self.email
-        if email.state is State.ON_THE_WIRE:
+        if email.state is EmailState.ON_THE_WIRE:
             return
-        if not email.may(Event.NAME) or not self._is_lease_valid():
-            raise LeaseRanOut
-        email.ledger_slot = self._ledger.leaving(
+        if not email.may(EmailEvent.MARK) or not self._is_lease_valid():
+            raise LeaseExpired
+        email.ledger_slot = self._ledger.mark_on_wire(
             email.lease.email_id,
             email.lease.token,
             email.attempt_number,
@@ -97,13 +97,13 @@ class LedgerAttempt(Attempt):
             started_at=email.started_at,
             policy=email.policy,
         )
-        email.on(Event.NAME)
-        # Again, and only this look counts: we may have been frozen before the slot was written, and the relay has read
-        # it without us (see `host.ledger`). The first look spares it slots of leases that are over.
+        email.on(EmailEvent.MARK)
+        # Only this second check counts. If the process was frozen before it wrote the slot, the relay has read the
+        # ledger without it (see `host.ledger`). The first check only avoids slots for leases that have ended.
         if not self._is_lease_valid():
             self.came_back()
-            raise LeaseRanOut
-        email.on(Event.LEAVE)
+            raise LeaseExpired
+        email.on(EmailEvent.SEND)
 
     def _is_lease_valid(self) -> bool:
         email = self.email
@@ -112,14 +112,14 @@ class LedgerAttempt(Attempt):
     def came_back(self) -> None:
         """See the contract. Idempotent."""
         email = self.email
-        if email.ledger_slot is not None and email.may(Event.COME_BACK):
+        if email.ledger_slot is not None and email.may(EmailEvent.UNMARK):
             self._ledger.clear(email.ledger_slot)
             email.ledger_slot = None
-            email.on(Event.COME_BACK)
+            email.on(EmailEvent.UNMARK)
 
     def admitted(self) -> None:
         """See the contract."""
-        if not self.route.breaker.may_go_on(self.trial):
+        if not self.route.breaker.may_proceed(self.trial):
             raise _RouteClosed
         self.deadline = asyncio.get_running_loop().time() + self._timeout_seconds
 
@@ -135,23 +135,23 @@ class LedgerAttempt(Attempt):
         self._ledger.end_rendering(self._rendered_at)
 
 
-class Ride(NamedTuple):
-    """An attempt by a call that the email shares with others, and what the adapter will say."""
+class BulkAttempt(NamedTuple):
+    """An email's attempt in a bulk call, and its future outcome."""
 
     attempt: LedgerAttempt
     outcome: asyncio.Future[Outcome]
 
 
 class Attempts:
-    """Makes attempts; nothing here writes to the database."""
+    """Makes attempts. Writes the ledger, and nothing to the database."""
 
     def __init__(
         self, routes: Routes, ledger: Ledger, *, timeout_seconds: float, allowed_headers: Collection[str] = ()
     ) -> None:
         """
         Args:
-            timeout_seconds: One attempt's total deadline.
-            allowed_headers: Headers that command a provider and are allowed nevertheless.
+            timeout_seconds: The deadline of a whole attempt.
+            allowed_headers: Headers that control a provider, and that the operator allows.
         """
         self._routes = routes
         self._ledger = ledger
@@ -159,87 +159,87 @@ class Attempts:
         self._allowed_headers = allowed_headers
         self._log = get_log()
 
-    def begin(self, email: InFlightEmail) -> Ride | None:
-        """Begins an attempt by a call that is shared: nobody has to wait for it. None where somebody has to."""
+    def begin(self, email: InFlightEmail) -> BulkAttempt | None:
+        """Adds the email to a bulk call, which needs no task. None if the email must be sent by `make`."""
         content = email.content
         if content is None:
             return None
         route = self._routes.choose(content)
-        if route is None or route.limit or not isinstance(route.provider, Coalescing) or self._forbidden(content):
+        if route is None or route.limit or not isinstance(route.provider, BulkSender) or self._forbidden(content):
             return None
         attempt = self._attempt(email, route)
         try:
             outcome = route.provider.begin(content, attempt)
-        except Exception:  # noqa: BLE001 - `make` comes upon it again, and judges it
+        except Exception:  # noqa: BLE001 - `make` meets the same error, and judges it
             outcome = None
         if outcome is None:
-            route.breaker.give_up(attempt.trial)
+            route.breaker.abandon(attempt.trial)
             return None
-        return Ride(attempt, outcome)
+        return BulkAttempt(attempt, outcome)
 
-    def accepted(self, email: InFlightEmail, ride: Ride) -> Outcome | None:
-        """The outcome of a ride that has ended as nearly all do; None where it is for `make` to say."""
-        attempt, done = ride
+    def accepted(self, email: InFlightEmail, bulk: BulkAttempt) -> Outcome | None:
+        """The outcome of an ended bulk attempt if it was accepted, as nearly all are; None if `make` must judge it."""
+        attempt, done = bulk
         if done.cancelled() or done.exception() is not None or not isinstance(outcome := done.result(), Accepted):
             return None
         assert email.content is not None
         try:
             outcome = without_echo(storable(outcome), email.content)
-        except Exception:  # noqa: BLE001 - an answer that is none
+        except Exception:  # noqa: BLE001 - an invalid outcome; `make` judges it
             return None
-        attempt.route.note(outcome, attempt.trial, email.content)
+        attempt.route.record_outcome(outcome, attempt.trial, email.content)
         return outcome
 
-    async def make(self, email: InFlightEmail, ride: Ride | None = None) -> Outcome:
-        """What became of one attempt; `email.provider` names whom it went to.
+    async def make(self, email: InFlightEmail, bulk: BulkAttempt | None = None) -> Outcome:
+        """Makes one attempt and returns its outcome; `email.provider` names the provider.
 
         Args:
-            ride: The attempt, if it has begun as a ride.
+            bulk: The attempt, if it has begun in a bulk call.
 
         Raises:
-            NoRoute, TryLater, LeaseRanOut, CancelledError: nothing left, or the provider took nothing; no attempt is
-                burnt.
+            NoRoute, TryLater, LeaseExpired, CancelledError: The email was not sent, or the provider took nothing; no
+                attempt is used.
         """
         content = email.content
         if content is None:
             return self._refused(email, Reason.CONTENT_DELETED, "The email's content was deleted before it was sent.")
-        if ride is None and (why := self._forbidden(content)):
+        if bulk is None and (why := self._forbidden(content)):
             return self._refused(email, Reason.INVALID_CONTENT, why)
         answer: Awaitable[Outcome]
         while True:
-            if ride is not None:
-                (attempt, answer), ride = ride, None
+            if bulk is not None:
+                (attempt, answer), bulk = bulk, None
             else:
                 route = self._choose(email, content)
                 if route is None:
-                    return self._uncarried(email, content)
-                if route.limit is not None and not await _has_token(route, route.limit):
+                    return self._no_provider(email, content)
+                if route.limit is not None and not await _take_token(route, route.limit):
                     continue
                 attempt = self._attempt(email, route)
                 answer = route.provider.send(content, attempt)
             outcome = await self._outcome(attempt, content, answer)
-            if outcome is not None and not self._passes_on(email, content, attempt.route, outcome):
+            if outcome is not None and not self._has_next_provider(email, content, attempt.route, outcome):
                 return outcome
             attempt.came_back()
-            if email.state not in (State.PREPARING, State.STOPPED):  # the drain ran out of time meanwhile
+            if email.state not in (EmailState.PREPARING, EmailState.STOPPED):  # a drain that timed out has concluded it
                 raise NoRoute
 
     def unreadable(self, email: InFlightEmail, why: str) -> Outcome:
-        """The outcome of an attempt whose content PostgreSQL cannot read."""
+        """The outcome if PostgreSQL cannot read the content."""
         return self._refused(email, Reason.CONTENT_UNREADABLE, why)
 
     def may_fail_over(self, email: InFlightEmail, outcome: Outcome) -> bool:
-        """Whether the next attempt goes to another provider at once, because the one that refused spoke of itself."""
+        """Whether to try another provider at once, because the refusal is about the provider and not the email."""
         if email.content is None or not isinstance(outcome, Deferred) or outcome.reason not in CONCERNS_PROVIDER:
             return False
         email.refused_by |= {email.provider}
         return self._routes.choose(email.content, email.refused_by | email.unable) is not None
 
     def failed(self, email: InFlightEmail, error: BaseException) -> Outcome:
-        """What it means that the adapter, or what we made of its answer, failed."""
+        """The outcome if the adapter, or our handling of its answer, raised an exception."""
         kind = type(error).__name__
         self._log.error("error.unexpected", where=email.provider, error=kind, email_id=str(email.email_id))
-        if email.state is State.ON_THE_WIRE:
+        if email.state is EmailState.ON_THE_WIRE:
             return Uncertain(f"Our adapter failed while it waited for the answer: {kind}.")
         return Deferred(Reason.INTERNAL_ERROR, f"Our adapter failed: {kind}.")
 
@@ -247,77 +247,77 @@ class Attempts:
         return LedgerAttempt(email, route, self._ledger, self._timeout_seconds)
 
     def _refused(self, email: InFlightEmail, reason: Reason, why: str) -> Rejected:
-        """The outcome of an attempt that goes to no provider."""
+        """The outcome of an attempt that asks no provider."""
         email.begin_attempt(email.provider or self._routes.first_name)
         return Rejected(reason, why)
 
     def _forbidden(self, content: OutgoingEmail) -> str | None:
-        """Why no provider may get the email: its headers were checked elsewhere, by other settings than this host's."""
+        """Why no provider may get the email. Checked again: the enqueuing host may allow other headers."""
         return headers_fault(content.headers, self._allowed_headers) if content.headers else None
 
     def _choose(self, email: InFlightEmail, content: OutgoingEmail) -> Route | None:
-        """The route that may be tried now; None if no provider could ever carry the email.
+        """The route to try now; None if no provider could ever send the email.
 
         Raises:
-            NoRoute: those that could may not be tried now.
-            TryLater: one of those is to be probed by other emails first.
+            NoRoute: No provider that could send it may be tried now.
+            TryLater: One such provider must first be probed with other emails.
         """
-        if _is_told_to_end(email):  # an adapter did not notice
+        if _must_end(email):  # an adapter did not notice
             raise asyncio.CancelledError
         choose, unable = self._routes.choose, email.unable
         route = choose(content, email.refused_by | unable) or choose(content, unable)
-        if route is None and (able := self._routes.able(content, unable)):
-            if seconds := self._routes.doubt_seconds(able, content):
+        if route is None and (able := self._routes.capable(content, unable)):
+            if seconds := self._routes.suspect_wait_seconds(able, content):
                 raise TryLater(seconds)
-            raise NoRoute(self._routes.away_seconds(able))
+            raise NoRoute(self._routes.delay_seconds(able))
         return route
 
-    def _uncarried(self, email: InFlightEmail, content: OutgoingEmail) -> Rejected:
-        """The outcome for an email that no provider could ever carry."""
+    def _no_provider(self, email: InFlightEmail, content: OutgoingEmail) -> Rejected:
+        """The outcome if no provider could ever send the email."""
         why = self._routes.uncarried(content)
-        assert why is not None, "a provider that found itself unable was the last one, and its refusal is the outcome"
+        assert why is not None, "if adapters refused, the outcome is the last adapter's refusal"
         return self._refused(email, why.reason, str(why))
 
-    def _passes_on(self, email: InFlightEmail, content: OutgoingEmail, route: Route, outcome: Outcome) -> bool:
-        """Whether the adapter itself found that its provider cannot carry the email, and another one could."""
+    def _has_next_provider(self, email: InFlightEmail, content: OutgoingEmail, route: Route, outcome: Outcome) -> bool:
+        """Whether the adapter found that its provider cannot send the email, and another provider could."""
         if not isinstance(outcome, Rejected) or outcome.code is not None:
             return False
         email.unable |= {route.name}
-        return bool(self._routes.able(content, email.unable))
+        return bool(self._routes.capable(content, email.unable))
 
     async def _outcome(
         self, attempt: LedgerAttempt, content: OutgoingEmail, answer: Awaitable[Outcome]
     ) -> Outcome | None:
-        """The outcome of what was begun, noted by its route; None if the email is not at fault.
+        """Awaits the outcome, and records it with the route's breaker; None if the provider is at fault.
 
         Raises:
-            TryLater: it is unknown whose fault it is, and no other provider may be tried.
-            LeaseRanOut, CancelledError: nothing left.
+            TryLater: It is unknown whether the email or the provider is at fault, and no other provider may be tried.
+            LeaseExpired, CancelledError: The email was not sent.
         """
         route, trial = attempt.route, attempt.trial
         try:
             outcome = await self._judged(attempt.email, content, answer)
         except ProviderFault as fault:
-            blame = route.note_fault(fault, trial, content)
+            blame = route.record_fault(fault, trial, content)
             return Deferred(Reason.REFUSED, fault.message) if blame is Blame.EMAIL else None
         except (_RouteClosed, NoPlace):
-            route.breaker.give_up(trial)
+            route.breaker.abandon(trial)
             return None
         except BaseException:
-            route.breaker.give_up(trial)
+            route.breaker.abandon(trial)
             raise
-        match route.note(outcome, trial, content, is_told_already=attempt.is_told_already):
+        match route.record_outcome(outcome, trial, content, is_told_already=attempt.is_told_already):
             case Blame.EMAIL:
                 return outcome
             case Blame.UNKNOWN:
-                self._leave_it_for_later(attempt, content, outcome)
+                self._try_later_without_alternative(attempt, content, outcome)
         return None
 
-    def _leave_it_for_later(self, attempt: LedgerAttempt, content: OutgoingEmail, outcome: Outcome) -> None:
+    def _try_later_without_alternative(self, attempt: LedgerAttempt, content: OutgoingEmail, outcome: Outcome) -> None:
         """Returns if another provider may be tried.
 
         Raises:
-            TryLater: None may.
+            TryLater: No other provider may be tried.
         """
         email, breaker = attempt.email, attempt.route.breaker
         email.refused_by |= {attempt.route.name}
@@ -326,31 +326,31 @@ class Attempts:
         email.refused_by = frozenset()
         attempt.came_back()
         asked = outcome.retry_after if isinstance(outcome, Deferred) else None
-        raise TryLater(min(max(breaker.lone_seconds(content), asked or 0.0), LONGEST_OPEN_SECONDS))
+        raise TryLater(min(max(breaker.single_email_wait_seconds(content), asked or 0.0), LONGEST_OPEN_SECONDS))
 
     async def _judged(self, email: InFlightEmail, content: OutgoingEmail, answer: Awaitable[Outcome]) -> Outcome:
-        """What the adapter says; whatever else it raises is judged by whether anything left."""
+        """Awaits the adapter's outcome. Other exceptions become an outcome, by whether the email was on the wire."""
         try:
             return without_echo(storable(await answer), content)
-        except (LeaseRanOut, _RouteClosed, NoPlace):
+        except (LeaseExpired, _RouteClosed, NoPlace):
             raise
         except ProviderFault as fault:
             words = words_without_echo(scrub(fault.message), content)
             raise ProviderFault(fault.provider, words, remedy=fault.remedy) from fault
         except asyncio.CancelledError as error:
-            if _is_told_to_end(email):
+            if _must_end(email):
                 raise
-            return self.failed(email, error)  # what it waited for was cancelled, not we
+            return self.failed(email, error)  # a library cancelled something inside the adapter
         except Exception as error:  # noqa: BLE001 - an adapter's bug must cost one email's attempt, not the worker
             return self.failed(email, error)
 
 
-async def _has_token(route: Route, limit: RateLimit) -> bool:
-    """Waits for a token, as long as one would help; whether the route may still be tried then."""
+async def _take_token(route: Route, limit: RateLimit) -> bool:
+    """Waits for a token of the rate limit; False if the route may not be tried any more."""
     return await limit.take(lambda: route.may_be_tried) and route.may_be_tried
 
 
-def _is_told_to_end(email: InFlightEmail) -> bool:
-    """Whether the email was stopped, or the process ends."""
+def _must_end(email: InFlightEmail) -> bool:
+    """Whether the email was stopped, or its task cancelled."""
     task = asyncio.current_task()
-    return email.state is State.STOPPED or (task is not None and task.cancelling() > 0)
+    return email.state is EmailState.STOPPED or (task is not None and task.cancelling() > 0)

@@ -1,20 +1,20 @@
-"""An email in a worker's hands, from its lease to its ack: its states, and every transition between them.
+"""The state machine of a leased email in a worker, from its lease to its ack.
 
-    leased ──▶ PREPARING ─NAME─▶ NAMED ─LEAVE─▶ ON_THE_WIRE ─ANSWER─▶ ANSWERED ─RECORD─▶ RECORDED ─FINISH─▶ DONE
+    leased ──▶ PREPARING ─MARK─▶ MARKED ─SEND─▶ ON_THE_WIRE ─ANSWER─▶ ANSWERED ─RECORD─▶ RECORDED ─FINISH─▶ DONE
                  │   ▲             │                 │                   │                  │ deferred: WAIT
-                 │   └─────────────┴────COME_BACK────┘                   ├▶ IN_DOUBT        ▼
+                 │   └─────────────┴─────UNMARK──────┘                   ├▶ IN_DOUBT        ▼
                  │                                                       └▶ REFUSED      WAITING ─RESUME─▶ PREPARING
-                 └─STOP─▶ STOPPED ─RETURN─▶ RETURNING ─FINISH─▶ DONE
+                 └─STOP─▶ STOPPED ─RELEASE─▶ RELEASING ─FINISH─▶ DONE
 
-The rules that the table states:
+The table enforces these rules:
 
-- The only way to the wire leads over NAMED: the ledger slot is written before the lease is checked for the last time.
-- The only way to an ack leads over RECORDED or RETURNING: a message is acked after a commit.
-- Only what is not on the wire can be stopped or given back. What is stopped never leaves.
-- An answer counts once: whatever comes after ANSWERED or RETURNING changes nothing.
+- An email reaches the wire only through MARKED: the worker writes the ledger slot, then checks the lease once more.
+- An email is acked only after RECORDED or RELEASING: a commit comes first.
+- An email on the wire can be neither stopped nor released. A stopped email is never sent.
+- Only the first answer counts: answers after ANSWERED or RELEASING change nothing.
 
-`InFlightEmail.on` is the one writer of the state. The send stage raises every event up to ANSWER, and RETURN; the
-stages that commit raise the others. `tests/model` searches what this table allows.
+Only `InFlightEmail.on` writes the state. The send stage raises all events up to ANSWER, and RELEASE. The record stage
+and the release stage raise the others. `tests/model` searches every path through this table.
 """
 
 from __future__ import annotations
@@ -35,120 +35,120 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class State(IntEnum):
-    """How far a leased email is. An IntEnum, because its hash is computed in C."""
+class EmailState(IntEnum):
+    """States of a leased email. An IntEnum, because its hash is computed in C."""
 
     PREPARING = auto()
-    """An attempt is being made; nothing has left."""
+    """An attempt has begun; nothing was sent."""
     WAITING = auto()
-    """It waits for its next attempt, or for memory; nothing is under way."""
+    """The email waits for its next attempt, or for memory."""
     STOPPED = auto()
-    """The worker drains, or the lease was lost; nothing has left, and nothing will."""
-    NAMED = auto()
-    """The ledger says on the wire. Whether the lease is still valid is checked next."""
+    """The worker drains, or the lease was lost. Nothing was sent, and nothing will be."""
+    MARKED = auto()
+    """The ledger says *on the wire*. Next, the worker checks that the lease is still valid."""
     ON_THE_WIRE = auto()
-    """A byte that could cause acceptance may have left: only the provider's answer, or a deadline, ends this."""
+    """A byte that could cause acceptance may have been sent. Only an answer or a deadline ends this state."""
     ANSWERED = auto()
-    """The outcome is known, and is being recorded."""
+    """The outcome is known; it waits to be recorded."""
     IN_DOUBT = auto()
-    """The reply to a record statement was lost: the outcome may be recorded already."""
+    """The reply to a record statement was lost; the outcome may be recorded already."""
     REFUSED = auto()
-    """PostgreSQL refuses the result. The lease is not renewed any more, so that a rescue can judge the email."""
+    """PostgreSQL refuses the result. The lease is no longer renewed, so that recovery can judge the email."""
     RECORDED = auto()
-    """The commit holds the result. The slot is cleared and the message acked next."""
-    RETURNING = auto()
-    """The lease is being given back."""
+    """The result is committed. Next, the slot is cleared and the message acked."""
+    RELEASING = auto()
+    """The lease is being released."""
     DONE = auto()
-    """The worker has nothing more to do with it."""
+    """The worker has finished with the email."""
 
 
-class Event(IntEnum):
-    """What happens to a leased email."""
+class EmailEvent(IntEnum):
+    """Events that move a leased email to another state."""
 
     WAIT = auto()
-    """It has to wait."""
+    """The email has to wait."""
     RESUME = auto()
-    """Its wait is over."""
+    """The wait is over."""
     STOP = auto()
-    """It must not leave any more."""
-    NAME = auto()
-    """Its ledger slot is written."""
-    LEAVE = auto()
-    """Its lease was found valid after the slot was written."""
-    COME_BACK = auto()
-    """Its slot was emptied: the lease is void, or the provider took nothing, and the attempt goes on."""
+    """The email must not be sent any more."""
+    MARK = auto()
+    """The ledger slot is written."""
+    SEND = auto()
+    """The lease was valid after the slot was written."""
+    UNMARK = auto()
+    """The slot was cleared: the lease is void, or the provider took nothing. The attempt continues."""
     ANSWER = auto()
     """The attempt has an outcome."""
     LOSE_REPLY = auto()
-    """PostgreSQL was lost while it recorded the result."""
+    """The connection to PostgreSQL was lost while it recorded the result."""
     REFUSE = auto()
     """PostgreSQL cannot record the result."""
     RECORD = auto()
-    """A commit holds the result."""
-    RETURN = auto()
-    """Its lease is to be given back."""
+    """The result is committed."""
+    RELEASE = auto()
+    """The lease is to be released."""
     FINISH = auto()
-    """The commit that ends its lease was confirmed."""
+    """The commit that ends the lease is confirmed."""
 
 
-TRANSITIONS: Final[Mapping[tuple[State, Event], State]] = {
+TRANSITIONS: Final[Mapping[tuple[EmailState, EmailEvent], EmailState]] = {
     # The send stage.
-    (State.PREPARING, Event.WAIT): State.WAITING,
-    (State.WAITING, Event.RESUME): State.PREPARING,
-    (State.PREPARING, Event.NAME): State.NAMED,
-    (State.NAMED, Event.LEAVE): State.ON_THE_WIRE,
-    (State.NAMED, Event.COME_BACK): State.PREPARING,
-    (State.ON_THE_WIRE, Event.COME_BACK): State.PREPARING,
-    (State.PREPARING, Event.ANSWER): State.ANSWERED,  # our own word: the content is gone, say
-    (State.STOPPED, Event.ANSWER): State.ANSWERED,  # by an adapter that did not notice the stop
-    (State.ON_THE_WIRE, Event.ANSWER): State.ANSWERED,
+    (EmailState.PREPARING, EmailEvent.WAIT): EmailState.WAITING,
+    (EmailState.WAITING, EmailEvent.RESUME): EmailState.PREPARING,
+    (EmailState.PREPARING, EmailEvent.MARK): EmailState.MARKED,
+    (EmailState.MARKED, EmailEvent.SEND): EmailState.ON_THE_WIRE,
+    (EmailState.MARKED, EmailEvent.UNMARK): EmailState.PREPARING,
+    (EmailState.ON_THE_WIRE, EmailEvent.UNMARK): EmailState.PREPARING,
+    (EmailState.PREPARING, EmailEvent.ANSWER): EmailState.ANSWERED,  # no provider was asked: no content, say
+    (EmailState.STOPPED, EmailEvent.ANSWER): EmailState.ANSWERED,  # the adapter did not notice the stop
+    (EmailState.ON_THE_WIRE, EmailEvent.ANSWER): EmailState.ANSWERED,
     # The record stage.
-    (State.ANSWERED, Event.RECORD): State.RECORDED,
-    (State.ANSWERED, Event.LOSE_REPLY): State.IN_DOUBT,
-    (State.ANSWERED, Event.REFUSE): State.REFUSED,
-    (State.IN_DOUBT, Event.RECORD): State.RECORDED,
-    (State.IN_DOUBT, Event.LOSE_REPLY): State.IN_DOUBT,
-    (State.IN_DOUBT, Event.REFUSE): State.REFUSED,
-    (State.REFUSED, Event.RECORD): State.RECORDED,
-    (State.REFUSED, Event.LOSE_REPLY): State.IN_DOUBT,
-    (State.REFUSED, Event.REFUSE): State.REFUSED,
-    (State.RECORDED, Event.FINISH): State.DONE,
-    (State.RECORDED, Event.WAIT): State.WAITING,
-    (State.RECORDED, Event.RETURN): State.RETURNING,
+    (EmailState.ANSWERED, EmailEvent.RECORD): EmailState.RECORDED,
+    (EmailState.ANSWERED, EmailEvent.LOSE_REPLY): EmailState.IN_DOUBT,
+    (EmailState.ANSWERED, EmailEvent.REFUSE): EmailState.REFUSED,
+    (EmailState.IN_DOUBT, EmailEvent.RECORD): EmailState.RECORDED,
+    (EmailState.IN_DOUBT, EmailEvent.LOSE_REPLY): EmailState.IN_DOUBT,
+    (EmailState.IN_DOUBT, EmailEvent.REFUSE): EmailState.REFUSED,
+    (EmailState.REFUSED, EmailEvent.RECORD): EmailState.RECORDED,
+    (EmailState.REFUSED, EmailEvent.LOSE_REPLY): EmailState.IN_DOUBT,
+    (EmailState.REFUSED, EmailEvent.REFUSE): EmailState.REFUSED,
+    (EmailState.RECORDED, EmailEvent.FINISH): EmailState.DONE,
+    (EmailState.RECORDED, EmailEvent.WAIT): EmailState.WAITING,
+    (EmailState.RECORDED, EmailEvent.RELEASE): EmailState.RELEASING,
     # A drain, or a lost lease.
-    (State.PREPARING, Event.STOP): State.STOPPED,
-    (State.WAITING, Event.STOP): State.STOPPED,
-    (State.PREPARING, Event.RETURN): State.RETURNING,
-    (State.STOPPED, Event.RETURN): State.RETURNING,
-    (State.RETURNING, Event.FINISH): State.DONE,
+    (EmailState.PREPARING, EmailEvent.STOP): EmailState.STOPPED,
+    (EmailState.WAITING, EmailEvent.STOP): EmailState.STOPPED,
+    (EmailState.PREPARING, EmailEvent.RELEASE): EmailState.RELEASING,
+    (EmailState.STOPPED, EmailEvent.RELEASE): EmailState.RELEASING,
+    (EmailState.RELEASING, EmailEvent.FINISH): EmailState.DONE,
 }
 
 
 class NotAllowed(Exception):
-    """An event came in a state for which the table has no row: a bug of the worker."""
+    """The table has no transition for this event in this state: a bug in the worker."""
 
 
-class LeaseRanOut(Exception):
-    """Raised by `Attempt.leaving`: the lease may be another's by now, so nothing may leave. Never leaves the worker."""
+class LeaseExpired(Exception):
+    """Raised by `Attempt.leaving`: another worker may hold the lease by now. Caught inside the worker."""
 
 
 class InFlightEmail:
-    """An email under lease.
+    """A leased email.
 
     Attributes:
-        delivery: The message that brought it.
-        content: What to send; None while it is not read, or if it was deleted.
+        delivery: The message that points to the email.
+        content: What to send; None until it is read, or if it was deleted.
         policy: What to do if the outcome stays unknown.
-        state: Written by `on` alone.
-        attempt_number: The attempt under way, or the next one.
-        confirmed_at: When the statement was sent by which PostgreSQL last confirmed the lease, by `clock.steady_clock`.
-        leased_until: When the lease ends at the earliest, by the same clock.
-        ledger_slot: Where the in-flight ledger has the attempt; None before it left.
-        provider: Whom the attempt goes to.
+        state: Only `on` writes it.
+        attempt_number: The current attempt, or the next one.
+        confirmed_at: Start time of the last statement that confirmed the lease (`clock.steady_clock`).
+        leased_until: The earliest end of the lease (`clock.steady_clock`).
+        ledger_slot: The attempt's slot in the in-flight ledger; None while it has none.
+        provider: The provider of the current attempt.
         started_at: When the attempt began, unix seconds.
-        refused_by: Providers whose refusal the next attempt does not wait for.
-        unable: Providers that have found that they cannot carry it.
-        work: What it waits for: its task, the call that it shares, or the timer of its next attempt.
+        refused_by: Providers that have just refused for reasons of their own; the next attempt prefers others.
+        unable: Providers that cannot send this email, as their adapters found out.
+        work: The pending task, bulk call, or timer of the next attempt.
     """
 
     __slots__ = (
@@ -163,7 +163,7 @@ class InFlightEmail:
         self.delivery = delivery
         self.content = lease.email
         self.policy = lease.on_uncertain or policy
-        self.state = State.PREPARING
+        self.state = EmailState.PREPARING
         self.attempt_number = lease.attempt_number
         self.confirmed_at = confirmed_at
         self.leased_until = leased_until
@@ -176,45 +176,45 @@ class InFlightEmail:
 
     @property
     def email_id(self) -> UUID:
-        """The email."""
+        """The id in `email_log`."""
         return self.lease.email_id
 
-    def on(self, event: Event) -> None:
-        """Moves to the next state.
+    def on(self, event: EmailEvent) -> None:
+        """Moves the email to the next state.
 
         Raises:
-            NotAllowed: the table has no such transition.
+            NotAllowed: The table has no such transition.
         """
         try:
             self.state = TRANSITIONS[self.state, event]
         except KeyError:
             raise NotAllowed(f"{event.name} came while the email was {self.state.name}.") from None
 
-    def may(self, event: Event) -> bool:
-        """Whether the table has a transition for this event now."""
+    def may(self, event: EmailEvent) -> bool:
+        """Whether the table has a transition for this event in the current state."""
         return (self.state, event) in TRANSITIONS
 
     def begin_attempt(self, provider: str) -> None:
-        """An attempt over this provider begins now."""
+        """Starts the clock of an attempt at this provider."""
         self.provider = provider
         self.started_at, self._started_steadily_at = time.time(), steady_clock()
 
     @property
     def attempted_until(self) -> float:
-        """Now, unix seconds, counted from the attempt's beginning: no step of the host's clock makes it negative."""
+        """Now, unix seconds. Measured from `started_at` by a steady clock, so that the duration is never negative."""
         return self.started_at + (steady_clock() - self._started_steadily_at)
 
     def confirm(self, at: float, seconds: float) -> None:
-        """A statement that was sent at this instant prolonged the lease by at least so long; never shortens it."""
+        """Notes that a statement sent at `at` extended the lease by at least `seconds`. Never shortens it."""
         self.confirmed_at = max(self.confirmed_at, at)
         self.leased_until = max(self.leased_until, at + seconds)
 
 
-class Ended(NamedTuple):
-    """An email whose attempt has ended, on its way to be recorded.
+class EndedAttempt(NamedTuple):
+    """An email whose attempt has ended and must be recorded.
 
     Attributes:
-        retry_seconds: How long to wait before the next attempt, where the result is a deferral.
+        retry_seconds: How long to wait before the next attempt, if the result is a deferral.
     """
 
     email: InFlightEmail
@@ -222,12 +222,12 @@ class Ended(NamedTuple):
     retry_seconds: float
 
 
-class Returned(NamedTuple):
-    """An email whose lease is to be given back.
+class ReleaseRequest(NamedTuple):
+    """An email whose lease must be released.
 
     Attributes:
-        away_seconds: How long it stays out of the queue.
+        delay_seconds: How long until the email is due again.
     """
 
     email: InFlightEmail
-    away_seconds: float = 0.0
+    delay_seconds: float = 0.0

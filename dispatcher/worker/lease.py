@@ -1,8 +1,8 @@
 """The lease stage: messages → leased emails, in batches.
 
-message ─▶ pointers ─▶ lease (batched; commits before anything leaves) ─▶ leased
-             │ points to no email: to the DLQ      └ no lease: settled by what its row says: ack, requeue, or
-             └ (RabbitMQ does it, as we reject it)   reject; a dead letter that a person put back: replayed
+message ─▶ pointers ─▶ lease (batched; commits before anything is sent) ─▶ leased
+             │ no such email: rejected, and        └ no lease: ack, requeue or reject, by the row's status;
+             └ RabbitMQ moves it to the DLQ          a dead letter that an operator moved back: replayed
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dispatcher.config import Settings
 from dispatcher.domain.dead_letter import DeadLetter
 from dispatcher.domain.status import Status
 from dispatcher.errors import InvalidPointer, StatementRefused, StoreUnavailable
-from dispatcher.host.batches import Batches
+from dispatcher.host.batch_queue import BatchQueue
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
 from dispatcher.store.apart import apart
@@ -39,20 +39,20 @@ from dispatcher.worker.window import Window
 
 
 class Arrival(NamedTuple):
-    """A message, or a part of one, that points to an email."""
+    """One pointer of a message, with the delivery that brought it."""
 
     delivery: Delivery
     pointer: Pointer
 
 
-IN_HAND_SECONDS: Final = 0.5
-"""How often a message may come back while its email is still in hand, here or in somebody's transaction."""
-MOST_REJECTED: Final = 10_000
-"""The most emails for which a worker remembers that it sent a message to the DLQ."""
+REQUEUE_SECONDS: Final = 0.5
+"""Requeue a message after this time if its email is in flight here or its row is locked by another transaction."""
+MAX_REJECTED: Final = 10_000
+"""The most emails whose rejected messages a worker remembers."""
 
 
 class LeaseStage:
-    """Takes leases for what arrives, as far as the window has room."""
+    """Leases the emails of arriving messages, as many as the window has room for."""
 
     def __init__(
         self,
@@ -63,12 +63,12 @@ class LeaseStage:
         ledger: Ledger,
         window: Window,
         *,
-        inbox: Batches[Arrival],
+        inbox: BatchQueue[Arrival],
         leased: SendStage,
     ) -> None:
         """
         Args:
-            leased: Outbox.
+            leased: The next stage.
         """
         self._settings = settings
         self._store = store
@@ -80,11 +80,11 @@ class LeaseStage:
         self._leased = leased
         self._log = get_log()
         self._is_stopped = False
-        self._rejected: dict[UUID, None] = {}  # in order, the oldest first
+        self._rejected: dict[UUID, None] = {}  # oldest first
 
     def take(self, delivery: Delivery) -> None:
-        """Takes a message from the broker; what points to no email goes to the DLQ."""
-        # RabbitMQ may be slow to hear that we stop. Nothing would make room for it, and the stop would wait for that.
+        """Queues a message of the broker; rejects it if it holds no valid pointer."""
+        # RabbitMQ may still deliver after the worker has cancelled. Nothing would lease these messages.
         if self._is_stopped:
             return
         try:
@@ -100,17 +100,17 @@ class LeaseStage:
         for part, each in zip(self._broker.split(delivery, len(pointers)), pointers, strict=True):
             self._inbox.add(Arrival(part, each))
 
-    def forget(self) -> None:
-        """Drops what was delivered and not leased: its channel is gone, and RabbitMQ delivers it again."""
+    def drop_unleased(self) -> None:
+        """Drops messages that are not leased yet: their channel is closed, and RabbitMQ redelivers them."""
         self._inbox.clear()
 
     async def run(self) -> None:
         """Leases until cancelled."""
-        # Probes are taken in random order, because the emails that the provider refuses may have come all together.
-        await self._inbox.run(self._lease, room=self._window.room, takes_any=self._window.is_probing)
+        # Probes are chosen at random, because emails that the provider refuses may have arrived together.
+        await self._inbox.run(self._lease, room=self._window.room, is_any_order=self._window.is_probing)
 
     async def stop(self) -> None:
-        """Takes no more leases, and returns once the batch under way has ended; what waits stays with the broker."""
+        """Stops leasing, and returns when the current batch has ended. Unleased messages stay with the broker."""
         self._is_stopped = True
         self._inbox.clear()
         await self._inbox.finish()
@@ -121,7 +121,7 @@ class LeaseStage:
         waiting: dict[UUID, Arrival] = {}
         repeated = [arrival for arrival in batch if not self._is_first(arrival, waiting)]
         with self._outage.committing:
-            found = await self._lease_surely({i: arrival.pointer.message_key for i, arrival in waiting.items()})
+            found = await self._lease_with_retries({i: arrival.pointer.message_key for i, arrival in waiting.items()})
         if found is None:
             return
         leases, refused, asked_at = found
@@ -137,18 +137,20 @@ class LeaseStage:
             await self._settle(without_lease)
 
     def _is_first(self, arrival: Arrival, waiting: dict[UUID, Arrival]) -> bool:
-        """Whether this message is to lease its email; notes it so.
+        """Whether to lease the email of this message; adds it to `waiting` if so.
 
-        Never one that is in hand: were the answer to its lease lost, we would give back an email that is on the wire.
+        Never leases an email that is in flight here. If the reply to that lease were lost, the worker would release an
+        email that is on the wire.
         """
         email_id = arrival.pointer.email_id
         return email_id not in self._window.emails and waiting.setdefault(email_id, arrival) is arrival
 
-    async def _lease_surely(self, keys_by_id: dict[UUID, str]) -> tuple[list[Lease], set[UUID], float] | None:
-        """The leases, however long PostgreSQL is away, and the emails that it refuses to lease at all.
+    async def _lease_with_retries(self, keys_by_id: dict[UUID, str]) -> tuple[list[Lease], set[UUID], float] | None:
+        """Leases emails, and retries until PostgreSQL answers. Emails whose row is locked get no lease.
 
-        Last comes when the statement was sent, by `steady_clock`. Locked emails get no lease. None if we were stopped
-        meanwhile, and then there are no leases.
+        Returns:
+            The leases, the emails that PostgreSQL refuses to lease, and when the statement was sent (`steady_clock`).
+            None if the stage was stopped meanwhile; then nothing is leased.
         """
         if not keys_by_id:
             return [], set(), 0.0
@@ -156,7 +158,7 @@ class LeaseStage:
         while True:
             try:
                 if answer_lost:
-                    # What PostgreSQL refuses to release stays leased until the lease ends.
+                    # If PostgreSQL refuses to release an email, it stays leased until the lease expires.
                     await apart(list(keys_by_id), self._store.release_unanswered)
                     answer_lost = False
                 if self._is_stopped:
@@ -171,46 +173,45 @@ class LeaseStage:
                 report_lease(len(keys_by_id), time.perf_counter() - began_at)
             except StoreUnavailable as error:
                 answer_lost = True
-                self._ledger.leave_to_relay()  # a session that hangs may commit the leases after we have ended
+                self._ledger.keep_file()  # a hanging session may commit the leases after this process has exited
                 await self._outage.wait(error)
             else:
-                self._outage.over()
+                self._outage.end()
                 return leases, refused, asked_at
 
     async def _lease_free(self, free: set[UUID], keys_by_id: dict[UUID, str]) -> list[Lease]:
         if len(free) < len(keys_by_id):
             keys_by_id = {email_id: keys_by_id[email_id] for email_id in free}
-        if not self._ledger.is_named:
-            self._ledger.name_database(await self._store.find_database_id())
+        if not self._ledger.has_database:
+            self._ledger.set_database(await self._store.find_database_id())
         try:
             return await self._store.lease(keys_by_id, self._settings.lease_seconds)
         except StatementRefused:
-            # Where the answer was unreadable, the statement was executed.
+            # If only the reply was unreadable, PostgreSQL has executed the statement.
             await self._store.release_unanswered(list(keys_by_id))
             raise
 
     async def _lease_unread(self, email_id: UUID, message_key: str) -> list[Lease]:
-        """The lease of an email that could not be leased with its content, if it may be leased."""
+        """Leases an email without reading its content, because the lease with its content failed."""
         lease = await self._store.lease_unread(email_id, message_key, self._settings.lease_seconds)
         return [] if lease is None else [lease]
 
     async def _settle(self, arrivals: list[Arrival]) -> None:
-        """Settles what got no lease. The message of an email that PostgreSQL cannot read goes to the DLQ."""
+        """Acks, requeues or rejects messages whose email got no lease."""
         _, culprits = await apart(arrivals, self._settle_all)
         for (delivery, pointer), error in culprits:
             self._log.error("email.statement_failed", email_id=str(pointer.email_id), reason=error.message)
             self._reject(delivery, pointer.email_id)
 
     def _reject(self, delivery: Delivery, email_id: UUID) -> None:
-        """Sends the message of an email that PostgreSQL refuses to lease to the DLQ, where an operator finds the email.
+        """Rejects the message of an email that PostgreSQL cannot lease; RabbitMQ moves it to the DLQ for an operator.
 
-        Does so once for each email: since it stays pending, the relay publishes it again and again. Later messages are
-        acked.
+        Once per email: the email stays pending, so the relay keeps publishing it. Later messages are acked.
         """
         if email_id in self._rejected:
             self._broker.ack([delivery])
             return
-        if len(self._rejected) >= MOST_REJECTED:
+        if len(self._rejected) >= MAX_REJECTED:
             del self._rejected[next(iter(self._rejected))]
         self._rejected[email_id] = None
         metrics.MESSAGES_REJECTED.add(1)
@@ -219,12 +220,13 @@ class LeaseStage:
     async def _settle_all(self, arrivals: Sequence[Arrival]) -> None:
         try:
             standing = await self._store.find_standing([pointer.email_id for _, pointer in arrivals])
-            # A lease of ours that nobody here knows: its statement was cut off, and went on without us.
+            # A lease in this worker's name that is not in the window: PostgreSQL executed the statement, and the reply
+            # was lost.
             tokens = {i: found.our_token for i, found in standing.items() if i not in self._window.emails}
             if orphans := {i: token for i, token in tokens.items() if token is not None}:
                 await self._store.release_free(orphans)
                 standing |= {i: replace(standing[i], status=Status.PENDING) for i in orphans}
-            arrivals = await self._replay_letters(arrivals, standing)
+            arrivals = await self._replay_dead_letters(arrivals, standing)
         except StoreUnavailable as error:
             await self._outage.wait(error)
             for delivery, _ in arrivals:
@@ -232,29 +234,31 @@ class LeaseStage:
             return
         self._broker.ack([delivery for delivery, pointer in arrivals if self._is_done(delivery, pointer, standing)])
 
-    async def _replay_letters(self, arrivals: Sequence[Arrival], standing: dict[UUID, Standing]) -> Sequence[Arrival]:
-        """Settles the dead letters among what got no lease: a person has put them here. Returns the other messages."""
+    async def _replay_dead_letters(
+        self, arrivals: Sequence[Arrival], standing: dict[UUID, Standing]
+    ) -> Sequence[Arrival]:
+        """Replays dead letters that an operator moved to the send queue; returns the other messages."""
         dead = [(d, p) for d, p in arrivals if _is_dead(standing.get(p.email_id), p)]
-        letters = [(delivery, letter) for delivery, _ in dead if (letter := _letter_in(delivery))]
-        if not letters:
+        dead_letters = [(delivery, found) for delivery, _ in dead if (found := _dead_letter_in(delivery))]
+        if not dead_letters:
             return arrivals
-        attempts = {letter.email_id: letter.attempts for _, letter in letters}
+        attempts = {dead_letter.email_id: dead_letter.attempts for _, dead_letter in dead_letters}
         verdicts = await self._store.replay_letters(attempts)
-        for delivery, letter in letters:
-            verdict = verdicts.get(letter.email_id)
+        for delivery, dead_letter in dead_letters:
+            verdict = verdicts.get(dead_letter.email_id)
             if verdict is None:
                 self._requeue_later(delivery)
                 continue
-            self._log.info("message.returned", email_id=str(letter.email_id), verdict=verdict)
+            self._log.info("message.returned", email_id=str(dead_letter.email_id), verdict=verdict)
             if verdict is LetterVerdict.REFUSED:
-                self._broker.reject(delivery)  # to the DLQ, from where it came
+                self._broker.reject(delivery)  # back to the DLQ
             else:
                 self._broker.ack([delivery])
-        settled = {delivery.tag for delivery, _ in letters}
+        settled = {delivery.tag for delivery, _ in dead_letters}
         return [arrival for arrival in arrivals if arrival.delivery.tag not in settled]
 
     def _is_done(self, delivery: Delivery, pointer: Pointer, standing: dict[UUID, Standing]) -> bool:
-        """Whether the message has done its work; where it points to nothing or must come again, tells the broker so."""
+        """Whether to ack the message; otherwise requeues or rejects it."""
         found = standing.get(pointer.email_id)
         if found is None or found.message_key != pointer.message_key:
             reason = "no such email" if found is None else "its message key belongs to another email"
@@ -263,20 +267,20 @@ class LeaseStage:
             self._broker.reject(delivery)
             return False
         if found.status is Status.PENDING:
-            # Its owner gave it back between our two looks: the next delivery can lease it. If that owner is us, we have
-            # not yet heard so from PostgreSQL, and the next delivery need not hurry; nor if somebody has it locked.
+            # The email was released between the two queries: the next delivery can lease it. Requeue with a delay if
+            # this worker is still waiting for the reply to that release, or if another transaction locks the row.
             if pointer.email_id in self._window.emails or pointer.email_id in self._store.locked:
                 self._requeue_later(delivery)
             else:
                 asyncio.get_running_loop().call_soon(self._broker.requeue, delivery)
             return False
-        # Finished, or another's: the row's owner or the rescue has it. A message is only a hint.
+        # Finished, or leased elsewhere: the owner of the lease or recovery will finish it.
         metrics.DUPLICATES.add(1, found.status)
         self._log.debug("message.duplicated", email_id=str(pointer.email_id), status=found.status)
         return True
 
     def _requeue_later(self, delivery: Delivery) -> None:
-        asyncio.get_running_loop().call_later(IN_HAND_SECONDS, self._broker.requeue, delivery)
+        asyncio.get_running_loop().call_later(REQUEUE_SECONDS, self._broker.requeue, delivery)
 
 
 def _is_dead(found: Standing | None, pointer: Pointer) -> bool:
@@ -285,8 +289,8 @@ def _is_dead(found: Standing | None, pointer: Pointer) -> bool:
     )
 
 
-def _letter_in(delivery: Delivery) -> DeadLetter | None:
-    """The dead letter that a message is; None for a pointer, which is all that machines put on the send queue."""
+def _dead_letter_in(delivery: Delivery) -> DeadLetter | None:
+    """Decodes a message as a dead letter; None if it is a pointer. Only operators put dead letters on this queue."""
     try:
         return decode(delivery.body)
     except InvalidPointer:

@@ -1,4 +1,4 @@
-"""PostgreSQL away: what a worker wants written waits here, and is tried again."""
+"""Waits between tries while PostgreSQL is unreachable."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dispatcher.errors import StoreUnavailable
 from dispatcher.telemetry.log import get_log
 
 LOCKED_SECONDS: Final = 0.5
-"""Until the next look at an email that another transaction has locked."""
+"""Until the next try to write a row that another transaction has locked."""
 
 
 class StoreOutage:
-    """The worker's one view of whether PostgreSQL answers.
+    """The current outage of PostgreSQL, shared by all stages of a worker.
 
     Attributes:
-        committing: To be entered while a commit is tried, however often.
+        committing: Enter this around a commit and its retries; the process slot then shows how long it takes.
     """
 
     def __init__(self, committing: AbstractContextManager[None] | None = None) -> None:
@@ -28,12 +28,12 @@ class StoreOutage:
         self._log = get_log()
 
     async def wait(self, error: StoreUnavailable) -> None:
-        """Notes a failure, and returns when it is time to try again."""
+        """Logs a failure, and returns when it is time to try again."""
         seconds = self._backoff.next_wait(random.random)
         self._log.warning("store.connection_lost", reason=str(error), retry_in_seconds=round(seconds, 2))
         await asyncio.sleep(seconds)
 
-    def over(self) -> None:
-        """Notes that PostgreSQL answered."""
+    def end(self) -> None:
+        """Ends the outage: PostgreSQL has answered."""
         if self._backoff.worked():
             self._log.info("store.connected")

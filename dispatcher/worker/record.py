@@ -1,9 +1,9 @@
-"""The record stage: outcomes → committed → acked, in batches, whatever happens to the database meanwhile.
+"""The record stage: outcomes → committed → acked, in batches, also across database outages.
 
-outcome ─▶ record (batched) ─▶ committed: the ledger slot is cleared, the message acked
-             │ locked: later                └ a deferral: back to the send stage; without its lease: given back
-             │ reply lost: looks whether it is on record, before anything else
-             └ refused: split, until the culprit is alone; it loses its words, or waits
+outcome ─▶ record (batched) ─▶ committed: clear the ledger slot, ack the message
+             │ locked: later                └ deferred: back to the send stage, or released if the lease was lost
+             │ reply lost: first check whether the result is recorded already
+             └ refused: split until the culprit is alone; record it without the provider's text, or retry later
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from uuid import UUID
 from dispatcher.broker.consumer import Consumer, Delivery
 from dispatcher.domain.status import Status
 from dispatcher.errors import SchemaError, StatementRefused, StoreBusy, StoreUnavailable
-from dispatcher.host.batches import Batches
+from dispatcher.host.batch_queue import BatchQueue
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
 from dispatcher.store.apart import apart
 from dispatcher.store.leases import LeaseStore
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
-from dispatcher.worker.in_flight_email import Ended, Event, State
+from dispatcher.worker.in_flight_email import EmailEvent, EmailState, EndedAttempt
 from dispatcher.worker.outage import LOCKED_SECONDS, StoreOutage
 from dispatcher.worker.report import report_record
 from dispatcher.worker.send import SendStage
 from dispatcher.worker.window import Window
 
 REFUSED_SECONDS: Final = 2.0
-"""Until a result is tried again that PostgreSQL refuses even without its words."""
+"""Until the next try of a result that PostgreSQL refuses even without the provider's text."""
 FULL_SHARE: Final = 2
-"""One part of so many of the window is worth a statement: while it is recorded, the others are on their way."""
+"""Half of the window is a full batch: while it is recorded, the other half is being sent."""
 
 
 class RecordStage:
-    """Keeps every result until a commit holds it; nothing is acked before.
+    """Keeps every result until it is committed. Acks only after the commit.
 
     Attributes:
-        finished_count: Emails whose lease a commit of this stage has ended.
-        sent_count: Those of them that were sent.
+        finished_count: How many leases this stage has ended.
+        sent_count: How many emails it has recorded as sent.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class RecordStage:
         ledger: Ledger,
         window: Window,
         *,
-        inbox: Batches[Ended],
+        inbox: BatchQueue[EndedAttempt],
         deferred: SendStage,
     ) -> None:
         """
         Args:
-            deferred: Outbox: what is to be tried again, or given back.
+            deferred: The stage that retries deferred emails, or releases them.
         """
         self._store = store
         self._broker = broker
@@ -71,42 +71,42 @@ class RecordStage:
         self.finished_count = 0
 
     async def run(self, prefetch: int) -> None:
-        """Records until cancelled."""
-        await self._inbox.run(self._record, full=prefetch // FULL_SHARE, is_awaited=self._window.is_scarce)
+        """Records results until cancelled."""
+        await self._inbox.run(self._record, full=prefetch // FULL_SHARE, is_urgent=self._window.is_scarce)
 
-    async def _record(self, batch: list[Ended]) -> None:
+    async def _record(self, batch: list[EndedAttempt]) -> None:
         with self._outage.committing:
             for ended in batch:
-                if ended.email.state is State.IN_DOUBT:
-                    await self._record_apart([ended])
-            if certain := [ended for ended in batch if ended.email.state in (State.ANSWERED, State.REFUSED)]:
-                await self._record_apart(certain)
+                if ended.email.state is EmailState.IN_DOUBT:
+                    await self._record_or_split([ended])
+            if certain := [ended for ended in batch if ended.email.state in (EmailState.ANSWERED, EmailState.REFUSED)]:
+                await self._record_or_split(certain)
 
-    async def _record_apart(self, batch: list[Ended]) -> None:
-        """Records all that PostgreSQL can record; a culprit loses its words, or waits."""
-        _, culprits = await apart(batch, self._record_surely)
+    async def _record_or_split(self, batch: list[EndedAttempt]) -> None:
+        """Records what PostgreSQL accepts. A refused result loses the provider's text, or is retried later."""
+        _, culprits = await apart(batch, self._record_with_retries)
         for ended, error in culprits:
             self._log.error("email.statement_failed", email_id=str(ended.email.email_id), reason=error.message)
             bare = ended.result.bare()
             if bare != ended.result:
-                await self._record_apart([ended._replace(result=bare)])
+                await self._record_or_split([ended._replace(result=bare)])
                 continue
-            # Until the rescue has judged it, or PostgreSQL takes the result after all, the email stays in the window.
-            # A drain does not wait for that.
-            ended.email.on(Event.REFUSE)
+            # The email stays in the window until PostgreSQL takes the result, or recovery has judged the email. A drain
+            # does not wait for it.
+            ended.email.on(EmailEvent.REFUSE)
             asyncio.get_running_loop().call_later(REFUSED_SECONDS, self._inbox.add, ended)
 
-    async def _record_surely(self, part: Sequence[Ended]) -> None:
-        """Records what is not locked, however long PostgreSQL is away; the rest is added again, later.
+    async def _record_with_retries(self, part: Sequence[EndedAttempt]) -> None:
+        """Records results, and retries until PostgreSQL answers. Queues results of locked rows again for later.
 
         Raises:
-            StatementRefused: PostgreSQL cannot record all of it in one statement; nothing of it is recorded.
+            StatementRefused: PostgreSQL refuses the statement; nothing is recorded.
         """
         batch, is_busy = list(part), False
         while True:
             try:
-                if batch[0].email.state is State.IN_DOUBT and await self._store.is_recorded(batch[0].result):
-                    # The reply would have said whose lease was lost. Where one is needed again, it counts as lost.
+                if batch[0].email.state is EmailState.IN_DOUBT and await self._store.is_recorded(batch[0].result):
+                    # The lost reply would have named the emails whose lease was lost. A deferral now counts as lost.
                     self._close(batch, (), 0.0)
                     break
                 batch = await self._without_locked(batch, is_busy=is_busy)
@@ -114,20 +114,20 @@ class RecordStage:
                     await self._commit(batch)
                 break
             except StoreBusy as error:
-                # Nothing was committed, perhaps for one email alone. If not, it is as if PostgreSQL were away.
+                # Nothing was committed, probably because one row is locked. A second time, treat it as an outage.
                 if is_busy:
                     await self._outage.wait(error)
                 is_busy = True
             except SchemaError as error:
-                # A trigger's, most likely. What was sent must be kept until it can be recorded.
+                # Probably a trigger's error. Keep the result until it can be recorded.
                 raise StatementRefused(error.message) from error
             except StoreUnavailable as error:
                 for ended in batch:
-                    ended.email.on(Event.LOSE_REPLY)
+                    ended.email.on(EmailEvent.LOSE_REPLY)
                 await self._outage.wait(error)
 
-    async def _without_locked(self, batch: list[Ended], *, is_busy: bool) -> list[Ended]:
-        """Leaves the emails for later that another transaction has locked."""
+    async def _without_locked(self, batch: list[EndedAttempt], *, is_busy: bool) -> list[EndedAttempt]:
+        """Queues results of rows that another transaction has locked for later; returns the others."""
         locked = await self._store.locked.among([ended.email.email_id for ended in batch], is_busy=is_busy)
         if not locked:
             return batch
@@ -136,31 +136,31 @@ class RecordStage:
                 self._inbox.add_later(ended, LOCKED_SECONDS)
         return [ended for ended in batch if ended.email.email_id not in locked]
 
-    async def _commit(self, batch: list[Ended]) -> None:
+    async def _commit(self, batch: list[EndedAttempt]) -> None:
         began_at, asked_at = time.perf_counter(), steady_clock()
         ours = await self._store.record([ended.result for ended in batch])
         report_record(batch, time.perf_counter() - began_at)
         self._report_lost_leases(batch, ours)
         self._close(batch, ours, asked_at)
 
-    def _close(self, batch: list[Ended], ours: Collection[UUID], asked_at: float) -> None:
-        """Ends what a commit has recorded: clears the ledger, acks, and passes deferrals on.
+    def _close(self, batch: list[EndedAttempt], ours: Collection[UUID], asked_at: float) -> None:
+        """Finishes recorded emails: clears ledger slots, acks messages, and hands deferred emails to the send stage.
 
         Args:
-            ours: The emails of which we know that their lease goes on, if the result says so.
-            asked_at: When the statement was sent, by `steady_clock`.
+            ours: The emails whose lease this worker still held when it recorded them.
+            asked_at: When the statement was sent (`steady_clock`).
         """
-        self._outage.over()
+        self._outage.end()
         finished: list[Delivery] = []
         for email, result, retry_seconds in batch:
-            email.on(Event.RECORD)
+            email.on(EmailEvent.RECORD)
             if email.ledger_slot is not None:
                 self._ledger.clear(email.ledger_slot)
                 email.ledger_slot = None
-            # Acked even where it is to be tried again: the row is ours, and no slot of the window waits with it.
+            # Acked also before a retry: this worker holds the row, and the message would only fill the prefetch window.
             finished.append(email.delivery)
             if result.status is not Status.SENDING:
-                email.on(Event.FINISH)
+                email.on(EmailEvent.FINISH)
                 self.sent_count += result.status is Status.SENT
                 self.finished_count += 1
                 del self._window.emails[email.lease.email_id]
@@ -168,11 +168,11 @@ class RecordStage:
                 email.confirm(asked_at, result.lease_seconds or 0.0)
                 self._deferred.retry(email, retry_seconds)
             else:
-                self._deferred.give_back(email)
+                self._deferred.release(email)
         self._broker.ack(finished)
         self._window.wake()
 
-    def _report_lost_leases(self, batch: list[Ended], ours: set[UUID]) -> None:
+    def _report_lost_leases(self, batch: list[EndedAttempt], ours: set[UUID]) -> None:
         if len(ours) == len(batch):
             return
         for email, result, _ in batch:
@@ -186,5 +186,5 @@ class RecordStage:
                 )
 
     async def finish(self) -> None:
-        """Returns once everything queued is committed."""
+        """Returns once every queued result is committed."""
         await self._inbox.finish()

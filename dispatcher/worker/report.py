@@ -1,4 +1,4 @@
-"""What a worker reports: a log line and a span for each attempt, and metrics for each batch, not for each email."""
+"""A worker's telemetry: a log line and a span per attempt, metrics per batch."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from dispatcher.store.leases import Result
 from dispatcher.telemetry import metrics, quick_log
 from dispatcher.telemetry.finished_attempt import FinishedAttempt
 from dispatcher.telemetry.tracing import TRACER
-from dispatcher.worker.in_flight_email import Ended, InFlightEmail
+from dispatcher.worker.in_flight_email import EndedAttempt, InFlightEmail
 
 ACCEPTED: Final = "accepted"
 
 
 def report_attempt(email: InFlightEmail, outcome: Outcome, status: Status, finished_at: float) -> None:
-    """An attempt was concluded: a line in the log, and a span where traces are on.
+    """Logs an attempt that has ended, and adds a span if tracing is on.
 
     Args:
-        status: The email's status after it.
+        status: The email's status after the attempt.
         finished_at: Unix seconds.
     """
     refusal = None if isinstance(outcome, Accepted) else outcome
@@ -56,27 +56,27 @@ def report_attempt(email: InFlightEmail, outcome: Outcome, status: Status, finis
 
 
 def report_lease(emails: int, seconds: float) -> None:
-    """A lease statement ended.
+    """Counts a lease statement.
 
     Args:
-        emails: How many it asked for.
+        emails: How many emails it tried to lease.
     """
     metrics.LEASE_EMAILS.observe(emails)
     metrics.LEASE_SECONDS.observe(seconds)
 
 
-def report_record(batch: Sequence[Ended], seconds: float) -> None:
-    """A record statement was committed."""
+def report_record(batch: Sequence[EndedAttempt], seconds: float) -> None:
+    """Counts a committed record statement and its results."""
     if not metrics.ATTEMPTS.is_bound:
         return
     metrics.RECORD_EMAILS.observe(len(batch))
     metrics.RECORD_SECONDS.observe(seconds)
     results = [ended.result for ended in batch]
-    # Apart, because it is what nearly all are: a key of one word, where the others' takes four.
+    # Accepted emails are counted separately because nearly all are: their key has one part instead of four.
     for provider, count in Tally(result.provider for result in results if result.outcome == ACCEPTED).items():
         metrics.ATTEMPTS.add(count, provider, ACCEPTED, "none")
         metrics.EMAILS.add(count, provider, ACCEPTED)
-    _count_others([result for result in results if result.outcome != ACCEPTED])
+    _count_unaccepted([result for result in results if result.outcome != ACCEPTED])
     send_seconds: dict[str, list[float]] = defaultdict(list)
     for result in results:
         send_seconds[result.provider].append((result.finished_at - result.started_at).total_seconds())
@@ -89,7 +89,7 @@ def report_record(batch: Sequence[Ended], seconds: float) -> None:
     )
 
 
-def _count_others(results: Sequence[Result]) -> None:
+def _count_unaccepted(results: Sequence[Result]) -> None:
     kinds = Tally((r.provider, r.outcome, r.error_type or "none", r.status) for r in results)
     for (provider, outcome, error_type, status), count in kinds.items():
         metrics.ATTEMPTS.add(count, provider, outcome, error_type)

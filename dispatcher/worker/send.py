@@ -1,10 +1,10 @@
 """The send stage: leased emails → outcomes, one email at a time.
 
-    leased ─▶ an attempt, in a task of its own, or in a call that it shares ─▶ outcome ─▶ decided ─▶ to be recorded
-                 │ a retry, or another look: waits under the same lease            (a deferral comes back: `retry`)
-                 └▶ nothing left, and nothing will: to be given back
+    leased ─▶ an attempt, in a task or in a bulk call ─▶ outcome ─▶ decision ─▶ record stage
+                 │ retry later: waits under the same lease           (a deferral comes back through `retry`)
+                 └▶ not sent: release stage
 
-Emails that share a call need no task while it is under way: nearly all are accepted, and concluded as the answer comes.
+Emails in a bulk call need no task: nearly all are accepted, and a callback concludes them when the answer arrives.
 """
 
 from __future__ import annotations
@@ -17,35 +17,42 @@ from dispatcher.config import Settings
 from dispatcher.domain.decision import RetryIn, decide
 from dispatcher.domain.outcome import Deferred, Outcome, Uncertain
 from dispatcher.domain.retry import RetryPolicy
-from dispatcher.host.batches import Batches
+from dispatcher.host.batch_queue import BatchQueue
 from dispatcher.host.ledger import Ledger
-from dispatcher.host.ledger_format import Flight
+from dispatcher.host.ledger_format import InFlightAttempt
 from dispatcher.store.results import result_of
-from dispatcher.worker.attempts import Attempts, NoRoute, Ride, TryLater
-from dispatcher.worker.contents import Contents, NoMemory
-from dispatcher.worker.in_flight_email import Ended, Event, InFlightEmail, LeaseRanOut, Returned, State
+from dispatcher.worker.attempts import Attempts, BulkAttempt, NoRoute, TryLater
+from dispatcher.worker.contents import ContentLoader, NoMemory
+from dispatcher.worker.in_flight_email import (
+    EmailEvent,
+    EmailState,
+    EndedAttempt,
+    InFlightEmail,
+    LeaseExpired,
+    ReleaseRequest,
+)
 from dispatcher.worker.report import report_attempt
 from dispatcher.worker.window import Window
 
 
 class SendStage:
-    """Sends what was leased, again where it is deferred, until its outcome is final or it is given back."""
+    """Sends leased emails, and retries deferred ones, until each has a final outcome or is released."""
 
     def __init__(
         self,
         settings: Settings,
         attempts: Attempts,
-        contents: Contents,
+        contents: ContentLoader,
         ledger: Ledger,
         window: Window,
         *,
-        outcomes: Batches[Ended],
-        returns: Batches[Returned],
+        outcomes: BatchQueue[EndedAttempt],
+        releases: BatchQueue[ReleaseRequest],
     ) -> None:
         """
         Args:
-            outcomes: Outbox: what is to be recorded. What this records as deferred comes back over `retry`.
-            returns: Outbox: what is to be given back.
+            outcomes: The inbox of the record stage. Deferred emails come back through `retry`.
+            releases: The inbox of the release stage.
         """
         self._lease_seconds = settings.lease_seconds
         self._policy = RetryPolicy(settings.max_attempts, settings.retry_base_seconds, settings.retry_cap_seconds)
@@ -54,136 +61,136 @@ class SendStage:
         self._ledger = ledger
         self._window = window
         self._outcomes = outcomes
-        self._returns = returns
+        self._releases = releases
         self._loop = asyncio.get_running_loop()
         self._is_draining = False
 
     def add(self, email: InFlightEmail) -> None:
         """Begins the first attempt under a lease."""
-        ride = self._attempts.begin(email)
-        if ride is None:
+        bulk = self._attempts.begin(email)
+        if bulk is None:
             self._start(email)
         else:
-            email.work = ride.outcome
-            ride.outcome.add_done_callback(lambda _: self._end_ride(email, ride))
+            email.work = bulk.outcome
+            bulk.outcome.add_done_callback(lambda _: self._end_bulk(email, bulk))
 
     def retry(self, email: InFlightEmail, seconds: float) -> None:
-        """Makes the next attempt after so long; the deferral of the one before is recorded."""
+        """Schedules the next attempt. Call this once the deferral is recorded."""
         email.attempt_number += 1
         self._wait(email, seconds)
 
-    def give_back(self, email: InFlightEmail, away_seconds: float = 0.0) -> None:
-        """Gives back what nothing left of, or of which the provider says that it took nothing. Idempotent."""
-        if email.may(Event.RETURN):
-            email.on(Event.RETURN)
-            self._returns.add(Returned(email, away_seconds))
+    def release(self, email: InFlightEmail, delay_seconds: float = 0.0) -> None:
+        """Releases an email that was not sent, or of which the provider took nothing. Idempotent."""
+        if email.may(EmailEvent.RELEASE):
+            email.on(EmailEvent.RELEASE)
+            self._releases.add(ReleaseRequest(email, delay_seconds))
 
     def stop(self, email: InFlightEmail) -> None:
-        """Keeps an email from leaving, and gives it back once its attempt has noticed.
+        """Prevents an email from being sent, and releases it once its attempt has ended.
 
-        An attempt that was cancelled before its first step notices nothing; neither does a timer.
+        A task that is cancelled before its first step does not release the email itself; nor does a timer.
         """
-        email.on(Event.STOP)
+        email.on(EmailEvent.STOP)
         work = email.work
-        assert work is not None, "an email that can be stopped is being prepared, or waits"
+        assert work is not None, "an email that can be stopped has a task, a bulk call or a timer"
         work.cancel()
         if isinstance(work, asyncio.Task):
-            work.add_done_callback(lambda _: self.give_back(email))
+            work.add_done_callback(lambda _: self.release(email))
         elif not isinstance(work, asyncio.Future):
-            self.give_back(email)
+            self.release(email)
 
     def stop_all(self) -> None:
-        """Begins to drain: stops all emails of which nothing has left."""
+        """Begins to drain: stops all emails that are not on the wire."""
         self._is_draining = True
         for email in list(self._window.emails.values()):
-            if email.may(Event.STOP):
+            if email.may(EmailEvent.STOP):
                 self.stop(email)
 
     async def finish(self, until: float) -> None:
-        """Waits for what is on the wire, up to this instant of the loop's clock.
+        """Waits for the answers to emails on the wire, until `until` (the loop's clock).
 
-        What got no answer by then is concluded as uncertain.
+        An email without an answer by then is concluded as uncertain.
         """
         while (left := until - self._loop.time()) > 0 and (work := self._work()):
             await asyncio.wait(work, timeout=left)
         for email in list(self._window.emails.values()):
-            if email.state is State.ON_THE_WIRE:
+            if email.state is EmailState.ON_THE_WIRE:
                 self._conclude(email, Uncertain("The worker had to stop before the provider answered."))
             else:
-                self.give_back(email)  # its adapter is slow to notice
+                self.release(email)  # its adapter has not noticed the stop yet
 
     def _work(self) -> list[asyncio.Future[object]]:
-        """What the emails in hand wait for, but for their records."""
+        """The pending tasks and bulk calls."""
         works = [email.work for email in self._window.emails.values()]
         return [work for work in works if isinstance(work, asyncio.Future) and not work.done()]
 
-    def _start(self, email: InFlightEmail, ride: Ride | None = None) -> None:
-        email.work = self._loop.create_task(self._send(email, ride))  # half of what asyncio's own way costs
+    def _start(self, email: InFlightEmail, bulk: BulkAttempt | None = None) -> None:
+        email.work = self._loop.create_task(self._send(email, bulk))  # costs half as much as asyncio.create_task
 
-    def _end_ride(self, email: InFlightEmail, ride: Ride) -> None:
-        """Concludes an email whose call has ended, where it was accepted; all else is for a task of its own."""
+    def _end_bulk(self, email: InFlightEmail, bulk: BulkAttempt) -> None:
+        """Concludes an accepted email when its bulk call has ended. Starts a task for any other outcome."""
         email.work = None
-        if (accepted := self._attempts.accepted(email, ride)) is None:
-            self._start(email, ride)
+        if (accepted := self._attempts.accepted(email, bulk)) is None:
+            self._start(email, bulk)
             return
         try:
             self._conclude(email, accepted)
         except Exception as error:  # noqa: BLE001 - as in `_send`
             self._conclude(email, self._attempts.failed(email, error))
 
-    async def _send(self, email: InFlightEmail, ride: Ride | None) -> None:
+    async def _send(self, email: InFlightEmail, bulk: BulkAttempt | None) -> None:
         """Makes one attempt.
 
         Args:
-            ride: The attempt, where it is over already, and was not accepted.
+            bulk: The attempt, if it has ended already without acceptance.
         """
         try:
-            await self._attempt(email, ride)
+            await self._attempt(email, bulk)
         except TryLater as later:
             self._wait(email, later.seconds)
         except (NoRoute, NoMemory) as error:
-            self.give_back(email, error.away_seconds)
-        except LeaseRanOut:
-            self.give_back(email)
+            self.release(email, error.delay_seconds)
+        except LeaseExpired:
+            self.release(email)
         except asyncio.CancelledError:
-            if email.state is State.ON_THE_WIRE:  # the process ends: its ledger says so
+            if email.state is EmailState.ON_THE_WIRE:  # the process exits; the ledger names the email
                 raise
-            self.give_back(email)
-        except Exception as error:  # noqa: BLE001 - an adapter's bug, such as an answer that is none
-            # Nobody waits for this task: the email would be leased, and in the window, for as long as we live.
+            self.release(email)
+        except Exception as error:  # noqa: BLE001 - an adapter's bug, such as an invalid outcome
+            # No code awaits this task: without this, the email would stay leased until the process exits.
             self._conclude(email, self._attempts.failed(email, error))
 
-    async def _attempt(self, email: InFlightEmail, ride: Ride | None) -> None:
-        """Makes and concludes one attempt. Content that was not leased with its email is read for it."""
+    async def _attempt(self, email: InFlightEmail, bulk: BulkAttempt | None) -> None:
+        """Makes and concludes one attempt. Reads the content first if the lease did not bring it."""
         if not email.lease.octets_apart:
-            self._conclude(email, await self._attempts.make(email, ride))
+            self._conclude(email, await self._attempts.make(email, bulk))
             return
-        async with self._contents.held(email) as fault:
+        async with self._contents.loaded(email) as fault:
             outcome = self._attempts.unreadable(email, fault) if fault else await self._attempts.make(email)
             self._conclude(email, outcome)
 
     def _wait(self, email: InFlightEmail, seconds: float) -> None:
-        """Leaves the email for later, under its lease; others take its place meanwhile."""
-        if self._is_draining or not email.may(Event.WAIT):
-            self.give_back(email)
+        """Retries the email later, under its lease. Frees its slot in the window meanwhile."""
+        if self._is_draining or not email.may(EmailEvent.WAIT):
+            self.release(email)
             return
-        email.on(Event.WAIT)
+        email.on(EmailEvent.WAIT)
         email.work = self._loop.call_later(seconds, self._resume, email)
         self._window.wake()
 
     def _resume(self, email: InFlightEmail) -> None:
-        email.on(Event.RESUME)
+        email.on(EmailEvent.RESUME)
         self._start(email)
 
     def _conclude(self, email: InFlightEmail, outcome: Outcome) -> None:
-        """Writes the answer into the ledger, decides what it means, and passes it on to be recorded."""
-        if not email.may(Event.ANSWER):
-            return  # the drain ran out of time, and has concluded or given it back before the answer came
+        """Writes the answer into the ledger, decides what follows, and hands the result to the record stage."""
+        if not email.may(EmailEvent.ANSWER):
+            return  # the drain timed out, and concluded or released the email before the answer arrived
         finished_at = email.attempted_until
         if email.ledger_slot is not None:
-            self._ledger.answered(email.ledger_slot, outcome, finished_at=finished_at)
+            self._ledger.mark_answered(email.ledger_slot, outcome, finished_at=finished_at)
         fails_over = self._attempts.may_fail_over(email, outcome)
-        # What one provider asks us to wait is nothing to the next.
+        # The wait that one provider asks for does not apply to the next.
         judged = replace(outcome, retry_after=None) if fails_over and isinstance(outcome, Deferred) else outcome
         number = email.attempt_number - email.lease.attempt_base
         decision = decide(judged, number, email.policy, self._policy, random.random)
@@ -191,7 +198,7 @@ class SendStage:
         wait_seconds = decision.seconds if isinstance(decision, RetryIn) and not fails_over else 0.0
         if not (retries and fails_over):
             email.refused_by = frozenset()
-        flight = Flight(
+        attempt = InFlightAttempt(
             email.lease.email_id,
             email.lease.token,
             email.attempt_number,
@@ -201,7 +208,7 @@ class SendStage:
             finished_at,
         )
         lease_seconds = wait_seconds + self._lease_seconds if retries else None
-        result = result_of(flight, outcome, decision, lease_seconds=lease_seconds)
-        email.on(Event.ANSWER)
-        self._outcomes.add(Ended(email, result, wait_seconds))
+        result = result_of(attempt, outcome, decision, lease_seconds=lease_seconds)
+        email.on(EmailEvent.ANSWER)
+        self._outcomes.add(EndedAttempt(email, result, wait_seconds))
         report_attempt(email, outcome, result.status, finished_at)

@@ -1,4 +1,4 @@
-"""How much a worker may have in hand."""
+"""The prefetch window: how many emails a worker may lease at once."""
 
 from __future__ import annotations
 
@@ -6,57 +6,58 @@ from typing import Final, Protocol
 from uuid import UUID
 
 from dispatcher.routing.routes import Routes
-from dispatcher.worker.in_flight_email import InFlightEmail, State
+from dispatcher.worker.in_flight_email import EmailState, InFlightEmail
 
 SCARCE_SHARE: Final = 4
-"""Where less than one part of so many of the window is free, each record makes room that is about to be needed."""
+"""If less than a quarter of the window is free, results are recorded without lingering, to free slots sooner."""
 
 
-class Waits(Protocol):
-    """Something that waits for room."""
+class Wakeable(Protocol):
+    """A queue that waits for free slots in the window."""
 
     def wake(self) -> None:
-        """There may be room now."""
+        """Checks again for free slots."""
 
 
 class Window:
     """The emails under lease in this worker.
 
     Attributes:
-        emails: By id, from the lease until a commit has ended it, and we know that it has.
+        emails: By id, from the lease until the commit that ends the lease is confirmed.
     """
 
-    def __init__(self, routes: Routes, prefetch: int, waits: Waits) -> None:
+    def __init__(self, routes: Routes, prefetch: int, waiting: Wakeable) -> None:
         """
         Args:
-            prefetch: How many emails may be under way at once.
-            waits: Is woken when the window may have grown.
+            prefetch: How many emails may be sent at once.
+            waiting: Woken whenever more emails may be leased.
         """
         self.emails: dict[UUID, InFlightEmail] = {}
-        self.wake = waits.wake
+        self.wake = waiting.wake
         self._routes = routes
         self._prefetch = prefetch
 
     def room(self) -> int:
-        """How many more emails may be leased: none while no provider may be tried, one for a probe.
+        """How many more emails may be leased: 0 while no provider may be tried, 1 for a probe.
 
-        Emails that wait for a retry take no room from others, up to as many again: the ledger has that many slots.
+        Emails that wait for a retry do not count, up to a second window of them: the ledger has slots for two windows.
         """
         room = self._routes.room
         ledger_room = 2 * self._prefetch - len(self.emails)
         if room is None:
-            busy = len(self.emails) - self._count(State.WAITING)
+            busy = len(self.emails) - self._count(EmailState.WAITING)
             return min(self._prefetch - busy, ledger_room)
-        # What was on the wire when the provider failed may stay there until its deadline: no reason not to probe.
-        return max(0, min(room - self._count(State.PREPARING) - self._count(State.STOPPED), ledger_room))
+        # Emails that were on the wire when the provider failed do not count: they may stay there until their deadline,
+        # and a probe need not wait for that.
+        return max(0, min(room - self._count(EmailState.PREPARING) - self._count(EmailState.STOPPED), ledger_room))
 
     def is_probing(self) -> bool:
-        """Whether the next emails are probes of a provider that has failed."""
+        """Whether the next email probes a provider that has failed."""
         return self._routes.is_probing
 
     def is_scarce(self) -> bool:
-        """Whether emails wait for the room that a commit makes."""
+        """Whether less than a quarter of the window is free, so that the next commit should come soon."""
         return self.room() < self._prefetch // SCARCE_SHARE
 
-    def _count(self, state: State) -> int:
+    def _count(self, state: EmailState) -> int:
         return sum(email.state is state for email in self.emails.values())

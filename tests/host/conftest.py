@@ -1,4 +1,4 @@
-"""What tests of host/ share: the loop of all processes."""
+"""The event loop for tests of host/."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ import uvloop
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The loop that the product runs on."""
+    """Uses the event loop of the product."""
     return {"uvloop": uvloop.new_event_loop}

@@ -1,4 +1,4 @@
-"""The in-flight ledger: what it says after its worker's death is true, or else errs to the side of "on the wire"."""
+"""The in-flight ledger: after its worker has died, it is correct, or errs on the side of "on the wire"."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from dispatcher.host import ledger as ledger_module
 from dispatcher.host import ledger_format
 from dispatcher.host.clock import boot_id
 from dispatcher.host.ledger import Ledger
-from dispatcher.host.ledger_format import FORMAT, Flight, LedgerUnreadable, Suspect
+from dispatcher.host.ledger_format import FORMAT, InFlightAttempt, LedgerUnreadable, RenderSuspect
 from dispatcher.host.ledger_reader import DeadLedger, LivingLedger, dead_ledger, living_ledger
 
 HEADER_BYTES: Final = 512
@@ -53,7 +53,7 @@ OUTCOMES: Final[tuple[Outcome, ...]] = (
 
 
 def die(act: Callable[[], object]) -> None:
-    """Does something in a forked process, which then is killed as by `kill -9`."""
+    """Runs a function in a forked process that is then killed with SIGKILL."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -65,8 +65,8 @@ def die(act: Callable[[], object]) -> None:
 
 
 def leave(ledger: Ledger, email_id: UUID = ID, token: int = 7, *, policy: OnUncertain = OnUncertain.HOLD) -> int:
-    ledger.name_database(DATABASE_ID)
-    return ledger.leaving(email_id, token, 3, provider="smtp", started_at=1_790_000_000.25, policy=policy)
+    ledger.set_database(DATABASE_ID)
+    return ledger.mark_on_wire(email_id, token, 3, provider="smtp", started_at=1_790_000_000.25, policy=policy)
 
 
 def read(path: Path) -> DeadLedger:
@@ -81,47 +81,49 @@ def only_file(folder: Path) -> Path:
 
 
 def after(folder: Path, act: Callable[[Ledger], object], slots: int = 4) -> DeadLedger:
-    """The ledger that a worker leaves who did so and died."""
+    """The ledger of a worker that ran this function and died."""
     die(lambda: act(Ledger(folder, worker="host:w0:17:cafe", slot="host:w0", slots=slots)))
     return read(only_file(folder))
 
 
-class TestWhatADeadWorkerLeaves:
-    """Each by a process that is truly killed."""
+class TestLedgerOfADeadWorker:
+    """Each test kills a real process."""
 
-    def test_nothing_had_left(self, tmp_path: Path) -> None:
+    def test_nothing_was_sent(self, tmp_path: Path) -> None:
         found = after(tmp_path, lambda ledger: ledger)
 
-        assert (found.worker, found.slot, found.flights) == ("host:w0:17:cafe", "host:w0", ())
-        assert found.names_all
+        assert (found.worker, found.slot, found.attempts) == ("host:w0:17:cafe", "host:w0", ())
+        assert found.is_complete
 
     @pytest.mark.parametrize("policy", OnUncertain)
     def test_an_attempt_was_on_the_wire(self, tmp_path: Path, policy: OnUncertain) -> None:
         found = after(tmp_path, lambda ledger: leave(ledger, policy=policy))
 
-        assert found.flights == (Flight(ID, 7, 3, "smtp", 1_790_000_000.25, policy),)
+        assert found.attempts == (InFlightAttempt(ID, 7, 3, "smtp", 1_790_000_000.25, policy),)
 
     @pytest.mark.parametrize("outcome", OUTCOMES, ids=str)
     def test_an_attempt_was_answered(self, tmp_path: Path, outcome: Outcome) -> None:
-        found = after(tmp_path, lambda ledger: ledger.answered(leave(ledger), outcome, finished_at=1_790_000_001.5))
+        found = after(
+            tmp_path, lambda ledger: ledger.mark_answered(leave(ledger), outcome, finished_at=1_790_000_001.5)
+        )
 
-        (flight,) = found.flights
-        assert flight == Flight(
+        (attempt,) = found.attempts
+        assert attempt == InFlightAttempt(
             ID, 7, 3, "smtp", 1_790_000_000.25, OnUncertain.HOLD, finished_at=1_790_000_001.5, outcome=outcome
         )
 
-    def test_what_was_recorded_is_gone_and_its_slot_serves_again(self, tmp_path: Path) -> None:
+    def test_a_recorded_attempt_is_cleared_and_its_slot_is_reused(self, tmp_path: Path) -> None:
         def work(ledger: Ledger) -> None:
             for _ in range(10):
                 slot = leave(ledger)
-                ledger.answered(slot, Accepted("earlier"), finished_at=1.0)
+                ledger.mark_answered(slot, Accepted("earlier"), finished_at=1.0)
                 ledger.clear(slot)
             for _ in range(4):
                 slot = leave(ledger, OTHER_ID, token=8)
 
         found = after(tmp_path, work)
 
-        assert [(flight.email_id, flight.lease_token, flight.outcome) for flight in found.flights] == [
+        assert [(attempt.email_id, attempt.lease_token, attempt.outcome) for attempt in found.attempts] == [
             (OTHER_ID, 8, None)
         ] * 4
 
@@ -130,28 +132,28 @@ class TestWhatADeadWorkerLeaves:
 
         found = after(tmp_path, lambda ledger: [leave(ledger, each) for each in ids], slots=500)
 
-        assert sorted(flight.email_id for flight in found.flights) == sorted(ids)
+        assert sorted(attempt.email_id for attempt in found.attempts) == sorted(ids)
 
 
-class TestALivingWorker:
-    """Its ledger is its own; its host's relay may look into it, and say from when on leases are void."""
+class TestLedgerOfALiveWorker:
+    """While the worker is alive, the relay may only read its ledger and void its leases."""
 
-    def test_what_is_on_the_wire_and_answered_is_seen_while_it_lives(self, tmp_path: Path) -> None:
+    def test_the_relay_reads_attempts_while_the_worker_is_alive(self, tmp_path: Path) -> None:
         ledger = Ledger(tmp_path, worker="w", slot="s", slots=3)
         seen = living_ledger(ledger.path)
         assert seen is not None
-        assert seen.flights() == ()
+        assert seen.attempts() == ()
 
         leave(ledger)
-        ledger.answered(leave(ledger, OTHER_ID), Accepted("a"), finished_at=1.0)
+        ledger.mark_answered(leave(ledger, OTHER_ID), Accepted("a"), finished_at=1.0)
         ledger.clear(leave(ledger, uuid4()))
 
-        assert [(flight.email_id, flight.outcome) for flight in seen.flights()] == [
+        assert [(attempt.email_id, attempt.outcome) for attempt in seen.attempts()] == [
             (ID, None),
             (OTHER_ID, Accepted("a")),
         ]
 
-    def test_it_sees_at_once_from_when_on_leases_are_void(self, tmp_path: Path) -> None:
+    def test_the_worker_sees_voided_leases_at_once(self, tmp_path: Path) -> None:
         ledger = Ledger(tmp_path, worker="w", slot="s", slots=1)
         slot = leave(ledger)
         seen = living_ledger(ledger.path)
@@ -161,10 +163,10 @@ class TestALivingWorker:
         seen.void_leases(12.5)
 
         assert ledger.voided_at == 12.5
-        assert [flight.email_id for flight in seen.flights()] == [ID]
+        assert [attempt.email_id for attempt in seen.attempts()] == [ID]
         ledger.clear(slot)
 
-    def test_voiding_its_leases_leaves_no_descriptor_open(self, tmp_path: Path) -> None:
+    def test_voiding_leases_leaves_no_file_descriptor_open(self, tmp_path: Path) -> None:
         ledger = Ledger(tmp_path, worker="w", slot="s", slots=1)
         seen = living_ledger(ledger.path)
         assert seen is not None
@@ -174,15 +176,15 @@ class TestALivingWorker:
 
         assert {each.name for each in Path("/proc/self/fd").iterdir()} == before
 
-    def test_it_knows_whether_it_names_its_database(self, tmp_path: Path) -> None:
+    def test_the_ledger_knows_whether_it_names_its_database(self, tmp_path: Path) -> None:
         ledger = Ledger(tmp_path, worker="w", slot="s", slots=1)
-        seen = [ledger.is_named]
+        seen = [ledger.has_database]
 
-        ledger.name_database(DATABASE_ID)
+        ledger.set_database(DATABASE_ID)
 
-        assert [*seen, ledger.is_named] == [False, True]
+        assert [*seen, ledger.has_database] == [False, True]
 
-    def test_what_it_was_rendering_when_it_died_is_suspected(self, tmp_path: Path) -> None:
+    def test_an_email_that_was_being_rendered_when_the_worker_died_is_a_suspect(self, tmp_path: Path) -> None:
         def work(ledger: Ledger) -> None:
             ledger.end_rendering(ledger.begin_rendering(uuid4(), 1))
             ledger.begin_rendering(ID, 7)
@@ -191,12 +193,10 @@ class TestALivingWorker:
 
         found = after(tmp_path, work)
 
-        assert set(found.suspects) == {Suspect(ID, 7), Suspect(OTHER_ID, 8)}
-        assert found.flights == ()
+        assert set(found.suspects) == {RenderSuspect(ID, 7), RenderSuspect(OTHER_ID, 8)}
+        assert found.attempts == ()
 
-    def test_rendering_more_at_once_than_it_has_places_for_suspects_the_first_and_disturbs_nobody(
-        self, tmp_path: Path
-    ) -> None:
+    def test_if_too_many_emails_are_rendered_at_once_only_the_first_ones_are_suspects(self, tmp_path: Path) -> None:
         def work(ledger: Ledger) -> None:
             places = [ledger.begin_rendering(uuid4(), 1) for _ in range(40)]
             for place in places:
@@ -206,15 +206,15 @@ class TestALivingWorker:
         found = after(tmp_path, work)
 
         assert found.suspects == ()
-        assert [flight.email_id for flight in found.flights] == [ID]
+        assert [attempt.email_id for attempt in found.attempts] == [ID]
 
-    def test_its_ledger_is_left_alone(self, tmp_path: Path) -> None:
+    def test_the_ledger_of_a_live_worker_is_not_settled(self, tmp_path: Path) -> None:
         ledger = Ledger(tmp_path, worker="w", slot="s", slots=1)
 
         with dead_ledger(ledger.path) as found:
             assert found is None
 
-    def test_a_ledger_that_is_being_settled_is_left_to_its_settler(self, tmp_path: Path) -> None:
+    def test_a_ledger_that_is_being_settled_cannot_be_settled_twice(self, tmp_path: Path) -> None:
         die(lambda: Ledger(tmp_path, worker="w", slot="s", slots=1))
         path = only_file(tmp_path)
 
@@ -223,11 +223,11 @@ class TestALivingWorker:
             assert second is None
         assert read(path).worker == "w"
 
-    def test_a_ledger_that_is_gone_is_nobodys(self, tmp_path: Path) -> None:
+    def test_a_deleted_ledger_is_ignored(self, tmp_path: Path) -> None:
         with dead_ledger(tmp_path / "gone.ledger") as found:
             assert found is None
 
-    def test_nothing_is_left_of_a_worker_that_left_nothing(self, tmp_path: Path) -> None:
+    def test_a_clean_exit_deletes_the_ledger(self, tmp_path: Path) -> None:
         ledger = Ledger(tmp_path / "made", worker="w", slot="s", slots=2)
         ledger.clear(leave(ledger))
 
@@ -235,7 +235,7 @@ class TestALivingWorker:
 
         assert list((tmp_path / "made").iterdir()) == []
 
-    def test_it_is_in_place_until_its_file_or_folder_is_deleted_or_replaced(self, tmp_path: Path) -> None:
+    def test_the_ledger_is_in_place_until_its_file_or_folder_is_deleted_or_replaced(self, tmp_path: Path) -> None:
         deleted, replaced, folderless = (
             Ledger(tmp_path / name, worker="host:w0:1:ab", slot="host:w0", slots=4) for name in "abc"
         )
@@ -248,16 +248,16 @@ class TestALivingWorker:
 
         assert not any(each.is_in_place for each in (deleted, replaced, folderless))
 
-    def test_what_is_still_in_it_when_it_closes_is_left_to_the_relay(self, tmp_path: Path) -> None:
+    def test_a_ledger_with_open_attempts_is_kept_for_the_relay(self, tmp_path: Path) -> None:
         def work() -> None:
             ledger = Ledger(tmp_path, worker="w", slot="s", slots=2)
             ledger.clear(leave(ledger))
-            ledger.answered(leave(ledger, OTHER_ID), Accepted(), finished_at=2.0)
+            ledger.mark_answered(leave(ledger, OTHER_ID), Accepted(), finished_at=2.0)
             ledger.close()
 
         die(work)
 
-        assert [flight.email_id for flight in read(only_file(tmp_path)).flights] == [OTHER_ID]
+        assert [attempt.email_id for attempt in read(only_file(tmp_path)).attempts] == [OTHER_ID]
 
     def test_more_attempts_than_slots_are_refused_and_overwrite_nothing(self, tmp_path: Path) -> None:
         def work(ledger: Ledger) -> None:
@@ -266,15 +266,15 @@ class TestALivingWorker:
             with pytest.raises(IndexError):
                 leave(ledger, uuid4())
 
-        assert [flight.email_id for flight in after(tmp_path, work, slots=2).flights] == [ID, OTHER_ID]
+        assert [attempt.email_id for attempt in after(tmp_path, work, slots=2).attempts] == [ID, OTHER_ID]
 
-    def test_nobody_else_may_read_it(self, tmp_path: Path) -> None:
+    def test_only_its_own_user_may_read_a_ledger(self, tmp_path: Path) -> None:
         ledger = Ledger(tmp_path / "made", worker="w", slot="s", slots=1)
 
         assert ledger.path.stat().st_mode & 0o077 == 0
         assert ledger.path.parent.stat().st_mode & 0o077 == 0
 
-    def test_a_disk_that_is_full_leaves_no_half_a_ledger(self, tmp_path: Path) -> None:
+    def test_a_full_disk_leaves_no_partial_ledger(self, tmp_path: Path) -> None:
         def on_a_full_disk() -> None:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
@@ -285,10 +285,10 @@ class TestALivingWorker:
 
         assert list(tmp_path.iterdir()) == []
 
-    def test_its_size_is_on_the_disk_from_the_start(self, tmp_path: Path) -> None:
+    def test_the_whole_file_is_allocated_at_the_start(self, tmp_path: Path) -> None:
         ledger = Ledger(tmp_path, worker="w", slot="s", slots=1000)
 
-        # A hole would be filled later, and a full disk then kills the worker with SIGBUS.
+        # In a sparse file, a later write to a full disk would kill the worker with SIGBUS.
         assert ledger.path.stat().st_blocks * 512 >= HEADER_BYTES + 1000 * SLOT_BYTES
 
 
@@ -296,13 +296,13 @@ LEDGER_FILES: Final = (ledger_module.__file__, ledger_format.__file__)
 
 
 class TestDeathAtEveryStep:
-    """A worker is killed before each line that it executes of the ledger's own code."""
+    """Kills a worker before each line of the ledger's code that it executes."""
 
     @staticmethod
     def deaths(
         folder: Path, prepare: Callable[[Ledger], int], act: Callable[[Ledger, int], object]
-    ) -> Iterator[tuple[Flight, ...]]:
-        """What is read after each death, from the first line of `act` to its last."""
+    ) -> Iterator[tuple[InFlightAttempt, ...]]:
+        """Yields the ledger's content after each death, from the first line of `act` to its last."""
         for line in itertools.count(1):
             run = folder / str(line)
             pid = os.fork()
@@ -323,25 +323,25 @@ class TestDeathAtEveryStep:
                     os._exit(0)
             if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0:
                 return
-            yield read(only_file(run)).flights
+            yield read(only_file(run)).attempts
 
     @staticmethod
     def used_before(ledger: Ledger) -> int:
         slot = leave(ledger, OTHER_ID)
-        ledger.answered(slot, Accepted("older", "x" * 160), finished_at=1.0)
+        ledger.mark_answered(slot, Accepted("older", "x" * 160), finished_at=1.0)
         ledger.clear(slot)
         return slot
 
-    def test_while_it_notes_that_an_attempt_leaves(self, tmp_path: Path) -> None:
+    def test_while_it_marks_an_attempt_as_on_the_wire(self, tmp_path: Path) -> None:
         seen = list(self.deaths(tmp_path, self.used_before, lambda ledger, _: leave(ledger)))
 
         assert len(seen) > 5
-        assert {tuple((flight.email_id, flight.outcome) for flight in flights) for flights in seen} == {
+        assert {tuple((attempt.email_id, attempt.outcome) for attempt in attempts) for attempts in seen} == {
             (),
             ((ID, None),),
         }
 
-    def test_while_it_notes_an_answer(self, tmp_path: Path) -> None:
+    def test_while_it_stores_an_answer(self, tmp_path: Path) -> None:
         new = Rejected(Reason.REFUSED, "new")
 
         def on_the_wire(ledger: Ledger) -> int:
@@ -349,26 +349,26 @@ class TestDeathAtEveryStep:
             return leave(ledger)
 
         seen = list(
-            self.deaths(tmp_path, on_the_wire, lambda ledger, slot: ledger.answered(slot, new, finished_at=2.0))
+            self.deaths(tmp_path, on_the_wire, lambda ledger, slot: ledger.mark_answered(slot, new, finished_at=2.0))
         )
 
         assert len(seen) > 5
-        assert {flight.email_id for (flight,) in seen} == {ID}
-        assert {repr(flight.outcome) for (flight,) in seen} == {"None"}
+        assert {attempt.email_id for (attempt,) in seen} == {ID}
+        assert {repr(attempt.outcome) for (attempt,) in seen} == {"None"}
 
-    def test_while_it_clears_what_is_recorded(self, tmp_path: Path) -> None:
+    def test_while_it_clears_a_slot(self, tmp_path: Path) -> None:
         def answered(ledger: Ledger) -> int:
             slot = leave(ledger)
-            ledger.answered(slot, Accepted(), finished_at=2.0)
+            ledger.mark_answered(slot, Accepted(), finished_at=2.0)
             return slot
 
         seen = list(self.deaths(tmp_path, answered, lambda ledger, slot: ledger.clear(slot)))
 
-        assert [[flight.outcome for flight in flights] for flights in seen] == [[Accepted()], []]
+        assert [[attempt.outcome for attempt in attempts] for attempts in seen] == [[Accepted()], []]
 
 
 class TestTornWrites:
-    """A process can be killed between any two bytes; a slot then says what was true before or after, never a third."""
+    """A process can be killed between any two bytes. A slot then reads as before or after the write, never mixed."""
 
     @staticmethod
     def contents(folder: Path, act: Callable[[Ledger], object]) -> bytes:
@@ -377,31 +377,31 @@ class TestTornWrites:
         return only_file(folder).read_bytes()
 
     @staticmethod
-    def torn(folder: Path, content: bytes) -> tuple[Flight, ...]:
+    def torn(folder: Path, content: bytes) -> tuple[InFlightAttempt, ...]:
         path = folder / "torn.ledger"
         path.touch()
         inode = struct.pack("<Q", path.stat().st_ino)
         path.write_bytes(content[:INODE_AT] + inode + content[INODE_AT + 8 :])
-        return read(path).flights
+        return read(path).attempts
 
-    def torn_everywhere(self, folder: Path, before: bytes, written: bytes) -> list[tuple[Flight, ...]]:
-        """What the reader makes of each instant of a write: so many octets are new, and the state is still the old."""
+    def torn_everywhere(self, folder: Path, before: bytes, written: bytes) -> list[tuple[InFlightAttempt, ...]]:
+        """Reads the ledger at each point of a write: some octets are new, the state byte is still old."""
         state_at = HEADER_BYTES
         assert before[state_at] != written[state_at]
         body = range(state_at + 1, state_at + SLOT_BYTES)
         return [self.torn(folder, before[: state_at + 1] + written[state_at + 1 : cut] + before[cut:]) for cut in body]
 
-    def test_an_attempt_whose_note_is_torn_has_not_left(self, tmp_path: Path) -> None:
+    def test_an_attempt_with_a_torn_mark_was_not_sent(self, tmp_path: Path) -> None:
         before = self.contents(tmp_path / "1", lambda ledger: ledger)
         written = self.contents(tmp_path / "2", leave)
 
         assert set(self.torn_everywhere(tmp_path, before, written)) == {()}
         assert self.torn(tmp_path, written) != ()
 
-    def test_an_attempt_whose_note_is_torn_over_an_older_one_has_not_left(self, tmp_path: Path) -> None:
+    def test_an_attempt_with_a_torn_mark_over_an_older_attempt_was_not_sent(self, tmp_path: Path) -> None:
         def use(ledger: Ledger) -> None:
             slot = leave(ledger, OTHER_ID)
-            ledger.answered(slot, Rejected(Reason.REFUSED, "an older answer"), finished_at=1.0)
+            ledger.mark_answered(slot, Rejected(Reason.REFUSED, "an older answer"), finished_at=1.0)
             ledger.clear(slot)
 
         def use_again(ledger: Ledger) -> None:
@@ -412,63 +412,64 @@ class TestTornWrites:
         written = self.contents(tmp_path / "2", use_again)
 
         assert set(self.torn_everywhere(tmp_path, before, written)) == {()}
-        (flight,) = self.torn(tmp_path, written)
-        assert (flight.email_id, flight.outcome) == (ID, None)
+        (attempt,) = self.torn(tmp_path, written)
+        assert (attempt.email_id, attempt.outcome) == (ID, None)
 
     @pytest.mark.parametrize("used_before", [False, True])
-    def test_an_attempt_whose_answer_is_torn_is_still_on_the_wire(self, tmp_path: Path, used_before: bool) -> None:
+    def test_an_attempt_with_a_torn_answer_is_still_on_the_wire(self, tmp_path: Path, used_before: bool) -> None:
         def go(ledger: Ledger) -> int:
             if used_before:
                 slot = leave(ledger, OTHER_ID)
-                ledger.answered(slot, Accepted("older", "x" * 160), finished_at=1.0)
+                ledger.mark_answered(slot, Accepted("older", "x" * 160), finished_at=1.0)
                 ledger.clear(slot)
             return leave(ledger)
 
         before = self.contents(tmp_path / "1", go)
         written = self.contents(
-            tmp_path / "2", lambda ledger: ledger.answered(go(ledger), Accepted("new"), finished_at=2.0)
+            tmp_path / "2", lambda ledger: ledger.mark_answered(go(ledger), Accepted("new"), finished_at=2.0)
         )
 
         seen = self.torn_everywhere(tmp_path, before, written)
 
-        assert {(flight.email_id, flight.outcome) for (flight,) in seen} == {(ID, None)}
-        (flight,) = self.torn(tmp_path, written)
-        assert flight.outcome == Accepted("new")
+        assert {(attempt.email_id, attempt.outcome) for (attempt,) in seen} == {(ID, None)}
+        (attempt,) = self.torn(tmp_path, written)
+        assert attempt.outcome == Accepted("new")
 
-    def test_an_answer_is_never_taken_for_another_flights(self, tmp_path: Path) -> None:
-        # The relay reads while the worker lives: it may see the older state and answer beside the newer flight.
+    def test_an_answer_is_never_combined_with_another_attempt(self, tmp_path: Path) -> None:
+        # The relay reads while the worker writes: it may see the old state and answer with the new attempt.
         older = self.contents(
-            tmp_path / "1", lambda ledger: ledger.answered(leave(ledger, OTHER_ID), Accepted("older"), finished_at=2.0)
+            tmp_path / "1",
+            lambda ledger: ledger.mark_answered(leave(ledger, OTHER_ID), Accepted("older"), finished_at=2.0),
         )
         newer = self.contents(tmp_path / "2", leave)
         answer_at = HEADER_BYTES + 96
 
-        (flight,) = self.torn(
+        (attempt,) = self.torn(
             tmp_path, older[: HEADER_BYTES + 1] + newer[HEADER_BYTES + 1 : answer_at] + older[answer_at:]
         )
 
-        assert (flight.email_id, flight.outcome) == (ID, None)
+        assert (attempt.email_id, attempt.outcome) == (ID, None)
 
-    def test_an_answer_that_is_damaged_is_not_believed(self, tmp_path: Path) -> None:
+    def test_a_damaged_answer_is_ignored(self, tmp_path: Path) -> None:
         written = self.contents(
-            tmp_path / "1", lambda ledger: ledger.answered(leave(ledger), Accepted("a"), finished_at=2.0)
+            tmp_path / "1", lambda ledger: ledger.mark_answered(leave(ledger), Accepted("a"), finished_at=2.0)
         )
 
         damaged = bytearray(written)
         damaged[HEADER_BYTES + 200] ^= 1
 
-        (flight,) = self.torn(tmp_path, bytes(damaged))
-        assert flight.outcome is None
+        (attempt,) = self.torn(tmp_path, bytes(damaged))
+        assert attempt.outcome is None
 
 
-class TestFilesThatAreNoLedgerOfOurs:
-    """Reported as unreadable, whatever is in them; and never touched."""
+class TestInvalidLedgerFiles:
+    """Invalid files are reported as unreadable and never changed."""
 
     @pytest.fixture
     def good(self, tmp_path: Path) -> Path:
-        """A ledger with one answer in it."""
+        """A valid ledger with one answer."""
         folder = tmp_path / "run"
-        after(folder, lambda ledger: ledger.answered(leave(ledger), Rejected(Reason.REFUSED), finished_at=2.0))
+        after(folder, lambda ledger: ledger.mark_answered(leave(ledger), Rejected(Reason.REFUSED), finished_at=2.0))
         return only_file(folder)
 
     @pytest.mark.parametrize(
@@ -501,13 +502,13 @@ class TestFilesThatAreNoLedgerOfOurs:
             read(good)
 
     def test_a_copy(self, good: Path) -> None:
-        # Of a living worker's ledger it would have no lock, and so look like a dead one's.
+        # A copy of a live worker's ledger is not locked, so it would look like a dead worker's.
         copy = good.with_suffix(".copy.ledger")
         copy.write_bytes(good.read_bytes())
 
         with pytest.raises(LedgerUnreadable, match="a copy of the ledger of"):
             read(copy)
-        assert read(good).flights
+        assert read(good).attempts
 
     def test_a_copy_in_the_place_of_the_original(self, good: Path) -> None:
         copy = good.with_suffix(".new")
@@ -527,7 +528,7 @@ class TestFilesThatAreNoLedgerOfOurs:
             read(good)
 
     @pytest.mark.parametrize("word", ["outcome", "reason", "policy"])
-    def test_a_word_of_a_later_release(self, good: Path, word: str) -> None:
+    def test_an_unknown_value_of_a_later_release(self, good: Path, word: str) -> None:
         content = bytearray(good.read_bytes())
         wire, answer = HEADER_BYTES + 8, HEADER_BYTES + 96
         match word:
@@ -537,20 +538,20 @@ class TestFilesThatAreNoLedgerOfOurs:
                 content[answer + 17 : answer + 21] = b"late"
             case "policy":
                 content[wire + 36] = 9
-        begun = 0  # the answer's checksum goes on from the flight's
+        begun = 0  # the answer's checksum continues the attempt's
         for at, size in ((wire, 61), (answer, 369)):
             begun = crc32(content[at : at + size], begun)
             content[at + size : at + size + 4] = struct.pack("<I", begun)
         good.write_bytes(content)
 
-        with pytest.raises(LedgerUnreadable, match="a word that this release does not know"):
+        with pytest.raises(LedgerUnreadable, match="a value that this release does not know"):
             read(good)
 
-    def test_something_after_the_last_slot_is_not_looked_at(self, good: Path) -> None:
+    def test_data_after_the_last_slot_is_ignored(self, good: Path) -> None:
         with good.open("ab") as file:
             file.write(b"\1" * 700)
 
-        assert len(read(good).flights) == 1
+        assert len(read(good).attempts) == 1
 
     def test_a_folder(self, tmp_path: Path) -> None:
         (tmp_path / "x.ledger").mkdir()
@@ -558,7 +559,7 @@ class TestFilesThatAreNoLedgerOfOurs:
         with pytest.raises(LedgerUnreadable, match="cannot be read"):
             read(tmp_path / "x.ledger")
 
-    def test_a_pipe_is_not_waited_for(self, tmp_path: Path) -> None:
+    def test_a_pipe_does_not_block(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "x.ledger")
 
         with pytest.raises(LedgerUnreadable, match="it is not a file"):
@@ -578,29 +579,29 @@ class TestFilesThatAreNoLedgerOfOurs:
             read(tmp_path / "x.ledger")
 
     def test_a_file_that_fails_while_it_is_read(self, tmp_path: Path) -> None:
-        (tmp_path / "x.ledger").symlink_to("/sys/class/net/lo/speed")  # it has a size, and no content
+        (tmp_path / "x.ledger").symlink_to("/sys/class/net/lo/speed")  # it has a size, but reading it fails
 
         with pytest.raises(LedgerUnreadable, match="cannot be read: Invalid argument"):
             read(tmp_path / "x.ledger")
 
-    def test_a_file_that_we_may_not_read(self, tmp_path: Path) -> None:
+    def test_a_file_without_read_permission(self, tmp_path: Path) -> None:
         path = tmp_path / "x.ledger"
         path.touch(mode=0)
         if os.geteuid() == 0:
-            # Root may read everything; a file in a folder that is none is as unreadable to everybody.
+            # Root may read every file, so use a path below a file, which is unreadable to everyone.
             path = path / "x.ledger"
 
         with pytest.raises(LedgerUnreadable, match="cannot be opened"):
             read(path)
 
-    def test_a_living_workers_file_is_judged_by_the_same_rules(self, good: Path) -> None:
+    def test_the_same_checks_apply_to_the_ledger_of_a_live_worker(self, good: Path) -> None:
         assert living_ledger(good) == LivingLedger(good, "host:w0:17:cafe", "host:w0", DATABASE_ID)
         assert living_ledger(good.with_name("gone.ledger")) is None
         os.truncate(good, 100)
         with pytest.raises(LedgerUnreadable):
             living_ledger(good)
 
-    def test_a_link_that_leads_in_a_circle(self, tmp_path: Path) -> None:
+    def test_a_symbolic_link_loop(self, tmp_path: Path) -> None:
         (tmp_path / "x.ledger").symlink_to("x.ledger")
 
         with pytest.raises(LedgerUnreadable, match="cannot be opened"):
@@ -608,13 +609,13 @@ class TestFilesThatAreNoLedgerOfOurs:
 
 
 @pytest.mark.parametrize("boot", ["", "00000000-0000-0000-0000-000000000000"])
-def test_a_ledger_of_before_the_hosts_last_start_is_read_but_does_not_name_all(tmp_path: Path, boot: str) -> None:
+def test_a_ledger_from_before_the_last_boot_is_read_but_not_complete(tmp_path: Path, boot: str) -> None:
     die(lambda: leave(Ledger(tmp_path, worker="w", slot="s", slots=1, boot=boot)))
 
     found = read(only_file(tmp_path))
 
-    assert [flight.email_id for flight in found.flights] == [ID]
-    assert not found.names_all
+    assert [attempt.email_id for attempt in found.attempts] == [ID]
+    assert not found.is_complete
 
 
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=400)
@@ -622,14 +623,14 @@ texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(detail=texts, code=texts, message_id=texts)
-def test_long_words_are_cut_between_characters(tmp_path: Path, detail: str, code: str, message_id: str) -> None:
+def test_long_texts_are_truncated_between_characters(tmp_path: Path, detail: str, code: str, message_id: str) -> None:
     folder = tmp_path / os.urandom(8).hex()
 
     def work(ledger: Ledger) -> None:
-        ledger.answered(leave(ledger), Accepted(message_id, detail), finished_at=2.0)
-        ledger.answered(leave(ledger), Uncertain(detail, code), finished_at=2.0)
+        ledger.mark_answered(leave(ledger), Accepted(message_id, detail), finished_at=2.0)
+        ledger.mark_answered(leave(ledger), Uncertain(detail, code), finished_at=2.0)
 
-    first, second = after(folder, work).flights
+    first, second = after(folder, work).attempts
 
     assert isinstance(first.outcome, Accepted)
     assert isinstance(second.outcome, Uncertain)
@@ -645,7 +646,7 @@ def test_long_words_are_cut_between_characters(tmp_path: Path, detail: str, code
         assert len(words.encode()) > octets - 4 or words == given_text
 
 
-def test_the_longest_names_are_kept(tmp_path: Path) -> None:
+def test_names_of_the_maximum_length_are_kept(tmp_path: Path) -> None:
     worker, slot = "h" * 28 + ":w255:4194304:deadbeef", "h" * 28 + ":w255"
     die(lambda: Ledger(tmp_path, worker=worker, slot=slot, slots=1))
 
@@ -661,11 +662,11 @@ def test_a_worker_that_dies_before_its_ledger_is_ready_leaves_none(tmp_path: Pat
 
 
 def test_the_bytes_of_this_format_never_change(tmp_path: Path) -> None:
-    """A relay may settle what a worker of another release wrote: another layout takes another FORMAT."""
+    """A relay may read the ledger of another release's worker, so every change of the layout needs a new FORMAT."""
 
     def work(ledger: Ledger) -> None:
         leave(ledger)
-        ledger.answered(leave(ledger, OTHER_ID), Deferred(Reason.THROTTLED, "wait", "429", 2.5), finished_at=2.0)
+        ledger.mark_answered(leave(ledger, OTHER_ID), Deferred(Reason.THROTTLED, "wait", "429", 2.5), finished_at=2.0)
         ledger.begin_rendering(ID, 7)
         living = living_ledger(ledger.path)
         assert living is not None
@@ -674,7 +675,7 @@ def test_the_bytes_of_this_format_never_change(tmp_path: Path) -> None:
     after(tmp_path, work, slots=2)
     path = only_file(tmp_path)
 
-    def flight(email_id: UUID) -> bytes:
+    def attempt(email_id: UUID) -> bytes:
         return struct.pack("<16sqidB24s", email_id.bytes, 7, 3, 1_790_000_000.25, 0, b"smtp")
 
     def checked(part: bytes, begun: int = 0) -> bytes:
@@ -685,9 +686,9 @@ def test_the_bytes_of_this_format_never_change(tmp_path: Path) -> None:
     header += struct.pack("<I", crc32(repr((b"EDLEDGER", 4, 512, 2, *names)).encode()))
     header += struct.pack("<Qd", path.stat().st_ino, 12.5)
     header += bytes(11 * 24) + struct.pack("<16sq", ID.bytes, 7) + checked(DATABASE_ID.bytes)
-    on_the_wire = b"\1".ljust(8, b"\0") + checked(flight(ID))
+    on_the_wire = b"\1".ljust(8, b"\0") + checked(attempt(ID))
     answer = struct.pack("<dBd32s32s128s160s", 2.0, 1, 2.5, b"throttled", b"429", b"", b"wait")
-    answered = (b"\2".ljust(8, b"\0") + checked(flight(OTHER_ID))).ljust(96, b"\0") + checked(
-        answer, crc32(flight(OTHER_ID))
+    answered = (b"\2".ljust(8, b"\0") + checked(attempt(OTHER_ID))).ljust(96, b"\0") + checked(
+        answer, crc32(attempt(OTHER_ID))
     )
     assert path.read_bytes() == b"".join(part.ljust(512, b"\0") for part in (header, on_the_wire, answered))

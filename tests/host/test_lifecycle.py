@@ -1,4 +1,4 @@
-"""Work that has no end but the stop."""
+"""Tasks that run until the process stops."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from dispatcher.host.lifecycle import CutOff, unless_cut_off
+from dispatcher.host.lifecycle import StrayCancel, raise_on_stray_cancel
 
 
-async def wait_for_what_somebody_cancels() -> None:
+async def await_a_future_that_is_cancelled() -> None:
     waited_for: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     asyncio.get_running_loop().call_soon(waited_for.cancel)
     await waited_for
@@ -19,20 +19,20 @@ async def work_on() -> None:
     await asyncio.Event().wait()
 
 
-async def test_work_that_was_cut_off_is_a_fault_and_ends_those_beside_it() -> None:
+async def test_a_stray_cancellation_is_an_error_and_ends_the_task_group() -> None:
     async def work() -> None:
         async with asyncio.timeout(20), asyncio.TaskGroup() as group:
-            group.create_task(unless_cut_off(wait_for_what_somebody_cancels))
-            group.create_task(unless_cut_off(work_on))
+            group.create_task(raise_on_stray_cancel(await_a_future_that_is_cancelled))
+            group.create_task(raise_on_stray_cancel(work_on))
 
     with pytest.raises(ExceptionGroup) as raised:
         await work()
 
-    assert raised.group_contains(CutOff)
+    assert raised.group_contains(StrayCancel)
 
 
-async def test_work_that_is_told_to_end_ends() -> None:
-    working = asyncio.create_task(unless_cut_off(work_on))
+async def test_work_that_is_cancelled_ends() -> None:
+    working = asyncio.create_task(raise_on_stray_cancel(work_on))
     await asyncio.sleep(0)
 
     working.cancel()

@@ -1,4 +1,4 @@
-"""Tasks side by side: one that fails is begun again, and none ends another."""
+"""Concurrent tasks: a failed task is restarted, and no task ends another."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from structlog.testing import capture_logs
 
 from dispatcher.errors import StoreUnavailable
 from dispatcher.host import services
-from dispatcher.host.services import Periodic, Task, keep
+from dispatcher.host.services import Periodic, Task, run_tasks
 from tests.waiting import until
 
 
 class Failing:
-    """Fails each time that it is begun."""
+    """Fails each time."""
 
     times = 0
 
@@ -26,8 +26,8 @@ class Failing:
         raise LookupError("ann@example.org")
 
 
-class CutOff:
-    """Waits for what somebody else cancels."""
+class StrayCancel:
+    """Awaits a future that is cancelled."""
 
     times = 0
 
@@ -40,7 +40,7 @@ class CutOff:
 
 
 class Steady:
-    """Works on; notes when it is told to end."""
+    """Runs until cancelled, and records the cancellation."""
 
     times = 0
     ended = False
@@ -55,7 +55,7 @@ class Steady:
 
 
 class Deaf:
-    """Does not want to end."""
+    """Ignores cancellation."""
 
     def __init__(self) -> None:
         self.released = asyncio.Event()
@@ -72,9 +72,9 @@ class Deaf:
 
 @asynccontextmanager
 async def kept(*tasks: Task) -> AsyncIterator[None]:
-    """Runs them for the length of a block."""
+    """Runs the tasks for the length of a block."""
     stop = asyncio.Event()
-    keeping_them = asyncio.create_task(keep(tasks, stop, process="monitor", first_wait_seconds=0.001))
+    keeping_them = asyncio.create_task(run_tasks(tasks, stop, process="monitor", first_wait_seconds=0.001))
     try:
         yield
     finally:
@@ -82,7 +82,7 @@ async def kept(*tasks: Task) -> AsyncIterator[None]:
         await keeping_them
 
 
-async def test_a_task_that_fails_is_begun_again_and_ends_no_other() -> None:
+async def test_a_failed_task_is_restarted_and_does_not_end_the_others() -> None:
     failing, steady = Failing(), Steady()
 
     async with kept(failing, steady):
@@ -93,14 +93,14 @@ async def test_a_task_that_fails_is_begun_again_and_ends_no_other() -> None:
     assert steady.times == 1
 
 
-async def test_a_task_that_somebody_else_cut_off_is_begun_again() -> None:
-    cut_off = CutOff()
+async def test_a_task_that_ends_by_a_stray_cancellation_is_restarted() -> None:
+    cut_off = StrayCancel()
 
     async with kept(cut_off):
         await until(lambda: cut_off.times >= 3)
 
 
-async def test_what_a_stranger_s_exception_says_stays_out_of_the_log() -> None:
+async def test_the_text_of_a_foreign_exception_is_not_logged() -> None:
     failing = Failing()
 
     with capture_logs() as logs:
@@ -111,7 +111,7 @@ async def test_what_a_stranger_s_exception_says_stays_out_of_the_log() -> None:
     assert logs[0]["error"].startswith("LookupError at test_services.py:")
 
 
-async def test_a_task_that_does_not_want_to_end_delays_the_end_by_seconds_at_most() -> None:
+async def test_a_task_that_ignores_cancellation_delays_the_exit_by_seconds_at_most() -> None:
     deaf = Deaf()
     began_at = time.monotonic()
 
@@ -126,7 +126,7 @@ async def test_a_task_that_does_not_want_to_end_delays_the_end_by_seconds_at_mos
 
 
 class Rounds:
-    """A service whose rounds raise these faults, one each, and then none."""
+    """A service whose first rounds raise these exceptions, one each."""
 
     interval_seconds = 0.001
 
@@ -151,7 +151,7 @@ class Endless:
         await asyncio.Event().wait()
 
 
-async def test_a_postgresql_that_is_away_is_logged_once_until_a_round_works_again() -> None:
+async def test_an_outage_of_postgresql_is_logged_once_until_a_round_succeeds() -> None:
     away = [StoreUnavailable("PostgreSQL is away.") for _ in range(3)]
     service = Rounds(*away)
 
@@ -165,7 +165,7 @@ async def test_a_postgresql_that_is_away_is_logged_once_until_a_round_works_agai
     assert {log["event"] for log in logs} == {"store.connection_lost"}
 
 
-async def test_a_service_that_fails_is_tried_again_and_a_slow_one_delays_no_other() -> None:
+async def test_a_failed_service_is_retried_and_a_slow_one_delays_no_other() -> None:
     failing, slow, steady = Rounds(LookupError("x")), Endless(), Rounds()
 
     with capture_logs() as logs:
@@ -175,7 +175,7 @@ async def test_a_service_that_fails_is_tried_again_and_a_slow_one_delays_no_othe
     assert [log["where"] for log in logs] == ["monitor: Rounds"]
 
 
-async def test_a_step_of_a_loop_runs_a_service_only_when_it_is_due() -> None:
+async def test_run_if_due_runs_a_service_only_if_it_is_due() -> None:
     service = Rounds()
     service.interval_seconds = 3600
     step = Periodic(service)
@@ -186,6 +186,6 @@ async def test_a_step_of_a_loop_runs_a_service_only_when_it_is_due() -> None:
     assert service.rounds == 1
 
 
-async def test_nothing_to_do_ends_at_the_stop() -> None:
+async def test_without_tasks_run_tasks_returns_at_the_stop() -> None:
     async with kept():
         pass

@@ -1,4 +1,4 @@
-"""The monitor's web server: a few pages for anybody, and nothing that a client can hold up."""
+"""The web server for status pages: no client can block it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import pytest
 from structlog.testing import capture_logs
 
 from dispatcher.config.values import Listener
-from dispatcher.host.web_server import CONNECTIONS, HEAD_OCTETS, Page, WebAnswer, WebServer
+from dispatcher.host.web_server import CONNECTIONS, HEAD_OCTETS, Page, WebResponse, WebServer
 from tests.waiting import until, until_answer
 
 LOOPBACK = Listener("127.0.0.1", 0)
 
 
-async def page() -> WebAnswer:
-    return WebAnswer(b"hello\n")
+async def page() -> WebResponse:
+    return WebResponse(b"hello\n")
 
 
-async def failing_page() -> WebAnswer:
+async def failing_page() -> WebResponse:
     raise LookupError("ann@example.org")
 
 
@@ -56,7 +56,7 @@ async def connect(server: WebServer) -> tuple[asyncio.StreamReader, asyncio.Stre
 
 
 async def ask(server: WebServer, octets: bytes) -> bytes:
-    """What comes back for these octets, until the server ends the connection."""
+    """Sends these octets; returns everything until the server closes the connection."""
     reader, writer = await connect(server)
     writer.write(octets)
     try:
@@ -84,7 +84,7 @@ async def test_a_page_is_served_whole_and_the_connection_ends() -> None:
     assert reply.endswith(b"\r\n\r\nhello\n")
 
 
-async def test_head_gets_the_head_alone() -> None:
+async def test_head_returns_only_the_headers() -> None:
     async with serving() as server:
         reply = await ask(server, get("/page", "HEAD"))
 
@@ -107,13 +107,13 @@ async def test_head_gets_the_head_alone() -> None:
         (b"GET /page HTTP/1.1\r\nX: " + b"x" * (HEAD_OCTETS + 1), 431),
     ],
 )
-async def test_what_is_not_a_request_for_a_page_gets_its_answer(request_octets: bytes, expected: int) -> None:
+async def test_invalid_requests_get_an_error_response(request_octets: bytes, expected: int) -> None:
     async with serving() as server:
         assert status(await ask(server, request_octets)) == expected
         assert status(await ask(server, get("/page"))) == HTTPStatus.OK
 
 
-async def test_a_slow_request_is_ended_however_it_drips() -> None:
+async def test_a_slow_request_is_ended_at_the_deadline() -> None:
     async with serving(request_seconds=0.1) as server:
         reader, writer = await connect(server)
         replied = asyncio.create_task(reader.read())
@@ -135,7 +135,7 @@ async def test_health_is_answered_while_idle_connections_are_open() -> None:
             assert status(await ask(server, get("/page"))) == HTTPStatus.OK
 
         for reader, _ in idle[:CONNECTIONS]:
-            assert await reader.read() == b""  # the oldest made room
+            assert await reader.read() == b""  # the oldest one was closed
         for _, writer in idle:
             writer.close()
 
@@ -143,9 +143,9 @@ async def test_health_is_answered_while_idle_connections_are_open() -> None:
 async def test_requests_that_are_being_answered_keep_their_slots() -> None:
     answer_now = asyncio.Event()
 
-    async def slow_page() -> WebAnswer:
+    async def slow_page() -> WebResponse:
         await answer_now.wait()
-        return WebAnswer(b"late\n")
+        return WebResponse(b"late\n")
 
     async with serving(pages={"/slow": slow_page}) as server:
         asking = [asyncio.create_task(ask(server, get("/slow"))) for _ in range(CONNECTIONS)]
@@ -165,7 +165,7 @@ async def is_served(server: WebServer) -> bool:
     return status(await ask(server, get("/page"))) == HTTPStatus.OK
 
 
-async def test_a_client_that_goes_away_disturbs_nobody() -> None:
+async def test_a_client_that_disconnects_affects_no_other() -> None:
     async with serving() as server:
         for octets in (b"", b"GET", get("/page")):
             _, writer = await connect(server)
@@ -175,7 +175,7 @@ async def test_a_client_that_goes_away_disturbs_nobody() -> None:
         assert status(await ask(server, get("/page"))) == HTTPStatus.OK
 
 
-async def test_a_page_that_fails_ends_one_request_and_tells_nothing_private() -> None:
+async def test_a_failing_page_ends_one_request_and_reveals_nothing_private() -> None:
     async with serving() as server:
         with capture_logs() as logs:
             reply = await ask(server, get("/failing"))
@@ -187,7 +187,7 @@ async def test_a_page_that_fails_ends_one_request_and_tells_nothing_private() ->
     assert "ann@example.org" not in str(logs)
 
 
-async def test_an_address_that_is_taken_is_said_and_tried_again() -> None:
+async def test_an_address_in_use_is_reported_and_retried() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, capture_logs() as logs:
         async with serving(Listener("127.0.0.1", taken.getsockname()[1])) as server:
             await until(lambda: len(logs) >= 2)
@@ -198,7 +198,7 @@ async def test_an_address_that_is_taken_is_said_and_tried_again() -> None:
     assert "DISPATCHER_METRICS_ADDRESS" in logs[0]["remedy"]
 
 
-async def test_a_host_that_is_not_ours_is_said_and_stops_nothing() -> None:
+async def test_an_address_of_another_host_is_reported_and_stops_nothing() -> None:
     with capture_logs() as logs:
         async with serving(Listener("192.0.2.1", 0)):
             await until(lambda: logs)

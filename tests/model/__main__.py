@@ -1,4 +1,4 @@
-"""`python -m tests.model`: searches every state; `--mutant NAME` shows what a rule is for."""
+"""`python -m tests.model` searches every reachable state; `--mutant NAME` shows why a rule is needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.model.search import search
 
 
 def main() -> int:
-    """0 if every promise holds; 1, and the shortest way to break one, if not."""
+    """Returns 0 if every guarantee holds; otherwise prints the shortest path that breaks one, and returns 1."""
     options = _options()
     rules = [MUTANTS[options.mutant]] if options.mutant else [Rules(policy=policy) for policy in OnUncertain]
     return max([_report(each, options.faults) for each in rules])
@@ -21,12 +21,12 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.model", description=__doc__)
-    parser.add_argument("--mutant", choices=sorted(MUTANTS), help="the protocol without one of its rules")
+    parser.add_argument("--mutant", choices=sorted(MUTANTS), help="search the protocol without this rule")
     parser.add_argument(
         "--faults",
         type=lambda names: frozenset(Fault[name.upper()] for name in names.split(",")),
         metavar="NAME,…",
-        help=f"what may go wrong (else all, which takes minutes): {', '.join(fault.name.lower() for fault in Fault)}",
+        help=f"faults that may occur (default: all, takes minutes): {', '.join(fault.name.lower() for fault in Fault)}",
     )
     return parser.parse_args()
 

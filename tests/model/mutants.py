@@ -1,4 +1,4 @@
-"""The protocol without one of its rules each, and no more going wrong than it takes to see what the rule is for."""
+"""The protocol without one of its rules, with just enough faults to show why the rule is needed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MUTANTS = {
     "check_before_slot": Rules(slot_before_check=False, faults=_NONE),
     "leases_not_voided": Rules(voids=False, faults=_NONE),
     "settled_by_token_alone": Rules(fenced_settlement=False, faults=_NONE),
-    "returned_by_name": Rules(fenced_return=False, faults=frozenset({Fault.LATE})),
-    "rescue_not_confirmed": Rules(confirms_rescues=False, faults=frozenset({Fault.RELAY, Fault.DEATH})),
-    "rescue_undone_unfenced": Rules(fenced_recovery=False, faults=frozenset({Fault.RELAY})),
-    "recorded_in_the_workers_name": Rules(own_name=False, faults=frozenset({Fault.REPLY})),
+    "released_by_name": Rules(fenced_release=False, faults=frozenset({Fault.LATE})),
+    "recovery_not_confirmed": Rules(confirms_recovery=False, faults=frozenset({Fault.RELAY, Fault.DEATH})),
+    "recovery_undone_unfenced": Rules(fenced_undo=False, faults=frozenset({Fault.RELAY})),
+    "recorded_under_the_workers_name": Rules(own_name=False, faults=frozenset({Fault.REPLY})),
 }
 MUTANTS |= {
     f"without_{state.name}_{event.name}".lower(): Rules(
@@ -28,4 +28,4 @@ MUTANTS |= {
     )
     for state, event in TRANSITIONS
 }
-"""One for each row of the product's table of an email's way through a worker: the row is dropped."""
+"""One mutant per row of the product's table of email states: it lacks the row."""

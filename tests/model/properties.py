@@ -1,46 +1,46 @@
-"""What must hold in every state that can be reached."""
+"""The guarantees that must hold in every reachable state."""
 
 from __future__ import annotations
 
 from dispatcher.domain.status import FINISHED, OnUncertain, Status
-from dispatcher.worker.in_flight_email import State as InFlight
+from dispatcher.worker.in_flight_email import EmailState
 from tests.model.protocol import Rules
 from tests.model.state import Answer, DeadLetter, State, Worker
 
 
 def broken(state: State, rules: Rules) -> str | None:
-    """The promise that this state breaks; None if it keeps them all."""
+    """The guarantee that this state breaks; None if it keeps all."""
     row, accepted = state.row, state.accepted
     allowed = 1 + state.resent
     if any(worker.not_allowed for worker in state.workers):
-        return "something happened to an email in hand for which the table of transitions has no row"
+        return "an event happened to a leased email for which the table of transitions has no row"
     if accepted > allowed:
         return f"accepted {accepted} times, {allowed} allowed"
     if row.status is Status.SENT and accepted == 0:
-        return "sent, and never accepted"
+        return "sent, but never accepted"
     if row.status is Status.FAILED and accepted and rules.policy is OnUncertain.HOLD and not state.resent:
-        return "failed, and accepted all the same"
+        return "failed, but accepted"
     if row.status is Status.HELD and not state.may_be_held:
-        return "held, and no ledger ever said that it left"
+        return "held, but no ledger ever said that it was on the wire"
     if row.status is Status.PENDING and not _is_announced(state):
-        return "pending, and neither due nor in a message"
+        return "pending, but neither due nor in a message"
     if row.status in (Status.FAILED, Status.HELD) and row.dead_letter is DeadLetter.NONE:
         return f"{row.status} without a dead letter"
     if row.status is not Status.SENT and not state.promoted and any(_dropped(worker) for worker in state.workers):
-        return "a worker takes an acceptance for recorded, and it is not sent"
+        return "a worker treats an acceptance as recorded, but the email is not sent"
     return None
 
 
 def _dropped(worker: Worker) -> bool:
-    return worker.email is InFlight.RECORDED and worker.outcome is Answer.ACCEPTED
+    return worker.email is EmailState.RECORDED and worker.outcome is Answer.ACCEPTED
 
 
 def is_final(state: State) -> bool:
-    """Whether no machine has anything more to do for it."""
+    """Whether no process has anything left to do for the email."""
     return state.row.status in FINISHED and state.row.dead_letter is not DeadLetter.DUE
 
 
 def _is_announced(state: State) -> bool:
-    """Whether something that outlives every process brings it to a worker; the search for vanished ones left aside."""
+    """Whether the email will reach a worker even if every process dies, without the recovery of lost messages."""
     held = any(worker.has_message for worker in state.workers)
-    return state.row.due or state.messages > 0 or held or state.purged or state.row.unsure
+    return state.row.due or state.messages > 0 or held or state.purged or state.row.in_doubt

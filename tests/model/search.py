@@ -1,4 +1,4 @@
-"""A search through every state that can be reached, breadth first, so that a counterexample is a shortest one."""
+"""Searches every reachable state breadth first, so that a counterexample is as short as possible."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INITIAL = State()
 
 @dataclass(frozen=True, slots=True)
 class Counterexample:
-    """What is broken, and the shortest way there."""
+    """The broken guarantee, and the shortest path to it."""
 
     promise: str
     trace: tuple[Change, ...]
@@ -28,14 +28,14 @@ class Counterexample:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
-        states: How many there are.
-        steps: How many steps between them.
-        moves: Every change of status that some step made.
-        ends: In how many states no machine has anything more to do, by status.
-        counterexample: None if every promise holds everywhere.
+        states: The number of states.
+        steps: The number of steps between them.
+        moves: Every status transition that a step made.
+        ends: The number of final states, by status.
+        counterexample: None if every guarantee holds in every state.
     """
 
     states: int
@@ -46,10 +46,10 @@ class Found:
 
 
 def search(rules: Rules, *, most_states: int | None = None) -> Found:
-    """Every state that can be reached, up to the first that breaks a promise.
+    """Searches every reachable state, up to the first that breaks a guarantee.
 
     Args:
-        most_states: Ends the search early; what it has seen is all that it can tell then.
+        most_states: Stop after this many states; the result then covers only these.
     """
     parents: dict[State, State | None] = {INITIAL: None}
     undisturbed: dict[State, list[State]] = {}
@@ -82,11 +82,11 @@ def search(rules: Rules, *, most_states: int | None = None) -> Found:
                 return found(promise, after)
             queue.append(after)
     stuck = _stuck(parents, undisturbed)
-    return found("no way to an end, even if nothing goes wrong any more" if stuck else None, stuck or INITIAL)
+    return found("no path to a final state, even without further faults" if stuck else None, stuck or INITIAL)
 
 
 def _stuck(parents: dict[State, State | None], undisturbed: dict[State, list[State]]) -> State | None:
-    """The first state from which no end can be reached without a further fault."""
+    """The first state from which no final state can be reached without a further fault."""
     reached = {state for state in parents if is_final(state)}
     queue = deque(reached)
     while queue:
@@ -98,7 +98,7 @@ def _stuck(parents: dict[State, State | None], undisturbed: dict[State, list[Sta
 
 
 def _trace(parents: dict[State, State | None], last: State, rules: Rules) -> Iterator[Change]:
-    """The steps that lead there, each worker keeping its number."""
+    """The steps that lead to a state, with stable worker numbers."""
     path = [last]
     while (before := parents[path[-1]]) is not None:
         path.append(before)

@@ -1,7 +1,7 @@
-"""One email, its row, its messages, two workers with their ledgers, and what the relay has seen: one frozen value.
+"""The model's state, one immutable value: an email's row, its messages, two workers with ledgers, the relay's progress.
 
-Numbers that only grow are kept as what they mean, so that there are finitely many states: a lease token as whether it
-is still the row's (`owns`), time as whether a lease still runs, a look as whether the lease is as it was seen.
+Numbers that only grow are reduced to their meaning, so that the number of states is finite: a lease token to whether it
+is still the row's (`owns`), time to whether the lease has expired, a settlement to whether the lease is unchanged.
 """
 
 from __future__ import annotations
@@ -10,36 +10,38 @@ from enum import IntEnum, auto
 from typing import Final, NamedTuple
 
 from dispatcher.domain.status import Status
-from dispatcher.worker.in_flight_email import State as InFlight
+from dispatcher.worker.in_flight_email import EmailState
 
 MAX_ATTEMPTS: Final = 2
-MOST_MESSAGES: Final = 2
+MAX_MESSAGES: Final = 2
 WORKERS: Final = (0, 1)
 NOBODY: Final = -1
 GONE: Final = 2
-"""`locked_by` names a worker whose host is gone, and its ledger with it."""
+"""`locked_by` names a worker whose host and ledger are lost."""
 
 
-_NO_MATTER_IF_CONFIRMED: Final = frozenset({InFlight.STOPPED, InFlight.ANSWERED, InFlight.IN_DOUBT, InFlight.REFUSED})
-"""States that the email leaves by a statement that confirms its lease, or for good."""
+_NO_MATTER_IF_CONFIRMED: Final = frozenset(
+    {EmailState.STOPPED, EmailState.ANSWERED, EmailState.IN_DOUBT, EmailState.REFUSED}
+)
+"""The next statement confirms the lease or ends it, so whether it was confirmed before makes no difference."""
 
 
 class Step(IntEnum):
-    """How far a worker is with a message; once it has a lease, `Worker.email` says how far the email is."""
+    """A worker's progress with a message. Once the email is leased, `Worker.email` holds its state."""
 
     IDLE = 0
     TAKEN = auto()
-    """A message was delivered; no lease yet."""
+    """A message was delivered; the email is not leased yet."""
     UNANSWERED = auto()
-    """The reply to its lease was lost."""
-    IN_HAND = auto()
-    """It is leased, as far as the worker knows."""
+    """The reply to the lease statement was lost."""
+    LEASED = auto()
+    """The email is leased, as far as the worker knows."""
     DEAD = auto()
-    """The process is gone, its ledger is not."""
+    """The process has died; its ledger exists."""
 
 
 class Answer(IntEnum):
-    """What a ledger slot says, what an attempt row says, or what the provider will say."""
+    """The content of a ledger slot or an attempt row, or the provider's coming answer."""
 
     NONE = 0
     ON_THE_WIRE = auto()
@@ -50,18 +52,18 @@ class Answer(IntEnum):
 
 
 class Stage(IntEnum):
-    """How far the settlement of a living worker's lease is."""
+    """The progress of the settlement of a live worker's lease."""
 
     NONE = 0
     FOUND = auto()
-    """PostgreSQL says that the lease has run out."""
+    """PostgreSQL says that the lease has expired."""
     VOIDED = auto()
-    """The worker's ledger says that what was confirmed before is void."""
+    """Leases confirmed before are void in the worker's ledger."""
     READ = auto()
 
 
 class Late(IntEnum):
-    """A statement whose reply was lost, and that PostgreSQL may still execute."""
+    """A statement whose connection was lost, and that PostgreSQL may still execute."""
 
     NONE = 0
     LEASE = auto()
@@ -69,7 +71,7 @@ class Late(IntEnum):
 
 
 class DeadLetter(IntEnum):
-    """Its dead letter: none, due, or on the DLQ."""
+    """The email's dead letter: none, due, or on the DLQ."""
 
     NONE = 0
     DUE = auto()
@@ -80,21 +82,22 @@ class Worker(NamedTuple):
     """A worker and its ledger.
 
     Attributes:
-        email: The email's state in the worker: the product's own.
-        not_allowed: Something happened to the email for which the table of transitions has no row.
-        outcome: What came, or will come, of the attempt under way.
-        attempt: Its number.
-        owns: Its lease token is the row's.
-        confirmed: Its lease was confirmed after the relay last voided it. What its clock says is left out: nothing
-            rests on it.
-        has_message: It holds a message that is not acked.
-        slot: What its ledger says of the email.
-        attempted: The outcome of this attempt that `email_attempt` has in the worker's name.
-        rescued: A rescue took its lease, and nobody has touched the email since.
+        email: The email's state in the product's state machine.
+        not_allowed: An event happened for which the table of transitions has no row.
+        outcome: The outcome of the current attempt, present or coming.
+        attempt: The number of the current attempt.
+        owns: The worker's lease token is the row's.
+        confirmed: The lease was confirmed after the relay last voided it. The model has no worker clock, because no
+            guarantee depends on it.
+        has_message: The worker holds an unacked message.
+        slot: The email's ledger slot.
+        attempted: The outcome that `email_attempt` holds for this attempt in the worker's name.
+        late: A statement that PostgreSQL may still execute.
+        recovered: Recovery took the lease, and the email has not changed since.
     """
 
     step: Step = Step.IDLE
-    email: InFlight = InFlight.DONE
+    email: EmailState = EmailState.DONE
     not_allowed: bool = False
     outcome: Answer = Answer.NONE
     attempt: int = 0
@@ -104,31 +107,31 @@ class Worker(NamedTuple):
     slot: Answer = Answer.NONE
     attempted: Answer = Answer.NONE
     late: Late = Late.NONE
-    rescued: bool = False
+    recovered: bool = False
 
 
-class Look(NamedTuple):
-    """How far the relay of a worker's host is with an expired lease.
+class LiveSettlement(NamedTuple):
+    """The relay's settlement of an expired lease of a live worker.
 
     Attributes:
-        stage: The last step it took.
-        slot: What the ledger said.
-        attempt: Of which attempt.
-        fits: The lease is still the one that it found, by token and end.
+        stage: The last step.
+        slot: The ledger slot that it read.
+        attempt: The number of the attempt in that slot.
+        is_current: The lease still has the token and the end that the relay found.
     """
 
     stage: Stage = Stage.NONE
     slot: Answer = Answer.NONE
     attempt: int = 0
-    fits: bool = False
+    is_current: bool = False
 
 
 class Row(NamedTuple):
-    """Its row of `email_log`.
+    """The email's row in `email_log`.
 
     Attributes:
-        rescued: From which worker the rescue took it that holds it, as long as nobody has touched it since.
-        unsure: It was published before a promotion that lost commits, and not leased since.
+        recovered_from: The worker whose lease recovery took when it held the email, while the email is unchanged.
+        in_doubt: Published before a promotion that lost commits, and not leased since.
     """
 
     status: Status = Status.PENDING
@@ -137,20 +140,20 @@ class Row(NamedTuple):
     expired: bool = False
     due: bool = True
     dead_letter: DeadLetter = DeadLetter.NONE
-    rescued: int = NOBODY
-    unsure: bool = False
+    recovered_from: int = NOBODY
+    in_doubt: bool = False
 
 
 class State(NamedTuple):
-    """Everything.
+    """The whole state.
 
     Attributes:
-        messages: How many wait on the send queue.
-        marking: Its message is published, and the due mark is to be cleared.
+        messages: The number of messages on the send queue.
+        marking: The message is published, and the due mark is not cleared yet.
         purged: RabbitMQ has lost messages.
-        accepted: How often the provider accepted it: the ledger at the provider's end.
-        resent: How often it was sent again although it may have been accepted, by policy or by a person.
-        may_be_held: A ledger once said that it is on the wire, or it was rescued without one, or commits were lost.
+        accepted: How often the provider accepted the email.
+        resent: How often the email was sent again although it may have been accepted, by policy or by an operator.
+        may_be_held: A ledger has named the email, or it was recovered without a ledger, or commits were lost.
         promoted: PostgreSQL has lost commits.
     """
 
@@ -159,7 +162,7 @@ class State(NamedTuple):
     marking: bool = False
     purged: bool = False
     workers: tuple[Worker, ...] = (Worker(), Worker())
-    looks: tuple[Look, ...] = (Look(), Look())
+    settlements: tuple[LiveSettlement, ...] = (LiveSettlement(), LiveSettlement())
     accepted: int = 0
     resent: int = 0
     may_be_held: bool = False
@@ -167,24 +170,32 @@ class State(NamedTuple):
 
 
 def canonical(state: State) -> State:
-    """The same state, `tidy`, and with the workers in order: which of the two is the first makes no difference."""
+    """The same state after `tidy`, with the workers sorted, because they are interchangeable."""
     state = tidy(state)
-    (first, second), (look, other), row = state.workers, state.looks, state.row
-    if (first, look, row.owner == 0, row.rescued == 0) <= (second, other, row.owner == 1, row.rescued == 1):
+    (first, second), (settlement, other), row = state.workers, state.settlements, state.row
+    if (first, settlement, row.owner == 0, row.recovered_from == 0) <= (
+        second,
+        other,
+        row.owner == 1,
+        row.recovered_from == 1,
+    ):
         return state
     row = row._replace(owner=1 - row.owner) if row.owner in WORKERS else row
-    row = row._replace(rescued=1 - row.rescued) if row.rescued in WORKERS else row
-    return state._replace(row=row, workers=(second, first), looks=(other, look))
+    row = row._replace(recovered_from=1 - row.recovered_from) if row.recovered_from in WORKERS else row
+    return state._replace(row=row, workers=(second, first), settlements=(other, settlement))
 
 
 def tidy(state: State) -> State:
-    """The same state without what can never matter again."""
+    """The same state without values that can no longer matter."""
     is_sending = state.row.status is Status.SENDING
     first, second = state.workers
-    look, other = state.looks
+    settlement, other = state.settlements
     return state._replace(
         workers=(_relevant(first, is_sending=is_sending), _relevant(second, is_sending=is_sending)),
-        looks=(look if is_sending and look.fits else Look(), other if is_sending and other.fits else Look()),
+        settlements=(
+            settlement if is_sending and settlement.is_current else LiveSettlement(),
+            other if is_sending and other.is_current else LiveSettlement(),
+        ),
     )
 
 
@@ -192,11 +203,11 @@ def _relevant(worker: Worker, *, is_sending: bool) -> Worker:
     step = worker.step
     if step is Step.DEAD:
         if worker.attempted is not Answer.NONE or worker.slot is Answer.NONE:
-            return Worker(step, late=worker.late)  # what was rescued from it is found by its name
-        dead = worker._replace(email=InFlight.DONE, outcome=Answer.NONE)
+            return Worker(step, late=worker.late)  # recovered emails are found by its name
+        dead = worker._replace(email=EmailState.DONE, outcome=Answer.NONE)
         return dead._replace(owns=worker.owns and is_sending, confirmed=False)
     owns = worker.owns and is_sending
-    if worker.email is InFlight.RETURNING:
+    if worker.email is EmailState.RELEASING:
         kept = worker._replace(outcome=Answer.NONE, slot=Answer.NONE, attempted=Answer.NONE, attempt=0)
         return kept._replace(owns=owns, confirmed=False)
     confirmed = worker.confirmed and worker.email not in _NO_MATTER_IF_CONFIRMED

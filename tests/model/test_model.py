@@ -1,4 +1,4 @@
-"""The protocol keeps its promise in every state that can be reached, and each of its rules is needed for that."""
+"""The protocol keeps its guarantees in every reachable state, and needs each of its rules for that."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.model.mutants import MUTANTS
 from tests.model.protocol import Fault, Rules
 from tests.model.search import Found, search
 
-DYING: Final = frozenset({Fault.DEATH, Fault.HOST, Fault.RELAY, Fault.REPLY})
-VANISHING: Final = frozenset({Fault.HOST, Fault.RELAY})
-COPYING: Final = frozenset({Fault.COPY})
-REFUSING: Final = frozenset({Fault.REFUSAL, Fault.RELAY})
+DEATHS: Final = frozenset({Fault.DEATH, Fault.HOST, Fault.RELAY, Fault.REPLY})
+LOST_OWNERS: Final = frozenset({Fault.HOST, Fault.RELAY})
+COPIES: Final = frozenset({Fault.COPY})
+REFUSALS: Final = frozenset({Fault.REFUSAL, Fault.RELAY})
 PROMOTED: Final = frozenset({Fault.PROMOTION})
-EVERYTHING: Final = frozenset(Fault) - {Fault.PROMOTION}
+ALL_FAULTS: Final = frozenset(Fault) - {Fault.PROMOTION}
 
 
 def searched(policy: OnUncertain, faults: frozenset[Fault], *, most_states: int | None = None) -> Found:
@@ -28,12 +28,12 @@ def searched(policy: OnUncertain, faults: frozenset[Fault], *, most_states: int 
 
 @pytest.fixture(scope="module")
 def all_found() -> list[Found]:
-    """What goes wrong here goes wrong at once and as often as it likes; all of it at once is for the slow test."""
+    """Searches with some faults each. The slow test searches with all faults at once."""
     worlds = [
-        (OnUncertain.HOLD, DYING),
-        (OnUncertain.RESEND, VANISHING),
-        (OnUncertain.HOLD, COPYING),
-        (OnUncertain.HOLD, REFUSING),
+        (OnUncertain.HOLD, DEATHS),
+        (OnUncertain.RESEND, LOST_OWNERS),
+        (OnUncertain.HOLD, COPIES),
+        (OnUncertain.HOLD, REFUSALS),
     ]
     return [searched(policy, faults) for policy, faults in worlds]
 
@@ -47,8 +47,8 @@ def test_nothing_is_lost_duplicated_or_stuck_in_any_state(all_found: list[Found]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", OnUncertain)
-def test_nothing_is_lost_duplicated_or_stuck_where_everything_goes_wrong_at_once(policy: OnUncertain) -> None:
-    found = searched(policy, EVERYTHING)
+def test_nothing_is_lost_duplicated_or_stuck_with_all_faults_at_once(policy: OnUncertain) -> None:
+    found = searched(policy, ALL_FAULTS)
 
     assert found.counterexample is None, str(found.counterexample)
 
@@ -62,7 +62,7 @@ def test_a_promotion_that_lost_commits_duplicates_nothing_if_nothing_else_goes_w
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_without_any_one_of_its_rules_the_promise_is_broken(mutant: str) -> None:
+def test_without_any_one_rule_a_guarantee_is_broken(mutant: str) -> None:
     found = search(MUTANTS[mutant])
 
     assert found.counterexample is not None
@@ -70,8 +70,8 @@ def test_without_any_one_of_its_rules_the_promise_is_broken(mutant: str) -> None
     assert len(str(found.counterexample).splitlines()) == 1 + len(found.counterexample.trace)
 
 
-def test_the_status_changes_in_the_model_as_the_domains_table_says_and_in_no_other_way(all_found: list[Found]) -> None:
-    replayed = searched(OnUncertain.HOLD, frozenset({Fault.PERSON}), most_states=5_000)
+def test_the_model_makes_exactly_the_status_transitions_of_the_domain_table(all_found: list[Found]) -> None:
+    replayed = searched(OnUncertain.HOLD, frozenset({Fault.OPERATOR}), most_states=5_000)
 
     promoted = searched(OnUncertain.HOLD, PROMOTED, most_states=5_000)
     assert promoted.counterexample is None, str(promoted.counterexample)

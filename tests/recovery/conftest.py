@@ -1,4 +1,4 @@
-"""What the tests of recovery ask for."""
+"""Fixtures of the recovery tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that lease, get so far with each email, and are killed; and the settlement that comes after."""
+"""Workers that are killed at a given step of each email, and the settlement after it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Step = Callable[[Ledger, Lease], object]
 
 
 def unsent(_ledger: Ledger, _lease: Lease) -> None:
-    """Leased, and nothing left yet."""
+    """Leases the email only."""
 
 
 def on_the_wire(ledger: Ledger, lease: Lease) -> int:
-    """The request left."""
-    return ledger.leaving(
+    """Puts the email on the wire."""
+    return ledger.mark_on_wire(
         lease.email_id,
         lease.token,
         lease.attempt_number,
@@ -41,16 +41,16 @@ def on_the_wire(ledger: Ledger, lease: Lease) -> int:
 
 
 def answered(outcome: Outcome) -> Step:
-    """The answer came, and is not recorded."""
+    """Stores an answer that is not recorded."""
 
     def step(ledger: Ledger, lease: Lease) -> None:
-        ledger.answered(on_the_wire(ledger, lease), outcome, finished_at=1_790_000_001.0)
+        ledger.mark_answered(on_the_wire(ledger, lease), outcome, finished_at=1_790_000_001.0)
 
     return step
 
 
 def rendering(ledger: Ledger, lease: Lease) -> None:
-    """It is being rendered."""
+    """Starts to render the email."""
     ledger.begin_rendering(lease.email_id, lease.token)
 
 
@@ -62,12 +62,12 @@ def die(
     boot: str | None = None,
     database_id: UUID = DATABASE_ID,
 ) -> None:
-    """A worker process gets so far with each lease, and is killed as by `kill -9`."""
+    """Runs these steps in a worker process that is then killed with SIGKILL."""
     pid = os.fork()
     if pid == 0:
         try:
             ledger = Ledger(run_dir, worker=worker, slot=SLOT, slots=max(1, len(steps)), boot=boot)
-            ledger.name_database(database_id)
+            ledger.set_database(database_id)
             for lease, step in steps:
                 step(ledger, lease)
             os.kill(os.getpid(), signal.SIGKILL)

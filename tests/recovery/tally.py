@@ -1,4 +1,4 @@
-"""What recovery counts, in the test's own process."""
+"""Counts recovery's metrics in the test's process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dispatcher.telemetry.meters import Meter
 
 @dataclass
 class Tally:
-    """A value per metric and reason."""
+    """Counts per metric and reason."""
 
     counts: Counter[tuple[str, ...]]
     place: tuple[str, ...]
@@ -30,7 +30,7 @@ class Tally:
 
 
 def _value(counts: Counter[tuple[str, ...]], name: str, *place: Any) -> Tally:
-    """A metric's value for the label values that come last."""
+    """The metric's value for the last label values."""
     return Tally(counts, (name, *place[-1]))
 
 
@@ -39,7 +39,7 @@ _OF_RECOVERY: Final = {"rescued": metrics.RECOVERED, "held": metrics.HELD, "leas
 
 @contextmanager
 def counted(meters: Mapping[str, Meter] = _OF_RECOVERY) -> Iterator[Counter[tuple[str, ...]]]:
-    """Counts by name and labels, for the length of a block: emails rescued and held, leases lost, or other meters."""
+    """Counts these meters by name and labels during a block; by default rescued and held emails and lost leases."""
     counts: Counter[tuple[str, ...]] = Counter()
     for name, meter in meters.items():
         meter.bind(partial(_value, counts, name))

@@ -1,4 +1,4 @@
-"""A worker is killed: what its ledger says is recorded, what it does not name is given back; at once, and once."""
+"""After a worker was killed, its ledger is recorded and its other leases are released, at once and only once."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from tests.waiting import until, until_answer
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    """The run directory of the host."""
+    """The host's run directory."""
     return tmp_path / "run"
 
 
 @pytest.fixture
 async def worker_pool(tables_url: str) -> AsyncIterator[Pool]:
-    """The worker's sessions; the test's process holds them, so that they can outlive the worker."""
+    """The worker's sessions. The test's process holds them, so they can outlive the worker."""
     opened = make_pool(tables_url, name=WORKER, size=2)
     await opened.open()
     yield opened
@@ -49,13 +49,13 @@ async def worker_pool(tables_url: str) -> AsyncIterator[Pool]:
 
 @pytest.fixture
 def worker(worker_pool: Pool) -> LeaseStore:
-    """The worker's statements."""
+    """The worker's lease store."""
     return LeaseStore(worker_pool, worker=WORKER, slot="slot-1")
 
 
 @pytest.fixture
 async def settlement(tables_url: str, run_dir: Path) -> AsyncIterator[LedgerRecovery]:
-    """The relay's, for that run directory."""
+    """The relay's settlement of this run directory."""
     opened = make_pool(tables_url, name="dispatcher relay settlement", size=1)
     await opened.open()
     yield LedgerRecovery(settings(run_dir), opened)
@@ -80,7 +80,7 @@ def left_over(run_dir: Path) -> list[str]:
     return sorted(path.name for path in run_dir.iterdir())
 
 
-async def test_what_had_not_left_is_due_again_at_once_and_costs_no_attempt(
+async def test_unsent_emails_are_due_again_at_once_and_use_no_attempt(
     settlement: LedgerRecovery, worker: LeaseStore, other_store: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     leases = await lease(worker, books, 3)
@@ -94,14 +94,14 @@ async def test_what_had_not_left_is_due_again_at_once_and_costs_no_attempt(
         assert row["publish_due_at"] is not None
         assert books.attempts(each.email_id) == []
     assert left_over(run_dir) == []
-    # The dead worker's token is worth nothing any more.
+    # The dead worker's token is no longer valid.
     assert await other_store.record([result(leases[0], Status.FAILED)]) == set()
 
 
 @pytest.mark.parametrize(
     ("policy", "status"), [(None, "held"), (OnUncertain.HOLD, "held"), (OnUncertain.RESEND, "pending")]
 )
-async def test_what_was_on_the_wire_is_uncertain_by_policy(
+async def test_emails_on_the_wire_are_uncertain_and_judged_by_policy(
     settlement: LedgerRecovery,
     worker: LeaseStore,
     books: Books,
@@ -149,7 +149,7 @@ async def test_a_last_attempt_on_the_wire_is_held_even_if_it_may_be_resent(
     ],
     ids=str,
 )
-async def test_what_was_answered_is_recorded_as_it_was_answered(
+async def test_answered_emails_are_recorded_with_their_answer(
     settlement: LedgerRecovery,
     worker: LeaseStore,
     books: Books,
@@ -187,7 +187,7 @@ async def test_a_deferral_that_was_the_last_attempt_fails(
     assert books.status(email_id) == "failed"
 
 
-async def test_a_window_of_everything_at_once(
+async def test_a_full_window_in_mixed_states(
     settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     leases = await lease(worker, books, 60)
@@ -208,7 +208,7 @@ async def test_a_second_settlement_of_the_same_ledger_is_harmless(
     die(run_dir, list(zip(leases, steps, strict=True)))
     path = only_file(run_dir)
     kept = tmp_path / "kept"
-    kept.hardlink_to(path)  # a copy would not be believed
+    kept.hardlink_to(path)  # a copy would be refused
     await settlement.run_once()
     rows, attempts = books.rows(), books.count("email_attempt")
 
@@ -220,7 +220,7 @@ async def test_a_second_settlement_of_the_same_ledger_is_harmless(
     assert left_over(run_dir) == []
 
 
-async def test_what_the_worker_had_recorded_before_it_died_is_not_recorded_again(
+async def test_results_that_the_worker_had_recorded_are_not_recorded_again(
     settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     accepted, rejected = await lease(worker, books, 2)
@@ -237,7 +237,7 @@ async def test_what_the_worker_had_recorded_before_it_died_is_not_recorded_again
     assert books.count("email_attempt") == 2
 
 
-async def test_a_deferral_that_was_recorded_and_whose_retry_died_with_the_worker_is_given_back(
+async def test_a_recorded_deferral_whose_retry_was_pending_is_released(
     settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     still_named, cleared = await lease(worker, books, 2)
@@ -269,7 +269,7 @@ async def test_another_workers_leases_are_not_touched(
     assert books.row(theirs.email_id)["locked_by"] == "worker-2"
 
 
-async def test_an_email_that_was_judged_and_leased_by_another_meanwhile_is_not_touched_except_by_an_acceptance(
+async def test_an_email_that_another_worker_has_leased_since_is_changed_only_by_an_acceptance(
     settlement: LedgerRecovery, worker: LeaseStore, other_store: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     lost, proven = await lease(worker, books, 2)
@@ -286,12 +286,12 @@ async def test_an_email_that_was_judged_and_leased_by_another_meanwhile_is_not_t
     assert (books.status(proven.email_id), books.row(proven.email_id)["provider_message_id"]) == ("sent", "late")
 
 
-async def test_a_living_workers_ledger_is_left_alone(
+async def test_the_ledger_of_a_live_worker_is_not_settled(
     settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     (each,) = await lease(worker, books)
     living = Ledger(run_dir, worker=WORKER, slot="slot-1", slots=1)
-    living.name_database(DATABASE_ID)
+    living.set_database(DATABASE_ID)
     on_the_wire(living, each)
 
     await settlement.run_once()
@@ -300,7 +300,7 @@ async def test_a_living_workers_ledger_is_left_alone(
     assert left_over(run_dir) == [living.path.name]
 
 
-async def test_files_that_are_no_ledgers_are_kept_and_do_not_keep_the_others_from_being_settled(
+async def test_other_files_are_kept_and_do_not_stop_the_settlement_of_ledgers(
     settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (each,) = await lease(worker, books)
@@ -320,7 +320,7 @@ async def test_files_that_are_no_ledgers_are_kept_and_do_not_keep_the_others_fro
     assert capsys.readouterr().out.count("ledger.unreadable") == 4
 
 
-async def test_what_postgresql_refuses_of_one_ledger_does_not_keep_the_others_from_being_settled(
+async def test_a_refused_result_of_one_ledger_does_not_stop_the_settlement_of_the_others(
     settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     refused, fine = await lease(worker, books, 2)
@@ -332,12 +332,12 @@ async def test_what_postgresql_refuses_of_one_ledger_does_not_keep_the_others_fr
     await settlement.run_once()
 
     assert books.status(fine.email_id) == "sent"
-    # Without its words: what is known of it counts more.
+    # Recorded without the provider's text, because the outcome matters more.
     assert (books.status(refused.email_id), books.row(refused.email_id)["last_error"]) == ("failed", None)
     assert left_over(run_dir) == []
 
 
-async def test_a_lease_that_postgresql_does_not_let_go_keeps_no_other_of_its_worker(
+async def test_a_lease_that_postgresql_refuses_to_release_does_not_affect_the_workers_others(
     settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     leases = await lease(worker, books, 4)
@@ -350,7 +350,7 @@ async def test_a_lease_that_postgresql_does_not_let_go_keeps_no_other_of_its_wor
     assert books.status(leases[0].email_id) == "sending"
 
 
-async def test_what_was_being_rendered_is_suspected_and_is_given_back(
+async def test_an_email_that_was_being_rendered_is_a_suspect_and_is_released(
     settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     suspect, innocent = await lease(worker, books, 2)
@@ -364,7 +364,7 @@ async def test_what_was_being_rendered_is_suspected_and_is_given_back(
     assert [books.row(each.email_id)["crash_count"] for each in (suspect, innocent)] == [1, 0]
 
 
-async def test_a_suspect_whose_crash_postgresql_refuses_to_count_is_given_back_as_the_others_are(
+async def test_a_suspect_whose_crash_cannot_be_counted_is_released_like_the_others(
     settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     suspect, innocent = await lease(worker, books, 2)
@@ -378,7 +378,7 @@ async def test_a_suspect_whose_crash_postgresql_refuses_to_count_is_given_back_a
     assert left_over(run_dir) == []
 
 
-async def test_an_email_that_three_workers_died_of_fails_and_the_others_of_their_windows_do_not(
+async def test_an_email_fails_after_three_workers_died_rendering_it_and_the_other_emails_do_not(
     settlement: LedgerRecovery, other_store: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     poison, *innocents = books.enqueue(4)
@@ -396,7 +396,7 @@ async def test_an_email_that_three_workers_died_of_fails_and_the_others_of_their
     assert books.statuses() == {"failed": 1, "pending": 3}
 
 
-async def test_an_email_that_was_leased_by_another_since_is_not_suspected(
+async def test_an_email_leased_by_another_worker_since_is_not_a_suspect(
     settlement: LedgerRecovery, worker: LeaseStore, other_store: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     (each,) = await lease(worker, books)
@@ -411,7 +411,7 @@ async def test_an_email_that_was_leased_by_another_since_is_not_suspected(
 
 
 @pytest.mark.parametrize("boot", ["", "00000000-0000-0000-0000-000000000000"])
-async def test_after_the_host_went_down_only_what_the_ledger_names_is_settled(
+async def test_after_a_reboot_only_emails_that_the_ledger_names_are_settled(
     settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, boot: str
 ) -> None:
     unnamed, wire, done = await lease(worker, books, 3)
@@ -431,11 +431,11 @@ def locked(tables_url: str, lease: Lease) -> Iterator[psycopg.Connection]:
 
 
 def numbers(books: Books) -> set[int]:
-    """The worker's sessions; the pool, which outlives the worker here, opens new ones for those that are ended."""
+    """The ids of the worker's sessions. The pool outlives the worker here, and replaces ended sessions."""
     return {row["pid"] for row in books.sessions(WORKER)}
 
 
-async def test_a_statement_of_the_dead_worker_that_is_still_executing_is_ended_first(
+async def test_a_running_statement_of_the_dead_worker_is_ended_first(
     settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
 ) -> None:
     email_id = books.enqueue_one()
@@ -456,7 +456,7 @@ async def test_a_statement_of_the_dead_worker_that_is_still_executing_is_ended_f
     assert (row["status"], row["lease_token"], row["publish_due_at"] is None) == ("pending", 0, False)
 
 
-async def test_a_record_of_the_dead_worker_that_is_still_executing_is_not_recorded_twice(
+async def test_a_running_record_of_the_dead_worker_is_not_recorded_twice(
     settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
 ) -> None:
     (each,) = await lease(worker, books)
@@ -477,7 +477,7 @@ async def test_a_record_of_the_dead_worker_that_is_still_executing_is_not_record
     assert books.hourly() == {"accepted": 1}
 
 
-async def test_a_settlement_that_dies_half_way_is_done_again(
+async def test_an_interrupted_settlement_runs_again(
     settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
 ) -> None:
     unnamed, done = await lease(worker, books, 2)
@@ -497,7 +497,7 @@ async def test_a_settlement_that_dies_half_way_is_done_again(
     assert books.outcomes(done.email_id) == ["accepted"]
 
 
-async def test_a_ledger_that_is_deleted_while_it_is_settled_is_settled(
+async def test_a_ledger_deleted_during_its_settlement_is_settled(
     settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
 ) -> None:
     (done,) = await lease(worker, books)
@@ -512,7 +512,7 @@ async def test_a_ledger_that_is_deleted_while_it_is_settled_is_settled(
     assert books.status(done.email_id) == "sent"
 
 
-async def test_what_somebody_has_locked_is_settled_when_it_can_be_and_holds_up_nothing(
+async def test_locked_emails_are_settled_later_and_delay_nothing(
     worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
 ) -> None:
     unnamed, other, wire, done, poison = await lease(worker, books, 5)
@@ -539,7 +539,7 @@ async def test_what_somebody_has_locked_is_settled_when_it_can_be_and_holds_up_n
     await pool.close()
 
 
-async def test_a_ledger_of_before_the_hosts_last_start_is_kept_until_what_it_names_can_be_recorded(
+async def test_a_ledger_from_before_the_last_boot_is_kept_until_its_emails_can_be_recorded(
     worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
 ) -> None:
     (each,) = await lease(worker, books)
@@ -560,7 +560,7 @@ async def test_a_ledger_of_before_the_hosts_last_start_is_kept_until_what_it_nam
     await pool.close()
 
 
-async def test_a_session_that_does_not_end_delays_no_other_ledger_and_its_own_only_until_the_leases_run_out(
+async def test_a_session_that_does_not_end_delays_only_its_own_ledger_until_the_leases_expire(
     pool: Pool, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
 ) -> None:
     settlement = LedgerRecovery(settings(run_dir, DISPATCHER_LEASE_SECONDS="1"), pool)
@@ -587,19 +587,19 @@ async def test_a_session_that_does_not_end_delays_no_other_ledger_and_its_own_on
 
 
 async def looked(settlement: LedgerRecovery, is_done: Callable[[], bool]) -> bool:
-    """One look of the settlement; whether it was enough."""
+    """Runs one round of the settlement; returns whether it settled the ledger."""
     await settlement.run_once()
     return is_done()
 
 
-async def test_a_ledger_of_another_database_is_kept_and_reported_and_nothing_of_it_is_settled(
+async def test_a_ledger_of_another_database_is_kept_reported_and_not_settled(
     settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (theirs,) = await lease(worker, books)
     other = UUID("0d150a7c-0000-4000-8000-00000000000a")
     die(run_dir, [(theirs, on_the_wire)], database_id=other)
     living = Ledger(run_dir, worker="host:w1:18:cafe", slot="slot-2", slots=1)
-    living.name_database(other)
+    living.set_database(other)
     before = left_over(run_dir)
 
     for _ in range(2):
@@ -608,18 +608,18 @@ async def test_a_ledger_of_another_database_is_kept_and_reported_and_nothing_of_
     assert left_over(run_dir) == before
     assert books.status(theirs.email_id) == "sending"
     assert settlement.workers_here == frozenset()
-    assert capsys.readouterr().out.count("ledger.foreign") == 2  # once for each
+    assert capsys.readouterr().out.count("ledger.foreign") == 2  # once per ledger
 
 
-async def rescue_all(tables_url: str, books: Books) -> None:
-    """The leases run out, and the relay of another host rescues their emails."""
+async def recover_all(tables_url: str, books: Books) -> None:
+    """Expires the leases, and recovers their emails by another host's relay."""
     books.connection.execute("update email_log set locked_until = '2026-01-01' where status = 'sending'")
     async with await connect_async(tables_url, name="leader") as session:
         outbox = Outbox(session)
         await outbox.rescue_expired(OnUncertain.HOLD, 3, await outbox.find_expiring())
 
 
-async def test_a_rescue_by_another_host_gives_way_to_what_the_ledger_of_the_dead_worker_proves(
+async def test_the_ledger_of_a_dead_worker_corrects_the_recovery_by_another_host(
     settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
 ) -> None:
     unnamed, wire, accepted, deferred, rejected = await lease(worker, books, 5)
@@ -630,7 +630,7 @@ async def test_a_rescue_by_another_host_gives_way_to_what_the_ledger_of_the_dead
     ]
     steps = [(unnamed, unsent), (wire, on_the_wire), *((each, answered(outcome)) for each, outcome in answers)]
     die(run_dir, steps)
-    await rescue_all(tables_url, books)
+    await recover_all(tables_url, books)
     assert books.statuses() == {"held": 5}
 
     await settlement.run_once()
@@ -638,7 +638,7 @@ async def test_a_rescue_by_another_host_gives_way_to_what_the_ledger_of_the_dead
     found = {each.email_id: books.row(each.email_id) for each in (unnamed, wire, accepted, deferred, rejected)}
     statuses = [row["status"] for row in found.values()]
     assert statuses == ["pending", "held", "sent", "pending", "failed"]
-    # What had not left costs no attempt; a definite no does.
+    # An unsent email uses no attempt; a definite refusal does.
     counts = [row["attempt_count"] - row["attempt_base"] for row in found.values()]
     assert counts == [0, 1, 1, 1, 1]
     assert [row["was_uncertain"] for row in found.values()] == [False, True, True, False, False]
@@ -649,7 +649,7 @@ async def test_a_rescue_by_another_host_gives_way_to_what_the_ledger_of_the_dead
     assert left_over(run_dir) == []
 
 
-async def test_a_rescued_email_that_an_operator_has_discarded_stays_held_unless_it_was_accepted(
+async def test_a_recovered_email_that_an_operator_discarded_stays_held_unless_it_was_accepted(
     settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
 ) -> None:
     unnamed, deferred, given_back, accepted = await lease(worker, books, 4)
@@ -662,7 +662,7 @@ async def test_a_rescued_email_that_an_operator_has_discarded_stays_held_unless_
             (accepted, answered(Accepted())),
         ],
     )
-    await rescue_all(tables_url, books)
+    await recover_all(tables_url, books)
     for each in (unnamed, deferred, given_back, accepted):
         books.change(each.email_id, dead_letter_due_at=None, dead_letter_discarded_at=BEGAN)
 
@@ -675,12 +675,12 @@ async def test_a_rescued_email_that_an_operator_has_discarded_stays_held_unless_
     assert left_over(run_dir) == []
 
 
-async def test_a_ledger_from_before_a_reboot_undoes_no_rescue_but_by_its_answers(
+async def test_a_ledger_from_before_a_reboot_undoes_recovery_only_by_its_answers(
     settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
 ) -> None:
     unnamed, rejected = await lease(worker, books, 2)
     die(run_dir, [(unnamed, unsent), (rejected, answered(Rejected(Reason.REFUSED)))], boot="another")
-    await rescue_all(tables_url, books)
+    await recover_all(tables_url, books)
 
     await settlement.run_once()
 
@@ -688,12 +688,12 @@ async def test_a_ledger_from_before_a_reboot_undoes_no_rescue_but_by_its_answers
     assert left_over(run_dir) == []
 
 
-async def test_a_rescue_whose_row_is_locked_is_undone_later(
+async def test_recovery_of_a_locked_row_is_undone_later(
     worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
 ) -> None:
     (unnamed,) = await lease(worker, books)
     die(run_dir, [(unnamed, unsent)])
-    await rescue_all(tables_url, books)
+    await recover_all(tables_url, books)
     pool = make_pool(tables_url, name="dispatcher relay settlement", size=1, lock_seconds=0.1)
     await pool.open()
     settlement = LedgerRecovery(settings(run_dir), pool)
@@ -708,7 +708,7 @@ async def test_a_rescue_whose_row_is_locked_is_undone_later(
     await pool.close()
 
 
-async def test_without_postgresql_a_ledger_waits(run_dir: Path) -> None:
+async def test_a_ledger_waits_while_postgresql_is_unreachable(run_dir: Path) -> None:
     die(run_dir, [])
     pool = make_pool("postgresql://nobody@127.0.0.1:1/nothing", name="x", size=1)
     pool.timeout = 0.1
@@ -721,7 +721,7 @@ async def test_without_postgresql_a_ledger_waits(run_dir: Path) -> None:
     await pool.close()
 
 
-async def test_the_settlement_runs_by_itself_within_moments_of_a_death(
+async def test_the_relay_settles_a_ledger_within_moments_of_a_death(
     settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     running = asyncio.create_task(Periodic(settlement).run())

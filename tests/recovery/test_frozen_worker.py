@@ -1,6 +1,6 @@
-"""A worker is frozen past its leases: what had not left goes to others at once, and waking it does nothing twice.
+"""A worker is frozen past its leases: its unsent emails are released at once, and waking it sends nothing twice.
 
-The worker is the test itself, which holds its ledger and does nothing of its own accord: frozen wherever a test stops.
+The test itself is the worker: it holds the ledger, and is frozen wherever the test stops.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Look = Callable[..., Coroutine[Any, Any, None]]
 
 @dataclass
 class Relay:
-    """What settles the expired leases of one ledger, by a steady clock that goes on as the test says."""
+    """Settles the expired leases of one ledger, with a steady clock that the test moves."""
 
     pool: Pool
     ledger: Ledger
@@ -50,7 +50,7 @@ class Relay:
     clock: float = 0.0
 
     async def look_for(self, seconds: float = 70.0) -> None:
-        """Looks again and again for so long; a lease lasts 60 seconds."""
+        """Runs rounds for this time; a lease lasts 60 seconds."""
         expired = FrozenWorkers(settings(), self.pool, self.report, clock=lambda: self.clock)
         living = living_ledger(self.ledger.path)
         assert living is not None
@@ -72,15 +72,15 @@ async def worker_pool(tables_url: str) -> AsyncIterator[Pool]:
 
 @pytest.fixture
 def worker(worker_pool: Pool) -> LeaseStore:
-    """The worker's statements."""
+    """The worker's lease store."""
     return LeaseStore(worker_pool, worker=WORKER, slot=SLOT)
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
-    """The worker's ledger; it lives as long as the test."""
+    """The worker's ledger, locked until the end of the test."""
     made = Ledger(tmp_path / "run", worker=WORKER, slot=SLOT, slots=64)
-    made.name_database(DATABASE_ID)
+    made.set_database(DATABASE_ID)
     return made
 
 
@@ -95,7 +95,7 @@ async def relay_pool(tables_url: str) -> AsyncIterator[Pool]:
 
 @pytest.fixture
 def look(relay_pool: Pool, ledger: Ledger) -> Look:
-    """The relay looks at what ran out, for as long as it takes to judge."""
+    """Runs the relay's rounds until it has judged the expired leases."""
     return Relay(relay_pool, ledger).look_for
 
 
@@ -114,10 +114,10 @@ def run_out(books: Books, *leases: Lease) -> None:
 
 
 def answer(ledger: Ledger, each: Lease, outcome: Outcome) -> None:
-    ledger.answered(on_the_wire(ledger, each), outcome, finished_at=1_790_000_001.0)
+    ledger.mark_answered(on_the_wire(ledger, each), outcome, finished_at=1_790_000_001.0)
 
 
-async def test_what_had_not_left_goes_to_others_at_once_and_costs_no_attempt(
+async def test_unsent_emails_are_released_at_once_and_use_no_attempt(
     look: Look, worker: LeaseStore, other_store: LeaseStore, books: Books
 ) -> None:
     leases = await lease(worker, books, 3)
@@ -133,7 +133,7 @@ async def test_what_had_not_left_goes_to_others_at_once_and_costs_no_attempt(
     assert len(await other_store.lease(books.keys([each.email_id for each in leases]), 60)) == 3
 
 
-async def test_what_postgresql_refuses_to_record_ends_no_relay(
+async def test_a_result_that_postgresql_refuses_does_not_end_the_relay(
     relay_pool: Pool, worker: LeaseStore, books: Books, ledger: Ledger
 ) -> None:
     refused, unsent = await lease(worker, books, 2)
@@ -151,7 +151,7 @@ async def test_what_postgresql_refuses_to_record_ends_no_relay(
     assert [books.status(each.email_id) for each in (refused, unsent)] == ["sending", "pending"]
 
 
-async def test_what_had_not_left_cannot_leave_any_more(
+async def test_released_emails_can_no_longer_be_sent(
     look: Look, worker: LeaseStore, books: Books, ledger: Ledger
 ) -> None:
     asked_at = steady_clock()
@@ -160,14 +160,14 @@ async def test_what_had_not_left_cannot_leave_any_more(
 
     await look()
 
-    # The worker wakes: it writes its slot, and looks.
+    # The worker wakes, writes its slot, and checks its lease.
     on_the_wire(ledger, each)
     assert ledger.voided_at >= asked_at
-    # What it leases, or finds renewed, from now on is not void.
+    # Leases taken or renewed from now on are valid.
     assert ledger.voided_at < steady_clock()
 
 
-async def test_leases_that_did_not_run_out_are_left_alone_and_void_nothing(
+async def test_valid_leases_are_not_touched_or_voided(
     look: Look, worker: LeaseStore, other_store: LeaseStore, books: Books, ledger: Ledger
 ) -> None:
     (mine,) = await lease(worker, books)
@@ -191,7 +191,7 @@ async def test_leases_that_did_not_run_out_are_left_alone_and_void_nothing(
     ],
     ids=str,
 )
-async def test_what_was_answered_is_recorded_as_it_was_answered(
+async def test_answered_emails_are_recorded_with_their_answer(
     look: Look, worker: LeaseStore, books: Books, ledger: Ledger, outcome: Outcome, status: str
 ) -> None:
     (each,) = await lease(worker, books)
@@ -206,7 +206,7 @@ async def test_what_was_answered_is_recorded_as_it_was_answered(
 
 
 @pytest.mark.parametrize(("policy", "status"), [(None, "held"), (OnUncertain.RESEND, "pending")])
-async def test_what_is_on_the_wire_is_uncertain_by_policy(
+async def test_emails_on_the_wire_become_uncertain_and_are_judged_by_policy(
     look: Look, worker: LeaseStore, books: Books, ledger: Ledger, policy: OnUncertain | None, status: str
 ) -> None:
     each, unsent = sorted(await lease(worker, books, 2, on_uncertain=policy), key=lambda one: one.email_id)
@@ -222,7 +222,7 @@ async def test_what_is_on_the_wire_is_uncertain_by_policy(
     assert books.outcomes(each.email_id) == ["uncertain"]
 
 
-async def test_what_is_on_the_wire_is_left_to_its_worker_for_a_while(
+async def test_emails_on_the_wire_are_left_to_their_worker_for_a_while(
     look: Look, worker: LeaseStore, books: Books, ledger: Ledger
 ) -> None:
     (each,) = await lease(worker, books)
@@ -236,7 +236,7 @@ async def test_what_is_on_the_wire_is_left_to_its_worker_for_a_while(
 
 
 @pytest.mark.parametrize("policy", OnUncertain)
-async def test_an_answer_that_comes_when_the_worker_wakes_proves_an_acceptance_and_nothing_else(
+async def test_a_late_answer_of_a_woken_worker_counts_only_if_it_is_an_acceptance(
     look: Look, worker: LeaseStore, books: Books, ledger: Ledger, policy: OnUncertain
 ) -> None:
     accepted, rejected = await lease(worker, books, 2, on_uncertain=policy)
@@ -255,7 +255,7 @@ async def test_an_answer_that_comes_when_the_worker_wakes_proves_an_acceptance_a
     assert books.outcomes(accepted.email_id) == ["uncertain", "accepted"]
 
 
-async def test_an_acceptance_that_comes_late_ends_the_lease_of_whoever_has_it_now(
+async def test_a_late_acceptance_ends_the_current_lease_of_another_worker(
     look: Look, worker: LeaseStore, other_store: LeaseStore, books: Books, ledger: Ledger
 ) -> None:
     (each,) = await lease(worker, books, on_uncertain=OnUncertain.RESEND)
@@ -267,13 +267,13 @@ async def test_an_acceptance_that_comes_late_ends_the_lease_of_whoever_has_it_no
     await worker.record([result(each, Status.SENT)])
 
     assert books.status(each.email_id) == "sent"
-    # It finds so at its next renewal, and else when it records; and overwrites nothing.
+    # The other worker notices at its next renewal or record, and overwrites nothing.
     assert await other_store.renew({again.email_id: again.token}, 60) == set()
     assert await other_store.record([result(again, Status.FAILED)]) == set()
     assert books.status(each.email_id) == "sent"
 
 
-async def test_a_worker_that_wakes_and_gives_back_what_was_taken_from_it_gives_nothing_back_twice(
+async def test_a_woken_worker_does_not_release_a_lost_lease_twice(
     look: Look, worker: LeaseStore, other_store: LeaseStore, books: Books
 ) -> None:
     waiting, taken = await lease(worker, books, 2)
@@ -289,14 +289,14 @@ async def test_a_worker_that_wakes_and_gives_back_what_was_taken_from_it_gives_n
     assert books.rows() == before
 
 
-async def test_a_worker_that_renews_while_the_relay_looks_keeps_its_lease(
+async def test_a_worker_that_renews_during_the_settlement_keeps_its_lease(
     look: Look, worker: LeaseStore, books: Books, ledger: Ledger, tables_url: str
 ) -> None:
     unnamed, wire = await lease(worker, books, 2)
     on_the_wire(ledger, wire)
     run_out(books, unnamed, wire)
     with psycopg.connect(tables_url) as person:
-        # The relay has seen that the leases ran out, and waits for the row; the renewal comes before it.
+        # The relay has read the expired leases, and waits for the row lock; the renewal commits first.
         Books(person).lock(unnamed.email_id)
         looking = asyncio.create_task(look())
         await until(lambda: books.waiting_for_a_lock("dispatcher relay settlement"))
@@ -307,11 +307,11 @@ async def test_a_worker_that_renews_while_the_relay_looks_keeps_its_lease(
 
     assert books.statuses() == {"sending": 2}
     assert [row["lease_token"] for row in books.rows()] == [1, 1]
-    # Nothing was told of attempts that nobody judged.
+    # Attempts that were not judged are not reported.
     assert books.count("email_attempt") == 0
 
 
-async def test_a_renewal_is_never_lost_on_a_clock_that_was_set_back(worker: LeaseStore, books: Books) -> None:
+async def test_a_renewal_counts_even_if_the_clock_was_set_back(worker: LeaseStore, books: Books) -> None:
     (each,) = await lease(worker, books)
     far = datetime(2100, 1, 1, tzinfo=UTC)
     books.change(each.email_id, locked_until=far)
@@ -321,7 +321,7 @@ async def test_a_renewal_is_never_lost_on_a_clock_that_was_set_back(worker: Leas
     assert books.row(each.email_id)["locked_until"] > far
 
 
-async def test_what_postgresql_refuses_of_an_answer_costs_its_words_and_no_other_email(
+async def test_a_refused_answer_loses_the_providers_text_and_affects_no_other_email(
     look: Look, worker: LeaseStore, books: Books, ledger: Ledger
 ) -> None:
     leases = await lease(worker, books, 3)
@@ -335,7 +335,7 @@ async def test_what_postgresql_refuses_of_an_answer_costs_its_words_and_no_other
     assert books.statuses() == {"failed": 3}
 
 
-async def test_the_rescue_of_whoever_leads_leaves_the_workers_of_its_host_to_their_ledgers_and_others_to_theirs_first(
+async def test_the_leading_relay_leaves_leases_of_its_own_host_to_ledgers_and_waits_for_those_of_others(
     worker: LeaseStore, other_store: LeaseStore, books: Books, tables_url: str
 ) -> None:
     (here,) = await lease(worker, books)
@@ -354,7 +354,7 @@ async def test_the_rescue_of_whoever_leads_leaves_the_workers_of_its_host_to_the
     assert books.row(old.email_id)["was_uncertain"]
 
 
-async def test_a_ledger_that_cannot_be_read_any_more_is_reported_and_nothing_is_taken(
+async def test_an_unreadable_ledger_is_reported_and_no_lease_is_taken(
     worker: LeaseStore, books: Books, ledger: Ledger, relay_pool: Pool
 ) -> None:
     (each,) = await lease(worker, books)
@@ -370,7 +370,7 @@ async def test_a_ledger_that_cannot_be_read_any_more_is_reported_and_nothing_is_
     assert books.status(each.email_id) == "sending"
 
 
-async def test_a_step_of_postgresqls_clock_takes_nothing_from_a_worker_that_renews(
+async def test_a_jump_of_postgresqls_clock_takes_no_lease_from_a_worker_that_renews(
     clock: SteeredClock, look: Look, worker: LeaseStore, books: Books, ledger: Ledger
 ) -> None:
     wire, unsent = await lease(worker, books, 2)

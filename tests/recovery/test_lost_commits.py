@@ -1,4 +1,4 @@
-"""A standby is promoted that lacks the old primary's last commits: what they may have sent is held, and no more."""
+"""A promoted standby lacks the old primary's last commits: only emails that may have been sent are held."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SMALL = {"shared_buffers": "64MB", "wal_retrieve_retry_interval": "500ms"}
 
 
 def was_promoted(books: Books, *, was_synchronous: bool = False) -> datetime:
-    """The relay noted another timeline than the one that PostgreSQL is on, just now; returns when."""
+    """Makes the relay see a promotion now; returns its time."""
     (row,) = books.select(
         "insert into relay_timeline (timeline, is_synchronous) values (0, %s) returning noted_at", was_synchronous
     )
@@ -47,7 +47,7 @@ def was_promoted(books: Books, *, was_synchronous: bool = False) -> datetime:
 
 
 @pytest.mark.parametrize(("policy", "status"), [("hold", "held"), ("resend", "pending")])
-async def test_what_may_have_been_sent_in_lost_commits_is_judged_by_policy_and_says_why(
+async def test_emails_that_lost_commits_may_have_sent_are_judged_by_policy_with_a_reason(
     start: Start,
     servers: Servers,
     tables_url: str,
@@ -76,7 +76,7 @@ async def test_what_may_have_been_sent_in_lost_commits_is_judged_by_policy_and_s
     assert (told["lossy"], told["leases"], told["messages"]) == (True, 0, 1)
 
 
-async def test_an_email_given_back_for_later_may_have_become_due_and_been_sent_in_lost_commits(
+async def test_an_email_released_for_later_may_have_been_sent_in_lost_commits(
     start: Start, servers: Servers, tables_url: str, topology: Topology, books: Books, rabbit: Rabbit
 ) -> None:
     became_due, due_later = books.enqueue(2)
@@ -106,7 +106,7 @@ async def test_after_a_promotion_no_statement_changes_more_than_a_batch_of_email
     assert not any(row["publish_due_at"] for row in books.rows())
 
 
-async def test_what_is_enqueued_after_the_promotion_is_published_at_once(
+async def test_an_email_enqueued_after_the_promotion_is_published_at_once(
     start: Start, servers: Servers, tables_url: str, topology: Topology, books: Books, rabbit: Rabbit
 ) -> None:
     promoted_at = was_promoted(books)
@@ -119,7 +119,7 @@ async def test_what_is_enqueued_after_the_promotion_is_published_at_once(
     assert message.pointer.email_id == email_id
 
 
-async def test_leases_from_before_are_recorded_by_their_workers_and_given_back_by_no_settlement(
+async def test_leases_from_before_the_promotion_are_recorded_by_their_workers_and_not_released_by_settlement(
     start: Start,
     servers: Servers,
     tables_url: str,
@@ -145,7 +145,7 @@ async def test_leases_from_before_are_recorded_by_their_workers_and_given_back_b
     assert "failed over" in books.row(dead)["last_error"]
 
 
-async def test_the_promotion_of_a_synchronous_standby_makes_nothing_uncertain(
+async def test_the_promotion_of_a_synchronous_standby_leaves_nothing_in_doubt(
     start: Start, servers: Servers, tables_url: str, topology: Topology, books: Books, rabbit: Rabbit, store: LeaseStore
 ) -> None:
     due, leased = books.enqueue(2)
@@ -177,20 +177,20 @@ class Pair:
         self.url = f"postgresql://{login}@{hosts}/{postgres.DATABASE}?target_session_attrs=read-write"
 
     def standby_says(self, question: str) -> bool:
-        """What the standby answers, yes or no."""
+        """Runs a yes-or-no query on the standby."""
         with psycopg.connect(self.standby.url, autocommit=True) as session:
             row = session.execute(question.encode()).fetchone()
             return bool(row and row[0])
 
     def cut_off(self) -> None:
-        """The standby gets no commit any more; what it has, it knows."""
+        """Cuts the standby off from further commits."""
         with psycopg.connect(self.standby.url, autocommit=True) as session:
             session.execute("alter system set primary_conninfo = ''")
             session.execute("select pg_reload_conf()")
         wait_until(lambda: self.standby_says("select count(*) = 0 from pg_stat_wal_receiver"))
 
     def promote(self) -> None:
-        """The primary is gone for good, and the standby takes its place."""
+        """Stops the primary, and promotes the standby."""
         plan = self._processes.folder / "plan" / "primary.json"
         pid = self._processes.running()["primary"]
         plan.unlink()
@@ -202,7 +202,7 @@ class Pair:
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    """Servers of this test's own."""
+    """Separate servers for this test."""
     with tempfile.TemporaryDirectory(prefix="dispatcher-pair-") as folder:
         processes = Processes(Path(folder) / "servers")
         processes.folder.mkdir(mode=0o700)
@@ -214,7 +214,7 @@ def pair() -> Iterator[Pair]:
 
 
 @pytest.mark.slow
-async def test_what_was_sent_in_commits_that_a_promotion_lost_is_held_and_what_is_in_hand_or_queued_is_sent(
+async def test_after_a_lossy_promotion_sent_emails_are_held_and_leased_or_queued_ones_are_sent(
     pair: Pair, start: Start, servers: Servers, topology: Topology, rabbit: Rabbit
 ) -> None:
     settings = settings_for(servers.amqp_url, pair.url, topology, LEASE_SECONDS="4")
@@ -232,7 +232,7 @@ async def test_what_was_sent_in_commits_that_a_promotion_lost_is_held_and_what_i
             store = LeaseStore(pool, worker=WORKER, slot="slot-1")
             leases = {lease.email_id: lease for lease in await store.lease(books.keys([finished, in_hand]), 60)}
             await store.record([result(leases[finished], Status.SENT)])
-    messages = await rabbit.take_all(topology.queue, 3)  # of which two are acked as done, and one waits
+    messages = await rabbit.take_all(topology.queue, 3)  # two are acked as finished, one is queued
 
     pair.promote()
 
@@ -251,7 +251,7 @@ async def test_what_was_sent_in_commits_that_a_promotion_lost_is_held_and_what_i
 
 @asynccontextmanager
 async def opened(database_url: str) -> AsyncIterator[Pool]:
-    """A worker's sessions."""
+    """A pool of database sessions for a worker."""
     pool = make_pool(database_url, name=WORKER, size=1)
     await pool.open()
     try:

@@ -1,4 +1,4 @@
-"""A host is gone with its ledgers: its leases are judged by policy, and no living worker loses one."""
+"""After the loss of a host with its ledgers, its leases are judged by policy. No live worker loses a lease."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dispatcher.store.leases import LeaseStore
 from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Rabbit
 from tests.recovery.tally import counted
-from tests.relay.running import Start, leader, next_look, settings_for
+from tests.relay.running import Start, leader, next_round, settings_for
 from tests.store.books import Books, email
 from tests.store.steered_clock import SteeredClock
 from tests.waiting import until
@@ -25,7 +25,7 @@ FOR_EVER = HOUR
 
 
 @pytest.mark.parametrize(("policy", "status", "queue"), [("hold", "held", "dlq"), ("resend", "pending", "queue")])
-async def test_an_email_whose_host_vanished_is_judged_by_the_hosts_policy(
+async def test_an_email_of_a_dead_host_is_judged_by_the_leading_hosts_policy(
     start: Start,
     servers: Servers,
     tables_url: str,
@@ -51,7 +51,7 @@ async def test_an_email_whose_host_vanished_is_judged_by_the_hosts_policy(
     assert books.status(email_id) == status
 
 
-async def test_after_postgresql_was_away_for_longer_than_a_lease_its_living_owner_comes_before_the_rescue(
+async def test_after_a_long_outage_of_postgresql_live_workers_renew_before_recovery(
     start: Start, servers: Servers, tables_url: str, topology: Topology, books: Books, store: LeaseStore, rabbit: Rabbit
 ) -> None:
     living, gone = books.enqueue(2)
@@ -64,14 +64,14 @@ async def test_after_postgresql_was_away_for_longer_than_a_lease_its_living_owne
     enqueue(books.connection, email("next"))
     await rabbit.take_all(
         topology.queue, 1
-    )  # it leads, has looked at everything once, and watches leases for three quarters of one
+    )  # it leads, has run each service once, and observes leases for three quarters of their length
 
     assert await store.renew({living: leases[living].token}, 60) == {living}
     await until(lambda: books.status(gone) == "held")
     assert books.status(living) == "sending"
 
 
-async def test_without_rabbitmq_everything_stays_due_and_the_rescue_goes_on(
+async def test_without_rabbitmq_everything_stays_due_and_recovery_continues(
     start: Start, tables_url: str, topology: Topology, books: Books, store: LeaseStore
 ) -> None:
     due, expired = books.enqueue(2)
@@ -84,7 +84,7 @@ async def test_without_rabbitmq_everything_stays_due_and_the_rescue_goes_on(
     assert books.row(due)["publish_due_at"] is not None
 
 
-async def test_a_step_of_postgresqls_clock_takes_no_lease_from_a_worker_of_another_host_that_renews_it(
+async def test_a_jump_of_postgresqls_clock_takes_no_lease_from_a_renewing_worker_of_another_host(
     clock: SteeredClock,
     start: Start,
     servers: Servers,
@@ -97,20 +97,20 @@ async def test_a_step_of_postgresqls_clock_takes_no_lease_from_a_worker_of_anoth
     living, gone = books.enqueue(2)
     leases = {lease.email_id: lease for lease in await store.lease(books.keys([living, gone]), 60)}
     await start(settings_for(servers.amqp_url, tables_url, topology, LEASE_SECONDS="4"))
-    await next_look(books)
+    await next_round(books)
 
     clock.set(HOUR)
 
     while books.status(gone) == "sending":
-        for _ in range(3):  # a look for leases is among them
-            await next_look(books)
+        for _ in range(3):  # these include a query for leases
+            await next_round(books)
         assert await store.renew({living: leases[living].token}, 60) == {living}
         assert await other_store.lease(books.keys([living]), 60) == []
     assert books.statuses() == {"sending": 1, "held": 1}
 
 
 @pytest.mark.slow
-async def test_where_no_relay_reaches_rabbitmq_one_leads_on_and_rescues(
+async def test_if_no_relay_reaches_rabbitmq_the_leader_stays_and_recovers(
     start: Start, servers: Servers, tables_url: str, topology: Topology, books: Books, store: LeaseStore
 ) -> None:
     async with Proxy(servers.amqp_url) as proxy:
@@ -123,6 +123,6 @@ async def test_where_no_relay_reaches_rabbitmq_one_leads_on_and_rescues(
         await store.lease(books.keys([email_id]), 60)
         books.change(email_id, locked_until=EXPIRED)
 
-        await until(lambda: books.status(email_id) == "held")  # after it would have given up to another
+        await until(lambda: books.status(email_id) == "held")  # after the time at which it would hand over
 
         assert leader(books) == first

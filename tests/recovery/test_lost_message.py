@@ -26,7 +26,7 @@ HOUR = 3600.0
 FOR_EVER = HOUR
 
 
-async def test_an_email_that_later_ones_overtook_is_published_again_while_the_queue_is_full(
+async def test_an_email_overtaken_by_later_ones_is_published_again_while_the_queue_is_full(
     start: Start, servers: Servers, tables_url: str, topology: Topology, books: Books, store: LeaseStore, rabbit: Rabbit
 ) -> None:
     lost, being_sent, *waiting = books.enqueue(12)
@@ -34,7 +34,7 @@ async def test_an_email_that_later_ones_overtook_is_published_again_while_the_qu
     books.change(being_sent, published_at=datetime.now(UTC))
     await store.lease(books.keys([being_sent]), 60)
     for email_id in waiting:
-        # Long enough from now that the relay misses none of them, however slowly we take what a worker would lease.
+        # Far enough in the future that the relay sees all of them, however slow the test is.
         books.change(email_id, published_at=datetime.now(UTC) + timedelta(seconds=50))
         await rabbit.publish(topology.queue, pointer.encode(pointer.Pointer(email_id, books.key(email_id))))
 
@@ -44,7 +44,7 @@ async def test_an_email_that_later_ones_overtook_is_published_again_while_the_qu
     assert messages[-1].pointer.email_id == lost
 
 
-async def test_a_message_that_was_published_before_the_clock_was_set_back_and_is_lost_is_published_again(
+async def test_a_lost_message_from_before_a_clock_jump_back_is_published_again(
     start: Start, settings: Settings, books: Books, rabbit: Rabbit
 ) -> None:
     email_id = books.enqueue_one()

@@ -1,4 +1,4 @@
-"""What the relay's tests ask for."""
+"""Fixtures of the relay's tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Relays that run in the test's own loop, until it ends; what they do is seen in PostgreSQL and RabbitMQ."""
+"""Runs relays in the test's event loop. Tests observe them through PostgreSQL and RabbitMQ."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from dispatcher.broker.publisher import Publisher
 from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings, load
 from dispatcher.dev.servers import Servers
-from dispatcher.host.roster import Roster, Seat
+from dispatcher.host.process_table import ProcessSlot, ProcessTable
 from dispatcher.processes.relay import leader_services
-from dispatcher.relay.publishing import POLL_SECONDS, Publishing
+from dispatcher.relay.publish_loop import POLL_SECONDS, PublishLoop
 from tests.broker.rabbit import Rabbit
 from tests.store.books import Books
 from tests.waiting import until
 
 LOOKS = 4
-"""Of the relay: so many statements are two rounds."""
+"""The number of the relay's statements in two rounds."""
 MARK_AFTER_SECONDS = 0.5
-"""Sooner than in production, so that nobody waits."""
+"""Shorter than in production, to keep the tests fast."""
 
-Start = Callable[..., Awaitable[Publishing]]
+Start = Callable[..., Awaitable[PublishLoop]]
 
 
 @pytest.fixture
 async def rabbit(servers: Servers) -> AsyncIterator[Rabbit]:
-    """A second client."""
+    """A separate client."""
     async with await open_connection(servers.amqp_url, name="test") as connection:
         yield Rabbit(connection)
 
 
 @pytest.fixture
 def settings(servers: Servers, tables_url: str, topology: Topology) -> Settings:
-    """A relay's, for this test's tables and queues."""
+    """Settings of a relay for the test's tables and queues."""
     return settings_for(servers.amqp_url, tables_url, topology)
 
 
@@ -56,16 +56,16 @@ def settings_for(amqp_url: str, tables_url: str, topology: Topology, **more: str
 
 @pytest.fixture
 async def start() -> AsyncIterator[Start]:
-    """Starts relays, which end with the test."""
+    """Starts relays that stop at the end of the test."""
     async with AsyncExitStack() as stack:
 
-        async def run(settings: Settings, *, poll_seconds: float = POLL_SECONDS) -> Publishing:
+        async def run(settings: Settings, *, poll_seconds: float = POLL_SECONDS) -> PublishLoop:
             publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay")
-            publishing = Publishing(
+            publishing = PublishLoop(
                 settings,
                 publisher,
                 leader_services(settings, lambda: ()),
-                free_seat(),
+                free_process_slot(),
                 poll_seconds=poll_seconds,
                 mark_after_seconds=MARK_AFTER_SECONDS,
             )
@@ -82,13 +82,13 @@ async def start() -> AsyncIterator[Start]:
         yield run
 
 
-def free_seat() -> Seat:
-    """A relay's, in a roster of its own."""
-    return Roster(["relay"]).seat("relay", 0)
+def free_process_slot() -> ProcessSlot:
+    """A relay's row in a new process table."""
+    return ProcessTable(["relay"]).take_slot("relay", 0)
 
 
 def leader(books: Books) -> int | None:
-    """The session that publishes; there is one at most."""
+    """The leading relay's session; None if no relay leads."""
     held = books.select(
         "select pid from pg_locks where locktype = 'advisory' and granted "
         "and objid::bigint = hashtext('email_dispatcher_relay')::bigint & 4294967295 "
@@ -98,8 +98,8 @@ def leader(books: Books) -> int | None:
     return held[0]["pid"] if held else None
 
 
-async def next_look(books: Books) -> None:
-    """Returns once the relay has looked at what is committed by now, and so begun to publish what is due."""
+async def next_round(books: Books) -> None:
+    """Waits until the relay has read everything that is committed by now."""
     statement = "select query_start from pg_stat_activity where datname = current_database() and application_name = %s"
 
     (now,) = books.select("select pg_catalog.clock_timestamp() as instant")
@@ -110,5 +110,5 @@ async def next_look(books: Books) -> None:
         seen.update(at for at in looks if at is not None and at > now["instant"])
         return len(seen) >= LOOKS
 
-    # A round without anything to do is a look for each queue, a quarter of a second after the one before.
+    # An idle round is one query per queue, every quarter of a second.
     await until(have_been_two_rounds)

@@ -1,4 +1,4 @@
-"""When the relay looks for dead letters, with a real outbox and no RabbitMQ."""
+"""How often the relay queries for dead letters, with a real outbox and without RabbitMQ."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import pytest
 
 from dispatcher.broker.publisher import Publisher
 from dispatcher.domain.backoff import Backoff
-from dispatcher.relay.dead_letters import DeadLetters
+from dispatcher.relay.dead_letters import DeadLetterPublisher
 from dispatcher.relay.queue_writer import QueueWriter
 from dispatcher.store.connections import connect_async
 from dispatcher.store.outbox import Outbox
-from tests.relay.running import free_seat
+from tests.relay.running import free_process_slot
 
 
 @pytest.fixture
 async def outbox(tables_url: str) -> AsyncIterator[Outbox]:
-    """The relay's statements."""
+    """The relay's outbox."""
     async with await connect_async(tables_url, name="relay") as session:
         yield Outbox(session)
 
 
 @pytest.mark.parametrize("is_last", [False, True])
-async def test_a_look_that_finds_nothing_asks_for_no_other_at_once(outbox: Outbox, is_last: bool) -> None:
+async def test_after_an_empty_round_the_next_query_is_delayed(outbox: Outbox, is_last: bool) -> None:
     publisher = Publisher("amqp://nobody:secret@127.0.0.1:1/%2F", "exchange", name="test relay")
-    writer = QueueWriter(publisher, free_seat(), Backoff(1.0, 1.0), "dlq", kind="dlq")
-    dead_letters = DeadLetters(writer, "dlq")
+    writer = QueueWriter(publisher, free_process_slot(), Backoff(1.0, 1.0), "dlq", kind="dlq")
+    dead_letters = DeadLetterPublisher(writer, "dlq")
 
-    assert [await dead_letters.look(outbox, is_last=is_last) for _ in range(2)] == [False, False]
+    assert [await dead_letters.publish_due(outbox, is_last=is_last) for _ in range(2)] == [False, False]

@@ -1,4 +1,4 @@
-"""What the relay remembers of its messages, with a real outbox and no RabbitMQ."""
+"""What the relay remembers of published emails, with a real outbox and without RabbitMQ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from dispatcher.broker.confirmed import ConfirmedMessages
 from dispatcher.errors import BrokerUnavailable
-from dispatcher.relay.pointers import BATCH, Pointers
+from dispatcher.relay.pointers import BATCH, PointerPublisher
 from dispatcher.store.connections import connect_async
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import THE_START, DuePointer, Outbox
@@ -23,12 +23,12 @@ from tests.waiting import DEADLINE_SECONDS, until_answer
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 FOR_EVER = 3600.0
 NEVER = 1e-9
-"""A share of the time that allows a full look within a lifetime where little is remembered, and nowhere else."""
+"""A share so small that no full scan runs while many emails are remembered."""
 BURST = 3 * BATCH + 20
 
 
 class CountingOutbox(Outbox):
-    """Counts what is marked by each statement, and the rows that looks read from the start and otherwise."""
+    """Counts the marks per statement, and the rows read by full scans and by others."""
 
     def __init__(self, session: psycopg.AsyncConnection) -> None:
         super().__init__(session)
@@ -49,10 +49,10 @@ class CountingOutbox(Outbox):
 
 
 class Queue:
-    """Takes messages as RabbitMQ does; counts them by email.
+    """A fake queue; counts messages per email.
 
     Attributes:
-        refuses: How many batches it takes no message of; `breaks`: during how many the connection breaks.
+        refuses: How many of the next batches are refused; `breaks`: during how many the connection breaks.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Queue:
         self.breaks = 0
 
     async def publish(self, due: list[DuePointer]) -> list[bool]:
-        """Confirms every message."""
+        """Confirms every message, unless it refuses or breaks."""
         if self.breaks:
             self.breaks -= 1
             raise BrokerUnavailable("It broke.")
@@ -74,27 +74,27 @@ class Queue:
 
 @pytest.fixture
 def queue() -> Queue:
-    """Empty."""
+    """An empty queue."""
     return Queue()
 
 
 @pytest.fixture
 async def outbox(tables_url: str) -> AsyncIterator[CountingOutbox]:
-    """The relay's statements."""
+    """The relay's outbox."""
     async with await connect_async(tables_url, name="relay") as session:
         yield CountingOutbox(session)
 
 
-async def look_once(pointers: Pointers, outbox: Outbox) -> int:
-    """A look, and everything that it began is confirmed or known not to be."""
-    found = await pointers.look(outbox)
-    await pointers.arrived()
+async def publish_once(pointers: PointerPublisher, outbox: Outbox) -> int:
+    """Runs one round, and waits until all its messages are confirmed or refused."""
+    found = await pointers.publish_due(outbox)
+    await pointers.wait_confirmed()
     return found
 
 
-async def publish_all(pointers: Pointers, outbox: Outbox) -> None:
-    """Looks until there is nothing to begin."""
-    while await look_once(pointers, outbox):
+async def publish_all(pointers: PointerPublisher, outbox: Outbox) -> None:
+    """Runs rounds until nothing is due."""
+    while await publish_once(pointers, outbox):
         pass
 
 
@@ -102,16 +102,16 @@ def still_due(books: Books) -> set[UUID]:
     return {row["email_id"] for row in books.rows() if row["publish_due_at"]}
 
 
-async def test_a_burst_that_leases_drain_is_published_once_and_never_marked(
+async def test_a_burst_that_workers_lease_is_published_once_and_never_marked(
     outbox: CountingOutbox, queue: Queue, books: Books, store: LeaseStore
 ) -> None:
     email_ids = books.enqueue(BURST)
-    pointers = Pointers(queue.publish, mark_after_seconds=FOR_EVER)
+    pointers = PointerPublisher(queue.publish, mark_after_seconds=FOR_EVER)
 
     await publish_all(pointers, outbox)
     await store.lease(books.keys(email_ids), 60)
     leased = books.rows()
-    await until_answer(lambda: forgets_all(pointers, outbox))
+    await until_answer(lambda: full_scan_found_nothing(pointers, outbox))
     await pointers.mark_all(outbox)
 
     assert queue.taken == dict.fromkeys(email_ids, 1)
@@ -120,16 +120,16 @@ async def test_a_burst_that_leases_drain_is_published_once_and_never_marked(
     assert still_due(books) == set()
 
 
-async def forgets_all(pointers: Pointers, outbox: CountingOutbox) -> bool:
-    """Whether a full look has come upon nothing; the answer of one that goes on says nothing of what is behind it."""
+async def full_scan_found_nothing(pointers: PointerPublisher, outbox: CountingOutbox) -> bool:
+    """Whether a full scan found nothing. A scan that continues says nothing about earlier rows."""
     seen = len(outbox.read_fully)
-    await look_once(pointers, outbox)
+    await publish_once(pointers, outbox)
     return outbox.read_fully[seen:] == [0]
 
 
-async def test_a_burst_is_not_read_again_at_each_look(outbox: CountingOutbox, queue: Queue, books: Books) -> None:
+async def test_a_burst_is_not_read_again_in_each_round(outbox: CountingOutbox, queue: Queue, books: Books) -> None:
     email_ids = books.enqueue(BURST)
-    pointers = Pointers(queue.publish, mark_after_seconds=FOR_EVER, full_look_share=NEVER)
+    pointers = PointerPublisher(queue.publish, mark_after_seconds=FOR_EVER, full_scan_share=NEVER)
 
     await publish_all(pointers, outbox)
 
@@ -139,30 +139,30 @@ async def test_a_burst_is_not_read_again_at_each_look(outbox: CountingOutbox, qu
 
 
 @pytest.mark.parametrize("share", [NEVER, 1 / NEVER])
-async def test_more_than_a_batch_that_is_due_since_one_instant_is_published_each_once(
+async def test_more_than_a_batch_with_one_due_time_is_published_once_each(
     outbox: CountingOutbox, queue: Queue, books: Books, share: float
 ) -> None:
     email_ids = books.enqueue(2 * BURST)
     books.connection.execute("update email_log set publish_due_at = %s", [LONG_AGO])
     later = books.enqueue(10)
-    pointers = Pointers(queue.publish, mark_after_seconds=FOR_EVER, full_look_share=share)
+    pointers = PointerPublisher(queue.publish, mark_after_seconds=FOR_EVER, full_scan_share=share)
 
     await publish_all(pointers, outbox)
 
     assert queue.taken == dict.fromkeys(email_ids + later, 1)
 
 
-async def test_what_is_committed_late_in_a_burst_is_published(
+async def test_rows_committed_late_during_a_burst_are_published(
     outbox: CountingOutbox, queue: Queue, books: Books, tables_url: str
 ) -> None:
-    pointers = Pointers(queue.publish, mark_after_seconds=FOR_EVER)
+    pointers = PointerPublisher(queue.publish, mark_after_seconds=FOR_EVER)
     with psycopg.connect(tables_url) as application:
         late = Books(application).enqueue(2 * BATCH)
         books.enqueue(BURST)
         await publish_all(pointers, outbox)
 
     async def have_come() -> bool:
-        await look_once(pointers, outbox)
+        await publish_once(pointers, outbox)
         return set(late) <= set(queue.taken)
 
     await until_answer(have_come)
@@ -171,56 +171,56 @@ async def test_what_is_committed_late_in_a_burst_is_published(
     assert len(queue.taken) == len(late) + BURST
 
 
-async def test_more_than_a_batch_that_is_committed_late_hides_neither_its_rest_nor_what_comes_later(
+async def test_more_than_a_batch_of_late_commits_hides_no_other_rows(
     outbox: CountingOutbox, queue: Queue, books: Books, tables_url: str
 ) -> None:
-    pointers = Pointers(queue.publish, mark_after_seconds=FOR_EVER, full_look_share=NEVER)
+    pointers = PointerPublisher(queue.publish, mark_after_seconds=FOR_EVER, full_scan_share=NEVER)
     with psycopg.connect(tables_url) as application:
         Books(application).enqueue(BATCH + 1)
         books.enqueue(BURST)
         await publish_all(pointers, outbox)
     books.enqueue(10)
 
-    found = [await pointers.look(outbox, is_last=True)]
-    await pointers.arrived()
-    found += [await look_once(pointers, outbox) for _ in range(3)]
+    found = [await pointers.publish_due(outbox, is_last=True)]
+    await pointers.wait_confirmed()
+    found += [await publish_once(pointers, outbox) for _ in range(3)]
 
     assert found == [10, 0, 0, 0]
-    assert await pointers.look(outbox, is_last=True) == BATCH
-    await pointers.arrived()
+    assert await pointers.publish_due(outbox, is_last=True) == BATCH
+    await pointers.wait_confirmed()
     books.enqueue(20)
-    assert [await look_once(pointers, outbox) for _ in range(3)] == [1, 20, 0]
+    assert [await publish_once(pointers, outbox) for _ in range(3)] == [1, 20, 0]
     assert set(queue.taken.values()) == {1}
 
 
-async def test_a_relay_that_stops_looks_behind_it_at_last(
+async def test_a_stopping_relay_ends_with_a_full_scan(
     outbox: CountingOutbox, queue: Queue, books: Books, tables_url: str
 ) -> None:
-    pointers = Pointers(queue.publish, mark_after_seconds=FOR_EVER, full_look_share=NEVER)
+    pointers = PointerPublisher(queue.publish, mark_after_seconds=FOR_EVER, full_scan_share=NEVER)
     with psycopg.connect(tables_url) as application:
         late = Books(application).enqueue_one()
         books.enqueue(BURST)
         await publish_all(pointers, outbox)
 
-    assert await look_once(pointers, outbox) == 0
-    assert await pointers.look(outbox, is_last=True) == 1
-    await pointers.arrived()
+    assert await publish_once(pointers, outbox) == 0
+    assert await pointers.publish_due(outbox, is_last=True) == 1
+    await pointers.wait_confirmed()
 
     assert queue.taken[late] == 1
 
 
 @pytest.mark.parametrize("fault", ["refuses", "breaks"])
-async def test_what_is_not_confirmed_in_a_burst_is_published_at_the_next_look(
+async def test_unconfirmed_messages_of_a_burst_are_published_in_the_next_round(
     outbox: CountingOutbox, queue: Queue, books: Books, fault: str
 ) -> None:
     email_ids = books.enqueue(BURST)
-    pointers = Pointers(queue.publish, mark_after_seconds=FOR_EVER, full_look_share=NEVER)
+    pointers = PointerPublisher(queue.publish, mark_after_seconds=FOR_EVER, full_scan_share=NEVER)
     for _ in range(2):
-        await look_once(pointers, outbox)
+        await publish_once(pointers, outbox)
     setattr(queue, fault, 1)
     for _ in range(2):
         try:
-            await look_once(pointers, outbox)
+            await publish_once(pointers, outbox)
         except BrokerUnavailable:
             assert fault == "breaks"
 
@@ -229,11 +229,11 @@ async def test_what_is_not_confirmed_in_a_burst_is_published_at_the_next_look(
     assert queue.taken == dict.fromkeys(email_ids, 1)
 
 
-async def test_what_becomes_due_again_while_it_is_remembered_is_published_again(
+async def test_an_email_that_becomes_due_again_while_remembered_is_published_again(
     outbox: CountingOutbox, queue: Queue, books: Books, store: LeaseStore
 ) -> None:
     email_ids = books.enqueue(BURST)
-    pointers = Pointers(queue.publish, mark_after_seconds=FOR_EVER, full_look_share=NEVER)
+    pointers = PointerPublisher(queue.publish, mark_after_seconds=FOR_EVER, full_scan_share=NEVER)
     await publish_all(pointers, outbox)
 
     leases = await store.lease(books.keys(email_ids[:7]), 60)
@@ -245,15 +245,15 @@ async def test_what_becomes_due_again_while_it_is_remembered_is_published_again(
     assert still_due(books) == set()
 
 
-async def test_beyond_what_may_be_remembered_the_oldest_are_marked(
+async def test_beyond_the_memory_limit_the_oldest_emails_are_marked(
     outbox: CountingOutbox, queue: Queue, books: Books
 ) -> None:
     email_ids = books.enqueue(BURST)
     due_at = {row["email_id"]: row["publish_due_at"] for row in books.rows()}
-    pointers = Pointers(queue.publish, mark_after_seconds=FOR_EVER, most_unmarked=BATCH)
+    pointers = PointerPublisher(queue.publish, mark_after_seconds=FOR_EVER, max_unmarked=BATCH)
 
     await publish_all(pointers, outbox)
-    await look_once(pointers, outbox)
+    await publish_once(pointers, outbox)
 
     left = still_due(books)
     assert len(left) == BATCH
@@ -261,18 +261,18 @@ async def test_beyond_what_may_be_remembered_the_oldest_are_marked(
     assert queue.taken == dict.fromkeys(email_ids, 1)
 
 
-async def test_what_no_lease_has_taken_for_long_is_marked_a_batch_at_each_look(
+async def test_emails_that_no_lease_has_taken_are_marked_a_batch_per_round(
     outbox: CountingOutbox, queue: Queue, books: Books
 ) -> None:
     books.enqueue(BURST)
-    patient = Pointers(queue.publish, mark_after_seconds=FOR_EVER)
+    patient = PointerPublisher(queue.publish, mark_after_seconds=FOR_EVER)
     await publish_all(patient, outbox)
     assert outbox.marks == []
 
-    pointers = Pointers(queue.publish, mark_after_seconds=0.0)
+    pointers = PointerPublisher(queue.publish, mark_after_seconds=0.0)
     looks = 0
     while still_due(books):
-        await look_once(pointers, outbox)
+        await publish_once(pointers, outbox)
         looks += 1
         assert len(outbox.marks) <= looks
 
@@ -280,7 +280,7 @@ async def test_what_no_lease_has_taken_for_long_is_marked_a_batch_at_each_look(
     assert sum(outbox.marks) == BURST
 
 
-def test_no_more_is_to_be_marked_than_was_asked_for() -> None:
+def test_no_more_emails_are_marked_than_requested() -> None:
     confirmed = ConfirmedMessages()
     email_ids = [UUID(int=number) for number in range(10)]
     for second, email_id in enumerate(email_ids):
@@ -294,7 +294,7 @@ def test_no_more_is_to_be_marked_than_was_asked_for() -> None:
 
 async def test_the_last_marks_are_made_in_batches(outbox: CountingOutbox, queue: Queue, books: Books) -> None:
     books.enqueue(BURST)
-    pointers = Pointers(queue.publish, mark_after_seconds=FOR_EVER)
+    pointers = PointerPublisher(queue.publish, mark_after_seconds=FOR_EVER)
     await publish_all(pointers, outbox)
 
     await pointers.mark_all(outbox)
@@ -303,18 +303,18 @@ async def test_the_last_marks_are_made_in_batches(outbox: CountingOutbox, queue:
     assert still_due(books) == set()
 
 
-async def test_many_that_somebody_has_locked_are_not_tried_at_each_look(
+async def test_many_locked_rows_are_not_tried_in_each_round(
     outbox: CountingOutbox, queue: Queue, books: Books, tables_url: str
 ) -> None:
     locked = books.enqueue(2 * BATCH)
-    pointers = Pointers(queue.publish, mark_after_seconds=FOR_EVER, most_unmarked=0)
+    pointers = PointerPublisher(queue.publish, mark_after_seconds=FOR_EVER, max_unmarked=0)
     with psycopg.connect(tables_url) as person:
         person.execute("select from email_log where email_id = any(%s) for update", [locked])
         for _ in range(4):
-            await look_once(pointers, outbox)
+            await publish_once(pointers, outbox)
         tried = list(outbox.marks)
         others = books.enqueue(BATCH - 1)
-        found = [await look_once(pointers, outbox) for _ in range(3)]
+        found = [await publish_once(pointers, outbox) for _ in range(3)]
         left = still_due(books)
         person.rollback()
     await pointers.mark_all(outbox)
@@ -326,42 +326,42 @@ async def test_many_that_somebody_has_locked_are_not_tried_at_each_look(
     assert still_due(books) == set()
 
 
-async def test_what_was_locked_is_tried_again_after_a_while(
+async def test_locked_rows_are_tried_again_after_a_while(
     outbox: CountingOutbox, queue: Queue, books: Books, tables_url: str
 ) -> None:
     locked = books.enqueue_one()
-    pointers = Pointers(queue.publish, mark_after_seconds=0.0)
+    pointers = PointerPublisher(queue.publish, mark_after_seconds=0.0)
     with psycopg.connect(tables_url) as person:
         Books(person).lock(locked)
         for _ in range(3):
-            await look_once(pointers, outbox)
+            await publish_once(pointers, outbox)
         tried = len(outbox.marks)
 
-    await look_once(pointers, outbox)
+    await publish_once(pointers, outbox)
 
     assert tried > 0
     assert still_due(books) == set()
     assert queue.taken == {locked: 1}
 
 
-async def test_a_relay_that_ends_waits_for_no_confirm(outbox: CountingOutbox, books: Books) -> None:
+async def test_a_closed_publisher_waits_for_no_confirm(outbox: CountingOutbox, books: Books) -> None:
     async def never(_: list[DuePointer]) -> list[bool]:
         await asyncio.Event().wait()
         raise AssertionError
 
     books.enqueue(1)
-    pointers = Pointers(never, mark_after_seconds=FOR_EVER)
-    await pointers.look(outbox)
+    pointers = PointerPublisher(never, mark_after_seconds=FOR_EVER)
+    await pointers.publish_due(outbox)
     await asyncio.sleep(0)
-    assert pointers.are_on_the_way
+    assert pointers.has_unconfirmed
 
     async with asyncio.timeout(DEADLINE_SECONDS):
         await pointers.close()
 
-    assert not pointers.are_on_the_way
+    assert not pointers.has_unconfirmed
 
 
-async def test_a_fault_of_our_own_is_raised_even_where_rabbitmq_is_away_as_well(
+async def test_an_unexpected_error_is_raised_even_if_rabbitmq_is_unreachable_too(
     outbox: CountingOutbox, books: Books
 ) -> None:
     faults: list[Exception] = [*[BrokerUnavailable("It broke.")] * 7, ZeroDivisionError()]
@@ -372,12 +372,12 @@ async def test_a_fault_of_our_own_is_raised_even_where_rabbitmq_is_away_as_well(
         raise fault
 
     all_are_begun = asyncio.Event()
-    pointers = Pointers(break_off, mark_after_seconds=FOR_EVER)
+    pointers = PointerPublisher(break_off, mark_after_seconds=FOR_EVER)
     while faults:
         books.enqueue(1)
-        await pointers.look(outbox)
+        await pointers.publish_due(outbox)
         await asyncio.sleep(0)
     all_are_begun.set()
 
     with pytest.raises(ZeroDivisionError):
-        await pointers.arrived()
+        await pointers.wait_confirmed()

@@ -1,4 +1,4 @@
-"""When refusals speak against a provider, and when against an email alone, by a clock that the test moves."""
+"""Which refusals count against a provider, and which only against an email."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from dispatcher.routing.breaker import (
     SUSPECT_SECONDS,
     THROTTLED_IN_A_ROW,
     UNREACHED_IN_A_ROW,
-    Breaker,
-    State,
+    BreakerState,
+    CircuitBreaker,
 )
-from dispatcher.routing.evidence import ALIKE_FACTOR, MOST_REMEMBERED, Blame, Suspects
+from dispatcher.routing.evidence import ALIKE_FACTOR, MAX_REMEMBERED, Blame, SuspectEmails
 
 
 def email(domain: str = "", local: str = "ann") -> OutgoingEmail:
-    """An email; to a domain of its own unless the test says which."""
+    """An email; by default to a unique domain."""
     email_id = uuid4()
     address = f"Ann <{local}@{domain or f'{email_id.hex}.example'}>"
     return OutgoingEmail(email_id, datetime.now(UTC), "shop@example.com", (address,), "Hello", "Hi")
@@ -33,37 +33,37 @@ class Scene:
     """A breaker and its clock."""
 
     now: float = 1000.0
-    breaker: Breaker = field(init=False)
+    breaker: CircuitBreaker = field(init=False)
 
     def __post_init__(self) -> None:
-        self.breaker = Breaker(lambda: self.now, lambda *_: None, jitter=lambda: 1.0)
+        self.breaker = CircuitBreaker(lambda: self.now, lambda *_: None, jitter=lambda: 1.0)
 
     def fail(self, refused: OutgoingEmail, *, by_recipient: bool = False) -> Blame:
-        """The provider refuses an email, perhaps as a whole."""
+        """The provider refuses an email, perhaps because it has failed as a whole."""
         return self.breaker.fail(self.breaker.begin(), "server_error", refused, by_recipient=by_recipient)
 
     def throttle(self, refused: OutgoingEmail, seconds: float | None = None) -> Blame:
-        """The provider asks an email to slow down."""
+        """The provider throttles an email."""
         return self.breaker.pause(self.breaker.begin(), seconds, "throttled", refused)
 
     def fault(self, refused: OutgoingEmail) -> Blame:
-        """The provider says to an email that nobody may use it."""
+        """The provider reports for an email that it cannot be used."""
         return self.breaker.open(self.breaker.begin(), "bad credentials", refused)
 
     def succeed(self) -> None:
-        """Another email gets through."""
+        """Another email succeeds."""
         self.breaker.succeed(self.breaker.begin())
 
     def half_open(self, domain: str = "") -> OutgoingEmail:
-        """It failed, and its time is over; returns the last email that it refused."""
+        """Opens the breaker, and lets its time pass; returns the last refused email."""
         while self.fail(last := email(domain)) is not Blame.PROVIDER:
             pass
         self.now += self.breaker.wait_seconds
-        assert self.breaker.state is State.HALF_OPEN
+        assert self.breaker.state is BreakerState.HALF_OPEN
         return last
 
 
-def test_refusals_of_emails_to_several_domains_open_it_after_as_many_as_ever() -> None:
+def test_refusals_to_several_domains_open_the_breaker_at_the_usual_count() -> None:
     scene = Scene()
 
     blames = [scene.fail(email()) for _ in range(FAILURES_IN_A_ROW)]
@@ -71,13 +71,13 @@ def test_refusals_of_emails_to_several_domains_open_it_after_as_many_as_ever() -
     assert blames == [Blame.EMAIL] * (FAILURES_IN_A_ROW - 1) + [Blame.PROVIDER]
 
 
-def test_one_email_that_is_refused_ever_again_opens_nothing() -> None:
+def test_repeated_refusals_of_one_email_do_not_open_the_breaker() -> None:
     scene, bad = Scene(), email()
 
     assert {scene.fail(bad) for _ in range(1000)} == {Blame.EMAIL}
 
 
-def test_emails_to_one_domain_alone_need_to_be_many() -> None:
+def test_refusals_to_a_single_domain_open_the_breaker_only_at_a_higher_count() -> None:
     scene = Scene()
 
     blames = [scene.fail(email("bad.example")) for _ in range(FAILURES_IN_A_ROW * ALIKE_FACTOR)]
@@ -85,13 +85,13 @@ def test_emails_to_one_domain_alone_need_to_be_many() -> None:
     assert blames.index(Blame.PROVIDER) == FAILURES_IN_A_ROW * ALIKE_FACTOR - 1
 
 
-def test_many_emails_to_one_mailbox_that_the_provider_refuses_open_nothing() -> None:
+def test_refusals_of_one_mailbox_do_not_open_the_breaker() -> None:
     scene = Scene()
 
     assert {scene.fail(email("bad.example"), by_recipient=True) for _ in range(1000)} == {Blame.EMAIL}
 
 
-def test_a_recipient_that_was_refused_before_others_got_through_is_no_witness_any_more() -> None:
+def test_a_recipient_refused_before_other_successes_no_longer_counts() -> None:
     scene = Scene()
     bad = [email() for _ in range(FAILURES_IN_A_ROW - 1)]
     for each in bad:
@@ -101,17 +101,17 @@ def test_a_recipient_that_was_refused_before_others_got_through_is_no_witness_an
     assert {scene.fail(each, by_recipient=True) for each in [*bad, email()]} == {Blame.EMAIL}
 
 
-def test_a_recipient_that_is_refused_shows_that_a_server_that_was_away_is_back() -> None:
+def test_a_refused_recipient_shows_that_an_unreachable_server_is_back() -> None:
     scene = Scene()
     for _ in range(FAILURES_IN_A_ROW):
         scene.breaker.fail(scene.breaker.begin(), "connection_failed", in_a_row=UNREACHED_IN_A_ROW)
     scene.now += scene.breaker.wait_seconds
 
     assert scene.fail(email(), by_recipient=True) is Blame.EMAIL
-    assert scene.breaker.state is State.CLOSED
+    assert scene.breaker.state is BreakerState.CLOSED
 
 
-def test_recipients_that_are_refused_do_not_show_that_a_server_is_back_that_refused_every_recipient() -> None:
+def test_refused_recipients_do_not_show_recovery_of_a_server_that_refused_every_recipient() -> None:
     scene = Scene()
     while scene.fail(email(), by_recipient=True) is not Blame.PROVIDER:
         pass
@@ -120,27 +120,27 @@ def test_recipients_that_are_refused_do_not_show_that_a_server_is_back_that_refu
     assert scene.fail(email(), by_recipient=True) is Blame.PROVIDER
 
 
-def test_failures_before_the_provider_was_told_of_an_email_always_count() -> None:
+def test_failures_before_the_provider_saw_an_email_always_count() -> None:
     scene = Scene()
 
     for _ in range(FAILURES_IN_A_ROW):
         scene.breaker.fail(scene.breaker.begin(), "server_error")
 
-    assert scene.breaker.state is State.OPEN
+    assert scene.breaker.state is BreakerState.OPEN
 
 
-def test_an_email_that_was_refused_leaves_the_probe_to_others_for_a_moment() -> None:
+def test_a_refused_email_waits_while_others_may_probe() -> None:
     scene = Scene()
     last = scene.half_open()
 
     assert (scene.breaker.admits(last), scene.breaker.admits(email())) == (False, True)
-    assert scene.breaker.doubt_seconds(last) == SUSPECT_SECONDS
+    assert scene.breaker.suspect_wait_seconds(last) == SUSPECT_SECONDS
     scene.now += SUSPECT_SECONDS
 
     assert scene.breaker.admits(last)
 
 
-def test_an_email_to_a_domain_that_was_refused_leaves_the_probe_to_others() -> None:
+def test_an_email_to_a_refused_domain_waits_while_others_may_probe() -> None:
     scene = Scene()
     scene.half_open("bad.example")
 
@@ -148,19 +148,19 @@ def test_an_email_to_a_domain_that_was_refused_leaves_the_probe_to_others() -> N
     assert scene.breaker.admits(email("good.example"))
 
 
-def test_several_probes_fail_before_it_opens_again_for_longer() -> None:
+def test_several_failed_probes_open_the_breaker_for_longer() -> None:
     scene = Scene()
     scene.half_open()
 
     for _ in range(PROBES - 1):
         assert scene.fail(email()) is Blame.PROVIDER
-        assert (scene.breaker.state, scene.breaker.room) == (State.HALF_OPEN, 1)
+        assert (scene.breaker.state, scene.breaker.room) == (BreakerState.HALF_OPEN, 1)
     scene.fail(email())
 
-    assert (scene.breaker.state, scene.breaker.wait_seconds) == (State.OPEN, 2 * FIRST_OPEN_SECONDS)
+    assert (scene.breaker.state, scene.breaker.wait_seconds) == (BreakerState.OPEN, 2 * FIRST_OPEN_SECONDS)
 
 
-def test_a_probe_that_nobody_else_could_be_opens_it_again_but_for_no_longer() -> None:
+def test_a_failed_probe_by_a_suspect_opens_the_breaker_for_no_longer() -> None:
     scene = Scene()
     last = scene.half_open()
 
@@ -171,46 +171,46 @@ def test_a_probe_that_nobody_else_could_be_opens_it_again_but_for_no_longer() ->
         scene.now += FIRST_OPEN_SECONDS
 
 
-def test_a_provider_that_throttles_several_without_a_time_is_paused_and_one_alone_waits_by_itself() -> None:
+def test_throttling_of_several_emails_without_a_time_pauses_the_provider_and_of_one_only_that_email() -> None:
     scene = Scene()
 
     blames = [scene.throttle(email()) for _ in range(THROTTLED_IN_A_ROW)]
 
     assert blames == [Blame.UNKNOWN, Blame.PROVIDER]
-    assert (scene.breaker.state, scene.breaker.wait_seconds) == (State.PAUSED, DEFAULT_PAUSE_SECONDS)
+    assert (scene.breaker.state, scene.breaker.wait_seconds) == (BreakerState.PAUSED, DEFAULT_PAUSE_SECONDS)
 
 
-def test_a_provider_that_names_a_time_is_paused_at_once() -> None:
+def test_throttling_with_a_time_pauses_the_provider_at_once() -> None:
     scene = Scene()
 
     assert scene.throttle(email(), 30.0) is Blame.PROVIDER
     assert scene.breaker.wait_seconds == 30.0
 
 
-def test_an_email_that_would_pause_it_a_second_time_is_blamed_itself_once_others_got_through() -> None:
+def test_an_email_throttled_again_after_other_successes_is_blamed_itself() -> None:
     scene, bad = Scene(), email()
     scene.throttle(bad, 30.0)
     scene.now += 30.0
     scene.succeed()
 
     assert scene.throttle(bad, 30.0) is Blame.EMAIL
-    assert scene.breaker.state is State.CLOSED
+    assert scene.breaker.state is BreakerState.CLOSED
 
 
-def test_an_email_that_is_throttled_alone_burns_no_attempt_and_pauses_nobody_for_as_long_as_it_is_alone() -> None:
+def test_a_single_throttled_email_uses_no_attempt_and_pauses_no_provider() -> None:
     scene, lone = Scene(), email()
     waits = []
 
     for _ in range(10):
         assert scene.throttle(lone) is Blame.UNKNOWN
-        waits.append(scene.breaker.lone_seconds(lone))
+        waits.append(scene.breaker.single_email_wait_seconds(lone))
 
-    assert scene.breaker.state is State.CLOSED
+    assert scene.breaker.state is BreakerState.CLOSED
     assert waits[:3] == [1.0, 2.0, 4.0]
     assert waits[-1] == waits[-2] == 64.0
 
 
-def test_a_fault_that_only_one_email_ever_meets_is_its_own() -> None:
+def test_a_fault_that_only_one_email_meets_is_blamed_on_that_email() -> None:
     scene, bad = Scene(), email()
 
     assert scene.fault(bad) is Blame.PROVIDER
@@ -218,10 +218,10 @@ def test_a_fault_that_only_one_email_ever_meets_is_its_own() -> None:
     scene.succeed()
 
     assert scene.fault(bad) is Blame.EMAIL
-    assert scene.breaker.state is State.CLOSED
+    assert scene.breaker.state is BreakerState.CLOSED
 
 
-def test_a_fault_that_everybody_meets_keeps_it_open() -> None:
+def test_a_fault_that_every_email_meets_keeps_the_breaker_open() -> None:
     scene, lone = Scene(), email()
 
     for _ in range(10):
@@ -229,11 +229,11 @@ def test_a_fault_that_everybody_meets_keeps_it_open() -> None:
         scene.now += scene.breaker.wait_seconds
 
 
-def test_no_more_emails_are_remembered_than_some_hundreds() -> None:
-    suspects, first = Suspects(), email()
+def test_the_number_of_remembered_emails_is_limited() -> None:
+    suspects, first = SuspectEmails(), email()
     suspects.note(first, 0)
 
-    for _ in range(MOST_REMEMBERED):
+    for _ in range(MAX_REMEMBERED):
         suspects.note(email(), 0)
 
     assert suspects.times(first) == 0

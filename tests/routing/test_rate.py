@@ -1,4 +1,4 @@
-"""A ceiling that holds over workers: tokens in PostgreSQL, counted against PostgreSQL's own clock."""
+"""A ceiling over all workers: tokens in PostgreSQL, refilled by PostgreSQL's clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from dispatcher.errors import StoreUnavailable
-from dispatcher.routing.breaker import Breaker
+from dispatcher.routing.breaker import CircuitBreaker
 from dispatcher.routing.rate import BURST_SECONDS, CHUNK_SECONDS, RateLimit
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.store.connections import Pool, make_pool
@@ -25,7 +25,7 @@ CEILING = 500.0
 
 @pytest.fixture
 async def pool(database_url: str) -> AsyncIterator[Pool]:
-    """Sessions for two workers."""
+    """Database sessions for two workers."""
     opened = make_pool(database_url, name="test rate", size=2)
     await opened.open()
     yield opened
@@ -52,7 +52,7 @@ async def test_two_workers_together_never_exceed_the_ceiling(pool: Pool, connect
     assert CEILING * (seconds + BURST_SECONDS) >= 300
 
 
-async def test_no_more_than_the_burst_was_saved_up(pool: Pool, connection: psycopg.Connection) -> None:
+async def test_at_most_one_burst_of_tokens_is_saved(pool: Pool, connection: psycopg.Connection) -> None:
     store = ProviderStore(pool, slot="w0")
     await store.begin_rate("smtp", CEILING)
     connection.execute("update provider_rate set refilled_at = now() - interval '1 hour'")
@@ -62,19 +62,19 @@ async def test_no_more_than_the_burst_was_saved_up(pool: Pool, connection: psyco
     assert (tokens, rate) == (50, CEILING)
 
 
-async def test_a_clock_that_was_set_back_empties_the_bucket_and_does_not_close_it(
+async def test_a_clock_set_back_empties_the_bucket_but_does_not_block_it(
     pool: Pool, connection: psycopg.Connection
 ) -> None:
     limit = RateLimit(ProviderStore(pool, slot="w0"), "smtp", CEILING)
     assert await limit.take()
     connection.execute("update provider_rate set tokens = 0, refilled_at = now() + interval '1 hour'")
 
-    # More than it has taken already.
+    # more than it has taken already
     for _ in range(int(CEILING * CHUNK_SECONDS) + 1):
         assert await asyncio.wait_for(limit.take(), DEADLINE_SECONDS)
 
 
-async def test_throttling_halves_the_rate_once_and_it_climbs_back(pool: Pool, connection: psycopg.Connection) -> None:
+async def test_throttling_halves_the_rate_once_and_it_recovers(pool: Pool, connection: psycopg.Connection) -> None:
     store = ProviderStore(pool, slot="w0")
     await store.begin_rate("smtp", CEILING)
 
@@ -104,14 +104,14 @@ async def test_a_lowered_ceiling_holds_at_once(pool: Pool, connection: psycopg.C
     assert rate == 20.0
 
 
-async def test_a_bucket_that_is_not_there_begins_to_fill(pool: Pool) -> None:
+async def test_a_missing_bucket_is_created_and_fills(pool: Pool) -> None:
     store = ProviderStore(pool, slot="w0")
 
     assert await store.take_tokens("smtp", ceiling=CEILING, burst=50, wanted=1) == (0, CEILING)
     assert await RateLimit(store, "smtp", CEILING).take()
 
 
-async def test_who_waits_at_a_low_ceiling_hears_at_once_that_the_provider_is_not_wanted_any_more(pool: Pool) -> None:
+async def test_a_wait_for_a_token_ends_at_once_if_the_provider_may_not_be_tried_any_more(pool: Pool) -> None:
     limit = RateLimit(ProviderStore(pool, slot="w0"), "smtp", 0.01)
     wanted = True
     waiting = [asyncio.create_task(limit.take(lambda: wanted)) for _ in range(100)]
@@ -139,7 +139,7 @@ async def test_the_rate_is_halved_when_the_pause_is_over_and_not_before(
     assert CEILING / 2 <= rate_of(connection) <= CEILING / 2 + climbed
 
 
-async def test_who_waits_for_tokens_may_be_cancelled_without_harm_to_the_next(pool: Pool) -> None:
+async def test_cancelling_a_wait_for_a_token_does_not_affect_the_next(pool: Pool) -> None:
     limit = RateLimit(ProviderStore(pool, slot="w0"), "smtp", 20.0)
     waiting = [asyncio.create_task(limit.take()) for _ in range(10)]
     await asyncio.sleep(0)
@@ -160,13 +160,13 @@ def rate_of(connection: psycopg.Connection) -> float:
     ("ceilings", "window"),
     [([None], 256), ([0.1], 3), ([1.0], 30), ([200.0], 256), ([1.0, 2.0], 90), ([1.0, None], 256)],
 )
-def test_a_worker_holds_no_more_than_its_ceilings_let_through_soon(ceilings: list[float | None], window: int) -> None:
+def test_the_window_is_limited_by_the_ceilings(ceilings: list[float | None], window: int) -> None:
     store = ProviderStore(make_pool("postgresql://unused", name="unused", size=1), slot="w0")
     routes = Routes(
         [
             Route(
                 ScriptedProvider(),
-                Breaker(lambda: 0.0, lambda *_: None),
+                CircuitBreaker(lambda: 0.0, lambda *_: None),
                 RateLimit(store, "smtp", each) if each else None,
             )
             for each in ceilings
@@ -176,7 +176,7 @@ def test_a_worker_holds_no_more_than_its_ceilings_let_through_soon(ceilings: lis
     assert routes.window(256, 30.0) == window
 
 
-async def test_the_time_that_one_worker_has_counted_is_not_counted_again_by_one_that_waited_for_it(
+async def test_a_worker_that_waited_for_the_bucket_does_not_refill_the_same_time_again(
     pool: Pool, database_url: str, connection: psycopg.Connection
 ) -> None:
     store = ProviderStore(pool, slot="w0")
@@ -206,10 +206,10 @@ def waits_for_a_lock(connection: psycopg.Connection) -> bool:
 
 
 class Bucket(ProviderStore):
-    """Answers to the looks into a bucket, one after the other; None while PostgreSQL is away.
+    """Scripted replies of a bucket; None for an outage of PostgreSQL.
 
     Attributes:
-        looks: When they came, and how much the bucket was to hold.
+        looks: The time and the burst of each query.
     """
 
     def __init__(self, *answers: tuple[int, float] | None) -> None:
@@ -224,7 +224,7 @@ class Bucket(ProviderStore):
         return answer
 
     def take(self, emails: int, ceiling: float = CEILING) -> list[float]:
-        """When a limit with this ceiling looked, until so many emails might be sent."""
+        """The queries of a rate limit with this ceiling, until this number of emails may be sent."""
 
         async def take() -> None:
             limit = RateLimit(self, "smtp", ceiling)
@@ -237,18 +237,18 @@ class Bucket(ProviderStore):
 
 
 @pytest.mark.parametrize(("rate", "seconds"), [(500.0, 0.02), (5.0, 0.2), (0.5, 1.0)])
-def test_an_empty_bucket_is_looked_into_again_when_a_token_may_be_there(rate: float, seconds: float) -> None:
+def test_an_empty_bucket_is_queried_again_when_it_may_have_a_token(rate: float, seconds: float) -> None:
     assert Bucket((0, rate), (0, rate), (1, rate)).take(1) == [0.0, seconds, 2 * seconds]
 
 
-def test_the_waits_of_an_outage_begin_anew_when_postgresql_is_back() -> None:
+def test_the_backoff_is_reset_when_postgresql_is_back() -> None:
     away, back = None, (1, CEILING)
 
     assert Bucket(away, away, away, back, away, back).take(2) == [0.0, 0.1, 0.3, 0.7, 0.7, 0.8]
 
 
 @pytest.mark.parametrize(("ceiling", "burst"), [(0.1, 1.0), (4.0, 1.0), (500.0, 125.0)])
-def test_a_bucket_holds_a_quarter_of_a_second_and_one_email_at_least(ceiling: float, burst: float) -> None:
+def test_a_bucket_holds_a_quarter_second_of_tokens_and_at_least_one(ceiling: float, burst: float) -> None:
     bucket = Bucket((1, ceiling))
 
     bucket.take(1, ceiling)

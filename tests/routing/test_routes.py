@@ -1,4 +1,4 @@
-"""Which provider gets the next attempt, and what its route learns from an outcome."""
+"""The choice of a provider for the next attempt, and the effect of outcomes on it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from dispatcher.routing.breaker import (
     FIRST_OPEN_SECONDS,
     LONGEST_OPEN_SECONDS,
     UNREACHED_IN_A_ROW,
-    Breaker,
-    State,
+    BreakerState,
+    CircuitBreaker,
 )
-from dispatcher.routing.routes import AWAY_SPREAD, SHORTEST_AWAY_SECONDS, Route, Routes
+from dispatcher.routing.routes import DELAY_SPREAD, MIN_DELAY_SECONDS, Route, Routes
 from tests.providers.emails import an_email
 from tests.worker.scripted import ANYTHING, ScriptedProvider
 
@@ -40,7 +40,7 @@ THROTTLED = Deferred(Reason.THROTTLED, "slow down", "429", 90.0)
 
 
 class Scene:
-    """Routes in the order of their names, and the clock that they share."""
+    """Routes in the order of their names, with one clock."""
 
     def __init__(self, names: str = "abc", **capabilities: Capabilities) -> None:
         self.now = 1000.0
@@ -48,53 +48,53 @@ class Scene:
         self.by_name = {each.name: Route(each, self._breaker()) for each in self.providers}
         self.routes = Routes(list(self.by_name.values()), jitter=lambda: 1.0)
 
-    def _breaker(self) -> Breaker:
-        return Breaker(lambda: self.now, lambda *_: None, jitter=lambda: 1.0)
+    def _breaker(self) -> CircuitBreaker:
+        return CircuitBreaker(lambda: self.now, lambda *_: None, jitter=lambda: 1.0)
 
     @staticmethod
     def email() -> OutgoingEmail:
-        """An email to a domain of its own."""
+        """An email to a unique domain."""
         number = uuid4()
         return OutgoingEmail(
             number, datetime.now(UTC), "shop@example.com", (f"ann@{number.hex}.example",), "Hello", "Hi"
         )
 
     def hear(self, name: str, outcome: Outcome, times: int = 1) -> None:
-        """Emails are tried on that provider, and this is its word."""
+        """Tries emails on this provider, with these outcomes."""
         for _ in range(times):
-            self.by_name[name].note(outcome, self.by_name[name].breaker.begin(), self.email())
+            self.by_name[name].record_outcome(outcome, self.by_name[name].breaker.begin(), self.email())
 
     def fault(self, name: str) -> None:
-        """The provider cannot be used."""
+        """Reports a fault of the provider."""
         route = self.by_name[name]
-        route.note_fault(ProviderFault(name, "bad credentials"), route.breaker.begin(), self.email())
+        route.record_fault(ProviderFault(name, "bad credentials"), route.breaker.begin(), self.email())
 
     def chosen(self, *refused_by: str, email: OutgoingEmail = PLAIN) -> str | None:
-        """Who gets the next attempt."""
+        """The provider of the next attempt."""
         route = self.routes.choose(email, refused_by)
         return route.name if route else None
 
-    def away_seconds(self, *unable: str) -> float:
-        """How long an email with a template stays out of the queue."""
-        return self.routes.away_seconds(self.routes.able(TEMPLATED, unable))
+    def delay_seconds(self, *unable: str) -> float:
+        """How long until a templated email is due again."""
+        return self.routes.delay_seconds(self.routes.capable(TEMPLATED, unable))
 
-    def state(self, name: str) -> State:
-        """How that provider is seen."""
+    def state(self, name: str) -> BreakerState:
+        """The breaker state of this provider."""
         return self.by_name[name].breaker.state
 
 
-def test_the_first_in_order_is_chosen_while_it_may_be_tried() -> None:
+def test_the_first_provider_in_order_is_chosen_while_it_may_be_tried() -> None:
     assert Scene().chosen() == "a"
 
 
-def test_those_that_refused_are_left_out_of_the_choice() -> None:
+def test_providers_that_refused_are_not_chosen() -> None:
     scene = Scene()
 
     assert [scene.chosen("a"), scene.chosen("a", "b"), scene.chosen("a", "b", "c")] == ["b", "c", None]
 
 
 @pytest.mark.parametrize("reason", sorted(CONCERNS_PROVIDER))
-def test_a_provider_that_fails_or_throttles_is_passed_over(reason: Reason) -> None:
+def test_a_provider_that_fails_or_throttles_is_skipped(reason: Reason) -> None:
     scene = Scene()
 
     scene.hear("a", Deferred(reason), FAILURES_IN_A_ROW)
@@ -102,41 +102,41 @@ def test_a_provider_that_fails_or_throttles_is_passed_over(reason: Reason) -> No
     assert scene.chosen() == "b"
 
 
-@pytest.mark.parametrize(("asked", "state"), [(LONGEST_OPEN_SECONDS, State.CLOSED), (600.0, State.PAUSED)])
-def test_a_provider_that_says_when_it_will_be_back_is_left_alone_until_then(asked: float, state: State) -> None:
+@pytest.mark.parametrize(
+    ("asked", "state"), [(LONGEST_OPEN_SECONDS, BreakerState.CLOSED), (600.0, BreakerState.PAUSED)]
+)
+def test_a_provider_that_names_a_time_is_not_tried_before_it(asked: float, state: BreakerState) -> None:
     scene = Scene()
 
     scene.hear("a", Deferred(Reason.SERVER_ERROR, "maintenance", "503", asked))
 
     assert scene.state("a") is state
     scene.now += asked
-    assert scene.state("a") is State.CLOSED
+    assert scene.state("a") is BreakerState.CLOSED
 
 
 @pytest.mark.parametrize(
     ("reason", "failures"),
     [(Reason.CONNECTION_FAILED, UNREACHED_IN_A_ROW), (Reason.SERVER_ERROR, FAILURES_IN_A_ROW)],
 )
-def test_a_provider_that_cannot_be_reached_is_given_up_sooner_than_one_that_answers(
-    reason: Reason, failures: int
-) -> None:
+def test_an_unreachable_provider_is_paused_sooner_than_one_that_answers(reason: Reason, failures: int) -> None:
     scene = Scene()
 
     scene.hear("a", Deferred(reason), failures - 1)
     before = scene.state("a")
     scene.hear("a", Deferred(reason))
 
-    assert (before, scene.state("a")) == (State.CLOSED, State.OPEN)
+    assert (before, scene.state("a")) == (BreakerState.CLOSED, BreakerState.OPEN)
 
 
-def test_one_throttling_and_one_fault_are_enough() -> None:
+def test_one_throttling_or_one_fault_is_enough() -> None:
     scene = Scene()
 
     scene.hear("a", THROTTLED)
     scene.fault("b")
 
     assert scene.chosen() == "c"
-    assert (scene.state("a"), scene.state("b")) == (State.PAUSED, State.OPEN)
+    assert (scene.state("a"), scene.state("b")) == (BreakerState.PAUSED, BreakerState.OPEN)
 
 
 @pytest.mark.parametrize(
@@ -148,15 +148,15 @@ def test_one_throttling_and_one_fault_are_enough() -> None:
     ],
     ids=outcome_name,
 )
-def test_a_word_about_an_email_shows_that_the_provider_works(outcome: Outcome) -> None:
+def test_an_answer_about_an_email_shows_that_the_provider_works(outcome: Outcome) -> None:
     scene = Scene()
     scene.fault("a")
     scene.now += FIRST_OPEN_SECONDS
-    assert scene.state("a") is State.HALF_OPEN
+    assert scene.state("a") is BreakerState.HALF_OPEN
 
     scene.hear("a", outcome)
 
-    assert scene.state("a") is State.CLOSED
+    assert scene.state("a") is BreakerState.CLOSED
 
 
 @pytest.mark.parametrize(
@@ -164,33 +164,33 @@ def test_a_word_about_an_email_shows_that_the_provider_works(outcome: Outcome) -
     [Rejected(Reason.INVALID_CONTENT, "our own rendering"), Deferred(Reason.INTERNAL_ERROR)],
     ids=outcome_name,
 )
-def test_our_own_word_says_nothing_of_the_provider(outcome: Outcome) -> None:
+def test_a_refusal_by_the_adapter_says_nothing_about_the_provider(outcome: Outcome) -> None:
     scene = Scene()
     scene.hear("b", FAILED, FAILURES_IN_A_ROW - 1)
     scene.fault("a")
     scene.now += FIRST_OPEN_SECONDS
-    assert scene.state("a") is State.HALF_OPEN
+    assert scene.state("a") is BreakerState.HALF_OPEN
 
     scene.hear("a", outcome)
     scene.hear("b", outcome)
     scene.hear("b", FAILED)
 
-    assert (scene.state("a"), scene.by_name["a"].breaker.room) == (State.HALF_OPEN, 1)
-    assert scene.state("b") is State.OPEN
+    assert (scene.state("a"), scene.by_name["a"].breaker.room) == (BreakerState.HALF_OPEN, 1)
+    assert scene.state("b") is BreakerState.OPEN
 
 
-def test_silence_does_not_show_that_the_provider_works() -> None:
+def test_a_missing_answer_does_not_show_that_the_provider_works() -> None:
     scene = Scene()
     scene.fault("a")
     scene.now += FIRST_OPEN_SECONDS
-    assert scene.state("a") is State.HALF_OPEN
+    assert scene.state("a") is BreakerState.HALF_OPEN
 
     scene.hear("a", Uncertain("no answer"))
 
-    assert scene.state("a") is State.OPEN
+    assert scene.state("a") is BreakerState.OPEN
 
 
-def test_one_email_probes_and_the_others_go_to_the_next() -> None:
+def test_one_email_probes_and_the_others_use_the_next_provider() -> None:
     scene = Scene()
     scene.fault("a")
     scene.now += FIRST_OPEN_SECONDS
@@ -201,7 +201,7 @@ def test_one_email_probes_and_the_others_go_to_the_next() -> None:
     assert scene.chosen() == "b"
 
 
-def test_there_is_room_without_bound_while_one_is_closed() -> None:
+def test_there_is_no_limit_while_one_breaker_is_closed() -> None:
     scene = Scene()
     scene.fault("a")
     scene.hear("b", THROTTLED)
@@ -210,7 +210,7 @@ def test_there_is_room_without_bound_while_one_is_closed() -> None:
     assert scene.routes.change_seconds == FIRST_OPEN_SECONDS
 
 
-def test_with_none_left_there_is_no_room_until_the_first_may_be_probed() -> None:
+def test_without_an_available_provider_nothing_is_leased_until_the_first_may_be_probed() -> None:
     scene = Scene()
     scene.fault("a")
     scene.hear("b", THROTTLED)
@@ -223,27 +223,27 @@ def test_with_none_left_there_is_no_room_until_the_first_may_be_probed() -> None
     assert scene.routes.change_seconds == 90.0 - FIRST_OPEN_SECONDS
 
 
-def test_with_all_closed_nothing_is_waited_for() -> None:
+def test_with_all_breakers_closed_there_is_no_wait() -> None:
     assert Scene().routes.change_seconds is None
 
 
-def test_what_a_shared_call_says_of_the_provider_counts_once_but_its_silence_for_each_email() -> None:
+def test_a_failed_bulk_call_counts_once_but_a_missing_answer_counts_for_each_email() -> None:
     scene = Scene()
     first, rest = scene.by_name["a"], FAILURES_IN_A_ROW * 10
 
     for outcome in (Deferred(Reason.SERVER_ERROR), FAILED):
-        first.note(outcome, first.breaker.begin(), scene.email())
+        first.record_outcome(outcome, first.breaker.begin(), scene.email())
         for _ in range(rest):
-            first.note(outcome, first.breaker.begin(), scene.email(), is_told_already=True)
+            first.record_outcome(outcome, first.breaker.begin(), scene.email(), is_told_already=True)
     after_failures = scene.state("a")
     for _ in range(rest):
-        first.note(Uncertain(), first.breaker.begin(), scene.email(), is_told_already=True)
+        first.record_outcome(Uncertain(), first.breaker.begin(), scene.email(), is_told_already=True)
 
-    assert after_failures is State.CLOSED
-    assert scene.state("a") is State.OPEN
+    assert after_failures is BreakerState.CLOSED
+    assert scene.state("a") is BreakerState.OPEN
 
 
-def test_a_probe_that_shared_a_call_makes_room_for_another() -> None:
+def test_a_probe_in_a_bulk_call_allows_another() -> None:
     scene = Scene()
     scene.fault("a")
     scene.now += FIRST_OPEN_SECONDS
@@ -251,51 +251,51 @@ def test_a_probe_that_shared_a_call_makes_room_for_another() -> None:
     first, second = route.breaker.begin(), route.breaker.begin()
     failed = Deferred(Reason.SERVER_ERROR)
 
-    route.note(failed, first, scene.email())
-    route.note(failed, second, scene.email(), is_told_already=True)
+    route.record_outcome(failed, first, scene.email())
+    route.record_outcome(failed, second, scene.email(), is_told_already=True)
 
-    assert (scene.state("a"), route.breaker.room) == (State.HALF_OPEN, 1)
+    assert (scene.state("a"), route.breaker.room) == (BreakerState.HALF_OPEN, 1)
 
 
-def test_memory_is_counted_for_the_provider_that_copies_most() -> None:
+def test_memory_is_calculated_for_the_provider_that_makes_most_copies() -> None:
     assert Scene("ab", a=Capabilities(copies=2), b=Capabilities(copies=4)).routes.copies == 4
 
 
-def test_a_provider_that_cannot_carry_the_email_is_not_chosen() -> None:
+def test_a_provider_that_cannot_send_the_email_is_not_chosen() -> None:
     scene = Scene("ab", a=NO_TEMPLATES)
 
     assert (scene.chosen(), scene.chosen(email=TEMPLATED), scene.chosen("b", email=TEMPLATED)) == ("a", "b", None)
 
 
-def test_an_email_stays_away_as_long_as_the_only_provider_that_can_carry_it() -> None:
+def test_an_email_is_delayed_as_long_as_its_only_provider_is_paused() -> None:
     scene = Scene("ab", b=NO_TEMPLATES)
     scene.fault("a")
 
     assert (scene.chosen(email=TEMPLATED), scene.routes.room) == (None, None)
-    assert scene.away_seconds() == FIRST_OPEN_SECONDS * (1 + AWAY_SPREAD)
+    assert scene.delay_seconds() == FIRST_OPEN_SECONDS * (1 + DELAY_SPREAD)
 
 
-def test_an_email_stays_away_for_a_moment_while_another_one_probes_its_provider() -> None:
+def test_an_email_is_delayed_for_a_moment_while_another_email_probes_its_provider() -> None:
     scene = Scene("ab", b=NO_TEMPLATES)
     scene.fault("a")
     scene.now += FIRST_OPEN_SECONDS
     scene.by_name["a"].breaker.begin()
 
     assert scene.chosen(email=TEMPLATED) is None
-    assert scene.away_seconds() == SHORTEST_AWAY_SECONDS * (1 + AWAY_SPREAD)
+    assert scene.delay_seconds() == MIN_DELAY_SECONDS * (1 + DELAY_SPREAD)
 
 
-def test_an_email_looks_again_within_a_bound_however_long_its_provider_asks_to_be_left_alone() -> None:
+def test_the_delay_of_an_email_is_limited_however_long_its_provider_is_paused() -> None:
     scene = Scene("ab", b=NO_TEMPLATES)
     scene.hear("a", Deferred(Reason.THROTTLED, "slow down", "429", 3000.0))
 
-    assert scene.away_seconds() == LONGEST_OPEN_SECONDS * (1 + AWAY_SPREAD)
+    assert scene.delay_seconds() == LONGEST_OPEN_SECONDS * (1 + DELAY_SPREAD)
 
 
-def test_an_email_that_every_provider_could_carry_is_due_at_once_because_nothing_is_leased_meanwhile() -> None:
+def test_an_email_that_every_provider_could_send_is_due_at_once() -> None:
     scene = Scene("ab")
     scene.fault("a")
     scene.fault("b")
 
-    assert (scene.routes.room, scene.away_seconds()) == (0, 0.0)
-    assert scene.away_seconds("b") > 0
+    assert (scene.routes.room, scene.delay_seconds()) == (0, 0.0)
+    assert scene.delay_seconds("b") > 0

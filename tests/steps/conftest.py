@@ -1,4 +1,4 @@
-"""A host of its own for each test."""
+"""A separate host for each test."""
 
 from tests.acceptance.conftest import host
 

@@ -1,10 +1,10 @@
-"""Workers that are frozen at every step of the protocol, past their leases, and woken at any moment after that.
+"""Freezes workers at every step of the protocol, past their leases, and wakes them at random times.
 
     python -m tests.steps.frozen --freezes 200 --seed 1
 
-What they had leased goes to others meanwhile; what they do when they wake must send nothing twice and spoil nothing.
-The relay is frozen as well, between its look into a living ledger and its releases. Held may only be what was on the
-wire at a freeze.
+Their leases are given to other workers meanwhile. After waking, they must send nothing twice and break nothing. The
+relay is frozen as well, between reading a live worker's ledger and its releases. Only emails that were on the wire at a
+freeze may be held.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from uuid import UUID
 from rich.console import Console
 
 from tests.acceptance.harness import Host, stop
-from tests.steps.aims import WORKER_STEPS, Range
+from tests.steps.kill_points import WORKER_STEPS, KillPlan
 from tests.steps.proof import SETTINGS, Proof, count_unfinished, is_fed, own_host
 from tests.supervisor.program import eventually
 
@@ -36,21 +36,21 @@ SHORTEST_SECONDS: Final = 0.8
 LONGEST_SECONDS: Final = 2.5
 WORKERS_PER_RELAY: Final = 12
 SECONDS_PER_FREEZE: Final = 10.0
-"""Far above what it takes."""
+"""Far longer than needed."""
 
 
 @dataclass
 class Waker:
-    """Wakes whoever was frozen, after a time of its own."""
+    """Wakes frozen processes, each after a random time."""
 
-    kill_range: Range
+    kill_plan: KillPlan
     chance: random.Random
     _wake_at: dict[int, float] = field(default_factory=dict)
     woken: int = 0
 
     def look(self) -> bool:
-        """Wakes whose time has come; true."""
-        frozen = self.kill_range.kills()
+        """Wakes the processes that are due; returns True."""
+        frozen = self.kill_plan.kills()
         for number in range(len(self._wake_at), len(frozen)):
             self._wake_at[number] = time.monotonic() + self.chance.uniform(SHORTEST_SECONDS, LONGEST_SECONDS)
         for number, wake_at in self._wake_at.items():
@@ -63,24 +63,24 @@ class Waker:
 
 
 def freeze(host: Host, *, freezes: int, seed: int) -> Proof:
-    """Runs until so many processes were frozen and woken, and balances the books.
+    """Runs until this number of processes were frozen and woken, then checks every email.
 
     Raises:
-        AssertionError: they do not balance.
+        AssertionError: An email was lost, duplicated or needlessly held.
     """
     began_at = time.monotonic()
     folder = host.folder / "range"
     folder.mkdir()
-    kill_range = Range(folder, seed)
+    kill_plan = KillPlan(folder, seed)
     relays = freezes // (WORKERS_PER_RELAY + 1)
-    kill_range.allow(freezes - relays, relays)
+    kill_plan.allow(freezes - relays, relays)
     host.sink("--latency-ms", "3")
     argv = [sys.executable, "-m", "tests.steps.program", str(folder), str(seed), "SIGSTOP"]
     settings = {**SETTINGS, "WORKERS": 5, "LEASE_SECONDS": LEASE_SECONDS}
     run = host.program(argv, "run", env=host.environment(**settings))
     enqueued: set[UUID] = set()
     numbers = itertools.count()
-    waker = Waker(kill_range, random.Random(seed))
+    waker = Waker(kill_plan, random.Random(seed))
     eventually(
         lambda: is_fed(host, enqueued, numbers) and waker.look() and waker.woken >= freezes,
         lambda: f"{freezes} freezes ({waker.woken} so far)",
@@ -88,8 +88,8 @@ def freeze(host: Host, *, freezes: int, seed: int) -> Proof:
     )
     eventually(lambda: count_unfinished(host) == 0, "the end of all emails")
     stop(run)
-    proof = Proof(kill_range.kills(), host.books(enqueued), enqueued, seconds=time.monotonic() - began_at)
-    # An email that was held may have been proved sent after its dead letter.
+    proof = Proof(kill_plan.kills(), host.books(enqueued), enqueued, seconds=time.monotonic() - began_at)
+    # Evidence may have proved a held email as sent after its dead letter was published.
     proof.assert_harmless()
     return proof
 
@@ -99,7 +99,7 @@ def main() -> None:
     summary, _, details = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(prog="python -m tests.steps.frozen", description=summary, epilog=details)
     parser.add_argument("--freezes", type=int, default=200, metavar="N", help="how many; default: 200")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="draws the aims; default: 1")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="the random seed of the targets; default: 1")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dispatcher-steps-") as folder, own_host(Path(folder)) as host:
         proof = freeze(host, freezes=options.freezes, seed=options.seed)
@@ -108,7 +108,7 @@ def main() -> None:
     console.print({step.value: frozen[step] for step in (*WORKER_STEPS, *(frozen.keys() - set(WORKER_STEPS)))})
     console.print(
         f"{len(proof.enqueued)} emails {proof.books.counts}, duplicates {len(proof.books.duplicates)}, "
-        f"lost {len(proof.books.lost)}, held in vain {len(proof.held_in_vain)}; "
+        f"lost {len(proof.books.lost)}, held in vain {len(proof.needlessly_held)}; "
         f"seed {options.seed}, {proof.seconds:.0f} s"
     )
 

@@ -1,6 +1,6 @@
-"""`dispatcher run` whose workers die of one email: `python -m tests.steps.poison FILE`, in which its id stands.
+"""Runs `dispatcher run` with workers that die while they render one email: `python -m tests.steps.poison FILE`.
 
-As of an error in native code, or for want of memory: while the email is rendered, without a word.
+FILE holds the email's id. The worker is killed without a message, as by a crash in native code or a lack of memory.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dispatcher.cli.main import main
 from dispatcher.transport import mime
 
 
-def arm(poison: UUID) -> None:
-    """Alters this process, and whatever it forks."""
+def inject_faults(poison: UUID) -> None:
+    """Patches this process and all processes that it forks."""
     other_fields = vars(mime)["_other_fields"]
 
     def fields_or_death(email: object, domain: str) -> object:
@@ -28,5 +28,5 @@ def arm(poison: UUID) -> None:
 
 
 if __name__ == "__main__":
-    arm(UUID(Path(sys.argv[1]).read_text()))
+    inject_faults(UUID(Path(sys.argv[1]).read_text()))
     sys.exit(main(["run"]))

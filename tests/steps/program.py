@@ -1,6 +1,6 @@
-"""`dispatcher run` whose processes end where they are told to: `python -m tests.steps.program FOLDER SEED SIGNAL`.
+"""Runs `dispatcher run` with injected kills: `python -m tests.steps.program FOLDER SEED SIGNAL`.
 
-Started as its own program, by `proof` and `frozen`; settings come from the environment as ever.
+`proof` and `frozen` start it as a separate program. Settings come from the environment, as usual.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from dispatcher.cli.main import main
-from tests.steps.aims import Range, arm
+from tests.steps.kill_points import KillPlan, inject_faults
 
 if __name__ == "__main__":
     folder, seed, name = sys.argv[1:]
-    arm(Range(Path(folder), int(seed), signal.Signals[name]))
+    inject_faults(KillPlan(Path(folder), int(seed), signal.Signals[name]))
     sys.exit(main(["run"]))

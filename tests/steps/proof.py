@@ -1,12 +1,12 @@
-"""Kills at every step of the protocol, and the books after each round of them.
+"""Kills processes at every step of the protocol, and checks every email after each round.
 
     python -m tests.steps.proof --kills 1000 --seed 1 [--policy resend]
 
-One `dispatcher run` goes on all the time, its processes dying again and again (see `aims`); emails are enqueued as long
-as any may die, some of them to recipients that are refused or greylisted. When all of a round are dead the rest is left
-to finish, and the books must balance: nothing lost, nothing twice, and held only what was on the wire at some death.
-Under policy `resend` nothing is held, and an email arrived again at most once for each death with it on the wire.
-The lease lasts 300 s, so nothing of it waited for a lease to run out.
+One `dispatcher run` runs all the time, while its processes are killed again and again (see `kill_points`). Emails are
+enqueued until the round has had all its kills; some recipients are rejected or greylisted. Then the dispatcher finishes
+all emails, and the counts must balance: nothing lost, nothing duplicated, and held only emails that were on the wire at
+a kill. Under policy `resend` nothing is held, and an email arrives again at most once per kill with it on the wire. A
+lease lasts 300 s, so no recovery had to wait for a lease to expire.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from dispatcher.store.connections import connected
 from dispatcher.store.migrations import migrate
 from tests.acceptance.books import Books
 from tests.acceptance.harness import Host, stop
-from tests.steps.aims import RELAY_STEPS, WORKER_STEPS, Kill, Range, Step
+from tests.steps.kill_points import RELAY_STEPS, WORKER_STEPS, Kill, KillPlan, Step
 from tests.supervisor.program import eventually
 
 SETTINGS: Final = MappingProxyType(
@@ -50,18 +50,18 @@ BACKLOG: Final = 60
 BATCH: Final = 40
 KILLS_PER_ROUND: Final = 50
 WORKERS_PER_RELAY: Final = 9
-"""A relay takes longer to come back, and without one nothing is settled meanwhile."""
+"""A relay takes longer to restart, and nothing is settled without it."""
 ROUND_SECONDS: Final = 120.0
 
 
 @dataclass
 class Proof:
-    """What came of the kills.
+    """The result of a run.
 
     Attributes:
-        kills: In order.
-        books: As they stood in the end.
-        enqueued: Every email.
+        kills: All kills, in order.
+        books: The final state of the tables, queues and the provider.
+        enqueued: All enqueued emails.
     """
 
     kills: list[Kill]
@@ -76,63 +76,63 @@ class Proof:
         self._doubt = {email_id: kill.step for kill in self.kills for email_id in kill.on_the_wire}
 
     @property
-    def held_in_vain(self) -> set[UUID]:
-        """Emails that are held and were on the wire at no death."""
+    def needlessly_held(self) -> set[UUID]:
+        """Held emails that were on the wire at no kill."""
         return set(self.books.by_status.get("held", ())) - self._doubt.keys()
 
     def held_by(self, step: Step) -> int:
-        """How many are held that were on the wire when somebody last died with them, at this step."""
+        """The number of held emails whose last kill on the wire was at this step."""
         return sum(self._doubt.get(email_id) is step for email_id in self.books.by_status.get("held", ()))
 
     def count(self, step: Step) -> int:
-        """How many died there."""
+        """The number of kills at this step."""
         return sum(kill.step is step for kill in self.kills)
 
     def at(self, step: Step) -> frozenset[UUID]:
-        """The emails that deaths at a step have met."""
+        """The emails at the kills of this step."""
         return frozenset().union(*(kill.emails for kill in self.kills if kill.step is step))
 
     @property
-    def repeated_in_vain(self) -> dict[UUID, int]:
-        """Emails that arrived more often than the policy allows, and how often."""
+    def excess_duplicates(self) -> dict[UUID, int]:
+        """Emails that arrived more often than the policy allows, with their number of arrivals."""
         doubts = Counter(email_id for kill in self.kills for email_id in kill.on_the_wire)
         allowed = doubts if self.policy is OnUncertain.RESEND else Counter()
         return {email_id: times for email_id, times in self.books.duplicates.items() if times > 1 + allowed[email_id]}
 
     def assert_balanced(self) -> None:
-        """The promise, under the policy."""
+        """Asserts the guarantees of the policy."""
         self.assert_harmless()
         assert not self.books.misannounced, f"with a dead letter, but alive: {self.books.misannounced}"
 
     def assert_harmless(self) -> None:
-        """The same, but the DLQ may still name emails that were proved sent since."""
-        assert not self.repeated_in_vain, f"too often: {self.repeated_in_vain}"
+        """As `assert_balanced`, but allows dead letters of emails that were proved sent since."""
+        assert not self.excess_duplicates, f"too often: {self.excess_duplicates}"
         replace(self.books, duplicates={}).assert_harmless()
         assert self.policy is OnUncertain.HOLD or not self.books.count("held"), self.books.by_status["held"]
         assert set(self.books.counts) <= {"sent", "failed", "held"}, self.books.counts
-        assert not self.held_in_vain, f"held, and never on the wire: {self.held_in_vain}"
+        assert not self.needlessly_held, f"held, and never on the wire: {self.needlessly_held}"
 
 
 def prove(
     host: Host, *, kills: int, seed: int, policy: OnUncertain = OnUncertain.HOLD, say: Console | None = None
 ) -> Proof:
-    """Runs until so many processes have died, and balances the books after each round.
+    """Runs until this number of processes were killed, and checks every email after each round.
 
     Args:
         kills: At least one.
 
     Raises:
-        AssertionError: they do not balance.
+        AssertionError: An email was lost, duplicated or needlessly held.
     """
     proof = None
     began_at = time.monotonic()
     folder = host.folder / "range"
     folder.mkdir()
-    kill_range = Range(folder, seed)
-    kill_range.allow(0, 0)
+    kill_plan = KillPlan(folder, seed)
+    kill_plan.allow(0, 0)
     host.sink("--latency-ms", "3")
     argv = [sys.executable, "-m", "tests.steps.program", str(folder), str(seed), "SIGKILL"]
-    # Whose attempts are used up in doubt is held, whatever the policy says.
+    # An uncertain email without attempts left is held under either policy.
     attempts = {"MAX_ATTEMPTS": 100} if policy is OnUncertain.RESEND else {}
     run = host.program(argv, "run", env=host.environment(**SETTINGS, ON_UNCERTAIN=policy.value, **attempts))
     enqueued: set[UUID] = set()
@@ -141,11 +141,11 @@ def prove(
     for done in range(1, rounds + 1):
         allowed = kills * done // rounds
         relays = allowed // (WORKERS_PER_RELAY + 1)
-        kill_range.allow(allowed - relays, relays)
-        _feed(host, kill_range, allowed, enqueued, numbers)
+        kill_plan.allow(allowed - relays, relays)
+        _feed(host, kill_plan, allowed, enqueued, numbers)
         eventually(lambda: count_unfinished(host) == 0, "the end of all emails", seconds=ROUND_SECONDS)
         books = eventually(lambda: _announced(host, enqueued), "the dead letters")
-        proof = Proof(kill_range.kills(), books, enqueued, policy, time.monotonic() - began_at, done)
+        proof = Proof(kill_plan.kills(), books, enqueued, policy, time.monotonic() - began_at, done)
         if say:
             say.log(f"round {done}: {len(proof.kills)} kills, {len(enqueued)} emails, {books.counts}")
         proof.assert_balanced()
@@ -154,17 +154,17 @@ def prove(
     return proof
 
 
-def _feed(host: Host, kill_range: Range, kills: int, enqueued: set[UUID], numbers: Iterator[int]) -> None:
-    """Keeps emails coming until so many processes have died."""
+def _feed(host: Host, kill_plan: KillPlan, kills: int, enqueued: set[UUID], numbers: Iterator[int]) -> None:
+    """Enqueues emails until this number of processes were killed."""
 
     def all_are_dead() -> bool:
-        return is_fed(host, enqueued, numbers) and len(kill_range.kills()) >= kills
+        return is_fed(host, enqueued, numbers) and len(kill_plan.kills()) >= kills
 
     eventually(all_are_dead, f"{kills} kills", seconds=ROUND_SECONDS)
 
 
 def is_fed(host: Host, enqueued: set[UUID], numbers: Iterator[int]) -> bool:
-    """Always; after it there is enough to do."""
+    """Enqueues emails if few are unfinished; returns True."""
     if count_unfinished(host) < BACKLOG:
         enqueued.update(host.enqueue(_email(next(numbers)) for _ in range(BATCH)))
     return True
@@ -182,7 +182,7 @@ def _email(number: int) -> Email:
 
 
 def count_unfinished(host: Host) -> int:
-    """How many emails still have a way to go."""
+    """The number of unfinished emails."""
     with psycopg.connect(host.database_url, autocommit=True) as connection:
         row = connection.execute(
             "select count(*) from dispatcher.email_log where status in ('pending', 'sending')"
@@ -197,7 +197,7 @@ def _announced(host: Host, enqueued: set[UUID]) -> Books | None:
 
 
 def table(proof: Proof) -> Table:
-    """A line per step."""
+    """A table with one line per step."""
     shown = Table("step", *("kills", "emails met", "sent", "failed", "held", "duplicates", "lost"))
     for column in shown.columns[1:]:
         column.justify = "right"
@@ -223,7 +223,7 @@ def table(proof: Proof) -> Table:
 
 @contextmanager
 def own_host(folder: Path) -> Iterator[Host]:
-    """A host on servers of its own, or on those that the environment names; with a database and queues of its own."""
+    """A host with a separate database and queues, on private servers or on those that the environment names."""
     name = f"steps_{secrets.token_hex(4)}"
     topology = Topology(exchange=name, queue=f"{name}.send", dlq=f"{name}.dlq", queue_type="quorum")
     with (
@@ -250,7 +250,7 @@ def main() -> None:
     summary, _, details = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(prog="python -m tests.steps.proof", description=summary, epilog=details)
     parser.add_argument("--kills", type=int, default=1000, metavar="N", help="how many; default: 1000")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="draws the aims; default: 1")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="the random seed of the targets; default: 1")
     parser.add_argument("--policy", type=OnUncertain, choices=list(OnUncertain), default=OnUncertain.HOLD)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dispatcher-steps-") as folder, own_host(Path(folder)) as host:

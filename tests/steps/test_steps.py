@@ -1,4 +1,4 @@
-"""Kills and freezes at every step of the protocol, a few at each; many more where there is time."""
+"""Kills and freezes at every step of the protocol: a few by default, many in the slow tests."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 
 from tests.acceptance.harness import Host, emails, stop
-from tests.steps.aims import WORKER_STEPS, Step
 from tests.steps.frozen import freeze
+from tests.steps.kill_points import WORKER_STEPS, Step
 from tests.steps.proof import prove, table
 
 
-def test_deaths_at_every_step_of_a_worker_and_some_of_the_relay_lose_and_repeat_nothing(host: Host) -> None:
+def test_kills_at_every_step_of_a_worker_and_some_of_the_relay_lose_and_duplicate_nothing(host: Host) -> None:
     proof = prove(host, kills=24, seed=1)
 
     assert {kill.step for kill in proof.kills} >= set(WORKER_STEPS)
@@ -22,20 +22,20 @@ def test_deaths_at_every_step_of_a_worker_and_some_of_the_relay_lose_and_repeat_
 
 
 @pytest.mark.slow
-def test_workers_frozen_at_every_step_past_their_leases_lose_and_repeat_nothing_when_they_wake(host: Host) -> None:
+def test_workers_frozen_past_their_leases_at_every_step_lose_and_duplicate_nothing(host: Host) -> None:
     proof = freeze(host, freezes=14, seed=1)
 
-    assert {kill.step for kill in proof.kills} >= {*WORKER_STEPS, Step.IN_TAKING}
+    assert {kill.step for kill in proof.kills} >= {*WORKER_STEPS, Step.IN_RELEASE}
     proof.assert_harmless()
 
 
-def test_an_email_that_kills_whoever_renders_it_fails_and_stops_no_other(host: Host) -> None:
+def test_an_email_that_kills_its_worker_while_rendered_fails_and_stops_no_other(host: Host) -> None:
     poison, *_ = host.enqueue(emails(1, name="poison"))
     (host.folder / "poison").write_text(str(poison))
     host.sink()
     argv = [sys.executable, "-m", "tests.steps.poison", str(host.folder / "poison")]
 
-    # One at a time, so that nothing of the same worker is on the wire when it dies.
+    # One at a time, so that the worker has nothing else on the wire when it dies.
     run = host.program(argv, "run", env=host.environment(METRICS_ADDRESS="off", SMTP_CONNECTIONS=1))
     ids = host.enqueue(emails(200))
 
@@ -49,15 +49,15 @@ def test_an_email_that_kills_whoever_renders_it_fails_and_stops_no_other(host: H
 
 
 @pytest.mark.slow
-def test_two_hundred_freezes_lose_and_repeat_nothing(host: Host) -> None:
+def test_two_hundred_freezes_lose_and_duplicate_nothing(host: Host) -> None:
     freeze(host, freezes=200, seed=200).assert_harmless()
 
 
 @pytest.mark.slow
-def test_a_thousand_deaths_lose_and_repeat_nothing(host: Host) -> None:
+def test_a_thousand_kills_lose_and_duplicate_nothing(host: Host) -> None:
     proof = prove(host, kills=1000, seed=1000)
 
     Console().print(table(proof))
-    assert {kill.step for kill in proof.kills} == set(Step) - {Step.IN_TAKING}
+    assert {kill.step for kill in proof.kills} == set(Step) - {Step.IN_RELEASE}
     assert len(proof.kills) == 1000
     proof.assert_balanced()

@@ -1,4 +1,4 @@
-"""Real workers on real queues and tables, in the test's own loop; only the provider is scripted."""
+"""Real workers with real queues and tables, in the test's event loop. Only the provider is scripted."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from dispatcher.broker.topology import Topology, depths
 from dispatcher.config import Settings, load
 from dispatcher.dev.servers import Servers
 from dispatcher.host.ledger import Ledger
-from dispatcher.host.roster import Roster, Seat
+from dispatcher.host.process_table import ProcessSlot, ProcessTable
 from dispatcher.providers.contract import Provider
 from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.store.connections import LOCK_SECONDS, make_pool
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.providers import ProviderStore
-from dispatcher.worker.process import Identity, _dispatch
-from dispatcher.worker.watch import ProviderWatch
+from dispatcher.worker.breaker_listener import BreakerListener
+from dispatcher.worker.process import WorkerIdentity, _dispatch
 from tests.broker.rabbit import Rabbit
 from tests.store.books import Books
 from tests.waiting import until, until_answer
@@ -38,18 +38,18 @@ SLOT_OCTETS = 512
 
 @dataclass
 class Worker:
-    """A worker that runs.
+    """A running worker.
 
     Attributes:
-        name: As it stands in `locked_by` and as its sessions are called.
-        connection_name: As RabbitMQ's management shows it.
+        name: The worker's name in `locked_by`, and the name of its database sessions.
+        connection_name: The connection's name in RabbitMQ's management UI.
     """
 
     name: str
     ledger: Path
     task: asyncio.Task[None]
-    seat: Seat
-    roster: Roster
+    process_slot: ProcessSlot
+    process_table: ProcessTable
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -57,28 +57,28 @@ class Worker:
         return f"dispatcher {self.name}"
 
     def begin_to_stop(self) -> None:
-        """What SIGTERM does."""
+        """Does what SIGTERM does."""
         self.stopping.set()
 
     async def stop(self) -> None:
-        """Drains it."""
+        """Drains the worker, and waits for its end."""
         self.stopping.set()
         await asyncio.wait_for(self.task, 30)
 
     @property
     def in_flight(self) -> int:
-        """How many slots of its ledger are not empty."""
+        """How many slots of its ledger are in use."""
         content = self.ledger.read_bytes()
         return sum(content[at] != 0 for at in range(HEADER_OCTETS, len(content), SLOT_OCTETS))
 
 
 class Bench:
-    """One test's workers, and what they work on.
+    """The workers, tables and queues of one test.
 
     Attributes:
-        books: Its tables.
-        rabbit: A second client of its queues.
-        provider: What workers send with unless a test gives others.
+        books: The test's tables.
+        rabbit: A separate client for the test's queues.
+        provider: The default provider of workers.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Bench:
         self.workers: list[Worker] = []
 
     def settings(self, **given: str) -> Settings:
-        """Quick retries, and what the test says, by the names of the settings."""
+        """Settings with short retries; `given` overrides them, by setting name without the prefix."""
         names = {
             "DATABASE_URL": self._tables_url,
             "AMQP_URL": self._servers.amqp_url,
@@ -118,21 +118,21 @@ class Bench:
         lock_seconds: float = LOCK_SECONDS,
         **given: str,
     ) -> Worker:
-        """A worker that consumes; settings as `settings` takes them.
+        """Starts a worker; takes settings as `settings` does.
 
         Args:
             ceiling: Emails per second for each provider.
-            lock_seconds: How long its statements wait for somebody else's lock.
+            lock_seconds: The lock timeout of its statements.
         """
         settings = self.settings(**given)
-        identity = Identity("test:w0", f"test:w0:{uuid4()}")
+        identity = WorkerIdentity("test:w0", f"test:w0:{uuid4()}")
         pool = make_pool(
             settings.database_url, name=identity.worker, size=3, lock_seconds=lock_seconds, keeps_plans=True
         )
         store = ProviderStore(pool, slot=identity.slot)
-        watch = ProviderWatch(store)
-        # As in production: one lost call of many emails is no reason to pause the provider.
-        breakers = partial(watch.new_breaker, window=settings.prefetch)
+        listener = BreakerListener(store)
+        # As in production: one lost bulk call must not pause the provider.
+        breakers = partial(listener.new_breaker, window=settings.prefetch)
         routes = Routes(
             [
                 Route(each, breakers(each.name), RateLimit(store, each.name, ceiling) if ceiling else None)
@@ -143,16 +143,16 @@ class Bench:
         ledger = Ledger(settings.run_dir, worker=identity.worker, slot=identity.slot, slots=slots)
         await pool.open()
         stopping = asyncio.Event()
-        roster = Roster(["worker"])
-        seat = roster.seat("worker", 0)
+        process_table = ProcessTable(["worker"])
+        process_slot = process_table.take_slot("worker", 0)
         leases = LeaseStore(pool, worker=identity.worker, slot=identity.slot)
 
         async def work() -> None:
-            await _dispatch(settings, identity, stopping, leases, routes, watch, ledger, seat)
+            await _dispatch(settings, identity, stopping, leases, routes, listener, ledger, process_slot)
             ledger.close()
 
         task = asyncio.create_task(work())
-        worker = Worker(identity.worker, ledger.path, task, seat, roster, stopping)
+        worker = Worker(identity.worker, ledger.path, task, process_slot, process_table, stopping)
         self._stack.push_async_callback(pool.close)
         self._stack.push_async_callback(self._end, task)
         self.workers.append(worker)
@@ -168,16 +168,16 @@ class Bench:
                 await asyncio.gather(each, return_exceptions=True)
 
     async def deliver(self, email_ids: Iterable[UUID], *, times: int = 1) -> None:
-        """Puts their messages on the send queue, as the relay does."""
+        """Publishes the emails' messages, as the relay does."""
         keys = self.books.keys(list(email_ids))
         messages = [Outgoing.of_pointer(self.topology.queue, Pointer(each, keys[each])) for each in keys]
         assert all(await self._publisher.publish(messages * times))
 
     async def deliver_together(self, email_ids: Iterable[UUID], *, unknown_at: int | None = None) -> None:
-        """Puts one message that points to all of them on the send queue.
+        """Publishes one message that points to all emails.
 
         Args:
-            unknown_at: Where among them it points to an email that there is not.
+            unknown_at: The position of an additional pointer to an unknown email.
         """
         ids = list(email_ids)
         keys = self.books.keys(ids)
@@ -188,22 +188,22 @@ class Bench:
         assert await self._publisher.publish(messages) == [True]
 
     async def deliver_pointer(self, email_id: UUID, message_key: str) -> None:
-        """Puts any pointer on the send queue."""
+        """Publishes an arbitrary pointer."""
         message = Outgoing.of_pointer(self.topology.queue, Pointer(email_id, message_key))
         assert await self._publisher.publish([message]) == [True]
 
     async def enqueue(self, count: int = 1, **fields: object) -> list[UUID]:
-        """Emails that are in the tables and pointed to on the queue."""
+        """Enqueues emails, and publishes their messages."""
         email_ids = self.books.enqueue(count, **fields)
         await self.deliver(email_ids)
         return email_ids
 
     async def waiting_messages(self) -> int:
-        """How many messages wait on the send queue; those that workers hold are not counted."""
+        """The number of ready messages on the send queue, without the unacked ones."""
         return (await depths(self._servers.amqp_url, self.topology))[self.topology.queue]
 
     async def all_are_delivered(self) -> None:
-        """Waits until no message waits on the send queue: the workers have them."""
+        """Waits until the send queue has no ready message."""
 
         async def none_waits() -> bool:
             return await self.waiting_messages() == 0
@@ -211,14 +211,14 @@ class Bench:
         await until_answer(none_waits)
 
     async def settled(self, statuses: dict[str, int]) -> None:
-        """Waits until the books stand so."""
+        """Waits until the tables hold these numbers of emails per status."""
         try:
             await until(lambda: self.books.statuses() == statuses)
         except AssertionError:
             assert self.books.statuses() == statuses
 
     async def nothing_left_on_the_queue(self) -> None:
-        """Stops the workers once they have seen all messages, and asserts that every one was acked or rejected."""
+        """Stops the workers once they have received all messages; asserts that each was acked or rejected."""
         running = [worker for worker in self.workers if not worker.task.done()]
         for worker in running[:-1]:
             await worker.stop()
@@ -229,7 +229,7 @@ class Bench:
         assert left is None, left
 
     async def _all_are_seen(self) -> None:
-        """A last message, to no email, goes to the DLQ when the one worker has seen what came before it."""
+        """Publishes a last message to an unknown email, and waits until the worker has rejected it."""
         last = uuid4()
         await self.deliver_pointer(last, new_key())
 
@@ -240,12 +240,12 @@ class Bench:
         await until_answer(it_is_there)
 
     async def close(self) -> None:
-        """Ends what a test has left running."""
+        """Stops everything that the test has started."""
         self.provider.let_go()
         await self._stack.aclose()
         await self._publisher.close()
 
 
 def new_key() -> str:
-    """A message key that nobody has."""
+    """A message key that no email has."""
     return f"unknown-{secrets.token_hex(8)}"

@@ -1,4 +1,4 @@
-"""What tests of the worker may ask for."""
+"""Fixtures of the worker's tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.worker.bench import Bench
 async def bench(
     servers: Servers, tables_url: str, topology: Topology, tmp_path: Path, books: Books
 ) -> AsyncIterator[Bench]:
-    """Tables and queues of this test's own, and a provider that does as it is told."""
+    """Separate tables and queues, and a scripted provider."""
     async with await open_connection(servers.amqp_url, name="test") as connection:
         made = Bench(servers, tables_url, topology, tmp_path / "run", books, Rabbit(connection))
         yield made
@@ -29,6 +29,6 @@ async def bench(
 
 @pytest.fixture
 async def broker(servers: Servers) -> AsyncIterator[Proxy]:
-    """A way to RabbitMQ that can be disturbed."""
+    """A proxy to RabbitMQ that a test can interrupt."""
     async with Proxy(servers.amqp_url) as running:
         yield running

@@ -1,4 +1,4 @@
-"""A provider that does what a test says, and keeps its own ledger of what it accepted."""
+"""A scripted provider that counts what it accepts."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class ScriptedProvider:
     """Implements the contract of `providers.contract.Provider`.
 
     Attributes:
-        script: What happens to an email's next calls, in order; then `always`.
+        script: Acts for an email's next calls, in order; then `always`.
         calls: The email of each call, in order.
-        accepted: How often each email was accepted: the truth about duplicates, whatever our tables say.
-        waiting: Emails whose call waits to be let go.
-        most_at_once: The most calls that there were at the same time.
+        accepted: How often each email was accepted: the truth about duplicates.
+        waiting: Emails whose call waits for `let_go`.
+        most_at_once: The most concurrent calls.
     """
 
     def __init__(self, name: str = "scripted", capabilities: Capabilities = ANYTHING) -> None:
@@ -41,16 +41,16 @@ class ScriptedProvider:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The given name."""
         return self._name
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can carry."""
+        """The given capabilities."""
         return self._capabilities
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """Follows the script."""
+        """Runs the next act of the script."""
         self.calls.append(email.email_id)
         script = self.script[email.email_id]
         act = script.popleft() if script else self.always
@@ -62,14 +62,14 @@ class ScriptedProvider:
             self._at_once -= 1
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing."""
 
     def let_go(self) -> None:
-        """Ends every wait, now and later."""
+        """Ends all current and later waits."""
         self._let_go.set()
 
     async def wait(self, email_id: UUID) -> None:
-        """Waits until it is let go."""
+        """Waits for `let_go`."""
         self.waiting.add(email_id)
         try:
             await self._let_go.wait()
@@ -77,35 +77,35 @@ class ScriptedProvider:
             self.waiting.discard(email_id)
 
     def accept(self, email_id: UUID) -> Accepted:
-        """Takes the email for good."""
+        """Accepts the email, and counts it."""
         self.accepted[email_id] += 1
         return Accepted(f"<{email_id}>", "250 ok")
 
 
 class ScriptedBulk(ScriptedProvider):
-    """One that takes several emails in a call, whichever they are, and accepts them."""
+    """Accepts several emails in a bulk call."""
 
     limits = CallLimits(1000, 1000, 1_000_000)
 
     def part_of(self, email: OutgoingEmail) -> Part | None:
-        """Any email goes with any other."""
+        """Any two emails may be in one call."""
         return Part("all", 1, 100, email)
 
     async def send_many(self, parts: Sequence[Part], attempt: Attempt) -> Sequence[Outcome] | RefusedTogether:
-        """They leave and are accepted."""
+        """Accepts all emails."""
         attempt.leaving()
         return [self.accept(part.content.email_id) for part in parts]
 
 
 async def accept(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-    """The email leaves and is accepted."""
+    """Accepts the email."""
     attempt.leaving()
     await asyncio.sleep(0)
     return provider.accept(email.email_id)
 
 
 def answer(outcome: Outcome) -> Act:
-    """The email leaves and this comes back."""
+    """Answers with this outcome."""
 
     async def act(_provider: ScriptedProvider, _email: OutgoingEmail, attempt: Attempt) -> Outcome:
         attempt.leaving()
@@ -116,27 +116,27 @@ def answer(outcome: Outcome) -> Act:
 
 
 async def accept_when_let_go(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-    """The email leaves, and is accepted when the test says so."""
+    """Puts the email on the wire, and accepts it after `let_go`."""
     attempt.leaving()
     await provider.wait(email.email_id)
     return provider.accept(email.email_id)
 
 
 async def leave_when_let_go(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-    """Nothing leaves before the test says so; then it is accepted."""
+    """Sends nothing before `let_go`; then accepts the email."""
     await provider.wait(email.email_id)
     return await accept(provider, email, attempt)
 
 
 async def throttle_when_let_go(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-    """The email leaves, and the provider asks for a pause when the test says so."""
+    """Puts the email on the wire, and asks for a pause after `let_go`."""
     attempt.leaving()
     await provider.wait(email.email_id)
     return Deferred(Reason.THROTTLED, "slow down", "429", 1.0)  # long enough to pause for one email
 
 
 async def accept_and_never_answer(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-    """The email leaves and is accepted, and the answer does not come before the test ends."""
+    """Accepts the email, and never answers."""
     attempt.leaving()
     provider.accept(email.email_id)
     await asyncio.Event().wait()
@@ -144,7 +144,7 @@ async def accept_and_never_answer(provider: ScriptedProvider, email: OutgoingEma
 
 
 def fail(error: BaseException, *, after_leaving: bool) -> Act:
-    """The adapter raises this."""
+    """Raises this error, before or after the email is on the wire."""
 
     async def act(_provider: ScriptedProvider, _email: OutgoingEmail, attempt: Attempt) -> Outcome:
         if after_leaving:

@@ -1,7 +1,7 @@
-"""A worker's stages between fake neighbours, on a loop whose time is virtual: no server, no waiting, milliseconds.
+"""Runs a worker's stages with fakes on an event loop with virtual time: no servers, no real waits.
 
-PostgreSQL is a dictionary that keeps the promises of the worker's statements, RabbitMQ a list of what was settled. The
-ledger, the routes and the stages are the product's own.
+PostgreSQL is a dictionary with the guarantees of the worker's statements. RabbitMQ is a list of acked and rejected
+messages. The ledger, the routes and the stages are the real ones.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from dispatcher.errors import StatementRefused, StoreBusy, StoreUnavailable
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
 from dispatcher.host.ledger_format import VOIDED, VOIDED_AT
-from dispatcher.host.roster import Roster
+from dispatcher.host.process_table import ProcessTable
 from dispatcher.providers.contract import Provider
-from dispatcher.routing.breaker import FAILURES_IN_A_ROW, Breaker
+from dispatcher.routing.breaker import FAILURES_IN_A_ROW, CircuitBreaker
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.store.leases import Lease, LeaseStore, LetterVerdict, Result, Standing
 from dispatcher.store.locked import LockedRows
 from dispatcher.store.providers import ProviderStore
 from dispatcher.store.statements import Source
-from dispatcher.worker.line import Line
-from dispatcher.worker.watch import ProviderWatch
+from dispatcher.worker.breaker_listener import BreakerListener
+from dispatcher.worker.pipeline import Pipeline
 from tests.providers.emails import an_email
 from tests.worker.scripted import ScriptedProvider
 
 LONG_SECONDS = 100.0
-"""Longer than any wait of a worker; none of it goes by in truth."""
+"""Longer than any wait of a worker, in virtual time."""
 
 
 class VirtualSelector(selectors.DefaultSelector):
-    """Returns at once, and says how long it would have waited."""
+    """Returns at once, and records how long it would have waited."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class VirtualSelector(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """A loop that jumps to its next timer as soon as nothing else is to be done."""
+    """An event loop that jumps to its next timer when it is idle."""
 
     def __init__(self) -> None:
         self._virtual = VirtualSelector()
@@ -74,7 +74,7 @@ class Row:
     """An email's row.
 
     Attributes:
-        ours: This worker has the lease.
+        ours: Whether this worker holds the lease.
     """
 
     status: Status = Status.PENDING
@@ -85,14 +85,14 @@ class Row:
 
 
 class FakeLocked(LockedRows):
-    """Rows that another transaction holds: those that a test names."""
+    """The rows that a test declares as locked."""
 
     def __init__(self, locked_ids: set[UUID]) -> None:
         super().__init__(cast("Source", None))
         self._locked_ids = locked_ids
 
     async def among(self, email_ids: Collection[UUID], *, is_busy: bool = False) -> set[UUID]:
-        """See the product's."""
+        """See the real class."""
         asked = set(email_ids) if is_busy else self._seen_at.keys() & set(email_ids)
         locked = asked & self._locked_ids
         self._seen_at = {i: at for i, at in self._seen_at.items() if i not in asked} | dict.fromkeys(locked, 0.0)
@@ -100,10 +100,10 @@ class FakeLocked(LockedRows):
 
 
 class FakeStore(LeaseStore):
-    """The worker's statements on a dictionary.
+    """The worker's statements, executed on a dictionary.
 
     Attributes:
-        lose: For the next statements of a name: whether each commits before its reply is lost.
+        lose: Per statement name: whether the next ones commit before their reply is lost.
         refused: Emails whose results PostgreSQL refuses.
         events: What was committed, in order.
     """
@@ -198,7 +198,7 @@ class FakeStore(LeaseStore):
         return set(await self._statement("record", [result.email_id for result in results], commit))
 
     def _recorded(self, result: Result) -> bool:
-        """Records a result; whether the lease was ours."""
+        """Records a result; returns whether this worker held the lease."""
         key = (result.email_id, result.attempt_number)
         assert key not in self.recorded, "an attempt is recorded twice"
         self.recorded.add(key)
@@ -217,7 +217,7 @@ class FakeStore(LeaseStore):
 
 
 class FakeBroker(Consumer):
-    """What was settled, by tag; a message is settled once."""
+    """Acks, rejects and requeues by delivery tag. Each message is settled once."""
 
     def __init__(self, events: list[tuple[str, UUID]]) -> None:
         self.acked_count = 0
@@ -226,12 +226,12 @@ class FakeBroker(Consumer):
         self._events = events
 
     def delivered(self, tag: int, email_id: UUID) -> Delivery:
-        """A message that points to this email."""
+        """Creates a delivery that points to this email."""
         self.open[tag] = email_id
         return Delivery(tag, 1, encode(Pointer(email_id, key_of(email_id))), redelivered=False)
 
     def _settle(self, delivery: Delivery, word: str) -> None:
-        # As the consumer: a second word on a message is dropped.
+        # As the real consumer: a second ack or reject of a message is dropped.
         if (email_id := self.open.pop(delivery.tag, None)) is not None:
             self.settled[delivery.tag] = word
             self._events.append((word, email_id))
@@ -247,29 +247,29 @@ class FakeBroker(Consumer):
         self._settle(delivery, "requeue")
 
     def pause(self) -> None:
-        """Nothing is consumed by itself."""
+        """Does nothing."""
 
     def resume(self) -> None:
-        """As `pause`."""
+        """Does nothing."""
 
 
 class FakeProviderStore(ProviderStore):
-    """Nobody else hears of breakers."""
+    """Discards breaker states."""
 
     def __init__(self) -> None:
         pass
 
     async def set_state(self, *_: Any) -> None:
-        """Forgets it."""
+        """Discards it."""
 
 
-class VirtualWatch(ProviderWatch):
-    """Its breakers go by the loop's time."""
+class VirtualBreakerListener(BreakerListener):
+    """Creates breakers that use virtual time."""
 
-    def new_breaker(self, provider: str, *, window: int = FAILURES_IN_A_ROW) -> Breaker:
-        """See the product's."""
+    def new_breaker(self, provider: str, *, window: int = FAILURES_IN_A_ROW) -> CircuitBreaker:
+        """See the real class."""
         clock = asyncio.get_running_loop().time
-        return Breaker(clock, lambda *change: self._note(provider, *change), window=window)
+        return CircuitBreaker(clock, lambda *change: self._on_change(provider, *change), window=window)
 
 
 def key_of(email_id: UUID) -> str:
@@ -279,7 +279,7 @@ def key_of(email_id: UUID) -> str:
 
 @cache
 def usual_settings() -> Settings:
-    """Quick retries; nothing is connected to."""
+    """Settings with short retries, for a worker without servers."""
     given = {
         "DATABASE_URL": "postgresql://nobody@127.0.0.1/none",
         "AMQP_URL": "amqp://nobody:none@127.0.0.1/",
@@ -292,11 +292,11 @@ def usual_settings() -> Settings:
 
 @dataclass
 class StageBench:
-    """A worker's line between its fakes.
+    """A worker's pipeline with fakes.
 
     Attributes:
-        faults: What was raised where nobody waits for it.
-        is_cut_short: The drain has run out of time.
+        faults: Exceptions that no code awaited.
+        is_cut_short: Whether the drain timed out.
     """
 
     folder: Path
@@ -311,23 +311,23 @@ class StageBench:
     def __post_init__(self) -> None:
         self.broker = FakeBroker(self.store.events)
         self.ledger = Ledger(self.folder, worker="w", slot="w", slots=2 * self.settings.prefetch, boot="now")
-        self._roster = Roster(["worker"])
-        watch = VirtualWatch(FakeProviderStore())
-        routes = Routes([Route(each, watch.new_breaker(each.name, window=32)) for each in self.providers])
-        seat = self._roster.seat("worker", 0)
-        self.line = Line(self.settings, self.broker, self.store, routes, watch, self.ledger, seat)
+        self._process_table = ProcessTable(["worker"])
+        listener = VirtualBreakerListener(FakeProviderStore())
+        routes = Routes([Route(each, listener.new_breaker(each.name, window=32)) for each in self.providers])
+        process_slot = self._process_table.take_slot("worker", 0)
+        self.pipeline = Pipeline(self.settings, self.broker, self.store, routes, listener, self.ledger, process_slot)
         asyncio.get_running_loop().set_exception_handler(lambda _, context: self.faults.append(context))
-        self.running = asyncio.ensure_future(self.line.run())
+        self.running = asyncio.ensure_future(self.pipeline.run())
 
     @property
     def provider(self) -> ScriptedProvider:
-        """The first."""
+        """The first provider."""
         provider = self.providers[0]
         assert isinstance(provider, ScriptedProvider)
         return provider
 
     def enqueue(self, count: int = 1, *, octets_apart: int = 0) -> list[UUID]:
-        """Rows of emails that may be leased."""
+        """Adds rows of pending emails."""
         emails = [an_email(email_id=uuid4()) for _ in range(count)]
         for email in emails:
             self.store.emails[email.email_id] = email
@@ -335,37 +335,37 @@ class StageBench:
         return [email.email_id for email in emails]
 
     def deliver(self, *email_ids: UUID) -> None:
-        """Their messages arrive."""
+        """Delivers the emails' messages."""
         for email_id in email_ids:
             self.last_tag += 1
-            self.line.lease.take(self.broker.delivered(self.last_tag, email_id))
+            self.pipeline.lease.take(self.broker.delivered(self.last_tag, email_id))
 
     def void_leases(self) -> None:
-        """The relay of this host voids what was confirmed until now, as it does for leases that have run out."""
+        """Voids all leases, as the relay does with expired ones."""
         with self.ledger.path.open("r+b") as file:
             file.seek(VOIDED_AT)
             file.write(VOIDED.pack(steady_clock()))
 
     async def turns(self, count: int = 30) -> None:
-        """Lets everything happen that takes no time."""
+        """Runs the loop until it would have to wait."""
         for _ in range(count):
             await asyncio.sleep(0)
         if self.running.done():
             self.running.result()
 
     async def pass_time(self, seconds: float = LONG_SECONDS) -> None:
-        """Lets time go by."""
+        """Lets virtual time pass."""
         await asyncio.sleep(seconds)
         await self.turns()
 
     async def drain(self) -> None:
-        """Stops the worker."""
+        """Drains the worker."""
         if not self.is_drained:
             self.is_drained = True
-            await self.line.drain(self.settings.drain_seconds)
+            await self.pipeline.drain(self.settings.drain_seconds)
 
     async def close(self) -> None:
-        """Ends everything."""
+        """Cancels everything."""
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):
@@ -374,17 +374,17 @@ class StageBench:
 
     @property
     def slots_in_use(self) -> int:
-        """How many slots of the ledger are not empty."""
+        """How many ledger slots are in use."""
         content = self.ledger.path.read_bytes()
         return sum(content[at] != 0 for at in range(512, len(content), 512))
 
     def statuses(self) -> Counter[Status]:
-        """How many rows have which status."""
+        """The number of rows per status."""
         return Counter(row.status for row in self.store.rows.values())
 
 
 def run(scenario: Callable[[StageBench], Any], *providers: Provider, **changes: Any) -> StageBench:
-    """Runs a scenario on a worker of its own, with no provider but these (or a scripted one)."""
+    """Runs a scenario with a separate worker and these providers (default: one scripted provider)."""
     loop = VirtualLoop()
     asyncio.set_event_loop(loop)
 

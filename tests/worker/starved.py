@@ -1,6 +1,6 @@
-"""Reads an email's large content in a process that has little memory left; `python -m tests.worker.starved` runs it.
+"""Reads an email's large content in a process with little memory left; run by `python -m tests.worker.starved`.
 
-A process of its own: what another test has freed would be memory that is left.
+A separate process, because memory that other tests have freed would still be available.
 """
 
 from __future__ import annotations
@@ -13,42 +13,42 @@ from uuid import UUID
 
 from dispatcher.broker.consumer import Delivery
 from dispatcher.domain.status import OnUncertain
-from dispatcher.host.batches import Batches
+from dispatcher.host.batch_queue import BatchQueue
 from dispatcher.routing.routes import Routes
 from dispatcher.store.connections import make_pool
 from dispatcher.store.leases import Lease, LeaseStore
-from dispatcher.worker.contents import Contents, NoMemory
+from dispatcher.worker.contents import ContentLoader, NoMemory
 from dispatcher.worker.in_flight_email import InFlightEmail
 from dispatcher.worker.outage import StoreOutage
 from dispatcher.worker.window import Window
 
 LARGE_BLOCKS = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
-"""Environment variables with which glibc takes each large block from the system, and gives it back when it is freed."""
+"""Make glibc allocate each large block from the system, and return it when it is freed."""
 
 
 def address_space() -> int:
-    """How many octets this process has taken."""
+    """The size of this process's address space in octets."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 async def read(database_url: str, email_id: UUID, octets_left: int) -> str:
-    """What becomes of the email's content."""
+    """Tries to load the email's content; returns what happened."""
     pool = make_pool(database_url, name="test", size=1)
     await pool.open()
     store = LeaseStore(pool, worker="worker-1", slot="slot-1")
     octets = await store.find_content_octets(email_id)
-    window = Window(Routes([]), 1, Batches[None]())
-    contents = Contents(store, StoreOutage(), window, octets=2 * octets, copies=1, prefetch=1)
+    window = Window(Routes([]), 1, BatchQueue[None]())
+    contents = ContentLoader(store, StoreOutage(), window, octets=2 * octets, copies=1, prefetch=1)
     lease = Lease(email_id, None, 1, 1, None, None, 0, octets_apart=octets)
     message = Delivery(1, 1, b"", redelivered=False)
     email = InFlightEmail(lease, message, OnUncertain.HOLD, confirmed_at=0.0, leased_until=0.0)
     limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (address_space() + octets_left, limits[1]))
     try:
-        async with contents.held(email):
+        async with contents.loaded(email):
             return "unreadable" if email.content is None else "read"
     except NoMemory:
-        return "given back"
+        return "released"
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
         await pool.close()

@@ -1,6 +1,6 @@
-"""Emails that an SMTP server refuses for now, each time, beside others that it takes: who fails, and who waits.
+"""Emails that an SMTP server always defers, next to emails that it accepts: which ones fail, which ones wait.
 
-Nothing relays what a worker gives back here, so the tests deliver again what is pending.
+No relay runs here, so the tests publish released emails again themselves.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tests.worker.scripted import Act, accept
 ATTEMPTS = 3
 
 
-async def the_bad_fail_and_the_good_are_sent(bench: Bench) -> None:
-    """Waits for that, while good emails go on coming; what a relay does is done here."""
+async def bad_emails_fail_and_good_emails_are_sent(bench: Bench) -> None:
+    """Waits until it is so, while good emails keep arriving; publishes due emails like a relay."""
 
     async def it_is_so() -> bool:
         await bench.enqueue()
@@ -37,7 +37,7 @@ async def the_bad_fail_and_the_good_are_sent(bench: Bench) -> None:
     assert {row["attempt_count"] for row in bench.books.rows() if row["status"] == "failed"} == {ATTEMPTS}
 
 
-async def test_one_mailbox_with_a_rate_limit_of_its_own_delays_no_other_email(bench: Bench, tmp_path: Path) -> None:
+async def test_a_rate_limited_mailbox_does_not_delay_other_emails(bench: Bench, tmp_path: Path) -> None:
     async with smtp_place(tmp_path / "sink") as place:
         await bench.start([place.provider], MAX_ATTEMPTS=str(ATTEMPTS))
         (bad,) = await bench.enqueue(to="limited-1@bad.example")
@@ -51,7 +51,7 @@ async def test_one_mailbox_with_a_rate_limit_of_its_own_delays_no_other_email(be
 
 
 @pytest.mark.parametrize("domains", [1, pytest.param(30, marks=pytest.mark.slow)])
-async def test_thirty_recipients_that_the_server_cannot_look_up_stop_no_other_email(
+async def test_thirty_recipients_that_the_server_cannot_look_up_do_not_stop_other_emails(
     bench: Bench, tmp_path: Path, domains: int
 ) -> None:
     async with smtp_place(tmp_path / "sink") as place:
@@ -59,11 +59,11 @@ async def test_thirty_recipients_that_the_server_cannot_look_up_stop_no_other_em
         for number in range(30):
             await bench.enqueue(to=f"unverified-{number}@bad{number % domains}.example")
 
-        await the_bad_fail_and_the_good_are_sent(bench)
+        await bad_emails_fail_and_good_emails_are_sent(bench)
 
 
 def refuse(outcome: Outcome | ProviderFault) -> Act:
-    """One recipient draws this; the others are accepted."""
+    """Answers with this for one recipient, and accepts the others."""
 
     async def act(provider: object, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         if email.to != ("bad@bad.example",):
@@ -86,17 +86,17 @@ def refuse(outcome: Outcome | ProviderFault) -> Act:
     ],
     ids=["429", "429 for a second", "500", "fault"],
 )
-async def test_an_email_that_always_draws_a_refusal_of_the_whole_provider_fails_by_itself(
+async def test_an_email_that_always_causes_a_provider_wide_refusal_fails_alone(
     bench: Bench, outcome: Outcome | ProviderFault
 ) -> None:
     bench.provider.always = refuse(outcome)
     await bench.start(MAX_ATTEMPTS=str(ATTEMPTS))
     await bench.enqueue(to="bad@bad.example")
 
-    await the_bad_fail_and_the_good_are_sent(bench)
+    await bad_emails_fail_and_good_emails_are_sent(bench)
 
 
-async def test_an_email_alone_with_a_provider_that_throttles_everybody_does_not_fail(bench: Bench) -> None:
+async def test_a_single_email_does_not_fail_while_the_provider_throttles_everything(bench: Bench) -> None:
     bench.provider.always = refuse(Deferred(Reason.THROTTLED, "slow down", "429"))
     await bench.start(MAX_ATTEMPTS="1")
     (lone,) = await bench.enqueue(to="bad@bad.example")

@@ -1,4 +1,4 @@
-"""A message that points to several emails: each goes its own way, and RabbitMQ hears of it when the last is through."""
+"""Bundles: each email of a message is handled separately, and the message is acked after the last one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.worker.bench import Bench, Worker
 from tests.worker.scripted import accept, accept_when_let_go, answer, leave_when_let_go
 
 ONE_AT_A_TIME = "1"
-"""As `PREFETCH`: RabbitMQ gives the next message only once it has heard of the one before."""
+"""As `PREFETCH`: RabbitMQ delivers the next message only after the previous one is acked."""
 
 
 def emails_in(message: Taken) -> list[UUID]:
@@ -28,13 +28,13 @@ def emails_in(message: Taken) -> list[UUID]:
 
 
 async def end(worker: Worker) -> None:
-    """The process ends, and its connection with it."""
+    """Ends the process and its connection."""
     worker.task.cancel()
     await asyncio.gather(worker.task, return_exceptions=True)
 
 
 def withhold(bench: Bench, email_ids: Iterable[UUID]) -> None:
-    """The provider's answers for these wait for the test."""
+    """Delays the provider's answers for these emails until `let_go`."""
     for email_id in email_ids:
         bench.provider.script[email_id].append(accept_when_let_go)
 
@@ -54,9 +54,7 @@ async def test_every_email_of_a_message_is_sent_once_and_then_the_message_is_ack
 
 
 @pytest.mark.parametrize("last", [0, 3, 7])
-async def test_a_message_is_not_acked_while_one_of_its_emails_is_on_the_wire_whatever_is_acked_around_it(
-    bench: Bench, last: int
-) -> None:
+async def test_a_message_is_not_acked_while_one_of_its_emails_is_on_the_wire(bench: Bench, last: int) -> None:
     before, together, after = bench.books.enqueue(20), bench.books.enqueue(8), bench.books.enqueue(20)
     withhold(bench, [together[last]])
     worker = await bench.start(PREFETCH="4")
@@ -73,7 +71,7 @@ async def test_a_message_is_not_acked_while_one_of_its_emails_is_on_the_wire_wha
     assert emails_in(message) == together
 
 
-async def test_messages_of_one_email_fill_the_window_however_many_they_may_point_to(bench: Bench) -> None:
+async def test_single_email_messages_fill_the_window_also_with_bundles_enabled(bench: Bench) -> None:
     email_ids = bench.books.enqueue(20)
     withhold(bench, email_ids)
     await bench.deliver(email_ids)
@@ -83,9 +81,7 @@ async def test_messages_of_one_email_fill_the_window_however_many_they_may_point
     await until(lambda: len(bench.provider.waiting) == 8)
 
 
-async def test_a_message_that_comes_again_after_its_channel_was_lost_sends_nothing_twice(
-    bench: Bench, broker: Proxy
-) -> None:
+async def test_a_message_redelivered_after_a_lost_channel_sends_nothing_twice(bench: Bench, broker: Proxy) -> None:
     email_ids = bench.books.enqueue(8)
     withhold(bench, email_ids[::4])
     await bench.start(AMQP_URL=broker.url)
@@ -105,7 +101,7 @@ async def test_a_message_that_comes_again_after_its_channel_was_lost_sends_nothi
     await bench.nothing_left_on_the_queue()
 
 
-async def test_what_a_dead_worker_had_not_leased_of_a_message_is_sent_by_the_next(bench: Bench) -> None:
+async def test_emails_of_a_message_that_a_dead_worker_had_not_leased_are_sent_by_the_next_worker(bench: Bench) -> None:
     email_ids = bench.books.enqueue(8)
     withhold(bench, email_ids[2:4])
     first = await bench.start(PREFETCH="2")
@@ -115,14 +111,14 @@ async def test_what_a_dead_worker_had_not_leased_of_a_message_is_sent_by_the_nex
 
     await bench.start()
 
-    # The two are the dead worker's: its ledger, or their leases' end, settles them.
+    # The dead worker leased these two: recovery settles them by its ledger, or when their leases expire.
     await bench.settled({"sent": 6, "sending": 2})
     assert all(bench.provider.accepted[each] == 1 for each in email_ids[:2] + email_ids[4:])
     await bench.nothing_left_on_the_queue()
 
 
 @pytest.mark.parametrize("unknown_at", [0, 2, 4])
-async def test_a_message_that_points_to_an_unknown_email_too_goes_to_the_dlq_when_the_others_are_sent(
+async def test_a_message_with_one_unknown_email_goes_to_the_dlq_once_the_others_are_sent(
     bench: Bench, unknown_at: int
 ) -> None:
     email_ids = bench.books.enqueue(4)
@@ -142,7 +138,7 @@ async def test_a_message_that_points_to_an_unknown_email_too_goes_to_the_dlq_whe
     await bench.nothing_left_on_the_queue()
 
 
-async def test_an_email_under_anothers_key_is_not_sent_by_that_message_and_its_neighbours_are(bench: Bench) -> None:
+async def test_a_pointer_with_a_wrong_key_is_not_sent_and_the_others_of_its_message_are(bench: Bench) -> None:
     first, second, third = bench.books.enqueue(3)
     named = {str(first): bench.books.key(second), str(third): bench.books.key(third)}
     emails = [{"email_id": email_id, "message_key": key} for email_id, key in named.items()]
@@ -158,7 +154,7 @@ async def test_an_email_under_anothers_key_is_not_sent_by_that_message_and_its_n
 
 
 @pytest.mark.parametrize("emails", [[], [[]], [{}], "all", None, [{"v": 2, "emails": []}], "too many"], ids=repr)
-async def test_a_message_whose_list_is_none_goes_to_the_dlq_as_it_was(bench: Bench, emails: object) -> None:
+async def test_a_message_with_an_invalid_pointer_list_goes_to_the_dlq_unchanged(bench: Bench, emails: object) -> None:
     email_id = bench.books.enqueue_one()
     if emails == "too many":
         pointer = {"email_id": str(email_id), "message_key": bench.books.key(email_id)}
@@ -188,7 +184,7 @@ async def test_a_message_of_finished_and_repeated_emails_sends_each_once_and_is_
     await bench.nothing_left_on_the_queue()
 
 
-async def test_two_workers_with_the_same_emails_in_messages_of_any_size_send_each_once(bench: Bench) -> None:
+async def test_two_workers_with_overlapping_messages_of_different_sizes_send_each_email_once(bench: Bench) -> None:
     email_ids = bench.books.enqueue(150)
     for _ in range(2):
         await bench.start(PREFETCH="20")
@@ -204,7 +200,7 @@ async def test_two_workers_with_the_same_emails_in_messages_of_any_size_send_eac
     assert bench.books.hourly() == {"accepted": 150}
 
 
-async def test_a_drain_in_the_middle_of_a_message_gives_back_what_had_not_left_and_forgets_none(bench: Bench) -> None:
+async def test_a_drain_in_the_middle_of_a_message_releases_unsent_emails_and_loses_none(bench: Bench) -> None:
     email_ids = bench.books.enqueue(12)
     on_the_wire, not_left = email_ids[2:4], email_ids[4:6]
     withhold(bench, on_the_wire)
@@ -221,13 +217,13 @@ async def test_a_drain_in_the_middle_of_a_message_gives_back_what_had_not_left_a
 
     assert bench.books.statuses() == {"sent": 4, "pending": 8}
     assert all(bench.books.row(each)["publish_due_at"] is not None for each in not_left)
-    await bench.start()  # for it, the message is still there
+    await bench.start()  # the message is still queued for it
     await bench.settled({"sent": 12})
     assert bench.provider.accepted == dict.fromkeys(email_ids, 1)
     await bench.nothing_left_on_the_queue()
 
 
-async def test_an_email_that_waits_for_its_retry_does_not_hold_its_message(bench: Bench) -> None:
+async def test_a_message_is_acked_while_one_of_its_emails_waits_for_a_retry(bench: Bench) -> None:
     deferred, rejected, other = together = bench.books.enqueue(3)
     bench.provider.script[deferred].append(answer(Deferred(Reason.REFUSED, retry_after=50.0)))
     bench.provider.script[rejected].append(answer(Rejected(Reason.REFUSED)))
@@ -241,7 +237,7 @@ async def test_an_email_that_waits_for_its_retry_does_not_hold_its_message(bench
     await bench.nothing_left_on_the_queue()
 
 
-async def test_an_email_that_is_tried_again_is_sent_once_beside_its_neighbours(bench: Bench) -> None:
+async def test_a_retried_email_and_the_others_of_its_message_are_sent_once(bench: Bench) -> None:
     email_ids = bench.books.enqueue(6)
     for email_id in email_ids[::2]:
         bench.provider.script[email_id].extend([answer(Deferred(Reason.REFUSED)), accept])
@@ -255,7 +251,7 @@ async def test_an_email_that_is_tried_again_is_sent_once_beside_its_neighbours(b
     await bench.nothing_left_on_the_queue()
 
 
-async def test_a_locked_email_makes_its_message_come_again_until_it_is_free_and_nothing_is_sent_twice(
+async def test_a_message_with_a_locked_email_is_requeued_until_the_lock_is_released(
     bench: Bench, tables_url: str
 ) -> None:
     email_ids = bench.books.enqueue(5)
@@ -265,7 +261,7 @@ async def test_a_locked_email_makes_its_message_come_again_until_it_is_free_and_
         await bench.deliver_together(email_ids)
         await bench.settled({"sent": 4, "pending": 1})
 
-    # There is no relay here: nobody but this message tells of it.
+    # No relay runs here: only this message points to the email.
     await bench.settled({"sent": 5})
     assert bench.provider.accepted == dict.fromkeys(email_ids, 1)
     await bench.nothing_left_on_the_queue()

@@ -1,4 +1,4 @@
-"""Providers that cannot carry every email: who is tried, who waits, and what fails at once."""
+"""Providers that cannot send every email: which provider is tried, which emails wait, which fail at once."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ TEMPLATED: Final[dict[str, Any]] = {"template_id": "d-1", "text": None}
 
 
 async def refuse_templates(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Rejected:
-    """What an adapter says that finds itself unable, before anything leaves."""
+    """Rejects templated emails before anything is sent, as an adapter without templates does."""
     return Rejected(Reason.INVALID_CONTENT, "template_id names a provider's template, and MIME has none")
 
 
 def pair(first: Act = accept) -> tuple[ScriptedProvider, ScriptedProvider]:
-    """One with templates that does this, and one without that says so if it is asked."""
+    """A provider with templates and this behaviour, and one without templates that rejects templated emails."""
     sendgrid, smtp = ScriptedProvider("sendgrid"), ScriptedProvider("smtp", NO_TEMPLATES)
     sendgrid.always = first
     return sendgrid, smtp
 
 
 def waiting_seconds(bench: Bench, email_id: UUID) -> float:
-    """How long from now a pending email becomes due; negative if it is due."""
+    """Seconds until a pending email is due; negative if it is due already."""
     (row,) = bench.books.select(
         "select extract(epoch from publish_due_at - clock_timestamp())::float8 as seconds from email_log"
         " where email_id = %s and status = 'pending'",
@@ -44,7 +44,7 @@ def waiting_seconds(bench: Bench, email_id: UUID) -> float:
 
 
 @pytest.mark.parametrize("declares", [NO_TEMPLATES, Capabilities(copies=1, templates=True)], ids=["declared", "found"])
-async def test_templated_emails_wait_for_the_provider_with_templates_while_others_go_by_the_next(
+async def test_templated_emails_wait_for_the_provider_with_templates_while_others_use_the_next_provider(
     bench: Bench, declares: Capabilities
 ) -> None:
     sendgrid, smtp = ScriptedProvider("sendgrid"), ScriptedProvider("smtp", declares)
@@ -65,7 +65,7 @@ async def test_templated_emails_wait_for_the_provider_with_templates_while_other
 
     sendgrid.always = accept
     await until(lambda: all(waiting_seconds(bench, each) <= 0 for each in templated))
-    await bench.deliver(templated[:1])  # as the relay does; this one probes
+    await bench.deliver(templated[:1])  # as the relay does; this email is the probe
     await bench.settled({"pending": 19, "sent": 21})
     await bench.deliver(templated[1:])
 
@@ -75,7 +75,7 @@ async def test_templated_emails_wait_for_the_provider_with_templates_while_other
     await bench.nothing_left_on_the_queue()
 
 
-async def test_emails_that_wait_for_their_provider_hold_no_place_of_the_window(bench: Bench) -> None:
+async def test_emails_that_wait_for_their_provider_do_not_fill_the_window(bench: Bench) -> None:
     sendgrid, smtp = pair(AWAY)
     await bench.start([sendgrid, smtp], PREFETCH="2")
     await bench.enqueue(10, **TEMPLATED)
@@ -84,10 +84,10 @@ async def test_emails_that_wait_for_their_provider_hold_no_place_of_the_window(b
 
     await bench.settled({"pending": 10, "sent": 10})
     assert smtp.accepted == dict.fromkeys(texts, 1)
-    assert {row["lease_token"] for row in bench.books.rows()} == {1}  # leased once, and not again and again
+    assert {row["lease_token"] for row in bench.books.rows()} == {1}  # leased once, and not over and over
 
 
-async def test_an_email_that_no_configured_provider_can_carry_fails_at_once_and_says_what_it_needs(
+async def test_an_email_that_no_configured_provider_can_send_fails_at_once_and_names_what_it_needs(
     bench: Bench,
 ) -> None:
     smtp = ScriptedProvider("smtp", NO_TEMPLATES)
@@ -105,7 +105,7 @@ async def test_an_email_that_no_configured_provider_can_carry_fails_at_once_and_
     assert row["dead_letter_due_at"] is not None
 
 
-async def test_the_next_provider_gets_what_an_adapter_finds_that_it_cannot_carry_within_the_attempt(
+async def test_an_email_that_an_adapter_cannot_send_goes_to_the_next_provider_within_the_attempt(
     bench: Bench,
 ) -> None:
     first, second = ScriptedProvider("first"), ScriptedProvider("second")
@@ -120,7 +120,7 @@ async def test_the_next_provider_gets_what_an_adapter_finds_that_it_cannot_carry
     await until(lambda: worker.in_flight == 0)
 
 
-async def test_an_email_that_every_adapter_refuses_fails_with_the_words_of_the_last(bench: Bench) -> None:
+async def test_an_email_that_every_adapter_refuses_fails_with_the_last_refusal(bench: Bench) -> None:
     first, second = ScriptedProvider("first"), ScriptedProvider("second")
     first.always = second.always = refuse_templates
     await bench.start([first, second])

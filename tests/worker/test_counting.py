@@ -1,4 +1,4 @@
-"""What a worker counts of the emails that it sends."""
+"""The metrics of a worker."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ async def test_every_statement_and_attempt_is_timed(bench: Bench) -> None:
         await bench.settled({"sent": 1})
         await bench.nothing_left_on_the_queue()
 
-    # A bucket's last label is its bound; what has no bound is the sum of the values.
+    # The last label of a bucket is its bound; the cell without a bound holds the sum.
     values = {
         name: sum(count for key, count in counts.items() if key[0] == name and len(key) == len(meter.labels) + 2)
         for name, meter in STATEMENTS.items()
     }
-    # The last message, which points to no email, is one lease statement more.
+    # The last message, which points to an unknown email, causes one more lease statement.
     assert values == {
         "leases": 2,
         "lease_seconds": 2,
@@ -76,16 +76,16 @@ async def test_every_statement_and_attempt_is_timed(bench: Bench) -> None:
     }
 
 
-async def test_what_is_in_flight_and_when_rabbitmq_last_served_the_worker_is_shown(bench: Bench) -> None:
+async def test_in_flight_emails_and_the_time_of_the_last_ack_are_reported(bench: Bench) -> None:
     bench.provider.always = accept_when_let_go
 
     with counted(IN_FLIGHT) as counts:
         worker = await bench.start()
         await bench.enqueue(3)
         await until(lambda: counts == Counter({("in_flight",): 3}))
-        before = worker.roster.members()[0].served_seconds
+        before = worker.process_table.statuses()[0].served_seconds
         bench.provider.let_go()
         await until(lambda: not counts["in_flight",])
 
     assert before is None
-    assert worker.roster.members()[0].served_seconds is not None
+    assert worker.process_table.statuses()[0].served_seconds is not None

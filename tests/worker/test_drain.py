@@ -1,4 +1,4 @@
-"""A worker that is told to stop: what has not left is given back, what has left is waited for, nothing is forgotten."""
+"""A stopping worker releases unsent emails, waits for answers to the others, and loses nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.worker.scripted import (
 )
 
 
-async def test_what_had_not_left_is_given_back_and_due_without_costing_an_attempt(bench: Bench) -> None:
+async def test_unsent_emails_are_released_and_due_and_use_no_attempt(bench: Bench) -> None:
     bench.provider.always = leave_when_let_go
     worker = await bench.start()
     email_ids = await bench.enqueue(5)
@@ -42,7 +42,7 @@ async def test_what_had_not_left_is_given_back_and_due_without_costing_an_attemp
     await bench.nothing_left_on_the_queue()
 
 
-async def test_what_had_not_left_stays_although_a_lease_is_still_waited_for(bench: Bench, tables_url: str) -> None:
+async def test_unsent_emails_are_not_sent_while_a_drain_waits_for_a_lease(bench: Bench, tables_url: str) -> None:
     bench.provider.always = leave_when_let_go
     worker = await bench.start()
     await bench.enqueue()
@@ -61,7 +61,7 @@ async def test_what_had_not_left_stays_although_a_lease_is_still_waited_for(benc
     assert bench.provider.accepted == {}
 
 
-async def test_what_was_on_the_wire_is_waited_for_and_recorded(bench: Bench) -> None:
+async def test_a_drain_waits_for_emails_on_the_wire_and_records_them(bench: Bench) -> None:
     bench.provider.always = accept_when_let_go
     worker = await bench.start()
     await bench.enqueue(5)
@@ -74,11 +74,11 @@ async def test_what_was_on_the_wire_is_waited_for_and_recorded(bench: Bench) -> 
 
     assert bench.books.statuses() == {"sent": 5, "pending": 3}
     assert not worker.ledger.exists()
-    # What came during the drain was not touched and is still there for others.
+    # Messages that arrived during the drain are still on the queue.
     await bench.rabbit.take_all(bench.topology.queue, 3)
 
 
-async def test_what_gets_no_answer_in_time_is_uncertain_and_an_answer_after_that_changes_nothing(bench: Bench) -> None:
+async def test_an_email_without_an_answer_in_time_is_uncertain_and_a_late_answer_changes_nothing(bench: Bench) -> None:
     bench.provider.always = accept_and_never_answer
     worker = await bench.start(DRAIN_SECONDS="0.2")
     hold, resend = bench.books.enqueue(1) + bench.books.enqueue(1, on_uncertain="resend")
@@ -94,7 +94,7 @@ async def test_what_gets_no_answer_in_time_is_uncertain_and_an_answer_after_that
     await bench.nothing_left_on_the_queue()
 
 
-async def test_what_waits_for_a_retry_is_given_back_with_its_next_attempt_unburnt(bench: Bench) -> None:
+async def test_an_email_that_waits_for_a_retry_is_released_without_using_the_next_attempt(bench: Bench) -> None:
     bench.provider.always = answer(Deferred(Reason.REFUSED, retry_after=50.0))
     worker = await bench.start(RETRY_CAP_SECONDS="60")
     (email_id,) = await bench.enqueue()
@@ -107,7 +107,7 @@ async def test_what_waits_for_a_retry_is_given_back_with_its_next_attempt_unburn
     await bench.nothing_left_on_the_queue()
 
 
-async def test_what_was_delivered_and_not_leased_stays_with_the_broker(bench: Bench) -> None:
+async def test_delivered_unleased_messages_stay_with_the_broker(bench: Bench) -> None:
     bench.provider.always = accept_when_let_go
     worker = await bench.start(PREFETCH="2")
     email_ids = await bench.enqueue(6)
@@ -122,7 +122,7 @@ async def test_what_was_delivered_and_not_leased_stays_with_the_broker(bench: Be
     assert set(bench.provider.accepted) < set(email_ids)
 
 
-async def test_an_adapter_that_does_not_hear_that_it_was_cancelled_sends_nothing_afterwards(bench: Bench) -> None:
+async def test_an_adapter_that_ignores_cancellation_sends_nothing_afterwards(bench: Bench) -> None:
     left: list[bool] = []
 
     async def deaf(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
@@ -146,13 +146,13 @@ async def test_an_adapter_that_does_not_hear_that_it_was_cancelled_sends_nothing
 
 
 @pytest.mark.parametrize("reason", [Reason.REFUSED, Reason.THROTTLED])
-async def test_an_adapter_that_answers_after_it_was_given_up_does_not_stop_the_drain(
+async def test_an_adapter_that_answers_after_the_drain_timed_out_does_not_stop_the_drain(
     bench: Bench, tables_url: str, reason: Reason
 ) -> None:
     slow = bench.books.enqueue_one()
     heard: list[bool] = []
 
-    async def slow_to_hear(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+    async def slow_to_stop(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         try:
             await provider.wait(email.email_id)
         except asyncio.CancelledError:
@@ -160,7 +160,7 @@ async def test_an_adapter_that_answers_after_it_was_given_up_does_not_stop_the_d
             heard.append(True)
         return Deferred(reason, "given up")
 
-    bench.provider.script[slow].append(slow_to_hear)
+    bench.provider.script[slow].append(slow_to_stop)
     bench.provider.always = accept_when_let_go
     worker = await bench.start(DRAIN_SECONDS="0.1")
     other = bench.books.enqueue_one()
@@ -180,7 +180,7 @@ async def test_an_adapter_that_answers_after_it_was_given_up_does_not_stop_the_d
     assert not worker.ledger.exists()
 
 
-async def test_what_a_provider_refuses_for_reasons_of_its_own_during_the_drain_is_given_back(bench: Bench) -> None:
+async def test_an_email_that_a_provider_refuses_for_its_own_reasons_during_the_drain_is_released(bench: Bench) -> None:
     bench.provider.always = throttle_when_let_go
     worker = await bench.start(ceiling=1000.0)
     (email_id,) = await bench.enqueue()
@@ -196,7 +196,7 @@ async def test_what_a_provider_refuses_for_reasons_of_its_own_during_the_drain_i
     assert not worker.ledger.exists()
 
 
-async def test_what_the_drain_concluded_goes_to_no_other_provider_when_the_first_refuses_at_last(
+async def test_an_email_that_the_drain_concluded_goes_to_no_other_provider_after_a_late_refusal(
     bench: Bench, tables_url: str
 ) -> None:
     (email_id,) = bench.books.enqueue(1)
@@ -208,7 +208,7 @@ async def test_what_the_drain_concluded_goes_to_no_other_provider_when_the_first
     with psycopg.connect(tables_url) as person:
         Books(person).lock(email_id)  # so that the drain lasts longer than the provider
         worker.begin_to_stop()
-        await until(lambda: bench.books.waiting_for_a_lock(worker.name))  # the record of what the drain concluded
+        await until(lambda: bench.books.waiting_for_a_lock(worker.name))  # the result that the drain concluded
         first.let_go()
         await asyncio.wait({worker.task}, timeout=0.2)
         assert worker.in_flight == 1
@@ -218,9 +218,7 @@ async def test_what_the_drain_concluded_goes_to_no_other_provider_when_the_first
     assert bench.books.statuses() == {"held": 1}
 
 
-async def test_results_that_cannot_be_recorded_yet_hold_up_the_drain_and_are_not_forgotten(
-    bench: Bench, tables_url: str
-) -> None:
+async def test_a_drain_waits_for_results_that_cannot_be_recorded_yet(bench: Bench, tables_url: str) -> None:
     (email_id,) = bench.books.enqueue(1)
     bench.provider.always = accept_when_let_go
     worker = await bench.start(DRAIN_SECONDS="0.1")
@@ -240,7 +238,7 @@ async def test_results_that_cannot_be_recorded_yet_hold_up_the_drain_and_are_not
     await bench.nothing_left_on_the_queue()
 
 
-async def test_a_rabbitmq_that_takes_connections_and_says_nothing_does_not_delay_the_stop(bench: Bench) -> None:
+async def test_a_rabbitmq_that_accepts_connections_and_never_answers_does_not_delay_the_stop(bench: Bench) -> None:
     connected = asyncio.Event()
 
     async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -255,5 +253,5 @@ async def test_a_rabbitmq_that_takes_connections_and_says_nothing_does_not_delay
 
         worker.begin_to_stop()
 
-        # Long before it gives up to connect.
+        # Long before its connect timeout.
         await asyncio.wait_for(worker.task, CONNECT_SECONDS - CANCEL_SECONDS)

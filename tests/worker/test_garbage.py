@@ -1,4 +1,4 @@
-"""What was sent is gone at once: what refers to itself stays until the garbage collector comes by, maybe in hours."""
+"""Sent emails are freed at once. Reference cycles would stay until the garbage collector runs, maybe hours later."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dispatcher.store.leases import Lease
 from dispatcher.transport.mime import RenderedEmail
 from dispatcher.transport.smtp_transaction import Transaction
 from dispatcher.worker.attempts import LedgerAttempt
-from dispatcher.worker.coalescing import coalesced
+from dispatcher.worker.bulk_calls import with_bulk_calls
 from dispatcher.worker.in_flight_email import InFlightEmail
 from tests.providers.places import smtp_place
 from tests.providers.sendgrid_place import sendgrid_place
@@ -28,7 +28,7 @@ OF_AN_EMAIL = (LedgerAttempt, Lease, OutgoingEmail, RenderedEmail, InFlightEmail
 
 @pytest.fixture
 def garbage() -> Iterator[Callable[[], Counter[str]]]:
-    """Switches the collector off; gives what it would have had to find since, of what emails have, by type."""
+    """Disables the collector; yields a function that counts uncollected email objects by type."""
 
     def found() -> Counter[str]:
         gc.collect()
@@ -49,14 +49,14 @@ def garbage() -> Iterator[Callable[[], Counter[str]]]:
     ("opened", "most_in_a_call"),
     [(sendgrid_place, 1), (sendgrid_place, 10), (ses_place, 1), (ses_place, 10), (smtp_place, 1)],
 )
-async def test_what_was_sent_leaves_nothing_for_the_collector(
+async def test_a_sent_email_leaves_nothing_for_the_garbage_collector(
     bench: Bench, tmp_path: Path, opened: Any, most_in_a_call: int, garbage: Callable[[], Counter[str]]
 ) -> None:
     template: dict[str, object] = (
         {"template_id": "d-1", "template_data": {}, "text": None, "subject": ""} if most_in_a_call > 1 else {}
     )
     async with opened(tmp_path / "double") as place:
-        await bench.start([coalesced(place.provider, most_in_a_call)])
+        await bench.start([with_bulk_calls(place.provider, most_in_a_call)])
 
         await bench.enqueue(COUNT, **template)
         await bench.settled({"sent": COUNT})

@@ -1,4 +1,4 @@
-"""Headers that command a provider: what the operator does not allow leaves by no provider, whoever stored it."""
+"""Headers that control a provider: an email with a forbidden header is never sent, whichever host stored it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 from dispatcher.domain.capabilities import Capabilities
-from dispatcher.worker.coalescing import coalesced
+from dispatcher.worker.bulk_calls import with_bulk_calls
 from tests.worker.bench import Bench
 from tests.worker.scripted import ScriptedBulk, ScriptedProvider
 
@@ -19,7 +19,7 @@ TEMPLATED: Final[dict[str, Any]] = {**STORED, "template_id": "d-1", "text": None
 
 
 @pytest.mark.parametrize("fields", [STORED, TEMPLATED], ids=["text", "template"])
-async def test_an_email_with_a_header_that_is_not_allowed_fails_at_once_with_the_headers_name(
+async def test_an_email_with_a_forbidden_header_fails_at_once_and_names_the_header(
     bench: Bench, fields: dict[str, Any]
 ) -> None:
     first, second = (ScriptedProvider(name, Capabilities(copies=1, templates=True)) for name in ("sendgrid", "smtp"))
@@ -35,9 +35,9 @@ async def test_an_email_with_a_header_that_is_not_allowed_fails_at_once_with_the
     assert attempt["error"].startswith("headers.X-MC-Subaccount is a command to Mailchimp Transactional")
 
 
-async def test_an_email_with_a_header_that_is_not_allowed_shares_no_call(bench: Bench) -> None:
+async def test_an_email_with_a_forbidden_header_is_in_no_bulk_call(bench: Bench) -> None:
     provider = ScriptedBulk("sendgrid", Capabilities(copies=1, templates=True))
-    await bench.start([coalesced(provider, 10)])
+    await bench.start([with_bulk_calls(provider, 10)])
 
     await bench.enqueue(2, **TEMPLATED)
 

@@ -1,4 +1,4 @@
-"""A lease lasts as long as its email needs it and no longer; who has lost it sends nothing any more."""
+"""A worker renews a lease as long as its email needs it. A worker that lost a lease sends nothing under it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dispatcher.providers.contract import Attempt
 from dispatcher.store.connections import connect_async
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import Outbox
-from dispatcher.worker.coalescing import Coalescing
+from dispatcher.worker.bulk_calls import BulkSender
 from tests.broker.proxy import Proxy
 from tests.recovery.tally import counted
 from tests.store.books import Books
@@ -31,13 +31,13 @@ from tests.worker.scripted import Act, ScriptedBulk, ScriptedProvider, accept_wh
 
 FAR = datetime(2100, 1, 1, tzinfo=UTC)
 LEASE_SECONDS = "6"
-"""It is renewed after two: a busy machine may stand still for the rest."""
+"""Renewed after two seconds: leaves room for pauses of a busy machine."""
 LONGER_SECONDS = 6.5
 
 
 @pytest.fixture
 async def postgres(tables_url: str) -> AsyncIterator[Proxy]:
-    """A way to PostgreSQL that can be disturbed."""
+    """A proxy to PostgreSQL that a test can interrupt."""
     async with Proxy(tables_url) as running:
         yield running
 
@@ -67,7 +67,7 @@ async def test_the_lease_of_a_slow_send_is_renewed_again_and_again(bench: Bench)
     assert bench.books.row(email_id)["lease_token"] == 1
 
 
-async def test_the_lease_of_an_email_that_waits_for_its_retry_outlasts_the_wait_and_is_renewed_meanwhile(
+async def test_the_lease_of_an_email_that_waits_for_a_retry_is_renewed_and_outlasts_the_wait(
     bench: Bench,
 ) -> None:
     (email_id,) = bench.books.enqueue(1)
@@ -86,12 +86,12 @@ async def test_the_lease_of_an_email_that_waits_for_its_retry_outlasts_the_wait_
 
     await until(is_sent)
     assert not any(seen)
-    assert len(ends) >= 3  # of the wait, of a renewal at least, and of no lease any more
+    assert len(ends) >= 3  # the wait, at least one renewal, and then no lease
     assert bench.books.row(email_id)["lease_token"] == 1
 
 
 @pytest.mark.parametrize("status", ["sending", "held", "pending"])
-async def test_who_finds_its_lease_lost_sends_nothing_of_what_had_not_left(bench: Bench, status: str) -> None:
+async def test_a_worker_that_lost_a_lease_does_not_send_its_unsent_email(bench: Bench, status: str) -> None:
     bench.provider.always = leave_when_let_go
     await bench.start(LEASE_SECONDS=LEASE_SECONDS)
     email_id, neighbour = await bench.enqueue(2)
@@ -108,8 +108,8 @@ async def test_who_finds_its_lease_lost_sends_nothing_of_what_had_not_left(bench
     assert (row["status"], row["lease_token"], row["attempt_count"]) == (status, 7, 1)
 
 
-class AnsweredByHand(Coalescing):
-    """Its calls carry every email, and answer when a test says so; see `Coalescing.begin`."""
+class AnsweredByHand(BulkSender):
+    """Puts every email into bulk calls that the test answers; see `BulkSender.begin`."""
 
     def __init__(self) -> None:
         super().__init__(ScriptedBulk(), 100)
@@ -119,22 +119,22 @@ class AnsweredByHand(Coalescing):
         return self.carried.setdefault(email.email_id, asyncio.get_running_loop().create_future())
 
 
-async def test_what_is_stopped_before_its_task_took_a_step_is_given_back(
+async def test_an_email_stopped_before_the_first_step_of_its_task_is_released(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     provider = AnsweredByHand()
     lost: set[UUID] = set()
 
-    async def refused_and_lost_in_one_turn(_: LeaseStore, tokens: Mapping[UUID, int], __: float) -> set[UUID]:
+    async def refused_and_lost_in_one_loop_turn(_: LeaseStore, tokens: Mapping[UUID, int], __: float) -> set[UUID]:
         lost.update(tokens)
         for email_id in tokens:
             provider.carried[email_id].set_result(Deferred(Reason.REFUSED))
-        await asyncio.sleep(0)  # until each has a task for what comes next
+        await asyncio.sleep(0)  # until each has a task
         return set()
 
     email_ids = bench.books.enqueue(3)
     await bench.deliver(email_ids)
-    monkeypatch.setattr(LeaseStore, "renew", refused_and_lost_in_one_turn)
+    monkeypatch.setattr(LeaseStore, "renew", refused_and_lost_in_one_loop_turn)
     await bench.start([provider], LEASE_SECONDS="2")
     await until(lambda: lost == set(email_ids))
 
@@ -143,7 +143,7 @@ async def test_what_is_stopped_before_its_task_took_a_step_is_given_back(
     assert {row["attempt_count"] for row in bench.books.rows()} == {0}
 
 
-async def test_who_finds_its_lease_lost_while_it_waits_for_a_retry_does_not_try_again(bench: Bench) -> None:
+async def test_a_worker_that_lost_a_lease_during_the_wait_for_a_retry_does_not_retry(bench: Bench) -> None:
     bench.provider.always = answer(Deferred(Reason.REFUSED, retry_after=50.0))
     worker = await bench.start(LEASE_SECONDS=LEASE_SECONDS, RETRY_CAP_SECONDS="60")
     (email_id,) = await bench.enqueue()
@@ -158,7 +158,7 @@ async def test_who_finds_its_lease_lost_while_it_waits_for_a_retry_does_not_try_
     await bench.nothing_left_on_the_queue()
 
 
-async def test_what_the_relay_declared_void_does_not_leave_and_goes_back_unburnt(bench: Bench) -> None:
+async def test_an_email_whose_lease_the_relay_voided_is_released_unsent_without_using_an_attempt(bench: Bench) -> None:
     bench.provider.always = leave_when_let_go
     worker = await bench.start()
     email_ids = await bench.enqueue(3)
@@ -173,12 +173,12 @@ async def test_what_the_relay_declared_void_does_not_leave_and_goes_back_unburnt
     assert bench.provider.accepted == {}
     assert {row["attempt_count"] for row in bench.books.rows()} == {0}
     assert worker.in_flight == 0
-    # What it leases from now on is not void.
+    # Leases from now on are valid.
     await bench.deliver(email_ids)
     await bench.settled({"sent": 3})
 
 
-async def test_a_lease_that_was_renewed_since_the_relay_declared_others_void_is_not(bench: Bench) -> None:
+async def test_a_lease_renewed_after_the_relay_voided_leases_stays_valid(bench: Bench) -> None:
     bench.provider.always = leave_when_let_go
     worker = await bench.start(LEASE_SECONDS=LEASE_SECONDS)
     (email_id,) = await bench.enqueue()
@@ -193,14 +193,14 @@ async def test_a_lease_that_was_renewed_since_the_relay_declared_others_void_is_
         ends.add(bench.books.row(email_id)["locked_until"])
         return len(ends) > 2
 
-    await until(renewed_twice)  # so that the worker has heard of the first one
+    await until(renewed_twice)  # so that the worker has the reply to the first one
     bench.provider.let_go()
 
     await bench.settled({"sent": 1})
     assert bench.books.row(email_id)["lease_token"] == 1
 
 
-async def test_what_is_on_the_wire_when_its_lease_is_lost_is_recorded_as_evidence(bench: Bench) -> None:
+async def test_an_acceptance_after_a_lost_lease_is_recorded_as_evidence(bench: Bench) -> None:
     bench.provider.always = accept_when_let_go
     await bench.start(LEASE_SECONDS=LEASE_SECONDS)
     (email_id,) = await bench.enqueue()
@@ -214,7 +214,7 @@ async def test_what_is_on_the_wire_when_its_lease_is_lost_is_recorded_as_evidenc
     await bench.nothing_left_on_the_queue()
 
 
-async def test_a_lease_that_may_have_run_out_lets_nothing_leave(bench: Bench, postgres: Proxy) -> None:
+async def test_nothing_is_sent_under_a_lease_that_may_have_expired(bench: Bench, postgres: Proxy) -> None:
     refused: list[bool] = []
 
     async def leave_late(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
@@ -230,7 +230,7 @@ async def test_a_lease_that_may_have_run_out_lets_nothing_leave(bench: Bench, po
     await bench.start(DATABASE_URL=postgres.url, LEASE_SECONDS="3")
     (email_id,) = await bench.enqueue()
     await until(lambda: bench.provider.waiting)
-    postgres.freeze()  # nothing is renewed any more
+    postgres.freeze()  # no more renewals
     await until(lambda: expired(bench.books))
     bench.provider.let_go()
     await until(lambda: refused)
@@ -260,7 +260,7 @@ async def never_leave(_: ScriptedProvider, __: OutgoingEmail, ___: Attempt) -> O
     raise AssertionError
 
 
-async def test_a_worker_that_was_cut_off_undoes_the_rescue_of_what_the_provider_has_not_accepted(
+async def test_a_worker_that_was_disconnected_undoes_the_recovery_of_emails_that_were_not_accepted(
     bench: Bench, postgres: Proxy, tables_url: str
 ) -> None:
     on_the_wire: list[Outcome] = [Accepted(), Deferred(Reason.REFUSED), Rejected(Reason.REFUSED), Uncertain("silence")]
@@ -285,7 +285,7 @@ async def test_a_worker_that_was_cut_off_undoes_the_rescue_of_what_the_provider_
         postgres.thaw()
         await until(lambda: bench.books.statuses() == {"pending": 3, "sent": 1, "failed": 1, "held": 1})
 
-    assert counts["lease_lost",] == 3  # all but the accepted one, which was evidence
+    assert counts["lease_lost",] == 3  # all but the accepted email, which was recorded as evidence
     ids = [unbegun, waiting, accepted, deferred, rejected, silent]
     assert [bench.books.status(i) for i in ids] == ["pending", "pending", "sent", "pending", "failed", "held"]
     rows = [bench.books.row(email_id) for email_id in ids]
@@ -297,7 +297,7 @@ async def test_a_worker_that_was_cut_off_undoes_the_rescue_of_what_the_provider_
     assert bench.provider.accepted == {accepted: 1, unbegun: 1}
 
 
-async def test_an_adapter_that_leaves_twice_within_an_attempt_has_left_once(bench: Bench) -> None:
+async def test_an_adapter_that_calls_leaving_twice_uses_one_ledger_slot(bench: Bench) -> None:
     async def twice(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         attempt.leaving()
         attempt.leaving()
@@ -312,7 +312,7 @@ async def test_an_adapter_that_leaves_twice_within_an_attempt_has_left_once(benc
     await until(lambda: worker.in_flight == 0)
 
 
-async def test_what_a_ledger_says_while_an_email_is_on_the_wire_is_what_happens(bench: Bench, tables_url: str) -> None:
+async def test_the_ledger_matches_the_state_of_an_email_on_the_wire(bench: Bench, tables_url: str) -> None:
     bench.provider.always = accept_when_let_go
     worker = await bench.start()
     first, second = await bench.enqueue(2)
@@ -333,7 +333,7 @@ async def test_what_a_ledger_says_while_an_email_is_on_the_wire_is_what_happens(
     assert bench.books.completed_at(second) is not None
 
 
-async def test_an_email_is_suspected_of_its_workers_death_only_while_it_is_rendered(bench: Bench) -> None:
+async def test_an_email_is_a_suspect_only_while_it_is_rendered(bench: Bench) -> None:
     seen: list[list[UUID]] = []
 
     def look() -> None:

@@ -1,4 +1,4 @@
-"""Large emails share a bound on memory: they wait for it, and small ones go on meanwhile."""
+"""Large emails share a memory budget and wait for it. Small emails are sent meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from dispatcher.domain.outcome import Outcome
 from dispatcher.domain.outgoing import Attachment, OutgoingEmail
 from dispatcher.providers.contract import Attempt
-from dispatcher.worker.contents import Memory, NoMemory
+from dispatcher.worker.contents import MemoryBudget, NoMemory
 from tests.store.books import Books
 from tests.waiting import until
 from tests.worker.bench import Bench
@@ -24,7 +24,7 @@ LARGE = [Attachment("a.bin", "a/b", bytes(2 * MEGABYTE))]
 TOO_LARGE = [Attachment("a.bin", "a/b", bytes(5 * MEGABYTE))]
 LIGHT = [Attachment("a.bin", "a/b", bytes(MEGABYTE // 10))]
 BOUND = "16"
-"""Megabytes. One email of LARGE fits at a time, and TOO_LARGE alone takes more."""
+"""Megabytes. One LARGE email fits at a time; a TOO_LARGE one exceeds the budget."""
 
 
 SIZE_OF_RUN = """
@@ -35,13 +35,13 @@ print(*(line.split()[1] for line in open("/proc/self/status") if line.startswith
 
 
 async def wait_if_large(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-    """Small emails are accepted at once, and large ones when the test says so."""
+    """Accepts small emails at once, and large ones after `let_go`."""
     is_large = sum(len(file.content) for file in email.attachments) > MEGABYTE
     return await (accept_when_let_go if is_large else accept)(provider, email, attempt)
 
 
 @pytest.mark.parametrize("prefetch", ["8", "256"])
-async def test_large_emails_are_sent_within_the_bound_and_small_ones_do_not_wait_for_them(
+async def test_large_emails_stay_within_the_memory_budget_and_do_not_delay_small_ones(
     bench: Bench, prefetch: str
 ) -> None:
     bench.provider.always = wait_if_large
@@ -58,7 +58,7 @@ async def test_large_emails_are_sent_within_the_bound_and_small_ones_do_not_wait
     assert (not given_back) == (prefetch == "256")
     while due := [row["email_id"] for row in bench.books.rows() if row["publish_due_at"] is not None]:
         assert all(bench.books.attempts(email_id) == [] for email_id in due)
-        await bench.deliver(due)  # as the relay does when they are due
+        await bench.deliver(due)  # as the relay does once they are due
         await until(lambda: bench.books.statuses()["sent"] > 60 - len(due))
         await until(lambda: bench.books.statuses()["sending"] == 0)
     await bench.settled({"sent": 60})
@@ -66,7 +66,7 @@ async def test_large_emails_are_sent_within_the_bound_and_small_ones_do_not_wait
     assert bench.provider.accepted == dict.fromkeys([*large, *small], 1)
 
 
-async def test_light_attachments_do_not_wait_for_memory_that_large_ones_take(bench: Bench) -> None:
+async def test_light_attachments_do_not_wait_for_memory_of_large_ones(bench: Bench) -> None:
     bench.provider.always = wait_if_large
     await bench.start(WORKER_MEMORY_MB=BOUND)
     large = await bench.enqueue(2, attachments=TOO_LARGE)
@@ -80,7 +80,7 @@ async def test_light_attachments_do_not_wait_for_memory_that_large_ones_take(ben
     assert bench.provider.accepted == dict.fromkeys([*large, *light], 1)
 
 
-async def test_an_email_that_waits_for_memory_does_not_keep_its_place_in_the_window(bench: Bench) -> None:
+async def test_an_email_that_waits_for_memory_frees_its_slot_in_the_window(bench: Bench) -> None:
     bench.provider.always = accept_when_let_go
     await bench.start(WORKER_MEMORY_MB=BOUND, PREFETCH="8")
     await bench.enqueue(2, attachments=LARGE)
@@ -93,8 +93,8 @@ async def test_an_email_that_waits_for_memory_does_not_keep_its_place_in_the_win
     await bench.settled({"sent": 10})
 
 
-def test_an_email_is_given_back_if_the_host_has_no_memory_for_its_content(books: Books, tables_url: str) -> None:
-    """PostgreSQL's client library runs out of memory first, or Python does: it depends on how little is left."""
+def test_an_email_is_released_if_the_host_has_no_memory_for_its_content(books: Books, tables_url: str) -> None:
+    """Either PostgreSQL's client library or Python runs out of memory first, depending on how little is left."""
     email_id = books.enqueue_one(attachments=[Attachment("a.bin", "a/b", bytes(20 * MEGABYTE))])
 
     starved = subprocess.run(
@@ -106,10 +106,10 @@ def test_an_email_is_given_back_if_the_host_has_no_memory_for_its_content(books:
         timeout=60,
     )
 
-    assert starved.stdout.split("\n")[:-1] == ["given back", "given back", "given back", "read"], starved.stderr
+    assert starved.stdout.split("\n")[:-1] == ["released", "released", "released", "read"], starved.stderr
 
 
-async def test_a_worker_that_stops_gives_back_what_waits_for_memory(bench: Bench) -> None:
+async def test_a_stopping_worker_releases_emails_that_wait_for_memory(bench: Bench) -> None:
     bench.provider.always = accept_when_let_go
     worker = await bench.start(WORKER_MEMORY_MB=BOUND)
     await bench.enqueue(3, attachments=LARGE)
@@ -123,19 +123,19 @@ async def test_a_worker_that_stops_gives_back_what_waits_for_memory(bench: Bench
     assert bench.books.statuses() == {"sent": 1, "pending": 2}
 
 
-async def test_memory_is_handed_out_in_order_and_comes_back_from_those_that_leave() -> None:
-    memory = Memory(10, most_waiting=2)
+async def test_memory_is_granted_in_order_and_cancelled_requests_free_theirs() -> None:
+    memory = MemoryBudget(10, most_waiting=2)
     assert memory.take(8) is None
     first, second = memory.take(8), memory.take(2)
     assert first is not None
     assert second is not None
     with pytest.raises(NoMemory) as refused:
         memory.take(1)
-    assert refused.value.away_seconds > 0
+    assert refused.value.delay_seconds > 0
 
-    memory.leave(8, first)
+    memory.cancel(8, first)
     await asyncio.wait_for(second, 1)
-    memory.leave(2, second)
+    memory.cancel(2, second)
     memory.give_back(8)
 
     assert memory.take(100) is None

@@ -1,4 +1,4 @@
-"""A message is only a hint: repeated, foreign, late or broken ones change nothing about any email."""
+"""A message is only a hint: duplicate, foreign, late or invalid messages change no email."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_a_hundred_messages_for_one_email_to_two_workers_send_it_once(benc
     await bench.nothing_left_on_the_queue()
 
 
-async def test_many_emails_repeated_and_shuffled_over_two_workers_are_sent_once_each(bench: Bench) -> None:
+async def test_repeated_shuffled_messages_to_two_workers_send_each_email_once(bench: Bench) -> None:
     for _ in range(2):
         await bench.start(PREFETCH="40")
     email_ids = bench.books.enqueue(200)
@@ -63,7 +63,7 @@ async def test_many_emails_repeated_and_shuffled_over_two_workers_are_sent_once_
     ],
     ids=lambda body: repr(body[:40]),
 )
-async def test_garbage_goes_to_the_dlq_as_it_was_and_its_neighbours_are_sent(bench: Bench, body: bytes) -> None:
+async def test_an_invalid_message_goes_to_the_dlq_unchanged_and_the_others_are_sent(bench: Bench, body: bytes) -> None:
     before, after = bench.books.enqueue(2)
     await bench.deliver([before])
     await bench.rabbit.publish(bench.topology.queue, body)
@@ -77,7 +77,7 @@ async def test_garbage_goes_to_the_dlq_as_it_was_and_its_neighbours_are_sent(ben
     await bench.nothing_left_on_the_queue()
 
 
-async def test_a_pointer_to_no_email_goes_to_the_dlq(bench: Bench) -> None:
+async def test_a_pointer_to_an_unknown_email_goes_to_the_dlq(bench: Bench) -> None:
     (email_id,) = await bench.enqueue()
     for unknown in (new_email_id(), uuid4()):
         await bench.deliver_pointer(unknown, new_key())
@@ -117,7 +117,7 @@ async def test_a_message_for_a_finished_email_is_acked(bench: Bench, status: str
 
 
 @pytest.mark.parametrize("locked_until", [EXPIRED, datetime(2100, 1, 1, tzinfo=UTC)], ids=["expired", "live"])
-async def test_a_message_for_an_email_that_another_worker_leased_is_acked_even_if_that_lease_expired(
+async def test_a_message_for_an_email_leased_by_another_worker_is_acked_even_if_that_lease_has_expired(
     bench: Bench, locked_until: datetime
 ) -> None:
     leased, pending = bench.books.enqueue(2)
@@ -131,7 +131,7 @@ async def test_a_message_for_an_email_that_another_worker_leased_is_acked_even_i
     assert (bench.books.status(leased), bench.books.row(leased)["lease_token"]) == ("sending", 5)
 
 
-async def test_repeats_that_come_while_their_email_is_on_the_wire_are_acked(bench: Bench) -> None:
+async def test_duplicate_messages_are_acked_while_their_email_is_on_the_wire(bench: Bench) -> None:
     bench.provider.always = accept_when_let_go
     worker = await bench.start()
     (email_id,) = await bench.enqueue()
@@ -148,7 +148,7 @@ async def test_repeats_that_come_while_their_email_is_on_the_wire_are_acked(benc
     await bench.nothing_left_on_the_queue()
 
 
-async def test_repeats_that_come_while_their_email_waits_for_a_retry_do_not_hurry_it(bench: Bench) -> None:
+async def test_duplicate_messages_do_not_hasten_a_retry(bench: Bench) -> None:
     (email_id,) = bench.books.enqueue(1)
     bench.provider.always = answer(Deferred(Reason.REFUSED, retry_after=0.5))
     await bench.start(RETRY_CAP_SECONDS="1", MAX_ATTEMPTS="2")
@@ -174,14 +174,14 @@ async def test_a_message_is_not_acked_before_its_result_is_committed(bench: Benc
         Books(person).lock(email_id)
         bench.provider.let_go()
         await until(lambda: bench.books.waiting_for_a_lock(worker.name))
-        worker.task.cancel()  # the process ends, and its connection with it
+        worker.task.cancel()  # ends the process and its connection
         await asyncio.gather(worker.task, return_exceptions=True)
         (message,) = await bench.rabbit.take_all(bench.topology.queue, 1)
 
     assert message.redelivered
 
 
-async def test_a_dead_letter_that_is_put_back_on_the_send_queue_sends_nothing_that_is_finished(bench: Bench) -> None:
+async def test_a_dead_letter_moved_to_the_send_queue_sends_no_finished_email(bench: Bench) -> None:
     bench.provider.always = answer(Deferred(Reason.REFUSED))
     await bench.start(MAX_ATTEMPTS="1")
     (email_id,) = await bench.enqueue()
@@ -197,7 +197,7 @@ async def test_a_dead_letter_that_is_put_back_on_the_send_queue_sends_nothing_th
 
 @pytest.fixture
 def refusing(books: Books) -> Iterator[str]:
-    """A message key that PostgreSQL cannot bear in a lease, as if some value of its row were beyond a column."""
+    """A message key that PostgreSQL refuses in a lease, as if a value of the row exceeded its column."""
     books.connection.execute("""
         create function refuse_key() returns trigger language plpgsql as
         $$ begin raise exception using errcode = '22003'; end $$
@@ -212,7 +212,7 @@ def refusing(books: Books) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["a message each", "one message"])
-async def test_a_message_whose_values_postgresql_refuses_goes_to_the_dlq_and_its_neighbours_are_sent(
+async def test_a_message_whose_values_postgresql_refuses_goes_to_the_dlq_and_the_others_are_sent(
     bench: Bench, refusing: str, *, together: bool
 ) -> None:
     enqueue_many(bench.books.connection, [email(refusing)])

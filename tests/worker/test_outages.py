@@ -1,6 +1,6 @@
-"""PostgreSQL or RabbitMQ goes away at the worst moment: nothing is lost, sent twice, or held in vain.
+"""PostgreSQL or RabbitMQ fails at the worst moment: nothing is lost, sent twice, or held needlessly.
 
-Where a moment has to be hit, a row that somebody else has locked makes PostgreSQL wait in the middle of a statement.
+To hit a certain moment, a test locks a row so that PostgreSQL waits in the middle of a statement.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ EXPIRED = datetime(2026, 1, 1, tzinfo=UTC)
 
 @pytest.fixture
 async def postgres(tables_url: str) -> AsyncIterator[Proxy]:
-    """A way to PostgreSQL that can be disturbed; what the server has begun, it goes on with."""
+    """A proxy to PostgreSQL that a test can interrupt. The server still completes running statements."""
     async with Proxy(tables_url) as running:
         yield running
 
 
-class TestPostgresqlAwayBetweenAcceptanceAndRecord:
-    """The email was accepted; it must be recorded, once, and not sent again."""
+class TestPostgresqlFailsBetweenAcceptanceAndRecord:
+    """The email was accepted: it must be recorded once, and not sent again."""
 
     async def test_its_sessions_are_ended_during_the_record(self, bench: Bench, tables_url: str) -> None:
         bench.provider.always = accept_when_let_go
@@ -56,7 +56,7 @@ class TestPostgresqlAwayBetweenAcceptanceAndRecord:
         await until(lambda: worker.in_flight == 0)
         await bench.nothing_left_on_the_queue()
 
-    async def test_the_record_is_committed_and_its_answer_is_lost(
+    async def test_the_record_is_committed_and_its_reply_is_lost(
         self, bench: Bench, postgres: Proxy, tables_url: str
     ) -> None:
         bench.provider.always = accept_when_let_go
@@ -69,7 +69,7 @@ class TestPostgresqlAwayBetweenAcceptanceAndRecord:
             await until(lambda: bench.books.waiting_for_a_lock(worker.name))
             postgres.freeze()
             postgres.cut()
-        await bench.settled({"sent": 4})  # by the statement that nobody waits for any more
+        await bench.settled({"sent": 4})  # by the statement whose reply was lost
         postgres.thaw()
 
         await until(lambda: worker.in_flight == 0)
@@ -77,7 +77,7 @@ class TestPostgresqlAwayBetweenAcceptanceAndRecord:
         assert bench.books.hourly() == {"accepted": 4}
         await bench.nothing_left_on_the_queue()
 
-    async def test_the_lease_runs_out_meanwhile_and_the_rescue_is_corrected(
+    async def test_the_lease_expires_meanwhile_and_the_recovery_is_corrected(
         self, bench: Bench, postgres: Proxy
     ) -> None:
         bench.provider.always = accept_when_let_go
@@ -96,7 +96,7 @@ class TestPostgresqlAwayBetweenAcceptanceAndRecord:
         assert bench.books.row(email_id)["dead_letter_due_at"] is None
         await until(lambda: worker.in_flight == 0)
 
-    async def test_a_deferral_whose_record_was_answered_to_nobody_is_tried_again(
+    async def test_a_deferral_whose_recorded_reply_was_lost_is_retried(
         self, bench: Bench, postgres: Proxy, tables_url: str
     ) -> None:
         (email_id,) = bench.books.enqueue(1)
@@ -112,7 +112,7 @@ class TestPostgresqlAwayBetweenAcceptanceAndRecord:
         await until(lambda: bench.books.outcomes(email_id) == ["deferred"])
         postgres.thaw()
 
-        # Whether the lease is still its own, it was not told: it gives the email back, for the next delivery.
+        # The worker does not know whether it still holds the lease, so it releases the email.
         await until(lambda: bench.books.row(email_id)["publish_due_at"] is not None)
         assert bench.books.row(email_id)["attempt_count"] == 1
         await bench.deliver([email_id])
@@ -120,14 +120,12 @@ class TestPostgresqlAwayBetweenAcceptanceAndRecord:
         assert bench.books.outcomes(email_id) == ["deferred", "accepted"]
 
 
-class TestPostgresqlAwayDuringTheLease:
-    """Nothing had left; nothing may be held, and nothing of what is on the wire may be given back."""
+class TestPostgresqlFailsDuringTheLease:
+    """The email was not sent: it must not be held. Emails on the wire must not be released."""
 
     @staticmethod
-    async def lease_that_is_cut_off(
-        bench: Bench, postgres: Proxy, person: psycopg.Connection[Any], worker: Worker
-    ) -> Any:
-        """An email whose lease PostgreSQL goes on with after the worker lost its connection."""
+    async def interrupted_lease(bench: Bench, postgres: Proxy, person: psycopg.Connection[Any], worker: Worker) -> Any:
+        """An email whose lease statement PostgreSQL completes after the worker lost its connection."""
         email_id = bench.books.enqueue_one()
         Books(person).lock(email_id)
         await bench.deliver([email_id])
@@ -136,12 +134,12 @@ class TestPostgresqlAwayDuringTheLease:
         postgres.cut()
         return email_id
 
-    async def test_a_lease_that_is_committed_before_the_worker_is_back_is_given_back_and_taken_anew(
+    async def test_a_lease_committed_before_the_worker_reconnects_is_released_and_taken_again(
         self, bench: Bench, postgres: Proxy, tables_url: str
     ) -> None:
         worker = await bench.start(DATABASE_URL=postgres.url)
         with psycopg.connect(tables_url) as person:
-            email_id = await self.lease_that_is_cut_off(bench, postgres, person, worker)
+            email_id = await self.interrupted_lease(bench, postgres, person, worker)
         await bench.settled({"sending": 1})
         postgres.thaw()
 
@@ -151,14 +149,14 @@ class TestPostgresqlAwayDuringTheLease:
         assert bench.provider.accepted == {email_id: 1}
         await bench.nothing_left_on_the_queue()
 
-    async def test_a_lease_that_is_committed_after_the_worker_is_back_is_found_and_given_back(
+    async def test_a_lease_committed_after_the_worker_has_reconnected_is_found_and_released(
         self, bench: Bench, postgres: Proxy, tables_url: str
     ) -> None:
         worker = await bench.start(DATABASE_URL=postgres.url)
         with psycopg.connect(tables_url) as person:
-            email_id = await self.lease_that_is_cut_off(bench, postgres, person, worker)
+            email_id = await self.interrupted_lease(bench, postgres, person, worker)
             postgres.thaw()
-            # The statement that was cut off, and the one that the worker has begun since.
+            # The interrupted statement, and the one that the worker has sent since.
             await until(lambda: len(waiting(bench.books, worker)) == 2)
 
         await bench.settled({"sent": 1})
@@ -166,12 +164,12 @@ class TestPostgresqlAwayDuringTheLease:
         assert bench.provider.accepted == {email_id: 1}
         await bench.nothing_left_on_the_queue()
 
-    async def test_a_worker_that_is_told_to_stop_meanwhile_leaves_no_lease_behind(
+    async def test_a_worker_that_stops_meanwhile_leaves_no_lease_behind(
         self, bench: Bench, postgres: Proxy, tables_url: str
     ) -> None:
         worker = await bench.start(DATABASE_URL=postgres.url)
         with psycopg.connect(tables_url) as person:
-            email_id = await self.lease_that_is_cut_off(bench, postgres, person, worker)
+            email_id = await self.interrupted_lease(bench, postgres, person, worker)
         await bench.settled({"sending": 1})
         worker.begin_to_stop()
         await asyncio.wait({worker.task}, timeout=0.3)
@@ -180,27 +178,27 @@ class TestPostgresqlAwayDuringTheLease:
 
         row = bench.books.row(email_id)
         assert (row["status"], row["attempt_count"], row["locked_by"]) == ("pending", 0, None)
-        # Its message was never acked, so that somebody else will lease it.
+        # Its message was never acked, so another worker will lease the email.
         await bench.rabbit.take_all(bench.topology.queue, 1)
 
-    async def test_a_lease_that_a_hanging_session_commits_after_the_worker_has_ended_is_left_to_the_relay(
+    async def test_a_lease_that_a_hanging_session_commits_after_the_worker_has_exited_is_left_to_the_relay(
         self, bench: Bench, postgres: Proxy, tables_url: str
     ) -> None:
         worker = await bench.start(DATABASE_URL=postgres.url)
         with psycopg.connect(tables_url) as person:
-            email_id = await self.lease_that_is_cut_off(bench, postgres, person, worker)
+            email_id = await self.interrupted_lease(bench, postgres, person, worker)
             with frozen_sessions(bench.books, worker.name):
                 person.rollback()
                 postgres.thaw()
                 await worker.stop()
                 assert bench.books.status(email_id) == "pending"
-        await bench.settled({"sending": 1})  # by the statement that hung
+        await bench.settled({"sending": 1})  # by the hanging statement
 
-        # The relay gives back what the ledger of a dead worker does not name (see tests/recovery/test_dead_worker.py).
+        # The relay releases leases that a dead worker's ledger does not name (see tests/recovery/test_dead_worker.py).
         assert worker.ledger.exists()
         assert worker.in_flight == 0
 
-    async def test_an_email_on_the_wire_whose_message_comes_again_is_not_given_back(
+    async def test_an_email_on_the_wire_whose_message_is_redelivered_is_not_released(
         self, bench: Bench, postgres: Proxy, tables_url: str
     ) -> None:
         bench.provider.always = accept_when_let_go
@@ -231,7 +229,7 @@ class TestPostgresqlAwayDuringTheLease:
         assert bench.provider.accepted == dict.fromkeys([flying, first, cut_off], 1)
         await bench.nothing_left_on_the_queue()
 
-    async def test_a_release_whose_answer_is_lost_ends_in_one_more_lease_and_one_send(
+    async def test_a_release_whose_reply_is_lost_ends_in_one_more_lease_and_one_send(
         self, bench: Bench, postgres: Proxy, tables_url: str
     ) -> None:
         (email_id,) = bench.books.enqueue(1)
@@ -246,7 +244,7 @@ class TestPostgresqlAwayDuringTheLease:
             postgres.freeze()
             postgres.cut()
         await bench.settled({"pending": 1})
-        await bench.deliver([email_id])  # as the relay does: it is due
+        await bench.deliver([email_id])  # as the relay does with due emails
         await bench.all_are_delivered()
         postgres.thaw()
 
@@ -255,10 +253,10 @@ class TestPostgresqlAwayDuringTheLease:
         await bench.nothing_left_on_the_queue()
 
 
-class TestPostgresqlThatRefuses:
-    """It answers, but not as we wish."""
+class TestPostgresqlRefusesStatements:
+    """PostgreSQL answers with errors."""
 
-    async def test_a_server_that_became_read_only_is_waited_for(self, bench: Bench) -> None:
+    async def test_the_worker_waits_for_a_read_only_server(self, bench: Bench) -> None:
         bench.provider.always = accept_when_let_go
         worker = await bench.start()
         (email_id,) = await bench.enqueue()
@@ -270,12 +268,12 @@ class TestPostgresqlThatRefuses:
             bench.provider.let_go()
             sessions: set[int] = set()
 
-            def has_tried_thrice() -> bool:
-                # Each try costs one of its three sessions, because that can never write.
+            def has_tried_three_times() -> bool:
+                # Each try closes one of its three sessions, because a read-only session never recovers.
                 sessions.update(each["pid"] for each in bench.books.sessions(worker.name))
                 return len(sessions) >= POOL_SIZE + 3
 
-            await until(has_tried_thrice)
+            await until(has_tried_three_times)
             assert not worker.task.done()
             assert bench.books.status(email_id) == "sending"
         finally:
@@ -284,7 +282,7 @@ class TestPostgresqlThatRefuses:
         await bench.settled({"sent": 1})
         assert bench.provider.accepted == {email_id: 1}
 
-    async def test_a_result_that_it_refuses_costs_its_words_and_its_neighbours_nothing(self, bench: Bench) -> None:
+    async def test_a_refused_result_loses_the_providers_text_and_does_not_affect_the_others(self, bench: Bench) -> None:
         bench.provider.always = answer(Rejected(Reason.REFUSED, "unspeakable"))
         with constraint(bench.books, "error is distinct from 'unspeakable'"):
             await bench.start()
@@ -298,7 +296,7 @@ class TestPostgresqlThatRefuses:
             assert bench.books.row(email_ids[1])["error_type"] == "refused"
             await bench.nothing_left_on_the_queue()
 
-    async def test_a_result_that_it_refuses_altogether_stays_leased_until_the_lease_ends_and_stops_nobody(
+    async def test_a_result_that_is_always_refused_keeps_its_lease_until_it_expires_and_delays_nothing(
         self, bench: Bench
     ) -> None:
         bench.provider.always = answer(Rejected(Reason.REFUSED))
@@ -316,11 +314,11 @@ class TestPostgresqlThatRefuses:
             )
             assert bench.books.status(refused) == "sending"
             assert not worker.task.done()
-            # What its ledger knows is left to the settlement, which comes when the process ends.
+            # When the process exits, recovery settles the email by the ledger.
             await worker.stop()
             assert worker.in_flight == 1
 
-    async def test_a_result_that_it_refuses_for_a_while_takes_no_place_for_good(self, bench: Bench) -> None:
+    async def test_a_result_that_is_refused_for_a_while_frees_its_slot_in_the_end(self, bench: Bench) -> None:
         bench.provider.always = answer(Rejected(Reason.REFUSED))
         worker = await bench.start(PREFETCH="1")
 
@@ -341,7 +339,7 @@ class TestPostgresqlThatRefuses:
 
 
 class constraint:  # noqa: N801
-    """A rule that the tables of this test have for a while."""
+    """Adds a constraint to the test's tables for the length of a block."""
 
     def __init__(self, books: Books, rule: str) -> None:
         self._connection = books.connection
@@ -354,11 +352,11 @@ class constraint:  # noqa: N801
         self._connection.execute("alter table email_attempt drop constraint strict")
 
 
-class TestRabbitmqAway:
-    """Deliveries are void with their channel; the rows know where everything stands."""
+class TestRabbitmqUnreachable:
+    """Delivery tags are void once their channel is closed. The rows hold the state."""
 
     @pytest.mark.parametrize("how", ["cut", "closed by force"])
-    async def test_an_email_on_the_wire_is_sent_once_and_its_message_is_acked_when_it_comes_again(
+    async def test_an_email_on_the_wire_is_sent_once_and_its_redelivered_message_is_acked(
         self, bench: Bench, broker: Proxy, servers: Servers, how: str
     ) -> None:
         bench.provider.always = accept_when_let_go
@@ -382,7 +380,7 @@ class TestRabbitmqAway:
         assert bench.provider.accepted == dict.fromkeys([*email_ids, neighbour], 1)
         await bench.nothing_left_on_the_queue()
 
-    async def test_what_was_delivered_and_not_leased_comes_again(self, bench: Bench, broker: Proxy) -> None:
+    async def test_delivered_unleased_messages_are_redelivered(self, bench: Bench, broker: Proxy) -> None:
         bench.provider.always = accept_when_let_go
         await bench.start(AMQP_URL=broker.url, PREFETCH="3")
         email_ids = await bench.enqueue(9)
@@ -395,7 +393,7 @@ class TestRabbitmqAway:
         assert bench.provider.accepted == dict.fromkeys(email_ids, 1)
         await bench.nothing_left_on_the_queue()
 
-    async def test_a_retry_goes_on_without_it(self, bench: Bench, broker: Proxy) -> None:
+    async def test_retries_continue_without_rabbitmq(self, bench: Bench, broker: Proxy) -> None:
         (email_id,) = bench.books.enqueue(1)
         bench.provider.script[email_id].append(answer(Deferred(Reason.REFUSED, retry_after=0.3)))
         await bench.start(AMQP_URL=broker.url, RETRY_CAP_SECONDS="1")
@@ -415,24 +413,24 @@ def waiting(books: Books, worker: Worker) -> list[Any]:
     return [session for session in books.sessions(worker.name) if session["wait_event_type"] == "Lock"]
 
 
-async def test_a_worker_says_since_when_it_waits_for_a_commit(bench: Bench, tables_url: str) -> None:
+async def test_a_worker_reports_how_long_it_has_waited_for_a_commit(bench: Bench, tables_url: str) -> None:
     email_ids = bench.books.enqueue(2)
     await bench.deliver(email_ids)
     with psycopg.connect(tables_url) as person:
         person.execute("lock table email_log in share mode")
         worker = await bench.start(lock_seconds=0.1)
 
-        await until(lambda: (worker.seat.commit.seconds or 0) > 0.5)
+        await until(lambda: (worker.process_slot.commit.seconds or 0) > 0.5)
 
     await bench.settled({"sent": 2})
-    await until(lambda: worker.seat.commit.seconds is None)
+    await until(lambda: worker.process_slot.commit.seconds is None)
 
 
-async def test_a_worker_says_when_its_acks_flow(bench: Bench) -> None:
+async def test_a_worker_reports_its_last_ack(bench: Bench) -> None:
     worker = await bench.start()
-    (member,) = worker.roster.members()
+    (member,) = worker.process_table.statuses()
     assert member.served_seconds is None
 
     await bench.enqueue(1)
 
-    await until(lambda: worker.roster.members()[0].served_seconds is not None)
+    await until(lambda: worker.process_table.statuses()[0].served_seconds is not None)

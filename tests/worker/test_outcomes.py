@@ -1,4 +1,4 @@
-"""What becomes of an email, by what its provider says of it."""
+"""What happens to an email for each outcome of its attempt."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_accepted_is_sent_recorded_and_acked(bench: Bench) -> None:
     assert not worker.ledger.exists()
 
 
-async def test_hundreds_are_sent_each_once_and_never_more_at_once_than_the_window(bench: Bench) -> None:
+async def test_hundreds_of_emails_are_sent_once_each_and_never_more_at_once_than_the_window(bench: Bench) -> None:
     await bench.start(PREFETCH="20")
     email_ids = await bench.enqueue(600)
 
@@ -48,7 +48,7 @@ async def test_hundreds_are_sent_each_once_and_never_more_at_once_than_the_windo
     await bench.nothing_left_on_the_queue()
 
 
-async def test_a_deferral_is_tried_again_under_the_same_lease(bench: Bench) -> None:
+async def test_a_deferred_email_is_retried_under_the_same_lease(bench: Bench) -> None:
     (email_id,) = bench.books.enqueue(1)
     bench.provider.script[email_id].extend([answer(DEFERRED), answer(DEFERRED)])
     await bench.start()
@@ -63,7 +63,7 @@ async def test_a_deferral_is_tried_again_under_the_same_lease(bench: Bench) -> N
     await bench.nothing_left_on_the_queue()
 
 
-async def test_an_email_whose_attempts_are_used_up_fails_with_the_last_words(bench: Bench) -> None:
+async def test_an_email_without_attempts_left_fails_with_the_last_error(bench: Bench) -> None:
     bench.provider.always = answer(DEFERRED)
     await bench.start(MAX_ATTEMPTS="3")
     (email_id,) = await bench.enqueue()
@@ -78,7 +78,7 @@ async def test_an_email_whose_attempts_are_used_up_fails_with_the_last_words(ben
     await bench.nothing_left_on_the_queue()
 
 
-async def test_a_provider_that_asks_for_more_patience_than_we_have_fails_the_email_at_once(bench: Bench) -> None:
+async def test_a_deferral_with_a_wait_beyond_the_limit_fails_the_email_at_once(bench: Bench) -> None:
     bench.provider.always = answer(Deferred(Reason.REFUSED, retry_after=3600.0))
     await bench.start()
     await bench.enqueue()
@@ -106,7 +106,9 @@ async def test_a_rejection_fails_the_email_at_once(bench: Bench) -> None:
     ("own", "hosts", "status"),
     [(None, "hold", "held"), (None, "resend", "pending"), ("hold", "resend", "held"), ("resend", "hold", "pending")],
 )
-async def test_silence_is_held_or_sent_again_by_policy(bench: Bench, own: str | None, hosts: str, status: str) -> None:
+async def test_an_email_without_an_answer_is_held_or_sent_again_by_policy(
+    bench: Bench, own: str | None, hosts: str, status: str
+) -> None:
     bench.provider.always = answer(Uncertain("no answer"))
     await bench.start(ON_UNCERTAIN=hosts)
     (email_id,) = await bench.enqueue(on_uncertain=own)
@@ -122,7 +124,7 @@ async def test_silence_is_held_or_sent_again_by_policy(bench: Bench, own: str | 
 
 
 @pytest.mark.parametrize("error", [ValueError("ann@example.org"), TimeoutError(), asyncio.CancelledError()], ids=repr)
-async def test_an_adapter_that_fails_before_anything_left_costs_one_attempt(bench: Bench, error: BaseException) -> None:
+async def test_an_adapter_that_fails_before_sending_uses_one_attempt(bench: Bench, error: BaseException) -> None:
     first, neighbour = bench.books.enqueue(2)
     bench.provider.script[first].append(fail(error, after_leaving=False))
     await bench.start()
@@ -137,9 +139,7 @@ async def test_an_adapter_that_fails_before_anything_left_costs_one_attempt(benc
 
 
 @pytest.mark.parametrize("error", [ValueError("ann@example.org"), TimeoutError(), asyncio.CancelledError()], ids=repr)
-async def test_an_adapter_that_fails_after_something_left_is_never_believed_to_have_sent_nothing(
-    bench: Bench, error: BaseException
-) -> None:
+async def test_an_email_whose_adapter_fails_after_sending_is_uncertain(bench: Bench, error: BaseException) -> None:
     bench.provider.always = fail(error, after_leaving=True)
     await bench.start()
     (email_id,) = await bench.enqueue()
@@ -153,7 +153,7 @@ async def test_an_adapter_that_fails_after_something_left_is_never_believed_to_h
 
 @pytest.mark.parametrize("reason", [Reason.REFUSED, Reason.THROTTLED, Reason.SERVER_ERROR])
 @pytest.mark.parametrize("has_left", [False, True])
-async def test_an_answer_that_is_none_keeps_no_email_for_good(bench: Bench, reason: Reason, has_left: bool) -> None:
+async def test_an_invalid_outcome_does_not_keep_its_email_forever(bench: Bench, reason: Reason, has_left: bool) -> None:
     async def err(_provider: ScriptedProvider, _email: OutgoingEmail, attempt: Attempt) -> Outcome:
         if has_left:
             attempt.leaving()
@@ -166,7 +166,7 @@ async def test_an_answer_that_is_none_keeps_no_email_for_good(bench: Bench, reas
 
     await until(lambda: bench.books.outcomes(strange))
     await until(lambda: bench.books.status(neighbour) == "sent" and worker.in_flight == 0)
-    # What had left is sent again by policy; what had not is retried under its lease.
+    # An email on the wire is sent again by policy; an unsent one is retried under its lease.
     await until(lambda: bench.books.status(strange) == ("pending" if has_left else "sent"))
     assert bench.books.outcomes(strange) == (["uncertain"] if has_left else ["deferred", "accepted"])
     assert bench.books.attempts(strange)[0]["error_type"] == ("outcome_unknown" if has_left else "internal_error")
@@ -192,7 +192,9 @@ async def test_content_that_was_deleted_fails_the_email_without_a_call(bench: Be
     ],
     ids=["rejected", "accepted"],
 )
-async def test_words_that_no_database_takes_do_not_stop_the_worker(bench: Bench, outcome: Outcome) -> None:
+async def test_provider_text_that_the_database_cannot_store_does_not_stop_the_worker(
+    bench: Bench, outcome: Outcome
+) -> None:
     strange, neighbour = bench.books.enqueue(2)
     bench.provider.script[strange].append(answer(outcome))
     await bench.start()
@@ -206,7 +208,7 @@ async def test_words_that_no_database_takes_do_not_stop_the_worker(bench: Bench,
 
 
 @pytest.mark.parametrize("after_leaving", [False, True])
-async def test_a_fault_of_the_provider_burns_no_attempt_and_pauses_until_it_works_again(
+async def test_a_provider_fault_uses_no_attempt_and_pauses_until_the_provider_works(
     bench: Bench, after_leaving: bool
 ) -> None:
     email_ids = bench.books.enqueue(3)
@@ -231,7 +233,7 @@ async def test_a_fault_of_the_provider_burns_no_attempt_and_pauses_until_it_work
     await bench.nothing_left_on_the_queue()
 
 
-async def test_a_definite_no_of_one_provider_goes_to_the_next_within_the_same_attempt(bench: Bench) -> None:
+async def test_after_a_definite_refusal_the_next_provider_is_tried_within_the_same_attempt(bench: Bench) -> None:
     first, second = ScriptedProvider("first"), ScriptedProvider("second")
     first.always = answer(Deferred(Reason.THROTTLED, "slow down", "429", 0.1))
     worker = await bench.start([first, second])
@@ -245,7 +247,7 @@ async def test_a_definite_no_of_one_provider_goes_to_the_next_within_the_same_at
     await until(lambda: worker.in_flight == 0)
 
 
-async def test_silence_never_goes_to_the_next_provider(bench: Bench) -> None:
+async def test_an_email_without_an_answer_never_goes_to_the_next_provider(bench: Bench) -> None:
     first, second = ScriptedProvider("first"), ScriptedProvider("second")
     first.always = answer(Uncertain("no answer"))
     await bench.start([first, second])
@@ -256,7 +258,7 @@ async def test_silence_never_goes_to_the_next_provider(bench: Bench) -> None:
     assert second.calls == []
 
 
-async def test_a_provider_that_never_answers_is_left_alone_before_the_whole_queue_is_held(bench: Bench) -> None:
+async def test_a_provider_that_never_answers_is_paused_before_the_whole_queue_is_held(bench: Bench) -> None:
     bench.provider.always = answer(Uncertain("no answer"))
     await bench.start(PREFETCH="5")
     await bench.enqueue(100)
@@ -266,7 +268,7 @@ async def test_a_provider_that_never_answers_is_left_alone_before_the_whole_queu
     assert bench.books.statuses()["held"] <= 20
 
 
-async def test_after_a_replay_attempts_count_anew_and_the_history_goes_on(bench: Bench) -> None:
+async def test_after_a_replay_attempts_are_counted_from_zero_and_the_history_is_kept(bench: Bench) -> None:
     (email_id,) = bench.books.enqueue(1)
     bench.books.change(email_id, attempt_count=3, attempt_base=3)
     bench.provider.always = answer(Deferred(Reason.SERVER_ERROR, "later"))

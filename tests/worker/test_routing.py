@@ -1,4 +1,4 @@
-"""Several providers, or one that fails as a whole: who is tried, what is burnt, and where the emails wait meanwhile."""
+"""Failover and pauses: which provider is tried, whether an attempt is used, and where emails wait."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def pair() -> tuple[ScriptedProvider, ScriptedProvider]:
 
 
 def refuse(reason: Reason, retry_after: float | None = None) -> Act:
-    """A definite no."""
+    """A definite refusal."""
     return answer(Deferred(reason, "not now", "451", retry_after))
 
 
 def state_of(bench: Bench, provider: str = "scripted") -> str:
-    """As other hosts hear it."""
+    """The breaker state as other hosts read it."""
     rows = bench.books.select("select state from provider_state where provider = %s", provider)
     return str(rows[0]["state"]) if rows else "unknown"
 
 
-async def test_the_second_is_not_asked_while_the_first_works(bench: Bench) -> None:
+async def test_the_second_provider_is_not_tried_while_the_first_works(bench: Bench) -> None:
     first, second = pair()
     await bench.start([first, second])
 
@@ -46,7 +46,7 @@ async def test_the_second_is_not_asked_while_the_first_works(bench: Bench) -> No
 
 
 @pytest.mark.parametrize("reason", [Reason.CONNECTION_FAILED, Reason.SERVER_ERROR, Reason.TIMEOUT_BEFORE_SEND])
-async def test_a_no_that_concerns_the_provider_goes_to_the_next_at_once_and_is_an_attempt(
+async def test_a_refusal_that_concerns_the_provider_goes_to_the_next_at_once_and_uses_an_attempt(
     bench: Bench, reason: Reason
 ) -> None:
     first, second = pair()
@@ -62,7 +62,7 @@ async def test_a_no_that_concerns_the_provider_goes_to_the_next_at_once_and_is_a
 
 
 @pytest.mark.parametrize("act", [FAULT, refuse(Reason.THROTTLED, 60.0)], ids=["fault", "throttled"])
-async def test_what_burns_nothing_goes_to_the_next_within_the_attempt_and_leaves_no_trace_on_the_wire(
+async def test_a_refusal_that_uses_no_attempt_goes_to_the_next_provider_within_the_attempt(
     bench: Bench, act: Act
 ) -> None:
     first, second = pair()
@@ -82,7 +82,7 @@ async def test_what_burns_nothing_goes_to_the_next_within_the_attempt_and_leaves
     ("outcome", "status"),
     [(Uncertain("no answer"), "held"), (Rejected(Reason.REJECTED_RECIPIENT, "no such user", "550"), "failed")],
 )
-async def test_silence_and_a_no_about_the_email_never_go_to_the_next(
+async def test_missing_answers_and_refusals_of_the_email_never_go_to_the_next_provider(
     bench: Bench, outcome: Outcome, status: str
 ) -> None:
     first, second = pair()
@@ -95,7 +95,7 @@ async def test_silence_and_a_no_about_the_email_never_go_to_the_next(
     assert second.calls == []
 
 
-async def test_a_deferral_about_the_email_is_tried_again_with_the_first(bench: Bench) -> None:
+async def test_a_deferral_that_concerns_the_email_is_retried_with_the_first_provider(bench: Bench) -> None:
     first, second = pair()
     (email_id,) = bench.books.enqueue(1)
     first.script[email_id].append(refuse(Reason.RECIPIENT_DEFERRED))
@@ -107,7 +107,7 @@ async def test_a_deferral_about_the_email_is_tried_again_with_the_first(bench: B
     assert (first.calls, second.calls) == ([email_id, email_id], [])
 
 
-async def test_with_every_provider_failing_the_email_waits_between_its_rounds_and_its_attempts_are_bounded(
+async def test_if_every_provider_fails_the_email_waits_between_rounds_and_attempts_are_limited(
     bench: Bench,
 ) -> None:
     first, second = pair()
@@ -121,7 +121,7 @@ async def test_with_every_provider_failing_the_email_waits_between_its_rounds_an
     assert providers == ["first", "second", "first", "second"]
 
 
-async def test_a_provider_that_fails_as_a_whole_is_left_alone_and_its_emails_are_given_back_unburnt(
+async def test_a_provider_that_fails_as_a_whole_is_paused_and_its_emails_are_released_without_using_an_attempt(
     bench: Bench,
 ) -> None:
     bench.provider.always = refuse(Reason.CONNECTION_FAILED)
@@ -142,7 +142,7 @@ async def test_a_provider_that_fails_as_a_whole_is_left_alone_and_its_emails_are
     await bench.nothing_left_on_the_queue()
 
 
-async def test_while_nobody_can_be_tried_for_long_the_messages_go_to_other_consumers(bench: Bench) -> None:
+async def test_while_no_provider_may_be_tried_for_long_the_messages_go_to_other_consumers(bench: Bench) -> None:
     bench.provider.always = refuse(Reason.THROTTLED, 600.0)
     await bench.start()
     await bench.enqueue(20)
@@ -156,14 +156,14 @@ async def test_while_nobody_can_be_tried_for_long_the_messages_go_to_other_consu
 
 
 async def taken(bench: Bench) -> bytes:
-    """A message, as another consumer gets it."""
+    """Whether another consumer gets a message."""
     async with asyncio.timeout(20):
         while (message := await bench.rabbit.take(bench.topology.queue)) is None:
             pass
     return message.body
 
 
-async def test_a_pause_is_obeyed_to_the_end_and_then_everything_is_sent(bench: Bench) -> None:
+async def test_nothing_is_sent_during_a_pause_and_everything_after_it(bench: Bench) -> None:
     provider = Throttling(seconds=1.5)
     worker = await bench.start([provider])
     email_ids = bench.books.enqueue(200)
@@ -173,7 +173,7 @@ async def test_a_pause_is_obeyed_to_the_end_and_then_everything_is_sent(bench: B
 
     await bench.settled({"sent": 200})
 
-    # What was on its way when the first no came may still hear one; after that nobody calls before the time asked for.
+    # Emails on the wire at the first refusal may still be refused; after that, no call comes before the requested time.
     assert set(provider.refused.values()) == {1}
     assert min(provider.accepted_at) >= provider.until
     assert provider.accepted == dict.fromkeys(email_ids, 1)
@@ -182,7 +182,7 @@ async def test_a_pause_is_obeyed_to_the_end_and_then_everything_is_sent(bench: B
 
 
 class Throttling(ScriptedProvider):
-    """Refuses for so long from its first call on, and says so; notes who called when."""
+    """Throttles for a given time from its first call on; records all calls."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class Throttling(ScriptedProvider):
         return await super().send(email, attempt)
 
 
-async def test_a_fault_is_told_without_addresses(bench: Bench) -> None:
+async def test_a_fault_is_reported_without_addresses(bench: Bench) -> None:
     bench.provider.always = FAULT
     await bench.start()
 
@@ -213,7 +213,7 @@ async def test_a_fault_is_told_without_addresses(bench: Bench) -> None:
     assert row["reason"] == "bad credentials of <address>"
 
 
-async def test_one_probe_at_a_time_is_all_that_a_failing_provider_gets(bench: Bench) -> None:
+async def test_a_failed_provider_gets_one_probe_at_a_time(bench: Bench) -> None:
     bench.provider.always = FAULT
     await bench.start()
     email_ids: list[UUID] = await bench.enqueue(40)
@@ -228,7 +228,7 @@ async def test_one_probe_at_a_time_is_all_that_a_failing_provider_gets(bench: Be
     assert not any(row["attempt_count"] for row in bench.books.rows())
 
 
-async def test_a_worker_that_starts_anew_says_that_its_predecessors_trouble_is_over(bench: Bench) -> None:
+async def test_a_new_worker_resets_the_breaker_states_of_its_predecessor(bench: Bench) -> None:
     bench.provider.always = FAULT
     worker = await bench.start()
     await bench.enqueue()
@@ -240,7 +240,7 @@ async def test_a_worker_that_starts_anew_says_that_its_predecessors_trouble_is_o
     await until(lambda: state_of(bench) == "closed")
 
 
-async def test_a_drain_while_everybody_waits_for_tokens_gives_everything_back(bench: Bench) -> None:
+async def test_a_drain_releases_emails_that_wait_for_tokens(bench: Bench) -> None:
     worker = await bench.start(ceiling=0.1)
     await bench.enqueue(5)
     await until(lambda: bench.books.statuses()["sending"] >= 3)
@@ -252,16 +252,20 @@ async def test_a_drain_while_everybody_waits_for_tokens_gives_everything_back(be
     assert sum(row["attempt_count"] for row in bench.books.rows()) == len(bench.provider.calls)
 
 
-async def begin_when_let_go(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-    """It waits for others of the same worker; then it leaves, and is accepted."""
+async def send_after_waiting_for_a_connection(
+    provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt
+) -> Outcome:
+    """Waits for a connection, then accepts the email."""
     await provider.wait(email.email_id)
     attempt.admitted()
     return await accept(provider, email, attempt)
 
 
-async def test_what_waits_for_others_when_the_provider_asks_for_a_pause_does_not_leave(bench: Bench) -> None:
+async def test_an_email_that_waits_for_a_connection_is_not_sent_after_the_provider_asked_for_a_pause(
+    bench: Bench,
+) -> None:
     first, *others = bench.books.enqueue(20)
-    bench.provider.always = begin_when_let_go
+    bench.provider.always = send_after_waiting_for_a_connection
     await bench.start()
     await bench.deliver(others)
     await until(lambda: bench.provider.waiting == set(others))
@@ -276,10 +280,10 @@ async def test_what_waits_for_others_when_the_provider_asks_for_a_pause_does_not
     assert {row["attempt_count"] for row in bench.books.rows()} == {0}
 
 
-async def test_what_waits_for_others_goes_to_the_next_when_the_provider_has_failed_meanwhile(bench: Bench) -> None:
+async def test_an_email_that_waits_for_a_connection_goes_to_the_next_provider_after_a_failure(bench: Bench) -> None:
     first, second = pair()
     failing, *others = bench.books.enqueue(20)
-    first.always = begin_when_let_go
+    first.always = send_after_waiting_for_a_connection
     first.script[failing].append(FAULT)
     await bench.start([first, second])
     await bench.deliver(others)
@@ -294,7 +298,7 @@ async def test_what_waits_for_others_goes_to_the_next_when_the_provider_has_fail
     assert {row["attempt_count"] for row in bench.books.rows()} == {1}
 
 
-async def test_an_email_that_finds_no_place_waits_again_and_burns_nothing(bench: Bench) -> None:
+async def test_an_email_that_gets_no_connection_waits_again_and_uses_no_attempt(bench: Bench) -> None:
     (email_id,) = bench.books.enqueue(1)
     bench.provider.script[email_id].extend([fail(NoPlace(), after_leaving=False)] * (2 * FAILURES_IN_A_ROW))
     await bench.start()
@@ -306,14 +310,14 @@ async def test_an_email_that_finds_no_place_waits_again_and_burns_nothing(bench:
     assert (bench.books.row(email_id)["attempt_count"], state_of(bench)) == (1, "closed")
 
 
-async def test_a_provider_that_is_away_for_minutes_is_left_alone_and_fails_no_email(bench: Bench) -> None:
+async def test_a_provider_that_is_unavailable_for_minutes_is_paused_and_fails_no_email(bench: Bench) -> None:
     bench.provider.always = refuse(Reason.SERVER_ERROR, 600.0)
     worker = await bench.start()
 
     await bench.enqueue(20)
 
     await until(lambda: state_of(bench) == "paused" and bench.books.statuses() == {"pending": 20})
-    await worker.stop()  # a lease that was asked for before the answer came may have been given after that
+    await worker.stop()  # a lease statement that was sent before the answer arrived may have committed after it
     assert bench.books.statuses() == {"pending": 20}
     assert {row["attempt_count"] for row in bench.books.rows()} == {0}
 
@@ -330,7 +334,7 @@ async def test_a_drain_while_consuming_is_paused_ends_at_once(bench: Bench) -> N
     assert worker.task.done()
 
 
-async def test_no_more_is_leased_than_a_low_ceiling_lets_through_soon(bench: Bench) -> None:
+async def test_a_low_ceiling_limits_the_number_of_leased_emails(bench: Bench) -> None:
     await bench.start(ceiling=2.0, LEASE_SECONDS="2", SEND_TIMEOUT_SECONDS="1")
 
     await bench.enqueue(40)
@@ -340,7 +344,7 @@ async def test_no_more_is_leased_than_a_low_ceiling_lets_through_soon(bench: Ben
     assert bench.books.statuses()["pending"] >= 35
 
 
-async def test_no_more_messages_of_many_emails_are_held_than_a_low_ceiling_lets_through_soon(bench: Bench) -> None:
+async def test_a_low_ceiling_limits_the_number_of_prefetched_bundles(bench: Bench) -> None:
     email_ids = bench.books.enqueue(40)
     for at in range(0, 40, 10):
         await bench.deliver_together(email_ids[at : at + 10])
@@ -348,10 +352,10 @@ async def test_no_more_messages_of_many_emails_are_held_than_a_low_ceiling_lets_
     await bench.start(ceiling=2.0, LEASE_SECONDS="10", SEND_TIMEOUT_SECONDS="1", BUNDLE_EMAILS="10")
 
     await until(lambda: bench.provider.calls)
-    assert await bench.waiting_messages() == 2  # ten emails and a quarter more are worth holding: two messages
+    assert await bench.waiting_messages() == 2  # the window of ten emails plus 25 % headroom: two messages
 
 
-async def test_providers_that_nobody_can_tell_of_do_not_stop_the_worker(bench: Bench) -> None:
+async def test_a_worker_runs_on_if_breaker_states_cannot_be_published(bench: Bench) -> None:
     bench.books.connection.execute("alter table provider_state rename to gone")
     try:
         first, second = pair()

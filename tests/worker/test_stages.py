@@ -1,4 +1,4 @@
-"""The stages of a worker, between fakes: what they promise, without a server and in milliseconds."""
+"""The guarantees of a worker's stages, tested with fakes, without servers."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.host.ledger import Ledger
 from dispatcher.providers.contract import Attempt
 from dispatcher.store.leases import Lease
-from dispatcher.worker.in_flight_email import TRANSITIONS, Event, InFlightEmail, NotAllowed, State
+from dispatcher.worker.in_flight_email import TRANSITIONS, EmailEvent, EmailState, InFlightEmail, NotAllowed
 from tests.worker.scripted import ScriptedProvider, accept, accept_when_let_go, answer, leave_when_let_go
 from tests.worker.stage_bench import StageBench, run
 
 LATER = Deferred(Reason.SERVER_ERROR, "later", "500")
 
 
-def test_every_state_is_reached_and_left_and_what_has_no_row_is_refused() -> None:
-    assert set(TRANSITIONS.values()) == set(State)
-    assert {before for before, _ in TRANSITIONS} == set(State) - {State.DONE}
+def test_every_state_can_be_reached_and_left_and_undefined_transitions_are_refused() -> None:
+    assert set(TRANSITIONS.values()) == set(EmailState)
+    assert {before for before, _ in TRANSITIONS} == set(EmailState) - {EmailState.DONE}
     lease = Lease(UUID(int=1), None, 1, 1, None, None)
     message = Delivery(1, 1, b"", redelivered=False)
     email = InFlightEmail(lease, message, OnUncertain.HOLD, confirmed_at=0.0, leased_until=0.0)
 
-    with pytest.raises(NotAllowed, match="LEAVE came while the email was PREPARING"):
-        email.on(Event.LEAVE)
+    with pytest.raises(NotAllowed, match="SEND came while the email was PREPARING"):
+        email.on(EmailEvent.SEND)
 
-    assert email.state is State.PREPARING
+    assert email.state is EmailState.PREPARING
 
 
-def test_the_lease_is_committed_and_the_slot_written_before_the_email_leaves_and_the_ack_comes_last() -> None:
+def test_commit_the_lease_then_write_the_slot_then_send_then_ack() -> None:
     seen: list[tuple[Status, int]] = []
 
     async def scenario(bench: StageBench) -> None:
@@ -53,7 +53,7 @@ def test_the_lease_is_committed_and_the_slot_written_before_the_email_leaves_and
 
     assert seen == [(Status.SENDING, 1)]
     assert [word for word, _ in bench.store.events] == ["lease", "record", "ack"]
-    assert bench.line.record.sent_count == 1
+    assert bench.pipeline.record.sent_count == 1
 
 
 def test_a_deferral_is_acked_at_once_and_retried_under_the_same_lease() -> None:
@@ -82,7 +82,7 @@ def test_a_result_whose_reply_is_lost_is_recorded_once(is_committed: bool) -> No
     assert [word for word, _ in bench.store.events] == ["lease", "record", "ack"]
 
 
-def test_a_result_that_is_refused_while_it_is_in_doubt_waits_and_holds_up_no_other() -> None:
+def test_a_result_refused_while_in_doubt_waits_and_delays_no_other() -> None:
     async def scenario(bench: StageBench) -> None:
         refused, neighbour = bench.enqueue(2)
         bench.store.lose["record"].append(False)
@@ -90,7 +90,7 @@ def test_a_result_that_is_refused_while_it_is_in_doubt_waits_and_holds_up_no_oth
         await bench.turns()
         bench.store.refused.add(refused)
         await bench.pass_time()
-        assert bench.line.window.emails[refused].state is State.REFUSED
+        assert bench.pipeline.window.emails[refused].state is EmailState.REFUSED
         bench.deliver(neighbour)
         await bench.pass_time()
         assert bench.store.rows[neighbour].status is Status.SENT
@@ -105,7 +105,7 @@ def test_a_result_that_is_refused_while_it_is_in_doubt_waits_and_holds_up_no_oth
 
 
 class VoidedMeanwhile(Ledger):
-    """The relay voids all leases just after a slot was written, before the worker looks."""
+    """Voids all leases after a slot was written and before the worker checks."""
 
     is_voided = False
 
@@ -114,7 +114,7 @@ class VoidedMeanwhile(Ledger):
         return float("inf") if self.is_voided and len(self._free) < self._slots else 0.0
 
 
-def test_a_lease_that_is_voided_after_its_slot_was_written_sends_nothing_and_leaves_no_slot(
+def test_an_email_whose_lease_is_voided_after_its_slot_was_written_is_not_sent_and_its_slot_is_cleared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(VoidedMeanwhile, "is_voided", True)
@@ -131,7 +131,7 @@ def test_a_lease_that_is_voided_after_its_slot_was_written_sends_nothing_and_lea
     assert [word for word, _ in bench.store.events] == ["lease", "release", "ack"]
 
 
-def test_what_an_adapter_says_that_did_not_notice_the_stop_is_recorded() -> None:
+def test_an_answer_of_an_adapter_that_ignored_the_stop_is_recorded() -> None:
     async def deaf(provider: ScriptedProvider, email: OutgoingEmail, _attempt: Attempt) -> Outcome:
         with suppress(asyncio.CancelledError):
             await provider.wait(email.email_id)
@@ -148,7 +148,7 @@ def test_what_an_adapter_says_that_did_not_notice_the_stop_is_recorded() -> None
     assert bench.statuses() == {Status.SENT: 1}
 
 
-def test_a_drain_gives_back_what_has_not_left_and_what_waits_and_takes_nothing_more() -> None:
+def test_a_drain_releases_unsent_and_waiting_emails_and_leases_no_more() -> None:
     async def scenario(bench: StageBench) -> None:
         inside, waits, late = bench.enqueue(3)
         bench.provider.script[inside].append(leave_when_let_go)
@@ -171,7 +171,7 @@ def test_a_drain_gives_back_what_has_not_left_and_what_waits_and_takes_nothing_m
     assert bench.provider.accepted == {}
 
 
-def test_a_drain_that_runs_out_of_time_holds_what_has_no_answer_and_heeds_no_later_one() -> None:
+def test_a_drain_that_times_out_holds_emails_without_an_answer_and_ignores_late_answers() -> None:
     async def scenario(bench: StageBench) -> None:
         bench.provider.always = accept_when_let_go
         bench.deliver(*bench.enqueue())
@@ -186,7 +186,7 @@ def test_a_drain_that_runs_out_of_time_holds_what_has_no_answer_and_heeds_no_lat
     assert len(bench.store.recorded) == 1
 
 
-def test_no_more_is_leased_than_the_window_has_room_for_and_what_waits_takes_no_room() -> None:
+def test_no_more_emails_are_leased_than_the_window_has_room_for_and_waiting_emails_take_none() -> None:
     async def scenario(bench: StageBench) -> None:
         bench.provider.always = accept_when_let_go
         email_ids = bench.enqueue(bench.settings.prefetch + 8)
@@ -194,7 +194,7 @@ def test_no_more_is_leased_than_the_window_has_room_for_and_what_waits_takes_no_
             bench.provider.script[email_id].append(answer(LATER))
         bench.deliver(*email_ids)
         await bench.turns()
-        waiting = [email for email in bench.line.window.emails.values() if email.state is State.WAITING]
+        waiting = [email for email in bench.pipeline.window.emails.values() if email.state is EmailState.WAITING]
         assert len(waiting) == 3
         assert len(bench.provider.waiting) == bench.settings.prefetch
         assert bench.statuses() == {Status.SENDING: bench.settings.prefetch + 3, Status.PENDING: 5}
@@ -202,7 +202,7 @@ def test_no_more_is_leased_than_the_window_has_room_for_and_what_waits_takes_no_
     run(scenario)
 
 
-def test_a_second_message_of_an_email_in_hand_is_acked_and_leases_nothing() -> None:
+def test_a_second_message_of_an_in_flight_email_is_acked_and_leases_nothing() -> None:
     async def scenario(bench: StageBench) -> None:
         bench.provider.always = accept_when_let_go
         (email_id,) = bench.enqueue()
@@ -218,17 +218,17 @@ def test_a_second_message_of_an_email_in_hand_is_acked_and_leases_nothing() -> N
     assert [word for word, _ in bench.store.events if word == "lease"] == ["lease"]
 
 
-def test_a_message_that_points_to_no_email_is_rejected() -> None:
+def test_a_message_that_points_to_an_unknown_email_is_rejected() -> None:
     async def scenario(bench: StageBench) -> None:
         bench.deliver(UUID(int=5))
         bench.broker.open[99] = UUID(int=6)
-        bench.line.lease.take(Delivery(99, 1, b"garbage", redelivered=False))
+        bench.pipeline.lease.take(Delivery(99, 1, b"garbage", redelivered=False))
         await bench.turns()
 
     assert run(scenario).broker.settled == {1: "reject", 99: "reject"}
 
 
-def test_an_email_whose_lease_was_lost_before_it_left_is_stopped_and_sends_nothing() -> None:
+def test_an_email_whose_lease_was_lost_before_sending_is_not_sent() -> None:
     async def scenario(bench: StageBench) -> None:
         bench.provider.always = leave_when_let_go
         (email_id,) = bench.enqueue()
@@ -236,10 +236,10 @@ def test_an_email_whose_lease_was_lost_before_it_left_is_stopped_and_sends_nothi
         await bench.turns()
         row = bench.store.rows[email_id]
         row.status, row.ours, row.token = Status.HELD, False, 7
-        bench.line.window.emails[email_id].confirmed_at = 0.0
+        bench.pipeline.window.emails[email_id].confirmed_at = 0.0
         await bench.pass_time()
         assert not bench.provider.waiting
-        assert not bench.line.window.emails
+        assert not bench.pipeline.window.emails
 
     bench = run(scenario)
 
@@ -247,14 +247,14 @@ def test_an_email_whose_lease_was_lost_before_it_left_is_stopped_and_sends_nothi
     assert bench.statuses() == {Status.HELD: 1}
 
 
-def test_a_large_email_waits_for_memory_and_is_sent_then() -> None:
+def test_a_large_email_waits_for_memory_and_is_then_sent() -> None:
     async def scenario(bench: StageBench) -> None:
         bench.provider.always = accept_when_let_go
         octets = bench.settings.worker_memory_mb * 600_000
         first, second = bench.enqueue(2, octets_apart=octets)
         bench.deliver(first, second)
         await bench.turns()
-        assert bench.line.window.emails[second].state is State.WAITING
+        assert bench.pipeline.window.emails[second].state is EmailState.WAITING
         bench.provider.always = accept
         bench.provider.let_go()
         await bench.pass_time(1)
@@ -266,7 +266,7 @@ def test_a_large_email_waits_for_memory_and_is_sent_then() -> None:
 def test_large_content_leaves_a_quarter_of_the_memory_to_light_content(large_octets: int, at_once: int) -> None:
     async def scenario(bench: StageBench) -> None:
         bench.provider.always = accept_when_let_go
-        # The provider takes six times the size, of 32 megabytes: 24 are for these.
+        # The provider needs six times the size; 24 of 32 megabytes are for large content.
         for octets in (large_octets, 1000):
             bench.deliver(*bench.enqueue(2, octets_apart=octets))
         await bench.turns()

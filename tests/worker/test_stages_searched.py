@@ -1,4 +1,4 @@
-"""Hypothesis looks for a run of a worker's stages that breaks a promise, between fakes that fail wherever they can."""
+"""Hypothesis searches for a run of a worker's stages that breaks a guarantee, with fakes that fail anywhere."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected, Uncer
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import FINISHED, Status
 from dispatcher.providers.contract import Attempt
-from dispatcher.worker.in_flight_email import TRANSITIONS, Event, State
+from dispatcher.worker.in_flight_email import TRANSITIONS, EmailEvent, EmailState
 from tests.worker.scripted import Act, ScriptedProvider, accept, accept_when_let_go, answer, fail, leave_when_let_go
 from tests.worker.stage_bench import StageBench, run
 
 MOST_ROUNDS: Final = 8
-"""So often what was given back is published again; each email is deferred less often."""
+"""How often released emails are published again; each email is deferred fewer times."""
 
 
 async def deaf(provider: ScriptedProvider, email: OutgoingEmail, _attempt: Attempt) -> Outcome:
-    """It does not notice that it is cancelled, and refuses the email afterwards."""
+    """Ignores cancellation, and refuses the email afterwards."""
     with suppress(asyncio.CancelledError):
         await provider.wait(email.email_id)
     return Rejected(Reason.INVALID_CONTENT, "no")
 
 
 async def come_back(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-    """The provider takes nothing of a call, and accepts the next."""
+    """Takes nothing in the first call, and accepts in the next."""
     attempt.leaving()
     await asyncio.sleep(0)
     attempt.came_back()
@@ -53,7 +53,7 @@ ACTS: Final[Mapping[str, Act]] = {
     "come back": come_back,
 }
 UNKNOWN: Final = {"silence", "raise late"}
-"""What may have been accepted, and is held."""
+"""Acts after which the email may have been accepted, so it is held."""
 
 numbers = st.integers(0, 5)
 steps = st.one_of(
@@ -69,8 +69,8 @@ steps = st.one_of(
 )
 
 
-class Story:
-    """What a run has seen."""
+class RandomRun:
+    """One random run of a worker."""
 
     def __init__(self, bench: StageBench) -> None:
         self.bench = bench
@@ -80,7 +80,7 @@ class Story:
         self.has_lost_leases = False
 
     def deliver(self, acts: list[str], octets_apart: int = 0) -> None:
-        """New emails, each with what the provider does at first; then it accepts."""
+        """Delivers new emails; the provider first does the given act with each, then accepts."""
         email_ids = self.bench.enqueue(len(acts), octets_apart=octets_apart)
         for email_id, act in zip(email_ids, acts, strict=True):
             self.acts[email_id] = [act]
@@ -88,46 +88,46 @@ class Story:
         self.bench.deliver(*email_ids)
 
     def pick(self, number: int) -> list[UUID]:
-        """One of the emails."""
+        """Picks one email, or none if there is none."""
         email_ids = list(self.acts)
         return [email_ids[number % len(email_ids)]] if email_ids else []
 
     def take(self, step: str, value: Any) -> None:
-        """One step, by the name of a method."""
+        """Runs one step, by method name."""
         getattr(self, step)(value)
 
     def deliver_large(self, acts: list[str]) -> None:
-        """Emails of which only one has its content in memory at a time."""
+        """Delivers emails so large that only one fits into memory."""
         self.deliver(acts, octets_apart=self.bench.settings.worker_memory_mb * 600_000)
 
     def deliver_again(self, number: int) -> None:
-        """A second message for an email."""
+        """Delivers a second message for an email."""
         self.bench.deliver(*self.pick(number))
 
     def lose(self, what: tuple[str, bool]) -> None:
-        """The reply to the next statement of this name, which was committed or not."""
+        """Loses the reply to the next statement of this name, committed or not."""
         name, commits = what
         self.store.lose[name].append(commits)
         self.has_lost_leases |= name == "lease"
 
     def lock(self, number: int) -> None:
-        """Another transaction locks an email's row."""
+        """Locks an email's row by another transaction."""
         self.store.locked_ids.update(self.pick(number))
 
     def unlock(self, _: None) -> None:
-        """And ends."""
+        """Releases all row locks."""
         self.store.locked_ids.clear()
 
     def refuse(self, number: int) -> None:
-        """PostgreSQL refuses the results of an email."""
+        """Makes PostgreSQL refuse the results of an email."""
         self.store.refused.update(self.pick(number))
 
     def take_results(self, _: None) -> None:
-        """And does so no more."""
+        """Makes PostgreSQL accept all results again."""
         self.store.refused.clear()
 
     def take_away(self, number: int) -> None:
-        """A rescue takes a lease."""
+        """Takes a lease away, as recovery does."""
         for email_id in self.pick(number):
             row = self.store.rows[email_id]
             if row.status is Status.SENDING:
@@ -135,47 +135,47 @@ class Story:
                 self.taken_away.add(email_id)
 
     def void(self, _: None) -> None:
-        """The relay voids what was confirmed until now."""
+        """Voids all leases."""
         self.bench.void_leases()
 
     def age(self, _: None) -> None:
-        """All leases are due to be renewed."""
-        for email in self.bench.line.window.emails.values():
+        """Ages all leases, so that they must be renewed."""
+        for email in self.bench.pipeline.window.emails.values():
             email.confirmed_at -= self.bench.settings.lease_seconds
 
     def let_go(self, _: None) -> None:
-        """The provider answers."""
+        """Makes the provider answer."""
         self.bench.provider.let_go()
 
     def lose_channel(self, _: None) -> None:
-        """RabbitMQ is lost, and its deliveries with it."""
+        """Closes the channel, and drops its deliveries."""
         self.bench.broker.open.clear()
-        self.bench.line.lease.forget()
+        self.bench.pipeline.lease.drop_unleased()
 
     def heal(self) -> None:
-        """Nothing goes wrong from here on."""
+        """Ends all faults."""
         self.store.lose.clear()
         for step in ("unlock", "take_results", "let_go"):
             self.take(step, None)
 
     def check(self) -> None:
-        """What holds at any moment."""
+        """Checks what must hold at any moment."""
         bench = self.bench
         assert not bench.faults, bench.faults
         assert all(times == 1 for times in bench.provider.accepted.values()), "accepted twice"
-        for email in bench.line.window.emails.values():
-            if email.state in (State.ON_THE_WIRE, State.ANSWERED, State.IN_DOUBT, State.REFUSED):
+        for email in bench.pipeline.window.emails.values():
+            if email.state in (EmailState.ON_THE_WIRE, EmailState.ANSWERED, EmailState.IN_DOUBT, EmailState.REFUSED):
                 was_acked = bench.broker.settled.get(email.delivery.tag) == "ack"
                 assert email.attempt_number > 1 or not was_acked, "acked before the commit"
 
     def check_end(self) -> None:
-        """What holds once the worker is stopped, and PostgreSQL works."""
+        """Checks what must hold after the worker has stopped and PostgreSQL works."""
         self.check()
         bench, store = self.bench, self.store
-        assert not bench.line.window.emails
+        assert not bench.pipeline.window.emails
         assert not bench.slots_in_use
         for email_id, row in store.rows.items():
-            # A lease whose reply was lost is left to the relay, where it could not be given back before the end.
+            # A lease whose reply was lost may be left to the relay.
             assert row.status is not Status.SENDING or self.has_lost_leases, "leased for ever"
             if bench.provider.accepted[email_id]:
                 cut_short = bench.is_cut_short and row.status is Status.HELD
@@ -188,25 +188,25 @@ class Story:
 
 
 async def tell(bench: StageBench, script: list[tuple[str, Any]], *, stops_early: bool) -> None:
-    """Runs the steps, and checks after each."""
-    story = Story(bench)
+    """Runs the steps, and checks after each one."""
+    random_run = RandomRun(bench)
     for step, value in script:
         if step == "pass":
             await bench.pass_time(value)
         else:
-            story.take(step, value)
+            random_run.take(step, value)
             await bench.turns()
-        story.check()
+        random_run.check()
     if stops_early:
         draining = asyncio.ensure_future(bench.drain())
         await bench.turns()
         bench.is_cut_short = True
-        await bench.pass_time()  # what has an answer by now is recorded; what has none is held
-        story.heal()
+        await bench.pass_time()  # answered emails are recorded; emails without an answer are held
+        random_run.heal()
         await bench.pass_time()
         await draining
     else:
-        story.heal()
+        random_run.heal()
         for _ in range(MOST_ROUNDS):
             await bench.pass_time()
             bench.deliver(*(email_id for email_id, row in bench.store.rows.items() if row.status is Status.PENDING))
@@ -215,11 +215,11 @@ async def tell(bench: StageBench, script: list[tuple[str, Any]], *, stops_early:
         assert not unfinished, "nothing goes wrong any more, and an email comes to no end"
         assert not bench.broker.open, "a message is neither acked nor given back"
         await bench.drain()
-    story.check_end()
+    random_run.check_end()
 
 
 def search(examples: int, *phases: Phase) -> None:
-    """Runs so many stories."""
+    """Searches this number of random runs."""
 
     @settings(
         max_examples=examples,
@@ -236,27 +236,31 @@ def search(examples: int, *phases: Phase) -> None:
     holds()
 
 
-def test_no_run_of_the_stages_loses_an_email_or_sends_it_twice() -> None:
+def test_no_random_run_loses_an_email_or_sends_it_twice() -> None:
     search(150)
 
 
 @pytest.mark.slow
-def test_no_long_search_finds_one_either() -> None:
+def test_no_random_run_of_a_long_search_does_either() -> None:
     search(5_000)
 
 
 SOON_FOUND: Final = (
-    (State.WAITING, Event.RESUME),
-    (State.PREPARING, Event.NAME),
-    (State.NAMED, Event.LEAVE),
-    (State.ON_THE_WIRE, Event.ANSWER),
-    (State.ANSWERED, Event.RECORD),
-    (State.RECORDED, Event.FINISH),
+    (EmailState.WAITING, EmailEvent.RESUME),
+    (EmailState.PREPARING, EmailEvent.MARK),
+    (EmailState.MARKED, EmailEvent.SEND),
+    (EmailState.ON_THE_WIRE, EmailEvent.ANSWER),
+    (EmailState.ANSWERED, EmailEvent.RECORD),
+    (EmailState.RECORDED, EmailEvent.FINISH),
 )
 SOON: Final = 60
 LATE: Final = 5_000
-BY_TESTS: Final = {(State.NAMED, Event.COME_BACK), (State.STOPPED, Event.ANSWER), (State.IN_DOUBT, Event.REFUSE)}
-"""A story hardly ever comes upon these, so `test_stages` has a test for each."""
+BY_TESTS: Final = {
+    (EmailState.MARKED, EmailEvent.UNMARK),
+    (EmailState.STOPPED, EmailEvent.ANSWER),
+    (EmailState.IN_DOUBT, EmailEvent.REFUSE),
+}
+"""Random runs hardly ever reach these; `test_stages` tests each one."""
 
 
 @pytest.mark.parametrize(
@@ -268,10 +272,10 @@ BY_TESTS: Final = {(State.NAMED, Event.COME_BACK), (State.STOPPED, Event.ANSWER)
         if row not in SOON_FOUND
     ],
 )
-def test_a_table_of_transitions_that_lacks_a_row_is_found_out(
-    row: tuple[State, Event], examples: int, monkeypatch: pytest.MonkeyPatch
+def test_the_search_detects_a_missing_row_of_the_transition_table(
+    row: tuple[EmailState, EmailEvent], examples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(cast("dict[tuple[State, Event], State]", TRANSITIONS), row)
+    monkeypatch.delitem(cast("dict[tuple[EmailState, EmailEvent], EmailState]", TRANSITIONS), row)
 
     with pytest.raises((AssertionError, ExceptionGroup)):
         search(examples, Phase.generate)

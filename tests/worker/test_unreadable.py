@@ -1,4 +1,4 @@
-"""An email that PostgreSQL cannot read, or does not let us write, fails alone; the worker and the others go on."""
+"""An email that PostgreSQL cannot read or write fails alone, and does not affect the worker or other emails."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_an_email_with_a_damaged_value_fails_and_the_others_are_sent(bench
     assert bench.provider.accepted == dict.fromkeys(others, 1)
 
 
-async def test_a_value_that_is_no_email_fails_its_email_alone(bench: Bench) -> None:
+async def test_an_invalid_stored_email_fails_alone(bench: Bench) -> None:
     culprit, *others = bench.books.enqueue(OTHERS)
     bench.books.connection.execute(
         "update email_content set recipients = '[\"to\"]'::jsonb where email_id = %s", (culprit,)
@@ -59,13 +59,13 @@ async def test_a_value_that_is_no_email_fails_its_email_alone(bench: Bench) -> N
     await bench.nothing_left_on_the_queue()
 
 
-async def test_an_email_that_cannot_be_renewed_costs_no_other_its_lease(bench: Bench) -> None:
+async def test_an_email_whose_lease_cannot_be_renewed_does_not_affect_other_leases(bench: Bench) -> None:
     bench.provider.always = accept_when_let_go
     culprit, *others = bench.books.enqueue(4)
     with refused(bench.books.connection, culprit, "new.status = 'sending' and new.locked_until > old.locked_until"):
         await bench.start(LEASE_SECONDS="1")
         books = bench.books
-        # The lease itself is one such change.
+        # The lease itself is such an update.
         books.connection.execute("alter table email_log disable trigger refuse")
         await bench.deliver([culprit, *others])
         await until(lambda: len(bench.provider.waiting) == 4)
@@ -78,7 +78,7 @@ async def test_an_email_that_cannot_be_renewed_costs_no_other_its_lease(bench: B
         await bench.settled({"sent": 4})
 
 
-async def test_an_email_that_cannot_be_given_back_keeps_its_lease_and_the_others_are_given_back(bench: Bench) -> None:
+async def test_an_email_that_cannot_be_released_keeps_its_lease_and_the_others_are_released(bench: Bench) -> None:
     bench.provider.always = leave_when_let_go
     culprit, *others = bench.books.enqueue(4)
     worker = await bench.start()
@@ -92,7 +92,7 @@ async def test_an_email_that_cannot_be_given_back_keeps_its_lease_and_the_others
     assert bench.books.status(culprit) == "sending"
 
 
-async def test_an_email_that_cannot_be_leased_puts_one_message_on_the_dlq_however_often_it_is_published(
+async def test_an_email_that_cannot_be_leased_puts_only_one_message_on_the_dlq(
     bench: Bench,
 ) -> None:
     culprit = bench.books.enqueue_one()
@@ -109,7 +109,7 @@ async def test_an_email_that_cannot_be_leased_puts_one_message_on_the_dlq_howeve
     assert await bench.rabbit.take(bench.topology.queue) is None
 
 
-async def test_an_email_that_cannot_be_read_stops_no_worker_whose_lease_was_cut_off(
+async def test_an_unreadable_email_does_not_stop_a_worker_whose_lease_was_interrupted(
     bench: Bench, tables_url: str
 ) -> None:
     books = bench.books

@@ -1,4 +1,4 @@
-"""The way of one SendGrid email through a worker, as ARCHITECTURE.md tells it."""
+"""ARCHITECTURE.md lists the files on the path of a SendGrid email in the order in which it passes them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ PAGE = Path(__file__).parents[2] / "ARCHITECTURE.md"
 FILE = re.compile(r"^\d+ +([a-z_/]+\.py) ", re.MULTILINE)
 
 
-async def test_one_sendgrid_email_enters_the_workers_files_in_the_order_of_the_page(
-    bench: Bench, tmp_path: Path
-) -> None:
+async def test_a_sendgrid_email_passes_the_workers_files_in_the_documented_order(bench: Bench, tmp_path: Path) -> None:
     async with sendgrid_place(tmp_path / "double") as place:
         worker = await bench.start([place.provider])
         await bench.enqueue()
-        await bench.settled({"sent": 1})  # connections, plans and imports are there
+        await bench.settled({"sent": 1})  # connections are open, statements prepared, modules imported
         await until(lambda: worker.in_flight == 0)
 
         with way() as stays:
@@ -28,9 +26,13 @@ async def test_one_sendgrid_email_enters_the_workers_files_in_the_order_of_the_p
             await bench.settled({"sent": 2})
             await until(lambda: worker.in_flight == 0)
 
-    told = FILE.findall(PAGE.read_text())
+    documented = FILE.findall(PAGE.read_text())
     print(*stays, sep="\n")
-    assert len(told) == 15
-    named = [file for file in in_order(stays) if file in told]
-    assert named == [file for file in told if not file.startswith("relay/")]
-    assert set(in_order(stays, "worker/")) - set(told) <= {"worker/window.py", "worker/report.py", "worker/outage.py"}
+    assert len(documented) == 15
+    named = [file for file in in_order(stays) if file in documented]
+    assert named == [file for file in documented if not file.startswith("relay/")]
+    assert set(in_order(stays, "worker/")) - set(documented) <= {
+        "worker/window.py",
+        "worker/report.py",
+        "worker/outage.py",
+    }

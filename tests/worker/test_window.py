@@ -1,4 +1,4 @@
-"""How much a worker may lease, without servers."""
+"""How many emails a worker may lease."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 
 from dispatcher.broker.consumer import Delivery
 from dispatcher.domain.status import OnUncertain
-from dispatcher.host.batches import Batches
-from dispatcher.routing.breaker import FIRST_OPEN_SECONDS, Breaker
+from dispatcher.host.batch_queue import BatchQueue
+from dispatcher.routing.breaker import FIRST_OPEN_SECONDS, CircuitBreaker
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.store.leases import Lease
-from dispatcher.worker.in_flight_email import Event, InFlightEmail
+from dispatcher.worker.in_flight_email import EmailEvent, InFlightEmail
 from dispatcher.worker.window import Window
 from tests.worker.scripted import ScriptedProvider
 
@@ -24,11 +24,11 @@ class Scene:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.breaker = Breaker(lambda: self.now, lambda *_: None, jitter=lambda: 1.0)
-        self.window = Window(Routes([Route(ScriptedProvider(), self.breaker)]), PREFETCH, Batches[None]())
+        self.breaker = CircuitBreaker(lambda: self.now, lambda *_: None, jitter=lambda: 1.0)
+        self.window = Window(Routes([Route(ScriptedProvider(), self.breaker)]), PREFETCH, BatchQueue[None]())
 
-    def hold(self, count: int, *events: Event) -> None:
-        """So many emails are leased, and that happens to them."""
+    def hold(self, count: int, *events: EmailEvent) -> None:
+        """Leases this number of emails, and raises the events for each."""
         for _ in range(count):
             lease = Lease(uuid4(), None, 1, 1, None, None)
             message = Delivery(1, 1, b"", redelivered=False)
@@ -38,19 +38,19 @@ class Scene:
             self.window.emails[email.email_id] = email
 
     def fail(self) -> None:
-        """The provider cannot be used for a while."""
+        """Opens the breaker."""
         self.breaker.open(self.breaker.begin(), "bad credentials")
 
     def half_open(self) -> None:
-        """It failed, and may be probed."""
+        """Makes the breaker half open."""
         self.fail()
         self.now += FIRST_OPEN_SECONDS
 
 
-ON_THE_WIRE = (Event.NAME, Event.LEAVE)
+ON_THE_WIRE = (EmailEvent.MARK, EmailEvent.SEND)
 
 
-def test_every_email_under_way_takes_room() -> None:
+def test_every_in_flight_email_takes_a_slot_of_the_window() -> None:
     scene = Scene()
 
     scene.hold(2)
@@ -60,10 +60,10 @@ def test_every_email_under_way_takes_room() -> None:
 
 
 @pytest.mark.parametrize(("waiting", "room"), [(1, 8), (8, 8), (10, 6), (16, 0)])
-def test_emails_that_wait_take_no_room_from_others_up_to_the_slots_of_the_ledger(waiting: int, room: int) -> None:
+def test_waiting_emails_take_no_slot_of_the_window_while_the_ledger_has_slots(waiting: int, room: int) -> None:
     scene = Scene()
 
-    scene.hold(waiting, Event.WAIT)
+    scene.hold(waiting, EmailEvent.WAIT)
 
     assert scene.window.room() == room
 
@@ -77,9 +77,11 @@ def test_there_is_no_room_while_no_provider_may_be_tried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("events", "room"), [((), 0), ((Event.STOP,), 0), (ON_THE_WIRE, 1), ((Event.WAIT,), 1)], ids=repr
+    ("events", "room"), [((), 0), ((EmailEvent.STOP,), 0), (ON_THE_WIRE, 1), ((EmailEvent.WAIT,), 1)], ids=repr
 )
-def test_a_probe_has_room_beside_what_is_on_the_wire_or_waits(events: tuple[Event, ...], room: int) -> None:
+def test_a_probe_is_allowed_beside_emails_that_are_on_the_wire_or_waiting(
+    events: tuple[EmailEvent, ...], room: int
+) -> None:
     scene = Scene()
     scene.half_open()
 
@@ -88,17 +90,17 @@ def test_a_probe_has_room_beside_what_is_on_the_wire_or_waits(events: tuple[Even
     assert (scene.window.room(), scene.window.is_probing()) == (room, True)
 
 
-def test_not_even_a_probe_has_room_where_the_ledger_is_full() -> None:
+def test_no_probe_is_allowed_if_the_ledger_is_full() -> None:
     scene = Scene()
     scene.half_open()
 
-    scene.hold(2 * PREFETCH, Event.WAIT)
+    scene.hold(2 * PREFETCH, EmailEvent.WAIT)
 
     assert scene.window.room() == 0
 
 
 @pytest.mark.parametrize(("held", "is_scarce"), [(6, False), (7, True), (8, True)])
-def test_room_is_scarce_where_less_than_a_quarter_of_the_window_is_free(held: int, is_scarce: bool) -> None:
+def test_the_window_is_scarce_if_less_than_a_quarter_is_free(held: int, is_scarce: bool) -> None:
     scene = Scene()
 
     scene.hold(held)

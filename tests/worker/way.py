@@ -1,4 +1,4 @@
-"""The files of the package that something enters, in order."""
+"""Traces the files of the package whose functions are called, in order."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import dispatcher
 
 ROOT: Final = Path(dispatcher.__file__).parent
 FIRST_OF_COROUTINE: Final = 16
-"""Up to this octet of its code, a coroutine begins; later, it goes on, which is no new stay."""
+"""A call beyond this byte-code offset resumes a coroutine, and is not counted as a new call."""
 
 
 @contextmanager
 def way() -> Iterator[list[str]]:
-    """Collects each stay in a file: as often as the way enters it from another file of the package."""
+    """Collects a file each time it is entered from another file of the package."""
     stays: list[str] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:
@@ -37,5 +37,5 @@ def way() -> Iterator[list[str]]:
 
 
 def in_order(stays: list[str], folder: str = "") -> list[str]:
-    """The files, each where the way enters it first."""
+    """The files in the order in which they are first entered."""
     return [file for file in dict.fromkeys(stays) if file.startswith(folder)]

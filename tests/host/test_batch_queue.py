@@ -1,4 +1,4 @@
-"""Batches form by themselves: at once where it has been quiet or somebody waits, full ones where much comes."""
+"""A batch queue hands over small batches at once when idle or urgent, and full batches under load."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from dispatcher.host.batches import Batches
+from dispatcher.host.batch_queue import BatchQueue
 
 FULL = 8
 FOR_EVER = 3600.0
 
 
 class Handled:
-    """Batches that were handled, and the task that hands them over."""
+    """Records handled batches, and runs the queue."""
 
     def __init__(self, linger_seconds: float) -> None:
         self.sizes: list[int] = []
-        self.is_awaited = False
-        self.batches: Batches[int] = Batches()
+        self.is_urgent = False
+        self.batches: BatchQueue[int] = BatchQueue()
         self.task = asyncio.create_task(
-            self.batches.run(self._handle, full=FULL, linger_seconds=linger_seconds, is_awaited=lambda: self.is_awaited)
+            self.batches.run(self._handle, full=FULL, linger_seconds=linger_seconds, is_urgent=lambda: self.is_urgent)
         )
 
     async def _handle(self, batch: list[int]) -> None:
         self.sizes.append(len(batch))
 
     async def add(self, count: int) -> None:
-        """Adds items at once, and lets everything happen that happens at once."""
+        """Adds items, and runs the loop until it would have to wait."""
         for item in range(count):
             self.batches.add(item)
         for _ in range(20):
@@ -37,13 +37,13 @@ class Handled:
 
 @pytest.fixture
 async def handled() -> AsyncIterator[Handled]:
-    """Batches that wait for ever where they wait."""
+    """A queue that lingers forever whenever it lingers."""
     made = Handled(FOR_EVER)
     yield made
     made.task.cancel()
 
 
-async def test_what_comes_alone_is_handled_at_once_and_what_comes_after_it_together(handled: Handled) -> None:
+async def test_a_single_item_is_handled_at_once_and_the_following_ones_as_a_batch(handled: Handled) -> None:
     await handled.add(1)
     await handled.add(FULL - 1)
     before = list(handled.sizes)
@@ -53,16 +53,16 @@ async def test_what_comes_alone_is_handled_at_once_and_what_comes_after_it_toget
     assert handled.sizes == [1, FULL]
 
 
-async def test_few_are_handled_at_once_where_somebody_waits_for_them(handled: Handled) -> None:
-    handled.is_awaited = True
+async def test_a_small_urgent_batch_is_handled_at_once(handled: Handled) -> None:
+    handled.is_urgent = True
     for _ in range(3):
         await handled.add(1)
 
     assert handled.sizes == [1, 1, 1]
 
 
-async def test_after_a_good_many_a_full_batch_is_waited_for_by_all(handled: Handled) -> None:
-    handled.is_awaited = True
+async def test_after_a_quarter_full_batch_the_queue_lingers_also_if_urgent(handled: Handled) -> None:
+    handled.is_urgent = True
     await handled.add(FULL // 2)
     await handled.add(FULL - 1)
     before = list(handled.sizes)
@@ -72,13 +72,13 @@ async def test_after_a_good_many_a_full_batch_is_waited_for_by_all(handled: Hand
     assert handled.sizes == [FULL // 2, FULL]
 
 
-async def test_nothing_is_waited_for_where_a_batch_is_full_already(handled: Handled) -> None:
+async def test_the_queue_does_not_linger_if_a_full_batch_is_queued(handled: Handled) -> None:
     await handled.add(3 * FULL)
 
     assert handled.sizes == [3 * FULL]
 
 
-async def test_it_is_waited_for_a_moment_only() -> None:
+async def test_the_queue_lingers_only_for_the_given_time() -> None:
     handled = Handled(linger_seconds=0.01)
     await handled.add(FULL)
     await handled.add(1)

@@ -1,4 +1,4 @@
-"""Emails that share a call to SES: each gets the outcome of its own entry."""
+"""Bulk calls to SES: each email gets the outcome of its own entry."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dispatcher.domain.outcome import Accepted, Deferred, Reason, Rejected, Unce
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.ses.answers import BY_ENTRY
-from dispatcher.worker.coalescing import Coalescing
-from dispatcher.worker.in_flight_email import LeaseRanOut
+from dispatcher.worker.bulk_calls import BulkSender
+from dispatcher.worker.in_flight_email import LeaseExpired
 from tests.providers.ses_place import SesPlace, ses_place
-from tests.worker.travellers import Traveller, set_out, templated, travel
+from tests.worker.bulk_sends import BulkSend, send_all, start_all, templated
 
 BULK = "/v2/email/outbound-bulk-emails"
 SENT: tuple[type, Reason | None] = (Accepted, None)
@@ -33,25 +33,25 @@ def some(count: int) -> list[OutgoingEmail]:
     return [templated(number) for number in range(count)]
 
 
-def kind(traveller: Traveller) -> tuple[type, Reason | None]:
-    return type(traveller.outcome), getattr(traveller.outcome, "reason", None)
+def kind(send: BulkSend) -> tuple[type, Reason | None]:
+    return type(send.outcome), getattr(send.outcome, "reason", None)
 
 
-async def test_fifty_share_a_call_and_each_is_known_by_its_own_tag_and_message_id(place: SesPlace) -> None:
-    travellers = await travel(Coalescing(place.provider, 1000), some(120))
+async def test_fifty_emails_are_one_bulk_call_with_separate_tags_and_message_ids(place: SesPlace) -> None:
+    sends = await send_all(BulkSender(place.provider, 1000), some(120))
 
-    assert {kind(each) for each in travellers} == {SENT}
+    assert {kind(each) for each in sends} == {SENT}
     assert place.double.begun == {BULK: 3}
-    assert place.times() == {str(each.email.email_id): 1 for each in travellers}
-    names = {each.outcome.provider_message_id for each in travellers if isinstance(each.outcome, Accepted)}
+    assert place.times() == {str(each.email.email_id): 1 for each in sends}
+    names = {each.outcome.provider_message_id for each in sends if isinstance(each.outcome, Accepted)}
     assert len(names) == 120
 
 
-async def test_what_is_each_emails_own_stands_in_its_entry(place: SesPlace) -> None:
+async def test_each_email_has_its_own_entry(place: SesPlace) -> None:
     headers = {"List-Unsubscribe": "<https://example.org/1>"}
     emails = [templated(1, headers=headers, tags=("a b",)), templated(2, to=("Ann Ü <ann@example.com>",))]
 
-    await travel(Coalescing(place.provider, 50), emails)
+    await send_all(BulkSender(place.provider, 50), emails)
 
     (document,) = place.double.received
     first, second = document["BulkEmailEntries"]
@@ -71,79 +71,77 @@ async def test_what_is_each_emails_own_stands_in_its_entry(place: SesPlace) -> N
 async def test_no_call_has_more_than_fifty_recipients(place: SesPlace) -> None:
     crowd = [templated(n, cc=tuple(f"friend-{n}-{each}@example.com" for each in range(19))) for n in range(5)]
 
-    travellers = await travel(Coalescing(place.provider, 50), crowd)
+    sends = await send_all(BulkSender(place.provider, 50), crowd)
 
-    assert {kind(each) for each in travellers} == {SENT}
+    assert {kind(each) for each in sends} == {SENT}
     assert sum(place.double.begun.values()) == 3
 
 
-async def test_mixed_statuses_are_each_its_own_emails_outcome(place: SesPlace) -> None:
+async def test_each_entrys_status_is_the_outcome_of_its_email(place: SesPlace) -> None:
     words = {
         1: "MESSAGE_REJECTED", 3: "TRANSIENT_FAILURE", 5: "ACCOUNT_THROTTLED", 7: "MAIL_FROM_DOMAIN_NOT_VERIFIED",
         9: "FAILED", 11: "ACCOUNT_SUSPENDED", 13: "A_WORD_OF_TOMORROW", 15: "ACCOUNT_THROTTLED",
     }  # fmt: skip
     place.double.behaviour.culprits = {f"customer-{number}@example.com": word for number, word in words.items()}
 
-    travellers = await travel(Coalescing(place.provider, 50), some(20))
+    sends = await send_all(BulkSender(place.provider, 50), some(20))
 
     expected: dict[int, tuple[type, Reason | None]] = {
         1: (Rejected, Reason.INVALID_CONTENT), 3: (Deferred, Reason.SERVER_ERROR), 5: (Deferred, Reason.THROTTLED),
         7: (Rejected, Reason.REJECTED_SENDER), 9: (Deferred, Reason.REFUSED), 11: (ProviderFault, None),
         13: (Uncertain, Reason.OUTCOME_UNKNOWN), 15: (Deferred, Reason.THROTTLED),
     }  # fmt: skip
-    assert [kind(each) for each in travellers] == [expected.get(number, SENT) for number in range(20)]
-    assert place.times() == {str(each.email.email_id): 1 for n, each in enumerate(travellers) if n not in words}
-    # Each kind of evidence about SES is told once.
-    assert [n for n, each in enumerate(travellers) if each.attempt.is_told_already] == [15]
+    assert [kind(each) for each in sends] == [expected.get(number, SENT) for number in range(20)]
+    assert place.times() == {str(each.email.email_id): 1 for n, each in enumerate(sends) if n not in words}
+    # Each kind of evidence about SES is reported once.
+    assert [n for n, each in enumerate(sends) if each.attempt.is_told_already] == [15]
 
 
-def test_every_status_of_an_entry_has_its_meaning() -> None:
+def test_every_entry_status_is_mapped_to_an_outcome() -> None:
     model = botocore.session.Session().get_service_model("sesv2")
 
     assert {"SUCCESS", *BY_ENTRY} == set(model.shape_for("BulkEmailStatus").enum)
 
 
-async def test_a_call_that_is_refused_as_a_whole_is_halved_and_all_the_others_arrive_once(place: SesPlace) -> None:
+async def test_a_call_refused_as_a_whole_is_split_in_halves_and_the_others_arrive_once(place: SesPlace) -> None:
     place.double.behaviour.act = Reply(400, {"message": "Bad"}, {"x-amzn-ErrorType": "BadRequestException"})
     place.double.behaviour.times = 3
 
-    travellers = await travel(Coalescing(place.provider, 50), some(20))
+    sends = await send_all(BulkSender(place.provider, 50), some(20))
 
-    assert {kind(each) for each in travellers} == {SENT}
+    assert {kind(each) for each in sends} == {SENT}
     assert set(place.times().values()) == {1}
     assert sum(place.double.begun.values()) == 7
 
 
-async def test_a_template_that_is_missing_is_everybodys_and_asked_for_once(place: SesPlace) -> None:
+async def test_a_missing_template_fails_every_email_with_one_call(place: SesPlace) -> None:
     place.double.behaviour.act = Reply(404, {"message": "no template"}, {"x-amzn-ErrorType": "NotFoundException"})
 
-    travellers = await travel(Coalescing(place.provider, 50), some(20))
+    sends = await send_all(BulkSender(place.provider, 50), some(20))
 
-    assert {kind(each) for each in travellers} == {(Rejected, Reason.INVALID_CONTENT)}
+    assert {kind(each) for each in sends} == {(Rejected, Reason.INVALID_CONTENT)}
     assert sum(place.double.begun.values()) == 1
 
 
 @pytest.mark.parametrize(
     "act", [Act.CLOSE, Reply(200, {"BulkEmailEntryResults": [{"Status": "SUCCESS", "MessageId": "1"}]}), Act.HTML]
 )
-async def test_an_answer_that_is_lost_or_does_not_tell_of_each_leaves_all_uncertain(
-    place: SesPlace, act: Act | Reply
-) -> None:
+async def test_a_lost_or_incomplete_answer_leaves_all_emails_uncertain(place: SesPlace, act: Act | Reply) -> None:
     place.double.behaviour.act = act
 
-    travellers = await travel(Coalescing(place.provider, 50), some(20))
+    sends = await send_all(BulkSender(place.provider, 50), some(20))
 
-    assert {kind(each) for each in travellers} == {(Uncertain, Reason.OUTCOME_UNKNOWN)}
-    assert all(each.is_on_the_wire for each in travellers)
+    assert {kind(each) for each in sends} == {(Uncertain, Reason.OUTCOME_UNKNOWN)}
+    assert all(each.is_on_the_wire for each in sends)
     assert sum(place.double.begun.values()) == 1
 
 
-async def test_whoever_may_not_leave_stays_behind(place: SesPlace) -> None:
-    travellers = [Traveller(email) for email in some(20)]
-    travellers[4].refusal = LeaseRanOut()
+async def test_an_email_that_may_not_be_sent_is_dropped(place: SesPlace) -> None:
+    sends = [BulkSend(email) for email in some(20)]
+    sends[4].refusal = LeaseExpired()
 
-    await set_out(Coalescing(place.provider, 50), travellers)
+    await start_all(BulkSender(place.provider, 50), sends)
 
-    others = travellers[:4] + travellers[5:]
+    others = sends[:4] + sends[5:]
     assert {kind(each) for each in others} == {SENT}
     assert place.times() == {str(each.email.email_id): 1 for each in others}

@@ -1,4 +1,4 @@
-"""What is due reaches RabbitMQ and is marked only then; one relay leads."""
+"""Due rows are published, and marked only after the confirm. One relay leads."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.status import Status
-from dispatcher.relay.publishing import Publishing
+from dispatcher.relay.publish_loop import PublishLoop
 from dispatcher.store.leases import LeaseStore
 from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Rabbit
-from tests.relay.running import MARK_AFTER_SECONDS, Start, free_seat, leader, next_look, settings_for
+from tests.relay.running import MARK_AFTER_SECONDS, Start, free_process_slot, leader, next_round, settings_for
 from tests.store.books import Books, email
 from tests.store.results import result
 from tests.store.steered_clock import SteeredClock
@@ -34,7 +34,7 @@ FOR_EVER = HOUR
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-async def test_a_committed_email_is_pointed_to_on_the_queue_and_due_no_more(
+async def test_a_committed_email_is_published_and_no_longer_due(
     start: Start, settings: Settings, books: Books, rabbit: Rabbit
 ) -> None:
     await start(settings)
@@ -63,7 +63,7 @@ async def test_more_than_a_batch_is_published_each_once(
     await until(lambda: not any(row["publish_due_at"] for row in books.rows()))
 
 
-async def test_what_is_due_at_once_shares_messages_if_it_may(
+async def test_emails_due_at_once_are_bundled_if_bundles_are_enabled(
     start: Start, settings: Settings, books: Books, rabbit: Rabbit
 ) -> None:
     email_ids = books.enqueue(40)
@@ -77,7 +77,7 @@ async def test_what_is_due_at_once_shares_messages_if_it_may(
     await until(lambda: not any(row["publish_due_at"] for row in books.rows()))
 
 
-async def test_a_commit_is_published_without_waiting_for_the_next_look(
+async def test_a_commit_is_published_without_waiting_for_the_next_poll(
     start: Start, settings: Settings, books: Books, rabbit: Rabbit
 ) -> None:
     await start(settings, poll_seconds=FOR_EVER)
@@ -88,7 +88,7 @@ async def test_a_commit_is_published_without_waiting_for_the_next_look(
 
 
 @pytest.mark.parametrize(("bundle", "count"), [(1, 3), (16, 1)])
-async def test_what_cannot_be_routed_stays_due_until_it_can(
+async def test_an_unroutable_message_stays_due_until_it_can_be_routed(
     start: Start, settings: Settings, topology: Topology, books: Books, rabbit: Rabbit, bundle: int, count: int
 ) -> None:
     settings = dataclasses.replace(settings, bundle_emails=bundle)
@@ -113,7 +113,7 @@ async def test_what_cannot_be_routed_stays_due_until_it_can(
 async def test_messages_that_a_queue_refuses_are_reported_as_unconfirmed_and_stay_due(
     start: Start, settings: Settings, topology: Topology, books: Books, rabbit: Rabbit
 ) -> None:
-    """A queue without a quorum refuses as a full one does; a full one is quicker to have."""
+    """A queue without a quorum refuses messages like a full one; a full one is easier to create."""
     await rabbit.delete_queue(topology.queue)
     await rabbit.declare_queue(topology.queue, **{"x-max-length": 1, "x-overflow": "reject-publish"})
     await rabbit.bind_queue(topology.queue, topology.exchange)
@@ -127,10 +127,10 @@ async def test_messages_that_a_queue_refuses_are_reported_as_unconfirmed_and_sta
     assert any(row["publish_due_at"] for row in books.rows())
 
 
-async def test_batches_that_are_refused_together_count_as_one_refusal(
+async def test_batches_refused_at_the_same_time_count_as_one_refusal(
     start: Start, servers: Servers, tables_url: str, topology: Topology, books: Books, rabbit: Rabbit
 ) -> None:
-    """When a quorum is lost, RabbitMQ refuses all that is on the way at once: that must not use up the longer waits."""
+    """After a lost quorum, RabbitMQ refuses all pending messages at once. The backoff must grow only once."""
     await rabbit.delete_queue(topology.queue)
     await rabbit.declare_queue(topology.queue, **{"x-max-length": 1, "x-overflow": "reject-publish"})
     await rabbit.bind_queue(topology.queue, topology.exchange)
@@ -140,7 +140,7 @@ async def test_batches_that_are_refused_together_count_as_one_refusal(
         proxy.freeze()
         for _ in range(6):
             books.enqueue_one()
-            await next_look(books)
+            await next_round(books)
 
         with capture_logs() as logs:
             proxy.thaw()
@@ -150,7 +150,7 @@ async def test_batches_that_are_refused_together_count_as_one_refusal(
     assert len(refused_at_first) == 1
 
 
-async def test_only_what_was_confirmed_is_marked_when_the_connection_breaks(
+async def test_only_confirmed_emails_are_marked_when_the_connection_breaks(
     start: Start, servers: Servers, tables_url: str, topology: Topology, books: Books, rabbit: Rabbit
 ) -> None:
     async with Proxy(servers.amqp_url) as proxy:
@@ -159,7 +159,7 @@ async def test_only_what_was_confirmed_is_marked_when_the_connection_breaks(
         await rabbit.take_all(topology.queue, 1)
         await until(lambda: not any(row["publish_due_at"] for row in books.rows()))
 
-        proxy.freeze()  # RabbitMQ gets no more of what the relay writes, and so confirms nothing
+        proxy.freeze()  # RabbitMQ receives nothing more, and so confirms nothing
         email_ids = books.enqueue(4)
         await until(lambda: proxy.holds)
         proxy.cut()
@@ -173,7 +173,7 @@ async def test_only_what_was_confirmed_is_marked_when_the_connection_breaks(
     assert seen == set(email_ids)
 
 
-async def test_what_is_leased_and_given_back_while_it_is_being_published_is_published_again(
+async def test_an_email_leased_and_released_while_being_published_is_published_again(
     start: Start, servers: Servers, tables_url: str, topology: Topology, books: Books, rabbit: Rabbit, store: LeaseStore
 ) -> None:
     async with Proxy(servers.amqp_url) as proxy:
@@ -194,7 +194,7 @@ async def test_what_is_leased_and_given_back_while_it_is_being_published_is_publ
 
 
 @pytest.mark.parametrize("status", [Status.FAILED, Status.HELD])
-async def test_a_dead_letter_tells_enough_to_replay_and_nothing_private(
+async def test_a_dead_letter_holds_enough_to_replay_and_nothing_private(
     start: Start, settings: Settings, books: Books, rabbit: Rabbit, store: LeaseStore, status: Status
 ) -> None:
     answer = enqueue(
@@ -235,7 +235,7 @@ async def test_a_dead_letter_tells_enough_to_replay_and_nothing_private(
     assert books.status(answer.email_id) == status
 
 
-async def test_a_dead_letter_that_cannot_be_routed_stays_due_and_holds_up_no_pointer(
+async def test_an_unroutable_dead_letter_stays_due_and_delays_no_pointer(
     start: Start, settings: Settings, books: Books, rabbit: Rabbit, store: LeaseStore
 ) -> None:
     await rabbit.delete_queue(settings.dlq)
@@ -268,7 +268,7 @@ async def test_one_of_two_relays_leads_and_the_other_takes_over_when_its_session
     assert second in {row["pid"] for row in books.sessions("dispatcher relay")}
 
 
-async def test_the_end_of_the_session_between_publishing_and_marking_costs_no_second_message(
+async def test_losing_the_session_between_publishing_and_marking_causes_no_second_message(
     start: Start, settings: Settings, books: Books, rabbit: Rabbit, tables_url: str
 ) -> None:
     email_id = books.enqueue_one()
@@ -279,7 +279,7 @@ async def test_the_end_of_the_session_between_publishing_and_marking_costs_no_se
         ended = {row["pid"] for row in books.sessions("dispatcher relay")}
         books.terminate("dispatcher relay")
         await until(lambda: {row["pid"] for row in books.sessions("dispatcher relay")} - ended)
-        await next_look(books)
+        await next_round(books)
 
     await until(lambda: books.row(email_id)["publish_due_at"] is None)
 
@@ -287,14 +287,14 @@ async def test_the_end_of_the_session_between_publishing_and_marking_costs_no_se
     assert await rabbit.take(settings.queue) is None
 
 
-async def test_the_end_of_the_relay_between_publishing_and_marking_costs_a_second_message_and_no_more(
+async def test_losing_the_relay_between_publishing_and_marking_causes_only_a_second_message(
     start: Start, settings: Settings, books: Books, rabbit: Rabbit, tables_url: str
 ) -> None:
     email_id = books.enqueue_one()
     publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay")
     with psycopg.connect(tables_url) as person:
         Books(person).lock(email_id)
-        task = asyncio.create_task(Publishing(settings, publisher, lambda _: (), free_seat()).run())
+        task = asyncio.create_task(PublishLoop(settings, publisher, lambda _: (), free_process_slot()).run())
         messages = await rabbit.take_all(settings.queue, 1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -308,7 +308,7 @@ async def test_the_end_of_the_relay_between_publishing_and_marking_costs_a_secon
     assert await rabbit.take(settings.queue) is None
 
 
-async def test_an_email_that_somebody_has_locked_is_published_once_and_holds_up_no_other(
+async def test_a_locked_email_is_published_once_and_delays_no_other(
     start: Start, settings: Settings, books: Books, rabbit: Rabbit, tables_url: str
 ) -> None:
     locked, other = books.enqueue(2)
@@ -317,43 +317,43 @@ async def test_an_email_that_somebody_has_locked_is_published_once_and_holds_up_
         await start(settings)
         await rabbit.take_all(settings.queue, 2)
         await until(lambda: books.row(other)["publish_due_at"] is None)
-        await next_look(books)
+        await next_round(books)
         assert books.row(locked)["publish_due_at"] is not None
 
     await until(lambda: books.row(locked)["publish_due_at"] is None)
     assert await rabbit.take(settings.queue) is None
 
 
-async def test_a_relay_says_since_when_it_waits_for_confirms(
+async def test_a_relay_reports_how_long_it_has_waited_for_confirms(
     settings: Settings, books: Books, tables_url: str, topology: Topology
 ) -> None:
-    seat = free_seat()
+    process_slot = free_process_slot()
     async with Proxy(settings.amqp_url) as proxy:
         publisher = Publisher(proxy.url, settings.exchange, name="test relay")
-        task = asyncio.create_task(Publishing(settings, publisher, lambda _: (), seat).run())
+        task = asyncio.create_task(PublishLoop(settings, publisher, lambda _: (), process_slot).run())
         books.enqueue_one()
         await until(lambda: books.rows()[0]["published_at"])
-        assert seat.confirm.seconds is None
+        assert process_slot.confirm.seconds is None
         proxy.freeze_node()
         books.enqueue_one()
 
-        await until(lambda: (seat.confirm.seconds or 0) > 0.2)
+        await until(lambda: (process_slot.confirm.seconds or 0) > 0.2)
 
         proxy.thaw()
-        await until(lambda: seat.confirm.seconds is None)
+        await until(lambda: process_slot.confirm.seconds is None)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await publisher.close()
 
 
-async def test_what_is_published_is_not_published_again_before_it_is_marked(
+async def test_a_published_email_is_not_published_again_before_it_is_marked(
     start: Start, settings: Settings, books: Books, rabbit: Rabbit
 ) -> None:
     await start(settings)
     first = books.enqueue_one()
     await rabbit.take_all(settings.queue, 1)
 
-    others = [books.enqueue_one() for _ in range(4)]  # a look each, at the first one as well
+    others = [books.enqueue_one() for _ in range(4)]  # one query per round, also in the first round
     messages = await rabbit.take_all(settings.queue, 4)
 
     assert {message.pointer.email_id for message in messages} == set(others)
@@ -362,7 +362,7 @@ async def test_what_is_published_is_not_published_again_before_it_is_marked(
     assert books.row(first)["published_at"] is not None
 
 
-async def test_a_lease_spares_the_relay_the_mark(
+async def test_the_relay_does_not_mark_an_email_that_was_leased(
     start: Start, settings: Settings, books: Books, rabbit: Rabbit, store: LeaseStore
 ) -> None:
     await start(settings)
@@ -377,12 +377,12 @@ async def test_a_lease_spares_the_relay_the_mark(
     assert books.row(email_id) == leased
 
 
-async def test_a_relay_that_is_told_to_stop_publishes_what_is_due_and_ends(
-    settings: Settings, books: Books, rabbit: Rabbit
-) -> None:
+async def test_a_stopping_relay_publishes_due_rows_and_exits(settings: Settings, books: Books, rabbit: Rabbit) -> None:
     email_ids = books.enqueue(510)
     publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay")
-    publishing = Publishing(settings, publisher, lambda _: (), free_seat(), mark_after_seconds=MARK_AFTER_SECONDS)
+    publishing = PublishLoop(
+        settings, publisher, lambda _: (), free_process_slot(), mark_after_seconds=MARK_AFTER_SECONDS
+    )
     publishing_task = asyncio.create_task(publishing.run())
     await until(lambda: books.sessions("dispatcher relay"))
 
@@ -396,12 +396,12 @@ async def test_a_relay_that_is_told_to_stop_publishes_what_is_due_and_ends(
     assert not any(row["publish_due_at"] for row in books.rows())
 
 
-async def test_a_relay_that_stops_marks_what_it_has_published_so_that_the_next_does_not_publish_it_again(
+async def test_a_stopping_relay_marks_published_emails_so_that_the_next_does_not_publish_them_again(
     settings: Settings, books: Books, rabbit: Rabbit
 ) -> None:
     books.enqueue(3)
     publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay")
-    publishing = Publishing(settings, publisher, lambda _: (), free_seat(), mark_after_seconds=FOR_EVER)
+    publishing = PublishLoop(settings, publisher, lambda _: (), free_process_slot(), mark_after_seconds=FOR_EVER)
     publishing_task = asyncio.create_task(publishing.run())
     await rabbit.take_all(settings.queue, 3)
 
@@ -412,7 +412,7 @@ async def test_a_relay_that_stops_marks_what_it_has_published_so_that_the_next_d
     assert [row["publish_due_at"] for row in books.rows()] == [None] * 3
 
 
-async def test_what_will_be_due_is_published_then(
+async def test_an_email_due_later_is_published_then(
     start: Start, settings: Settings, books: Books, rabbit: Rabbit
 ) -> None:
     email_id = books.enqueue_one()
@@ -428,7 +428,7 @@ async def test_what_will_be_due_is_published_then(
     assert books.row(email_id)["published_at"] >= due_at
 
 
-async def test_what_became_due_before_postgresqls_clock_was_set_back_is_published_at_once_and_marked(
+async def test_rows_due_before_postgresqls_clock_was_set_back_are_published_at_once_and_marked(
     clock: SteeredClock,
     start: Start,
     settings: Settings,
@@ -454,7 +454,7 @@ async def test_what_became_due_before_postgresqls_clock_was_set_back_is_publishe
     assert await rabbit.take(settings.dlq) is None
 
 
-async def test_a_leader_that_rabbitmq_is_away_from_hands_over_to_a_relay_that_reaches_it(
+async def test_a_leader_without_rabbitmq_hands_over_to_a_connected_relay(
     start: Start,
     settings: Settings,
     servers: Servers,
@@ -470,7 +470,7 @@ async def test_a_leader_that_rabbitmq_is_away_from_hands_over_to_a_relay_that_re
         await start(settings)
         await until(lambda: len(books.sessions("dispatcher relay")) == 2)
         books.enqueue(3)
-        await rabbit.take_all(settings.queue, 3)  # they are confirmed, and not marked yet
+        await rabbit.take_all(settings.queue, 3)  # confirmed, and not marked yet
 
         proxy.sever()
         email_ids = books.enqueue(5)

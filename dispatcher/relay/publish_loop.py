@@ -1,4 +1,4 @@
-"""The database's one publisher: rows that are due become messages, and stay due until a broker confirmed them."""
+"""Publishes due rows of the whole database. A row stays due until RabbitMQ has confirmed its message."""
 
 from __future__ import annotations
 
@@ -13,68 +13,68 @@ from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
 from dispatcher.domain.backoff import Backoff
 from dispatcher.errors import BrokerUnavailable, StoreUnavailable
-from dispatcher.host.roster import Seat
+from dispatcher.host.process_table import ProcessSlot
 from dispatcher.host.services import Periodic, Service
-from dispatcher.relay.dead_letters import DeadLetters
+from dispatcher.relay.dead_letters import DeadLetterPublisher
 from dispatcher.relay.leadership import Leadership
-from dispatcher.relay.pointers import BATCH, MARK_AFTER_SECONDS, Pointers
+from dispatcher.relay.pointers import BATCH, MARK_AFTER_SECONDS, PointerPublisher
 from dispatcher.relay.queue_writer import QueueWriter
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, connect_async
 from dispatcher.store.outbox import DuePointer, Outbox
 from dispatcher.telemetry.log import get_log
 
 POLL_SECONDS: Final = 0.25
-"""The floor under LISTEN/NOTIFY: what nobody announced is found this late."""
+"""Polling interval in addition to LISTEN/NOTIFY: finds due rows without a notification."""
 PACE_SECONDS: Final = 0.005
-"""After a look that found something, until the next: what commits meanwhile shares a look, a write, and a lease."""
+"""Pause after a round that found rows. Rows committed meanwhile share one query, one write and one lease batch."""
 STANDBY_SECONDS: Final = 1.0
-NOTICES_SECONDS: Final = 10.0
-"""While every look finds something, nobody waits for notices, and they would heap up."""
+NOTIFICATIONS_SECONDS: Final = 10.0
+"""Read notifications at least this often: while every round finds rows, the loop never waits for them."""
 
 
-class Publishing:
-    """Publishes while it leads; else stands by to lead."""
+class PublishLoop:
+    """Publishes while this relay leads; otherwise waits as a standby."""
 
     def __init__(
         self,
         settings: Settings,
         publisher: Publisher,
         services_of: Callable[[Outbox], Sequence[Service]],
-        seat: Seat,
+        process_slot: ProcessSlot,
         *,
         poll_seconds: float = POLL_SECONDS,
         mark_after_seconds: float = MARK_AFTER_SECONDS,
     ) -> None:
         """
         Args:
-            services_of: Makes the leader's services, whenever it takes the lead. They run between its looks, in its
-                session, and before its first look.
-            seat: Where it reports since when it waits for RabbitMQ's confirms.
-            poll_seconds: How long it sleeps where nobody wakes it.
-            mark_after_seconds: See `Pointers`.
+            services_of: Creates the leader's services each time this relay takes the lead. They run in the leader's
+                session, before the first round and between rounds.
+            process_slot: Where the relay reports how long it has waited for RabbitMQ's confirms.
+            poll_seconds: The longest wait without a notification.
+            mark_after_seconds: See `PointerPublisher`.
         """
         self._settings = settings
         self._publisher = publisher
         self._services_of = services_of
-        self._seat = seat
+        self._process_slot = process_slot
         self._poll_seconds = poll_seconds
         self._log = get_log()
         self._outage = Backoff(base_seconds=0.1, cap_seconds=5.0)
         self._broker_outage = Backoff(base_seconds=0.1, cap_seconds=2.0)
-        self._send_queue = QueueWriter(publisher, seat, self._broker_outage, settings.queue, kind="send")
-        self._dlq = QueueWriter(publisher, seat, self._broker_outage, settings.dlq, kind="dlq")
-        self._pointers = Pointers(self._publish_pointers, mark_after_seconds=mark_after_seconds)
-        self._dead_letters = DeadLetters(self._dlq, settings.dlq)
-        self._stopping = False
+        self._send_queue = QueueWriter(publisher, process_slot, self._broker_outage, settings.queue, kind="send")
+        self._dlq = QueueWriter(publisher, process_slot, self._broker_outage, settings.dlq, kind="dlq")
+        self._pointers = PointerPublisher(self._publish_pointers, mark_after_seconds=mark_after_seconds)
+        self._dead_letters = DeadLetterPublisher(self._dlq, settings.dlq)
+        self._is_stopping = False
 
     def stop(self) -> None:
-        """Ends `run` once nothing is due any more."""
-        self._stopping = True
+        """Makes `run` return once no row is due."""
+        self._is_stopping = True
 
     async def run(self) -> None:
-        """Leads or stands by until stopped, however often PostgreSQL goes away."""
+        """Leads, or waits as a standby, until stopped. Reconnects to PostgreSQL after outages."""
         try:
-            while not self._stopping:
+            while not self._is_stopping:
                 await self._lead_in_a_session()
         finally:
             await self._pointers.close()
@@ -94,29 +94,29 @@ class Publishing:
             await asyncio.sleep(seconds)
 
     async def _lead(self, session: AsyncSession) -> None:
-        """Stands by, then publishes until we are stopped, or another relay can and we cannot.
+        """Waits for the lead, then publishes until stopped, or until RabbitMQ is unreachable and another is ready.
 
         The lead ends with the session.
         """
         outbox = Outbox(session)
-        self._seat.confirm.end()
+        self._process_slot.confirm.end()
         leadership = Leadership(session, self._publisher)
         try:
-            while not await leadership.gain():
-                if self._stopping:
+            while not await leadership.acquire():
+                if self._is_stopping:
                     return
                 await asyncio.sleep(STANDBY_SECONDS)
             await outbox.listen()
             self._outage.worked()
             self._log.info("relay.leading")
-            services = [Periodic(service) for service in (*self._services_of(outbox), _Notices(outbox))]
-            while not self._stopping:
+            services = [Periodic(service) for service in (*self._services_of(outbox), _Notifications(outbox))]
+            while not self._is_stopping:
                 await self._publish_round(outbox, services)
-                if await leadership.must_be_given_up():
+                if await leadership.must_release():
                     self._log.warning("relay.handed_over")
                     await self._pointers.mark_all(outbox)
                     return
-            # What became due since that look: the workers' last results.
+            # The workers' last results became due since the last round.
             while await self._publish_round(outbox, services):
                 pass
             await self._pointers.mark_all(outbox)
@@ -124,28 +124,28 @@ class Publishing:
             await leadership.close()
 
     async def _publish_round(self, outbox: Outbox, services: Sequence[Periodic]) -> bool:
-        """One look at everything that is due, and a wait where that was little; returns whether something was."""
+        """Runs due services, publishes a batch, and waits if nothing was due; returns whether rows were due."""
         try:
             for service in services:
                 await service.run_if_due()
             found = 0
             if self._send_queue.is_open:
-                found = await self._pointers.look(outbox, is_last=self._stopping)
-                if self._stopping:
-                    await self._pointers.arrived()
-            dead_lettered = await self._dead_letters.look(outbox, is_last=self._stopping)
+                found = await self._pointers.publish_due(outbox, is_last=self._is_stopping)
+                if self._is_stopping:
+                    await self._pointers.wait_confirmed()
+            dead_lettered = await self._dead_letters.publish_due(outbox, is_last=self._is_stopping)
         except BrokerUnavailable as error:
             seconds = self._broker_outage.next_wait(random.random)
             self._log.warning("broker.connection_lost", reason=error.message, retry_in_seconds=round(seconds, 2))
             await asyncio.sleep(seconds)
             return False
-        if self._stopping or dead_lettered or found >= BATCH:
+        if self._is_stopping or dead_lettered or found >= BATCH:
             return bool(found) or dead_lettered
         if found:
             await asyncio.sleep(PACE_SECONDS)
             return True
-        if not self._pointers.are_on_the_way and self._send_queue.is_open and self._dlq.is_open:
-            self._seat.confirm.end()  # nothing is due
+        if not self._pointers.has_unconfirmed and self._send_queue.is_open and self._dlq.is_open:
+            self._process_slot.confirm.end()  # nothing is due
         await outbox.wait(self._poll_seconds)
         return False
 
@@ -158,10 +158,10 @@ class Publishing:
         return confirmed
 
 
-class _Notices:
-    """Takes the notices of enqueues that no look has waited for."""
+class _Notifications:
+    """Reads pending notifications of enqueues."""
 
-    interval_seconds = NOTICES_SECONDS
+    interval_seconds = NOTIFICATIONS_SECONDS
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox

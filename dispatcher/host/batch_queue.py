@@ -1,8 +1,8 @@
-"""A stage's inbox: what gathers while a batch is being handled is the next batch.
+"""A stage's inbox. The items that arrive while a batch is handled form the next batch.
 
-Where nobody waits for the effect of a batch, the inbox waits a moment after each: a statement costs PostgreSQL and us
-about the same for one email as for ten, and in a batch of a hundred an email costs half of what it does in one of
-thirty. An item that comes alone, a moment after everything else, is still handled at once.
+After a batch, the queue lingers for a moment so that the next one fills. A statement costs about the same for one email
+as for ten, and an email in a batch of a hundred costs half as much as in a batch of thirty. A single item on an idle
+queue is handled at once.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
-MOST_AT_ONCE: Final = 512
-"""Ids per statement: throughput no longer grows beyond some hundreds, and row locks are held for longer."""
+MAX_BATCH: Final = 512
+"""Ids per statement. Beyond some hundreds, throughput stops growing and row locks are held longer."""
 LINGER_SECONDS: Final = 0.015
 BUSY_SHARE: Final = 4
-"""After a batch of a full one divided by this, the inbox waits for more even if somebody waits: it will not be long."""
+"""After a batch at least a quarter full, linger for more even if the next batch is urgent: it fills soon."""
 
 
-class Batches(Generic[T]):
-    """Hands items over in batches, one batch at a time, in order."""
+class BatchQueue(Generic[T]):
+    """Hands items to a handler in batches, one batch at a time, in order."""
 
     def __init__(self) -> None:
         self._full: int | None = None
@@ -43,7 +43,7 @@ class Batches(Generic[T]):
             self._filled.set()
 
     def add_later(self, item: T, seconds: float) -> None:
-        """Queues an item when that time is over; `finish` waits for it."""
+        """Queues an item after a delay. `finish` waits for it."""
         self._later_count += 1
         self._idle.clear()
         asyncio.get_running_loop().call_later(seconds, self._add_now, item)
@@ -53,11 +53,11 @@ class Batches(Generic[T]):
         self.add(item)
 
     def wake(self) -> None:
-        """Looks again whether there is room."""
+        """Checks again how many items may be handled."""
         self._woken.set()
 
     def clear(self) -> None:
-        """Drops everything that was not handed over."""
+        """Drops all queued items."""
         self._items.clear()
         self._woken.set()
 
@@ -65,35 +65,35 @@ class Batches(Generic[T]):
         self,
         handle: Callable[[list[T]], Awaitable[None]],
         *,
-        room: Callable[[], int] = lambda: MOST_AT_ONCE,
+        room: Callable[[], int] = lambda: MAX_BATCH,
         full: int | None = None,
         linger_seconds: float = LINGER_SECONDS,
-        is_awaited: Callable[[], bool] = lambda: False,
-        takes_any: Callable[[], bool] = lambda: False,
+        is_urgent: Callable[[], bool] = lambda: False,
+        is_any_order: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Hands over until cancelled.
+        """Hands over batches until cancelled.
 
         Args:
-            handle: Takes a batch; must not raise.
-            room: How many items may be handed over now; call `wake` when it grows.
-            full: So many are a full batch; None: the inbox never waits for one.
-            linger_seconds: How long it waits for a full batch at most, after the one before.
-            is_awaited: Whether somebody can only go on once a batch is handled: then the inbox does not wait.
-            takes_any: Whether items may be handed over in any order: then a batch begins at a random one.
+            handle: Handles a batch; must not raise.
+            room: How many items may be handled now; call `wake` when the number grows.
+            full: The size of a full batch; None: never linger.
+            linger_seconds: The longest wait for a full batch, after the previous batch.
+            is_urgent: Whether other work waits for the next batch: then do not linger.
+            is_any_order: Whether items may be handled in any order: then a batch starts at a random item.
         """
         self._full = full
         while True:
             await self._woken.wait()
             self._woken.clear()
-            while batch := self._next(room(), takes_any):
+            while batch := self._next(room(), is_any_order):
                 await handle(batch)
-                if full is not None and (len(batch) >= max(full // BUSY_SHARE, 2) or not is_awaited()):
+                if full is not None and (len(batch) >= max(full // BUSY_SHARE, 2) or not is_urgent()):
                     await self._linger(full, linger_seconds)
             if not (self._items or self._later_count):
                 self._idle.set()
 
     async def _linger(self, full: int, seconds: float) -> None:
-        """Returns once a batch is full, or after a moment."""
+        """Returns once a full batch is queued, or after this time."""
         if len(self._items) >= full:
             return
         self._filled = asyncio.Event()
@@ -105,11 +105,11 @@ class Batches(Generic[T]):
             self._filled = None
 
     async def finish(self) -> None:
-        """Returns once everything was handed over and handled."""
+        """Returns once all items are handled."""
         await self._idle.wait()
 
-    def _next(self, room: int, takes_any: Callable[[], bool]) -> list[T]:
-        room = min(room, MOST_AT_ONCE)
-        if 0 < room < len(self._items) and takes_any():
+    def _next(self, room: int, is_any_order: Callable[[], bool]) -> list[T]:
+        room = min(room, MAX_BATCH)
+        if 0 < room < len(self._items) and is_any_order():
             self._items.rotate(random.randrange(len(self._items)))  # noqa: S311
         return [self._items.popleft() for _ in range(min(room, len(self._items)))]

@@ -1,4 +1,4 @@
-"""Emails that share calls, through a worker with tables, queues and ledger; the provider is SendGrid's double."""
+"""Bulk calls of a worker with real tables, queues and ledger, to a SendGrid double."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dispatcher.dev.http_behaviour import Act, Behaviour
 from dispatcher.domain.outcome import Accepted, Outcome, Reason, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.providers.contract import Attempt, Part, Provider, RefusedTogether
-from dispatcher.worker.coalescing import coalesced
+from dispatcher.worker.bulk_calls import with_bulk_calls
 from tests.providers.sendgrid_place import SendGridPlace, sendgrid_place
 from tests.waiting import until
 from tests.worker.bench import Bench, Worker
@@ -33,12 +33,12 @@ async def place(tmp_path: Path) -> AsyncIterator[SendGridPlace]:
 
 @pytest.fixture
 def provider(place: SendGridPlace) -> Provider:
-    """What workers send with."""
-    return coalesced(place.provider, COUNT)
+    """The provider of the workers."""
+    return with_bulk_calls(place.provider, COUNT)
 
 
 def a_hundred(bench: Bench) -> list[UUID]:
-    """Emails of one template, each to somebody else."""
+    """A hundred emails of one template, each to another recipient."""
     return [
         bench.books.enqueue_one(
             to=f"customer-{number}@example.com", text=None, subject="", template_id="d-1", template_data={"n": number}
@@ -56,7 +56,7 @@ def calls(place: SendGridPlace) -> int:
     return sum(place.double.begun.values())
 
 
-async def test_what_one_lease_brings_shares_calls_and_each_has_its_own_attempt(
+async def test_emails_of_one_lease_batch_are_sent_in_bulk_calls_with_separate_attempts(
     bench: Bench, place: SendGridPlace, provider: Provider
 ) -> None:
     email_ids = a_hundred(bench)
@@ -72,7 +72,7 @@ async def test_what_one_lease_brings_shares_calls_and_each_has_its_own_attempt(
     await bench.nothing_left_on_the_queue()
 
 
-async def test_a_culprit_fails_alone_and_burns_nobody_elses_attempt(
+async def test_a_culprit_fails_alone_and_uses_no_other_emails_attempt(
     bench: Bench, place: SendGridPlace, provider: Provider
 ) -> None:
     place.double.behaviour.culprits = {"customer-37@example.com": "Does not contain a valid address."}
@@ -90,7 +90,7 @@ async def test_a_culprit_fails_alone_and_burns_nobody_elses_attempt(
     await bench.nothing_left_on_the_queue()
 
 
-async def test_a_lost_answer_holds_every_email_of_the_call_and_no_other(
+async def test_a_lost_answer_holds_only_the_emails_of_that_call(
     bench: Bench, place: SendGridPlace, provider: Provider
 ) -> None:
     place.double.behaviour.act, place.double.behaviour.times = Act.CLOSE, 1
@@ -107,7 +107,9 @@ async def test_a_lost_answer_holds_every_email_of_the_call_and_no_other(
     await bench.nothing_left_on_the_queue()
 
 
-async def test_429_gives_all_of_them_back_unburnt(bench: Bench, place: SendGridPlace, provider: Provider) -> None:
+async def test_429_releases_all_emails_of_the_call_without_using_an_attempt(
+    bench: Bench, place: SendGridPlace, provider: Provider
+) -> None:
     place.double.behaviour.throttle(3600)
     email_ids = a_hundred(bench)
     await bench.deliver(email_ids)
@@ -116,13 +118,13 @@ async def test_429_gives_all_of_them_back_unburnt(bench: Bench, place: SendGridP
     await until(lambda: calls(place) > 0)
     await bench.settled({"pending": COUNT})
 
-    await worker.stop()  # a lease that was asked for before the answer came may have been given after that
+    await worker.stop()  # a lease statement that was sent before the answer arrived may have committed after it
     assert bench.books.statuses() == {"pending": COUNT}
     assert {row["attempt_count"] for row in bench.books.rows()} == {0}
     assert not arrived(place)
 
 
-async def test_calls_that_fail_are_one_failure_of_the_provider_each(
+async def test_a_failed_bulk_call_counts_as_one_failure_of_the_provider(
     bench: Bench, place: SendGridPlace, provider: Provider
 ) -> None:
     place.double.behaviour.act, place.double.behaviour.times = sendgrid_error(503, "not now"), 3
@@ -140,7 +142,7 @@ async def test_calls_that_fail_are_one_failure_of_the_provider_each(
 
 
 async def drained_on_the_wire(bench: Bench, provider: Provider) -> Worker:
-    """A worker that was told to stop while a hundred emails shared calls, and has stopped."""
+    """Stops a worker while a hundred emails are in bulk calls."""
     await bench.deliver(a_hundred(bench))
     worker = await bench.start([provider])
     await until(lambda: worker.in_flight > 1)
@@ -149,7 +151,7 @@ async def drained_on_the_wire(bench: Bench, provider: Provider) -> Worker:
     return worker
 
 
-async def test_a_drain_waits_for_the_calls_on_the_wire(bench: Bench, place: SendGridPlace, provider: Provider) -> None:
+async def test_a_drain_waits_for_bulk_calls_on_the_wire(bench: Bench, place: SendGridPlace, provider: Provider) -> None:
     place.double.behaviour.latency_seconds = 0.5
 
     worker = await drained_on_the_wire(bench, provider)
@@ -161,7 +163,7 @@ async def test_a_drain_waits_for_the_calls_on_the_wire(bench: Bench, place: Send
     assert not worker.ledger.exists()
 
 
-async def test_a_drain_waits_for_what_the_calls_on_the_wire_are_refused_for(
+async def test_a_drain_waits_for_the_smaller_calls_after_a_refused_bulk_call(
     bench: Bench, place: SendGridPlace, provider: Provider
 ) -> None:
     place.double.behaviour.latency_seconds = 0.2
@@ -175,8 +177,8 @@ async def test_a_drain_waits_for_what_the_calls_on_the_wire_are_refused_for(
     assert not worker.ledger.exists()
 
 
-class RefusesTogether(ScriptedBulk):
-    """Refuses every call of several as a whole, when the test says so."""
+class RefusesWholeCalls(ScriptedBulk):
+    """Refuses every bulk call as a whole, after `let_go`."""
 
     async def send_many(self, parts: Sequence[Part], attempt: Attempt) -> Sequence[Outcome] | RefusedTogether:
         attempt.leaving()
@@ -184,10 +186,12 @@ class RefusesTogether(ScriptedBulk):
         return RefusedTogether()
 
 
-async def test_what_a_drain_has_concluded_does_not_leave_again_when_its_call_is_refused_at_last(bench: Bench) -> None:
-    refusing = RefusesTogether()
-    refusing.always = _leave_and_hear_nothing
-    worker = await bench.start([coalesced(refusing, COUNT)], DRAIN_SECONDS="0.1")
+async def test_an_email_that_a_drain_has_concluded_is_not_sent_again_when_its_call_is_refused_late(
+    bench: Bench,
+) -> None:
+    refusing = RefusesWholeCalls()
+    refusing.always = _send_without_an_answer
+    worker = await bench.start([with_bulk_calls(refusing, COUNT)], DRAIN_SECONDS="0.1")
     await bench.enqueue(10)
     await until(lambda: refusing.waiting and worker.in_flight == 10)
     worker.begin_to_stop()
@@ -200,12 +204,12 @@ async def test_what_a_drain_has_concluded_does_not_leave_again_when_its_call_is_
     assert bench.books.statuses() == {"held": 10}
 
 
-async def test_those_refused_together_are_on_the_wire_no_more_and_go_back_if_the_worker_stops_then(
+async def test_emails_of_a_refused_call_are_released_if_the_worker_stops_then(
     bench: Bench,
 ) -> None:
-    refusing = RefusesTogether()
-    refusing.always = _never_leave
-    worker = await bench.start([coalesced(refusing, COUNT)])
+    refusing = RefusesWholeCalls()
+    refusing.always = _never_send
+    worker = await bench.start([with_bulk_calls(refusing, COUNT)])
     await bench.enqueue(20)
     await until(lambda: refusing.waiting and worker.in_flight > 1)
 
@@ -219,19 +223,19 @@ async def test_those_refused_together_are_on_the_wire_no_more_and_go_back_if_the
     assert {row["attempt_count"] for row in bench.books.rows()} == {0}
 
 
-async def _never_leave(_provider: ScriptedProvider, _email: OutgoingEmail, _attempt: Attempt) -> Outcome:
+async def _never_send(_provider: ScriptedProvider, _email: OutgoingEmail, _attempt: Attempt) -> Outcome:
     await asyncio.Event().wait()
     return Rejected(Reason.REFUSED)
 
 
-async def _leave_and_hear_nothing(_provider: ScriptedProvider, _email: OutgoingEmail, attempt: Attempt) -> Outcome:
+async def _send_without_an_answer(_provider: ScriptedProvider, _email: OutgoingEmail, attempt: Attempt) -> Outcome:
     attempt.leaving()
     await asyncio.Event().wait()
     return Rejected(Reason.REFUSED)
 
 
-class TripsOverOne(ScriptedBulk):
-    """Accepts calls of several; one email it cannot make a part of, for a mistake of its own."""
+class FailsToRenderOne(ScriptedBulk):
+    """Accepts bulk calls; a bug makes it fail to render one email."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -243,12 +247,12 @@ class TripsOverOne(ScriptedBulk):
         return super().part_of(email)
 
 
-async def test_an_adapters_mistake_about_one_email_costs_the_others_nothing(bench: Bench) -> None:
-    tripping = TripsOverOne()
+async def test_an_adapter_bug_about_one_email_does_not_affect_the_others(bench: Bench) -> None:
+    tripping = FailsToRenderOne()
     email_ids = [bench.books.enqueue_one() for _ in range(20)]
     tripping.stumbling_block = email_ids[7]
     await bench.deliver(email_ids)
-    await bench.start([coalesced(tripping, COUNT)], MAX_ATTEMPTS="1")
+    await bench.start([with_bulk_calls(tripping, COUNT)], MAX_ATTEMPTS="1")
 
     await bench.settled({"sent": 19, "failed": 1})
 
@@ -256,8 +260,8 @@ async def test_an_adapters_mistake_about_one_email_costs_the_others_nothing(benc
     assert tripping.accepted == {email_id: 1 for email_id in email_ids if email_id != email_ids[7]}
 
 
-class AnswersOddly(ScriptedBulk):
-    """Accepts calls of several; of one email it says so in a way that no adapter may."""
+class AnswersInvalidly(ScriptedBulk):
+    """Accepts bulk calls; returns an invalid outcome for one email."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -273,12 +277,12 @@ class AnswersOddly(ScriptedBulk):
         ]
 
 
-async def test_an_acceptance_that_is_none_holds_its_email_alone(bench: Bench) -> None:
-    odd = AnswersOddly()
+async def test_an_invalid_acceptance_holds_only_its_own_email(bench: Bench) -> None:
+    odd = AnswersInvalidly()
     email_ids = [bench.books.enqueue_one() for _ in range(20)]
     odd.odd = email_ids[7]
     await bench.deliver(email_ids)
-    worker = await bench.start([coalesced(odd, COUNT)])
+    worker = await bench.start([with_bulk_calls(odd, COUNT)])
 
     await bench.settled({"sent": 19, "held": 1})
 

@@ -1,4 +1,4 @@
-"""Taken out of a call that it shares, each email is what it would have been alone, and has nothing of another's."""
+"""Each email in a bulk call has the same content as when sent alone, and nothing of another email."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _alone(request: Document, entry: Document) -> Document:
 def _groups(
     parts: Iterable[tuple[OutgoingEmail, Part | None]],
 ) -> Iterable[tuple[list[OutgoingEmail], list[Part]]]:
-    """Those that may share a call, by their keys."""
+    """Groups the emails that may be in one call, by key."""
     groups: defaultdict[object, tuple[list[OutgoingEmail], list[Part]]] = defaultdict(lambda: ([], []))
     for email, part in parts:
         if part is not None:

@@ -1,17 +1,17 @@
-"""What a worker logs of its providers."""
+"""What a worker logs about its providers."""
 
 from __future__ import annotations
 
 from structlog.testing import capture_logs
 
-from dispatcher.worker.watch import ProviderWatch
+from dispatcher.worker.breaker_listener import BreakerListener
 from tests.worker.stage_bench import FakeProviderStore
 
 
-def test_a_provider_that_may_not_be_tried_is_logged_with_the_reason_and_the_seconds() -> None:
+def test_a_paused_provider_is_logged_with_reason_and_seconds() -> None:
     with capture_logs() as logs:
-        watch = ProviderWatch(FakeProviderStore())
-        faulty, throttled = watch.new_breaker("smtp"), watch.new_breaker("ses")
+        listener = BreakerListener(FakeProviderStore())
+        faulty, throttled = listener.new_breaker("smtp"), listener.new_breaker("ses")
         faulty.open(faulty.begin(), "bad credentials")
         throttled.pause(throttled.begin(), 90.0, "throttled")
 

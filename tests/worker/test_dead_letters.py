@@ -1,4 +1,4 @@
-"""A dead letter that a person puts back on the send queue replays its email; a machine that does so gets nowhere."""
+"""A dead letter that an operator moves back to the send queue replays its email; repeated moves do no harm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from dispatcher.broker.dead_letter import decode
 from dispatcher.domain.outcome import Reason, Rejected
-from dispatcher.worker.lease import IN_HAND_SECONDS
+from dispatcher.worker.lease import REQUEUE_SECONDS
 from tests.ops.morgue import Morgue
 from tests.waiting import until
 from tests.worker.bench import Bench
@@ -19,13 +19,13 @@ from tests.worker.scripted import answer
 
 @dataclass
 class Hand:
-    """Somebody who moves messages at RabbitMQ's management page."""
+    """An operator who moves messages in RabbitMQ's management UI."""
 
     bench: Bench
     morgue: Morgue
 
     async def put_back(self, email_id: UUID, times: int = 1, **fields: object) -> None:
-        """Publishes the email's dead letter to the send queue."""
+        """Publishes the email's dead letter on the send queue."""
         body = self.morgue.letter(email_id, **fields)
         for _ in range(times):
             await self.bench.rabbit.publish(self.bench.topology.queue, body)
@@ -37,30 +37,30 @@ def hand(bench: Bench) -> Hand:
 
 
 async def relayed(bench: Bench, email_id: UUID) -> None:
-    """Publishes the pointer that is due, as the relay does."""
+    """Publishes due pointers, as the relay does."""
     await until(lambda: bench.books.row(email_id)["publish_due_at"])
     await bench.deliver([email_id])
 
 
-async def test_a_letter_that_is_put_back_a_hundred_times_sends_its_email_once(bench: Bench, hand: Hand) -> None:
+async def test_a_dead_letter_moved_back_a_hundred_times_sends_its_email_once(bench: Bench, hand: Hand) -> None:
     (email_id,) = hand.morgue.bury()
     for _ in range(2):
         await bench.start()
 
     await hand.put_back(email_id, times=100)
     await until(hand.morgue.audit)
-    await bench.deliver([email_id])  # as the relay does; unless another letter was as good as that
+    await bench.deliver([email_id])  # as the relay does, unless another dead letter has replayed the email already
 
     await bench.settled({"sent": 1})
-    # Letters that met one another's lock are on their way back to the queue until then, and no longer.
-    await asyncio.sleep(IN_HAND_SECONDS)
+    # Dead letters whose row was locked by another one are requeued after this time.
+    await asyncio.sleep(REQUEUE_SECONDS)
     await bench.nothing_left_on_the_queue()
     assert bench.provider.accepted == {email_id: 1}
     assert [attempt["attempt_number"] for attempt in bench.books.attempts(email_id)] == [4]
     assert [act["action"] for act in hand.morgue.audit()] == ["replay_letter"]
 
 
-async def test_a_letter_of_an_earlier_failure_is_acked(bench: Bench, hand: Hand) -> None:
+async def test_a_dead_letter_of_an_earlier_failure_is_acked(bench: Bench, hand: Hand) -> None:
     (email_id,) = hand.morgue.bury()
     await bench.start()
 
@@ -71,7 +71,7 @@ async def test_a_letter_of_an_earlier_failure_is_acked(bench: Bench, hand: Hand)
 
 
 @pytest.mark.parametrize("columns", [{"status": "held"}, {"was_uncertain": True}], ids=["held", "failed after silence"])
-async def test_the_letter_of_what_may_have_arrived_goes_back_to_the_dlq(
+async def test_the_dead_letter_of_an_email_that_may_have_arrived_goes_back_to_the_dlq(
     bench: Bench, hand: Hand, columns: dict[str, object]
 ) -> None:
     (email_id,) = hand.morgue.bury(**columns)  # type: ignore[arg-type]
@@ -85,7 +85,7 @@ async def test_the_letter_of_what_may_have_arrived_goes_back_to_the_dlq(
     assert not bench.provider.calls
 
 
-async def test_a_shovel_that_moves_every_letter_back_ends_on_the_dlq(bench: Bench, hand: Hand) -> None:
+async def test_a_shovel_that_moves_every_dead_letter_back_ends_on_the_dlq(bench: Bench, hand: Hand) -> None:
     (email_id,) = hand.morgue.bury()
     bench.provider.always = answer(Rejected(Reason.REFUSED, "no"))
     await bench.start()
@@ -112,7 +112,9 @@ async def test_a_plain_pointer_to_a_failed_email_replays_nothing(bench: Bench, h
     assert bench.books.status(email_id) == "failed"
 
 
-async def test_a_letter_with_a_count_beyond_any_is_no_letter_and_holds_up_nobody(bench: Bench, hand: Hand) -> None:
+async def test_a_dead_letter_with_an_impossible_attempt_count_is_ignored_and_delays_nothing(
+    bench: Bench, hand: Hand
+) -> None:
     (email_id,) = hand.morgue.bury()
     await bench.start()
 

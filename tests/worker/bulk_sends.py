@@ -1,4 +1,4 @@
-"""Templated emails that ask for a call at the same moment, and what becomes of each."""
+"""Sends templated emails at the same moment, and records what happens to each."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tests.providers.emails import PATIENCE_SECONDS, an_email
 
 
 def templated(number: int, **changes: Any) -> OutgoingEmail:
-    """One of many of the same template."""
+    """An email with the common template."""
     usual = {"to": (f"customer-{number}@example.com",), "template_id": "d-1", "template_data": {"order": f"A{number}"}}
     return an_email(**{"subject": "", "text": None, **usual, **changes})
 
 
 @dataclass
-class Traveller:
-    """An email with an attempt, and the balance of what it was told.
+class BulkSend:
+    """An email, its attempt, and the adapter's reports about it.
 
     Attributes:
-        left: How often it was said to leave.
-        back: How often it was said to have come back.
-        refusal: Raised when it is to leave.
+        left: How often the adapter called `leaving`.
+        back: How often the adapter called `came_back`.
+        refusal: Raised by `leaving`.
     """
 
     email: OutgoingEmail
@@ -46,14 +46,14 @@ class Traveller:
     def leave(self) -> None:
         if self.refusal is not None:
             raise self.refusal
-        assert not self.is_on_the_wire, "it leaves twice"
+        assert not self.is_on_the_wire, "`leaving` was called twice"
         self.left += 1
 
     def come_back(self) -> None:
-        assert self.is_on_the_wire, "it comes back from nowhere"
+        assert self.is_on_the_wire, "`came_back` was called before `leaving`"
         self.back += 1
 
-    async def travel(self, provider: Provider, seconds: float) -> None:
+    async def send(self, provider: Provider, seconds: float) -> None:
         deadline = asyncio.get_running_loop().time() + seconds
         self.attempt = FakeAttempt(1, deadline, self.leave, came_back=self.come_back)
         try:
@@ -62,17 +62,17 @@ class Traveller:
             self.outcome = fault
 
 
-async def travel(
+async def send_all(
     provider: Provider, emails: Iterable[OutgoingEmail], *, seconds: float = PATIENCE_SECONDS
-) -> list[Traveller]:
-    """Sends all of them at the same moment, and returns when each has its outcome."""
-    travellers = [Traveller(email) for email in emails]
-    await set_out(provider, travellers, seconds=seconds)
-    return travellers
+) -> list[BulkSend]:
+    """Sends all emails at the same moment; returns when each has its outcome."""
+    sends = [BulkSend(email) for email in emails]
+    await start_all(provider, sends, seconds=seconds)
+    return sends
 
 
-async def set_out(provider: Provider, travellers: list[Traveller], *, seconds: float = PATIENCE_SECONDS) -> None:
-    """The same, of those that are there."""
-    for each in travellers:
-        each.task = asyncio.create_task(each.travel(provider, seconds))
-    await asyncio.gather(*(each.task for each in travellers if each.task), return_exceptions=True)
+async def start_all(provider: Provider, sends: list[BulkSend], *, seconds: float = PATIENCE_SECONDS) -> None:
+    """Sends these at the same moment; returns when each has its outcome."""
+    for each in sends:
+        each.task = asyncio.create_task(each.send(provider, seconds))
+    await asyncio.gather(*(each.task for each in sends if each.task), return_exceptions=True)

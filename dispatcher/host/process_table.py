@@ -1,0 +1,274 @@
+"""The process table of a host: shared memory with one row per process (a scoreboard).
+
+    parent   creates the table before the first fork, gives each child a row, and reads what the children write
+    child    writes into its row: that it is up, a heartbeat, a request to be replaced, since when it has waited for a
+             commit or for RabbitMQ's confirms, when RabbitMQ last served it, and why it failed to start
+    monitor  reads all rows: `unready` describes problems in sentences, `statuses` returns the figures
+
+A process is up once it has its own resources (settings, files, providers), handles stop signals, and has tried to
+connect to its server. An unreachable RabbitMQ or PostgreSQL does not prevent this; a refused login does. A process that
+exits before it is up counts as a failed boot.
+
+There are no locks: each 64-bit cell has one writer at a time and is written atomically. The failure reason is text; a
+reader may see it half written.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+MAX_PROCESSES: Final = 1024
+"""More than twice the most workers of a host: during a replacement, the old and the new worker both have a row."""
+
+
+class _Field(IntEnum):
+    """The cells of a row. The parent writes the first line, the child the others."""
+
+    TAKEN, ROLE, NUMBER, PID, IS_ENDING, FAILED_BOOTS = range(6)
+    IS_UP, BEATS, WANTS_SUCCESSOR = range(6, 9)
+    AWAITS_COMMIT, AWAITS_CONFIRM, SERVED = range(9, 12)
+    """Times of `_now`; 0: never, or not waiting."""
+
+
+_FIELDS: Final = len(_Field)
+REASON_OCTETS: Final = 512
+
+
+def _now() -> int:
+    """Milliseconds of the monotonic clock, the same in all processes of a host."""
+    return time.monotonic_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """A snapshot of one row.
+
+    Attributes:
+        role: `worker`, `relay` or `monitor`.
+        number: The slot number within the role.
+        pid: None while it waits to be started.
+        is_ending: The parent is stopping it: to replace it, to remove it, or to stop everything.
+        failed_boots: How many times in a row it exited before it was up.
+        reason: Why its last start failed; nothing private.
+        beats: Grows while its event loop runs.
+        commit_wait_seconds: How long it has waited for a commit; None if it is not waiting.
+        confirm_wait_seconds: How long it has waited for RabbitMQ's confirms; None if it is not waiting.
+        served_seconds: Seconds since RabbitMQ last confirmed a message, or the process last acked one; None if never.
+    """
+
+    role: str
+    number: int
+    pid: int | None
+    is_up: bool
+    is_ending: bool
+    failed_boots: int
+    beats: int
+    reason: str = ""
+    commit_wait_seconds: float | None = None
+    confirm_wait_seconds: float | None = None
+    served_seconds: float | None = None
+
+
+class ProcessTable:
+    """All rows. The parent creates one table."""
+
+    def __init__(self, roles: Sequence[str]) -> None:
+        self._roles = tuple(roles)
+        self._cells = memoryview(mmap.mmap(-1, MAX_PROCESSES * _FIELDS * 8)).cast("q")
+        self._reasons = memoryview(mmap.mmap(-1, MAX_PROCESSES * REASON_OCTETS))
+
+    def take_slot(self, role: str, number: int) -> ProcessSlot:
+        """Takes a free row. For the parent."""
+        at = next(at for at in range(0, MAX_PROCESSES * _FIELDS, _FIELDS) if not self._cells[at + _Field.TAKEN])
+        for cell in range(_FIELDS):
+            self._cells[at + cell] = 0
+        self._cells[at + _Field.ROLE] = self._roles.index(role)
+        self._cells[at + _Field.NUMBER] = number
+        self._cells[at + _Field.TAKEN] = 1
+        process_slot = ProcessSlot(self._cells, at, self._reason(at))
+        process_slot.note_reason("")
+        return process_slot
+
+    def _reason(self, at: int) -> memoryview:
+        first = at // _FIELDS * REASON_OCTETS
+        return self._reasons[first : first + REASON_OCTETS]
+
+    def statuses(self) -> list[ProcessStatus]:
+        """All processes that run or should run."""
+        return [self._status(at) for at in range(0, MAX_PROCESSES * _FIELDS, _FIELDS) if self._cells[at + _Field.TAKEN]]
+
+    def unready(self) -> list[str]:
+        """A sentence for each process that is not up and should be; empty if there is none."""
+        return [_problem(each) for each in self.statuses() if not each.is_up and not each.is_ending]
+
+    def _status(self, at: int) -> ProcessStatus:
+        row = self._cells[at : at + _FIELDS]
+        return ProcessStatus(
+            role=self._roles[row[_Field.ROLE]],
+            number=row[_Field.NUMBER],
+            pid=row[_Field.PID] or None,
+            is_up=bool(row[_Field.IS_UP]),
+            is_ending=bool(row[_Field.IS_ENDING]),
+            failed_boots=row[_Field.FAILED_BOOTS],
+            reason=_text(self._reason(at)),
+            beats=row[_Field.BEATS],
+            commit_wait_seconds=_seconds_since(row[_Field.AWAITS_COMMIT]),
+            confirm_wait_seconds=_seconds_since(row[_Field.AWAITS_CONFIRM]),
+            served_seconds=_seconds_since(row[_Field.SERVED]),
+        )
+
+
+def _text(octets: memoryview) -> str:
+    return bytes(octets).rstrip(b"\0").decode("utf-8", "replace")
+
+
+def _seconds_since(instant: int) -> float | None:
+    return (_now() - instant) / 1000 if instant else None
+
+
+class Wait:
+    """Measures how long a process waits, in a cell of its row. `begin` keeps the first start time until `end`."""
+
+    def __init__(self, cells: memoryview[int], at: int) -> None:
+        self._cells = cells
+        self._at = at
+
+    def begin(self) -> None:
+        """Starts the wait, unless it has started already."""
+        if not self._cells[self._at]:
+            self._cells[self._at] = _now()
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the wait has lasted; None if there is none."""
+        return _seconds_since(self._cells[self._at])
+
+    def end(self) -> None:
+        """Ends the wait. Idempotent."""
+        self._cells[self._at] = 0
+
+    def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
+class ProcessSlot:
+    """One process's row.
+
+    Attributes:
+        commit: The child's wait for a commit.
+        confirm: The child's wait for RabbitMQ's confirms.
+    """
+
+    def __init__(self, cells: memoryview[int], at: int, reason: memoryview) -> None:
+        self._cells = cells
+        self._at = at
+        self._reason = reason
+        self.commit = Wait(cells, at + _Field.AWAITS_COMMIT)
+        self.confirm = Wait(cells, at + _Field.AWAITS_CONFIRM)
+
+    # For the child.
+
+    def mark_up(self) -> None:
+        """Marks the process as up. Idempotent."""
+        self._cells[self._at + _Field.IS_UP] = 1
+
+    def beat(self) -> None:
+        """Shows that the event loop runs."""
+        self._cells[self._at + _Field.BEATS] += 1
+
+    def note_served(self) -> None:
+        """Notes that RabbitMQ has just confirmed messages or taken acks of this process."""
+        self._cells[self._at + _Field.SERVED] = _now()
+
+    def ask_for_successor(self) -> None:
+        """Asks the parent for a replacement. The process keeps running until the parent stops it."""
+        self._cells[self._at + _Field.WANTS_SUCCESSOR] = 1
+
+    def note_reason(self, words: str) -> None:
+        """Stores why the process failed to start. Status pages show this sentence, so it must hold nothing private."""
+        octets = words.encode("utf-8", "replace")[:REASON_OCTETS]
+        self._reason[:] = octets.ljust(REASON_OCTETS, b"\0")
+
+    # For the parent.
+
+    def begin(self) -> None:
+        """Resets the row before a fork: the values of the previous process do not apply to the next."""
+        for cell in (_Field.IS_ENDING, *range(_Field.IS_UP, _FIELDS)):
+            self._cells[self._at + cell] = 0
+
+    def note_process(self, pid: int | None) -> None:
+        """Stores the pid of the process; None if it has exited."""
+        self._cells[self._at + _Field.PID] = pid or 0
+        if pid is None:
+            self._cells[self._at + _Field.IS_UP] = 0
+            self.commit.end()
+            self.confirm.end()
+
+    def note_ending(self) -> None:
+        """Notes that the parent is stopping the process."""
+        self._cells[self._at + _Field.IS_ENDING] = 1
+
+    def note_failed_boots(self, count: int) -> None:
+        """Stores how many times in a row the process exited before it was up."""
+        self._cells[self._at + _Field.FAILED_BOOTS] = count
+
+    def free(self) -> None:
+        """Frees the row for another process."""
+        self._cells[self._at + _Field.TAKEN] = 0
+
+    @property
+    def reason(self) -> str:
+        """Why the process failed to start."""
+        return _text(self._reason)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the process is up."""
+        return bool(self._cells[self._at + _Field.IS_UP])
+
+    @property
+    def beats(self) -> int:
+        """The heartbeat: changes while the event loop runs."""
+        return self._cells[self._at + _Field.BEATS]
+
+    @property
+    def wants_successor(self) -> bool:
+        """Whether the process has asked for a replacement."""
+        return bool(self._cells[self._at + _Field.WANTS_SUCCESSOR])
+
+
+@dataclass(frozen=True, slots=True)
+class ChildContext:
+    """What the parent passes to a forked child.
+
+    Attributes:
+        lifeline: A pipe whose other end the parent holds; EOF means that the parent has exited.
+        number: The slot number: unique among the live children of a parent, and kept across restarts.
+        process_slot: The child's row in the table.
+        process_table: The whole table.
+    """
+
+    lifeline: int
+    number: int
+    process_slot: ProcessSlot
+    process_table: ProcessTable
+
+
+def _problem(process: ProcessStatus) -> str:
+    name = f"{process.role} {process.number}"
+    if process.failed_boots:
+        times = "once" if process.failed_boots == 1 else f"{process.failed_boots} times in a row"
+        return (
+            f"{name} could not boot, {times}: {process.reason}"
+            if process.reason
+            else f"{name} could not boot, {times}."
+        )
+    return f"{name} is starting." if process.pid else f"{name} is waiting to be restarted."

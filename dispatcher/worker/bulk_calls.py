@@ -1,0 +1,297 @@
+"""Bulk calls: several emails in one call to their provider, each with a separate outcome.
+
+    send ─▶ rendered as a part ─▶ pending until the loop adds no more ─▶ bulk calls ─▶ one outcome per email
+               │ must be sent alone                                         │ refused as a whole: split in halves until
+               └▶ the adapter's `send`                                      └ the culprit is alone
+
+`BulkSender` is a provider like any other: each email keeps its lease, deadline, ledger slot and outcome. All slots of a
+call say *on the wire* before its first byte is sent. An email whose lease is no longer valid is dropped from the call,
+and the call is made without it.
+
+Calls do not linger: a call starts as soon as one turn of the event loop has added no email.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from dispatcher.domain.capabilities import Capabilities
+from dispatcher.domain.echo import without_echo, words_without_echo
+from dispatcher.domain.outcome import CONCERNS_PROVIDER, Deferred, Outcome, Reason
+from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.errors import ProviderFault
+from dispatcher.providers.contract import Attempt, BulkProvider, CallLimits, Part, Provider, RefusedTogether
+from dispatcher.telemetry import metrics
+
+MAX_SUSPECTS: Final = 8
+"""If the provider names up to this many suspects, each is sent alone. With more, the call is split into halves."""
+
+
+class _CallAborted(Exception):
+    """A call was not sent, because one of its emails may not be sent any more. Caught in this file."""
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    """An email in a bulk call, and its future outcome.
+
+    Attributes:
+        seconds: The longest that its call may take.
+    """
+
+    email: OutgoingEmail
+    part: Part
+    attempt: Attempt
+    seconds: float
+    outcome: asyncio.Future[Outcome]
+
+    def end(self, outcome: Outcome | BaseException) -> None:
+        """Resolves the outcome, unless the attempt was cancelled meanwhile."""
+        if self.outcome.done():
+            return
+        if isinstance(outcome, asyncio.CancelledError):
+            self.outcome.cancel()
+        elif isinstance(outcome, BaseException):
+            self.outcome.set_exception(outcome)
+        else:
+            self.outcome.set_result(outcome)
+
+
+class BulkSender:
+    """A provider that sends its emails in bulk calls; see `contract.Provider`."""
+
+    def __init__(self, provider: BulkProvider, most_emails: int) -> None:
+        """
+        Args:
+            most_emails: The most emails per call; the provider's own limit may be lower.
+        """
+        limits = provider.limits
+        self._provider = provider
+        self._limits = CallLimits(min(most_emails, limits.emails), limits.recipients, limits.octets)
+        self._pending: list[_Member] = []
+        self._seen_count = 0
+        self._calls: set[asyncio.Task[None]] = set()
+
+    @property
+    def name(self) -> str:
+        """The provider's name."""
+        return self._provider.name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The provider's capabilities."""
+        return self._provider.capabilities
+
+    async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+        """Makes one attempt, in a bulk call if possible. Makes further calls if the provider refuses a call as a whole.
+
+        Each call starts a new deadline.
+        """
+        outcome = self.begin(email, attempt)
+        return await (self._provider.send(email, attempt) if outcome is None else outcome)
+
+    def begin(self, email: OutgoingEmail, attempt: Attempt) -> asyncio.Future[Outcome] | None:
+        """Adds the email to a bulk call and returns its future outcome; None if the email must be sent alone.
+
+        Needs no task. Cancel the future to keep the email from being sent; this has no effect once it is on the wire.
+        """
+        with attempt.rendering:
+            part = self._provider.part_of(email)
+        if part is None:
+            return None
+        loop = asyncio.get_running_loop()
+        member = _Member(email, part, attempt, attempt.deadline - loop.time(), loop.create_future())
+        if not self._pending:
+            loop.call_soon(self._flush_when_idle)
+        self._pending.append(member)
+        return member.outcome
+
+    async def close(self) -> None:
+        """Cancels open calls, and closes the provider's idle connections."""
+        for call in self._calls:
+            call.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
+        await self._provider.close()
+
+    def _flush_when_idle(self) -> None:
+        """Starts the calls once a turn of the event loop has added no email."""
+        if len(self._pending) > self._seen_count:
+            self._seen_count = len(self._pending)
+            asyncio.get_running_loop().call_soon(self._flush_when_idle)
+            return
+        members, self._pending, self._seen_count = self._pending, [], 0
+        for call in _plan_calls(members, self._limits):
+            self._begin(call)
+
+    def _begin(self, members: list[_Member]) -> None:
+        call = asyncio.create_task(self._send_call(members))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+
+    async def _send_call(self, members: list[_Member]) -> None:
+        """Makes one call for the members that are not cancelled. Then each has an outcome, or is in another call."""
+        members = [member for member in members if not member.outcome.done()]
+        if not members:
+            return
+        try:
+            if len(members) == 1:
+                await self._send_one(members[0])
+            else:
+                await self._send_together(members)
+        except _CallAborted:
+            self._begin(members)
+        except ProviderFault as fault:
+            clean = ProviderFault(fault.provider, _without_echoes(fault.message, members), remedy=fault.remedy)
+            _end_all(members, clean)
+        except BaseException as error:  # noqa: BLE001 - passed on to the attempts, which judge it
+            _end_all(members, error)
+
+    async def _send_one(self, member: _Member) -> None:
+        member.attempt.deadline = asyncio.get_running_loop().time() + member.seconds
+        member.end(await self._provider.send(member.email, member.attempt))
+
+    async def _send_together(self, members: list[_Member]) -> None:
+        seconds = min(member.seconds for member in members)
+        call = _CallAttempt(members, seconds)
+        answer = await self._provider.send_many([member.part for member in members], call)
+        if isinstance(answer, RefusedTogether):
+            for member in members:
+                member.attempt.came_back()
+            for call_members in _smaller_calls(members, answer.suspects):
+                self._begin(call_members)
+            return
+        metrics.BULK_CALLS.add(1, self.name)
+        metrics.BULK_CALL_EMAILS.add(len(members), self.name)
+        _distribute(members, answer)
+
+
+class _CallAttempt(Attempt):
+    """The attempt of a whole bulk call: passes the adapter's reports on to each member's attempt."""
+
+    __slots__ = ("_members", "_seconds")
+
+    def __init__(self, members: Sequence[_Member], seconds: float) -> None:
+        super().__init__(members[0].attempt.number, asyncio.get_running_loop().time() + seconds)
+        self._members = members
+        self._seconds = seconds
+
+    def leaving(self) -> None:
+        """Marks every email as on the wire; unmarks all if one may not be sent.
+
+        Raises:
+            _CallAborted: One email may not be sent. The call must be made again without it.
+        """
+        allowed = [member for member in self._members if _may_leave(member)]
+        if len(allowed) < len(self._members):
+            for member in allowed:
+                member.attempt.came_back()
+            raise _CallAborted
+
+    def admitted(self) -> None:
+        """Checks the breaker once for the whole call."""
+        self._members[0].attempt.admitted()
+        self.deadline = asyncio.get_running_loop().time() + self._seconds
+
+
+def with_bulk_calls(provider: Provider, most_emails: int) -> Provider:
+    """The provider with bulk calls of at most `most_emails`, if it supports them; otherwise the provider itself."""
+    return BulkSender(provider, most_emails) if most_emails > 1 and isinstance(provider, BulkProvider) else provider
+
+
+def _may_leave(member: _Member) -> bool:
+    if member.outcome.done():
+        return False
+    try:
+        member.attempt.leaving()
+    except Exception as refusal:  # noqa: BLE001 - passed on to its attempt, which judges it
+        member.end(refusal)
+        return False
+    return True
+
+
+def _distribute(members: Sequence[_Member], outcomes: Sequence[Outcome | ProviderFault]) -> None:
+    """Resolves each member's outcome. A failure of the provider as a whole counts once, and not per email."""
+    whole = outcomes[0]
+    if not isinstance(whole, ProviderFault) and whole.detail and all(each is whole for each in outcomes):
+        # A text about the whole call may repeat content of any email.
+        for member in members:
+            whole = without_echo(whole, member.email)
+        outcomes = [whole] * len(members)
+    reported: set[Reason] = set()
+    for member, outcome in zip(members, outcomes, strict=True):
+        if isinstance(outcome, Deferred) and outcome.reason in CONCERNS_PROVIDER and not member.outcome.done():
+            member.attempt.is_told_already = outcome.reason in reported
+            reported.add(outcome.reason)
+        member.end(outcome)
+
+
+def _without_echoes(words: str, members: Iterable[_Member]) -> str:
+    for member in members:
+        words = words_without_echo(words, member.email)
+    return words
+
+
+def _end_all(members: Iterable[_Member], outcome: BaseException) -> None:
+    for member in members:
+        member.end(outcome)
+
+
+def _smaller_calls(members: list[_Member], suspects: Collection[int]) -> list[list[_Member]]:
+    """Splits a refused call: each named suspect alone, or else halves."""
+    if 0 < len(suspects) <= MAX_SUSPECTS and len(suspects) < len(members):
+        others = [member for position, member in enumerate(members) if position not in suspects]
+        return [*([members[position]] for position in sorted(suspects)), others]
+    middle = len(members) // 2
+    return [members[:middle], members[middle:]]
+
+
+def _plan_calls(members: Iterable[_Member], limits: CallLimits) -> list[list[_Member]]:
+    """Plans calls in order of arrival: equal keys, no address twice, within the provider's limits."""
+    by_key: dict[object, _CallPlan] = {}
+    for member in members:
+        by_key.setdefault(member.part.key, _CallPlan(limits)).add(member)
+    return [call.members for queue in by_key.values() for call in queue.calls]
+
+
+class _PlannedCall:
+    """A call that may still take emails."""
+
+    __slots__ = ("members", "octets", "recipients")
+
+    def __init__(self) -> None:
+        self.members: list[_Member] = []
+        self.recipients = self.octets = 0
+
+    def has_room(self, part: Part, limits: CallLimits) -> bool:
+        """Whether one more part fits. The first always does."""
+        return not self.members or (
+            len(self.members) < limits.emails
+            and self.recipients + part.recipients <= limits.recipients
+            and self.octets + part.octets <= limits.octets
+        )
+
+
+class _CallPlan:
+    """The planned calls of one key."""
+
+    def __init__(self, limits: CallLimits) -> None:
+        self.calls: list[_PlannedCall] = []
+        self._limits = limits
+        self._next_by_address: dict[str, int] = {}
+
+    def add(self, member: _Member) -> None:
+        """Adds the email to the first call with room after all calls that hold one of its addresses."""
+        at = max((self._next_by_address.get(each, 0) for each in member.part.addresses), default=0)
+        while at < len(self.calls) and not self.calls[at].has_room(member.part, self._limits):
+            at += 1
+        if at == len(self.calls):
+            self.calls.append(_PlannedCall())
+        call = self.calls[at]
+        call.members.append(member)
+        call.recipients += member.part.recipients
+        call.octets += member.part.octets
+        for each in member.part.addresses:
+            self._next_by_address[each] = at + 1

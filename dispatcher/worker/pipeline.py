@@ -1,0 +1,123 @@
+"""The stages of one worker, how they are connected, and how they drain.
+
+    arrivals ─▶ LeaseStage ─▶ SendStage ─▶ outcomes ─▶ RecordStage ─▶ acked
+                                 ▲   └─▶ releases ─▶ ReleaseStage ─▶ acked
+                                 └──── deferred ◀──── RecordStage
+
+During an outage of PostgreSQL, outcomes and arrivals wait. During an outage of RabbitMQ, acks are dropped with their
+channel; the redelivered message then finds the current row. During an outage of all providers, nothing is leased.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from dispatcher.broker.consumer import Consumer
+from dispatcher.config import Settings
+from dispatcher.host.batch_queue import BatchQueue
+from dispatcher.host.ledger import Ledger
+from dispatcher.host.lifecycle import raise_on_stray_cancel
+from dispatcher.host.process_table import ProcessSlot
+from dispatcher.routing.routes import Routes
+from dispatcher.store.leases import LeaseStore
+from dispatcher.telemetry import metrics
+from dispatcher.worker.attempts import Attempts
+from dispatcher.worker.breaker_listener import BreakerListener
+from dispatcher.worker.contents import ContentLoader
+from dispatcher.worker.in_flight_email import EndedAttempt, ReleaseRequest
+from dispatcher.worker.lease import Arrival, LeaseStage
+from dispatcher.worker.outage import StoreOutage
+from dispatcher.worker.record import RecordStage
+from dispatcher.worker.release import ReleaseStage
+from dispatcher.worker.renewals import Renewals
+from dispatcher.worker.send import SendStage
+from dispatcher.worker.window import Window
+
+REPORT_SECONDS: Final = 1.0
+
+
+class Pipeline:
+    """All stages between a delivery and its ack."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        consumer: Consumer,
+        store: LeaseStore,
+        routes: Routes,
+        breakers: BreakerListener,
+        ledger: Ledger,
+        process_slot: ProcessSlot,
+    ) -> None:
+        """
+        Args:
+            breakers: Created the breakers of `routes`.
+            process_slot: Where the worker reports waits for commits, and acks.
+        """
+        arrivals: BatchQueue[Arrival] = BatchQueue()
+        outcomes: BatchQueue[EndedAttempt] = BatchQueue()
+        releases: BatchQueue[ReleaseRequest] = BatchQueue()
+        outage = StoreOutage(process_slot.commit)
+        self._prefetch = settings.prefetch
+        self._consumer = consumer
+        self._routes = routes
+        self._breakers = breakers
+        self._process_slot = process_slot
+        self.window = Window(routes, settings.prefetch, arrivals)
+        attempts = Attempts(
+            routes,
+            ledger,
+            timeout_seconds=settings.send_timeout_seconds,
+            allowed_headers=settings.allowed_provider_headers,
+        )
+        contents = ContentLoader(
+            store,
+            outage,
+            self.window,
+            octets=settings.worker_memory_mb * 1_000_000,
+            copies=routes.copies,
+            prefetch=settings.prefetch,
+        )
+        self.send = SendStage(settings, attempts, contents, ledger, self.window, outcomes=outcomes, releases=releases)
+        self.lease = LeaseStage(
+            settings, store, consumer, outage, ledger, self.window, inbox=arrivals, leased=self.send
+        )
+        self.record = RecordStage(store, consumer, outage, ledger, self.window, inbox=outcomes, deferred=self.send)
+        self.release = ReleaseStage(store, consumer, outage, self.window, inbox=releases)
+        self._renewals = Renewals(store, self.window, self.send, lease_seconds=settings.lease_seconds)
+
+    async def run(self) -> None:
+        """Processes messages until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(raise_on_stray_cancel(self.lease.run))
+            group.create_task(raise_on_stray_cancel(self.record.run, self._prefetch))
+            group.create_task(raise_on_stray_cancel(self.release.run))
+            group.create_task(raise_on_stray_cancel(self._renewals.run))
+            group.create_task(self._report())
+            group.create_task(raise_on_stray_cancel(self._breakers.run, self._routes, self._consumer, self.window.wake))
+
+    async def drain(self, seconds: float) -> None:
+        """Releases unsent emails, waits for answers to the others, and records them.
+
+        An email without an answer after this time is recorded as uncertain. Stop the deliveries before you call this.
+        """
+        until = asyncio.get_running_loop().time() + seconds
+        # Twice: at once, because stopping the lease stage may wait for PostgreSQL, and emails must not be sent
+        # meanwhile; and again for the emails that the last lease statement brought.
+        self.send.stop_all()
+        await self.lease.stop()
+        self.send.stop_all()
+        await self.send.finish(until)
+        await self.record.finish()
+        await self.release.finish()
+
+    async def _report(self) -> None:
+        # Once a second and not per email: a gauge is only ever sampled.
+        acked = 0
+        while True:
+            metrics.IN_FLIGHT.set(len(self.window.emails))
+            if self._consumer.acked_count != acked:
+                acked = self._consumer.acked_count
+                self._process_slot.note_served()
+            await asyncio.sleep(REPORT_SECONDS)

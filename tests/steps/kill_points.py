@@ -1,0 +1,304 @@
+"""Kills or freezes processes at a given step of the protocol, with SIGKILL or SIGSTOP.
+
+`inject_faults` patches this process, in which `dispatcher run` is then started. Each relay and worker that it forks
+draws a target: a step, and how many times to pass it first. There it kills or freezes itself; a woken process draws
+another target. The product has no code for this. Just before, the process records the step, the emails at it, and the
+emails on the wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import random
+import signal
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+from uuid import UUID
+
+import orjson
+
+MAX_PASSES: Final = 3
+MAX_STATEMENT_SECONDS: Final = 0.003
+"""A kill during a statement comes within this time after the statement was sent."""
+
+
+class Step(StrEnum):
+    """Steps at which a process may be killed."""
+
+    BEFORE_LEASE = "before the lease"
+    IN_LEASE = "while the lease is being committed"
+    AFTER_LEASE = "after the lease"
+    RENDERING = "while an email is rendered"
+    BEFORE_SLOT = "before the ledger's slot"
+    BEFORE_BYTE = "before the first byte"
+    AFTER_BYTE = "after the first byte"
+    BEFORE_ANSWER = "before the answer is in the ledger"
+    AFTER_ANSWER = "after the answer"
+    BEFORE_RECORD = "before the record"
+    IN_RECORD = "while the record is being committed"
+    AFTER_RECORD = "after the record"
+    AFTER_ACK = "after the ack"
+    BEFORE_PUBLISH = "before messages are published"
+    AFTER_PUBLISH = "between published and marked"
+    BEFORE_DEAD_LETTER = "between failed and dead letter"
+    AFTER_DEAD_LETTER = "between dead letter and marked"
+    IN_SETTLEMENT = "in a settlement"
+    IN_RELEASE = "between reading a live worker's ledger and the releases"
+
+
+RELAY_STEPS: Final = (
+    Step.BEFORE_PUBLISH,
+    Step.AFTER_PUBLISH,
+    Step.BEFORE_DEAD_LETTER,
+    Step.AFTER_DEAD_LETTER,
+    Step.IN_SETTLEMENT,
+)
+WORKER_STEPS: Final = tuple(step for step in Step if step not in {*RELAY_STEPS, Step.IN_RELEASE})
+ON_THE_WIRE: Final = frozenset({Step.BEFORE_BYTE, Step.AFTER_BYTE, Step.BEFORE_ANSWER})
+"""Steps after which the outcome of the email is uncertain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A process that was killed or frozen.
+
+    Attributes:
+        emails: The emails at the step.
+        on_the_wire: The emails that the ledger had as on the wire.
+    """
+
+    pid: int
+    step: Step
+    emails: frozenset[UUID]
+    on_the_wire: frozenset[UUID]
+
+
+class KillPlan:
+    """The targets and the recorded kills of a run, in a folder that all processes share.
+
+    Attributes:
+        signal: The signal that processes send themselves.
+    """
+
+    def __init__(self, folder: Path, seed: int, number: signal.Signals = signal.SIGKILL) -> None:
+        self.folder = folder
+        self.signal = number
+        self._seed = seed
+
+    def allow(self, workers: int, relays: int) -> None:
+        """Sets how many workers and relays may be killed in total; none before the first call."""
+        for role, count in (("worker", workers), ("relay", relays)):
+            path = self.folder / f"{role}.allowed"
+            path.with_suffix(".new").write_text(str(count))
+            path.with_suffix(".new").rename(path)
+
+    def kills(self) -> list[Kill]:
+        """All kills so far, in order."""
+        path = self.folder / "kills"
+        # A process may be writing the last line.
+        *whole, _unfinished = path.read_bytes().split(b"\n") if path.exists() else [b""]
+        lines = [orjson.loads(line) for line in whole]
+        return [
+            Kill(line["pid"], Step(line["step"]), _ids(line["emails"]), _ids(line["on_the_wire"])) for line in lines
+        ]
+
+    def next_target(self, role: str, steps: tuple[Step, ...]) -> tuple[Step, random.Random] | None:
+        """The next target for this role; None while no more may be killed."""
+        with (self.folder / f"{role}.drawn").open("ab") as drawn:
+            fcntl.flock(drawn, fcntl.LOCK_EX)
+            number = drawn.seek(0, os.SEEK_END)  # other processes may have drawn since it was opened
+            if number >= int((self.folder / f"{role}.allowed").read_text()):
+                return None
+            drawn.write(b".")
+        # All steps in turn, in a new random order for each turn.
+        turn, place = divmod(number, len(steps))
+        order = random.Random(f"{self._seed} {role} {turn}").sample(steps, len(steps))
+        return order[place], random.Random(f"{self._seed} {role} {number}")
+
+    def record(self, step: Step, emails: Iterable[UUID], on_the_wire: Iterable[UUID]) -> None:
+        """Records the kill that follows."""
+        line = {"pid": os.getpid(), "step": step, "emails": list(emails), "on_the_wire": list(on_the_wire)}
+        descriptor = os.open(self.folder / "kills", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.write(descriptor, orjson.dumps(line) + b"\n")
+        os.close(descriptor)
+
+
+def _ids(words: list[str]) -> frozenset[UUID]:
+    return frozenset(UUID(word) for word in words)
+
+
+class FaultInjector:
+    """One process's target.
+
+    Attributes:
+        role: Empty in a process that is never killed.
+    """
+
+    def __init__(self, kill_plan: KillPlan) -> None:
+        self._plan = kill_plan
+        self.role = ""
+        self._steps: tuple[Step, ...] = ()
+        self._target: Step | None = None
+        self._left = 0
+        self.wait_seconds = 0.0
+        self.on_the_wire: dict[int, UUID] = {}
+
+    def enable(self, role: str, steps: tuple[Step, ...]) -> None:
+        """Lets this process be killed, at one of these steps."""
+        self.role, self._steps = role, steps
+
+    def is_due(self, step: Step) -> bool:
+        """Whether to kill the process at this step now."""
+        if self._target is None and self.role and (drawn := self._plan.next_target(self.role, self._steps)):
+            self._target, chance = drawn
+            self._left = chance.randint(1, MAX_PASSES)
+            self.wait_seconds = chance.uniform(0, MAX_STATEMENT_SECONDS)
+        if self._target is not step:
+            return False
+        self._left -= 1
+        return self._left == 0
+
+    def reach(self, step: Step, emails: Iterable[UUID] = ()) -> None:
+        """Kills the process if this step is due."""
+        if self.is_due(step):
+            self.die(step, emails)
+
+    def die(self, step: Step, emails: Iterable[UUID]) -> None:
+        """Kills or freezes the process. A woken process draws another target."""
+        self._plan.record(step, emails, self.on_the_wire.values())
+        os.kill(os.getpid(), self._plan.signal)
+        self._target = None
+
+
+def inject_faults(kill_plan: KillPlan) -> None:
+    """Patches this process and all processes that it forks."""
+    injector = FaultInjector(kill_plan)
+    _restart_without_wait()
+    _inject_into_ledger(injector)
+    _inject_into_store(injector)
+    _inject_into_relay(injector, kills=kill_plan.signal is signal.SIGKILL)
+
+
+def _restart_without_wait() -> None:
+    """Makes the parent restart processes without a backoff."""
+    from dispatcher.supervisor.restarts import Restarts
+
+    Restarts.wait_seconds = property(lambda _: 0.0)  # type: ignore[method-assign, assignment]
+
+
+def _inject_into_ledger(injector: FaultInjector) -> None:
+    from dispatcher.host.ledger import Ledger
+
+    opened, rendering, leaving = Ledger.__init__, Ledger.begin_rendering, Ledger.mark_on_wire
+    answered, clear = Ledger.mark_answered, Ledger.clear
+
+    def open_ledger(self: Ledger, *given: Any, **named: Any) -> None:
+        opened(self, *given, **named)
+        injector.enable("worker", WORKER_STEPS)
+
+    def begin_rendering(self: Ledger, email_id: UUID, lease_token: int) -> int | None:
+        place = rendering(self, email_id, lease_token)
+        injector.reach(Step.RENDERING, [email_id])
+        return place
+
+    def leave(self: Ledger, email_id: UUID, *given: Any, **named: Any) -> int:
+        injector.reach(Step.BEFORE_SLOT, [email_id])
+        slot = leaving(self, email_id, *given, **named)
+        injector.on_the_wire[slot] = email_id
+        injector.reach(Step.BEFORE_BYTE, [email_id])
+        if injector.is_due(Step.AFTER_BYTE):
+            # The byte is sent in this turn of the event loop.
+            asyncio.get_running_loop().call_soon(injector.die, Step.AFTER_BYTE, [email_id])
+        return slot
+
+    def answer(self: Ledger, slot: int, *given: Any, **named: Any) -> None:
+        email_id = injector.on_the_wire[slot]
+        injector.reach(Step.BEFORE_ANSWER, [email_id])
+        answered(self, slot, *given, **named)
+        del injector.on_the_wire[slot]
+        injector.reach(Step.AFTER_ANSWER, [email_id])
+
+    def empty(self: Ledger, slot: int) -> None:
+        clear(self, slot)
+        injector.on_the_wire.pop(slot, None)
+
+    Ledger.__init__ = open_ledger  # type: ignore[method-assign]
+    Ledger.begin_rendering = begin_rendering  # type: ignore[method-assign]
+    Ledger.mark_on_wire = leave  # type: ignore[method-assign]
+    Ledger.mark_answered = answer  # type: ignore[method-assign]
+    Ledger.clear = empty  # type: ignore[method-assign]
+
+
+def _inject_into_store(injector: FaultInjector) -> None:
+    from dispatcher.store.leases import LeaseStore
+
+    lease, record = LeaseStore.lease, LeaseStore.record
+
+    async def lease_or_die(self: LeaseStore, keys_by_id: dict[UUID, str], *given: Any, **named: Any) -> Any:
+        injector.reach(Step.BEFORE_LEASE, keys_by_id)
+        statement = partial(lease, self, keys_by_id, *given, **named)
+        leases = await _interrupted(injector, Step.IN_LEASE, keys_by_id, statement)
+        injector.reach(Step.AFTER_LEASE, [each.email_id for each in leases])
+        return leases
+
+    async def record_or_die(self: LeaseStore, results: Any, *given: Any, **named: Any) -> Any:
+        if injector.role == "relay":
+            return await record(self, results, *given, **named)
+        emails = [result.email_id for result in results]
+        injector.reach(Step.BEFORE_RECORD, emails)
+        ours = await _interrupted(injector, Step.IN_RECORD, emails, lambda: record(self, results, *given, **named))
+        injector.reach(Step.AFTER_RECORD, emails)
+        if injector.is_due(Step.AFTER_ACK):
+            # The caller acks in the same turn of the event loop.
+            asyncio.get_running_loop().call_soon(injector.die, Step.AFTER_ACK, emails)
+        return ours
+
+    LeaseStore.lease = lease_or_die  # type: ignore[method-assign]
+    LeaseStore.record = record_or_die  # type: ignore[method-assign]
+
+
+async def _interrupted(
+    injector: FaultInjector, step: Step, emails: Iterable[UUID], statement: Callable[[], Awaitable[Any]]
+) -> Any:
+    """Runs a statement; if the step is due, kills the process while the server executes it, or just after."""
+    if not injector.is_due(step):
+        return await statement()
+    asyncio.get_running_loop().call_later(injector.wait_seconds, injector.die, step, list(emails))
+    return await statement()
+
+
+def _inject_into_relay(injector: FaultInjector, *, kills: bool) -> None:
+    from dispatcher.broker.publisher import Publisher
+    from dispatcher.recovery.settlement import Settlement
+
+    opened, publish = Publisher.__init__, Publisher.publish
+    release = Settlement.release
+
+    def open_publisher(self: Publisher, *given: Any, **named: Any) -> None:
+        opened(self, *given, **named)
+        injector.enable("relay", RELAY_STEPS if kills else (Step.IN_RELEASE,))
+
+    async def publish_or_die(self: Publisher, messages: Any) -> Any:
+        is_dead_letter = messages[0].queue.endswith(".dlq")
+        emails = [UUID(orjson.loads(message.body)["email_id"]) for message in messages]
+        injector.reach(Step.BEFORE_DEAD_LETTER if is_dead_letter else Step.BEFORE_PUBLISH, emails)
+        confirmed = await publish(self, messages)
+        injector.reach(Step.AFTER_DEAD_LETTER if is_dead_letter else Step.AFTER_PUBLISH, emails)
+        return confirmed
+
+    async def release_or_die(self: Settlement, path: Any, leases: Any) -> Any:
+        if self.reason == "worker_died":
+            injector.reach(Step.IN_SETTLEMENT)
+        elif leases:
+            injector.reach(Step.IN_RELEASE, [lease.email_id for lease in leases])
+        return await release(self, path, leases)
+
+    Publisher.__init__ = open_publisher  # type: ignore[method-assign]
+    Publisher.publish = publish_or_die  # type: ignore[method-assign]
+    Settlement.release = release_or_die  # type: ignore[method-assign]
