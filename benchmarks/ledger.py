@@ -55,13 +55,13 @@ def _measure(ledger: Ledger) -> dict[str, float]:
         ),
         "on the wire": _per_email(lambda _: slots.append(_leave(ledger, email_id)), range(EMAILS)),
         "is the lease void?": _per_email(lambda _: ledger.voided_at, range(EMAILS)),
-        "answered": _per_email(lambda slot: ledger.answered(slot, answer, finished_at=1.0), slots),
+        "answered": _per_email(lambda slot: ledger.mark_answered(slot, answer, finished_at=1.0), slots),
         "recorded, the slot is free": _per_email(ledger.clear, slots),
     }
 
 
 def _leave(ledger: Ledger, email_id: UUID) -> int:
-    return ledger.leaving(email_id, 1, 1, provider="smtp", started_at=1.0, policy=OnUncertain.HOLD)
+    return ledger.mark_on_wire(email_id, 1, 1, provider="smtp", started_at=1.0, policy=OnUncertain.HOLD)
 
 
 def _per_email(write: Callable[[int], object], slots: range | list[int]) -> float:

@@ -254,7 +254,7 @@ def test_every_way_to_import_is_seen(tmp_path: Path) -> None:
         "from dispatcher import broker\n"
         "from dispatcher.worker import pipeline\n"
         "from . import queries\n"
-        "from ..relay.publishing import run\n"
+        "from ..relay.publish_loop import run\n"
         "from typing import TYPE_CHECKING\n"
         "def inside():\n"
         "    import psycopg\n"
@@ -267,7 +267,7 @@ def test_every_way_to_import_is_seen(tmp_path: Path) -> None:
     assert sorted(found) == [
         ("store", "aiosmtplib.SMTP", True),
         ("store", "dispatcher.broker", False),
-        ("store", "dispatcher.relay.publishing.run", False),
+        ("store", "dispatcher.relay.publish_loop.run", False),
         ("store", "dispatcher.store.queries", False),
         ("store", "dispatcher.worker.pipeline", False),
         ("store", "pika.adapters", False),

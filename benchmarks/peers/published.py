@@ -16,8 +16,8 @@ from dispatcher.broker.publisher import Answers, Publisher
 from dispatcher.broker.topology import Topology, depths
 from dispatcher.config import Settings
 from dispatcher.errors import DispatcherError
-from dispatcher.host.roster import Roster
-from dispatcher.relay.publishing import Publishing
+from dispatcher.host.process_table import ProcessTable
+from dispatcher.relay.publish_loop import PublishLoop
 
 PUBLISH_SECONDS: Final = 60.0
 LOOK_SECONDS: Final = 0.1
@@ -69,7 +69,7 @@ async def _publish(settings: Settings, emails: int) -> tuple[_CountingPublisher,
     publisher = _CountingPublisher(
         settings.amqp_url, settings.exchange, name="benchmark relay", ca_file=settings.ca_file
     )
-    publishing = Publishing(settings, publisher, lambda _: (), Roster(["relay"]).seat("relay", 0))
+    publishing = PublishLoop(settings, publisher, lambda _: (), ProcessTable(["relay"]).take_slot("relay", 0))
     relay = asyncio.create_task(publishing.run())
     try:
         async with asyncio.timeout(PUBLISH_SECONDS):

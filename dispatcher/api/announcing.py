@@ -21,8 +21,8 @@ from dispatcher.broker.pointer import Pointer
 from dispatcher.broker.publisher import Publisher
 from dispatcher.domain.backoff import Backoff
 from dispatcher.errors import BrokerUnavailable, DispatcherError
-from dispatcher.host.batches import Batches
-from dispatcher.host.lifecycle import unless_cut_off
+from dispatcher.host.batch_queue import BatchQueue
+from dispatcher.host.lifecycle import raise_on_stray_cancel
 from dispatcher.host.services import Periodic
 from dispatcher.store.drafts import DraftStore
 from dispatcher.store.enqueueing import Draft
@@ -52,7 +52,7 @@ class Announcing:
         self._publisher = publisher
         self._store = store
         self._queue = queue
-        self._batches: Batches[tuple[Pointer, datetime]] = Batches()
+        self._batches: BatchQueue[tuple[Pointer, datetime]] = BatchQueue()
         self._waiting = 0
         self._confirmed = ConfirmedMessages()
         self._opens_at = 0.0
@@ -70,8 +70,8 @@ class Announcing:
     async def run(self) -> None:
         """Announces until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(unless_cut_off(self._batches.run, self._publish))
-            group.create_task(unless_cut_off(Periodic(self).run))
+            group.create_task(raise_on_stray_cancel(self._batches.run, self._publish))
+            group.create_task(raise_on_stray_cancel(Periodic(self).run))
 
     async def finish(self) -> None:
         """Returns once everything was published or given up, and marked."""

@@ -35,8 +35,8 @@ from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
 from dispatcher.config.values import LOOPBACKS
 from dispatcher.errors import ConfigurationError, DispatcherError
-from dispatcher.host.lifecycle import heed
-from dispatcher.host.web_server import WebAnswer, WebServer
+from dispatcher.host.lifecycle import set_on_signals
+from dispatcher.host.web_server import WebResponse, WebServer
 from dispatcher.providers.capabilities import capabilities_of
 from dispatcher.store.api_keys import KeyStore
 from dispatcher.store.connections import make_pool
@@ -113,7 +113,7 @@ def _give_back_memory() -> None:
 
 async def _serve_until_signalled(settings: Settings, listener: socket.socket) -> None:
     stop = asyncio.Event()
-    heed(stop, *_STOPS)
+    set_on_signals(stop, *_STOPS)
     await serve(settings, listener, stop)
 
 
@@ -231,8 +231,8 @@ def _pages(settings: Settings) -> list[WebServer]:
     if not settings.api_metrics_address.host:
         return []
 
-    async def metrics() -> WebAnswer:
-        return WebAnswer(scrape.page(settings.metrics_folder), scrape.CONTENT_TYPE)
+    async def metrics() -> WebResponse:
+        return WebResponse(scrape.page(settings.metrics_folder), scrape.CONTENT_TYPE)
 
     # Every API process of the host reads all files, so it does not matter which one answers.
     setting = "DISPATCHER_API_METRICS_ADDRESS"

@@ -8,7 +8,7 @@ from typing import Final
 from dispatcher.broker.topology import FoundQueue
 from dispatcher.config import Settings
 from dispatcher.errors import SchemaError, TopologyError
-from dispatcher.host.roster import Member
+from dispatcher.host.process_table import ProcessStatus
 from dispatcher.monitor.looking import ANSWER_SECONDS, LOOK_SECONDS, Poll
 from dispatcher.store.counts import Stock
 from dispatcher.store.outbox import AHEAD_SECONDS
@@ -37,7 +37,7 @@ class Health:
         broker: Poll[dict[str, FoundQueue]],
         processes: ProcessCollector,
         unready: Callable[[], list[str]],
-        members: Callable[[], list[Member]],
+        members: Callable[[], list[ProcessStatus]],
     ) -> None:
         """
         Args:

@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from dispatcher.broker.topology import QueueWatch, Topology
 from dispatcher.config import Settings
-from dispatcher.host.roster import Roster
+from dispatcher.host.process_table import ProcessTable
 from dispatcher.host.services import Task
-from dispatcher.host.web_server import WebAnswer, WebServer
+from dispatcher.host.web_server import WebResponse, WebServer
 from dispatcher.monitor.health import Health
 from dispatcher.monitor.looking import Poll
 from dispatcher.monitor.readings import Readings
@@ -23,11 +23,11 @@ from dispatcher.store.migrations import verify_schema_async
 from dispatcher.telemetry.scrape import CONTENT_TYPE, ProcessCollector
 
 
-def pages_of(settings: Settings, pool: Pool, roster: Roster) -> list[Task]:
+def pages_of(settings: Settings, pool: Pool, process_table: ProcessTable) -> list[Task]:
     """The looks at the servers and the web server that tells of them; nothing where it is switched off.
 
     Args:
-        roster: What the processes of this host say of themselves.
+        process_table: What the processes of this host say of themselves.
     """
     if not settings.metrics_address.host:
         return []
@@ -42,21 +42,21 @@ def pages_of(settings: Settings, pool: Pool, roster: Roster) -> list[Task]:
     queues = QueueWatch(settings.amqp_url, Topology.of(settings), name="dispatcher monitor", ca_file=settings.ca_file)
     store, broker = Poll(ask_store), Poll(queues.look, close=queues.close)
     processes = ProcessCollector(settings.metrics_folder)
-    health = Health(settings, store, broker, processes, roster.unready, roster.members)
+    health = Health(settings, store, broker, processes, process_table.unready, process_table.statuses)
     registry = CollectorRegistry()
     registry.register(processes)
     registry.register(Readings(settings, store, broker, health))
 
-    async def metrics() -> WebAnswer:
+    async def metrics() -> WebResponse:
         """Everything that this host's processes counted, and what the monitor has read."""
-        return WebAnswer(generate_latest(registry), CONTENT_TYPE)
+        return WebResponse(generate_latest(registry), CONTENT_TYPE)
 
-    async def healthz() -> WebAnswer:
+    async def healthz() -> WebResponse:
         """200 while the parent lives; that somebody answers says that the monitor does."""
         is_live = os.getppid() == parent
         return _json({"status": "ok" if is_live else "orphaned"}, is_ok=is_live)
 
-    async def readyz() -> WebAnswer:
+    async def readyz() -> WebResponse:
         """200 if this host can do its work, 503 with the reasons if it cannot."""
         reasons = health.reasons()
         is_ready = not any(reasons.values())
@@ -67,6 +67,6 @@ def pages_of(settings: Settings, pool: Pool, roster: Roster) -> list[Task]:
     return [store, broker, WebServer(settings.metrics_address, served)]
 
 
-def _json(words: dict[str, Any], *, is_ok: bool) -> WebAnswer:
+def _json(words: dict[str, Any], *, is_ok: bool) -> WebResponse:
     status = HTTPStatus.OK if is_ok else HTTPStatus.SERVICE_UNAVAILABLE
-    return WebAnswer(orjson.dumps(words, option=orjson.OPT_APPEND_NEWLINE), "application/json", status)
+    return WebResponse(orjson.dumps(words, option=orjson.OPT_APPEND_NEWLINE), "application/json", status)

@@ -9,7 +9,7 @@ from typing import Final, get_args
 from dispatcher.domain.decision import Decision, RetryIn
 from dispatcher.domain.outcome import Accepted, Outcome, outcome_name
 from dispatcher.domain.status import TRANSITIONS, Status
-from dispatcher.host.ledger_format import Flight
+from dispatcher.host.ledger_format import InFlightAttempt
 from dispatcher.store.leases import Result
 
 _STATUS_AFTER: Final = {kind: TRANSITIONS[Status.SENDING, kind.transition] for kind in get_args(Decision)}
@@ -35,7 +35,9 @@ def _clean(text: str | None) -> str | None:
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
-def result_of(flight: Flight, outcome: Outcome, decision: Decision, *, lease_seconds: float | None = None) -> Result:
+def result_of(
+    flight: InFlightAttempt, outcome: Outcome, decision: Decision, *, lease_seconds: float | None = None
+) -> Result:
     """What to record about an attempt that ended.
 
     Args:

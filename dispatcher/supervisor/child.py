@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 from setproctitle import setproctitle
 
 from dispatcher.errors import ConfigurationError, DispatcherError
-from dispatcher.host.roster import Post
+from dispatcher.host.process_table import ChildContext
 from dispatcher.telemetry import metric_files
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -23,11 +23,11 @@ _FAILED: Final = 1
 
 _MISCONFIGURED: Final = 78
 
-Entry = Callable[[Post], int]
-"""A role's main: takes its post, returns the exit code."""
+Entry = Callable[[ChildContext], int]
+"""A role's main: takes its context, returns the exit code."""
 
 
-def become(title: str, entry: Entry, post: Post, parent: int) -> NoReturn:
+def become(title: str, entry: Entry, context: ChildContext, parent: int) -> NoReturn:
     """Runs a role in a process that was just forked, and ends it."""
     code = _FAILED
     try:
@@ -39,14 +39,14 @@ def become(title: str, entry: Entry, post: Post, parent: int) -> NoReturn:
         with suppress(OSError, RuntimeError, ValueError):
             faulthandler.enable(sys.stderr)
         setproctitle(f"dispatcher: {title}")
-        code = entry(post)
+        code = entry(context)
         if code:
-            post.seat.note_reason(f"exit {code}.")
+            context.process_slot.note_reason(f"exit {code}.")
     except BaseException as error:  # noqa: BLE001 - the edge of a process: it must never run on into the parent's code
         code = _MISCONFIGURED if isinstance(error, ConfigurationError) else _FAILED
-        post.seat.note_reason(_public_words(error))
+        context.process_slot.note_reason(_public_words(error))
         with suppress(OSError):
-            _print(title, error, is_up=post.seat.is_up)
+            _print(title, error, is_up=context.process_slot.is_up)
     finally:
         # Even where the disk is full, or nobody reads our words any more.
         for stream in (sys.stdout, sys.stderr):

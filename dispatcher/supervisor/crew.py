@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Final
 
-from dispatcher.host.roster import Post, Roster
+from dispatcher.host.process_table import ChildContext, ProcessTable
 from dispatcher.supervisor.child import become
 from dispatcher.supervisor.heartbeat import ABORT_SECONDS
 from dispatcher.supervisor.supervised import Ending, Process, Role, words_of
@@ -50,7 +50,7 @@ class Crew:
         self.generation = 0
         self._roles = {role.name: role for role in roles}
         self._is_draining = False
-        self._roster = Roster(list(self._roles))
+        self._process_table = ProcessTable(list(self._roles))
         self._drain_seconds = drain_seconds
         self._lifeline = lifeline
         self._log = get_log()
@@ -73,7 +73,7 @@ class Crew:
         role = self._roles[name]
         taken = {process.number for process in self.processes if process.role is role}
         number = next(number for number in count() if number not in taken)
-        process = Process(role, number, self._roster.seat(name, number), role.restarts, role.boots)
+        process = Process(role, number, self._process_table.take_slot(name, number), role.restarts, role.boots)
         self.processes.append(process)
         return process
 
@@ -106,7 +106,7 @@ class Crew:
     def _start(self, process: Process, held: Sequence[int]) -> None:
         # What the parent has loaded stays shared memory: the collector never touches it in a child.
         gc.freeze()
-        process.seat.begin()
+        process.process_slot.begin()
         parent = os.getpid()
         # A signal to a child that still has our handlers would be noted as ours; it waits until the child has its own.
         signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
@@ -120,8 +120,8 @@ class Crew:
         if pid == 0:
             for descriptor in held:
                 os.close(descriptor)
-            post = Post(self._lifeline, process.number, process.seat, self._roster)
-            become(process.name, process.role.entry, post, parent)
+            context = ChildContext(self._lifeline, process.number, process.process_slot, self._process_table)
+            become(process.name, process.role.entry, context, parent)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
         process.began(pid, time.monotonic(), self.generation)
         self._log.info("process.started", role=process.name, pid=pid)
@@ -129,7 +129,7 @@ class Crew:
     def ask(self, process: Process, ending: Ending) -> None:
         """Tells a process to end, and why; it is not started again, unless there must be one and it is reloaded."""
         process.ending = ending
-        process.seat.note_ending()
+        process.process_slot.note_ending()
         if process.pid is None:
             self._remove(process)
             return
@@ -189,8 +189,8 @@ class Crew:
         now, pid = time.monotonic(), process.pid
         reason = process.ending or process.end_of(exit_code)
         if exit_code is None or exit_code < 0:
-            process.seat.note_reason(f"{how}.")  # else the child has said why
-        error = {"error": process.seat.reason} if reason is Ending.COULD_NOT_BOOT else {}
+            process.process_slot.note_reason(f"{how}.")  # else the child has said why
+        error = {"error": process.process_slot.reason} if reason is Ending.COULD_NOT_BOOT else {}
         process.ended(now)
         if process.ending is None and not self._is_draining:
             metrics.RESTARTS.add(1, process.role.name, reason)
@@ -216,5 +216,5 @@ class Crew:
             self._remove(process)
 
     def _remove(self, process: Process) -> None:
-        process.seat.leave()
+        process.process_slot.free()
         self.processes.remove(process)

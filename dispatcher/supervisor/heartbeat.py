@@ -38,7 +38,7 @@ class HangWatch:
         return [process for process in processes if process.pid and self._is_hung(process, passed_seconds)]
 
     def _is_hung(self, process: Process, passed_seconds: float) -> bool:
-        beats = process.seat.beats
+        beats = process.process_slot.beats
         if beats != process.beats:
             process.beats, process.silent_seconds = beats, 0.0
         else:

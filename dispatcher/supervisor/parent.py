@@ -12,7 +12,7 @@ Handlers only note a signal; the loop acts:
     a process hangs    SIGABRT, for a traceback of all its threads; SIGKILL if that does not end it; started again
 
 While it drains, everything but the end is ignored. Each child holds one end of a pipe, the lifeline: its EOF means that
-the parent is gone. What a child has to say it says in the roster, a shared memory; the monitor reads it there.
+the parent is gone. What a child has to say it says in the process table, a shared memory; the monitor reads it there.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Replacing:
             self._old = self._new = None
         if self._old is None:
             self._begin_next()
-        elif self._new is not None and self._new.seat.is_up and self._old.ending is None:
+        elif self._new is not None and self._new.process_slot.is_up and self._old.ending is None:
             self._crew.ask(self._old, self._reason)
 
     def _is_replaced(self, old: Process) -> bool:
@@ -83,4 +83,4 @@ class Replacing:
             return None
         if process.generation < self._crew.generation:
             return Ending.RELOADED
-        return Ending.RECYCLED if process.seat.wants_successor and process.role.count is not None else None
+        return Ending.RECYCLED if process.process_slot.wants_successor and process.role.count is not None else None

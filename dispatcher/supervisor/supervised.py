@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from dispatcher.host.roster import Seat
+from dispatcher.host.process_table import ProcessSlot
 from dispatcher.supervisor.child import Entry
 from dispatcher.supervisor.restarts import BOOTS, Restarts
 
@@ -63,7 +63,7 @@ class Process:
 
     role: Role
     number: int
-    seat: Seat
+    process_slot: ProcessSlot
     restarts: Restarts
     boots: Restarts
     pid: int | None = None
@@ -85,7 +85,7 @@ class Process:
         """It was forked."""
         self.pid, self.started_at, self.start_at, self.generation = pid, now, None, generation
         self.is_hung, self.beats, self.silent_seconds = False, 0, 0.0
-        self.seat.note_process(pid)
+        self.process_slot.note_process(pid)
 
     def kill_by(self, instant: float) -> None:
         """It has to end by then, or earlier if it had to before."""
@@ -95,21 +95,21 @@ class Process:
         """Why it ended by itself; None for a process that could not even be forked."""
         if self.is_hung:
             return Ending.HUNG
-        if not self.seat.is_up:
+        if not self.process_slot.is_up:
             return Ending.COULD_NOT_BOOT
         return Ending.CRASHED if exit_code else Ending.STOPPED
 
     def ended(self, now: float) -> None:
         """It has no process any more; from now on it knows when it is due again."""
-        if self.seat.is_up:
+        if self.process_slot.is_up:
             self.restarts, self.boots = self.restarts.after(now - self.started_at), self.role.boots
             wait_seconds = self.restarts.wait_seconds
         else:
             self.boots = self.boots.after()
             wait_seconds = self.boots.wait_seconds
         self.pid, self.kill_at, self.start_at = None, None, now + wait_seconds
-        self.seat.note_process(None)
-        self.seat.note_failed_boots(self.boots.in_a_row)
+        self.process_slot.note_process(None)
+        self.process_slot.note_failed_boots(self.boots.in_a_row)
 
 
 def words_of(exit_code: int) -> str:

@@ -55,8 +55,8 @@ def _without_ledger() -> None:
     def answered(*_: object, **__: object) -> None:
         pass
 
-    Ledger.leaving = leaving  # type: ignore[method-assign]
-    Ledger.answered = answered  # type: ignore[method-assign]
+    Ledger.mark_on_wire = leaving  # type: ignore[method-assign]
+    Ledger.mark_answered = answered  # type: ignore[method-assign]
 
 
 def _without_fencing() -> None:
@@ -98,19 +98,19 @@ def _with_early_ack() -> None:
 
 def _with_trusted_clock() -> None:
     """A relay takes PostgreSQL's word for the end of a lease, and asks no clock of its own."""
-    from dispatcher.recovery.unrenewed import Unrenewed
+    from dispatcher.recovery.unrenewed import UnrenewedLeases
 
     def has_expired(_: Any, lease: Any, **__: object) -> bool:
         return bool(lease.has_run_out)
 
-    Unrenewed.has_expired = has_expired  # type: ignore[assignment, method-assign]
+    UnrenewedLeases.has_expired = has_expired  # type: ignore[assignment, method-assign]
 
 
 def _without_a_transition() -> None:
     """An email stays on the wire whatever the provider answers: the row that says otherwise is dropped."""
-    from dispatcher.worker.in_flight_email import TRANSITIONS, Event, State
+    from dispatcher.worker.in_flight_email import TRANSITIONS, EmailEvent, EmailState
 
-    del cast("dict[tuple[State, Event], State]", TRANSITIONS)[State.ON_THE_WIRE, Event.ANSWER]
+    del cast("dict[tuple[EmailState, EmailEvent], EmailState]", TRANSITIONS)[EmailState.ON_THE_WIRE, EmailEvent.ANSWER]
 
 
 MUTANTS: Final[Mapping[str, Mutant]] = {

@@ -301,7 +301,7 @@ def test_run_directory_that_cannot_be_made_fails(settled: CommandLine) -> None:
 def test_a_ledger_of_another_database_or_of_nobody_is_a_warning(settled: CommandLine) -> None:
     run_dir = settled.folder / "ledgers"
     ledger = Ledger(run_dir, worker="host:w0:17:cafe", slot="host:w0", slots=1)
-    ledger.name_database(uuid4())
+    ledger.set_database(uuid4())
     assert "another database" in _findings(settled.having(DISPATCHER_RUN_DIR=str(run_dir)), code=0)[LEDGERS]["detail"]
 
     ledger.path.write_bytes(b"a dump")

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from dispatcher.config.values import Listener
-from dispatcher.host.web_server import WebAnswer, WebServer
+from dispatcher.host.web_server import WebResponse, WebServer
 from dispatcher.monitor.asking import ask_unready
 from tests.waiting import until
 
@@ -18,8 +18,8 @@ from tests.waiting import until
 async def told(body: bytes) -> str | None:
     """What is read of a page with this body."""
 
-    async def page() -> WebAnswer:
-        return WebAnswer(body, "application/json", HTTPStatus.SERVICE_UNAVAILABLE)
+    async def page() -> WebResponse:
+        return WebResponse(body, "application/json", HTTPStatus.SERVICE_UNAVAILABLE)
 
     server = WebServer(Listener("127.0.0.1", 0), {"/readyz": page})
     running = asyncio.create_task(server.run())

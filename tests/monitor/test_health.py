@@ -12,7 +12,7 @@ from dispatcher.broker.topology import FoundQueue
 from dispatcher.config import Settings, load
 from dispatcher.domain.status import Status
 from dispatcher.errors import BrokerUnavailable, DispatcherError, SchemaError, StoreUnavailable, TopologyError
-from dispatcher.host.roster import Member
+from dispatcher.host.process_table import ProcessStatus
 from dispatcher.monitor.health import CHECKS, Health
 from dispatcher.monitor.looking import Poll, interval_after
 from dispatcher.store.counts import Stock
@@ -21,7 +21,7 @@ from tests.telemetry.counting import counting
 
 STOCK = Stock({Status.PENDING: 1}, 10.0, 0.5, 0.0, 0.0)
 SETTINGS = load({"DISPATCHER_READY_PENDING_SECONDS": "60"})
-WORKER = Member("worker", 0, 1, is_up=True, is_ending=False, failed_boots=0, beats=1)
+WORKER = ProcessStatus("worker", 0, 1, is_up=True, is_ending=False, failed_boots=0, beats=1)
 QUEUES = {SETTINGS.queue: FoundQueue(3, 2), SETTINGS.dlq: FoundQueue(0, 0)}
 
 
@@ -40,7 +40,7 @@ async def reasons(
     queues: object = QUEUES,
     settings: Settings = SETTINGS,
     *unready: str,
-    members: Sequence[Member] = (),
+    members: Sequence[ProcessStatus] = (),
 ) -> dict[str, str]:
     """What does not hold, by check, once the servers have answered so."""
     store: Poll[Stock] = Poll(answer(stock))  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings, load
 from dispatcher.config.values import Listener
 from dispatcher.dev.servers import Servers
-from dispatcher.host.roster import Roster
+from dispatcher.host.process_table import ProcessTable
 from dispatcher.host.web_server import WebServer
 from dispatcher.monitor.pages import pages_of
 from dispatcher.store.connections import make_pool
@@ -80,7 +80,7 @@ def settings(servers: Servers, tables_url: str, topology: Topology, tmp_path: Pa
 async def monitoring(settings: Settings) -> AsyncIterator[Monitor]:
     pool = make_pool(settings.database_url, name="monitor", size=1)
     await pool.open()
-    tasks = pages_of(settings, pool, Roster([]))
+    tasks = pages_of(settings, pool, ProcessTable([]))
     running = [asyncio.create_task(task.run()) for task in tasks]
     try:
         yield Monitor(next(task for task in tasks if isinstance(task, WebServer)))
@@ -161,7 +161,7 @@ async def test_metrics_are_served_while_files_are_broken(settings: Settings) -> 
 def test_nothing_is_asked_and_served_where_it_is_switched_off(settings: Settings) -> None:
     pool = make_pool(settings.database_url, name="monitor", size=1)
 
-    assert pages_of(replace(settings, metrics_address=Listener("", 0)), pool, Roster([])) == []
+    assert pages_of(replace(settings, metrics_address=Listener("", 0)), pool, ProcessTable([])) == []
 
 
 async def test_an_hour_that_lies_partly_within_counts_by_that_part(settings: Settings, tables_url: str) -> None:

@@ -34,17 +34,17 @@ async def test_leaving_is_called_when_a_connection_stands(tmp_path: Path) -> Non
     assert seen[1][0] == 1
 
 
-class LeaseRanOut(Exception):
+class LeaseExpired(Exception):
     """What a worker raises inside `leaving`."""
 
 
 async def test_a_worker_may_refuse_at_the_last_moment(tmp_path: Path) -> None:
     def refuse() -> None:
-        raise LeaseRanOut
+        raise LeaseExpired
 
     async with ses_place(tmp_path, connections=1) as place:
         deadline = asyncio.get_running_loop().time() + 20
-        with pytest.raises(LeaseRanOut):
+        with pytest.raises(LeaseExpired):
             await place.provider.send(an_email(), FakeAttempt(1, deadline, refuse))
         email = an_email()
 
@@ -91,11 +91,11 @@ async def test_an_email_that_has_waited_for_a_connection_has_all_of_its_time_the
 
 async def test_an_email_that_is_not_admitted_leaves_its_connection_to_others(tmp_path: Path) -> None:
     def refuse() -> float:
-        raise LeaseRanOut
+        raise LeaseExpired
 
     async with ses_place(tmp_path, connections=1) as place:
         attempt = FakeAttempt(1, asyncio.get_running_loop().time() + PATIENCE_SECONDS, lambda: None, admission=refuse)
-        with pytest.raises(LeaseRanOut):
+        with pytest.raises(LeaseExpired):
             await place.provider.send(an_email(), attempt)
 
         assert isinstance((await send(place.provider, an_email())).outcome, Accepted)

@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from dispatcher.host.roster import Post
+from dispatcher.host.process_table import ChildContext
 from dispatcher.supervisor.parent import Parent
 from dispatcher.supervisor.supervised import Role
 from dispatcher.telemetry import log
@@ -32,14 +32,14 @@ def run_parent(folder: Path, sign_of_life: int) -> int:
     # One that hangs ends by itself, with an exit code that nothing else gives.
     signal.alarm(HANGS_AFTER_SECONDS)
 
-    def end_at_once(post: Post) -> int:
-        post.seat.up()
+    def end_at_once(context: ChildContext) -> int:
+        context.process_slot.mark_up()
         os.write(sign_of_life, b".")
-        return end(Toy("ends", "0", folder / "diary"), post)
+        return end(Toy("ends", "0", folder / "diary"), context)
 
-    def listen(post: Post) -> int:
-        post.seat.up()
-        return hear_signal(Toy("listens", "", folder / "diary"), post)
+    def listen(context: ChildContext) -> int:
+        context.process_slot.mark_up()
+        return hear_signal(Toy("listens", "", folder / "diary"), context)
 
     busy = [Role(f"busy {number}", end_at_once, restarts=Eager()) for number in range(3)]
     roles = [*busy, Role("listens", listen), Role("relay", listen, stops_last=True)]

@@ -35,7 +35,7 @@ from pathlib import Path
 
 from dispatcher.errors import ConfigurationError, StoreRefused, StoreUnavailable
 from dispatcher.host.lifecycle import stop_event
-from dispatcher.host.roster import Post
+from dispatcher.host.process_table import ChildContext
 from dispatcher.supervisor.parent import Parent
 from dispatcher.supervisor.restarts import BOOTS, Restarts
 from dispatcher.supervisor.supervised import Role
@@ -81,14 +81,14 @@ class Toy:
             file.write(f"{self.name} {os.getpid()} {word}\n".encode())
 
 
-def serve(toy: Toy, post: Post) -> int:
+def serve(toy: Toy, context: ChildContext) -> int:
     """Works until told to stop, as our processes do."""
 
     async def work() -> None:
-        stop = stop_event(post)
+        stop = stop_event(context)
         # Before the parent knows: from then on it may stop a predecessor, and the diary tells who was there when.
         toy.note("serving")
-        post.seat.up()
+        context.process_slot.mark_up()
         await stop.wait()
         toy.note("stopping")
         await asyncio.sleep(float(toy.argument or 0))
@@ -100,7 +100,7 @@ def serve(toy: Toy, post: Post) -> int:
     return 0
 
 
-def hear_signal(toy: Toy, _post: Post) -> int:
+def hear_signal(toy: Toy, _context: ChildContext) -> int:
     """Stops by SIGTERM alone."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     toy.note("serving")
@@ -109,16 +109,16 @@ def hear_signal(toy: Toy, _post: Post) -> int:
     return 0
 
 
-def hear_lifeline(toy: Toy, post: Post) -> int:
+def hear_lifeline(toy: Toy, context: ChildContext) -> int:
     """Stops by the lifeline alone."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     toy.note("serving")
-    assert os.read(post.lifeline, 1) == b""
+    assert os.read(context.lifeline, 1) == b""
     toy.note("stopped")
     return 0
 
 
-def be_deaf(toy: Toy, _post: Post) -> int:
+def be_deaf(toy: Toy, _context: ChildContext) -> int:
     """Never stops."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     toy.note("serving")
@@ -126,41 +126,41 @@ def be_deaf(toy: Toy, _post: Post) -> int:
         select.select([], [], [])
 
 
-def end(toy: Toy, _post: Post) -> int:
+def end(toy: Toy, _context: ChildContext) -> int:
     """Ends at once."""
     toy.note(f"descriptors={len(list(Path('/proc/self/fd').iterdir()))}")
     return int(toy.argument)
 
 
-def chat(toy: Toy, _post: Post) -> int:
+def chat(toy: Toy, _context: ChildContext) -> int:
     """Ends with words that nobody has read yet."""
     toy.note("chatted")
     sys.stdout.write("hello\n")
     return 0
 
 
-def fail(_toy: Toy, _post: Post) -> int:
+def fail(_toy: Toy, _context: ChildContext) -> int:
     """Ends by an exception."""
     raise RuntimeError("a toy broke")
 
 
-def abort(_toy: Toy, _post: Post) -> int:
+def abort(_toy: Toy, _context: ChildContext) -> int:
     """Ends by a signal."""
     os.kill(os.getpid(), signal.SIGKILL)
     return 0
 
 
-def be_mistaken(_toy: Toy, _post: Post) -> int:
+def be_mistaken(_toy: Toy, _context: ChildContext) -> int:
     """Ends by a mistake in its settings."""
     raise ConfigurationError(["TOY_SIZE must be a whole number.", "TOY_COLOUR is not set."])
 
 
-def hang(toy: Toy, post: Post) -> int:
+def hang(toy: Toy, context: ChildContext) -> int:
     """Its loop begins, and then stands still."""
 
     async def stand_still() -> None:
-        stop_event(post)
-        post.seat.up()
+        stop_event(context)
+        context.process_slot.mark_up()
         toy.note("serving")
         select.select([], [], [])
 
@@ -168,39 +168,39 @@ def hang(toy: Toy, post: Post) -> int:
     return 0
 
 
-def retire(toy: Toy, post: Post) -> int:
+def retire(toy: Toy, context: ChildContext) -> int:
     """Serves, and wants to be replaced."""
-    post.seat.ask_for_successor()
-    return serve(toy, post)
+    context.process_slot.ask_for_successor()
+    return serve(toy, context)
 
 
-def kill_itself(_toy: Toy, _post: Post) -> int:
+def kill_itself(_toy: Toy, _context: ChildContext) -> int:
     """Dies of a signal."""
     os.kill(os.getpid(), signal.SIGKILL)
     return 0
 
 
-def lack_room(_toy: Toy, _post: Post) -> int:
+def lack_room(_toy: Toy, _context: ChildContext) -> int:
     """Ends because a disk is full."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/private/file")
 
 
-def be_refused(_toy: Toy, _post: Post) -> int:
+def be_refused(_toy: Toy, _context: ChildContext) -> int:
     """Ends because a server does not let it in."""
     raise ConfigurationError(["no entry for the user private"]) from StoreRefused("no entry for the user private")
 
 
-def be_cut_off(_toy: Toy, _post: Post) -> int:
+def be_cut_off(_toy: Toy, _context: ChildContext) -> int:
     """Ends because a server is away."""
     raise StoreUnavailable("no connection to private as private")
 
 
-def be_broken(_toy: Toy, _post: Post) -> int:
+def be_broken(_toy: Toy, _context: ChildContext) -> int:
     """Ends by a mistake of ours."""
     raise LookupError("private")
 
 
-UNFIT: dict[str, Callable[[Toy, Post], int]] = {
+UNFIT: dict[str, Callable[[Toy, ChildContext], int]] = {
     "unfit": end,
     "mistaken": be_mistaken,
     "killed": kill_itself,
@@ -210,7 +210,7 @@ UNFIT: dict[str, Callable[[Toy, Post], int]] = {
     "broken": be_broken,
 }
 """These end before they are up."""
-KINDS: dict[str, Callable[[Toy, Post], int]] = {
+KINDS: dict[str, Callable[[Toy, ChildContext], int]] = {
     "serve": serve,
     "signal": hear_signal,
     "lifeline": hear_lifeline,
@@ -231,13 +231,13 @@ def role(text: str, folder: Path) -> Role:
     name, _, times = title.partition("*")
     toy = Toy(name, argument, folder / "diary")
 
-    def run(post: Post) -> int:
+    def run(context: ChildContext) -> int:
         if kind in UNFIT:
-            return UNFIT[kind](toy, post)
+            return UNFIT[kind](toy, context)
         # A loop is up when it works; the others are at once.
         if kind not in ("serve", "retire", "hang"):
-            post.seat.up()
-        return KINDS[kind](toy, post)
+            context.process_slot.mark_up()
+        return KINDS[kind](toy, context)
 
     return Role(name, run, int(times) if times else None, name in ("relay", "monitor"), *waits_of(name))
 
