@@ -186,10 +186,10 @@ async def test_a_batch_answers_for_each_email_in_order(api: Api, connection: psy
     told = [item.get("problem", {}).get("code") or item["outcome"] for item in answer.json["results"]]
     assert told == [
         "accepted",
-        "replayed",
+        "known",
         "idempotency-key-reused",
         "invalid-email",
-        "replayed",
+        "known",
         "invalid-email",
         "invalid-email",
     ]
