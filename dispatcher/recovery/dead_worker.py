@@ -1,4 +1,4 @@
-"""Settles the ledger of a dead worker, within moments, by the relay of its host.
+"""Settles the ledger of a dead worker. The relay on the same host does this within moments.
 
     answered       → recorded as answered
     on the wire    → uncertain, judged by the policy in the ledger

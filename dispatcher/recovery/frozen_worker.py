@@ -1,4 +1,4 @@
-"""Settles the expired leases of a frozen worker (stopped, swapped out), by the relay of its host.
+"""Settles the expired leases of a frozen worker (stopped, swapped out). The relay on the same host does this.
 
     not named in its ledger → released: the email was not sent and will not be (see `host.ledger`)
     answered                → recorded as answered

@@ -1,9 +1,9 @@
-"""Judges the leases of a lost host, after they have expired and a grace period has passed, by the leading relay.
+"""Judges the leases of a lost host, after they have expired and a grace period has passed.
 
-The host's ledgers are lost, too. Which emails were sent is unknown, so each is uncertain: held, or due again under the
-policy `resend`. The relay skips leases of its own host's workers, whose ledgers it can read, and leases that have not
-expired by a steady clock. When the host comes back, its workers or its ledgers correct the judgement
-(docs/protocol.md).
+The leading relay does this. The host's ledgers are lost, too. Which emails were sent is unknown, so each is uncertain:
+held, or due again under the policy `resend`. The relay skips leases of its own host's workers, whose ledgers it can
+read, and leases that have not expired by a steady clock. When the host comes back, its workers or its ledgers correct
+the judgement (docs/protocol.md).
 """
 
 from __future__ import annotations

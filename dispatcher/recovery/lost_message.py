@@ -1,7 +1,7 @@
-"""Makes an email due again after RabbitMQ has lost its message, by the leading relay.
+"""Makes an email due again after RabbitMQ has lost its message.
 
-A message counts as lost if its email is still pending long after it was published, and either the send queue is empty,
-or emails that were published long after it are being sent.
+The leading relay does this. A message counts as lost if its email is still pending long after it was published, and
+either the send queue is empty, or emails that were published long after it are being sent.
 
 An unleased message in a worker's prefetch window looks the same. Publishing it a second time is harmless, and
 duplicates cannot pile up: they fill the prefetch windows, and from then on the queue is not empty. With bundles, a

@@ -106,7 +106,8 @@ class RecordStage:
         while True:
             try:
                 if batch[0].email.state is EmailState.IN_DOUBT and await self._store.is_recorded(batch[0].result):
-                    # The lost reply would have named the emails whose lease was lost. A deferral now counts as lost.
+                    # The lost reply would have named the emails whose lease was lost. So the lease of a deferred
+                    # email counts as lost.
                     self._close(batch, (), 0.0)
                     break
                 batch = await self._without_locked(batch, is_busy=is_busy)
@@ -127,7 +128,7 @@ class RecordStage:
                 await self._outage.wait(error)
 
     async def _without_locked(self, batch: list[EndedAttempt], *, is_busy: bool) -> list[EndedAttempt]:
-        """Queues results of rows that another transaction has locked for later; returns the others."""
+        """Queues the results of locked rows again for later; returns the others."""
         locked = await self._store.locked.among([ended.email.email_id for ended in batch], is_busy=is_busy)
         if not locked:
             return batch

@@ -80,7 +80,7 @@ class SendStage:
         self._wait(email, seconds)
 
     def release(self, email: InFlightEmail, delay_seconds: float = 0.0) -> None:
-        """Releases an email that was not sent, or of which the provider took nothing. Idempotent."""
+        """Releases an email that was not sent, or that the provider did not take. Idempotent."""
         if email.may(EmailEvent.RELEASE):
             email.on(EmailEvent.RELEASE)
             self._releases.add(ReleaseRequest(email, delay_seconds))

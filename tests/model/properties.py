@@ -9,7 +9,7 @@ from tests.model.state import Answer, DeadLetter, State, Worker
 
 
 def broken(state: State, rules: Rules) -> str | None:
-    """The guarantee that this state breaks; None if it keeps all."""
+    """The guarantee that this state breaks; None if all hold."""
     row, accepted = state.row, state.accepted
     allowed = 1 + state.resent
     if any(worker.not_allowed for worker in state.workers):

@@ -295,7 +295,7 @@ class StageBench:
     """A worker's pipeline with fakes.
 
     Attributes:
-        faults: Exceptions that no code awaited.
+        faults: Exceptions of background tasks.
         is_cut_short: Whether the drain timed out.
     """
 
