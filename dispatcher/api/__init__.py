@@ -1,16 +1,16 @@
-"""The HTTP API: makes an email durable, announces it to RabbitMQ, and answers. It never sends.
+"""The HTTP API: stores emails durably, publishes them to RabbitMQ, and reports their status. It never sends emails.
 
-A request passes, in this order:
+A request to enqueue an email passes through these modules, in this order:
 
-    protocol.py     HTTP/1.1 itself: how long a client may take, how large a head may be
-    guard.py        a fault is answered with a problem
-    direct.py       straight to where emails are taken
-    app.py          else which path and method it is
-    access.py       who asks, and whether that key may
-    bodies.py       the body: its type, its size, its JSON; shares.py bounds what one caller holds at once
-    intake.py       the email: the domain's rules, then what this API allows (policy.py) and this key (access.py)
-    gathering.py    one statement for the emails of all requests of these milliseconds
-    announcing.py   and their messages, confirmed by RabbitMQ; the relay does what is left undone
+    http_protocol.py         HTTP/1.1: timeouts, size limits, strict framing
+    error_middleware.py      turns exceptions into problem responses
+    fast_routes.py           calls the enqueue endpoints directly; other requests are routed by app.py
+    enqueue_endpoints.py     the endpoints for one email and for a batch
+    access.py                authenticates the key, and checks its scope and rate
+    body_reader.py           reads the body within limits; fair_limiter.py gives one caller at most half
+    validation.py            validates the email: the domain's rules, this API's (policy.py), the key's (access.py)
+    insert_batcher.py        inserts the emails of concurrent requests with one statement
+    immediate_publisher.py   publishes their messages; the relay publishes what this misses
 
-Needs the extra `api`; nothing outside this package imports FastAPI.
+Needs the extra `api`. Only this package imports FastAPI.
 """

@@ -1,8 +1,10 @@
-"""Access: who asks, and what they may.
+"""Authentication by API key, scopes, and rates.
 
-Every key is in memory, read anew every few seconds: a request costs no look at the database, and a key that was revoked
-works for these seconds at most. With DISPATCHER_API_ALLOW_ANONYMOUS=on, requests over the loopback need no key until
-the first key is created. After that every request needs a key, even if all keys are revoked.
+Every process keeps all keys in memory and reads them again every two seconds, so a request needs no query for its key,
+and a revoked key works for two seconds at most.
+
+With DISPATCHER_API_ALLOW_ANONYMOUS=on, requests over the loopback need no key until the first key is created. After
+that every request needs a key, even if all keys are revoked or deleted.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ from typing import Final
 
 from starlette.requests import Request
 
-from dispatcher.api.problems import Flaw, Problem, pointer_of
+from dispatcher.api.fair_limiter import FairLimiter
+from dispatcher.api.problems import FieldError, Problem, pointer_of
 from dispatcher.api.quotas import Quotas
 from dispatcher.api.senders import may_send_from
-from dispatcher.api.shares import Shares
 from dispatcher.config.values import LOOPBACKS
 from dispatcher.domain.api_key import Scope, Secret
 from dispatcher.errors import StoreUnavailable
@@ -28,90 +30,94 @@ from dispatcher.store.api_keys import ApiKey, KeyStore
 from dispatcher.telemetry.log import get_log
 
 REFRESH_SECONDS: Final = 2.0
-LOOK_AGAIN_SECONDS: Final = 0.2
-"""A key that is not known may be new: it waits for the list to be read anew, which is done no more often than so."""
+MIN_REFRESH_INTERVAL_SECONDS: Final = 0.2
+"""An unknown key may be new, so its request refreshes the keys, at most once per this interval."""
 _NO_HASH: Final = bytes(32)
 DEFAULT_TENANT: Final = "default"
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks.
+    """An authenticated client.
 
     Attributes:
-        key: None where the API is open: then everything is allowed, for any tenant.
-        name: Whose share of slots and memory it uses: the key's, or the address's where there is no key.
+        key: Its API key; None if the API is open: then it may do everything, for any tenant.
+        name: Identifies it for the limits per caller: the key's id, or the IP address if there is no key.
     """
 
     key: ApiKey | None
     name: str
 
     def tenant(self, asked: object) -> str:
-        """The tenant that the caller acts for.
+        """The tenant that a request acts for.
+
+        Args:
+            asked: The request's `tenant_id`, if it has one.
 
         Raises:
-            Problem: a request names another one than the key's.
+            Problem: the request names another tenant than the key's.
         """
         if self.key is None:
             return asked if isinstance(asked, str) else DEFAULT_TENANT
         if asked is not None and asked != self.key.tenant_id:
-            raise Problem("tenant-forbidden")
+            raise Problem("tenant-forbidden", "Leave out tenant_id, or use a key of that tenant.")
         return self.key.tenant_id
 
-    def check_sender(self, sender: str, below: str = "") -> None:
-        """Asserts that the caller may send from an address.
+    def check_sender(self, sender: str, prefix: str = "") -> None:
+        """Checks that the caller may send from an address.
 
         Raises:
-            Problem: the key names others.
+            Problem: the key does not allow it.
         """
         if self.key is not None and not may_send_from(sender, self.key):
-            flaw = Flaw("pointer", pointer_of("from", below), "is an address that this key may not send from")
-            raise Problem("sender-forbidden", flaws=[flaw])
+            error = FieldError("pointer", pointer_of("from", prefix), "is an address that this key may not send from")
+            detail = "Use an address or domain that the key was created with, or another key."
+            raise Problem("sender-forbidden", detail, errors=[error])
 
 
-class Access:
-    """The door: knows every key, and what each has used.
+class AccessControl:
+    """Authenticates callers, and enforces scopes, rates and quotas.
 
     Attributes:
         is_open: Whether requests need no key.
     """
 
-    def __init__(self, store: KeyStore, slots: Shares, *, may_be_open: bool) -> None:
+    def __init__(self, store: KeyStore, slots: FairLimiter, *, may_be_open: bool) -> None:
         """
         Args:
-            slots: Requests that are worked on.
-            may_be_open: Until there is a first key, requests need none.
+            slots: Limits the requests in progress.
+            may_be_open: Whether requests need no key until the first key exists.
         """
         self.is_open = may_be_open
         self.quotas = Quotas(store)
         self._slots = slots
         self._store = store
         self._keys: dict[str, ApiKey] = {}
-        self._buckets: dict[str, _Bucket] = {}
-        self._looked_at = -math.inf
+        self._buckets: dict[str, _TokenBucket] = {}
+        self._refreshed_at = -math.inf
         self._failed_at = -math.inf
-        self._looking = asyncio.Lock()
+        self._refresh_lock = asyncio.Lock()
 
     @property
     def has_usable_keys(self) -> bool:
-        """Whether there is a key that was not revoked."""
+        """Whether at least one key is not revoked."""
         return any(key.revoked_at is None for key in self._keys.values())
 
     async def refresh(self) -> None:
-        """Reads the keys anew."""
+        """Reads all keys from the database."""
         began_at = time.monotonic()
-        self.know(await self._store.list_keys())
-        self._looked_at = began_at
+        self.set_keys(await self._store.list_keys())
+        self._refreshed_at = began_at
 
-    def know(self, keys: Sequence[ApiKey]) -> None:
-        """Takes these for all keys that there ever were."""
+    def set_keys(self, keys: Sequence[ApiKey]) -> None:
+        """Replaces the keys in memory. `keys` includes revoked keys."""
         self._keys = {key.key_id: key for key in keys}
         self._buckets = {name: bucket for name, bucket in self._buckets.items() if name in self._keys}
-        # For good: a table that is emptied, as by a restore, opens nothing again.
+        # Never back to open: a table that a restore has emptied must not open the API.
         self.is_open = self.is_open and not keys
 
     async def run(self) -> None:
-        """Reads the keys anew until cancelled; while PostgreSQL is away, what was read last holds."""
+        """Refreshes the keys until cancelled. While PostgreSQL is unavailable, the last keys stay valid."""
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
             try:
@@ -120,39 +126,42 @@ class Access:
                 get_log().warning("store.connection_lost", reason=str(error), retry_in_seconds=REFRESH_SECONDS)
 
     @asynccontextmanager
-    async def admitted(self, request: Request, scope: Scope) -> AsyncIterator[Caller]:
-        """The caller, if they may do this, with a slot while the block runs. For requests without a body.
+    async def admit(self, request: Request, scope: Scope) -> AsyncIterator[Caller]:
+        """Authenticates a request without a body, and holds a request slot during the block.
 
         Raises:
-            Problem: as `caller` does, or `overloaded`.
+            Problem: as `authenticate`, or `overloaded`.
         """
-        caller = await self.caller(request, scope)
-        self._slots.take(caller.name)
+        caller = await self.authenticate(request, scope)
+        self._slots.acquire(caller.name)
         try:
             yield caller
         finally:
-            self._slots.give_back(caller.name)
+            self._slots.release(caller.name)
 
-    async def caller(self, request: Request, scope: Scope) -> Caller:
-        """Who asks, if they may do this; costs the key one request.
+    async def authenticate(self, request: Request, scope: Scope) -> Caller:
+        """Authenticates a request, checks its scope, and charges the key's rate.
 
         Raises:
             Problem: `unauthorized`, `insufficient-scope`, `host-forbidden` or `rate-limited`.
         """
         if self.is_open and "authorization" in request.headers:
-            await self._look_again()
+            await self._refresh_after_now()
         if self.is_open:
             self._check_origin(request)
             address = request.scope.get("client")
             return Caller(None, address[0] if address else "")
         key = await self._key(request)
         if scope not in key.scopes:
-            raise Problem("insufficient-scope", f"It needs the scope {scope.value}.")
+            raise Problem("insufficient-scope", f"Use a key that has the scope {scope.value}.")
         self.charge(key)
         return Caller(key, key.key_id)
 
     def charge(self, key: ApiKey | None, more: int = 0) -> None:
-        """Charges a request, or the further emails that it turned out to bring, which go on a debt if need be.
+        """Charges the key's rate for one request, or for the further emails of a batch.
+
+        Args:
+            more: Emails of a batch beyond the first. They are always admitted, and delay later requests.
 
         Raises:
             Problem: `rate-limited`.
@@ -161,44 +170,46 @@ class Access:
             return
         bucket = self._buckets.get(key.key_id)
         if bucket is None or bucket.per_second != key.requests_per_second:
-            bucket = self._buckets[key.key_id] = _Bucket(key.requests_per_second)
+            bucket = self._buckets[key.key_id] = _TokenBucket(key.requests_per_second)
         if more:
-            bucket.owe(more)
-        elif wait := bucket.take():
-            raise Problem("rate-limited", retry_after=math.ceil(wait))
+            bucket.overdraw(more)
+        elif wait := bucket.acquire():
+            seconds = math.ceil(wait)
+            limit = f"{key.requests_per_second:g} per second"
+            raise Problem("rate-limited", f"The key allows {limit}. Retry after {seconds} s.", retry_after=seconds)
 
     async def _key(self, request: Request) -> ApiKey:
         given = request.headers.getlist("authorization")
         kind, _, text = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         secret = Secret.parse(text.strip()) if kind.lower() == "bearer" else None
         if secret is None:
-            raise Problem("unauthorized")
+            raise Problem("unauthorized", "Send one header `Authorization: Bearer ed_…`.")
         key = self._matching(secret)
         if key is None:
-            # For a wrong secret, too: otherwise the time would tell which ids there are.
-            await self._look_again()
+            # Also for a known id with a wrong secret. Otherwise the response time would reveal which ids exist.
+            await self._refresh_after_now()
             key = self._matching(secret)
         if key is None or key.revoked_at is not None:
-            raise Problem("unauthorized", "The key is not known, or was revoked.")
+            raise Problem("unauthorized", "The API key does not exist, its secret is wrong, or it was revoked.")
         return key
 
     def _matching(self, secret: Secret) -> ApiKey | None:
         key = self._keys.get(secret.key_id)
         return key if secret.matches(key.secret_hash if key else _NO_HASH) else None
 
-    async def _look_again(self) -> None:
-        """Returns after a look that began later than this call; those who wait share it.
+    async def _refresh_after_now(self) -> None:
+        """Returns after a refresh that began after this call. Concurrent calls share one refresh.
 
         Raises:
-            StoreUnavailable: PostgreSQL does not say.
+            StoreUnavailable: the keys could not be read.
         """
         called_at = time.monotonic()
-        async with self._looking:
+        async with self._refresh_lock:
             if self._failed_at >= called_at:
-                # Who waited together fails together: one after the other, each would wait as long again.
+                # The refresh failed while this call waited. Trying again would let the calls time out one by one.
                 raise StoreUnavailable("The keys could not be read.")
-            if self._looked_at < called_at:
-                await asyncio.sleep(self._looked_at + LOOK_AGAIN_SECONDS - time.monotonic())
+            if self._refreshed_at < called_at:
+                await asyncio.sleep(self._refreshed_at + MIN_REFRESH_INTERVAL_SECONDS - time.monotonic())
                 try:
                     await self.refresh()
                 except StoreUnavailable:
@@ -206,25 +217,26 @@ class Access:
                     raise
 
     def _check_origin(self, request: Request) -> None:
-        """While we are open, only this host itself may ask.
+        """Accepts only direct requests to the loopback while the API is open.
 
-        No web page reaches us by a name of its own that leads to the loopback (DNS rebinding). A proxy before us would
-        let everybody in, and is refused where it says that it is one; many do not.
+        The check of Host stops DNS rebinding: a web page whose own name resolves to the loopback. A proxy would admit
+        everybody, so requests with a proxy's headers are refused. Many proxies add none of these headers.
         """
         host = request.headers.get("host", "")
         name = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host
         if name.strip("[]").lower() not in LOOPBACKS:
-            raise Problem("host-forbidden", f"The header Host must name one of: {', '.join(LOOPBACKS)}.")
-        if any(_tells_of_proxy(header) for header in request.headers):
-            raise Problem("host-forbidden", "The request came through a proxy.")
+            names = ", ".join(LOOPBACKS)
+            raise Problem("host-forbidden", f"The Host header must be one of: {names}. Or create an API key.")
+        if any(_is_proxy_header(header) for header in request.headers):
+            raise Problem("host-forbidden", "The request came through a proxy. Create an API key to use a proxy.")
 
 
-def _tells_of_proxy(header: str) -> bool:
+def _is_proxy_header(header: str) -> bool:
     return header in ("forwarded", "via") or header.startswith("x-forwarded-")
 
 
-class _Bucket:
-    """A key's rate in this process: holds a second's requests, and may go into debt."""
+class _TokenBucket:
+    """A key's rate in this process: holds one second's requests, at least one, and may be overdrawn."""
 
     __slots__ = ("_at", "_tokens", "per_second")
 
@@ -233,8 +245,8 @@ class _Bucket:
         self._tokens = max(1.0, per_second)
         self._at = time.monotonic()
 
-    def take(self) -> float:
-        """Takes a token; returns the seconds to wait if there is none."""
+    def acquire(self) -> float:
+        """Takes a token and returns 0, or returns the seconds until one is available."""
         now = time.monotonic()
         self._tokens = min(max(1.0, self.per_second), self._tokens + (now - self._at) * self.per_second)
         self._at = now
@@ -243,6 +255,6 @@ class _Bucket:
         self._tokens -= 1
         return 0.0
 
-    def owe(self, tokens: int) -> None:
-        """Takes tokens that need not be there."""
+    def overdraw(self, tokens: int) -> None:
+        """Takes tokens even if the bucket is empty."""
         self._tokens -= tokens

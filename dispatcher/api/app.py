@@ -1,4 +1,4 @@
-"""The application: its paths, and its description."""
+"""The ASGI application: its paths and its documentation."""
 
 from __future__ import annotations
 
@@ -12,26 +12,32 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Match
 
-from dispatcher.api import description as describe
-from dispatcher.api.access import Access
-from dispatcher.api.direct import Direct, Endpoint
+from dispatcher.api import openapi as operations
+from dispatcher.api.access import AccessControl
 from dispatcher.api.docs_page import CONTENT_SECURITY_POLICY, page
-from dispatcher.api.emails import Emails
-from dispatcher.api.operating import Operating
+from dispatcher.api.enqueue_endpoints import EnqueueEndpoints
+from dispatcher.api.fast_routes import Endpoint, FastRoutes
+from dispatcher.api.operator_endpoints import OperatorEndpoints
 from dispatcher.api.problems import Problem
-from dispatcher.api.reading import Reading
-from dispatcher.api.refusals import Refusals
+from dispatcher.api.refusal_counter import RefusalCounter
+from dispatcher.api.status_endpoints import StatusEndpoints
 from dispatcher.version import VERSION
 
 _CODES: Final = {404: "not-found", 405: "method-not-allowed"}
 
 
-def make_app(access: Access, emails: Emails, reading: Reading, operating: Operating, refusals: Refusals) -> Direct:
-    """The application; what it needs is open already."""
+def make_app(
+    access: AccessControl,
+    enqueueing: EnqueueEndpoints,
+    status: StatusEndpoints,
+    operators: OperatorEndpoints,
+    refusals: RefusalCounter,
+) -> FastRoutes:
+    """Builds the application from its endpoints, whose connections are already open."""
     app = FastAPI(
         title="Email Dispatcher",
         version=VERSION,
-        description=describe.ABOUT,
+        description=operations.ABOUT,
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
@@ -39,24 +45,26 @@ def make_app(access: Access, emails: Emails, reading: Reading, operating: Operat
     )
     app.add_exception_handler(Problem, partial(_on_problem, refusals))
     app.add_exception_handler(HTTPException, partial(_on_http_exception, refusals))
-    _add(app, "POST", "/v1/emails", emails.create, describe.CREATE)
-    _add(app, "POST", "/v1/emails/batch", emails.create_many, describe.CREATE_MANY)
-    _add(app, "GET", "/v1/emails", reading.list, describe.LIST)
-    _add(app, "GET", "/v1/emails/by-key/{message_key:path}", reading.get_by_key, describe.GET_BY_KEY)
-    _add(app, "GET", "/v1/emails/{email_id:uuid}", reading.get, describe.GET)
-    _add(app, "POST", "/v1/held/{email_id:uuid}/confirm", operating.confirm, describe.CONFIRM)
-    _add(app, "POST", "/v1/held/{email_id:uuid}/release", operating.release, describe.RELEASE)
-    _add(app, "POST", "/v1/replays", operating.create_replay, describe.CREATE_REPLAY)
-    _add(app, "GET", "/v1/replays/{replay_id}", operating.get_replay, describe.GET_REPLAY)
-    _add(app, "POST", "/v1/replays/{replay_id}/resume", operating.resume_replay, describe.RESUME_REPLAY)
-    _add(app, "DELETE", "/v1/replays/{replay_id}", operating.stop_replay, describe.STOP_REPLAY)
+    _add(app, "POST", "/v1/emails", enqueueing.create, operations.CREATE)
+    _add(app, "POST", "/v1/emails/batch", enqueueing.create_many, operations.CREATE_MANY)
+    _add(app, "GET", "/v1/emails", status.list, operations.LIST)
+    _add(app, "GET", "/v1/emails/by-key/{message_key:path}", status.get_by_key, operations.GET_BY_KEY)
+    _add(app, "GET", "/v1/emails/{email_id:uuid}", status.get, operations.GET)
+    _add(app, "POST", "/v1/held/{email_id:uuid}/confirm", operators.confirm, operations.CONFIRM)
+    _add(app, "POST", "/v1/held/{email_id:uuid}/release", operators.release, operations.RELEASE)
+    _add(app, "POST", "/v1/replays", operators.create_replay, operations.CREATE_REPLAY)
+    _add(app, "GET", "/v1/replays/{replay_id}", operators.get_replay, operations.GET_REPLAY)
+    _add(app, "POST", "/v1/replays/{replay_id}/resume", operators.resume_replay, operations.RESUME_REPLAY)
+    _add(app, "DELETE", "/v1/replays/{replay_id}", operators.stop_replay, operations.STOP_REPLAY)
     _add_pages(app, access)
-    return Direct(app, {("POST", "/v1/emails"): emails.create, ("POST", "/v1/emails/batch"): emails.create_many})
+    return FastRoutes(
+        app, {("POST", "/v1/emails"): enqueueing.create, ("POST", "/v1/emails/batch"): enqueueing.create_many}
+    )
 
 
-def _add(app: FastAPI, method: str, path: str, endpoint: Endpoint, operation: describe.Operation) -> None:
-    # This route answers; the one below, which it hides, is there for the description: FastAPI would resolve
-    # dependencies for each request, of which we have none, and take longer over it than the email takes.
+def _add(app: FastAPI, method: str, path: str, endpoint: Endpoint, operation: operations.Operation) -> None:
+    # This route serves requests. The second route, which it hides, only adds the operation to the OpenAPI document.
+    # FastAPI would resolve dependencies for each request. We have none, and it takes longer than enqueueing an email.
     app.add_route(path, endpoint, methods=[method], include_in_schema=False)
     app.add_api_route(
         path,
@@ -65,28 +73,28 @@ def _add(app: FastAPI, method: str, path: str, endpoint: Endpoint, operation: de
         response_class=Response,
         operation_id=operation.name,
         summary=operation.summary,
-        description=operation.about,
+        description=operation.description,
         status_code=operation.status,
         responses=operation.responses(),
         openapi_extra=operation.extra(),
     )
 
 
-def _add_pages(app: FastAPI, access: Access) -> None:
+def _add_pages(app: FastAPI, access: AccessControl) -> None:
     cached: dict[bool, tuple[bytes, str]] = {}
 
-    def described() -> tuple[bytes, str]:
-        # It changes once, when the first key is made.
+    def documentation() -> tuple[bytes, str]:
+        # Changes once, when the first key is created.
         if access.is_open not in cached:
-            document = describe.document(app, needs_key=not access.is_open)
+            document = operations.document(app, needs_key=not access.is_open)
             cached[access.is_open] = orjson.dumps(document), page(document)
         return cached[access.is_open]
 
     async def openapi(_request: Request) -> Response:
-        return Response(described()[0], media_type="application/json")
+        return Response(documentation()[0], media_type="application/json")
 
     async def docs(_request: Request) -> Response:
-        return HTMLResponse(described()[1], headers={"Content-Security-Policy": CONTENT_SECURITY_POLICY})
+        return HTMLResponse(documentation()[1], headers={"Content-Security-Policy": CONTENT_SECURITY_POLICY})
 
     async def health(_request: Request) -> Response:
         return Response(b'{"status":"ok"}', media_type="application/json")
@@ -96,18 +104,20 @@ def _add_pages(app: FastAPI, access: Access) -> None:
     app.add_route("/healthz", health, include_in_schema=False)
 
 
-async def _on_problem(refusals: Refusals, _request: Request, error: Any) -> Response:
+async def _on_problem(refusals: RefusalCounter, _request: Request, error: Any) -> Response:
     refusals.count(error.code)
     response: Response = error.response()
     return response
 
 
-async def _on_http_exception(refusals: Refusals, request: Request, error: Any) -> Response:
+async def _on_http_exception(refusals: RefusalCounter, request: Request, error: Any) -> Response:
     code = _CODES.get(error.status_code, "malformed-request")
     headers = dict(error.headers or {})
-    if "Allow" in headers:  # Starlette's names the methods of the first route with this path alone
+    detail = None
+    if "Allow" in headers:  # Starlette lists only the methods of the first route with this path
         headers["Allow"] = ", ".join(sorted(_methods(request)))
-    return await _on_problem(refusals, request, Problem(code, headers=headers))
+        detail = f"It supports {headers['Allow']}."
+    return await _on_problem(refusals, request, Problem(code, detail, headers=headers))
 
 
 def _methods(request: Request) -> set[str]:

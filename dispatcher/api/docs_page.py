@@ -1,4 +1,4 @@
-"""`/docs`: the description as a page for people, without a script and without anything from elsewhere."""
+"""`/docs`: the OpenAPI document as an HTML page, without scripts and external resources."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ nav a { display: inline-block; margin-right: 1.2rem; }
 
 
 def page(description: Mapping[str, Any]) -> str:
-    """The page."""
+    """The HTML page for an OpenAPI document."""
     operations = [
         (method.upper(), path, operation)
         for path, methods in description["paths"].items()
@@ -38,7 +38,7 @@ def page(description: Mapping[str, Any]) -> str:
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>'
         f"<h1>{title}</h1><p>{_prose(description['info']['description'])}</p>"
-        f'<p>The same for programs: <a href="/openapi.json">openapi.json</a>.</p><nav>{links}</nav>'
+        f'<p>OpenAPI document: <a href="/openapi.json">openapi.json</a>.</p><nav>{links}</nav>'
         f"{sections}<section><h2>Schemas</h2>{schemas}</section></html>"
     )
 
@@ -53,8 +53,8 @@ def _section(method: str, path: str, operation: Mapping[str, Any]) -> str:
         f"<p>{_prose(operation['description'])}</p>",
         _parameters(operation.get("parameters", [])),
         *_body(operation.get("requestBody")),
-        "<h3>Answers</h3>",
-        _table(_answers(operation["responses"])),
+        "<h3>Responses</h3>",
+        _table(_responses(operation["responses"])),
         "</section>",
     ]
     return "".join(parts)
@@ -66,7 +66,7 @@ def _parameters(parameters: list[Mapping[str, Any]]) -> str:
     rows = (
         (
             f"<code>{escape(item['name'])}</code>",
-            item["in"] + (", needed" if item.get("required") else ""),
+            item["in"] + (", required" if item.get("required") else ""),
             _prose(item.get("description", "")),
         )
         for item in parameters
@@ -77,10 +77,10 @@ def _parameters(parameters: list[Mapping[str, Any]]) -> str:
 def _body(body: Mapping[str, Any] | None) -> Iterator[str]:
     if body is not None:
         media_type = body["content"]["application/json"]
-        yield f"<h3>Body</h3><p>{_link(media_type['schema'])}, such as</p>{_code(media_type['example'])}"
+        yield f"<h3>Body</h3><p>{_link(media_type['schema'])}, for example:</p>{_code(media_type['example'])}"
 
 
-def _answers(responses: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+def _responses(responses: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for status, response in responses.items():
         schemas = [_link(content["schema"]) for content in response.get("content", {}).values() if "schema" in content]
         yield f"<code>{escape(status)}</code>", _prose(response["description"]), " ".join(schemas)
@@ -105,6 +105,6 @@ def _code(value: object) -> str:
 
 
 def _prose(text: str) -> str:
-    """Text in which `backticks` are code."""
+    """HTML for a text in which `backticks` mark code."""
     pieces = escape(text).split("`")
     return "".join(f"<code>{piece}</code>" if index % 2 else piece for index, piece in enumerate(pieces))

@@ -1,7 +1,7 @@
-"""An email as JSON Schema (2020-12), for readers and code generators.
+"""An email as JSON Schema (2020-12), for documentation and code generators.
 
-What decides is the domain (`domain.email_rules`), whose bounds stand here by name. A schema cannot say everything,
-so it is never narrower than the domain: what it refuses, the domain refuses too. A test holds both to it.
+`domain.email_rules` validates emails; the schema uses its limits by name. JSON Schema cannot express every rule, so the
+schema may accept more than the domain, and never less. A test checks that.
 """
 
 from __future__ import annotations
@@ -45,42 +45,42 @@ _FIELDS: Final[dict[str, Any]] = {
     "message_key": _optional(
         _text(
             MAX_KEY_CHARACTERS,
-            "Your own name for the email; the same key never makes a second one. If a header gives the key too, both "
-            "must be the same.",
+            "Your unique name for the email. A repeated key never creates a second email. If the request also has "
+            "the header Idempotency-Key, both must be equal.",
             shortest=1,
         )
     ),
     "tenant_id": _optional(
         _text(
             rules.MAX_TENANT_CHARACTERS,
-            "Whose email it is; an API key knows its tenant.",
+            "The email's tenant. Leave it out if you use an API key: the key has a tenant.",
             shortest=1,
             pattern="^[A-Za-z0-9][A-Za-z0-9._:-]*$",
         )
     ),
     "from": {"$ref": "#/components/schemas/Address"},
-    "to": _addresses("May be missing where there is a cc or bcc."),
-    "cc": _addresses("In copy."),
-    "bcc": _addresses("In blind copy."),
-    "reply_to": _addresses("Where answers go."),
-    "subject": _optional(_text(rules.MAX_LINE_CHARACTERS, "Needed, except beside template_id.")),
-    "text": _optional(_text(rules.MAX_BODY_OCTETS, "Plain body; an email needs text, html or template_id.")),
+    "to": _addresses("Recipients. Required unless `cc` or `bcc` has some."),
+    "cc": _addresses("Recipients of a copy."),
+    "bcc": _addresses("Recipients of a blind copy, whom the others do not see."),
+    "reply_to": _addresses("Addresses for replies."),
+    "subject": _optional(_text(rules.MAX_LINE_CHARACTERS, "Required unless `template_id` is set.")),
+    "text": _optional(_text(rules.MAX_BODY_OCTETS, "Plain-text body. An email needs `text`, `html` or `template_id`.")),
     "html": _optional(_text(rules.MAX_BODY_OCTETS, "HTML body.")),
     "template_id": _optional(
         _text(
             100,
-            "A provider's template, which writes the body instead.",
+            "The id of a template at the provider, which replaces `text` and `html`.",
             shortest=1,
             pattern="^[A-Za-z0-9_-]{1,100}$",
         )
     ),
-    "template_data": _optional({"type": "object", "description": "What the template is filled with."}),
+    "template_data": _optional({"type": "object", "description": "The template's variables."}),
     "headers": _optional(
         {
             "type": "object",
             "maxProperties": rules.MAX_HEADERS,
             "additionalProperties": {"type": "string", "maxLength": rules.MAX_LINE_CHARACTERS},
-            "description": "Additional headers, out of those that the operator allows.",
+            "description": "Additional headers. The operator configures which names are allowed.",
         }
     ),
     "attachments": _optional(
@@ -101,23 +101,25 @@ _FIELDS: Final[dict[str, Any]] = {
                     "items": {"type": "string", "minLength": 1, "maxLength": rules.MAX_TAG_CHARACTERS},
                 },
             ],
-            "description": "For the provider's statistics. `one_time_code` sets `erase_after_sending` instead.",
+            "description": "Categories for the provider's statistics. `one_time_code` is not sent to the provider: it "
+            "sets `erase_after_sending`.",
         }
     ),
     "correlation_id": _optional(
-        _text(MAX_KEY_CHARACTERS, "Your name for what caused the email; stands in logs.", shortest=1)
+        _text(MAX_KEY_CHARACTERS, "Your id for what caused the email. It appears in the log.", shortest=1)
     ),
     "on_uncertain": _optional(
         {
             "type": "string",
             "enum": [policy.value for policy in OnUncertain],
-            "description": "Where nobody can know whether it was accepted: hold it, or resend it (may duplicate).",
+            "description": "What to do if the provider's answer is lost: hold the email, or resend it (the recipient "
+            "may get it twice). Default: the operator's setting.",
         }
     ),
     "erase_after_sending": _optional(
         {
             "type": "boolean",
-            "description": "Delete the content, attachments included, once the email is sent; for one-time codes.",
+            "description": "Delete the content, including attachments, after the email is sent. For one-time codes.",
         }
     ),
 }
@@ -129,7 +131,7 @@ ATTACHMENT: Final[dict[str, Any]] = {
     "properties": {
         "filename": {"type": "string", "minLength": 1, "maxLength": MAX_FILENAME_CHARACTERS},
         "content_type": {"type": "string", "pattern": "^[^/]+/[^/]+$", "examples": ["application/pdf"]},
-        "content": {"type": "string", "contentEncoding": "base64", "description": "In base64."},
+        "content": {"type": "string", "contentEncoding": "base64", "description": "The file, in base64."},
     },
 }
 
@@ -145,7 +147,7 @@ def email_schema(*, needs_key: bool) -> dict[str, Any]:
     """The schema of an email.
 
     Args:
-        needs_key: Whether the message key stands in the email, because no header gives it.
+        needs_key: Whether `message_key` is required, as in a batch, where no header can contain it.
     """
     example = {"message_key": "order-17-receipt", **EXAMPLE} if needs_key else EXAMPLE
     return {

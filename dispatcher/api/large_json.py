@@ -1,8 +1,8 @@
-"""JSON of many megabytes, parsed in small steps.
+"""Parses JSON of many megabytes in small steps.
 
-Nothing can interrupt one call into C: while orjson parses 39 MB, no other request gets an answer, and orjson needs
-twice the body's size beside the result. So the long texts are cut out of the body first. orjson parses what remains,
-the outline, with a stand-in for each text; each text is then decoded a piece at a time.
+A call into C cannot be interrupted: while orjson parses 39 MB, no other request is served, and orjson needs twice the
+body's size in addition to the result. So the long strings are extracted first. orjson parses the rest of the body, the
+outline, which has a placeholder for each long string. Then each string is decoded in pieces.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from dispatcher.domain.email_json import MAX_BASE64_CHARACTERS
 from dispatcher.domain.email_rules import MAX_BODY_OCTETS
 from dispatcher.domain.json_names import has_name_twice
 
-MOST_VALUES: Final = 400_000
-"""Objects, lists, and what is in them. A thousand emails have a tenth of it, unless all have many recipients."""
-MOST_WIDE_CHARACTERS: Final = MAX_BODY_OCTETS + (1 << 20)
-"""The most characters in long texts that are not pure ASCII: each may take four octets once parsed."""
-MOST_OUTLINE_BYTES: Final = 16 << 20
+MAX_VALUES: Final = 400_000
+"""Objects, lists and their elements. A thousand emails have about a tenth of that, unless all have many recipients."""
+MAX_WIDE_CHARACTERS: Final = MAX_BODY_OCTETS + (1 << 20)
+"""The most characters in long strings that are not pure ASCII: each may need four bytes once parsed."""
+MAX_OUTLINE_BYTES: Final = 16 << 20
 LARGE_BYTES: Final = 4 << 20
-"""From this size on, long texts are cut out of a body."""
+"""From this size, long strings are extracted before parsing."""
 _LONG_BYTES: Final = 256
 _LONG_SCALAR_BYTES: Final = 4096
 _STEP_BYTES: Final = 32 * 1024
-"""The most that one call into C gets to look at."""
+"""The most bytes that one call into C processes."""
 
 _HIGH_SURROGATE: Final = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
 _COLON: Final = re.compile(rb"[ \t\n\r]*+:")
@@ -36,38 +36,42 @@ _SPACES: Final = re.compile(rb"[ \t\n\r]++")
 _BETWEEN_SCALARS: Final = re.compile(rb"[ \t\n\r{}\[\],:]")
 
 
-def parsed(body: bytearray) -> Any:
-    """The JSON value that a body is; the body is empty afterwards, so that they are not in memory both.
+def parse(body: bytearray) -> Any:
+    """Parses a body, and empties it, so that body and result are not in memory together.
 
-    A text that is too long for its place in any email is cut off behind the most that is allowed there.
+    A string that is longer than any email allows is truncated, but stays longer than allowed.
 
     Raises:
-        Problem: it is none, is larger than any email, is nested deeper, or has a name twice in one object.
+        Problem: `malformed-json`: the body is not JSON, is nested too deep, or repeats a name in one object.
+            `body-too-large`: it is larger than any email or batch.
     """
     if len(body) < LARGE_BYTES:
-        root = [_loaded(body)]
+        root = [_load(body)]
     else:
-        mark = secrets.token_hex(8)  # no client can guess it, and so no text looks like a stand-in
-        outline, texts = _cut(body, mark)
-        root = [_loaded(outline)]
-        _put_back(root, mark, body, texts)
+        mark = secrets.token_hex(8)  # random, so that no client can forge a placeholder
+        outline, texts = _extract_texts(body, mark)
+        root = [_load(outline)]
+        _restore_texts(root, mark, body, texts)
     body.clear()
     return root[0]
 
 
 def count_values(body: bytes | bytearray) -> int:
-    """How many values a JSON text has, at most; exactly where that seems to be more than MOST_VALUES."""
+    """Counts a JSON text's values, without parsing it.
+
+    Returns an upper bound if that is at most MAX_VALUES; else the exact number, but at most MAX_VALUES + 1.
+    """
     count = _count_marks(body, 0, len(body))
-    if count <= MOST_VALUES:
+    if count <= MAX_VALUES:
         return count
     count = texts = end = 0
-    while count <= MOST_VALUES and texts <= MOST_VALUES + 1:
+    while count <= MAX_VALUES and texts <= MAX_VALUES + 1:
         start = body.find(b'"', end)
         if start < 0:
             return count + _count_marks(body, end, len(body))
         count += _count_marks(body, end, start)
-        texts, end = texts + 1, min(len(body), _text_end(body, start) + 1)  # the text may have these characters in it
-    return MOST_VALUES + 1
+        texts, end = texts + 1, min(len(body), _text_end(body, start) + 1)  # skips the string
+    return MAX_VALUES + 1
 
 
 def _count_marks(body: bytes | bytearray, start: int, end: int) -> int:
@@ -75,33 +79,33 @@ def _count_marks(body: bytes | bytearray, start: int, end: int) -> int:
     for begin in range(start, end, _STEP_BYTES):
         until = min(end, begin + _STEP_BYTES)
         count += sum(body.count(mark, begin, until) for mark in b"{[,:")
-        if count > MOST_VALUES:
+        if count > MAX_VALUES:
             break
     return count
 
 
-def _loaded(text: bytearray) -> Any:
+def _load(text: bytearray) -> Any:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        # Its message quotes nothing of the text.
+        # orjson's message quotes nothing from the body.
         place = f"line {error.lineno}, column {error.colno}"
         raise Problem("malformed-json", f"{error.msg.capitalize()} ({place}).") from None
     if has_name_twice(text, value):
-        # A proxy that checked the body before us may have read the other value.
+        # Parsers differ in which value they use. A proxy may have checked the other one.
         raise Problem("malformed-json", "An object has the same name twice.")
     return value
 
 
-def _cut(body: bytearray, mark: str) -> tuple[bytearray, list[tuple[int, int]]]:
-    """The outline, and where each text that was cut out begins and ends, without its quotes."""
+def _extract_texts(body: bytearray, mark: str) -> tuple[bytearray, list[tuple[int, int]]]:
+    """The outline, and the start and end of each extracted string, without its quotes."""
     outline = bytearray()
     texts: list[tuple[int, int]] = []
     copied = position = count = wide = 0
     while (start := body.find(b'"', position)) >= 0:
         end = _text_end(body, start)
         if end >= len(body):
-            raise Problem("malformed-json", f"The text that begins at octet {start} has no end.")
+            raise Problem("malformed-json", f"The string that begins at byte {start} has no closing quote.")
         if start - position > _LONG_BYTES:
             outline += body[copied:position]
             _add_gap(outline, body, position, start)
@@ -114,50 +118,50 @@ def _cut(body: bytearray, mark: str) -> tuple[bytearray, list[tuple[int, int]]]:
             copied = end + 1
         position = end + 1
         count += 1
-        if count > 2 * MOST_VALUES or len(outline) + position - copied > MOST_OUTLINE_BYTES:
-            raise Problem("body-too-large", "It has too many short texts: send fewer emails at once.")
-        if wide > MOST_WIDE_CHARACTERS:
-            raise Problem("body-too-large", f"At most {MOST_WIDE_CHARACTERS} characters of text are read.")
+        if count > 2 * MAX_VALUES or len(outline) + position - copied > MAX_OUTLINE_BYTES:
+            raise Problem("body-too-large", "It has too many strings. Send fewer emails per request.")
+        if wide > MAX_WIDE_CHARACTERS:
+            raise Problem("body-too-large", f"Its long strings exceed {MAX_WIDE_CHARACTERS:,} characters.")
     outline += body[copied:position]
     _add_gap(outline, body, position, len(body))
     return outline, texts
 
 
 def _text_end(body: bytes | bytearray, start: int) -> int:
-    """Where the quote is that ends the text whose first quote is at the start; the body's length if there is none."""
+    """The position of the closing quote of the string that begins at `start`; the body's length if there is none."""
     quote = body.find(b'"', start + 1)
     position = body.find(b"\\", start + 1, quote) if quote >= 0 else start + 1
     if position < 0:
-        return quote  # most texts have no escape, or a late one
-    step = 64  # many texts are short, and a step is copied
+        return quote  # the common case: no backslash before the first quote
+    step = 64  # starts small: most strings are short, and each step is copied
     while True:
         piece = _without_escapes(body[position : position + step])
         if (found := piece.find(b'"')) >= 0:
             return position + found
         if position + step >= len(body):
             return len(body)
-        position += step - piece.endswith(b"\\")  # the other half of that escape is in the next piece
+        position += step - piece.endswith(b"\\")  # a trailing backslash begins an escape in the next piece
         step = min(8 * step, _STEP_BYTES)
 
 
 def _without_escapes(piece: bytes | bytearray) -> bytes | bytearray:
-    """The piece with every escaped backslash and quote overwritten; it must not begin inside an escape."""
+    """The piece with escaped backslashes and quotes overwritten. It must not begin inside an escape."""
     return piece.replace(rb"\\", b"..").replace(rb"\"", b"..")
 
 
 def _add_gap(outline: bytearray, body: bytearray, begin: int, end: int) -> None:
-    """Adds what is between two texts, with a single space for many."""
+    """Adds the part between two strings to the outline, with runs of whitespace replaced by one space."""
     for start in range(begin, end - _LONG_SCALAR_BYTES, _LONG_SCALAR_BYTES):
         if not _BETWEEN_SCALARS.search(body, start, start + _LONG_SCALAR_BYTES):
-            raise Problem("malformed-json", f"A number at octet {start} has thousands of digits.")
+            raise Problem("malformed-json", f"A number at byte {start} has thousands of digits.")
     for start in range(begin, end, _STEP_BYTES):
         outline += _SPACES.sub(b" ", body[start : min(end, start + _STEP_BYTES)])
-        if len(outline) > MOST_OUTLINE_BYTES:
-            raise Problem("body-too-large", "It has too many values: send fewer emails at once.")
+        if len(outline) > MAX_OUTLINE_BYTES:
+            raise Problem("body-too-large", "It has too many values. Send fewer emails per request.")
 
 
 def _count_wide(body: bytearray, begin: int, end: int) -> int:
-    """How many characters a text has, at most, if one of them is beyond ASCII; else 0."""
+    """An upper bound of a string's characters if one of them is not ASCII; else 0."""
     count, is_wide = end - begin, False
     for start in range(begin, end, _STEP_BYTES):
         until = min(end, start + _STEP_BYTES)
@@ -165,36 +169,36 @@ def _count_wide(body: bytearray, begin: int, end: int) -> int:
         if body.find(b"\\", start, until) >= 0:
             escapes = body.count(rb"\u", start, min(end, until + 1))
             is_wide = is_wide or escapes > 0
-            count -= 5 * (escapes - body.count(rb"\\u", start, min(end, until + 2)))  # an escaped backslash is none
+            count -= 5 * (escapes - body.count(rb"\\u", start, min(end, until + 2)))  # \\u is no escape
     return count if is_wide else 0
 
 
-def _put_back(root: list[Any], mark: str, body: bytearray, texts: list[tuple[int, int]]) -> None:
-    """Replaces each stand-in by its text."""
+def _restore_texts(root: list[Any], mark: str, body: bytearray, texts: list[tuple[int, int]]) -> None:
+    """Replaces each placeholder by its string."""
     waiting: list[Any] = [root]
     while waiting:
         each = waiting.pop()
         for name, item in each.items() if type(each) is dict else enumerate(each):
             if type(item) is str:
                 if item.startswith(mark):
-                    most = MAX_BASE64_CHARACTERS if name == "content" else MAX_BODY_OCTETS
-                    each[name] = _decoded(body, *texts[int(item[len(mark) :])], most)
+                    max_characters = MAX_BASE64_CHARACTERS if name == "content" else MAX_BODY_OCTETS
+                    each[name] = _decode(body, *texts[int(item[len(mark) :])], max_characters)
             elif type(item) is dict or type(item) is list:
                 waiting.append(item)
 
 
-def _decoded(body: bytearray, start: int, end: int, most: int) -> str:
-    """A text, or somewhat more of it than the most characters that are allowed."""
+def _decode(body: bytearray, start: int, end: int, max_characters: int) -> str:
+    """Decodes a string, but stops soon after `max_characters`."""
     pieces: list[str] = []
     count = 0
-    while start < end and count <= most:
+    while start < end and count <= max_characters:
         piece = bytes(body[start : min(end, start + _STEP_BYTES)])
         if start + len(piece) < end:
             piece = piece[: _whole_characters(piece)]
         try:
             text = orjson.loads(b'"%b"' % piece)
         except orjson.JSONDecodeError as error:
-            detail = f"{error.msg.capitalize()} (in the text at octet {start})."
+            detail = f"{error.msg.capitalize()} (in the string at byte {start})."
             raise Problem("malformed-json", detail) from None
         pieces.append(text)
         count += len(text)
@@ -203,7 +207,7 @@ def _decoded(body: bytearray, start: int, end: int, most: int) -> str:
 
 
 def _whole_characters(piece: bytes) -> int:
-    """The size of the piece without a character that is cut in two at its end; it must begin with a whole one."""
+    """The size of a piece without a character that is incomplete at its end. It must begin with a whole character."""
     size = len(piece)
     marked = _without_escapes(piece)
     escape = marked.rfind(b"\\", size - 6)

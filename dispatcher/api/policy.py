@@ -1,4 +1,4 @@
-"""What this API allows of what an email may be: narrower than the domain, for who asks over a network."""
+"""Limits for emails that arrive over the network. They are stricter than the domain's rules."""
 
 from __future__ import annotations
 
@@ -12,72 +12,80 @@ from dispatcher.errors import InvalidEmail
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The limits that an operator has set.
+    """The operator's limits (DISPATCHER_API_*).
 
     Attributes:
-        denied_types: Endings of filenames, and whole content types, that no attachment may have.
-        headers: Names of headers, and beginnings of names, that an email may set.
-        allowed_headers: Headers that command a provider and are allowed nevertheless.
+        attachment_bytes: The most bytes of all attachments together, decoded.
+        denied_extensions: Filename extensions that no attachment may have, in lower case, without the dot.
+        headers: Names of headers that an email may set, in lower case.
+        header_prefixes: Prefixes of further names that it may set.
+        allowed_headers: Headers that command a provider, and are allowed nevertheless.
     """
 
     recipients: int
     attachments: int
     attachment_bytes: int
-    denied_endings: frozenset[str]
+    denied_extensions: frozenset[str]
     headers: frozenset[str]
-    header_beginnings: tuple[str, ...]
+    header_prefixes: tuple[str, ...]
     allowed_headers: tuple[str, ...]
 
     @classmethod
     def of(cls, settings: Settings) -> Policy:
-        """The policy that the settings are."""
+        """Takes the limits from the settings."""
         allowed = [name.lower() for name in settings.api_allowed_headers]
         return cls(
             recipients=settings.api_max_recipients,
             attachments=settings.api_max_attachments,
             attachment_bytes=settings.api_max_attachment_bytes,
-            denied_endings=frozenset(ending.lower().lstrip(".") for ending in settings.api_denied_extensions),
+            denied_extensions=frozenset(extension.lower().lstrip(".") for extension in settings.api_denied_extensions),
             headers=frozenset(name for name in allowed if not name.endswith("*")),
-            header_beginnings=tuple(name[:-1] for name in allowed if name.endswith("*")),
+            header_prefixes=tuple(name[:-1] for name in allowed if name.endswith("*")),
             allowed_headers=settings.allowed_provider_headers,
         )
 
     def check(self, email: Email) -> None:
-        """Asserts that an email is allowed.
+        """Checks that an email is allowed.
 
         Raises:
-            InvalidEmail: with the first field that is not.
+            InvalidEmail: names the first field that is not allowed.
         """
         recipients = len(email.to) + len(email.cc) + len(email.bcc)
         if recipients > self.recipients:
-            raise InvalidEmail("to", f"and cc and bcc have more than {self.recipients} recipients together")
+            detail = f"and cc and bcc have {recipients:,} recipients; this API allows {self.recipients:,}"
+            raise InvalidEmail("to", detail)
         for name in email.headers:
             lowered = name.lower()
-            if lowered not in self.headers and not lowered.startswith(self.header_beginnings):
-                raise InvalidEmail(f"headers.{name}", "is a header that this API does not take")
+            if lowered not in self.headers and not lowered.startswith(self.header_prefixes):
+                raise InvalidEmail(f"headers.{name}", "is a header that this API does not allow")
         if email.attachments:
             self._check_attachments(email)
 
     def _check_attachments(self, email: Email) -> None:
         if len(email.attachments) > self.attachments:
-            raise InvalidEmail("attachments", f"has more than {self.attachments} entries")
-        octets = 0
+            raise InvalidEmail(
+                "attachments", f"has {len(email.attachments):,} entries; this API allows {self.attachments:,}"
+            )
+        size = 0
         for index, file in enumerate(email.attachments):
-            octets += len(file.content)
-            if octets > self.attachment_bytes:
+            size += len(file.content)
+            if size > self.attachment_bytes:
                 field = f"attachments[{index}].content"
-                raise InvalidEmail(field, f"makes attachments exceed {self.attachment_bytes} octets together")
-            endings = endings_of(file.filename)
-            # Windows opens `a.{…}` with the class that the braces name.
-            if not self.denied_endings.isdisjoint(endings) or any(ending.startswith("{") for ending in endings):
-                raise InvalidEmail(f"attachments[{index}].filename", "has an ending that is not allowed")
+                raise InvalidEmail(field, f"makes the attachments exceed {self.attachment_bytes:,} bytes in total")
+            extensions = endings_of(file.filename)
+            # Windows opens `a.{CLSID}` with the program of that class.
+            if not self.denied_extensions.isdisjoint(extensions) or any(each.startswith("{") for each in extensions):
+                raise InvalidEmail(f"attachments[{index}].filename", "has an extension that this API does not allow")
             if file.content_type.lower() in _PROGRAMS:
-                raise InvalidEmail(f"attachments[{index}].content_type", "is a program's, which is not allowed")
+                raise InvalidEmail(
+                    f"attachments[{index}].content_type",
+                    "is the type of a program or script, which this API does not allow",
+                )
 
 
 _PROGRAMS = frozenset(
     {
-        # What Outlook refuses, and other names of the same types.
+        # The types that Outlook blocks, and other names of the same types.
         "application/ecmascript",
         "application/hta",
         "application/java-archive",

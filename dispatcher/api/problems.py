@@ -1,7 +1,7 @@
-"""Problems: every answer that is no success, as RFC 9457 has it, each kind declared once.
+"""The API's errors as RFC 9457 problem documents.
 
-A problem's `code` is its kind, and so is the end of its `type`; `errors` names what in the request is wrong, by a JSON
-pointer into the body, a header's name or a parameter's. Nothing of the request is repeated: it may be private.
+`code` identifies the problem's type, and is also the last part of `type`. `errors` locates each mistake by a JSON
+pointer into the body, a header's name or a parameter's name. No problem repeats values: they may be private.
 """
 
 from __future__ import annotations
@@ -21,80 +21,77 @@ _TYPE: Final = "urn:email-dispatcher:problem:"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of problem.
-
-    Attributes:
-        status: The HTTP status.
-        title: The same sentence whatever the request.
-    """
+class ProblemType:
+    """The HTTP status of a problem type, and its title, which is the same for every request."""
 
     status: int
     title: str
 
 
-KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
+PROBLEM_TYPES: Final[Mapping[str, ProblemType]] = MappingProxyType(
     {
-        "malformed-request": Kind(400, "The request cannot be read."),
-        "malformed-json": Kind(400, "The body is not JSON."),
-        "invalid-parameter": Kind(400, "A parameter has a value that it cannot have."),
-        "idempotency-key-missing": Kind(400, "Neither the header Idempotency-Key nor the body gives the email a key."),
-        "idempotency-key-invalid": Kind(400, "The header Idempotency-Key is not usable."),
-        "unauthorized": Kind(401, "An API key is needed in the header Authorization."),
-        "insufficient-scope": Kind(403, "The API key may not do this."),
-        "tenant-forbidden": Kind(403, "The API key is another tenant's."),
-        "sender-forbidden": Kind(403, "The API key may not send from this address."),
-        "host-forbidden": Kind(403, "Without API keys, requests must be for this host itself."),
-        "not-found": Kind(404, "There is nothing here."),
-        "method-not-allowed": Kind(405, "The method is not allowed here."),
-        "request-timeout": Kind(408, "The request did not arrive in time."),
-        "idempotency-key-in-use": Kind(409, "An email with this key is being enqueued at this moment."),
-        "not-held": Kind(409, "The email is not held, or cannot be sent again."),
-        "body-too-large": Kind(413, "The body is too large."),
-        "unsupported-media-type": Kind(415, "The body must be application/json."),
-        "invalid-email": Kind(422, "The email breaks a rule."),
-        "email-not-allowed": Kind(422, "The email has what this API does not allow."),
-        "no-capable-provider": Kind(422, "No configured provider could ever carry the email."),
-        "idempotency-key-reused": Kind(422, "The key names an email with another content."),
-        "invalid-body": Kind(422, "The body does not have the form that is needed."),
-        "rate-limited": Kind(429, "The API key sends too many requests."),
-        "quota-exceeded": Kind(429, "The API key has used up its recipients of today."),
-        "headers-too-large": Kind(431, "The request's head is too large."),
-        "internal-error": Kind(500, "Something failed that should not."),
-        "overloaded": Kind(503, "Too much is going on at once."),
-        "database-unavailable": Kind(503, "The database does not answer."),
+        "malformed-request": ProblemType(400, "The HTTP request is malformed, or this API does not accept its form."),
+        "malformed-json": ProblemType(400, "The request body is not valid JSON."),
+        "invalid-parameter": ProblemType(400, "A query parameter is unknown, repeated or has an invalid value."),
+        "idempotency-key-missing": ProblemType(400, "The email has no key."),
+        "idempotency-key-invalid": ProblemType(400, "The Idempotency-Key header is not a valid key."),
+        "unauthorized": ProblemType(401, "The request needs a valid API key in the Authorization header."),
+        "insufficient-scope": ProblemType(403, "The API key lacks the scope that this operation needs."),
+        "tenant-forbidden": ProblemType(403, "The request names another tenant than the API key's."),
+        "sender-forbidden": ProblemType(403, "The API key may not send from this address."),
+        "host-forbidden": ProblemType(403, "Without API keys, this API accepts only direct requests to localhost."),
+        "not-found": ProblemType(404, "The resource does not exist."),
+        "method-not-allowed": ProblemType(405, "The path does not support this method."),
+        "request-timeout": ProblemType(408, "The request did not arrive in time."),
+        "idempotency-key-in-use": ProblemType(409, "Another transaction is enqueueing an email with this key."),
+        "not-held": ProblemType(409, "The email is not held, or its content has been deleted."),
+        "body-too-large": ProblemType(413, "The request body is too large."),
+        "unsupported-media-type": ProblemType(
+            415, "The request body must be application/json, in UTF-8, uncompressed."
+        ),
+        "invalid-email": ProblemType(422, "The email has an invalid field."),
+        "email-not-allowed": ProblemType(422, "The email exceeds a limit of this API, or uses what it does not allow."),
+        "no-capable-provider": ProblemType(422, "No configured provider can send this email."),
+        "idempotency-key-reused": ProblemType(422, "An email with this key and different content exists."),
+        "invalid-body": ProblemType(422, "The request body has a missing, unknown or invalid field."),
+        "rate-limited": ProblemType(429, "The API key exceeded its requests per second."),
+        "quota-exceeded": ProblemType(429, "The API key exceeded its recipients per day."),
+        "headers-too-large": ProblemType(431, "The request line and headers, or the chunk headers, are too large."),
+        "internal-error": ProblemType(500, "An internal error occurred."),
+        "overloaded": ProblemType(503, "The API is handling too many requests or too much data."),
+        "database-unavailable": ProblemType(503, "The database is unavailable."),
     }
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Flaw:
-    """What in the request is wrong.
+class FieldError:
+    """One mistake in a request.
 
     Attributes:
-        place: `pointer` (a JSON pointer into the body), `header` or `parameter`.
-        name: Which.
-        detail: Why, without what stands there.
+        location: `pointer` (a JSON pointer into the body), `header` or `parameter`.
+        name: The pointer, or the name of the header or parameter.
+        detail: A predicate such as `must be a list`. It never repeats the value.
     """
 
-    place: str
+    location: str
     name: str
     detail: str
 
     def document(self) -> dict[str, str]:
-        """As it stands under `errors`."""
-        return {self.place: self.name, "detail": self.detail}
+        """An entry of the problem's `errors`."""
+        return {self.location: self.name, "detail": self.detail}
 
 
 class Problem(Exception):
-    """A request is refused, or cannot be served.
+    """The API refuses a request, or cannot serve it.
 
     Attributes:
-        code: A word of `KINDS`.
-        detail: A sentence about this request; None where the title says it all.
-        flaws: What in the request is wrong.
+        code: A key of `PROBLEM_TYPES`.
+        detail: A sentence about this request; None if the title says enough.
+        errors: The mistakes in the request.
         retry_after: Seconds after which the same request may succeed.
-        closes: Whether the connection ends with the answer, because a part of the request is left unread.
+        closes: Whether the response closes the connection, because part of the request was not read.
     """
 
     def __init__(
@@ -102,7 +99,7 @@ class Problem(Exception):
         code: str,
         detail: str | None = None,
         *,
-        flaws: Sequence[Flaw] = (),
+        errors: Sequence[FieldError] = (),
         retry_after: int | None = None,
         closes: bool = False,
         headers: Mapping[str, str] = MappingProxyType({}),
@@ -110,7 +107,7 @@ class Problem(Exception):
         super().__init__(code)
         self.code = code
         self.detail = detail
-        self.flaws = tuple(flaws)
+        self.errors = tuple(errors)
         self.retry_after = retry_after
         self.closes = closes
         self.headers = headers
@@ -118,26 +115,30 @@ class Problem(Exception):
     @property
     def status(self) -> int:
         """The HTTP status."""
-        return KINDS[self.code].status
+        return PROBLEM_TYPES[self.code].status
 
-    def alone(self) -> Self:
-        """The problem as a value: without its traceback and context, whose frames have all that a request had."""
+    def without_traceback(self) -> Self:
+        """The problem without traceback and context, whose frames would keep the request's body in memory."""
         self.__context__ = None
         return self.with_traceback(None)
 
     def document(self) -> dict[str, Any]:
-        """The problem as a JSON object."""
-        kind = KINDS[self.code]
-        document: dict[str, Any] = {"type": _TYPE + self.code, "title": kind.title, "status": kind.status}
-        document["code"] = self.code
+        """The RFC 9457 document."""
+        problem_type = PROBLEM_TYPES[self.code]
+        document: dict[str, Any] = {
+            "type": _TYPE + self.code,
+            "title": problem_type.title,
+            "status": problem_type.status,
+            "code": self.code,
+        }
         if self.detail:
             document["detail"] = self.detail
-        if self.flaws:
-            document["errors"] = [flaw.document() for flaw in self.flaws]
+        if self.errors:
+            document["errors"] = [error.document() for error in self.errors]
         return document
 
     def response(self) -> Response:
-        """The problem as an answer."""
+        """The HTTP response."""
         headers = dict(self.headers)
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
@@ -151,21 +152,21 @@ class Problem(Exception):
 _STEP: Final = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 
 
-def pointer_of(field: str, below: str = "") -> str:
-    """The JSON pointer, as a URI fragment, to a field that the domain names, such as `to[1]`.
+def pointer_of(field: str, prefix: str = "") -> str:
+    """The JSON pointer, as a URI fragment, to a field in the domain's notation, such as `to[1]`.
 
     Args:
-        below: Where the email stands in the body, such as `/emails/3`.
+        prefix: The pointer to the email in the body, such as `/emails/3`.
     """
-    if field == "email":  # the domain's word for the whole
-        return f"#{below}"
-    if field.startswith("headers."):  # a header's name may have dots in it
+    if field == "email":  # the domain's name for the whole document
+        return f"#{prefix}"
+    if field.startswith("headers."):  # the header's name may contain dots
         steps = ["headers", field.removeprefix("headers.")]
     else:
         steps = [name or index for name, index in _STEP.findall(field)]
-    return "#" + below + "".join(f"/{_escaped(step)}" for step in steps)
+    return "#" + prefix + "".join(f"/{_escape(step)}" for step in steps)
 
 
-def _escaped(step: str) -> str:
-    """RFC 6901, section 3, then 6: and percent-encoded where a fragment cannot hold it."""
+def _escape(step: str) -> str:
+    """Escapes a step as RFC 6901 demands (section 3), then percent-encodes it for a URI fragment (section 6)."""
     return quote(step.replace("~", "~0").replace("/", "~1"), safe="!$&'()*+,;=:@?-._~")

@@ -1,10 +1,10 @@
-"""Daily quotas of recipients, shared by all processes of the API.
+"""Daily quotas of recipients per API key, shared by all API processes.
 
-They are counted in the database, and taken from it in small chunks, so that a request mostly costs no statement. A
-quota is never exceeded; a process that was killed takes what is left of its chunk (a fiftieth of the quota at most)
-with it, and what others hold at the end of a day's quota is refused a little early.
+The database counts the recipients of each day. A process reserves them there in chunks of at most a fiftieth of the
+quota and at most 500, so most requests need no statement. A quota is never exceeded. It may end early: by the unused
+chunks of other processes, and by the chunk of a process that was killed.
 
-Which day it is, and how long it lasts, the database says: this host's calendar is never asked.
+The database also decides which day it is and when the day ends. The host's clock is not used.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from dispatcher.errors import StoreBusy, StoreUnavailable
 from dispatcher.host.clock import steady_clock
 from dispatcher.store.api_keys import ApiKey, KeyStore
 
-MOST_AT_ONCE: Final = 500
+MAX_CHUNK: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """Recipients that a request took.
+class Reservation:
+    """Recipients that a request has reserved.
 
     Attributes:
-        key: Of whose quota; None where there is none.
-        day: Of which day.
+        key: The key whose quota was charged; None if the key has no quota.
+        day: The day whose quota was charged.
     """
 
     key: ApiKey | None
@@ -37,125 +37,130 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class UsedUp:
-    """So many recipients are not left of a key's quota.
+class QuotaExhausted:
+    """A key has too few recipients left today.
 
     Attributes:
-        retry_after: Seconds until a new day begins.
+        retry_after: Seconds until the next day begins.
     """
 
     retry_after: int
 
 
 @dataclass(slots=True)
-class _Purse:
-    """What this process holds of a key's quota.
+class _Chunk:
+    """This process's chunk of a key's quota.
 
     Attributes:
-        day: Of which day, as the database said.
-        day_until: When that day ends at the earliest, by our clock.
-        failed_at: When the database was asked in vain the last time.
+        day: The day of the chunk, by the database's clock.
+        day_ends_at: The earliest end of that day, by this process's steady clock.
+        remaining: Recipients in the chunk.
+        failed_at: When the database last failed to refill the chunk.
     """
 
     day: date = date.min
-    day_until: float = -math.inf
-    left: int = 0
-    filling: asyncio.Lock = field(default_factory=asyncio.Lock)
+    day_ends_at: float = -math.inf
+    remaining: int = 0
+    refill_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     failed_at: float = -math.inf
 
 
 class Quotas:
-    """What each key may still send today."""
+    """Reserves recipients from the daily quotas of keys."""
 
     def __init__(self, store: KeyStore, clock: Callable[[], float] = steady_clock) -> None:
         """
         Args:
-            clock: Seconds of a steady clock.
+            clock: A steady clock, in seconds.
         """
         self._store = store
         self._clock = clock
-        self._purses: dict[str, _Purse] = {}
+        self._chunks: dict[str, _Chunk] = {}
 
-    async def take(self, key: ApiKey | None, recipients: int) -> Taken | UsedUp:
-        """Takes so many recipients of a key's quota, all or none.
+    async def reserve(self, key: ApiKey | None, recipients: int) -> Reservation | QuotaExhausted:
+        """Reserves recipients from a key's quota, all or none.
 
         Raises:
-            StoreUnavailable: the database does not say, such as StoreBusy while somebody has locked the key's count.
+            StoreBusy: another transaction locks the key's count.
+            StoreUnavailable: the database is unavailable.
         """
         if key is None or key.recipients_per_day is None:
-            return Taken(None)
-        purse = self._purses.setdefault(key.key_id, _Purse())
-        if self._spend(purse, recipients) or await self._fill_and_spend(purse, key, recipients):
-            return Taken(key, purse.day)
-        return UsedUp(max(1, math.ceil(purse.day_until - self._clock())))
+            return Reservation(None)
+        chunk = self._chunks.setdefault(key.key_id, _Chunk())
+        if self._spend(chunk, recipients) or await self._refill_and_spend(chunk, key, recipients):
+            return Reservation(key, chunk.day)
+        return QuotaExhausted(max(1, math.ceil(chunk.day_ends_at - self._clock())))
 
-    async def give_back(self, taken: Taken, recipients: int) -> None:
-        """Takes back what was not used: up to a chunk of it stays here, the rest is for others. Void after its day."""
-        if taken.key is None or not recipients:
+    async def return_unused(self, reservation: Reservation, recipients: int) -> None:
+        """Returns unused recipients: to this process's chunk, and what exceeds it to the database.
+
+        No effect if the day of the reservation is over.
+        """
+        if reservation.key is None or not recipients:
             return
-        purse = self._purses[taken.key.key_id]
-        if purse.day != taken.day:
+        chunk = self._chunks[reservation.key.key_id]
+        if chunk.day != reservation.day:
             return
-        purse.left += recipients
-        if (surplus := purse.left - _chunk_of(taken.key)) > 0:
-            purse.left -= surplus
+        chunk.remaining += recipients
+        if (surplus := chunk.remaining - _chunk_size(reservation.key)) > 0:
+            chunk.remaining -= surplus
             try:
-                await self._store.return_recipients(taken.key.key_id, taken.day, surplus)
+                await self._store.return_recipients(reservation.key.key_id, reservation.day, surplus)
             except StoreBusy:
-                purse.left += surplus if purse.day == taken.day else 0
+                chunk.remaining += surplus if chunk.day == reservation.day else 0
             except StoreUnavailable:
-                pass  # It may have arrived, and then others have it: a quota is never exceeded.
+                pass  # The database may have got them. Keeping them too could exceed the quota.
 
     async def close(self) -> None:
-        """Gives everything back that this process holds."""
-        for key_id, purse in self._purses.items():
-            if purse.left > 0:
+        """Returns all chunks of this process to the database."""
+        for key_id, chunk in self._chunks.items():
+            if chunk.remaining > 0:
                 try:
-                    await self._store.return_recipients(key_id, purse.day, purse.left)
+                    await self._store.return_recipients(key_id, chunk.day, chunk.remaining)
                 except StoreUnavailable:
                     return
-                purse.left = 0
+                chunk.remaining = 0
 
-    def _spend(self, purse: _Purse, recipients: int) -> bool:
-        if self._clock() >= purse.day_until or purse.left < recipients:
+    def _spend(self, chunk: _Chunk, recipients: int) -> bool:
+        if self._clock() >= chunk.day_ends_at or chunk.remaining < recipients:
             return False
-        purse.left -= recipients
+        chunk.remaining -= recipients
         return True
 
-    async def _fill_and_spend(self, purse: _Purse, key: ApiKey, recipients: int) -> bool:
+    async def _refill_and_spend(self, chunk: _Chunk, key: ApiKey, recipients: int) -> bool:
         called_at = self._clock()
-        async with purse.filling:
-            while not self._spend(purse, recipients):
-                if purse.failed_at >= called_at:
-                    # Who waited together fails together: one after the other, each would wait as long again.
-                    raise StoreBusy("The key's quota could not be asked for.")
+        async with chunk.refill_lock:
+            while not self._spend(chunk, recipients):
+                if chunk.failed_at >= called_at:
+                    # The refill failed while this call waited. Trying again would let the calls time out one by one.
+                    raise StoreBusy("The key's quota could not be read.")
                 try:
-                    if not await self._fill(purse, key, recipients):
+                    if not await self._refill(chunk, key, recipients):
                         return False
                 except StoreUnavailable:
-                    purse.failed_at = self._clock()
+                    chunk.failed_at = self._clock()
                     raise
-                # Where a day ended meanwhile, and what was in the purse with it, it may take another round.
+                # If the day ended during the refill, the old chunk is void, and another refill may be needed.
         return True
 
-    async def _fill(self, purse: _Purse, key: ApiKey, recipients: int) -> bool:
-        """Takes what the purse lacks, or a chunk if that is more; whether there was so much."""
+    async def _refill(self, chunk: _Chunk, key: ApiKey, recipients: int) -> bool:
+        """Reserves what is missing, or a whole chunk if that is more. False if the quota has too little left."""
         asked_at = self._clock()
-        # Set aside: whatever others spent of it meanwhile would be lacking.
-        held, purse.left = purse.left if asked_at < purse.day_until else 0, 0
-        needed = recipients - held
-        quota, wanted = key.recipients_per_day or 0, max(needed, _chunk_of(key))
+        # Sets the chunk aside, so that concurrent requests cannot spend what this refill counts on.
+        set_aside, chunk.remaining = chunk.remaining if asked_at < chunk.day_ends_at else 0, 0
+        needed = recipients - set_aside
+        quota, wanted = key.recipients_per_day or 0, max(needed, _chunk_size(key))
         try:
             grant = await self._store.take_recipients(key.key_id, needed=needed, wanted=wanted, quota=quota)
         finally:
-            purse.left += held
-        if grant.day != purse.day:
-            purse.day, purse.left = grant.day, 0
-        purse.left += grant.recipients
-        purse.day_until = asked_at + grant.seconds_left
+            chunk.remaining += set_aside
+        if grant.day != chunk.day:
+            chunk.day, chunk.remaining = grant.day, 0
+        chunk.remaining += grant.recipients
+        chunk.day_ends_at = asked_at + grant.seconds_left
         return grant.recipients > 0
 
 
-def _chunk_of(key: ApiKey) -> int:
-    """How many recipients a process takes ahead."""
-    return min(MOST_AT_ONCE, (key.recipients_per_day or 0) // 50)
+def _chunk_size(key: ApiKey) -> int:
+    """How many recipients a process reserves at once for later requests."""
+    return min(MAX_CHUNK, (key.recipients_per_day or 0) // 50)

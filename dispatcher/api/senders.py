@@ -1,4 +1,4 @@
-"""Which addresses a key may send from."""
+"""The sender addresses that an API key allows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dispatcher.store.api_keys import ApiKey
 
 
 def may_send_from(sender: str, key: ApiKey) -> bool:
-    """Whether a key may send from a valid address."""
+    """Whether a key allows a valid sender address."""
     if key.sender_domains is None and key.sender_addresses is None:
         return True
     address = parse_address(sender)
@@ -20,7 +20,7 @@ def may_send_from(sender: str, key: ApiKey) -> bool:
 
 
 def comparable_domain(domain: str) -> str:
-    """A domain in the one form in which domains are compared: lower case, as it stands in DNS."""
+    """A domain's canonical form for comparison: in lower case, as an A-label."""
     lowered = domain.lower().rstrip(".")
     if lowered.isascii():
         return lowered
@@ -31,10 +31,10 @@ def comparable_domain(domain: str) -> str:
 
 
 def comparable_address(text: str) -> str:
-    """An address in the one form in which addresses are compared.
+    """An address's canonical form for comparison.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the address is invalid.
     """
     address = parse_address(text)
     return f"{address.local.lower()}@{comparable_domain(address.domain)}"

@@ -1,4 +1,4 @@
-"""The API process: what is opened in which order, and closed again when it stops."""
+"""The API process: opens its resources in order, serves, and closes them when it stops."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from typing import Any, Final
 import uvicorn
 import uvloop
 
-from dispatcher.api.access import Access
-from dispatcher.api.announcing import RELAY_AFTER_SECONDS, Announcing
+from dispatcher.api.access import AccessControl
 from dispatcher.api.app import make_app
-from dispatcher.api.bodies import Bodies
-from dispatcher.api.emails import Emails
-from dispatcher.api.gathering import LANES, SPLITTING_LANES, Gathering
-from dispatcher.api.guard import Guard
-from dispatcher.api.intake import Intake
-from dispatcher.api.operating import MOST_BYTES, Operating
+from dispatcher.api.body_reader import BodyReader
+from dispatcher.api.enqueue_endpoints import EnqueueEndpoints
+from dispatcher.api.error_middleware import ErrorMiddleware
+from dispatcher.api.fair_limiter import FairLimiter
+from dispatcher.api.http_protocol import PipelineQueue, StrictHttpProtocol, Timeouts
+from dispatcher.api.immediate_publisher import RELAY_AFTER_SECONDS, ImmediatePublisher
+from dispatcher.api.insert_batcher import CONCURRENT_INSERTS, CONCURRENT_RETRIES, InsertBatcher
+from dispatcher.api.operator_endpoints import MAX_BODY_BYTES, OperatorEndpoints
 from dispatcher.api.policy import Policy
-from dispatcher.api.protocol import AheadQueue, Patience, PatientProtocol
-from dispatcher.api.reading import LISTS_AT_ONCE, Reading
-from dispatcher.api.refusals import Refusals
-from dispatcher.api.shares import Shares
+from dispatcher.api.refusal_counter import RefusalCounter
+from dispatcher.api.status_endpoints import CONCURRENT_LISTS, StatusEndpoints
+from dispatcher.api.validation import EmailValidator
 from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
 from dispatcher.config.values import LOOPBACKS
@@ -47,84 +47,85 @@ from dispatcher.telemetry import log, metric_files, scrape
 from dispatcher.telemetry.tracing import TRACER
 
 LOCK_SECONDS: Final = 0.25
-"""How long an insert waits for an application's open transaction that holds the same key; others wait with it. So does
-a request for its API key's quota."""
-READERS: Final = 3
-KEEPERS: Final = 2
-"""Sessions for keys and quotas, so that neither waits for who reads."""
-DECIDERS: Final = 2
-"""Sessions for what operators decide: an email whose row somebody has locked makes nobody else wait."""
-DECISION_LOCK_SECONDS: Final = 2.0
+"""How long an insert waits for another transaction that holds the same key, and a request for its API key's quota row.
+The other emails of the same batch wait too."""
+READ_SESSIONS: Final = 3
+KEY_SESSIONS: Final = 2
+"""Database sessions for keys and quotas, so that these do not wait for list queries."""
+OPERATOR_SESSIONS: Final = 2
+"""Database sessions for operators' decisions, so that only these wait for a locked row."""
+OPERATOR_LOCK_SECONDS: Final = 2.0
 KEEP_ALIVE_SECONDS: Final = 75
-"""Longer than the 60 seconds for which proxies keep connections: closing first makes them fail a request."""
-LAST_SECONDS: Final = 3.0
-"""For what was inserted last to be announced; the relay takes the rest."""
+"""Longer than proxies keep idle connections (60 s). If the API closed first, a proxy's next request would fail."""
+SHUTDOWN_SECONDS: Final = 3.0
+"""Time at shutdown for publishing the last emails. The relay publishes the others."""
 BACKLOG: Final = 4096
 ACCEPTS_PER_TURN: Final = 16
-"""New connections per turn of the loop. libuv accepts one for each listening descriptor, so the loop gets several
-descriptors of one socket. With one descriptor, clients that connect and go keep new ones waiting in the backlog."""
+"""New connections per turn of the event loop. libuv accepts one per listening descriptor, so the loop gets several
+descriptors of the same socket. With one, clients that connect and disconnect would keep others in the backlog."""
 GC_THRESHOLDS: Final = (10_000, 20, 50)
-"""Requests leave hardly any reference cycles. With Python's defaults, a few thousand requests that wait would make the
-collector look at all of them again and again, for up to 40 ms at a time."""
+"""Requests leave almost no reference cycles. With Python's defaults and a few thousand waiting requests, the garbage
+collector would scan all of them repeatedly, for up to 40 ms each time."""
 LARGE_BLOCK_BYTES: Final = 1 << 20
 _M_MMAP_THRESHOLD: Final = -3
 SWITCH_SECONDS: Final = 0.0005
-"""How long the thread that parses large bodies may keep the interpreter from the loop at a time. Python's default is
-ten times as long."""
-_STOPS: Final = (signal.SIGTERM, signal.SIGINT)
+"""The GIL's switch interval: how long the thread that parses large bodies may delay the event loop at a time. Python's
+default is ten times longer."""
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _HEADERS: Final = [("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff")]
 
 
 def run_api(settings: Settings, listener: socket.socket) -> int:
-    """Serves until told to stop; returns the exit code.
+    """Serves until SIGTERM or SIGINT, and returns the exit code 0.
 
     Raises:
-        ConfigurationError: there is no usable key, and the API may not be open; or its files would be where strangers
-            may write.
+        ConfigurationError: no API key is usable and the API may not be open, or other users may write the run
+            directory.
     """
     if settings.metrics:
-        with suppress(OSError):  # the metrics alone need it, and say so themselves
+        with suppress(OSError):  # only the metrics need it, and they report the error
             make_run_dir(settings.run_dir)
     sys.setswitchinterval(SWITCH_SECONDS)
-    _give_back_memory()
+    _return_freed_blocks()
     TRACER.begin("api")
     if settings.metrics:
         metric_files.begin(settings.metrics_folder, metric_files.API)
     try:
         uvloop.run(_serve_until_signalled(settings, listener))
     finally:
-        # The interpreter sets handlers back as it ends; a signal that is late must not make the exit look like a death.
-        for number in _STOPS:
+        # The interpreter restores the default handlers at exit. A late signal must not kill the process then.
+        for number in _STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         metric_files.end()
         TRACER.end()
     return 0
 
 
-def _give_back_memory() -> None:
-    """Has the C library give large blocks back to the system as they become free.
+def _return_freed_blocks() -> None:
+    """Makes glibc return large freed blocks to the operating system.
 
-    Otherwise it raises, with each block that is freed, the size from which blocks are the system's, up to 32 MiB: a few
-    large bodies would leave the process larger by hundreds of megabytes.
+    By default, glibc raises its mmap threshold with each freed block, up to 32 MiB, and keeps blocks below it. After a
+    few large bodies the process would stay hundreds of megabytes larger.
     """
-    with suppress(AttributeError):  # other C libraries than glibc have no such function, nor this habit
+    with suppress(AttributeError):  # other C libraries have no mallopt, and do not raise a threshold
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
 
 
 async def _serve_until_signalled(settings: Settings, listener: socket.socket) -> None:
     stop = asyncio.Event()
-    set_on_signals(stop, *_STOPS)
+    set_on_signals(stop, *_STOP_SIGNALS)
     await serve(settings, listener, stop)
 
 
 def listen(settings: Settings, *, shares_port: bool) -> socket.socket:
-    """The socket that clients connect to.
+    """Opens the listening socket at DISPATCHER_API_ADDRESS.
 
     Args:
-        shares_port: Other processes of the same user may listen there, too; the kernel spreads connections over them.
+        shares_port: Whether other processes of the same user may listen on the port too. The kernel distributes
+            connections over them.
 
     Raises:
-        DispatcherError: it cannot be had.
+        DispatcherError: the address is in use, invalid or not permitted.
     """
     host, port = settings.api_address.host, settings.api_address.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -139,7 +140,7 @@ def listen(settings: Settings, *, shares_port: bool) -> socket.socket:
         listener.close()
         raise DispatcherError(
             f"The API cannot listen on {host}:{port}: {error.strerror or error}.",
-            remedy="Name another address in DISPATCHER_API_ADDRESS, or end what listens there.",
+            remedy="Set DISPATCHER_API_ADDRESS to another address, or stop the process that listens on this one.",
         ) from error
     return listener
 
@@ -150,91 +151,99 @@ async def serve(
     stop: asyncio.Event,
     *,
     lock_seconds: float = LOCK_SECONDS,
-    last_seconds: float = LAST_SECONDS,
+    shutdown_seconds: float = SHUTDOWN_SECONDS,
 ) -> None:
-    """Serves until the stop, then finishes what has begun.
+    """Serves until `stop` is set, then finishes the requests in progress.
 
     Args:
         lock_seconds: See LOCK_SECONDS.
-        last_seconds: See LAST_SECONDS.
+        shutdown_seconds: See SHUTDOWN_SECONDS.
 
     Raises:
-        ConfigurationError: there is no usable key, and the API may not be open.
+        ConfigurationError: no API key is usable, and the API may not be open.
     """
     async with AsyncExitStack() as opened:
         url = settings.database_url
-        writers = make_pool(url, name="dispatcher api", size=LANES + SPLITTING_LANES, lock_seconds=lock_seconds)
-        readers = make_pool(url, name="dispatcher api reader", size=READERS)
-        keepers = make_pool(url, name="dispatcher api keys", size=KEEPERS, lock_seconds=lock_seconds)
-        deciders = make_pool(url, name="dispatcher api operator", size=DECIDERS, lock_seconds=DECISION_LOCK_SECONDS)
-        for pool in (writers, readers, keepers, deciders):
+        write_sessions = make_pool(
+            url, name="dispatcher api", size=CONCURRENT_INSERTS + CONCURRENT_RETRIES, lock_seconds=lock_seconds
+        )
+        read_sessions = make_pool(url, name="dispatcher api reader", size=READ_SESSIONS)
+        key_sessions = make_pool(url, name="dispatcher api keys", size=KEY_SESSIONS, lock_seconds=lock_seconds)
+        operator_sessions = make_pool(
+            url, name="dispatcher api operator", size=OPERATOR_SESSIONS, lock_seconds=OPERATOR_LOCK_SECONDS
+        )
+        for pool in (write_sessions, read_sessions, key_sessions, operator_sessions):
             await pool.open()
             opened.push_async_callback(pool.close)
         publisher = Publisher(settings.amqp_url, settings.exchange, name="dispatcher api", ca_file=settings.ca_file)
         opened.push_async_callback(_close, publisher)
-        slots = Shares(settings.api_max_concurrent_requests)
-        memory = Shares(settings.api_memory_bytes, largest=settings.api_max_body_bytes)
-        access = Access(KeyStore(keepers), slots, may_be_open=settings.api_allow_anonymous and is_loopback(settings))
+        slots = FairLimiter(settings.api_max_concurrent_requests)
+        memory = FairLimiter(settings.api_memory_bytes, max_request=settings.api_max_body_bytes)
+        access = AccessControl(
+            KeyStore(key_sessions), slots, may_be_open=settings.api_allow_anonymous and is_loopback(settings)
+        )
         await access.refresh()
         if not (access.is_open or access.has_usable_keys):
             raise ConfigurationError([NEEDS_A_KEY])
-        drafts = DraftStore(writers, publish_in_seconds=RELAY_AFTER_SECONDS)
-        announcing = Announcing(publisher, drafts, settings.queue, bundle=settings.bundle_emails)
-        gathering = Gathering(drafts, announcing.add, settings.api_insert_batch_emails)
-        refusals = Refusals()
-        emails = Emails(
+        drafts = DraftStore(write_sessions, publish_in_seconds=RELAY_AFTER_SECONDS)
+        immediate_publisher = ImmediatePublisher(publisher, drafts, settings.queue, bundle=settings.bundle_emails)
+        batcher = InsertBatcher(drafts, immediate_publisher.add, settings.api_insert_batch_emails)
+        refusals = RefusalCounter()
+        enqueueing = EnqueueEndpoints(
             access,
-            Bodies(slots, memory, most_bytes=settings.api_max_body_bytes),
-            Intake(Policy.of(settings), capabilities_of(settings.providers)),
-            gathering,
+            BodyReader(slots, memory, max_bytes=settings.api_max_body_bytes),
+            EmailValidator(Policy.of(settings), capabilities_of(settings.providers)),
+            batcher,
             drafts,
             refusals,
         )
-        reading = Reading(access, EmailStore(readers), asyncio.Semaphore(LISTS_AT_ONCE), settings.lease_seconds)
-        decisions = Bodies(slots, memory, most_bytes=min(MOST_BYTES, settings.api_max_body_bytes))
-        operating = Operating(access, decisions, EmailStore(readers), deciders, settings)
-        opened.push_async_callback(operating.stop)
-        app = Guard(make_app(access, emails, reading, operating, refusals), refusals=refusals)
-        helpers = [asyncio.create_task(work.run()) for work in (access, announcing, refusals)]
-        helpers += [asyncio.create_task(pages.run()) for pages in _pages(settings)]
+        status = StatusEndpoints(
+            access, EmailStore(read_sessions), asyncio.Semaphore(CONCURRENT_LISTS), settings.lease_seconds
+        )
+        operator_bodies = BodyReader(slots, memory, max_bytes=min(MAX_BODY_BYTES, settings.api_max_body_bytes))
+        operators = OperatorEndpoints(access, operator_bodies, EmailStore(read_sessions), operator_sessions, settings)
+        opened.push_async_callback(operators.stop)
+        app = ErrorMiddleware(make_app(access, enqueueing, status, operators, refusals), refusals=refusals)
+        background_tasks = [asyncio.create_task(work.run()) for work in (access, immediate_publisher, refusals)]
+        background_tasks += [asyncio.create_task(pages.run()) for pages in _pages(settings)]
         server = _server(settings, app, refusals)
-        gc.freeze()  # what is there now stays: the collector need not look at it while a request waits
+        gc.freeze()  # excludes the objects of the start from garbage collection; they live as long as the process
         gc.set_threshold(*GC_THRESHOLDS)
-        _tell_start(listener, access)
-        await _until_stopped(server, listener, [asyncio.create_task(stop.wait()), *helpers])
+        _log_start(listener, access)
+        await _until_stopped(server, listener, [asyncio.create_task(stop.wait()), *background_tasks])
         with suppress(TimeoutError):
-            async with asyncio.timeout(last_seconds):
-                await gathering.finish()
+            async with asyncio.timeout(shutdown_seconds):
+                await batcher.finish()
                 await access.quotas.close()
-                await announcing.finish()
-        for helper in helpers:
-            helper.cancel()
-        await asyncio.gather(*helpers, return_exceptions=True)
-        refusals.tell()
+                await immediate_publisher.finish()
+        for task in background_tasks:
+            task.cancel()
+        await asyncio.gather(*background_tasks, return_exceptions=True)
+        refusals.log_new()
     log.get_log().info("api.stopped")
 
 
 NEEDS_A_KEY: Final = (
-    "There is no API key that could be used: make one, as with `dispatcher keys create --name shop --from-domain "
-    "example.com`. Or, for development on this machine alone, set DISPATCHER_API_ALLOW_ANONYMOUS=on and listen on "
-    "127.0.0.1: as long as there has never been a key, whoever reaches it may do everything."
+    "No usable API key exists. Create one: `dispatcher keys create --name shop --from-domain example.com`. Or, for "
+    "development on this machine only, set DISPATCHER_API_ALLOW_ANONYMOUS=on and listen on 127.0.0.1. Then every local "
+    "client may do everything until the first key is created."
 )
 
 
 def is_loopback(settings: Settings) -> bool:
-    """Whether the API listens where no other host can connect to it."""
+    """Whether the API listens on the loopback, where no other host can connect."""
     return settings.api_address.host in LOOPBACKS
 
 
 def _pages(settings: Settings) -> list[WebServer]:
-    """Where this host's metrics are told; nothing where that is switched off."""
+    """The server for /metrics; none if DISPATCHER_API_METRICS_ADDRESS is empty."""
     if not settings.api_metrics_address.host:
         return []
 
     async def metrics() -> WebResponse:
         return WebResponse(scrape.page(settings.metrics_folder), scrape.CONTENT_TYPE)
 
-    # Every API process of the host reads all files, so it does not matter which one answers.
+    # Every API process reads the metric files of all API processes of the host, so any of them may answer.
     setting = "DISPATCHER_API_METRICS_ADDRESS"
     return [WebServer(settings.api_metrics_address, {"/metrics": metrics}, setting=setting, shares_port=True)]
 
@@ -245,7 +254,7 @@ async def _close(publisher: Publisher) -> None:
             await publisher.close()
 
 
-def _tell_start(listener: socket.socket, access: Access) -> None:
+def _log_start(listener: socket.socket, access: AccessControl) -> None:
     host, port = listener.getsockname()[:2]
     log.get_log().info("api.started", listener=f"{host}:{port}")
     if access.is_open:
@@ -253,7 +262,7 @@ def _tell_start(listener: socket.socket, access: Access) -> None:
 
 
 async def _until_stopped(server: _Server, listener: socket.socket, others: list[asyncio.Task[Any]]) -> None:
-    """Serves until any of the others ends: the stop, or what should not."""
+    """Serves until another task ends: the wait for the stop, or a background task that failed."""
     listeners = [listener, *(listener.dup() for _ in range(ACCEPTS_PER_TURN - 1))]
     serving = asyncio.create_task(server.serve(sockets=listeners))
     ended, _ = await asyncio.wait([serving, *others], return_when=asyncio.FIRST_COMPLETED)
@@ -264,23 +273,25 @@ async def _until_stopped(server: _Server, listener: socket.socket, others: list[
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, which leaves the signals to us: by its own handling, the process would die of them after its end."""
+    """uvicorn's server without its signal handling, which raises a captured signal again and so kills the process."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Captures none."""
+        """Captures no signals."""
         yield
 
 
-def _server(settings: Settings, app: Guard, refusals: Refusals) -> _Server:
+def _server(settings: Settings, app: ErrorMiddleware, refusals: RefusalCounter) -> _Server:
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # they would tell paths and addresses
-    patience = Patience(settings.api_head_seconds, settings.api_request_seconds)
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # they would log paths and addresses
+    timeouts = Timeouts(settings.api_head_seconds, settings.api_request_seconds)
     return _Server(
         uvicorn.Config(
             app,
             backlog=BACKLOG,
-            http=partial(PatientProtocol, patience=patience, ahead=AheadQueue(), on_refusal=refusals.count),  # type: ignore[arg-type]
+            http=partial(
+                StrictHttpProtocol, timeouts=timeouts, pipeline_queue=PipelineQueue(), on_refusal=refusals.count
+            ),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_config=None,

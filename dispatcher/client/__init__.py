@@ -4,11 +4,21 @@
         receipt = client.send(Email(message_key="order-17-receipt", sender="shop@example.com", to="ann@example.org", …))
         client.get(receipt.id).status
 
-A send that gets no answer, or is told to come back, is repeated with the same key: whatever was lost, request or
-answer, the email is accepted once. What an email may be is checked before it leaves.
+The client repeats a request that gets no response or a temporary error. The email's key stays the same, so the API
+enqueues the email once, even if a request or response is lost. `Email` validates its fields before the request.
 """
 
 from dispatcher.client.clients import AsyncClient, Client
-from dispatcher.client.results import ApiProblem, Attempt, EmailStatus, NoAnswer, Receipt, Refused, Waiting
+from dispatcher.client.results import ApiProblem, Attempt, EmailStatus, NoResponse, Receipt, Refused, WaitStatus
 
-__all__ = ["ApiProblem", "AsyncClient", "Attempt", "Client", "EmailStatus", "NoAnswer", "Receipt", "Refused", "Waiting"]
+__all__ = [
+    "ApiProblem",
+    "AsyncClient",
+    "Attempt",
+    "Client",
+    "EmailStatus",
+    "NoResponse",
+    "Receipt",
+    "Refused",
+    "WaitStatus",
+]

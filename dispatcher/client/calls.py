@@ -1,4 +1,4 @@
-"""The API's requests as values, what their answers mean, and when a request is repeated."""
+"""The requests of the API, the parsing of their responses, and the retry schedule."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from dispatcher.client.results import (
     EmailStatus,
     Receipt,
     Refused,
-    receipt_of,
-    results_of,
-    status_of,
+    parse_receipt,
+    parse_results,
+    parse_status,
 )
 from dispatcher.domain.backoff import Backoff
 from dispatcher.domain.email import Email
@@ -27,11 +27,11 @@ from dispatcher.errors import DispatcherError
 
 T = TypeVar("T")
 
-LONGEST_WAIT_SECONDS: Final = 10.0
+MAX_WAIT_SECONDS: Final = 10.0
 _JSON: Final = ("Content-Type", "application/json")
 
 
-class ApiAnswer(NamedTuple):
+class ApiResponse(NamedTuple):
     """An HTTP response."""
 
     status: int
@@ -41,9 +41,9 @@ class ApiAnswer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ApiCall(Generic[T]):
-    """One request, which may be repeated as it is, and how its answer is read."""
+    """One request, which may be repeated unchanged, and the parser of its response."""
 
-    read: Callable[[ApiAnswer], T]
+    parse: Callable[[ApiResponse], T]
     method: str
     path: str
     headers: tuple[tuple[str, str], ...] = ()
@@ -51,30 +51,32 @@ class ApiCall(Generic[T]):
 
 
 def send(email: Email) -> ApiCall[Receipt]:
-    """Enqueues an email. The tenant is the key's, unless the email names another than `default`."""
+    """The request that enqueues an email. It leaves out the tenant `default`: then the API uses the key's tenant."""
     document = _document(email)
     headers = [_JSON]
-    if email.message_key.isascii():  # in a header, proxies and logs can show it
+    if email.message_key.isascii():  # a header is visible to proxies and logs
         del document["message_key"]
         escaped = email.message_key.replace("\\", "\\\\").replace('"', '\\"')
         headers.append(("Idempotency-Key", f'"{escaped}"'))
-    return ApiCall(_read_receipt, "POST", "/v1/emails", tuple(headers), orjson.dumps(document))
+    return ApiCall(_parse_receipt, "POST", "/v1/emails", tuple(headers), orjson.dumps(document))
 
 
 def send_many(emails: Iterable[Email]) -> ApiCall[list[Receipt | Refused]]:
-    """Enqueues up to a thousand."""
+    """The request that enqueues up to 1,000 emails."""
     body = orjson.dumps({"emails": [_document(email) for email in emails]})
-    return ApiCall(lambda answer: results_of(orjson.loads(answer.body)), "POST", "/v1/emails/batch", (_JSON,), body)
+    return ApiCall(
+        lambda response: parse_results(orjson.loads(response.body)), "POST", "/v1/emails/batch", (_JSON,), body
+    )
 
 
 def get(email_id: UUID) -> ApiCall[EmailStatus]:
-    """Asks what became of an email."""
-    return ApiCall(_read_status, "GET", f"/v1/emails/{email_id}")
+    """The request for an email's status."""
+    return ApiCall(_parse_status, "GET", f"/v1/emails/{email_id}")
 
 
 def get_by_key(message_key: str) -> ApiCall[EmailStatus]:
-    """The same by its key."""
-    return ApiCall(_read_status, "GET", f"/v1/emails/by-key/{quote(message_key, safe='')}")
+    """The request for an email's status by its message key."""
+    return ApiCall(_parse_status, "GET", f"/v1/emails/by-key/{quote(message_key, safe='')}")
 
 
 def _document(email: Email) -> dict[str, object]:
@@ -84,32 +86,32 @@ def _document(email: Email) -> dict[str, object]:
     return document
 
 
-def _read_receipt(answer: ApiAnswer) -> Receipt:
-    return receipt_of(orjson.loads(answer.body), is_known=answer.header("Idempotent-Replayed") == "true")
+def _parse_receipt(response: ApiResponse) -> Receipt:
+    return parse_receipt(orjson.loads(response.body), is_known=response.header("Idempotent-Replayed") == "true")
 
 
-def _read_status(answer: ApiAnswer) -> EmailStatus:
-    return status_of(orjson.loads(answer.body))
+def _parse_status(response: ApiResponse) -> EmailStatus:
+    return parse_status(orjson.loads(response.body))
 
 
-def problem_of(answer: ApiAnswer) -> ApiProblem:
-    """The problem that an answer is."""
+def parse_problem(response: ApiResponse) -> ApiProblem:
+    """Parses an error response. A response that is no problem document gets the code `unknown`."""
     try:
-        document: Any = orjson.loads(answer.body)
+        document: Any = orjson.loads(response.body)
     except orjson.JSONDecodeError:
         document = None
-    retry_after = answer.header("Retry-After")
+    retry_after = response.header("Retry-After")
     seconds = float(retry_after) if retry_after and retry_after.isdigit() else None
-    return ApiProblem(answer.status, document if isinstance(document, dict) else {}, seconds)
+    return ApiProblem(response.status, document if isinstance(document, dict) else {}, seconds)
 
 
-def base_of(url: str) -> str:
-    """The API's URL, without a slash at its end.
+def base_url(url: str) -> str:
+    """The API's base URL without trailing slashes.
 
     Raises:
-        DispatcherError: no request can go to this URL. The error does not repeat it, since it may contain a password.
+        DispatcherError: the URL has no scheme or host. The error does not repeat the URL: it may contain a password.
     """
-    remedy = "Write it in full, such as https://mail.example.com or http://127.0.0.1:8025."
+    remedy = "Give the full URL, such as https://mail.example.com or http://127.0.0.1:8025."
     scheme, separator, rest = url.strip().partition("://")
     if not separator:
         raise DispatcherError("The HTTP API's URL has no scheme.", remedy=remedy)
@@ -118,11 +120,11 @@ def base_of(url: str) -> str:
     return url.strip().rstrip("/")
 
 
-class Repetition:
-    """When to try again: what the API says, else growing waits.
+class RetrySchedule:
+    """The waits between the attempts of one call: growing, plus the API's Retry-After.
 
     Args:
-        seconds: From now, for all tries together.
+        seconds: The limit for all attempts together, from now.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -130,8 +132,8 @@ class Repetition:
         self._backoff = Backoff(base_seconds=0.2, cap_seconds=5.0)
 
     def next_wait(self, retry_after: float | None = None) -> float | None:
-        """Seconds to wait before the next try; None to give up."""
+        """Seconds to wait before the next attempt; None to give up."""
         seconds = self._backoff.next_wait(random.random)
         if retry_after is not None:
             seconds += retry_after
-        return seconds if seconds <= LONGEST_WAIT_SECONDS and time.monotonic() + seconds < self._until else None
+        return seconds if seconds <= MAX_WAIT_SECONDS and time.monotonic() + seconds < self._until else None

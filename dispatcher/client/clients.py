@@ -1,4 +1,4 @@
-"""Both clients: the calls, their repetition and their answers have one source; only the waiting differs."""
+"""The synchronous and the asynchronous client. They share requests, parsing and retries; only I/O and sleep differ."""
 
 from __future__ import annotations
 
@@ -17,93 +17,96 @@ from pyreqwest.exceptions import PyreqwestError
 from pyreqwest.request import RequestBuilder, SyncRequestBuilder
 
 from dispatcher.client.calls import (
-    ApiAnswer,
     ApiCall,
-    Repetition,
-    base_of,
+    ApiResponse,
+    RetrySchedule,
+    base_url,
     get,
     get_by_key,
-    problem_of,
+    parse_problem,
     send,
     send_many,
 )
-from dispatcher.client.results import EmailStatus, NoAnswer, Receipt, Refused
+from dispatcher.client.results import EmailStatus, NoResponse, Receipt, Refused
 from dispatcher.domain.email import Email
 
 T = TypeVar("T")
 Builder = TypeVar("Builder", RequestBuilder, SyncRequestBuilder)
 
 SECONDS: Final = 60.0
-"""How long a call takes at most, repetitions included."""
-ONE_TRY_SECONDS: Final = 15.0
-REPEATED: Final = frozenset({408, 409, 429, 500, 502, 503, 504})
+"""The time limit of a call, including retries."""
+ATTEMPT_SECONDS: Final = 15.0
+RETRIED_STATUSES: Final = frozenset({408, 409, 429, 500, 502, 503, 504})
 
 
 class _BaseClient(ABC):
-    """The settings of a client, and how it asks."""
+    """The settings and the retry loop of both clients."""
 
     def __init__(self, url: str, *, key: str | None = None, seconds: float = SECONDS) -> None:
         """
         Args:
-            url: Where the API is, such as `https://mail.example.com`.
-            key: The API key; None where the API needs none (DISPATCHER_API_ALLOW_ANONYMOUS).
-            seconds: How long a call takes at most, repetitions included.
+            url: The API's base URL, such as `https://mail.example.com`.
+            key: The API key; None if the API needs none (DISPATCHER_API_ALLOW_ANONYMOUS).
+            seconds: The time limit of a call, including retries.
 
         Raises:
             DispatcherError: the URL has no scheme or no host.
         """
-        self._url = base_of(url)
+        self._url = base_url(url)
         self._key = key
         self._seconds = seconds
 
     @property
-    def _one_try(self) -> timedelta:
-        return timedelta(seconds=min(self._seconds, ONE_TRY_SECONDS))
+    def _attempt_timeout(self) -> timedelta:
+        return timedelta(seconds=min(self._seconds, ATTEMPT_SECONDS))
 
-    def _prepared(self, builder: Builder, call: ApiCall[T]) -> Builder:
+    def _build(self, builder: Builder, call: ApiCall[T]) -> Builder:
         if self._key is not None:
             builder = builder.bearer_auth(self._key)
         for name, value in call.headers:
             builder = builder.header(name, value)
         return builder if call.body is None else builder.body_bytes(call.body)
 
-    async def _ask(self, call: ApiCall[T]) -> T:
-        """Sends a request until an answer is final.
+    async def _request(self, call: ApiCall[T]) -> T:
+        """Sends a request, and retries it until a response is final or the time is over.
 
         Raises:
-            ApiProblem: the API refuses it.
-            NoAnswer: nobody answered in time.
+            ApiProblem: the API refused the request, or still answered with a temporary error at the end.
+            NoResponse: the last attempt got no response.
         """
-        repetition = Repetition(self._seconds)
+        retries = RetrySchedule(self._seconds)
         while True:
             try:
-                answer = await self._exchange(call)
+                response = await self._exchange(call)
             except PyreqwestError as error:
-                wait = repetition.next_wait()
+                wait = retries.next_wait()
                 if wait is None:
-                    raise NoAnswer("The HTTP API does not answer.") from error
+                    remedy = "Check that `dispatcher api` runs at this URL. Repeating the call is safe."
+                    raise NoResponse("The HTTP API did not respond.", remedy=remedy) from error
             else:
-                if answer.status in (200, 202):
-                    return call.read(answer)
-                problem = problem_of(answer)
-                wait = repetition.next_wait(problem.retry_after) if answer.status in REPEATED else None
+                if response.status in (200, 202):
+                    return call.parse(response)
+                problem = parse_problem(response)
+                wait = retries.next_wait(problem.retry_after) if response.status in RETRIED_STATUSES else None
                 if wait is None:
                     raise problem
             await self._sleep(wait)
 
     @abstractmethod
-    async def _exchange(self, call: ApiCall[T]) -> ApiAnswer: ...
+    async def _exchange(self, call: ApiCall[T]) -> ApiResponse: ...
 
     @abstractmethod
     async def _sleep(self, seconds: float) -> None: ...
 
 
 class Client(_BaseClient):
-    """Keeps connections; use it within `with`, or close it. Several threads may share it."""
+    """The synchronous client. Keeps connections open: use it in a `with` block, or call `close`. Thread-safe."""
 
     def __init__(self, url: str, *, key: str | None = None, seconds: float = SECONDS) -> None:
         super().__init__(url, key=key, seconds=seconds)
-        self._client: SyncClient = SyncClientBuilder().timeout(self._one_try).follow_redirects(enable=False).build()
+        self._client: SyncClient = (
+            SyncClientBuilder().timeout(self._attempt_timeout).follow_redirects(enable=False).build()
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -114,53 +117,55 @@ class Client(_BaseClient):
         self.close()
 
     def close(self) -> None:
-        """Closes its connections."""
+        """Closes all connections."""
         self._client.close()
 
     def send(self, email: Email) -> Receipt:
-        """Has an email accepted, once.
+        """Enqueues an email. Idempotent by the email's message key.
 
         Raises:
-            ApiProblem: the API refuses it.
-            NoAnswer: nobody answered; the same email again is harmless.
+            ApiProblem: the API refused the email.
+            NoResponse: no response arrived; the email may have been enqueued. Repeating the call is safe.
         """
-        return _result(self._ask(send(email)))
+        return _result(self._request(send(email)))
 
     def send_many(self, emails: Iterable[Email]) -> list[Receipt | Refused]:
-        """Has up to a thousand emails accepted, each once; returns what became of each, in their order.
+        """Enqueues up to 1,000 emails, and returns one result per email, in order. Idempotent by message keys.
 
         Raises:
-            ApiProblem: the API refuses the whole batch.
-            NoAnswer: nobody answered; the same emails again are harmless.
+            ApiProblem: the API refused the whole batch.
+            NoResponse: no response arrived; the emails may have been enqueued. Repeating the call is safe.
         """
-        return _result(self._ask(send_many(emails)))
+        return _result(self._request(send_many(emails)))
 
     def get(self, email_id: UUID) -> EmailStatus:
-        """Returns what became of an email.
+        """Returns an email's status.
 
         Raises:
-            ApiProblem: with the code `not-found` if there is none.
+            ApiProblem: with the code `not-found` if the tenant has no email with this id.
         """
-        return _result(self._ask(get(email_id)))
+        return _result(self._request(get(email_id)))
 
     def get_by_key(self, message_key: str) -> EmailStatus:
-        """As `get`, by the email's key."""
-        return _result(self._ask(get_by_key(message_key)))
+        """Returns an email's status by its message key. Raises as `get` does."""
+        return _result(self._request(get_by_key(message_key)))
 
-    async def _exchange(self, call: ApiCall[T]) -> ApiAnswer:
-        response = self._prepared(self._client.request(call.method, self._url + call.path), call).build().send()
-        return ApiAnswer(response.status, bytes(response.bytes()), response.get_header)
+    async def _exchange(self, call: ApiCall[T]) -> ApiResponse:
+        response = self._build(self._client.request(call.method, self._url + call.path), call).build().send()
+        return ApiResponse(response.status, bytes(response.bytes()), response.get_header)
 
     async def _sleep(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - no event loop runs this
 
 
 class AsyncClient(_BaseClient):
-    """As `Client`, awaited: use it within `async with`, or close it. Several tasks may share it."""
+    """The asynchronous client. Use it in an `async with` block, or await `close`. Several tasks may share it."""
 
     def __init__(self, url: str, *, key: str | None = None, seconds: float = SECONDS) -> None:
         super().__init__(url, key=key, seconds=seconds)
-        self._client: PooledAsyncClient = ClientBuilder().timeout(self._one_try).follow_redirects(enable=False).build()
+        self._client: PooledAsyncClient = (
+            ClientBuilder().timeout(self._attempt_timeout).follow_redirects(enable=False).build()
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -176,34 +181,34 @@ class AsyncClient(_BaseClient):
 
     async def send(self, email: Email) -> Receipt:
         """See `Client.send`."""
-        return await self._ask(send(email))
+        return await self._request(send(email))
 
     async def send_many(self, emails: Iterable[Email]) -> list[Receipt | Refused]:
         """See `Client.send_many`."""
-        return await self._ask(send_many(emails))
+        return await self._request(send_many(emails))
 
     async def get(self, email_id: UUID) -> EmailStatus:
         """See `Client.get`."""
-        return await self._ask(get(email_id))
+        return await self._request(get(email_id))
 
     async def get_by_key(self, message_key: str) -> EmailStatus:
         """See `Client.get_by_key`."""
-        return await self._ask(get_by_key(message_key))
+        return await self._request(get_by_key(message_key))
 
-    async def _exchange(self, call: ApiCall[T]) -> ApiAnswer:
-        request = self._prepared(self._client.request(call.method, self._url + call.path), call).build()
+    async def _exchange(self, call: ApiCall[T]) -> ApiResponse:
+        request = self._build(self._client.request(call.method, self._url + call.path), call).build()
         response = await request.send()
-        return ApiAnswer(response.status, bytes(await response.bytes()), response.get_header)
+        return ApiResponse(response.status, bytes(await response.bytes()), response.get_header)
 
     async def _sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
 
 def _result(work: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine whose awaits all block instead of suspending, as those of `Client` do."""
+    """Runs a coroutine of `Client` to its end. It never suspends, since its I/O and sleep block."""
     try:
         work.send(None)
     except StopIteration as finished:
         result: T = finished.value
         return result
-    raise AssertionError("it suspended")
+    raise AssertionError("the coroutine suspended")

@@ -1,4 +1,4 @@
-"""What the API says, as values; and its problems, as exceptions."""
+"""The API's responses as values, and its problems as exceptions."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dispatcher.errors import DispatcherError
 
 
 class ApiProblem(DispatcherError):
-    """The API refused a request.
+    """The API refused a request, or could not serve it.
 
     Attributes:
         status: The HTTP status.
-        code: The problem's kind, such as `invalid-email`; `unknown` if what answered is not the API.
-        errors: What in the request is wrong, as the API says it.
-        retry_after: Seconds after which the same request may succeed; None if it never will.
+        code: The problem's code, such as `invalid-email`; `unknown` if the response is not from the API.
+        errors: The mistakes in the request. Each has `detail`, and `pointer`, `header` or `parameter`.
+        retry_after: The API's Retry-After in seconds; None without that header.
     """
 
     def __init__(self, status: int, document: Mapping[str, Any], retry_after: float | None = None) -> None:
@@ -28,20 +28,20 @@ class ApiProblem(DispatcherError):
         self.errors: Sequence[Mapping[str, str]] = document.get("errors", ())
         self.retry_after = retry_after
         where = "; ".join(": ".join(map(str, error.values())) for error in self.errors)
-        words = [str(document.get("title", f"The answer was {status}.")), str(document.get("detail", "")), where]
+        words = [str(document.get("title", f"The HTTP status was {status}.")), str(document.get("detail", "")), where]
         super().__init__(" ".join(word for word in words if word))
 
 
-class NoAnswer(DispatcherError):
-    """Nobody answered, however often it was tried. The same email again is harmless, and may have been accepted."""
+class NoResponse(DispatcherError):
+    """No attempt got a response. The email may have been enqueued; repeating the call is safe."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """An email that is accepted.
+    """An enqueued email.
 
     Attributes:
-        is_known: An earlier request had brought it.
+        is_known: Whether an earlier request had already enqueued it.
     """
 
     id: UUID
@@ -51,14 +51,14 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An email of a batch that is not accepted."""
+    """An email of a batch that the API refused."""
 
     problem: ApiProblem
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One provider call that ended."""
+    """One finished provider call."""
 
     attempt: int
     provider: str
@@ -71,12 +71,12 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitStatus:
     """Why an email is not sent yet.
 
     Attributes:
         reason: A reason from docs/api.md, such as `provider_paused`.
-        until: When the wait ends at the latest, or when the next try is; None if unknown.
+        until: When the wait ends at the latest, or the next attempt begins; None if unknown.
     """
 
     reason: str
@@ -85,12 +85,12 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class EmailStatus:
-    """What became of an email.
+    """An email's status.
 
     Attributes:
-        waiting: Why it is not sent yet; None unless it is pending or sending.
-        refused_recipients: Whom the provider left out as it accepted the email, by position and code, such as
-            `2 (550 5.1.1), 3 (451)`; None if nobody.
+        waiting: Why it is not sent yet; None unless it is `pending` or `sending`.
+        refused_recipients: The recipients that the provider refused although it accepted the email, by position and
+            reply code, such as `2 (550 5.1.1), 3 (451)`; None if it accepted all.
     """
 
     id: UUID
@@ -105,44 +105,44 @@ class EmailStatus:
     created_at: datetime
     sent_at: datetime | None
     refused_recipients: str | None
-    waiting: Waiting | None
+    waiting: WaitStatus | None
     attempts: tuple[Attempt, ...]
 
 
-def receipt_of(document: Mapping[str, Any], *, is_known: bool) -> Receipt:
-    """The receipt that an answer is."""
+def parse_receipt(document: Mapping[str, Any], *, is_known: bool) -> Receipt:
+    """Parses the response to a single email."""
     return Receipt(UUID(document["id"]), document["message_key"], is_known)
 
 
-def results_of(document: Mapping[str, Any]) -> list[Receipt | Refused]:
-    """What became of each email of a batch."""
+def parse_results(document: Mapping[str, Any]) -> list[Receipt | Refused]:
+    """Parses the response to a batch: one result per email, in order."""
     return [
         Refused(ApiProblem(result["problem"]["status"], result["problem"]))
         if result["outcome"] == "refused"
-        else receipt_of(result["email"], is_known=result["outcome"] == "known")
+        else parse_receipt(result["email"], is_known=result["outcome"] == "known")
         for result in document["results"]
     ]
 
 
-def status_of(document: Mapping[str, Any]) -> EmailStatus:
-    """What became of an email, as an answer tells it; fields that this client does not know are left out."""
-    told: dict[str, Any] = {name: document.get(name) for name in EmailStatus.__dataclass_fields__}
-    told["id"] = UUID(document["id"])
-    told["status"] = Status(document["status"])
-    told["created_at"] = datetime.fromisoformat(document["created_at"])
-    told["sent_at"] = datetime.fromisoformat(document["sent_at"]) if document["sent_at"] else None
-    told["waiting"] = _waiting(document["waiting"]) if document.get("waiting") else None
-    told["attempts"] = tuple(_attempt(attempt) for attempt in document["attempts"])
-    return EmailStatus(**told)
+def parse_status(document: Mapping[str, Any]) -> EmailStatus:
+    """Parses an email's status. Ignores fields that this client does not know."""
+    fields: dict[str, Any] = {name: document.get(name) for name in EmailStatus.__dataclass_fields__}
+    fields["id"] = UUID(document["id"])
+    fields["status"] = Status(document["status"])
+    fields["created_at"] = datetime.fromisoformat(document["created_at"])
+    fields["sent_at"] = datetime.fromisoformat(document["sent_at"]) if document["sent_at"] else None
+    fields["waiting"] = _waiting(document["waiting"]) if document.get("waiting") else None
+    fields["attempts"] = tuple(_attempt(attempt) for attempt in document["attempts"])
+    return EmailStatus(**fields)
 
 
-def _waiting(document: Mapping[str, Any]) -> Waiting:
+def _waiting(document: Mapping[str, Any]) -> WaitStatus:
     until = document.get("until")
-    return Waiting(document["reason"], datetime.fromisoformat(until) if until else None)
+    return WaitStatus(document["reason"], datetime.fromisoformat(until) if until else None)
 
 
 def _attempt(document: Mapping[str, Any]) -> Attempt:
-    told: dict[str, Any] = {name: document.get(name) for name in Attempt.__dataclass_fields__}
+    fields: dict[str, Any] = {name: document.get(name) for name in Attempt.__dataclass_fields__}
     for name in ("started_at", "finished_at"):
-        told[name] = datetime.fromisoformat(document[name])
-    return Attempt(**told)
+        fields[name] = datetime.fromisoformat(document[name])
+    return Attempt(**fields)

@@ -1,6 +1,6 @@
-"""One case's attackers, in a process of their own: `python -m tests.abuse.attack CASE PREY`; what they got, as JSON.
+"""Runs one case's attackers in a separate process: `python -m tests.abuse.attack CASE TARGET`. Prints results as JSON.
 
-They run at the lowest priority: on a machine of their own they would take none of the API's CPU.
+The attackers run at a lower priority: on a machine of their own they would use none of the API's CPU.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import orjson
 import uvloop
 
 from dispatcher.supervisor.preflight import raise_file_limit
-from tests.abuse.case import Case, Prey
+from tests.abuse.case import Case, Target
 from tests.abuse.corpus import CORPUS
 
 
-async def _attack(case: Case, prey: Prey) -> Counter[str]:
+async def _attack(case: Case, target: Target) -> Counter[str]:
     loop = asyncio.get_running_loop()
-    until = loop.time() + prey.seconds
+    until = loop.time() + target.seconds
     got: Counter[str] = Counter()
 
     async def client() -> None:
         while True:
-            got.update(await case.attack(prey))
+            got.update(await case.attack(target))
             if loop.time() >= until:
                 return
 
@@ -37,22 +37,22 @@ async def _attack(case: Case, prey: Prey) -> Counter[str]:
     return got
 
 
-def prey_of(known: dict[str, Any]) -> Prey:
-    """What the attackers know, from JSON."""
-    return Prey(**known | {"held": [UUID(text) for text in known["held"]], "foreign": UUID(known["foreign"])})
+def parse_target(known: dict[str, Any]) -> Target:
+    """Parses a target from JSON."""
+    return Target(**known | {"held": [UUID(text) for text in known["held"]], "foreign": UUID(known["foreign"])})
 
 
 def main() -> None:
-    """The command line."""
+    """The command-line entry point."""
     os.nice(5)
     raise_file_limit()
-    case, prey = CORPUS[sys.argv[1]], prey_of(orjson.loads(sys.argv[2]))
+    case, target = CORPUS[sys.argv[1]], parse_target(orjson.loads(sys.argv[2]))
     began_at = time.monotonic()
-    got = uvloop.run(_attack(case, prey))
+    got = uvloop.run(_attack(case, target))
     ended_at = time.monotonic()
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    told = {"got": got, "began_at": began_at, "ended_at": ended_at, "cpu_seconds": usage.ru_utime + usage.ru_stime}
-    sys.stdout.buffer.write(orjson.dumps(told) + b"\n")
+    result = {"got": got, "began_at": began_at, "ended_at": ended_at, "cpu_seconds": usage.ru_utime + usage.ru_stime}
+    sys.stdout.buffer.write(orjson.dumps(result) + b"\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Another tenant, and whoever asks for health: `python -m tests.abuse.bystander PORT KEY PATH`, until its stdin ends.
+"""Another tenant and a health check: `python -m tests.abuse.bystander PORT KEY PATH`, until its stdin ends.
 
-Sends at a steady pace on a few connections, and asks for health on a new connection each time. Notes on lines in the
-file at PATH when each was asked, what for, how long the answer took and what it was, by the clock of all processes.
+It enqueues emails at a steady rate on a few connections, and requests /healthz on a new connection each time. For each
+request it writes a line to PATH: when it began (monotonic clock), its kind, its seconds, and its result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, TextIO
 
 import uvloop
 
-from tests.abuse.wire import Wire, get, post
+from tests.abuse.raw_connection import RawConnection, get, post
 
 SENDERS: Final = 32
 PER_SECOND: Final = 200.0
@@ -24,64 +24,64 @@ EMAIL: Final = b'{"from":"shop@example.com","to":"ann@example.org","subject":"Yo
 
 
 async def _send(port: int, key: str, number: int, notes: TextIO) -> None:
-    """One sender: at its share of the pace, and never more than one request at once."""
+    """One sender, with its share of the rate, and at most one request at once."""
     every = SENDERS / PER_SECOND
     due_at = time.monotonic() + number * every / SENDERS
     sent = 0
     while True:
         with suppress(OSError):
-            async with await Wire.open(port) as wire:
-                told = "202"
-                while told == "202":
+            async with await RawConnection.open(port) as connection:
+                result = "202"
+                while result == "202":
                     await asyncio.sleep(max(0.0, due_at - time.monotonic()))
                     began_at = time.monotonic()
-                    due_at = max(due_at + every, began_at - 1.0)  # up to a second is made good
+                    due_at = max(due_at + every, began_at - 1.0)  # catches up with at most a second
                     sent += 1
                     named = (f"Authorization: Bearer {key}", f"Idempotency-Key: bystander-{number}-{sent}")
-                    await wire.send(post("/v1/emails", EMAIL, *named))
-                    told = await wire.answer()
-                    _note(notes, "send", began_at, told)
+                    await connection.send(post("/v1/emails", EMAIL, *named))
+                    result = await connection.answer()
+                    _note(notes, "send", began_at, result)
 
 
-async def _ask(port: int, notes: TextIO) -> None:
-    """Asks for health at a steady pace, however long an answer takes."""
+async def _check_health(port: int, notes: TextIO) -> None:
+    """Requests /healthz at a steady rate, however long the responses take."""
     due_at = time.monotonic()
-    asking: set[asyncio.Task[None]] = set()
+    checks: set[asyncio.Task[None]] = set()
     while True:
         due_at += HEALTH_EVERY_SECONDS
         await asyncio.sleep(max(0.0, due_at - time.monotonic()))
         due_at = max(due_at, time.monotonic() - 1.0)
-        task = asyncio.create_task(_ask_once(port, notes))
-        asking.add(task)
-        task.add_done_callback(asking.discard)
+        task = asyncio.create_task(_check_health_once(port, notes))
+        checks.add(task)
+        task.add_done_callback(checks.discard)
 
 
-async def _ask_once(port: int, notes: TextIO) -> None:
+async def _check_health_once(port: int, notes: TextIO) -> None:
     began_at = time.monotonic()
-    told = "reset"
+    result = "reset"
     with suppress(OSError):
-        async with await Wire.open(port) as wire:
-            await wire.send(get("/healthz"))
-            told = await wire.answer()
-    _note(notes, "health", began_at, told)
+        async with await RawConnection.open(port) as connection:
+            await connection.send(get("/healthz"))
+            result = await connection.answer()
+    _note(notes, "health", began_at, result)
 
 
-def _note(notes: TextIO, what: str, began_at: float, told: str) -> None:
-    notes.write(f"{began_at:.6f} {what} {time.monotonic() - began_at:.6f} {told}\n")
+def _note(notes: TextIO, what: str, began_at: float, result: str) -> None:
+    notes.write(f"{began_at:.6f} {what} {time.monotonic() - began_at:.6f} {result}\n")
 
 
 async def _run(port: int, key: str, notes: TextIO) -> None:
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as group:
         works = [group.create_task(_send(port, key, number, notes)) for number in range(SENDERS)]
-        works.append(group.create_task(_ask(port, notes)))
+        works.append(group.create_task(_check_health(port, notes)))
         await loop.run_in_executor(None, sys.stdin.read)
         for work in works:
             work.cancel()
 
 
 def main() -> None:
-    """The command line."""
+    """The command-line entry point."""
     with Path(sys.argv[3]).open("w", buffering=1) as notes:
         uvloop.run(_run(int(sys.argv[1]), sys.argv[2], notes))
 

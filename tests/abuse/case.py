@@ -1,4 +1,4 @@
-"""A case of abuse: what one hostile client does, and what it may get for it."""
+"""A case: what hostile clients do, and which results are allowed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from uuid import UUID, uuid4
 
 HEALTHY: Final = "200"
 ENDED: Final = "end"
-"""The connection ended without an answer."""
+"""The connection ended without a response."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prey:
-    """What an attacker knows of the API.
+class Target:
+    """What an attacker knows about the API.
 
     Attributes:
-        keys: API keys by what they may do: `send`, `read`, `operate`, `revoked`, `bound` (to one sender), `slow`
+        keys: API keys by kind: `send`, `read`, `operate`, `revoked`, `bound` (to one sender), `slow`
             (one request per second), `poor` (fifty recipients per day).
         held: Ids of held emails of the attacker's own tenant.
         foreign: An email of another tenant.
@@ -36,16 +36,16 @@ class Prey:
     numbers: count[int] = field(default_factory=count)
 
     def message_key(self) -> str:
-        """A key that no other email has."""
+        """A new unique message key."""
         return f"abuse-{self.name}-{next(self.numbers)}"
 
     def authorization(self, kind: str = "send") -> str:
-        """The header with one of the keys."""
+        """The Authorization header with the key of a kind."""
         return f"Authorization: Bearer {self.keys[kind]}"
 
 
-Attack = Callable[[Prey], Awaitable[list[str]]]
-"""One round of an attack; returns what each of its requests got: status and code, or how the connection ended."""
+Attack = Callable[[Target], Awaitable[list[str]]]
+"""One round of an attack; returns each request's result: status and code, or how the connection ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class Case:
     """One case.
 
     Attributes:
-        allowed: What the attacker may get.
-        clients: How many do it at once, again and again until the time is over.
-        seconds: How long they do.
+        allowed: The results that the attackers may get.
+        clients: How many attackers repeat the attack concurrently.
+        seconds: How long they repeat it.
     """
 
     family: str
@@ -67,5 +67,5 @@ class Case:
 
     @property
     def id(self) -> str:
-        """Its name on the command line."""
+        """The name on the command line."""
         return f"{self.family}: {self.name}"

@@ -1,4 +1,4 @@
-"""A host for the API under attack."""
+"""Fixtures for the API under attack."""
 
 from tests.acceptance.conftest import host
 

@@ -1,10 +1,10 @@
-"""All cases, in their order, by name."""
+"""All cases by name, in the order in which they run."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from tests.abuse import bodies, framings, keys, neighbours, operators, stalls
+from tests.abuse import bodies, framings, heavy_use, keys, operators, stalls
 from tests.abuse.case import Case
 
 CORPUS: Final[dict[str, Case]] = {
@@ -15,6 +15,6 @@ CORPUS: Final[dict[str, Case]] = {
         *bodies.CASES,
         *operators.CASES,
         *stalls.CASES,
-        *neighbours.CASES,
+        *heavy_use.CASES,
     )
 }

@@ -1,7 +1,7 @@
-"""Requests that two parsers may frame in two ways, trailers, and other protocols.
+"""Requests that two parsers may frame differently, trailers, and other protocols.
 
-Each is followed by a request of its own: where the API answers two, or leaves the connection open, one of them was
-smuggled.
+Another request follows each of them on the same connection. If the API answers it, or leaves the connection open, a
+request was smuggled.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from tests.abuse.case import Case, Prey
-from tests.abuse.wire import HOST, JSON, get, head, provoke
+from tests.abuse.case import Case, Target
+from tests.abuse.raw_connection import HOST, JSON, get, head, provoke
 
 REFUSED: Final = "400 malformed-request + end"
 TOO_LARGE: Final = "431 headers-too-large + end"
@@ -105,32 +105,32 @@ UPGRADES: Final = {
 }
 
 
-async def _hostile(sent: bytes, prey: Prey) -> list[str]:
-    return [await provoke(prey.port, [sent + BEHIND])]
+async def _hostile(sent: bytes, target: Target) -> list[str]:
+    return [await provoke(target.port, [sent + BEHIND])]
 
 
-async def _trailed(headers: Sequence[str], prey: Prey) -> list[str]:
-    trailers = [text.replace("KEY", prey.keys["read"]) for text in headers]
+async def _trailed(headers: Sequence[str], target: Target) -> list[str]:
+    trailers = [text.replace("KEY", target.keys["read"]) for text in headers]
     sent = head("GET /v1/emails?limit=1", CHUNKED) + b"2\r\n{}\r\n0\r\n" + "\r\n".join([*trailers, "", ""]).encode()
-    return [await provoke(prey.port, [sent + BEHIND])]
+    return [await provoke(target.port, [sent + BEHIND])]
 
 
-async def _endless(start: bytes, piece: bytes, prey: Prey) -> list[str]:
-    """Octets that belong to no body, as many as the API takes; with a good key, so that it waits for the body."""
-    first = head("POST /v1/emails", JSON, prey.authorization(), f"Idempotency-Key: {prey.message_key()}", CHUNKED)
-    return [await provoke(prey.port, [first + start, *[piece] * 4000])]
+async def _endless(start: bytes, piece: bytes, target: Target) -> list[str]:
+    """Sends endless bytes outside the body. The key is valid, so that the API waits for the body."""
+    first = head("POST /v1/emails", JSON, target.authorization(), f"Idempotency-Key: {target.message_key()}", CHUNKED)
+    return [await provoke(target.port, [first + start, *[piece] * 4000])]
 
 
-async def _endless_head(piece: bytes, prey: Prey) -> list[str]:
-    return [await provoke(prey.port, [b"GET /healthz HTTP/1.1\r\n", *[piece] * 4000])]
+async def _endless_head(piece: bytes, target: Target) -> list[str]:
+    return [await provoke(target.port, [b"GET /healthz HTTP/1.1\r\n", *[piece] * 4000])]
 
 
-async def _harmless(sent: bytes, prey: Prey) -> list[str]:
-    return [await provoke(prey.port, [sent + get("/healthz", "Connection: close")])]
+async def _harmless(sent: bytes, target: Target) -> list[str]:
+    return [await provoke(target.port, [sent + get("/healthz", "Connection: close")])]
 
 
 HARMLESS: Final = {
-    # Read in one way by everybody, or refused by the application: the request behind is answered for itself.
+    # All parsers frame these alike, or the application refuses them. The request that follows gets its own response.
     "a target with another host": (head("GET http://evil.example/healthz"), "200 + 200 + end"),
     "a target that is a star": (head("OPTIONS *"), "404 not-found + 200 + end"),
     "a body of a GET": (head("GET /healthz", f"Content-Length: {len(BEHIND)}") + BEHIND, "200 + 200 + end"),
@@ -139,7 +139,7 @@ HARMLESS: Final = {
     "dots in the path": (get("/v1/../healthz"), "404 not-found + 200 + end"),
     "a double slash": (get("//healthz"), "404 not-found + 200 + end"),
     "an encoded path": (get("/%2e%2e/%00/%ff/%zz"), "404 not-found + 200 + end"),
-    "a close that is none": (get("/healthz", "Connection: close-not"), "200 + 200 + end"),
+    "a Connection header that only looks like close": (get("/healthz", "Connection: close-not"), "200 + 200 + end"),
 }
 
 CASES: Final = (

@@ -1,4 +1,4 @@
-"""Callers without a key, with another's, or with less than they ask for."""
+"""Callers without a key, with another tenant's key, or with a key that lacks the scope, sender, rate or quota."""
 
 from __future__ import annotations
 
@@ -7,52 +7,52 @@ import time
 from functools import partial
 from typing import Final
 
-from tests.abuse.case import Case, Prey
-from tests.abuse.wire import JSON, exchange, get, head, post
+from tests.abuse.case import Case, Target
+from tests.abuse.raw_connection import JSON, exchange, get, head, post
 
 EMAIL: Final = b'{"from":"shop@example.com","to":"ann@example.org","subject":"a","text":"b"}'
 UNKNOWN: Final = frozenset({"401 unauthorized"})
 
 
-async def _asked(path: str, headers: tuple[str, ...], prey: Prey) -> list[str]:
-    named = [header.format(**prey.keys) for header in headers]
-    return [await exchange(prey.port, [get(path.format(**prey.keys, foreign=prey.foreign), *named)])]
+async def _asked(path: str, headers: tuple[str, ...], target: Target) -> list[str]:
+    named = [header.format(**target.keys) for header in headers]
+    return [await exchange(target.port, [get(path.format(**target.keys, foreign=target.foreign), *named)])]
 
 
-async def _sent(headers: tuple[str, ...], body: bytes, prey: Prey) -> list[str]:
-    named = [f"Idempotency-Key: {prey.message_key()}", *(header.format(**prey.keys) for header in headers)]
-    return [await exchange(prey.port, [post("/v1/emails", body, *named)])]
+async def _sent(headers: tuple[str, ...], body: bytes, target: Target) -> list[str]:
+    named = [f"Idempotency-Key: {target.message_key()}", *(header.format(**target.keys) for header in headers)]
+    return [await exchange(target.port, [post("/v1/emails", body, *named)])]
 
 
-async def _guess_by_time(prey: Prey) -> list[str]:
-    """Asks with ids that exist and ids that do not: the time must not tell which they are."""
-    known, unknown = prey.keys["wrong"], prey.keys["unknown"]
+async def _guess_by_time(target: Target) -> list[str]:
+    """Compares the response times for an existing and an unknown key id. They must not reveal which id exists."""
+    known, unknown = target.keys["wrong"], target.keys["unknown"]
     seconds: dict[str, list[float]] = {known: [], unknown: []}
     for key in (known, unknown) * 4:
         began_at = time.perf_counter()
-        await exchange(prey.port, [get("/v1/emails", f"Authorization: Bearer {key}")])
+        await exchange(target.port, [get("/v1/emails", f"Authorization: Bearer {key}")])
         seconds[key].append(time.perf_counter() - began_at)
     slow, fast = sorted((statistics.median(each) for each in seconds.values()), reverse=True)
-    return ["the time tells" if slow > 5 * fast else "the time tells nothing"]
+    return ["the time reveals the id" if slow > 5 * fast else "the time reveals nothing"]
 
 
-async def _body_behind(size: int, prey: Prey) -> list[str]:
-    """A body that nobody reads, because its key is good for nothing: the answer must arrive all the same."""
+async def _body_behind(size: int, target: Target) -> list[str]:
+    """Sends a body that the API does not read, because the request has no key. The response must still arrive."""
     start = head("POST /v1/emails", JSON, f"Content-Length: {size}", "Idempotency-Key: k")
-    return [await exchange(prey.port, [start, *[b" " * 65536] * (size // 65536)])]
+    return [await exchange(target.port, [start, *[b" " * 65536] * (size // 65536)])]
 
 
-async def _too_large_behind(prey: Prey) -> list[str]:
+async def _too_large_behind(target: Target) -> list[str]:
     size = 60 << 20
-    start = head("POST /v1/emails", JSON, prey.authorization(), f"Content-Length: {size}", "Idempotency-Key: k")
-    return [await exchange(prey.port, [start, *[b" " * 65536] * (size // 65536)])]
+    start = head("POST /v1/emails", JSON, target.authorization(), f"Content-Length: {size}", "Idempotency-Key: k")
+    return [await exchange(target.port, [start, *[b" " * 65536] * (size // 65536)])]
 
 
-async def _wrong_type_behind(prey: Prey) -> list[str]:
+async def _wrong_type_behind(target: Target) -> list[str]:
     size = 8 << 20
-    named = (prey.authorization(), "Idempotency-Key: k", f"Content-Length: {size}")
+    named = (target.authorization(), "Idempotency-Key: k", f"Content-Length: {size}")
     start = head("POST /v1/emails", "Content-Type: text/plain", *named)
-    return [await exchange(prey.port, [start, *[b" " * 65536] * (size // 65536)])]
+    return [await exchange(target.port, [start, *[b" " * 65536] * (size // 65536)])]
 
 
 def _ask(name: str, path: str, *headers: str, allowed: frozenset[str] = UNKNOWN) -> Case:
@@ -87,16 +87,23 @@ CASES: Final = (
         "Forwarded: for=127.0.0.1",
         "X-Original-URL: /healthz",
     ),
-    Case("key", "told by the time", _guess_by_time, frozenset({"the time tells nothing"}), clients=1, seconds=4),
     Case(
         "key",
-        "that may not send from there",
+        "revealed by the response time",
+        _guess_by_time,
+        frozenset({"the time reveals nothing"}),
+        clients=1,
+        seconds=4,
+    ),
+    Case(
+        "key",
+        "that may not send from the address",
         partial(_sent, (BEARER + "{bound}",), EMAIL),
         frozenset({"403 sender-forbidden"}),
     ),
     Case(
         "key",
-        "with two identities",
+        "with two idempotency keys",
         partial(_sent, (BEARER + "{send}", "Idempotency-Key: b"), EMAIL),
         frozenset({"400 idempotency-key-invalid"}),
     ),

@@ -1,4 +1,4 @@
-"""What only operators may do: with large bodies, odd values, and again and again."""
+"""Operators' requests with large bodies, odd values, and at a high rate."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from typing import Any, Final
 
 import orjson
 
-from tests.abuse.case import Case, Prey
-from tests.abuse.wire import exchange, get, post
+from tests.abuse.case import Case, Target
+from tests.abuse.raw_connection import exchange, get, post
 
 INVALID: Final = frozenset({"422 invalid-body"})
 REASON: Final = {"reason": "abuse"}
 
 
-async def _replay(given: bytes, prey: Prey) -> list[str]:
-    return [await exchange(prey.port, [post("/v1/replays", given, prey.authorization("operate"))])]
+async def _replay(given: bytes, target: Target) -> list[str]:
+    return [await exchange(target.port, [post("/v1/replays", given, target.authorization("operate"))])]
 
 
-async def _decide(path: str, given: bytes, prey: Prey) -> list[str]:
-    named = path.format(held=prey.held[next(prey.numbers) % len(prey.held)], foreign=prey.foreign)
-    return [await exchange(prey.port, [post(named, given, prey.authorization("operate"))])]
+async def _decide(path: str, given: bytes, target: Target) -> list[str]:
+    named = path.format(held=target.held[next(target.numbers) % len(target.held)], foreign=target.foreign)
+    return [await exchange(target.port, [post(named, given, target.authorization("operate"))])]
 
 
-async def _look(path: str, kind: str, prey: Prey) -> list[str]:
-    named = path.format(foreign=prey.foreign, foreign_replay=prey.foreign_replay)
-    return [await exchange(prey.port, [get(named, prey.authorization(kind))])]
+async def _look(path: str, kind: str, target: Target) -> list[str]:
+    named = path.format(foreign=target.foreign, foreign_replay=target.foreign_replay)
+    return [await exchange(target.port, [get(named, target.authorization(kind))])]
 
 
-async def _start_and_stop(prey: Prey) -> list[str]:
-    """A replay at the least pace, and its end."""
-    key = prey.authorization("operate")
+async def _start_replay(target: Target) -> list[str]:
+    """Creates a replay at the slowest pace."""
+    key = target.authorization("operate")
     slow = orjson.dumps(REASON | {"per_second": 0.01})
-    return [await exchange(prey.port, [post("/v1/replays", slow, key)])]
+    return [await exchange(target.port, [post("/v1/replays", slow, key)])]
 
 
 def _given(**fields: Any) -> bytes:
@@ -40,16 +40,16 @@ def _given(**fields: Any) -> bytes:
 
 
 REFUSED: Final = {
-    "a pace of nothing": _given(per_second=0),
+    "a pace of zero": _given(per_second=0),
     "a pace of one in thirty years": _given(per_second=1e-9),
     "a negative pace": _given(per_second=-1),
-    "a pace beyond all": b'{"reason":"a","per_second":1e300}',
+    "a pace out of range": b'{"reason":"a","per_second":1e300}',
     "an age below zero": _given(older_than_seconds=-1),
-    "an age beyond all": _given(newer_than_seconds=1e300),
+    "an age out of range": _given(newer_than_seconds=1e300),
     "2,000 ids": _given(email_ids=["0199c0de-0000-7000-8000-000000000000"] * 2000),
-    "ids that are none": _given(email_ids=["' or true --"]),
+    "invalid ids": _given(email_ids=["' or true --"]),
     "no reason": b"{}",
-    "a reason that does not print": _given(reason="a\u202eb"),
+    "a reason with an unprintable character": _given(reason="a\u202eb"),
     "a reason of 100 KB": _given(reason="a" * 100_000),
     "an unknown field": _given(sql="drop table email_log"),
     "a list": b"[1]",
@@ -61,7 +61,7 @@ CASES: Final = (
         "replay",
         "a body of 250 KB of lists",
         partial(_replay, b"[" * 250_000),
-        # Each is charged for 250,000 values, 25 MB: three at once are more than half of the memory, a key's share.
+        # Each is charged 50 MB for its 250,000 values. Two at once exceed a key's share of the memory, 64 MiB.
         frozenset({"400 malformed-json", "422 invalid-body", "503 overloaded"}),
     ),
     Case(
@@ -72,14 +72,14 @@ CASES: Final = (
     ),
     Case(
         "replay",
-        "one after the other at the least pace",
-        _start_and_stop,
+        "many, at the slowest pace",
+        _start_replay,
         frozenset({"202", "503 overloaded", "409 too-many-replays"}),
         clients=16,
     ),
     Case(
         "held",
-        "decided by all at once",
+        "decided by many clients at once",
         partial(_decide, "/v1/held/{held}/confirm", orjson.dumps(REASON)),
         frozenset({"200", "409 not-held", "503 overloaded"}),
         clients=16,
@@ -92,7 +92,7 @@ CASES: Final = (
     ),
     Case(
         "held",
-        "by an odd id",
+        "with an invalid id",
         partial(_decide, "/v1/held/%27%20or%20true/confirm", orjson.dumps(REASON)),
         frozenset({"404 not-found"}),
     ),
@@ -116,7 +116,7 @@ CASES: Final = (
     ),
     Case(
         "look",
-        "by 3,000 parameters",
+        "with 3,000 parameters",
         partial(_look, "/v1/emails?" + "a=b&" * 3000, "read"),
         frozenset({"400 invalid-parameter"}),
     ),
@@ -127,7 +127,10 @@ CASES: Final = (
         frozenset({"400 invalid-parameter"}),
     ),
     Case(
-        "look", "by SQL", partial(_look, "/v1/emails?provider=%27%3Bdrop", "read"), frozenset({"200", "503 overloaded"})
+        "look",
+        "with SQL in a parameter",
+        partial(_look, "/v1/emails?provider=%27%3Bdrop", "read"),
+        frozenset({"200", "503 overloaded"}),
     ),
     Case(
         "look",
@@ -142,5 +145,5 @@ CASES: Final = (
         partial(_look, "/v1/emails/by-key/" + "k" * 20_000, "read"),
         frozenset({"404 not-found"}),
     ),
-    Case("look", "for what is not there", partial(_look, "/.env", "read"), frozenset({"404 not-found"})),
+    Case("look", "for an unknown path", partial(_look, "/.env", "read"), frozenset({"404 not-found"})),
 )

@@ -1,7 +1,7 @@
-"""What Schemathesis cannot know of the API: which emails are held, and what a JSON schema cannot say of an email.
+"""Supplies what Schemathesis cannot know: the ids of held emails, and rules for emails that JSON Schema cannot express.
 
-Loaded by its command line (SCHEMATHESIS_HOOKS). A case that fits the schema is to be accepted: what the domain refuses
-of it all the same, such as two at signs in an address, is replaced until the domain takes it.
+Schemathesis loads this module (SCHEMATHESIS_HOOKS), and expects the API to accept every case that matches the schema.
+So fields that the domain refuses all the same, such as an address with two at signs, are replaced by valid ones.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ KEYED: Final = jsonschema.Draft202012Validator({**SCHEMAS["KeyedEmail"], "compon
 
 @schemathesis.hook
 def before_call(context: HookContext, case: Any, kwargs: dict[str, Any]) -> None:
-    """Has half of the decisions be about emails that are held, and emails be new and what the domain takes."""
+    """Uses held emails for half of the decisions, and makes positive cases valid emails with new keys."""
     label = case.operation.label
     if "/v1/held/" in label and random.random() < 0.5:
         case.path_parameters["email_id"] = random.choice(HELD)
         if isinstance(case.body, dict):
-            case.body.pop("tenant_id", None)  # the key knows it
+            case.body.pop("tenant_id", None)  # the API key has a tenant
     if case.meta is None or case.meta.generation.mode is not GenerationMode.POSITIVE:
         return
     if label == "POST /v1/emails" and isinstance(case.body, dict):
-        case.body = acceptable(case.body)
+        case.body = valid_email(case.body)
         case.headers["Idempotency-Key"] = new_key(case.headers.get("Idempotency-Key", ""))
     elif label == "POST /v1/emails/batch" and isinstance(case.body, dict):
-        case.body = {"emails": [acceptable(each) | {"message_key": str(uuid4())} for each in case.body["emails"]]}
+        case.body = {"emails": [valid_email(each) | {"message_key": str(uuid4())} for each in case.body["emails"]]}
 
 
 def new_key(given: str) -> str:
-    """A key in the form of the given one that no email has: not `"0"` either, where an earlier one was `0`."""
+    """A unique key in the form of the given one, quoted or bare: `"0"` and `0` are the same key."""
     unique = uuid4().hex
     if len(given) + len(unique) <= MAX_KEY_CHARACTERS:
         return f'{given[:-1]}{unique}"' if given.startswith('"') else given + unique
     return f'"{unique}"' if given.startswith('"') else unique + given[len(unique) :]
 
 
-def acceptable(email: dict[str, Any]) -> dict[str, Any]:
-    """The email with as little changed as the domain and the API's policy want."""
+def valid_email(email: dict[str, Any]) -> dict[str, Any]:
+    """A valid email that differs as little as possible from the given one."""
     email = {name: value for name, value in email.items() if name not in ("message_key", "tenant_id")}
     for _ in range(100):
         try:
@@ -73,13 +73,13 @@ def acceptable(email: dict[str, Any]) -> dict[str, Any]:
                 email[field] = GOOD[field]
         else:
             return email
-    raise AssertionError(f"The domain takes it in no form: {sorted(email)}")
+    raise AssertionError(f"The email could not be made valid: {sorted(email)}")
 
 
 @schemathesis.check
-def batch_refuses_what_does_not_fit(context: CheckContext, response: Response, case: Any) -> None:
-    """In a batch each email has an answer of its own: one that does not fit the schema is refused."""
+def batch_refuses_invalid_emails(context: CheckContext, response: Response, case: Any) -> None:
+    """Every email of a batch that does not match the schema must be refused."""
     if case.operation.label != "POST /v1/emails/batch" or response.status_code != 200:
         return
     for email, result in zip(case.body["emails"], response.json()["results"], strict=True):
-        assert KEYED.is_valid(email) or result["outcome"] == "refused", "an email that does not fit was accepted"
+        assert KEYED.is_valid(email) or result["outcome"] == "refused", "an invalid email was accepted"

@@ -1,8 +1,8 @@
-"""The corpus of abuse against a real API process with real PostgreSQL and RabbitMQ: `./run test -m abuse -s`.
+"""Hostile clients against a real API process with real PostgreSQL and RabbitMQ: `./run test -m abuse -s`.
 
-Each case is refused or harmless, while the memory of the process, its health, and another tenant's sends are measured.
-A busy machine is as slow as one under attack: a case counts as failed if it fails three times, each time beside what
-was usual just before.
+Every case must be refused or harmless. Meanwhile the test measures the memory of the process, its /healthz latency, and
+another tenant's throughput. A busy machine is as slow as one under attack, so a case fails only if it fails three
+times, each time compared with a measurement without an attack just before.
 """
 
 from __future__ import annotations
@@ -19,78 +19,78 @@ import orjson
 import pytest
 
 from tests.abuse import framings
-from tests.abuse.attack import prey_of
+from tests.abuse.attack import parse_target
 from tests.abuse.corpus import CORPUS
-from tests.abuse.siege import Siege, Verdict, besieged, start_api
+from tests.abuse.measure import AttackedApi, CaseResult, attacked_api, start_api
 from tests.acceptance.harness import Host
 
-MOST_LASTING_MB: Final = 64.0
-MOST_MEMORY_MB: Final = 192.0
-"""The default of DISPATCHER_API_MEMORY_BYTES, and what the one body is becoming that is being parsed."""
-MOST_HEALTH_MS: Final = 100.0
-LEAST_SENDS_SHARE: Final = 0.9
-TRIES: Final = 3
+MAX_REMAINING_MB: Final = 64.0
+MAX_MEMORY_MB: Final = 192.0
+"""The default of DISPATCHER_API_MEMORY_BYTES, plus the objects of the one body that is being parsed."""
+MAX_HEALTH_MS: Final = 100.0
+MIN_SENDS_SHARE: Final = 0.9
+ATTEMPTS: Final = 3
 
 
 async def test_odd_framings_are_refused_or_harmless(host: Host) -> None:
     _, known = await asyncio.to_thread(start_api, host)
-    prey = prey_of(known)
+    target = parse_target(known)
 
     for case in framings.CASES:
-        assert set(await case.attack(prey)) <= case.allowed, case.id
+        assert set(await case.attack(target)) <= case.allowed, case.id
 
 
 @pytest.mark.abuse
-def test_all_abuse_is_refused_or_harmless_and_does_not_disturb_other_clients(host: Host) -> None:
-    """ABUSE_CASES names cases by a regular expression, ABUSE_JSON a file for the figures."""
+def test_all_attacks_are_refused_or_harmless_and_do_not_disturb_other_clients(host: Host) -> None:
+    """ABUSE_CASES selects cases by a regular expression; ABUSE_JSON names a file for the results."""
     chosen = re.compile(os.environ.get("ABUSE_CASES", ""))
-    with besieged(host) as siege:
-        siege.rest()
-        titles = ("MB", "health ms", "and waits", "sends %")
+    with attacked_api(host) as attacked:
+        attacked.rest()
+        titles = ("MB", "health ms", "with waits", "sends %")
         sys.stdout.write(f"\n{'case':52}" + "".join(f"{title:>10}" for title in titles) + "  got\n")
-        before = siege.resident_bytes()
-        verdicts = [_judged(siege, name) for name in CORPUS if chosen.search(name)]
-        siege.rest()
-        lasting_mb = (siege.resident_bytes() - before) / 2**20
+        before = attacked.resident_bytes()
+        results = [_measure(attacked, name) for name in CORPUS if chosen.search(name)]
+        attacked.rest()
+        remaining_mb = (attacked.resident_bytes() - before) / 2**20
 
-    sys.stdout.write(f"{len(verdicts)} cases; {lasting_mb:.0f} MB stayed\n")
+    sys.stdout.write(f"{len(results)} cases; {remaining_mb:.0f} MB of memory remain\n")
     if path := os.environ.get("ABUSE_JSON"):
-        _write(Path(path), verdicts, lasting_mb)
-    assert not [verdict.case.id for verdict in verdicts if _faults(verdict)]
-    assert lasting_mb < MOST_LASTING_MB
+        _write(Path(path), results, remaining_mb)
+    assert not [result.case.id for result in results if _faults(result)]
+    assert remaining_mb < MAX_REMAINING_MB
 
 
-def _judged(siege: Siege, name: str) -> Verdict:
-    verdict = siege.measure(CORPUS[name])
-    for _ in range(TRIES - 1):
-        if not _faults(verdict):
+def _measure(attacked: AttackedApi, name: str) -> CaseResult:
+    result = attacked.measure(CORPUS[name])
+    for _ in range(ATTEMPTS - 1):
+        if not _faults(result):
             break
-        siege.rest()
-        verdict = siege.measure(CORPUS[name])
-    _tell(verdict)
-    return verdict
+        attacked.rest()
+        result = attacked.measure(CORPUS[name])
+    _print(result)
+    return result
 
 
-def _faults(verdict: Verdict) -> list[str]:
-    faults = [*verdict.faults, *verdict.surprises]
-    if verdict.memory_mb > MOST_MEMORY_MB:
+def _faults(result: CaseResult) -> list[str]:
+    faults = [*result.faults, *result.surprises]
+    if result.memory_mb > MAX_MEMORY_MB:
         faults.append("memory")
-    if verdict.health_ms > MOST_HEALTH_MS:
+    if result.health_ms > MAX_HEALTH_MS:
         faults.append("health")
-    if verdict.sends_share < LEAST_SENDS_SHARE:
+    if result.sends_share < MIN_SENDS_SHARE:
         faults.append("sends")
     return faults
 
 
-def _tell(verdict: Verdict) -> None:
-    got = ", ".join(f"{times} {what}" for what, times in verdict.got.most_common(3))
-    figures = (verdict.memory_mb, verdict.health_ms, verdict.raw_health_ms, 100 * verdict.sends_share)
-    faults = f"  FAULTS: {', '.join(_faults(verdict))}" if _faults(verdict) else ""
-    sys.stdout.write(f"{verdict.case.id:52}" + "".join(f"{figure:10.0f}" for figure in figures) + f"  {got}{faults}\n")
+def _print(result: CaseResult) -> None:
+    got = ", ".join(f"{times} {what}" for what, times in result.got.most_common(3))
+    figures = (result.memory_mb, result.health_ms, result.raw_health_ms, 100 * result.sends_share)
+    faults = f"  FAULTS: {', '.join(_faults(result))}" if _faults(result) else ""
+    sys.stdout.write(f"{result.case.id:52}" + "".join(f"{figure:10.0f}" for figure in figures) + f"  {got}{faults}\n")
     sys.stdout.flush()
 
 
-def _write(path: Path, verdicts: Iterable[Verdict], lasting_mb: float) -> None:
+def _write(path: Path, results: Iterable[CaseResult], remaining_mb: float) -> None:
     rows = [
         {
             "case": each.case.id,
@@ -101,6 +101,6 @@ def _write(path: Path, verdicts: Iterable[Verdict], lasting_mb: float) -> None:
             "sends_share": each.sends_share,
             "faults": _faults(each),
         }
-        for each in verdicts
+        for each in results
     ]
-    path.write_bytes(orjson.dumps({"lasting_mb": lasting_mb, "cases": rows}, option=orjson.OPT_INDENT_2))
+    path.write_bytes(orjson.dumps({"remaining_mb": remaining_mb, "cases": rows}, option=orjson.OPT_INDENT_2))

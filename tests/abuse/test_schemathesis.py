@@ -1,4 +1,4 @@
-"""Schemathesis with all its checks, against an API process with keys, and with held emails to decide."""
+"""All checks of Schemathesis against an API process with keys and held emails."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Final
 import psycopg
 import pytest
 
-from tests.abuse.siege import make_held
+from tests.abuse.measure import make_held
 from tests.acceptance.harness import Host
-from tests.api.place import make_key
+from tests.api.running_api import make_key
 
 SECONDS: Final = 180
 HERE: Final = Path(__file__).parent

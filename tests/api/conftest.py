@@ -1,4 +1,4 @@
-"""APIs for tests."""
+"""Fixtures: the settings of an API, and a running API."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import pytest
 from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
-from tests.api.place import UNREACHABLE_AMQP_URL, Api, running, settings_of
+from tests.api.running_api import UNREACHABLE_AMQP_URL, Api, running, settings_of
 
 
 @pytest.fixture
 def settings(servers: Servers, database_url: str, topology_names: Topology) -> Settings:
-    """Settings for an API of this test's own; RabbitMQ is away."""
+    """Settings for an API with its own database, and an AMQP URL at which no RabbitMQ runs."""
     return settings_of(database_url, UNREACHABLE_AMQP_URL, topology_names)
 
 
 @pytest.fixture
 async def api(settings: Settings) -> AsyncIterator[Api]:
-    """An API without keys and without RabbitMQ: what is accepted stays due."""
-    async with running(settings) as place:
-        yield place
+    """A running API without keys and without RabbitMQ: enqueued emails stay due."""
+    async with running(settings) as api:
+        yield api

@@ -1,17 +1,17 @@
-"""Raw sockets to an API: for what no decent client sends."""
+"""Raw sockets to an API, for requests that an HTTP client cannot send."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
 
-from tests.api.place import Answer, Api
+from tests.api.running_api import Answer, Api
 
 DEADLINE_SECONDS = 20.0
 
 
 async def exchange(api: Api, *pieces: bytes) -> Answer | None:
-    """The answer to bytes sent piece by piece, however the connection ends; None if there is none."""
+    """Sends bytes in pieces, and returns the response; None if the connection ends without one."""
     reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
     try:
         async with asyncio.timeout(DEADLINE_SECONDS):
@@ -26,7 +26,7 @@ async def _send(writer: asyncio.StreamWriter, pieces: Iterable[bytes]) -> None:
         try:
             writer.write(piece)
             await writer.drain()
-        except ConnectionError:  # refused before the end: the answer may be there all the same
+        except ConnectionError:  # the API refused the request early; its response may have arrived
             return
 
 
@@ -42,6 +42,6 @@ async def _answer(reader: asyncio.StreamReader) -> Answer | None:
 
 
 def request(path: str = "/v1/emails", *headers: str, method: str = "POST") -> bytes:
-    """A request's head."""
+    """A request line with headers."""
     lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", *headers]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

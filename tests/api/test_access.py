@@ -1,4 +1,4 @@
-"""Who may: keys, scopes, tenants, senders, rates and quotas."""
+"""API keys: authentication, scopes, tenants, senders, rates and quotas."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import pytest
 from starlette.requests import Request
 from structlog.testing import capture_logs
 
-from dispatcher.api.access import Access
+from dispatcher.api.access import AccessControl
+from dispatcher.api.fair_limiter import FairLimiter
 from dispatcher.api.problems import Problem
 from dispatcher.api.server import LOCK_SECONDS
-from dispatcher.api.shares import Shares
 from dispatcher.config import Settings
 from dispatcher.config.values import Listener
 from dispatcher.domain.api_key import Scope, Secret
 from dispatcher.errors import ConfigurationError, StoreUnavailable
 from dispatcher.store.api_keys import KeyStore
 from dispatcher.store.connections import make_pool
-from tests.api.place import EMAIL, Api, make_key, running
+from tests.api.running_api import EMAIL, Api, make_key, running
 from tests.waiting import until_answer
 
 
 @pytest.fixture
 def token(connection: psycopg.Connection) -> str:
-    """A key that exists before the API starts."""
+    """An API key that exists before the API starts."""
     return make_key(connection)
 
 
-async def test_with_a_key_in_the_table_nobody_gets_in_without_one(token: str, api: Api) -> None:
+async def test_after_the_first_key_every_request_needs_a_key(token: str, api: Api) -> None:
     stranger = Secret.new().text()
     forged = f"{token[:16]}{stranger[16:]}"
 
@@ -40,61 +40,63 @@ async def test_with_a_key_in_the_table_nobody_gets_in_without_one(token: str, ap
     assert (await api.post(token=token)).status == 202
 
 
-async def test_while_postgresql_is_away_those_whose_keys_are_not_known_do_not_wait_for_each_other() -> None:
+async def test_requests_with_unknown_keys_fail_together_while_postgresql_is_unreachable() -> None:
     pool = make_pool("postgresql://nobody@127.0.0.1:1/nothing", name="x", size=1)
     pool.timeout = 0.2
     await pool.open()
-    access = Access(KeyStore(pool), Shares(100), may_be_open=False)
+    access = AccessControl(KeyStore(pool), FairLimiter(100), may_be_open=False)
     header = f"Bearer {Secret.new().text()}".encode()
     request = Request({"type": "http", "headers": [(b"authorization", header)]})
 
-    ends = await asyncio.gather(*(access.caller(request, Scope.SEND) for _ in range(20)), return_exceptions=True)
+    results = await asyncio.gather(
+        *(access.authenticate(request, Scope.SEND) for _ in range(20)), return_exceptions=True
+    )
 
-    assert all(isinstance(end, StoreUnavailable) for end in ends)
+    assert all(isinstance(result, StoreUnavailable) for result in results)
     assert pool.get_stats()["requests_num"] == 1
     await pool.close()
 
 
-async def test_an_id_that_exists_is_not_told_from_one_that_does_not(
+async def test_an_existing_key_id_cannot_be_distinguished_from_an_unknown_one(
     token: str, settings: Settings, database_url: str
 ) -> None:
     pool = make_pool(database_url, name="x", size=1)
     await pool.open()
-    access = Access(KeyStore(pool), Shares(100), may_be_open=False)
+    access = AccessControl(KeyStore(pool), FairLimiter(100), may_be_open=False)
     await access.refresh()
-    looks = []
+    query_counts = []
     for text in (Secret.new().text(), f"{token[:16]}{Secret.new().text()[16:]}"):
-        asked = pool.get_stats().get("requests_num", 0)
+        before = pool.get_stats().get("requests_num", 0)
         request = Request({"type": "http", "headers": [(b"authorization", f"Bearer {text}".encode())]})
         with pytest.raises(Problem, match="unauthorized"):
-            await access.caller(request, Scope.SEND)
-        looks.append(pool.get_stats()["requests_num"] - asked)
+            await access.authenticate(request, Scope.SEND)
+        query_counts.append(pool.get_stats()["requests_num"] - before)
     await pool.close()
 
-    assert looks == [1, 1]
+    assert query_counts == [1, 1]
 
 
-async def test_a_key_counts_in_the_header_alone(token: str, api: Api) -> None:
+async def test_a_key_is_accepted_only_in_the_header(token: str, api: Api) -> None:
     answer = await api.call("POST", f"/v1/emails?key={token}&access_token={token}", key="k", body=EMAIL)
 
     assert answer.code == "unauthorized"
 
 
-async def test_a_key_made_while_the_api_runs_closes_the_door_and_opens_it(
+async def test_the_first_key_created_while_the_api_runs_ends_open_access_and_works(
     api: Api, connection: psycopg.Connection
 ) -> None:
     assert (await api.post("k-1")).status == 202
     token = make_key(connection)
 
-    async def is_closed() -> bool:
+    async def needs_key() -> bool:
         return (await api.get("/v1/emails")).status == 401
 
     assert (await api.post("k-2", token=token)).status == 202
-    await until_answer(is_closed)
+    await until_answer(needs_key)
     assert (await api.post("k-3", token=token)).status == 202
 
 
-async def test_a_revoked_key_ends_and_its_end_opens_nothing(
+async def test_a_revoked_key_is_refused_and_the_api_stays_closed(
     token: str, api: Api, connection: psycopg.Connection
 ) -> None:
     connection.execute("update api_key set revoked_at = clock_timestamp()")
@@ -106,7 +108,7 @@ async def test_a_revoked_key_ends_and_its_end_opens_nothing(
     assert (await api.get("/v1/emails")).status == 401
 
 
-async def test_a_scope_that_is_missing_is_named(api: Api, connection: psycopg.Connection) -> None:
+async def test_a_key_without_the_scope_is_refused(api: Api, connection: psycopg.Connection) -> None:
     reader, sender = make_key(connection, scopes=["read"]), make_key(connection, scopes=["send"])
 
     assert (await api.post(token=reader)).code == "insufficient-scope"
@@ -115,7 +117,7 @@ async def test_a_scope_that_is_missing_is_named(api: Api, connection: psycopg.Co
     assert (await api.get("/v1/emails", token=reader)).status == 200
 
 
-async def test_a_key_sends_for_its_tenant_alone(token: str, api: Api, connection: psycopg.Connection) -> None:
+async def test_a_key_sends_only_for_its_tenant(token: str, api: Api, connection: psycopg.Connection) -> None:
     assert (await api.post("k-1", EMAIL | {"tenant_id": "other"}, token=token)).code == "tenant-forbidden"
     assert (await api.post("k-2", EMAIL | {"tenant_id": "shop"}, token=token)).status == 202
     assert (await api.post("k-3", token=token)).status == 202
@@ -139,7 +141,7 @@ FOREIGN = (
 )
 
 
-async def test_a_key_sends_from_what_it_names(api: Api, connection: psycopg.Connection) -> None:
+async def test_a_key_sends_only_from_its_domains_and_addresses(api: Api, connection: psycopg.Connection) -> None:
     token = make_key(
         connection,
         sender_domains=["example.com", "xn--bcher-kva.example"],
@@ -153,11 +155,11 @@ async def test_a_key_sends_from_what_it_names(api: Api, connection: psycopg.Conn
         assert (answer.status, answer.code, answer.pointers) == (403, "sender-forbidden", ["#/from"])
 
 
-async def test_a_rate_is_kept_and_says_when_to_come_back(api: Api, connection: psycopg.Connection) -> None:
+async def test_requests_beyond_the_rate_get_429_with_retry_after(api: Api, connection: psycopg.Connection) -> None:
     token = make_key(connection, requests_per_second=2.0)
 
     first = await api.get("/v1/emails", token=token)
-    # So many that a few remain, however long it takes to answer them.
+    # Enough that some are refused, however long the responses take.
     others = await asyncio.gather(*(api.get("/v1/emails", token=token) for _ in range(100)))
 
     refused = [answer for answer in others if answer.status == 429]
@@ -166,7 +168,7 @@ async def test_a_rate_is_kept_and_says_when_to_come_back(api: Api, connection: p
     assert {(answer.code, answer.headers["retry-after"]) for answer in refused} == {("rate-limited", "1")}
 
 
-async def test_a_batch_costs_the_rate_its_emails(api: Api, connection: psycopg.Connection) -> None:
+async def test_each_email_of_a_batch_counts_toward_the_rate(api: Api, connection: psycopg.Connection) -> None:
     token = make_key(connection, requests_per_second=10.0)
     emails = [EMAIL | {"message_key": f"k-{number}"} for number in range(200)]
 
@@ -174,11 +176,11 @@ async def test_a_batch_costs_the_rate_its_emails(api: Api, connection: psycopg.C
     second = await api.get("/v1/emails", token=token)
 
     assert (first.status, second.code) == (200, "rate-limited")
-    # Of nineteen, so that it may have taken some to answer.
+    # It would be 19 seconds if the responses took no time.
     assert int(second.headers["retry-after"]) >= 10
 
 
-async def test_a_quota_holds_over_several_processes_and_forgives_replays(
+async def test_a_quota_is_shared_by_processes_and_repeated_requests_cost_nothing(
     settings: Settings, connection: psycopg.Connection
 ) -> None:
     token = make_key(connection, recipients_per_day=100)
@@ -199,7 +201,7 @@ async def test_a_quota_holds_over_several_processes_and_forgives_replays(
         assert (replayed.status, replayed.body) == (202, answers[accepted].body)
 
 
-async def test_what_is_not_accepted_uses_no_quota(api: Api, connection: psycopg.Connection) -> None:
+async def test_refused_emails_use_no_quota(api: Api, connection: psycopg.Connection) -> None:
     token = make_key(connection, recipients_per_day=2)
 
     for _ in range(5):
@@ -209,7 +211,9 @@ async def test_what_is_not_accepted_uses_no_quota(api: Api, connection: psycopg.
     assert (await api.post("k-3", token=token)).status == 429
 
 
-async def test_a_stop_gives_back_what_the_process_held(settings: Settings, connection: psycopg.Connection) -> None:
+async def test_a_process_that_stops_returns_its_unused_quota(
+    settings: Settings, connection: psycopg.Connection
+) -> None:
     token = make_key(connection, recipients_per_day=1000)
     async with running(settings) as api:
         await api.post(token=token)
@@ -217,20 +221,20 @@ async def test_a_stop_gives_back_what_the_process_held(settings: Settings, conne
     assert connection.execute("select recipient_count from api_key_day").fetchall() == [(1,)]
 
 
-async def test_without_keys_it_listens_to_its_own_host_alone(settings: Settings) -> None:
+async def test_without_keys_it_does_not_start_on_a_public_address(settings: Settings) -> None:
     with pytest.raises(ConfigurationError, match="dispatcher keys create"):
-        async with running(replace(settings, api_address=Listener("0.0.0.0", 0))):  # noqa: S104 - what must not be
+        async with running(replace(settings, api_address=Listener("0.0.0.0", 0))):  # noqa: S104 - the test shows that it is refused
             pass
 
 
-async def test_without_keys_it_does_not_start_unless_it_shall_be_open(settings: Settings) -> None:
+async def test_without_keys_it_does_not_start_unless_the_setting_allows_open_access(settings: Settings) -> None:
     with pytest.raises(ConfigurationError, match="DISPATCHER_API_ALLOW_ANONYMOUS=on"):
         async with running(replace(settings, api_allow_anonymous=False)):
             pass
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-async def test_with_revoked_keys_alone_it_does_not_start(
+async def test_it_does_not_start_if_all_keys_are_revoked(
     token: str, settings: Settings, connection: psycopg.Connection, is_open: bool
 ) -> None:
     connection.execute("update api_key set revoked_at = clock_timestamp()")
@@ -241,7 +245,7 @@ async def test_with_revoked_keys_alone_it_does_not_start(
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-async def test_keys_that_vanish_open_nothing(
+async def test_deleting_all_keys_does_not_open_the_api(
     token: str, settings: Settings, connection: psycopg.Connection, is_open: bool
 ) -> None:
     async with running(replace(settings, api_allow_anonymous=is_open)) as api:
@@ -255,20 +259,20 @@ async def test_keys_that_vanish_open_nothing(
         assert (await api.post()).status == 401
 
 
-async def test_that_it_is_open_is_told_when_it_starts(settings: Settings, connection: psycopg.Connection) -> None:
+async def test_open_access_is_logged_at_the_start(settings: Settings, connection: psycopg.Connection) -> None:
     with capture_logs() as without_keys:
         async with running(settings):
             pass
     make_key(connection)
-    with capture_logs() as with_one:
+    with capture_logs() as with_a_key:
         async with running(settings):
             pass
 
     assert [event["log_level"] for event in without_keys if event["event"] == "api.anonymous_allowed"] == ["warning"]
-    assert not [event for event in with_one if event["event"] == "api.anonymous_allowed"]
+    assert not [event for event in with_a_key if event["event"] == "api.anonymous_allowed"]
 
 
-async def test_without_keys_a_web_page_gets_nowhere_by_a_name_of_its_own(api: Api) -> None:
+async def test_without_keys_a_foreign_host_name_is_refused(api: Api) -> None:
     for host in ("evil.example", "evil.example:8025", "127.0.0.1.evil.example", ""):
         answer = await api.post(headers={"Host": host})
         assert (answer.status, answer.code) == (403, "host-forbidden")
@@ -283,7 +287,7 @@ PROXIED = (
 )
 
 
-async def test_what_came_through_a_proxy_needs_a_key(api: Api, connection: psycopg.Connection) -> None:
+async def test_requests_through_a_proxy_need_a_key(api: Api, connection: psycopg.Connection) -> None:
     for headers in PROXIED:
         answer = await api.post(headers=headers)
         assert (answer.status, answer.code) == (403, "host-forbidden")
@@ -293,7 +297,7 @@ async def test_what_came_through_a_proxy_needs_a_key(api: Api, connection: psyco
         assert (await api.post(token=token, headers=headers)).status == 202
 
 
-async def test_a_locked_count_of_one_key_delays_no_other_request(
+async def test_a_locked_quota_of_one_key_does_not_delay_other_keys(
     settings: Settings, connection: psycopg.Connection, database_url: str
 ) -> None:
     async with running(settings, lock_seconds=LOCK_SECONDS) as api:
@@ -304,7 +308,7 @@ async def test_a_locked_count_of_one_key_delays_no_other_request(
         with psycopg.connect(database_url) as holder:
             holder.execute("select from api_key_day where key_id = %s for update", [locked.split("_")[1]])
             waiting = [asyncio.create_task(api.post(f"locked-{number}", token=locked)) for number in range(40)]
-            async with asyncio.timeout(20):  # the lock stays for good
+            async with asyncio.timeout(20):  # the lock is not released
                 others = [
                     await api.post("free", token=free),
                     await api.get("/v1/emails", token=free),

@@ -1,4 +1,4 @@
-"""The client: typed answers, and one email however often its requests are lost."""
+"""The Python client: typed results, and one email however often requests and responses are lost."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import psycopg
 import pytest
 
 from dispatcher import Email
-from dispatcher.client import ApiProblem, AsyncClient, Client, NoAnswer, Receipt, Refused
+from dispatcher.client import ApiProblem, AsyncClient, Client, NoResponse, Receipt, Refused
 from dispatcher.domain.status import Status
 from dispatcher.errors import DispatcherError
-from tests.api.place import Api, make_key
+from tests.api.running_api import Api, make_key
 
 
 def email(key: str = 'order 17 "a" / b', subject: str = "Your receipt") -> Email:
     return Email(message_key=key, sender="shop@example.com", to="ann@example.org", subject=subject, text="Thanks.")
 
 
-async def test_both_clients_say_the_same(api: Api, connection: psycopg.Connection) -> None:
+async def test_both_clients_return_the_same_results(api: Api, connection: psycopg.Connection) -> None:
     key = make_key(connection)
 
-    def all_of_it() -> list[object]:
+    def use_every_method() -> list[object]:
         with Client(api.url, key=key) as client:
             first = client.send(email())
             return [
@@ -33,16 +33,16 @@ async def test_both_clients_say_the_same(api: Api, connection: psycopg.Connectio
                 client.get_by_key(email().message_key),
             ]
 
-    sent, again, many, by_id, by_key = await asyncio.to_thread(all_of_it)
+    sent, again, many, by_id, by_key = await asyncio.to_thread(use_every_method)
     async with AsyncClient(api.url, key=key) as client:
-        awaited = await client.send(email())
-        assert await client.get(awaited.id) == by_id
+        async_receipt = await client.send(email())
+        assert await client.get(async_receipt.id) == by_id
         assert await client.get_by_key(email().message_key) == by_key
         others = await client.send_many([email("k-2"), email("k-3")])
 
     assert isinstance(sent, Receipt)
     assert not sent.is_known
-    assert again == awaited == Receipt(sent.id, email().message_key, is_known=True)
+    assert again == async_receipt == Receipt(sent.id, email().message_key, is_known=True)
     assert isinstance(many, list)
     assert isinstance(many[0], Receipt)
     assert isinstance(many[1], Refused)
@@ -66,7 +66,7 @@ def test_a_url_without_a_scheme_is_refused_with_an_example(kind: type[Client | A
     with pytest.raises(DispatcherError) as refused:
         kind(url)
 
-    remedy = "Write it in full, such as https://mail.example.com or http://127.0.0.1:8025."
+    remedy = "Give the full URL, such as https://mail.example.com or http://127.0.0.1:8025."
     assert str(refused.value) == f"The HTTP API's URL has no scheme. {remedy}"
 
 
@@ -87,13 +87,11 @@ async def test_a_refusal_is_an_exception_that_names_the_field(api: Api, connecti
     assert "ann@example.org" not in str(refused.value)
 
 
-async def test_a_lost_answer_is_asked_for_again_and_makes_no_second_email(
-    api: Api, connection: psycopg.Connection
-) -> None:
+async def test_a_lost_response_is_retried_without_a_second_email(api: Api, connection: psycopg.Connection) -> None:
     lost = 0
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Passes a request on, and twice loses its answer."""
+        """Forwards a request, and drops the response twice."""
         nonlocal lost
         inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", api.port)
         inner_writer.write(await reader.readuntil(b"}"))
@@ -113,10 +111,10 @@ async def test_a_lost_answer_is_asked_for_again_and_makes_no_second_email(
     assert connection.execute("select count(*) from email_log").fetchone() == (1,)
 
 
-async def test_nobody_there_is_said_in_time() -> None:
+async def test_an_unreachable_api_raises_within_the_time_limit() -> None:
     async with AsyncClient("http://127.0.0.1:1", seconds=0.5) as client:
-        with pytest.raises(NoAnswer):
+        with pytest.raises(NoResponse):
             await client.send(email())
 
-    with pytest.raises(NoAnswer), Client("http://127.0.0.1:1", seconds=0.5) as blocking:
+    with pytest.raises(NoResponse), Client("http://127.0.0.1:1", seconds=0.5) as blocking:
         await asyncio.to_thread(partial(blocking.send, email()))

@@ -1,4 +1,4 @@
-"""Connections: how fast the API accepts them, and what remains of those that ended."""
+"""Connections: how fast the API accepts them, and that closed ones leave no memory behind."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import orjson
 import uvloop
 from structlog.testing import capture_logs
 
+from dispatcher.api.http_protocol import MAX_PIPELINED_STARTS_PER_TURN, PipelineQueue, StrictHttpProtocol
 from dispatcher.api.problems import Problem
-from dispatcher.api.protocol import MOST_AHEAD_PER_TURN, AheadQueue, PatientProtocol
 from dispatcher.config import Settings
-from tests.api.place import EMAIL, Api, running
 from tests.api.raw import exchange, request
+from tests.api.running_api import EMAIL, Api, running
 from tests.waiting import until
 
 JSON = ("Content-Type: application/json", "Idempotency-Key: k")
@@ -26,7 +26,7 @@ HEALTH = request("/healthz", method="GET")
 
 
 def connect(api: Api, sent: bytes) -> socket.socket:
-    """A connection that the API has not accepted yet, since this test blocks its loop."""
+    """Opens a connection that the API has not accepted yet, since the test blocks its event loop."""
     client = socket.create_connection(("127.0.0.1", api.port))
     client.send(sent)
     client.setblocking(False)
@@ -40,7 +40,7 @@ def has_answer(client: socket.socket) -> bool:
         return False
 
 
-def test_many_new_connections_are_accepted_in_one_turn_of_the_loop(settings: Settings) -> None:
+def test_many_new_connections_are_accepted_per_turn_of_the_event_loop(settings: Settings) -> None:
     async def turns() -> int:
         async with running(settings) as api:
             clients = [connect(api, HEALTH) for _ in range(64)]
@@ -55,29 +55,34 @@ def test_many_new_connections_are_accepted_in_one_turn_of_the_loop(settings: Set
     assert uvloop.run(turns()) < 32
 
 
-async def test_requests_sent_ahead_start_a_few_per_turn_of_the_loop() -> None:
+async def test_a_few_pipelined_requests_start_per_turn_of_the_event_loop() -> None:
     started: list[int] = []
-    ahead = AheadQueue()
-    for number in range(2 * MOST_AHEAD_PER_TURN + 1):
-        ahead.add(partial(started.append, number))
+    queue = PipelineQueue()
+    for number in range(2 * MAX_PIPELINED_STARTS_PER_TURN + 1):
+        queue.add(partial(started.append, number))
 
     counts = []
     for _ in range(4):
         counts.append(len(started))
         await asyncio.sleep(0)
 
-    assert counts == [0, MOST_AHEAD_PER_TURN, 2 * MOST_AHEAD_PER_TURN, 2 * MOST_AHEAD_PER_TURN + 1]
+    assert counts == [
+        0,
+        MAX_PIPELINED_STARTS_PER_TURN,
+        2 * MAX_PIPELINED_STARTS_PER_TURN,
+        2 * MAX_PIPELINED_STARTS_PER_TURN + 1,
+    ]
     assert started == sorted(started)
 
 
-def test_a_connection_that_was_reset_before_it_was_accepted_is_not_read(settings: Settings) -> None:
+def test_a_connection_that_is_reset_before_it_is_accepted_is_not_read(settings: Settings) -> None:
     async def abuse() -> None:
         async with running(settings) as api:
             for _ in range(50):
                 client = connect(api, b"no request\r\n\r\n")
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 client.close()
-            for _ in range(5):  # the connections before these have been accepted then
+            for _ in range(5):  # the API accepts these after the 50 above
                 assert await exchange(api, HEALTH) is not None
 
     with capture_logs() as events:
@@ -86,27 +91,27 @@ def test_a_connection_that_was_reset_before_it_was_accepted_is_not_read(settings
     assert [event for event in events if event["event"] == "api.refused"] == []
 
 
-def test_a_connection_that_ended_leaves_nothing_to_the_garbage_collector(settings: Settings) -> None:
-    half = request("/v1/emails", *JSON, "Content-Length: 50") + b"{"
+def test_a_closed_connection_leaves_no_reference_cycles(settings: Settings) -> None:
+    partial_upload = request("/v1/emails", *JSON, "Content-Length: 50") + b"{"
 
     async def count_left() -> None:
         async with running(settings) as api:
-            before = count_of(PatientProtocol)
-            for sent in (HEALTH, HEALTH * 5, b"", b"no request\r\n\r\n", half, HEALTH * 5 + half):
+            before = count_of(StrictHttpProtocol)
+            for sent in (HEALTH, HEALTH * 5, b"", b"no request\r\n\r\n", partial_upload, HEALTH * 5 + partial_upload):
                 for ends_with_reset in (False, True):
                     client = connect(api, sent)
-                    await until(lambda: count_of(PatientProtocol) > before)
+                    await until(lambda: count_of(StrictHttpProtocol) > before)
                     if ends_with_reset:
                         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     client.close()
-                    await until(lambda: count_of(PatientProtocol) == before)
+                    await until(lambda: count_of(StrictHttpProtocol) == before)
 
     with without_collector():
         uvloop.run(count_left())
 
 
-async def test_a_refused_request_leaves_nothing_to_the_garbage_collector(api: Api) -> None:
-    """What refers to itself would keep all that the request had in memory, such as 40 MB, until the collector comes."""
+async def test_a_refused_request_leaves_no_reference_cycles(api: Api) -> None:
+    """A reference cycle would keep the request's body, up to 40 MB, until the garbage collector runs."""
     with without_collector():
         for path, body, status in (
             ("/v1/emails", b"{", 400),

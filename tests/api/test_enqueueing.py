@@ -1,4 +1,4 @@
-"""What the API accepts becomes durable once, whoever asks how often."""
+"""Enqueueing over HTTP: each key becomes durable once, however often it is requested."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import psycopg
 import pytest
 
 from dispatcher import Email, enqueue
-from dispatcher.api.intake import KEY_PATTERN
 from dispatcher.api.server import LOCK_SECONDS
+from dispatcher.api.validation import KEY_PATTERN
 from dispatcher.broker.topology import Topology, depths
 from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
-from tests.api.place import EMAIL, Api, running, settings_of
+from tests.api.running_api import EMAIL, Api, running, settings_of
 from tests.waiting import until, until_answer
 
 
@@ -64,7 +64,7 @@ async def test_a_key_in_quotes_is_the_same_key(api: Api, key: str, quoted: str) 
     assert re.search(KEY_PATTERN, quoted)
 
 
-async def test_a_key_that_is_not_ascii_is_taken_from_the_body(api: Api, connection: psycopg.Connection) -> None:
+async def test_a_key_beyond_ascii_is_read_from_the_body(api: Api, connection: psycopg.Connection) -> None:
     first = await api.post(None, EMAIL | {"message_key": "größe-漢字-🦊"})
 
     again = await api.post(None, EMAIL | {"message_key": "größe-漢字-🦊"})
@@ -76,7 +76,7 @@ async def test_a_key_that_is_not_ascii_is_taken_from_the_body(api: Api, connecti
     assert stored(connection) == ["größe-漢字-🦊"]
 
 
-async def test_a_key_in_the_header_and_in_the_body_is_one_key(api: Api) -> None:
+async def test_header_and_body_must_have_the_same_key(api: Api) -> None:
     header = await api.post("order-17")
 
     both = await api.post("order-17", EMAIL | {"message_key": "order-17"})
@@ -94,13 +94,13 @@ async def test_a_percent_sign_in_a_header_is_part_of_the_key(api: Api, connectio
     assert stored(connection) == ["50%25-off"]
 
 
-async def test_an_email_that_is_erased_after_sending_is_marked(api: Api, connection: psycopg.Connection) -> None:
+async def test_erase_after_sending_is_stored(api: Api, connection: psycopg.Connection) -> None:
     assert (await api.post("login-17", EMAIL | {"erase_after_sending": True})).status == 202
 
     assert connection.execute("select tags from email_content").fetchall() == [(["one_time_code"],)]
 
 
-async def test_another_body_under_the_key_is_refused_and_changes_nothing(
+async def test_a_key_with_different_content_is_refused_and_changes_nothing(
     api: Api, connection: psycopg.Connection
 ) -> None:
     await api.post("order-17")
@@ -122,7 +122,7 @@ async def test_a_request_without_a_usable_key_is_refused(api: Api) -> None:
         assert not re.search(KEY_PATTERN, key)
 
 
-async def test_fifty_clients_with_one_key_get_one_email_and_equal_answers(
+async def test_fifty_clients_with_one_key_create_one_email_and_get_equal_responses(
     api: Api, connection: psycopg.Connection
 ) -> None:
     answers = await asyncio.gather(*(api.post("order-17") for _ in range(50)))
@@ -132,7 +132,7 @@ async def test_fifty_clients_with_one_key_get_one_email_and_equal_answers(
     assert stored(connection) == ["order-17"]
 
 
-async def test_requests_at_once_go_into_one_statement(api: Api, connection: psycopg.Connection) -> None:
+async def test_concurrent_requests_share_insert_statements(api: Api, connection: psycopg.Connection) -> None:
     answers = await asyncio.gather(*(api.post(f"k-{number}") for number in range(64)))
 
     assert {answer.status for answer in answers} == {202}
@@ -140,7 +140,7 @@ async def test_requests_at_once_go_into_one_statement(api: Api, connection: psyc
     assert statements < 32
 
 
-async def test_an_email_that_breaks_a_rule_is_told_by_its_field_and_fails_no_neighbour(
+async def test_an_invalid_email_is_refused_with_its_field_and_does_not_affect_others(
     api: Api, connection: psycopg.Connection
 ) -> None:
     bad = EMAIL | {"to": ["ann@example.org", "nobody"]}
@@ -153,7 +153,7 @@ async def test_an_email_that_breaks_a_rule_is_told_by_its_field_and_fails_no_nei
     assert len(stored(connection)) == 19
 
 
-async def test_an_open_transaction_with_the_same_key_delays_its_twin_alone(
+async def test_an_open_transaction_with_the_same_key_delays_only_that_email(
     settings: Settings, database_url: str
 ) -> None:
     async with running(settings, lock_seconds=LOCK_SECONDS) as api:
@@ -183,8 +183,8 @@ async def test_a_batch_answers_for_each_email_in_order(api: Api, connection: psy
     answer = await api.call("POST", "/v1/emails/batch", body={"emails": emails})
 
     assert answer.status == 200
-    told = [item.get("problem", {}).get("code") or item["outcome"] for item in answer.json["results"]]
-    assert told == [
+    outcomes = [item.get("problem", {}).get("code") or item["outcome"] for item in answer.json["results"]]
+    assert outcomes == [
         "accepted",
         "known",
         "idempotency-key-reused",
@@ -198,7 +198,7 @@ async def test_a_batch_answers_for_each_email_in_order(api: Api, connection: psy
     assert stored(connection) == ["known", "new"]
 
 
-async def test_a_batch_that_is_none_is_refused(api: Api) -> None:
+async def test_an_invalid_batch_is_refused(api: Api) -> None:
     bodies: list[object] = [{}, {"emails": []}, {"emails": [EMAIL] * 1001}, {"emails": 7}, [], {"email": []}]
 
     for body in bodies:
@@ -215,34 +215,34 @@ async def test_attachments_are_stored_with_their_email(api: Api, connection: psy
     assert connection.execute("select filename, content from email_attachment").fetchall() == [("a.pdf", b"%PDF")]
 
 
-async def test_what_is_accepted_is_announced_and_no_longer_due(
+async def test_an_enqueued_email_is_published_at_once_and_its_due_mark_cleared(
     servers: Servers, database_url: str, topology: Topology, connection: psycopg.Connection
 ) -> None:
     async with running(settings_of(database_url, servers.amqp_url, topology)) as api:
         await asyncio.gather(*(api.post(f"k-{number}") for number in range(10)))
 
-        async def announced() -> bool:
+        async def is_published() -> bool:
             return (await depths(servers.amqp_url, topology))[topology.queue] == 10
 
-        await until_answer(announced)
+        await until_answer(is_published)
         await until(lambda: not due(connection))
 
 
-async def test_a_batch_is_announced_in_as_few_messages_as_it_may(
+async def test_a_batch_is_published_in_full_bundles(
     servers: Servers, database_url: str, topology: Topology, connection: psycopg.Connection
 ) -> None:
     async with running(settings_of(database_url, servers.amqp_url, topology, BUNDLE_EMAILS="16")) as api:
         emails = [EMAIL | {"message_key": f"k-{number}"} for number in range(40)]
         await api.call("POST", "/v1/emails/batch", body={"emails": emails})
 
-        async def announced() -> bool:
+        async def is_published() -> bool:
             return (await depths(servers.amqp_url, topology))[topology.queue] == 3
 
-        await until_answer(announced)
+        await until_answer(is_published)
         await until(lambda: not due(connection))
 
 
-async def test_a_stop_marks_what_was_announced(
+async def test_a_stopping_api_clears_the_due_marks_of_published_emails(
     servers: Servers, database_url: str, topology: Topology, connection: psycopg.Connection
 ) -> None:
     async with running(settings_of(database_url, servers.amqp_url, topology)) as api:
@@ -256,7 +256,7 @@ def due(connection: psycopg.Connection) -> int:
     return int(count)
 
 
-async def test_without_the_database_a_request_is_refused_for_now(settings: Settings, database_url: str) -> None:
+async def test_after_a_database_error_requests_succeed_again(settings: Settings, database_url: str) -> None:
     async with running(settings) as api:
         with psycopg.connect(database_url, autocommit=True) as administration:
             administration.execute("alter table email_idempotency rename to gone")
@@ -267,7 +267,7 @@ async def test_without_the_database_a_request_is_refused_for_now(settings: Setti
         assert (await api.post("k-2")).status == 202
 
 
-async def test_a_tenant_does_not_wait_behind_everything_that_another_tenant_sends(
+async def test_a_tenant_does_not_wait_for_all_emails_of_another_tenant(
     settings: Settings, connection: psycopg.Connection
 ) -> None:
     emails = [EMAIL | {"message_key": f"k-{number}", "tenant_id": "busy"} for number in range(1000)]

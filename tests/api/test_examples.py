@@ -1,4 +1,4 @@
-"""Every example runs as it stands."""
+"""Every example in examples/ runs unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 
 from dispatcher.dev import cache, debian
 from dispatcher.errors import InvalidEmail
-from tests.api.place import Api
+from tests.api.running_api import Api
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,7 +36,7 @@ def books(connection: psycopg.Connection) -> tuple[list[Any], list[Any]]:
 
 
 def environment_with_curl() -> dict[str, str]:
-    """An environment whose PATH has a curl: the system's, or Debian's, which is fetched once without root."""
+    """An environment with curl in its PATH: the system's, or Debian's package, downloaded once without root."""
     if shutil.which("curl"):
         return {"PATH": os.environ["PATH"]}
 
@@ -155,7 +155,7 @@ async def test_fastapi(orders: psycopg.Connection, database_url: str, monkeypatc
 
 
 async def posted(app: Any, body: object) -> int:
-    """The status of a POST to /orders."""
+    """Posts to /orders, and returns the status."""
     statuses: list[int] = []
 
     async def receive() -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Large bodies: parsed in small steps, with the same result as in one."""
+"""Large bodies: parsing in small steps has the same result as parsing in one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from dispatcher.api.large_json import LARGE_BYTES, parsed
+from dispatcher.api.large_json import LARGE_BYTES, parse
 from dispatcher.api.problems import Problem
 from dispatcher.domain.email_rules import MAX_BODY_OCTETS
 
@@ -23,23 +23,23 @@ def large(content: bytes) -> bytearray:
 
 @pytest.mark.parametrize("shift", range(12))
 @pytest.mark.parametrize("is_escaped", [True, False])
-def test_no_character_is_lost_wherever_a_step_ends(shift: int, is_escaped: bool) -> None:
+def test_no_character_is_lost_at_the_end_of_a_step(shift: int, is_escaped: bool) -> None:
     value = {"text": "x" * shift + LONG, "tail": [1, "short", {"content": "y" * shift + LONG}], '\\name"': LONG[:9999]}
     body = json.dumps(value).encode() if is_escaped else orjson.dumps(value)
 
-    assert parsed(bytearray(body)) == value
+    assert parse(bytearray(body)) == value
 
 
 @pytest.mark.parametrize("value", [LONG, [LONG, "", LONG], {"a": {"b": LONG}, LONG: LONG}, ["x" * 300] * 20_000])
-def test_a_long_text_may_stand_anywhere(value: Any) -> None:
-    assert parsed(bytearray(orjson.dumps(value, option=orjson.OPT_INDENT_2))) == value
+def test_a_long_string_may_be_anywhere(value: Any) -> None:
+    assert parse(bytearray(orjson.dumps(value, option=orjson.OPT_INDENT_2))) == value
 
 
-def test_many_spaces_count_as_one() -> None:
+def test_long_runs_of_spaces_are_skipped() -> None:
     spaces = b" \n\t\r" * LARGE_BYTES
     body = bytearray(b'{"a"%b:%b[1,%b"b",\n2.5]%b}' % (spaces, spaces, spaces, spaces))
 
-    assert parsed(body) == {"a": [1, "b", 2.5]}
+    assert parse(body) == {"a": [1, "b", 2.5]}
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def test_many_spaces_count_as_one() -> None:
     ],
     ids=lambda body: bytes(body[:6] + b"..." + body[-12:]).decode("latin-1"),
 )
-def test_what_is_no_json_is_refused(body: bytes) -> None:
+def test_invalid_json_is_refused(body: bytes) -> None:
     with pytest.raises(Problem) as refused:
-        parsed(bytearray(body))
+        parse(bytearray(body))
 
     assert refused.value.code == "malformed-json"
 
@@ -79,14 +79,14 @@ def test_what_is_no_json_is_refused(body: bytes) -> None:
 @pytest.mark.parametrize(
     "body", [b'["%b"]' % (b'","' * 2_000_000), b"[%b]" % (b"1," * 10_000_000)], ids=["texts", "numbers"]
 )
-def test_what_is_more_than_any_email_is_refused_unparsed(body: bytes) -> None:
+def test_a_body_larger_than_any_email_is_refused_before_parsing(body: bytes) -> None:
     with pytest.raises(Problem) as refused:
-        parsed(bytearray(body))
+        parse(bytearray(body))
 
     assert refused.value.code == "body-too-large"
 
 
-def test_a_text_that_is_too_long_for_any_email_is_cut_off_and_still_too_long() -> None:
-    text = parsed(large(b"a" * 3 * MAX_BODY_OCTETS))["text"]
+def test_a_string_that_is_too_long_is_truncated_but_stays_too_long() -> None:
+    text = parse(large(b"a" * 3 * MAX_BODY_OCTETS))["text"]
 
     assert MAX_BODY_OCTETS < len(text) < 1.1 * MAX_BODY_OCTETS

@@ -1,4 +1,4 @@
-"""What the API counts is told to Prometheus, every refusal by its reason."""
+"""The API's metrics: emails by outcome, refusals by problem code."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from structlog.testing import capture_logs
 from dispatcher.config import Settings
 from dispatcher.config.values import Listener
 from dispatcher.telemetry import metric_files
-from tests.api.place import EMAIL, Api, running
 from tests.api.raw import exchange
+from tests.api.running_api import EMAIL, Api, running
 from tests.waiting import until
 
 
 @pytest.fixture
 def counted(settings: Settings, tmp_path: Path) -> Iterator[Settings]:
-    """Settings of an API that counts, in this process."""
+    """Settings of an API whose metrics this process collects."""
     metric_files.begin(tmp_path, metric_files.API)
     try:
         yield replace(settings, metrics_dir=tmp_path, api_metrics_address=Listener("127.0.0.1", 0))
@@ -28,14 +28,14 @@ def counted(settings: Settings, tmp_path: Path) -> Iterator[Settings]:
 
 
 async def scraped(api: Api, listener: str) -> dict[str, float]:
-    """The samples of the API that the page shows."""
+    """The API's samples on the metrics page, by name."""
     response = await api.client.get(f"http://{listener}/metrics").build().send()
     lines = (await response.text()).splitlines()
     pairs = (line.rpartition(" ") for line in lines if line.startswith("dispatcher_api_"))
     return {name.removeprefix("dispatcher_api_"): float(value) for name, _, value in pairs}
 
 
-async def test_emails_and_refusals_are_counted_by_what_became_of_them(counted: Settings) -> None:
+async def test_emails_are_counted_by_outcome_and_refusals_by_code(counted: Settings) -> None:
     with capture_logs() as events:
         async with running(counted) as api:
             await until(lambda: any(event["event"] == "http.listening" for event in events))

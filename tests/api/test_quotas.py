@@ -1,4 +1,4 @@
-"""Quotas: what one process leaves to the others, and the turn of the day, which is PostgreSQL's."""
+"""Quotas: several processes share them, and PostgreSQL's clock decides when a day ends."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from dispatcher.api.quotas import Quotas, Taken, UsedUp
+from dispatcher.api.quotas import QuotaExhausted, Quotas, Reservation
 from dispatcher.config import Settings
 from dispatcher.store.api_keys import ApiKey, KeyStore, list_keys
 from dispatcher.store.connections import make_pool
-from tests.api.place import EMAIL, make_key, running
+from tests.api.running_api import EMAIL, make_key, running
 
 TODAY, TOMORROW = date(2030, 6, 1), date(2030, 6, 2)
 
@@ -33,14 +33,18 @@ class Clocks:
     steady: float = 1000.0
 
     def advance(self, seconds: float, *, steady: float | None = None) -> None:
-        """Lets time pass, for both alike unless said otherwise."""
+        """Advances both clocks.
+
+        Args:
+            steady: The seconds for the steady clock, if they differ.
+        """
         self.connection.execute("update public.clock set shown = shown + %s * interval '1 second'", [seconds])
         self.steady += seconds if steady is None else steady
 
 
 @pytest.fixture
 def clocks(connection: psycopg.Connection, database_url: str) -> Clocks:
-    """Clocks that the test moves."""
+    """Clocks that the test controls."""
     connection.execute("create table public.clock as select '2030-06-01 23:59:50+00'::timestamptz as shown")
     connection.execute(
         "create function public.clock_timestamp() returns timestamptz language sql as 'select shown from public.clock'"
@@ -50,7 +54,7 @@ def clocks(connection: psycopg.Connection, database_url: str) -> Clocks:
 
 @pytest.fixture
 async def quotas(clocks: Clocks) -> AsyncIterator[Quotas]:
-    """A process's."""
+    """The quotas of one process."""
     async with make_pool(clocks.database_url, name="test", size=1) as pool:
         yield Quotas(KeyStore(pool), lambda: clocks.steady)
 
@@ -62,7 +66,7 @@ def key_with(connection: psycopg.Connection, quota: int) -> ApiKey:
 
 
 def counted(connection: psycopg.Connection) -> list[Any]:
-    """How many recipients were taken of each day."""
+    """The reserved recipients by day, as the database counts them."""
     return connection.execute("select day, recipient_count from api_key_day order by day").fetchall()
 
 
@@ -70,7 +74,7 @@ def email_to(recipients: int) -> dict[str, Any]:
     return EMAIL | {"to": [f"r{number}@example.org" for number in range(recipients)]}
 
 
-async def test_an_email_with_too_many_recipients_takes_nothing_from_other_processes(
+async def test_a_refused_email_leaves_the_quota_to_other_processes(
     settings: Settings, connection: psycopg.Connection
 ) -> None:
     token = make_key(connection, recipients_per_day=60)
@@ -83,7 +87,9 @@ async def test_an_email_with_too_many_recipients_takes_nothing_from_other_proces
     assert (refused.code, other.status) == ("quota-exceeded", 202)
 
 
-async def test_a_replay_takes_nothing_from_other_processes(settings: Settings, connection: psycopg.Connection) -> None:
+async def test_a_repeated_request_leaves_the_quota_to_other_processes(
+    settings: Settings, connection: psycopg.Connection
+) -> None:
     token = make_key(connection, recipients_per_day=100)
     async with running(settings) as one, running(settings) as two:
         for _ in range(2):
@@ -92,7 +98,7 @@ async def test_a_replay_takes_nothing_from_other_processes(settings: Settings, c
         assert (await two.post("k-2", email_to(50), token=token)).status == 202
 
 
-async def test_a_database_in_another_day_is_believed(
+async def test_the_database_decides_which_day_it_is(
     settings: Settings, clocks: Clocks, connection: psycopg.Connection
 ) -> None:
     token = make_key(connection, recipients_per_day=1)
@@ -104,68 +110,68 @@ async def test_a_database_in_another_day_is_believed(
     assert 1 <= int(refused.headers["retry-after"]) <= 10
 
 
-async def test_a_quota_that_is_used_up_is_there_again_as_soon_as_it_said(
+async def test_an_exhausted_quota_is_available_again_after_retry_after(
     clocks: Clocks, quotas: Quotas, connection: psycopg.Connection
 ) -> None:
     key = key_with(connection, 10)
 
-    assert await quotas.take(key, 10) == Taken(key, TODAY)
-    assert await quotas.take(key, 1) == UsedUp(10)
+    assert await quotas.reserve(key, 10) == Reservation(key, TODAY)
+    assert await quotas.reserve(key, 1) == QuotaExhausted(10)
     clocks.advance(9.5)
-    assert await quotas.take(key, 1) == UsedUp(1)
+    assert await quotas.reserve(key, 1) == QuotaExhausted(1)
     clocks.advance(0.5)
-    assert await quotas.take(key, 10) == Taken(key, TOMORROW)
+    assert await quotas.reserve(key, 10) == Reservation(key, TOMORROW)
 
 
-async def test_what_a_process_holds_of_a_day_is_good_until_its_end(
+async def test_a_chunk_is_valid_until_its_day_ends(
     clocks: Clocks, quotas: Quotas, connection: psycopg.Connection
 ) -> None:
     key = key_with(connection, 500)
-    await quotas.take(key, 1)
+    await quotas.reserve(key, 1)
     clocks.advance(9)
 
-    await quotas.take(key, 1)
+    await quotas.reserve(key, 1)
     assert counted(connection) == [(TODAY, 10)]
 
     clocks.advance(1)
-    await quotas.take(key, 1)
+    await quotas.reserve(key, 1)
     assert counted(connection) == [(TODAY, 10), (TOMORROW, 10)]
 
 
-async def test_a_day_that_ends_while_the_database_is_asked_refuses_nobody(
+async def test_a_day_that_ends_during_a_refill_causes_no_refusal(
     clocks: Clocks, quotas: Quotas, connection: psycopg.Connection
 ) -> None:
     key = key_with(connection, 500)
-    await quotas.take(key, 1)
+    await quotas.reserve(key, 1)
     clocks.advance(10, steady=9.99)
 
-    # Nine of yesterday's were counted upon.
-    assert await quotas.take(key, 20) == Taken(key, TOMORROW)
+    # Nine recipients of the old day's chunk are void.
+    assert await quotas.reserve(key, 20) == Reservation(key, TOMORROW)
     assert counted(connection) == [(TODAY, 10), (TOMORROW, 21)]
 
 
-async def test_what_comes_back_after_midnight_is_not_todays(
+async def test_recipients_returned_after_midnight_do_not_count_for_the_new_day(
     clocks: Clocks, quotas: Quotas, connection: psycopg.Connection
 ) -> None:
     key = key_with(connection, 10)
-    yesterdays = await quotas.take(key, 10)
-    assert isinstance(yesterdays, Taken)
+    of_yesterday = await quotas.reserve(key, 10)
+    assert isinstance(of_yesterday, Reservation)
     clocks.advance(10)
-    await quotas.take(key, 4)
+    await quotas.reserve(key, 4)
 
-    await quotas.give_back(yesterdays, 10)
+    await quotas.return_unused(of_yesterday, 10)
 
-    assert await quotas.take(key, 7) == UsedUp(86_400)
-    assert await quotas.take(key, 6) == Taken(key, TOMORROW)
+    assert await quotas.reserve(key, 7) == QuotaExhausted(86_400)
+    assert await quotas.reserve(key, 6) == Reservation(key, TOMORROW)
     assert counted(connection) == [(TODAY, 10), (TOMORROW, 10)]
 
 
-async def test_requests_at_once_do_not_spend_what_one_of_them_counts_upon(
+async def test_concurrent_requests_do_not_spend_what_a_refill_counts_on(
     quotas: Quotas, connection: psycopg.Connection
 ) -> None:
     key = key_with(connection, 1000)
-    await quotas.take(key, 1)
+    await quotas.reserve(key, 1)
 
-    large, small = await asyncio.gather(quotas.take(key, 30), quotas.take(key, 10))
+    large, small = await asyncio.gather(quotas.reserve(key, 30), quotas.reserve(key, 10))
 
-    assert large == small == Taken(key, TODAY)
+    assert large == small == Reservation(key, TODAY)

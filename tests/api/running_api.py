@@ -1,4 +1,4 @@
-"""An API under test: a real server on a real socket in the test's own loop, with database and queues of its own."""
+"""A real API server in the test's event loop, with its own database and queues, and a client for it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNREACHABLE_AMQP_URL: Final = "amqp://guest:guest@127.0.0.1:1/%2F"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the API said."""
+    """An HTTP response."""
 
     status: int
     headers: Mapping[str, str]
@@ -39,18 +39,18 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        """The body's value."""
+        """The parsed body."""
         return orjson.loads(self.body)
 
     @property
     def code(self) -> str | None:
-        """The problem's code."""
+        """The problem's code; None if the response is no problem."""
         code: str | None = self.json.get("code")
         return code
 
     @property
     def pointers(self) -> list[str]:
-        """What the problem says is wrong."""
+        """The pointer, header or parameter of each of the problem's errors."""
         return [next(iter(error.values())) for error in self.json.get("errors", [])]
 
 
@@ -65,7 +65,7 @@ class Api:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The base URL."""
         return f"http://127.0.0.1:{self.port}"
 
     async def call(
@@ -79,7 +79,14 @@ class Api:
         token: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        """One request's answer."""
+        """Sends a request, and returns its response.
+
+        Args:
+            body: Sent as JSON.
+            raw: Sent unchanged.
+            key: The Idempotency-Key.
+            token: The API key.
+        """
         request = self.client.request(method, self.url + path)
         if key is not None:
             request = request.header("Idempotency-Key", key)
@@ -93,20 +100,20 @@ class Api:
         for name, value in (headers or {}).items():
             request = request.header(name, value)
         response = await request.build().send()
-        told = {name.lower(): value for name, value in response.headers.items()}
-        return Answer(response.status, told, bytes(await response.bytes()))
+        received = {name.lower(): value for name, value in response.headers.items()}
+        return Answer(response.status, received, bytes(await response.bytes()))
 
     async def post(self, key: str | None = "k-1", body: object = None, **named: Any) -> Answer:
-        """The answer to one email."""
+        """Enqueues an email, `EMAIL` by default."""
         return await self.call("POST", "/v1/emails", key=key, body=EMAIL if body is None else body, **named)
 
     async def get(self, path: str, **named: Any) -> Answer:
-        """The answer to one look."""
+        """Sends a GET request."""
         return await self.call("GET", path, **named)
 
 
 def settings_of(database_url: str, amqp_url: str, topology: Topology, **more: str) -> Settings:
-    """Settings for an API on any port, open until there is a key."""
+    """Settings for an API on any free port, which needs no key until the first key exists."""
     environ = {
         "DATABASE_URL": database_url,
         "AMQP_URL": amqp_url,
@@ -123,15 +130,15 @@ def settings_of(database_url: str, amqp_url: str, topology: Topology, **more: st
 
 @asynccontextmanager
 async def running(settings: Settings, *, lock_seconds: float = DEADLINE_SECONDS) -> AsyncIterator[Api]:
-    """Serves until the end of the block, however busy the machine is.
+    """Runs an API during the block. Its timeouts suit a busy machine.
 
     Args:
-        lock_seconds: How long a request waits for who holds the same key, or counts the same quota.
+        lock_seconds: How long a request waits for a transaction that holds the same message key or quota row.
     """
     listener: socket.socket = listen(settings, shares_port=False)
     port: int = listener.getsockname()[1]
     stop = asyncio.Event()
-    work = serve(settings, listener, stop, lock_seconds=lock_seconds, last_seconds=DEADLINE_SECONDS)
+    work = serve(settings, listener, stop, lock_seconds=lock_seconds, shutdown_seconds=DEADLINE_SECONDS)
     serving = asyncio.create_task(work)
     client = ClientBuilder().pool_max_idle_per_host(100).build()
     try:
@@ -151,7 +158,7 @@ async def running(settings: Settings, *, lock_seconds: float = DEADLINE_SECONDS)
 
 
 def make_key(connection: psycopg.Connection, **columns: Any) -> str:
-    """A new key, of the tenant `shop`, that may send and read and send from anywhere unless said otherwise."""
+    """Inserts an API key and returns it. By default it belongs to `shop`, and may read, and send from any address."""
     key = Secret.new()
     values = {
         "key_id": key.key_id,

@@ -1,13 +1,13 @@
-"""What the API tells of emails: their fate, to their tenant alone, and never their content."""
+"""The status endpoints: only the email's tenant sees it, and its content is never shown."""
 
 from __future__ import annotations
 
 import psycopg
 
-from tests.api.place import EMAIL, Api, make_key
+from tests.api.running_api import EMAIL, Api, make_key
 
 
-async def test_an_email_is_told_by_id_and_by_key_without_content(api: Api) -> None:
+async def test_an_email_is_found_by_id_and_by_key_without_its_content(api: Api) -> None:
     made = await api.post("order/17?x%")
 
     by_id = await api.get(made.headers["location"])
@@ -21,7 +21,9 @@ async def test_an_email_is_told_by_id_and_by_key_without_content(api: Api) -> No
         assert private not in by_id.body.decode()
 
 
-async def test_a_waiting_email_says_why_and_a_finished_one_does_not(api: Api, connection: psycopg.Connection) -> None:
+async def test_a_waiting_email_has_a_reason_and_a_finished_one_has_none(
+    api: Api, connection: psycopg.Connection
+) -> None:
     email_id = (await api.post("k-1")).json["id"]
     connection.execute("update email_log set publish_due_at = null")
 
@@ -32,7 +34,9 @@ async def test_a_waiting_email_says_why_and_a_finished_one_does_not(api: Api, co
     assert (await api.get(f"/v1/emails/{email_id}")).json["waiting"] is None
 
 
-async def test_what_a_provider_said_as_it_accepted_is_no_error(api: Api, connection: psycopg.Connection) -> None:
+async def test_the_reply_of_an_accepted_attempt_is_not_shown_as_an_error(
+    api: Api, connection: psycopg.Connection
+) -> None:
     accepted, refused = [(await api.post(f"k-{number}")).json["id"] for number in range(2)]
     words = {accepted: ("sent", "accepted", None, "250 2.0.0 Ok"), refused: ("failed", "rejected", "refused", "550 No")}
     for email_id, (status, outcome, error_type, text) in words.items():
@@ -46,16 +50,16 @@ async def test_what_a_provider_said_as_it_accepted_is_no_error(api: Api, connect
             (email_id, outcome, error_type, text, text[:3]),
         )
 
-    told = {email_id: (await api.get(f"/v1/emails/{email_id}")).json for email_id in words}
+    found = {email_id: (await api.get(f"/v1/emails/{email_id}")).json for email_id in words}
 
-    assert (told[accepted]["error"], told[refused]["error"]) == (None, "550 No")
-    assert told[accepted]["refused_recipients"] is told[refused]["refused_recipients"] is None
-    attempts = {email_id: document["attempts"][0] for email_id, document in told.items()}
+    assert (found[accepted]["error"], found[refused]["error"]) == (None, "550 No")
+    assert found[accepted]["refused_recipients"] is found[refused]["refused_recipients"] is None
+    attempts = {email_id: document["attempts"][0] for email_id, document in found.items()}
     assert (attempts[accepted]["error"], attempts[accepted]["provider_code"]) == (None, "250")
     assert (attempts[refused]["error"], attempts[refused]["provider_code"]) == ("550 No", "550")
 
 
-async def test_recipients_whom_the_provider_left_out_are_told(api: Api, connection: psycopg.Connection) -> None:
+async def test_recipients_that_the_provider_refused_are_listed(api: Api, connection: psycopg.Connection) -> None:
     email_id = (await api.post("k-1")).json["id"]
     connection.execute(
         "update email_log set status = 'sent', last_error = 'refused recipients: 2 (550 5.1.1), 3 (451); 250 2.0.0 Ok'"
@@ -63,21 +67,21 @@ async def test_recipients_whom_the_provider_left_out_are_told(api: Api, connecti
         [email_id],
     )
 
-    told = (await api.get(f"/v1/emails/{email_id}")).json
+    found = (await api.get(f"/v1/emails/{email_id}")).json
     listed = (await api.get("/v1/emails?status=sent")).json["emails"]
 
-    assert (told["status"], told["error"], told["refused_recipients"]) == ("sent", None, "2 (550 5.1.1), 3 (451)")
-    assert listed[0]["refused_recipients"] == told["refused_recipients"]
+    assert (found["status"], found["error"], found["refused_recipients"]) == ("sent", None, "2 (550 5.1.1), 3 (451)")
+    assert listed[0]["refused_recipients"] == found["refused_recipients"]
 
 
-async def test_an_error_type_that_there_is_not_is_no_filter_that_finds_nothing(api: Api) -> None:
+async def test_an_unknown_error_type_is_refused_with_the_valid_ones(api: Api) -> None:
     answer = await api.get("/v1/emails?error_type=rejectd")
 
     assert (answer.status, answer.code) == (400, "invalid-parameter")
     assert "rejected_recipient" in answer.json["errors"][0]["detail"]
 
 
-async def test_what_there_is_not_is_not_found(api: Api) -> None:
+async def test_unknown_paths_ids_and_keys_are_not_found(api: Api) -> None:
     emails = ("01a1fdbb-be69-7a25-b06b-c86d7b44862b", "nonsense", "by-key/nothing", "by-key/%00")
 
     for path in ("/v2", *(f"/v1/emails/{email}" for email in emails)):
@@ -85,7 +89,7 @@ async def test_what_there_is_not_is_not_found(api: Api) -> None:
         assert (answer.status, answer.code) == (404, "not-found")
 
 
-async def test_a_list_is_paged_newest_first_without_gap_or_repetition(api: Api) -> None:
+async def test_pages_list_every_email_once_newest_first(api: Api) -> None:
     emails = [EMAIL | {"message_key": f"k-{number}"} for number in range(25)]
     await api.call("POST", "/v1/emails/batch", body={"emails": emails})
 
@@ -117,7 +121,7 @@ async def test_a_list_is_filtered(api: Api, connection: psycopg.Connection) -> N
         assert len(await keys(f"created_from={instant}")) == 4
 
 
-async def test_a_parameter_that_cannot_be_is_named(api: Api) -> None:
+async def test_an_invalid_parameter_is_named(api: Api) -> None:
     wrong = (
         "status=lost",
         "limit=0",
@@ -135,7 +139,7 @@ async def test_a_parameter_that_cannot_be_is_named(api: Api) -> None:
         assert answer.json["errors"][0]["parameter"] == query.partition("=")[0]
 
 
-async def test_a_tenant_sees_its_own_emails_alone(api: Api, connection: psycopg.Connection) -> None:
+async def test_a_tenant_sees_only_its_own_emails(api: Api, connection: psycopg.Connection) -> None:
     foreign = await api.post("k-1", EMAIL | {"tenant_id": "other"})
     token = make_key(connection)
     own = await api.post("k-1", token=token)

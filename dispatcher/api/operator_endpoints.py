@@ -1,4 +1,4 @@
-"""The endpoints by which a person decides about emails that failed or are held; what they do is `ops/`'s."""
+"""The endpoints for operators: confirm and release held emails, and replay failed ones. `ops/` does the work."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dispatcher.api.access import Access, Caller
-from dispatcher.api.bodies import Bodies, off_loop
-from dispatcher.api.large_json import parsed
-from dispatcher.api.problems import Flaw, Problem
-from dispatcher.api.reading import MOST_TEXT_CHARACTERS, NOT_BLANK, TENANT, parameters, prints
+from dispatcher.api.access import AccessControl, Caller
+from dispatcher.api.body_reader import BodyReader, run_off_loop
+from dispatcher.api.large_json import parse
+from dispatcher.api.problems import FieldError, Problem
+from dispatcher.api.status_endpoints import MAX_FILTER_CHARACTERS, NOT_BLANK, TENANT, is_printable, parameters
 from dispatcher.broker.connection import open_connection
 from dispatcher.broker.dlq import DeadLetterQueue
 from dispatcher.config import Settings
 from dispatcher.domain.api_key import Scope
-from dispatcher.domain.email_rules import tenant
+from dispatcher.domain.email_rules import MAX_TENANT_CHARACTERS, tenant
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
 from dispatcher.errors import BrokerUnavailable, DispatcherError, InvalidEmail
@@ -39,21 +39,21 @@ from dispatcher.store.failures import Selection
 from dispatcher.store.replays import Replay, ReplayState
 from dispatcher.telemetry.log import get_log
 
-MOST_BYTES: Final = 256 * 1024
-"""Of a body: a thousand ids have 40 KB."""
-MOST_REASON_CHARACTERS: Final = 500
-MOST_IDS: Final = 1000
-MOST_PER_SECOND: Final = 10_000
-MOST_SECONDS: Final = 10 * 366 * 86_400
-REPLAYS_AT_ONCE: Final = 2
-"""Of a tenant, in a process; more wait until one of them ends."""
+MAX_BODY_BYTES: Final = 256 * 1024
+"""The largest body. A thousand ids need 40 KB."""
+MAX_REASON_CHARACTERS: Final = 500
+MAX_IDS: Final = 1000
+MAX_PER_SECOND: Final = 10_000
+MAX_SECONDS: Final = 10 * 366 * 86_400
+CONCURRENT_REPLAYS: Final = 2
+"""Per tenant and process. Further replays wait until one ends."""
 _LARGEST_ID: Final = 2**63 - 1
 
 Check = Callable[[object], bool]
 
 
 def _is_text(value: object) -> bool:
-    return isinstance(value, str) and 1 <= len(value) <= MOST_TEXT_CHARACTERS and prints(value)
+    return isinstance(value, str) and 1 <= len(value) <= MAX_FILTER_CHARACTERS and is_printable(value)
 
 
 def _is_tenant(value: object) -> bool:
@@ -64,7 +64,7 @@ def _is_tenant(value: object) -> bool:
 
 
 def _is_reason(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= MOST_REASON_CHARACTERS and bool(re.fullmatch(NOT_BLANK, value))
+    return isinstance(value, str) and len(value) <= MAX_REASON_CHARACTERS and bool(re.fullmatch(NOT_BLANK, value))
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -72,15 +72,15 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def _is_age(value: object) -> bool:
-    return _is_number(value) and 0 < value <= MOST_SECONDS
+    return _is_number(value) and 0 < value <= MAX_SECONDS
 
 
 def _is_pace(value: object) -> bool:
-    return _is_number(value) and replaying.LEAST_PER_SECOND <= value <= MOST_PER_SECOND
+    return _is_number(value) and replaying.LEAST_PER_SECOND <= value <= MAX_PER_SECOND
 
 
 def _is_ids(value: object) -> bool:
-    return isinstance(value, list) and 1 <= len(value) <= MOST_IDS and all(_id(item) is not None for item in value)
+    return isinstance(value, list) and 1 <= len(value) <= MAX_IDS and all(_id(item) is not None for item in value)
 
 
 def _id(value: object) -> UUID | None:
@@ -90,51 +90,64 @@ def _id(value: object) -> UUID | None:
         return None
 
 
-_REASON: Final[Mapping[str, tuple[Check, str]]] = {"reason": (_is_reason, "must be a text that says why")}
+_REASON_RULE: Final = f"must be 1 to {MAX_REASON_CHARACTERS} printable characters that say why"
+_TENANT_RULE: Final = f"must be 1 to {MAX_TENANT_CHARACTERS} of A-Z a-z 0-9 . _ : - and begin with a letter or digit"
+_REASON: Final[Mapping[str, tuple[Check, str]]] = {"reason": (_is_reason, _REASON_RULE)}
 _REPLAY: Final[Mapping[str, tuple[Check, str]]] = {
     **_REASON,
-    "tenant_id": (_is_tenant, "must be a tenant's id"),
+    "tenant_id": (
+        _is_tenant,
+        _TENANT_RULE,
+    ),
     "error_type": (lambda value: value in tuple(Reason), f"must be one of: {', '.join(Reason)}"),
-    "provider": (_is_text, "must be a text"),
+    "provider": (_is_text, f"must be 1 to {MAX_FILTER_CHARACTERS} printable characters"),
     "status": (lambda value: value in ("failed", "held"), "must be failed or held"),
-    "email_ids": (_is_ids, f"must be a list of 1 to {MOST_IDS} ids"),
-    "older_than_seconds": (_is_age, "must be a number of seconds above 0"),
-    "newer_than_seconds": (_is_age, "must be a number of seconds above 0"),
+    "email_ids": (_is_ids, f"must be a list of 1 to {MAX_IDS:,} email ids (UUIDs)"),
+    "older_than_seconds": (_is_age, f"must be a number above 0, up to {MAX_SECONDS:,}"),
+    "newer_than_seconds": (_is_age, f"must be a number above 0, up to {MAX_SECONDS:,}"),
     "include_held": (lambda value: isinstance(value, bool), "must be true or false"),
-    "per_second": (_is_pace, f"must be from {replaying.LEAST_PER_SECOND} to {MOST_PER_SECOND}"),
+    "per_second": (_is_pace, f"must be a number from {replaying.LEAST_PER_SECOND} to {MAX_PER_SECOND:,}"),
     "force": (lambda value: isinstance(value, bool), "must be true or false"),
+}
+_NOT_HELD: Final[Mapping[Verdict, str]] = {
+    Verdict.ALREADY_SENT: "Nothing was changed: its status is sent.",
+    Verdict.UNDER_WAY: "Nothing was changed: its status is pending or sending.",
+    Verdict.FAILED: "Nothing was changed: its status is failed. Replay it instead.",
+    Verdict.CONTENT_PRUNED: "Nothing was changed: its content has been deleted, so it cannot be sent again.",
+    Verdict.UNKNOWN: "Nothing was changed: the email no longer exists.",
 }
 _DECISION: Final = {**_REASON, "tenant_id": _REPLAY["tenant_id"]}
 
 
 @dataclass(frozen=True, slots=True)
-class Operating:
-    """Lets a person decide.
+class OperatorEndpoints:
+    """Operators' decisions about held emails, and replays.
 
-    A replay runs in the process that took it; what it leaves, any other can resume. The dead letters of decided emails
-    leave the DLQ after the answer; those that stay, because a server is away, are left to `dlq reconcile`.
+    A replay runs in the process that created it. If that process exits, any other can resume it. After a decision, a
+    background task removes the email's dead letter from the DLQ. If PostgreSQL or RabbitMQ is unreachable then, the
+    dead letter stays until `dispatcher dlq reconcile`.
     """
 
-    access: Access
-    bodies: Bodies
+    access: AccessControl
+    bodies: BodyReader
     emails: EmailStore
     pool: Pool
     settings: Settings
     _running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _decided: set[UUID] = field(default_factory=set)
-    _turns: WeakValueDictionary[str, asyncio.Semaphore] = field(default_factory=WeakValueDictionary)
+    _replay_slots: WeakValueDictionary[str, asyncio.Semaphore] = field(default_factory=WeakValueDictionary)
 
     async def confirm(self, request: Request) -> Response:
-        """A held email did arrive."""
-        return await self._judge(request, verdicts.confirm)
+        """Sets a held email to `sent`."""
+        return await self._decide(request, verdicts.confirm)
 
     async def release(self, request: Request) -> Response:
-        """A held email shall be sent again."""
-        return await self._judge(request, verdicts.release)
+        """Sets a held email to `pending`, so that it is sent again."""
+        return await self._decide(request, verdicts.release)
 
     async def create_replay(self, request: Request) -> Response:
-        """Settles which emails, and begins."""
-        async with self._asked(request, _REPLAY) as (caller, given), session(self.pool) as connection:
+        """Selects emails, and starts to replay them in the background."""
+        async with self._operator_request(request, _REPLAY) as (caller, given), session(self.pool) as connection:
             act = _act(caller, given["reason"])
             selection = _selection(given, caller.tenant(given.get("tenant_id")))
             replay = await replaying.create(
@@ -146,36 +159,36 @@ class Operating:
                 force=given.get("force", False),
             )
         self._start_replay(replay)
-        return _answer(document(replay), 202, {"Location": f"/v1/replays/{replay.replay_id}"})
+        return _response(document(replay), 202, {"Location": f"/v1/replays/{replay.replay_id}"})
 
     async def get_replay(self, request: Request) -> Response:
-        """A replay as it stands."""
-        async with self.access.admitted(request, Scope.OPERATE) as caller:
+        """Returns a replay's progress."""
+        async with self.access.admit(request, Scope.OPERATE) as caller:
             tenant = caller.tenant(parameters(request, {"tenant_id": TENANT}).get("tenant_id"))
             async with session(self.pool) as connection:
-                return _answer(document(await _found(connection, request, tenant)))
+                return _response(document(await _found(connection, request, tenant)))
 
     async def stop_replay(self, request: Request) -> Response:
-        """Lets a replay go no further; what was replayed stays so."""
-        async with self.access.admitted(request, Scope.OPERATE) as caller:
+        """Stops a replay after its current email. Idempotent."""
+        async with self.access.admit(request, Scope.OPERATE) as caller:
             tenant = caller.tenant(parameters(request, {"tenant_id": TENANT}).get("tenant_id"))
             async with session(self.pool) as connection:
                 replay = await _found(connection, request, tenant)
                 stopped = await replaying.stop(connection, replay.replay_id, _act(caller, "stopped over HTTP"))
-        return _answer(document(stopped or replay))
+        return _response(document(stopped or replay))
 
     async def resume_replay(self, request: Request) -> Response:
-        """Lets a replay that was stopped or interrupted go on, in this process."""
-        async with self._asked(request, _DECISION) as (caller, given), session(self.pool) as connection:
+        """Continues a stopped or interrupted replay in this process. No effect if it is running or done."""
+        async with self._operator_request(request, _DECISION) as (caller, given), session(self.pool) as connection:
             replay = await _found(connection, request, caller.tenant(given.get("tenant_id")))
             act = _act(caller, given["reason"])
             resumed = await replaying.resume(connection, replay.replay_id, actor=act.actor, reason=act.reason)
         if resumed is not None and resumed.state is ReplayState.RUNNING:
             self._start_replay(replay)
-        return _answer(document(resumed or replay), 202)
+        return _response(document(resumed or replay), 202)
 
     async def stop(self) -> None:
-        """Ends what runs here; it loses nothing by it."""
+        """Cancels this process's replays and DLQ clean-up. Replays can be resumed."""
         running = list(self._running.values())
         for task in running:
             task.cancel()
@@ -185,70 +198,79 @@ class Operating:
         self._start(f"replay {replay.replay_id}", partial(self._run, replay.replay_id, replay.selection["tenant_id"]))
 
     def _start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Does it in the background, unless it is under way."""
+        """Starts a background task, unless a task with this name is running."""
         running = self._running.get(name)
         if running is None or running.done():
             task = self._running[name] = asyncio.create_task(work())
             task.add_done_callback(partial(self._forget, name))
 
     def _forget(self, name: str, task: asyncio.Task[None]) -> None:
-        if self._running.get(name) is task:  # not another that began since it ended
+        if self._running.get(name) is task:  # unless a new task with this name has started
             del self._running[name]
 
-    async def _judge(
+    async def _decide(
         self, request: Request, decide: Callable[[AsyncSession, UUID, Act], Awaitable[Verdict]]
     ) -> Response:
-        async with self._asked(request, _DECISION) as (caller, given):
+        async with self._operator_request(request, _DECISION) as (caller, given):
             email_id: UUID = request.path_params["email_id"]
             if await self.emails.find(caller.tenant(given.get("tenant_id")), email_id) is None:
-                raise Problem("not-found")
+                raise Problem("not-found", "The tenant has no email with this id.")
             async with session(self.pool) as connection:
                 verdict = await decide(connection, email_id, _act(caller, given["reason"]))
         if verdict not in (Verdict.CONFIRMED, Verdict.RELEASED):
-            raise Problem("not-held", f"Nothing was changed: {verdict.value}.")
+            raise Problem("not-held", _NOT_HELD[verdict])
         self._decided.add(email_id)
-        self._start("sweep", self._sweep)
-        return _answer({"id": email_id, "verdict": verdict.value})
+        self._start("sweep", self._clean_dlq)
+        return _response({"id": email_id, "verdict": verdict.value})
 
     @asynccontextmanager
-    async def _asked(
+    async def _operator_request(
         self, request: Request, known: Mapping[str, tuple[Check, str]]
     ) -> AsyncIterator[tuple[Caller, Mapping[str, Any]]]:
-        """Who asks, and the fields of the body, each as it must be; with a slot for the block."""
-        caller = await self.access.caller(request, Scope.OPERATE)
+        """The caller and the body's fields, which are valid; holds a request slot during the block.
+
+        Args:
+            known: A check for each field, and the error if it fails.
+
+        Raises:
+            Problem: as `authenticate`, or `invalid-body`.
+        """
+        caller = await self.access.authenticate(request, Scope.OPERATE)
         async with self.bodies.read(request, caller) as body:
-            given = await off_loop(len(body), lambda: parsed(body))
+            given = await run_off_loop(len(body), lambda: parse(body))
             if not isinstance(given, dict):
-                raise Problem("invalid-body", flaws=[Flaw("pointer", "#", "must be an object")])
-            flaws = [] if "reason" in given else [Flaw("pointer", "#/reason", "is missing")]
+                raise Problem("invalid-body", errors=[FieldError("pointer", "#", "must be an object")])
+            errors = [] if "reason" in given else [FieldError("pointer", "#/reason", "is required")]
             if given.keys() - known.keys():
-                flaws.append(Flaw("pointer", "#", f"has fields beside {', '.join(known)}"))
-            flaws += [
-                Flaw("pointer", f"#/{name}", why) for name, (fits, why) in known.items() if not _fits(given, name, fits)
+                errors.append(FieldError("pointer", "#", f"has an unknown field; allowed: {', '.join(known)}"))
+            errors += [
+                FieldError("pointer", f"#/{name}", why)
+                for name, (fits, why) in known.items()
+                if not _fits(given, name, fits)
             ]
-            if flaws:
-                raise Problem("invalid-body", flaws=flaws)
+            if errors:
+                raise Problem("invalid-body", errors=errors)
             yield caller, given
 
     async def _run(self, replay_id: int, tenant: str) -> None:
-        turns = self._turns.setdefault(tenant, asyncio.Semaphore(REPLAYS_AT_ONCE))
+        slots = self._replay_slots.setdefault(tenant, asyncio.Semaphore(CONCURRENT_REPLAYS))
         try:
-            async with turns, AsyncExitStack() as opened:
+            async with slots, AsyncExitStack() as opened:
                 name = "dispatcher api replay"
                 connection = await connect_async(self.settings.database_url, name=name)
                 await opened.enter_async_context(connection)
-                dlq = await self._dead_letters(opened)
+                dlq = await self._open_dlq_or_none(opened)
                 ended = await replaying.run(connection, dlq, replay_id)
             if ended.locked:
-                words = f"Replay {replay_id} left {ended.locked} emails that somebody's transaction holds."
-                get_log().error("error.unexpected", where="replay", error=words)
+                text = f"Replay {replay_id} skipped rows that other transactions lock: {ended.locked}. Resume it."
+                get_log().error("error.unexpected", where="replay", error=text)
         except replaying.ReplayBusy:
-            return  # another process is at it
+            return  # another process runs this replay
         except DispatcherError as error:
             get_log().error("error.unexpected", where="replay", error=error.message)
 
-    async def _sweep(self) -> None:
-        """Takes the dead letters of decided emails off the DLQ: one look for all that were decided before it."""
+    async def _clean_dlq(self) -> None:
+        """Removes the dead letters of decided emails from the DLQ, for all decisions so far in one pass."""
         while self._decided:
             email_ids = frozenset(self._decided)
             self._decided.clear()
@@ -260,8 +282,8 @@ class Operating:
             except DispatcherError as error:
                 get_log().error("error.unexpected", where="sweep", error=error.message)
 
-    async def _dead_letters(self, opened: AsyncExitStack) -> DeadLetterQueue | None:
-        """None while RabbitMQ is away: then the letters stay until they are swept."""
+    async def _open_dlq_or_none(self, opened: AsyncExitStack) -> DeadLetterQueue | None:
+        """None if RabbitMQ is unreachable: then the dead letters stay until `dlq reconcile`."""
         try:
             return await self._open_dlq(opened, "replay")
         except BrokerUnavailable:
@@ -284,7 +306,7 @@ def _act(caller: Caller, reason: str) -> Act:
 
 
 def _selection(given: Mapping[str, Any], tenant: str) -> Selection:
-    """Always of one tenant, so that a replay is its tenant's to see."""
+    """A selection within one tenant, so that no tenant can see another's replay."""
     ids = given.get("email_ids")
     return Selection(
         status=Status(given["status"]) if "status" in given else None,
@@ -303,12 +325,12 @@ async def _found(connection: AsyncSession, request: Request, tenant: str) -> Rep
     if text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= _LARGEST_ID:
         replay = await replaying.find(connection, int(text))
     if replay is None or replay.selection.get("tenant_id") != tenant:
-        raise Problem("not-found", "There is no such replay of this tenant.")
+        raise Problem("not-found", "The tenant has no replay with this id.")
     return replay
 
 
 def document(replay: Replay) -> dict[str, Any]:
-    """A replay as it is told."""
+    """The JSON object for a replay."""
     return {
         "id": replay.replay_id,
         "state": replay.state.value,
@@ -325,5 +347,5 @@ def document(replay: Replay) -> dict[str, Any]:
     }
 
 
-def _answer(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def _response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(orjson.dumps(value), status, headers, "application/json")

@@ -1,4 +1,4 @@
-"""Abuse: each is refused with a 4xx that says why, nothing of it is stored or told on, and the memory stays flat."""
+"""Hostile requests get a 4xx with the reason. The API stores and repeats nothing of them, and its memory stays flat."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ import pytest
 import uvloop
 from structlog.testing import capture_logs
 
-from dispatcher.api.large_json import MOST_VALUES, count_values
+from dispatcher.api.large_json import MAX_VALUES, count_values
 from dispatcher.config import Settings
-from tests.api.place import EMAIL, Api, make_key, running
 from tests.api.raw import DEADLINE_SECONDS, exchange, request
+from tests.api.running_api import EMAIL, Api, make_key, running
 
 FILE: Final = {"filename": "a.pdf", "content_type": "application/pdf", "content": "JVBERg=="}
 JSON: Final = ("Content-Type: application/json", "Idempotency-Key: k")
@@ -37,8 +37,12 @@ def with_file(**fields: Any) -> dict[str, Any]:
 REFUSED: Final[dict[str, tuple[dict[str, Any], str, str]]] = {
     "recipient in a header": ({"headers": {"Bcc": "eve@example.net"}}, "invalid-email", "#/headers/Bcc"),
     "header that is not allowed": ({"headers": {"Foo": "x"}}, "email-not-allowed", "#/headers/Foo"),
-    "command to a provider": ({"headers": {"X-MC-Subaccount": "x"}}, "invalid-email", "#/headers/X-MC-Subaccount"),
-    "command beside a template": (
+    "header that commands a provider": (
+        {"headers": {"X-MC-Subaccount": "x"}},
+        "invalid-email",
+        "#/headers/X-MC-Subaccount",
+    ),
+    "provider command together with a template": (
         {"headers": {"x-smtpapi": "{}"}, "template_id": "d-1", "text": None},
         "invalid-email",
         "#/headers/x-smtpapi",
@@ -60,13 +64,17 @@ REFUSED: Final[dict[str, tuple[dict[str, Any], str, str]]] = {
     "program attached": (with_file(filename="a.pdf.exe"), "email-not-allowed", "#/attachments/0/filename"),
     "program in disguise": (with_file(filename="a.exe. . "), "email-not-allowed", "#/attachments/0/filename"),
     "program in wide letters": (with_file(filename="a\uff0e\uff25xe"), "email-not-allowed", "#/attachments/0/filename"),
-    "program behind what nothing shows": (
+    "program behind an invisible character": (
         with_file(filename="a.exe\u200b"),
         "email-not-allowed",
         "#/attachments/0/filename",
     ),
-    "program before a stream": (with_file(filename="a.exe:b.pdf"), "email-not-allowed", "#/attachments/0/filename"),
-    "program by its class": (
+    "program before an NTFS stream name": (
+        with_file(filename="a.exe:b.pdf"),
+        "email-not-allowed",
+        "#/attachments/0/filename",
+    ),
+    "program by its class id": (
         with_file(filename="a.{3050f4d8-98b5-11cf-bb82-00aa00bdce0b}"),
         "email-not-allowed",
         "#/attachments/0/filename",
@@ -91,7 +99,7 @@ REFUSED: Final[dict[str, tuple[dict[str, Any], str, str]]] = {
     ),
     "path in a filename": (with_file(filename="../../etc/passwd"), "invalid-email", "#/attachments/0/filename"),
     "reversed filename": (with_file(filename="a\u202efdp.txt"), "invalid-email", "#/attachments/0/filename"),
-    "content that is no base64": (with_file(content="%%%"), "invalid-email", "#/attachments/0/content"),
+    "content that is not base64": (with_file(content="%%%"), "invalid-email", "#/attachments/0/content"),
     "too many attachments": ({"attachments": [FILE] * 21}, "email-not-allowed", "#/attachments"),
     "unknown field": ({"send_at": "now"}, "invalid-email", "#/send_at"),
     "deep template data": (
@@ -102,7 +110,9 @@ REFUSED: Final[dict[str, tuple[dict[str, Any], str, str]]] = {
 }
 
 
-async def test_an_email_that_abuses_is_refused_by_its_field(api: Api, connection: psycopg.Connection) -> None:
+async def test_a_hostile_email_is_refused_and_the_response_names_the_field(
+    api: Api, connection: psycopg.Connection
+) -> None:
     for name, (fields, code, pointer) in REFUSED.items():
         answer = await api.post("k", EMAIL | fields)
         assert (answer.status, answer.code, answer.pointers) == (422, code, [pointer]), name
@@ -110,7 +120,7 @@ async def test_an_email_that_abuses_is_refused_by_its_field(api: Api, connection
     assert connection.execute("select count(*) from email_idempotency").fetchone() == (0,)
 
 
-async def test_an_email_that_no_configured_provider_can_carry_is_refused_with_what_it_needs(
+async def test_an_email_that_no_configured_provider_can_send_is_refused_and_the_response_says_what_it_needs(
     settings: Settings, connection: psycopg.Connection
 ) -> None:
     templated = {"template_id": "d-1", "text": None}
@@ -139,7 +149,7 @@ async def test_a_header_that_commands_a_provider_is_accepted_if_the_operator_all
     assert (allowed.status, others.status) == (202, 422)
 
 
-async def test_a_template_is_accepted_where_the_api_does_not_know_who_sends(api: Api) -> None:
+async def test_a_template_is_accepted_if_the_api_does_not_know_the_providers(api: Api) -> None:
     assert (await api.post("k-1", EMAIL | {"template_id": "d-1", "text": None})).status == 202
 
 
@@ -152,7 +162,7 @@ NAMED_TWICE: Final = (
 )
 
 
-async def test_a_body_that_is_no_json_is_refused(api: Api) -> None:
+async def test_a_body_that_is_not_json_is_refused(api: Api) -> None:
     for raw in (
         b"",
         b"{",
@@ -171,7 +181,7 @@ async def test_a_body_that_is_no_json_is_refused(api: Api) -> None:
         assert (answer.status, answer.code) == (422, "invalid-email")
 
 
-async def test_a_body_of_another_type_is_refused(api: Api) -> None:
+async def test_a_body_of_another_media_type_is_refused(api: Api) -> None:
     for name in (
         "text/plain",
         "application/x-www-form-urlencoded",
@@ -184,7 +194,7 @@ async def test_a_body_of_another_type_is_refused(api: Api) -> None:
         assert (await api.post(headers=headers)).code == "unsupported-media-type"
 
 
-async def test_a_body_that_is_too_large_is_refused_unread(settings: Settings) -> None:
+async def test_a_body_that_is_too_large_is_refused_without_being_read(settings: Settings) -> None:
     async with running(replace(settings, api_max_body_bytes=10_000)) as api:
         told = await exchange(api, request("/v1/emails", *JSON, "Content-Length: 10000000000"))
         chunk = b"1000\r\n" + b" " * 4096 + b"\r\n"
@@ -195,16 +205,16 @@ async def test_a_body_that_is_too_large_is_refused_unread(settings: Settings) ->
         assert (answer.status, answer.code, answer.headers["connection"]) == (413, "body-too-large", "close")
 
 
-async def test_a_client_that_keeps_sending_after_a_refusal_gets_the_whole_answer(api: Api) -> None:
+async def test_a_client_that_keeps_sending_after_a_refusal_gets_the_whole_response(api: Api) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
     body = b"x" * (512 * 1024)
     async with asyncio.timeout(DEADLINE_SECONDS):
         writer.write(request("/v1/replays", *JSON, f"Content-Length: {len(body)}"))
-        first = await reader.readexactly(1)  # the refusal is under way, and nothing of the body was sent
+        first = await reader.readexactly(1)  # the response has begun, and no byte of the body was sent
         for start in range(0, len(body), 4096):
             writer.write(body[start : start + 4096])
-            await writer.drain()  # a connection that was reset raises here
-        answer = first + await reader.read()  # to the end: the API has closed its direction
+            await writer.drain()  # raises if the connection was reset
+        answer = first + await reader.read()  # until the API closes its direction
         writer.close()
         await writer.wait_closed()
 
@@ -212,7 +222,7 @@ async def test_a_client_that_keeps_sending_after_a_refusal_gets_the_whole_answer
     assert answer.endswith(b"}")
 
 
-async def test_a_client_that_sends_for_ever_after_a_refusal_is_cut_off(api: Api) -> None:
+async def test_a_client_that_never_stops_sending_after_a_refusal_is_disconnected(api: Api) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", api.port)
     writer.write(request("/v1/replays", *JSON, "Content-Length: 100000000000"))
     with pytest.raises(ConnectionError):
@@ -227,7 +237,7 @@ async def send_for_ever(writer: asyncio.StreamWriter) -> None:
             await asyncio.sleep(0)
 
 
-async def test_bodies_together_are_bounded(settings: Settings) -> None:
+async def test_the_memory_of_all_bodies_is_limited(settings: Settings) -> None:
     async with running(replace(settings, api_max_body_bytes=100_000, api_memory_bytes=150_000)) as api:
         _, first = await asyncio.open_connection("127.0.0.1", api.port)
         first.write(request("/v1/emails", *JSON, "Content-Length: 99000") + b" " * 90_000)
@@ -244,7 +254,7 @@ async def test_bodies_together_are_bounded(settings: Settings) -> None:
         first.close()
 
 
-async def test_a_refusal_is_never_taken_for_the_answer_to_the_request_before(api: Api) -> None:
+async def test_a_refusal_is_never_sent_as_the_response_to_an_earlier_request(api: Api) -> None:
     for ahead in (1, 2):
         reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
         writer.write(request("/v1/emails", method="GET") * ahead + b"nonsense\r\n\r\n")
@@ -252,7 +262,7 @@ async def test_a_refusal_is_never_taken_for_the_answer_to_the_request_before(api
         writer.close()
 
 
-async def test_empty_lines_after_an_answer_keep_no_connection(settings: Settings) -> None:
+async def test_empty_lines_after_a_response_do_not_keep_the_connection_open(settings: Settings) -> None:
     async with running(replace(settings, api_head_seconds=0.3)) as api:
         reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
         writer.write(request("/healthz", method="GET"))
@@ -265,10 +275,10 @@ async def test_empty_lines_after_an_answer_keep_no_connection(settings: Settings
     assert b"HTTP/1.1 408" in rest
 
 
-async def ask_without_reading(api: Api, count: int) -> int:
-    """Asks for a large answer so often, and goes; returns how often it was let."""
+async def request_without_reading(api: Api, count: int) -> int:
+    """Sends that many requests for a large response, reads none, and resets. Returns how many could be sent."""
     with socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so that the answers fill it
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # small, so that the responses fill it
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.connect(("127.0.0.1", api.port))
         for number in range(count):
@@ -280,29 +290,31 @@ async def ask_without_reading(api: Api, count: int) -> int:
     return count
 
 
-def test_answers_that_nobody_fetches_are_no_fault(settings: Settings) -> None:
+def test_unread_responses_are_not_logged_as_errors(settings: Settings) -> None:
     async def abuse() -> None:
         async with running(settings) as api:
-            most = await ask_without_reading(api, 1000)
-            await ask_without_reading(api, most - 8)  # of its answers, one waits to be written, and some for that one
+            most = await request_without_reading(api, 1000)
+            await request_without_reading(
+                api, most - 8
+            )  # leaves one response being written, and others queued behind it
             assert (await api.get("/healthz")).status == 200
 
     with capture_logs() as events:
-        uvloop.run(abuse())  # which raises where asyncio's own loop says nothing
+        uvloop.run(abuse())  # raises errors that asyncio's own loop ignores
 
     assert [event for event in events if event["event"] == "error.unexpected"] == []
 
 
-async def test_a_second_key_or_a_second_identity_is_refused(api: Api) -> None:
+async def test_two_idempotency_key_headers_are_refused(api: Api) -> None:
     twice = await exchange(api, request("/v1/emails", *JSON, "Idempotency-Key: other", "Content-Length: 2") + b"{}")
 
     assert twice is not None
     assert (twice.status, twice.code) == (400, "idempotency-key-invalid")
 
 
-async def test_a_client_that_drips_its_request_is_sent_away(settings: Settings) -> None:
-    patience = replace(settings, api_head_seconds=1.5, api_request_seconds=1.5)
-    async with running(patience) as api:
+async def test_a_client_that_sends_its_request_too_slowly_gets_408(settings: Settings) -> None:
+    short_timeouts = replace(settings, api_head_seconds=1.5, api_request_seconds=1.5)
+    async with running(short_timeouts) as api:
         head, body, silent, second = await asyncio.gather(
             exchange(api, b"POST /v1/emails HTTP/1.1\r\nHost: 127.0"),
             exchange(api, request("/v1/emails", *JSON, "Content-Length: 50") + b'{"from":'),
@@ -318,18 +330,18 @@ async def test_a_client_that_drips_its_request_is_sent_away(settings: Settings) 
     assert second.status == 200
 
 
-async def test_five_hundred_dripping_clients_keep_nobody_out(api: Api) -> None:
-    dripping = [await asyncio.open_connection("127.0.0.1", api.port) for _ in range(500)]
-    for _, writer in dripping:
+async def test_five_hundred_slow_clients_do_not_block_another_client(api: Api) -> None:
+    slow = [await asyncio.open_connection("127.0.0.1", api.port) for _ in range(500)]
+    for _, writer in slow:
         writer.write(b"POST /v1/emails HTTP/1.1\r\nHost: 127.0")
     try:
         assert (await api.post()).status == 202
     finally:
-        for _, writer in dripping:
+        for _, writer in slow:
             writer.close()
 
 
-async def test_a_client_that_sends_requests_far_ahead_is_cut_off(api: Api) -> None:
+async def test_a_client_that_pipelines_too_many_requests_is_disconnected(api: Api) -> None:
     flood = request("/healthz", method="GET") * 1000
     flooding = [await asyncio.open_connection("127.0.0.1", api.port) for _ in range(20)]
     for _, writer in flooding:
@@ -343,7 +355,7 @@ async def test_a_client_that_sends_requests_far_ahead_is_cut_off(api: Api) -> No
     assert (await api.get("/healthz")).status == 200
 
 
-async def test_a_few_requests_ahead_are_answered_in_order(api: Api) -> None:
+async def test_a_few_pipelined_requests_are_answered_in_order(api: Api) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
     writer.write(request("/healthz", method="GET") * 9 + request("/nowhere", "Connection: close", method="GET"))
 
@@ -353,34 +365,34 @@ async def test_a_few_requests_ahead_are_answered_in_order(api: Api) -> None:
     assert [answer[:3] for answer in answers] == [b"200"] * 9 + [b"404"]
 
 
-async def test_a_head_without_end_is_refused(api: Api) -> None:
+async def test_an_endless_head_is_refused(api: Api) -> None:
     answer = await exchange(api, b"GET /healthz HTTP/1.1\r\n", *[b"X-Filler: " + b"x" * 8000 + b"\r\n"] * 10)
 
     assert answer is not None
     assert (answer.status, answer.code) == (431, "headers-too-large")
 
 
-TRAILED: Final = request("/v1/emails", *JSON, "Transfer-Encoding: chunked") + b"2\r\n{}\r\n0\r\n"
+CHUNKED_BODY: Final = request("/v1/emails", *JSON, "Transfer-Encoding: chunked") + b"2\r\n{}\r\n0\r\n"
 
 
-async def test_a_header_after_the_body_is_refused_and_never_counts(
+async def test_a_trailer_is_refused_and_never_used_as_a_header(
     settings: Settings, connection: psycopg.Connection
 ) -> None:
     token = make_key(connection)
     async with running(settings) as api:
         head = request("/v1/emails?limit=1", "Transfer-Encoding: chunked", method="GET")
         trailers = f"Authorization: Bearer {token}\r\nX-A: a\r\n\r\n"
-        keyed = await exchange(api, head + b"2\r\n{}\r\n0\r\n" + trailers.encode())
-        identified = await exchange(api, TRAILED + b"X-A: a\r\n\r\n")
+        with_key = await exchange(api, head + b"2\r\n{}\r\n0\r\n" + trailers.encode())
+        with_trailer = await exchange(api, CHUNKED_BODY + b"X-A: a\r\n\r\n")
 
-    for answer in (keyed, identified):
+    for answer in (with_key, with_trailer):
         assert answer is not None
         assert (answer.status, answer.code, answer.headers["connection"]) == (400, "malformed-request", "close")
 
 
 @pytest.mark.parametrize("piece", [b"x" * 8000, b"1;" + b"x" * 8000], ids=["header", "chunk extension"])
-async def test_what_stands_beside_a_body_is_bounded(api: Api, piece: bytes) -> None:
-    answer = await exchange(api, TRAILED[:-3] if piece[0] == ord("1") else TRAILED, *[piece] * 80)
+async def test_trailers_and_chunk_extensions_are_limited(api: Api, piece: bytes) -> None:
+    answer = await exchange(api, CHUNKED_BODY[:-3] if piece[0] == ord("1") else CHUNKED_BODY, *[piece] * 80)
 
     assert answer is not None
     assert (answer.status, answer.code) == (431, "headers-too-large")
@@ -409,7 +421,7 @@ UPGRADES: Final = {
 }
 
 
-async def test_a_request_for_another_protocol_ends_the_connection_and_its_body_is_no_request(api: Api) -> None:
+async def test_a_protocol_upgrade_closes_the_connection_and_its_body_is_not_parsed_as_a_request(api: Api) -> None:
     for name, sent in UPGRADES.items():
         reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
         writer.write(sent + request("/healthz", method="GET"))
@@ -418,18 +430,18 @@ async def test_a_request_for_another_protocol_ends_the_connection_and_its_body_i
         assert answers.count(b"\r\n\r\n") == 1, name
         assert answers.startswith(b"HTTP/1.1 400 "), name
         assert b"connection: close" in answers, name
-        assert b"HTTP/1.1 alone" in answers, name
+        assert b"Set the client to HTTP/1.1" in answers, name
 
 
 def upload(token: str | None, body: bytes, length: int) -> bytes:
-    """A request whose body stops half-way."""
+    """A request with only part of its body."""
     authorization = [f"Authorization: Bearer {token}"] if token else []
     return request("/v1/emails", *JSON, *authorization, f"Content-Length: {length}") + body
 
 
 @asynccontextmanager
-async def stalled(api: Api, count: int, sent: bytes) -> AsyncIterator[list[asyncio.StreamReader]]:
-    """Clients that have sent this, and send no more."""
+async def stalled_clients(api: Api, count: int, sent: bytes) -> AsyncIterator[list[asyncio.StreamReader]]:
+    """Opens connections that send these bytes and then nothing more."""
     clients = [await asyncio.open_connection("127.0.0.1", api.port) for _ in range(count)]
     for _, writer in clients:
         writer.write(sent)
@@ -444,7 +456,7 @@ async def test_stalled_uploads_take_no_slots(settings: Settings, connection: psy
     token, other = make_key(connection), make_key(connection)
     async with (
         running(replace(settings, api_max_concurrent_requests=4)) as api,
-        stalled(api, 30, upload(token, b"{", 50)),
+        stalled_clients(api, 30, upload(token, b"{", 50)),
     ):
         for _ in range(3):
             assert (await api.get("/healthz")).status == 200
@@ -452,11 +464,13 @@ async def test_stalled_uploads_take_no_slots(settings: Settings, connection: psy
             assert (await api.post("k-1", token=token)).status == 202
 
 
-async def test_bodies_of_one_key_leave_memory_to_others(settings: Settings, connection: psycopg.Connection) -> None:
+async def test_the_bodies_of_one_key_leave_memory_to_other_keys(
+    settings: Settings, connection: psycopg.Connection
+) -> None:
     token, other = make_key(connection), make_key(connection)
     bounded = replace(settings, api_max_body_bytes=100_000, api_memory_bytes=400_000)
     large = upload(token, b" " * 90_000, 100_000)
-    async with running(bounded) as api, stalled(api, 4, large) as readers:
+    async with running(bounded) as api, stalled_clients(api, 4, large) as readers:
         refused = [asyncio.create_task(reader.readline()) for reader in readers]
         done, waiting = await asyncio.wait(refused, return_when=asyncio.FIRST_COMPLETED)
         while len(done) < 2:
@@ -469,7 +483,7 @@ async def test_bodies_of_one_key_leave_memory_to_others(settings: Settings, conn
             task.cancel()
 
 
-async def test_requests_of_one_key_leave_slots_to_others(
+async def test_the_requests_of_one_key_leave_slots_to_other_keys(
     settings: Settings, connection: psycopg.Connection, database_url: str
 ) -> None:
     waiting, other = make_key(connection, recipients_per_day=50), make_key(connection)
@@ -488,7 +502,7 @@ async def test_requests_of_one_key_leave_slots_to_others(
     assert sorted(answer.status for answer in answers) == [202, 202, 503, 503, 503, 503]
 
 
-async def test_a_body_that_stands_still_is_given_up_before_its_time(settings: Settings) -> None:
+async def test_a_stalled_body_gets_408_before_the_request_timeout(settings: Settings) -> None:
     async with running(replace(settings, api_head_seconds=0.5, api_request_seconds=600)) as api:
         answer = await exchange(api, upload(None, b"{", 50))
 
@@ -496,7 +510,7 @@ async def test_a_body_that_stands_still_is_given_up_before_its_time(settings: Se
     assert (answer.status, answer.code) == (408, "request-timeout")
 
 
-async def test_a_body_that_takes_long_but_brings_enough_is_read(settings: Settings) -> None:
+async def test_a_long_body_that_arrives_fast_enough_is_read(settings: Settings) -> None:
     async with running(replace(settings, api_head_seconds=0.2, api_request_seconds=600)) as api:
         reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
         loop = asyncio.get_running_loop()
@@ -505,7 +519,7 @@ async def test_a_body_that_takes_long_but_brings_enough_is_read(settings: Settin
         while loop.time() < until:
             writer.write(b"40\r\n" + b" " * 64 + b"\r\n")
             await writer.drain()
-            await asyncio.sleep(0)  # to whoever reads it
+            await asyncio.sleep(0)  # lets the API read it
         writer.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
         answer = await reader.readline()
         writer.close()
@@ -513,14 +527,14 @@ async def test_a_body_that_takes_long_but_brings_enough_is_read(settings: Settin
     assert answer.startswith(b"HTTP/1.1 202")
 
 
-async def test_a_body_of_too_many_values_is_refused_unparsed(api: Api) -> None:
-    for raw in (b"[" + b"{}," * MOST_VALUES + b"{}]", b"[" * 2 * MOST_VALUES):
+async def test_a_body_with_too_many_values_is_refused_before_parsing(api: Api) -> None:
+    for raw in (b"[" + b"{}," * MAX_VALUES + b"{}]", b"[" * 2 * MAX_VALUES):
         answer = await api.post(raw=raw)
         assert (answer.status, answer.code) == (413, "body-too-large"), raw[:4]
 
 
 @pytest.mark.parametrize("wide", ["é", "\\u00e9", "\\\\\\u00e9"])
-async def test_a_long_text_with_a_wide_character_is_refused_unparsed(api: Api, wide: str) -> None:
+async def test_a_long_string_with_a_non_ascii_character_is_refused_before_parsing(api: Api, wide: str) -> None:
     refused = await api.post(raw=b'{"text":"%b%b"}' % (b"a" * 12_000_000, wide.encode()))
     read = await api.post(raw=b'{"text":"%b","html":"%b"}' % (b"a" * 12_000_000, wide.encode()))
     escaped = await api.post("k-1", raw=orjson.dumps(EMAIL)[:-1] + b',"html":"%b"}' % (b"\\u00e9" * 3_000_000))
@@ -530,19 +544,17 @@ async def test_a_long_text_with_a_wide_character_is_refused_unparsed(api: Api, w
     assert escaped.status == 202
 
 
-async def test_what_looks_like_values_in_a_text_is_none(api: Api) -> None:
-    assert (await api.post("k-1", EMAIL | {"text": '{[,:"\\' * MOST_VALUES})).status == 202
+async def test_json_syntax_inside_a_string_does_not_count_as_values(api: Api) -> None:
+    assert (await api.post("k-1", EMAIL | {"text": '{[,:"\\' * MAX_VALUES})).status == 202
 
 
-@pytest.mark.parametrize(
-    "text", [b'"' + b'\\"' * MOST_VALUES, b'"' + b"\\" * 2 * MOST_VALUES], ids=["quotes", "slashes"]
-)
-def test_values_of_a_text_without_end_are_counted_in_one_pass(text: bytes) -> None:
-    assert count_values(b"[" * MOST_VALUES + b"," + text) == MOST_VALUES + 1
-    assert count_values(text + b"," * 2 * MOST_VALUES) == 0
+@pytest.mark.parametrize("text", [b'"' + b'\\"' * MAX_VALUES, b'"' + b"\\" * 2 * MAX_VALUES], ids=["quotes", "slashes"])
+def test_values_around_an_unterminated_string_are_counted_in_one_pass(text: bytes) -> None:
+    assert count_values(b"[" * MAX_VALUES + b"," + text) == MAX_VALUES + 1
+    assert count_values(text + b"," * 2 * MAX_VALUES) == 0
 
 
-async def test_more_requests_than_allowed_at_once_are_refused_for_now(settings: Settings) -> None:
+async def test_requests_beyond_the_concurrency_limit_get_503(settings: Settings) -> None:
     async with running(replace(settings, api_max_concurrent_requests=3)) as api:
         answers = await asyncio.gather(*(api.post(f"k-{number}") for number in range(40)))
 
@@ -553,7 +565,7 @@ async def test_more_requests_than_allowed_at_once_are_refused_for_now(settings: 
 
 
 def resident_bytes() -> int:
-    """What this process, and the API in it, has in memory; without what is free, which each thread keeps for itself."""
+    """This process's resident memory, including the API, after the allocator has returned free memory."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -561,12 +573,12 @@ def resident_bytes() -> int:
 
 
 @pytest.mark.parametrize("rounds", [5, pytest.param(60, marks=pytest.mark.slow)])
-async def test_abuse_leaves_the_memory_flat(settings: Settings, rounds: int) -> None:
+async def test_hostile_requests_do_not_increase_the_memory(settings: Settings, rounds: int) -> None:
     bomb = EMAIL | {"attachments": [FILE | {"content": "A" * 4_000_000, "filename": "a.exe"}] * 5}
     raw = orjson.dumps(bomb)
-    many = [(b"[" + b"{}," * (MOST_VALUES // 3) + b"{}]", 422), (b"[" + b"{}," * 2_000_000 + b"{}]", 413)]
+    many = [(b"[" + b"{}," * (MAX_VALUES // 3) + b"{}]", 422), (b"[" + b"{}," * 2_000_000 + b"{}]", 413)]
     async with running(settings) as api:
-        # The highest that one request needs comes first: what the measuring finds is what remains of many.
+        # Reach the peak of single requests first, so that the measurement shows only memory that accumulates.
         for body, status in (*[(raw, 422)] * 5, *many, *many):
             assert (await api.post(raw=body)).status == status
         before = resident_bytes()

@@ -1,4 +1,4 @@
-"""The API's description (OpenAPI 3.1): what each operation takes, and every answer that it gives."""
+"""The OpenAPI 3.1 document: every operation with its parameters, body and responses."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from dispatcher.api.email_schema import EXAMPLE, SCHEMAS
-from dispatcher.api.intake import KEY_HEADER, KEY_PATTERN, MOST_IN_BATCH
-from dispatcher.api.operating import MOST_IDS, MOST_PER_SECOND, MOST_REASON_CHARACTERS, MOST_SECONDS
-from dispatcher.api.problems import KINDS, MEDIA_TYPE
-from dispatcher.api.reading import NOT_BLANK, PARAMETERS, SHORT, TENANT, TENANT_ID, Parameter
+from dispatcher.api.operator_endpoints import MAX_IDS, MAX_PER_SECOND, MAX_REASON_CHARACTERS, MAX_SECONDS
+from dispatcher.api.problems import MEDIA_TYPE, PROBLEM_TYPES
+from dispatcher.api.status_endpoints import FILTER_TEXT, NOT_BLANK, PARAMETERS, TENANT, TENANT_ID, Parameter
+from dispatcher.api.validation import KEY_HEADER, KEY_PATTERN, MAX_BATCH_EMAILS
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.outcome import Outcome, Reason
 from dispatcher.domain.status import Status
@@ -21,10 +21,10 @@ from dispatcher.ops.replaying import LEAST_PER_SECOND
 from dispatcher.store.replays import ReplayState
 
 ABOUT: Final = (
-    "Accepts emails, durably and once, and tells what became of them. `dispatcher run` sends them. Every answer that "
-    "is no success is a problem (RFC 9457) with a `code`; its `errors` name what in the request is wrong."
+    "Stores emails durably, each key once, and reports their status. `dispatcher run` sends them. Every error response "
+    "is a problem document (RFC 9457): `code` identifies the problem, `errors` locates each mistake in the request."
 )
-_EVERYWHERE: Final = (
+_COMMON_PROBLEMS: Final = (
     "malformed-request",
     "method-not-allowed",
     "request-timeout",
@@ -32,10 +32,10 @@ _EVERYWHERE: Final = (
     "internal-error",
     "overloaded",
 )
-_WITH_KEY: Final = ("unauthorized", "insufficient-scope", "tenant-forbidden", "host-forbidden", "rate-limited")
-_WITH_BODY: Final = ("malformed-json", "body-too-large", "unsupported-media-type")
-_STORE: Final = ("database-unavailable",)
-_EMAIL: Final = ("invalid-email", "email-not-allowed", "no-capable-provider", "sender-forbidden")
+_KEY_PROBLEMS: Final = ("unauthorized", "insufficient-scope", "tenant-forbidden", "host-forbidden", "rate-limited")
+_BODY_PROBLEMS: Final = ("malformed-json", "body-too-large", "unsupported-media-type")
+_STORE_PROBLEMS: Final = ("database-unavailable",)
+_EMAIL_PROBLEMS: Final = ("invalid-email", "email-not-allowed", "no-capable-provider", "sender-forbidden")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,43 +43,43 @@ class Operation:
     """One path and method.
 
     Attributes:
-        answer: The name of the schema of a success.
-        problems: Every code that it may answer with.
-        body: The name of the schema of what it takes.
+        response_schema: The name of the success response's schema.
+        problems: The problem codes of this operation, besides those that every operation may return.
+        request_schema: The name of the request body's schema; None if it has no body.
     """
 
     name: str
     summary: str
-    about: str
-    answer: str
+    description: str
+    response_schema: str
     problems: tuple[str, ...]
     status: int = 200
-    body: str | None = None
+    request_schema: str | None = None
     example: Any = None
     parameters: tuple[dict[str, Any], ...] = ()
     headers: dict[str, Any] = field(default_factory=dict)
 
     def responses(self) -> dict[int | str, dict[str, Any]]:
-        """Every answer, by status."""
+        """All responses by status."""
         success: dict[str, Any] = {
-            "description": self.summary,
-            "content": {"application/json": {"schema": _schema(self.answer)}},
+            "description": "Success.",
+            "content": {"application/json": {"schema": _schema(self.response_schema)}},
         }
         if self.headers:
             success["headers"] = self.headers
         codes: dict[int, list[str]] = {}
-        for code in (*self.problems, *_WITH_KEY, *_STORE, *_EVERYWHERE):
-            codes.setdefault(KINDS[code].status, []).append(code)
+        for code in (*self.problems, *_KEY_PROBLEMS, *_STORE_PROBLEMS, *_COMMON_PROBLEMS):
+            codes.setdefault(PROBLEM_TYPES[code].status, []).append(code)
         problems: dict[int | str, dict[str, Any]] = {
             status: _problems(status, codes[status]) for status in sorted(codes)
         }
         return {self.status: success, **problems}
 
     def extra(self) -> dict[str, Any]:
-        """What FastAPI cannot know: parameters and body are read by hand."""
+        """Parameters and request body, which FastAPI cannot derive, because the endpoints parse requests themselves."""
         extra: dict[str, Any] = {"parameters": list(self.parameters)}
-        if self.body:
-            media_type: dict[str, Any] = {"schema": _schema(self.body)}
+        if self.request_schema:
+            media_type: dict[str, Any] = {"schema": _schema(self.request_schema)}
             if self.example is not None:
                 media_type["example"] = self.example
             extra["requestBody"] = {"required": True, "content": {"application/json": media_type}}
@@ -91,168 +91,178 @@ def _schema(name: str) -> dict[str, str]:
 
 
 def _problems(status: int, codes: list[str]) -> dict[str, Any]:
-    described: dict[str, Any] = {
-        "description": " ".join(f"`{code}`: {KINDS[code].title}" for code in codes),
+    response: dict[str, Any] = {
+        "description": " ".join(f"`{code}`: {PROBLEM_TYPES[code].title}" for code in codes),
         "content": {MEDIA_TYPE: {"schema": _schema("Problem")}},
     }
     if status in (409, 429, 503):
-        about = "Seconds after which the same request may succeed."
-        described["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": about}}
+        description = "Seconds to wait before the request is retried."
+        response["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": description}}
     if status == 405:
-        about = "The methods that the path has."
-        described["headers"] = {"Allow": {"schema": {"type": "string"}, "description": about, "required": True}}
+        description = "The methods that the path supports."
+        response["headers"] = {"Allow": {"schema": {"type": "string"}, "description": description, "required": True}}
     if status == 401:
-        described["headers"] = {"WWW-Authenticate": {"schema": {"type": "string"}}}
-    return described
+        response["headers"] = {"WWW-Authenticate": {"schema": {"type": "string"}}}
+    return response
 
 
 def _query(name: str, parameter: Parameter) -> dict[str, Any]:
-    return {"name": name, "in": "query", "schema": dict(parameter.schema), "description": parameter.about}
+    return {"name": name, "in": "query", "schema": dict(parameter.schema), "description": parameter.description}
 
 
-def _path(name: str, schema: dict[str, Any], about: str) -> dict[str, Any]:
-    return {"name": name, "in": "path", "required": True, "schema": schema, "description": about}
+def _path(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": schema, "description": description}
 
 
 _TRACEPARENT: Final = {
     "name": "traceparent",
     "in": "header",
     "schema": {"type": "string"},
-    "description": "W3C trace context, carried to the message and the logs.",
+    "description": "W3C trace context; passed on to the message and the log.",
 }
 _KEY: Final = {
     "name": KEY_HEADER,
     "in": "header",
     "schema": {"type": "string", "pattern": KEY_PATTERN},
-    "description": "Your own name for the email, in double quotes or bare: the same key never makes a second email. "
-    f"1 to {MAX_KEY_CHARACTERS} printable ASCII characters. Required, unless the body has `message_key`, which may "
-    "contain any printable characters.",
+    "description": "Your unique name for the email. A repeated key never creates a second email. "
+    f"1 to {MAX_KEY_CHARACTERS} printable ASCII characters, with or without double quotes. Required unless the body "
+    "has `message_key`, which may also contain printable characters beyond ASCII.",
     "example": "order-17-receipt",
 }
 _TENANT: Final = _query("tenant_id", TENANT)
 
 CREATE: Final = Operation(
     name="create_email",
-    summary="Accept one email",
-    about="Durable when the answer says so. The same request again gets the same answer, marked as replayed.",
+    summary="Enqueue an email",
+    description="The email is committed when the response arrives. A repeated request creates no second email: it gets "
+    "the same response, with `Idempotent-Replayed: true`.",
     status=202,
-    answer="Accepted",
-    body="Email",
+    response_schema="Accepted",
+    request_schema="Email",
     example=EXAMPLE,
     parameters=(_KEY, _TRACEPARENT),
     problems=(
         *("idempotency-key-missing", "idempotency-key-invalid", "idempotency-key-in-use", "idempotency-key-reused"),
-        *_WITH_BODY,
-        *_EMAIL,
+        *_BODY_PROBLEMS,
+        *_EMAIL_PROBLEMS,
         "quota-exceeded",
     ),
     headers={
-        "Location": {"schema": {"type": "string"}, "description": "Where to ask what became of it.", "required": True},
+        "Location": {"schema": {"type": "string"}, "description": "The path of the email's status.", "required": True},
         "Idempotent-Replayed": {
             "schema": {"type": "string", "enum": ["true"]},
-            "description": "The email was accepted by an earlier request.",
+            "description": "An earlier request already enqueued this email.",
         },
     },
 )
 CREATE_MANY: Final = Operation(
     name="create_emails",
-    summary=f"Accept up to {MOST_IN_BATCH} emails",
-    about="Each email has its own answer, in the order given: what is refused keeps no other from being accepted.",
-    answer="Results",
-    body="Batch",
+    summary=f"Enqueue up to {MAX_BATCH_EMAILS:,} emails",
+    description="Each email gets its own result, in the request's order. A refused email does not affect the others.",
+    response_schema="Results",
+    request_schema="Batch",
     example={"emails": [{"message_key": "order-17-receipt", **EXAMPLE}]},
     parameters=(_TRACEPARENT,),
-    problems=(*_WITH_BODY, "invalid-body", "quota-exceeded"),
+    problems=(*_BODY_PROBLEMS, "invalid-body", "quota-exceeded"),
 )
 LIST: Final = Operation(
     name="list_emails",
     summary="List emails",
-    about="Newest first. A page may have fewer emails than there are, even none, while `next` says that there is more.",
-    answer="Page",
+    description="Newest first. A page may be short or even empty; the list ends when `next` is null.",
+    response_schema="Page",
     parameters=(*(_query(name, parameter) for name, parameter in PARAMETERS.items()), _TENANT),
     problems=("invalid-parameter",),
 )
 GET: Final = Operation(
     name="get_email",
-    summary="What became of an email",
-    about="Its status and every attempt; never its content.",
-    answer="EmailStatus",
+    summary="Get an email's status",
+    description="Status, attempts, and why a pending email waits; never the content.",
+    response_schema="EmailStatus",
     parameters=(_path("email_id", {"type": "string", "format": "uuid"}, "The email's id."), _TENANT),
     problems=("not-found", "invalid-parameter"),
 )
 GET_BY_KEY: Final = Operation(
     name="get_email_by_key",
-    summary="What became of the email with a key",
-    about="A slash in the key may stand as it is.",
-    answer="EmailStatus",
+    summary="Get an email's status by its key",
+    description="Percent-encode the key as UTF-8. A slash in it may stay unencoded.",
+    response_schema="EmailStatus",
     parameters=(
-        _path("message_key", {"type": "string", "minLength": 1, "maxLength": 255}, "The email's own key."),
+        _path("message_key", {"type": "string", "minLength": 1, "maxLength": 255}, "The email's message key."),
         _TENANT,
     ),
     problems=("not-found", "invalid-parameter"),
 )
 
 
-_WITH_REASON: Final = ("not-found", *_WITH_BODY, "invalid-body")
+_DECISION_PROBLEMS: Final = ("not-found", *_BODY_PROBLEMS, "invalid-body")
 _HELD_ID: Final = _path("email_id", {"type": "string", "format": "uuid"}, "The email's id.")
 _REPLAY_ID: Final = _path("replay_id", {"type": "integer", "minimum": 1}, "The replay's id.")
 CONFIRM: Final = Operation(
     name="confirm_held",
-    summary="A held email did arrive",
-    about="Somebody knows it: the email is `sent` from now on. On record, with the reason.",
-    answer="Verdict",
-    body="Decision",
-    example={"reason": "The provider's page shows it as delivered."},
+    summary="Confirm that a held email arrived",
+    description="Sets the email to `sent`. Records the decision and its reason.",
+    response_schema="Verdict",
+    request_schema="Decision",
+    example={"reason": "The provider's dashboard shows it as delivered."},
     parameters=(_HELD_ID,),
-    problems=("not-held", *_WITH_REASON),
+    problems=("not-held", *_DECISION_PROBLEMS),
 )
 RELEASE: Final = Operation(
     name="release_held",
-    summary="A held email shall be sent again",
-    about="It is `pending` and due from now on, and may arrive twice. On record, with the reason.",
-    answer="Verdict",
-    body="Decision",
-    example={"reason": "The provider's page does not know it."},
+    summary="Send a held email again",
+    description="Sets the email to `pending`, due now. The recipient may get it twice. Records the decision and its "
+    "reason.",
+    response_schema="Verdict",
+    request_schema="Decision",
+    example={"reason": "The provider's dashboard does not list it."},
     parameters=(_HELD_ID,),
-    problems=("not-held", *_WITH_REASON),
+    problems=("not-held", *_DECISION_PROBLEMS),
 )
 CREATE_REPLAY: Final = Operation(
     name="create_replay",
-    summary="Have failed emails sent again",
-    about="Settles which, and begins, at its pace. Those that are `sent` are skipped; held ones need `include_held`.",
+    summary="Send failed emails again",
+    description="Selects the emails now, then replays them at the given pace. Emails that are `sent` by then are "
+    "skipped. Held emails are replayed only with `include_held`.",
     status=202,
-    answer="Replay",
-    body="NewReplay",
+    response_schema="Replay",
+    request_schema="NewReplay",
     example={"error_type": "refused", "reason": "The domain is verified now."},
-    problems=(*_WITH_BODY, "invalid-body"),
-    headers={"Location": {"schema": {"type": "string"}, "description": "Where to ask how it goes.", "required": True}},
+    problems=(*_BODY_PROBLEMS, "invalid-body"),
+    headers={
+        "Location": {
+            "schema": {"type": "string"},
+            "description": "The path of the replay's progress.",
+            "required": True,
+        }
+    },
 )
 GET_REPLAY: Final = Operation(
     name="get_replay",
-    summary="How a replay goes",
-    about="`is_active` says whether somebody is at it; a running one that nobody attends was interrupted.",
-    answer="Replay",
+    summary="Get a replay's progress",
+    description="`is_active` is true while a process works on the replay. A replay that is `running` but not "
+    "attended was interrupted; resume it.",
+    response_schema="Replay",
     parameters=(_REPLAY_ID, _TENANT),
     problems=("not-found", "invalid-parameter"),
 )
 STOP_REPLAY: Final = Operation(
     name="stop_replay",
     summary="Stop a replay",
-    about="It goes no further than the email under way; what was replayed stays so. A second call is harmless.",
-    answer="Replay",
+    description="Stops after the current email. Emails that were already replayed stay replayed. Idempotent.",
+    response_schema="Replay",
     parameters=(_REPLAY_ID, _TENANT),
     problems=("not-found", "invalid-parameter"),
 )
 RESUME_REPLAY: Final = Operation(
     name="resume_replay",
-    summary="Have a replay go on",
-    about="One that was stopped, or whose process ended, goes on exactly there. Harmless if it runs or is done.",
+    summary="Resume a replay",
+    description="Continues a stopped or interrupted replay with its next email. No effect if it is running or done.",
     status=202,
-    answer="Replay",
-    body="Decision",
+    response_schema="Replay",
+    request_schema="Decision",
     example={"reason": "The process was restarted."},
     parameters=(_REPLAY_ID,),
-    problems=_WITH_REASON,
+    problems=_DECISION_PROBLEMS,
 )
 
 
@@ -269,7 +279,7 @@ _INSTANT: Final = {"type": "string", "format": "date-time"}
 _ID: Final = {"type": "string", "format": "uuid"}
 _OUTCOMES: Final = [kind.__name__.lower() for kind in get_args(Outcome)]
 _STATUS: Final = {"type": "string", "enum": [status.value for status in Status]}
-_TOLD: Final[dict[str, Any]] = {
+_EMAIL_FIELDS: Final[dict[str, Any]] = {
     "id": _ID,
     "message_key": {"type": "string"},
     "status": _STATUS,
@@ -286,11 +296,11 @@ _TOLD: Final[dict[str, Any]] = {
 _REASON: Final = {
     "type": "string",
     "minLength": 1,
-    "maxLength": MOST_REASON_CHARACTERS,
+    "maxLength": MAX_REASON_CHARACTERS,
     "pattern": NOT_BLANK,
-    "description": "Characters that print, not spaces alone.",
+    "description": "Printable characters, not only spaces. Recorded with the decision.",
 }
-_FLAW: Final = {
+_FIELD_ERROR: Final = {
     "type": "object",
     "required": ["detail"],
     "properties": {
@@ -307,7 +317,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
         "additionalProperties": False,
         "required": ["emails"],
         "properties": {
-            "emails": {"type": "array", "minItems": 1, "maxItems": MOST_IN_BATCH, "items": _schema("KeyedEmail")}
+            "emails": {"type": "array", "minItems": 1, "maxItems": MAX_BATCH_EMAILS, "items": _schema("KeyedEmail")}
         },
     },
     "Accepted": _object(
@@ -332,10 +342,10 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "provider_code": _nullable("string"),
         }
     ),
-    "ListedEmail": _object(_TOLD),
+    "ListedEmail": _object(_EMAIL_FIELDS),
     "EmailStatus": _object(
         {
-            **_TOLD,
+            **_EMAIL_FIELDS,
             "waiting": {"oneOf": [_schema("Waiting"), {"type": "null"}]},
             "attempts": {"type": "array", "items": _schema("Attempt")},
         }
@@ -345,7 +355,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "reason": {
                 "type": "string",
                 "enum": list(Wait),
-                "description": "What has to happen before the email is sent.",
+                "description": "Why the email is not sent yet.",
             },
             "until": _nullable("string", "date-time"),
         }
@@ -363,17 +373,17 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "reason": _REASON,
             "tenant_id": TENANT_ID,
             "error_type": {"type": "string", "enum": list(Reason)},
-            "provider": SHORT,
+            "provider": FILTER_TEXT,
             "status": {"type": "string", "enum": ["failed", "held"]},
-            "email_ids": {"type": "array", "minItems": 1, "maxItems": MOST_IDS, "items": _ID},
-            "older_than_seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": MOST_SECONDS},
-            "newer_than_seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": MOST_SECONDS},
+            "email_ids": {"type": "array", "minItems": 1, "maxItems": MAX_IDS, "items": _ID},
+            "older_than_seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SECONDS},
+            "newer_than_seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SECONDS},
             "include_held": {"type": "boolean"},
-            "per_second": {"type": "number", "minimum": LEAST_PER_SECOND, "maximum": MOST_PER_SECOND},
+            "per_second": {"type": "number", "minimum": LEAST_PER_SECOND, "maximum": MAX_PER_SECOND},
             "force": {
                 "type": "boolean",
                 "default": False,
-                "description": "Keep this pace, even if other replays have some of the same emails.",
+                "description": "Keep this pace even if other replays contain some of the same emails.",
             },
         },
     },
@@ -390,7 +400,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "paced_with": {
                 "type": "array",
                 "items": {"type": "integer"},
-                "description": "Running replays with some of the same emails: all share the slowest of their paces.",
+                "description": "Running replays with some of the same emails. All of them go at the slowest pace.",
             },
             "reason": {"type": "string"},
             "created_at": _INSTANT,
@@ -404,27 +414,27 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "type": {"type": "string"},
             "title": {"type": "string"},
             "status": {"type": "integer"},
-            "code": {"type": "string", "enum": list(KINDS)},
+            "code": {"type": "string", "enum": list(PROBLEM_TYPES)},
             "detail": {"type": "string"},
-            "errors": {"type": "array", "items": _FLAW},
+            "errors": {"type": "array", "items": _FIELD_ERROR},
         },
     },
 }
 
 
 def document(app: FastAPI, *, needs_key: bool) -> dict[str, Any]:
-    """The whole description.
+    """The OpenAPI document of the application.
 
     Args:
-        needs_key: Whether requests need an API key now.
+        needs_key: Whether requests need an API key.
     """
-    described: dict[str, Any] = get_openapi(
+    whole: dict[str, Any] = get_openapi(
         title=app.title, version=app.version, description=app.description, routes=app.routes, openapi_version="3.1.0"
     )
-    components = described.setdefault("components", {})
+    components = whole.setdefault("components", {})
     components["schemas"] = _SCHEMAS
     if needs_key:
-        about = "An API key of `dispatcher keys create`, as `Authorization: Bearer …`."
-        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": about}}
-        described["security"] = [{"key": []}]
-    return described
+        description = "An API key from `dispatcher keys create`, sent as `Authorization: Bearer …`."
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": description}}
+        whole["security"] = [{"key": []}]
+    return whole

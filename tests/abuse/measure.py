@@ -1,4 +1,4 @@
-"""An API process under attack, and what is measured meanwhile: its memory, its health, and another tenant's sends."""
+"""Measures an API process under attack: its memory, its /healthz latency, and another tenant's throughput."""
 
 from __future__ import annotations
 
@@ -21,32 +21,31 @@ import psycopg
 from dispatcher import Email, enqueue_many
 from dispatcher.domain.api_key import Secret
 from tests.abuse.case import Case
-from tests.abuse.wire import PATIENCE_SECONDS
+from tests.abuse.raw_connection import RESPONSE_SECONDS
 from tests.acceptance.harness import Host
-from tests.api.place import make_key
+from tests.api.running_api import make_key
 from tests.supervisor.program import CHECKOUT, Program
 from tests.waiting import wait_until
 
 CALM_SECONDS: Final = 2.0
 AFTER_SECONDS: Final = 0.3
-"""What an attack has left to do when its last answer is there."""
+"""How long an attack may still have effects after its last response."""
 HELD: Final = 500
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _SAMPLE_SECONDS: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a case did.
+class CaseResult:
+    """The measurements of one case.
 
     Attributes:
-        got: What the attackers got, and how often.
-        memory_mb: By how much the API process grew at most since it was last at rest.
-        health_ms: The slowest answer to the question for health, without the time for which the API or who asked
-            waited for a CPU that other processes used.
-        raw_health_ms: The same with it.
-        sends_share: Another tenant's sends per second, as a share of those without abuse.
-        faults: What the API's log says that it should not.
+        got: The attackers' results, and how often each occurred.
+        memory_mb: The largest growth of the API process's memory since it was last at rest.
+        health_ms: The slowest response of /healthz, without the time that the API or the bystander waited for a CPU.
+        raw_health_ms: The same with that time.
+        sends_share: The other tenant's sends per second, as a share of those without an attack.
+        faults: Unexpected errors in the API's log.
     """
 
     case: Case
@@ -59,7 +58,7 @@ class Verdict:
 
     @property
     def surprises(self) -> list[str]:
-        """What the attackers should not have got."""
+        """Results that the attackers should not have got."""
         return sorted(self.got.keys() - self.case.allowed)
 
 
@@ -68,7 +67,7 @@ class _Note:
     at: float
     what: str
     seconds: float
-    told: str
+    result: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +78,12 @@ class _Sample:
 
 
 @dataclass(slots=True)
-class Siege:
-    """A running API, with another tenant that sends, and somebody who asks for health."""
+class AttackedApi:
+    """A running API, and a bystander that sends emails of another tenant and requests /healthz."""
 
     api: Program
     bystander: int
-    prey: dict[str, Any]
+    target: dict[str, Any]
     notes: Path
     calm_sends_per_second: float = 0.0
     calm_health_ms: float = 0.0
@@ -93,71 +92,72 @@ class Siege:
     _read_to: int = 0
     _read_faults: int = 0
 
-    def measure(self, case: Case) -> Verdict:
-        """Attacks, and tells what came of it."""
+    def measure(self, case: Case) -> CaseResult:
+        """Runs a case's attack, and returns the measurements."""
         at_rest = self.resident_bytes()
-        told = attack(case, self.prey | {"seconds": case.seconds})
-        until = told["ended_at"] + AFTER_SECONDS
+        result = attack(case, self.target | {"seconds": case.seconds})
+        until = result["ended_at"] + AFTER_SECONDS
         wait_until(lambda: time.monotonic() > until)
-        wait_until(lambda: self._has_heard_since(until), 2 * PATIENCE_SECONDS)  # and so everything before is noted
-        sends, health, raw = self._watched(told["began_at"], until)
-        samples = [sample.resident_bytes for sample in self._samples if told["began_at"] <= sample.at <= until]
+        # Then the bystander has written all earlier results.
+        wait_until(lambda: self._has_result_since(until), 2 * RESPONSE_SECONDS)
+        sends, health, raw = self._watched(result["began_at"], until)
+        samples = [sample.resident_bytes for sample in self._samples if result["began_at"] <= sample.at <= until]
         faults = [str(event) for event in self.api.events("error.unexpected")]
         new_faults, self._read_faults = faults[self._read_faults :], len(faults)
-        return Verdict(
+        return CaseResult(
             case,
-            Counter(told["got"]),
+            Counter(result["got"]),
             (max([at_rest, *samples]) - at_rest) / 2**20,
             health,
             raw,
             sends / self.calm_sends_per_second,
-            new_faults if self.api.exit_code is None else [*new_faults, f"it ended: {self.api.words[-1000:]}"],
+            new_faults if self.api.exit_code is None else [*new_faults, f"the API exited: {self.api.words[-1000:]}"],
         )
 
     def rest(self) -> None:
-        """Measures what is usual, without any attack."""
+        """Measures throughput and latency without an attack."""
         began_at = time.monotonic()
         wait_until(lambda: time.monotonic() > began_at + CALM_SECONDS)
-        wait_until(lambda: self._has_heard_since(began_at), 2 * PATIENCE_SECONDS)
+        wait_until(lambda: self._has_result_since(began_at), 2 * RESPONSE_SECONDS)
         self.calm_sends_per_second, self.calm_health_ms, _ = self._watched(began_at, time.monotonic())
 
     def resident_bytes(self) -> int:
-        """The API process's memory."""
+        """The API process's resident memory."""
         return int(Path(f"/proc/{self.api.pid}/statm").read_text().split()[1]) * _PAGE_BYTES
 
     def _watched(self, began_at: float, ended_at: float) -> tuple[float, float, float]:
-        """Sends per second that were accepted, and the slowest answer about health, net and as it was, in ms."""
+        """Accepted sends per second, and the slowest /healthz in ms: without and with the time waiting for a CPU."""
         notes = [note for note in self.read_notes() if began_at <= note.at <= ended_at]
-        sends = sum(note.what == "send" and note.told == "202" for note in notes)
+        sends = sum(note.what == "send" and note.result == "202" for note in notes)
         health = [note for note in notes if note.what == "health"]
-        assert health, "nobody asked for health"
-        seconds = [note.seconds if note.told == "200" else 60.0 for note in health]
+        assert health, "no health check ran"
+        seconds = [note.seconds if note.result == "200" else 60.0 for note in health]
         net = [each - self._waited(note.at, note.at + note.seconds) for each, note in zip(seconds, health, strict=True)]
         return sends / (ended_at - began_at), 1000 * max(net), 1000 * max(seconds)
 
     def _waited(self, began_at: float, ended_at: float) -> float:
-        """For how long the API, or who asks it, waited for a CPU."""
+        """How many seconds the API and the bystander waited for a CPU."""
         first = bisect(self._samples, began_at, key=lambda sample: sample.at) - 1
         last = bisect(self._samples, ended_at, key=lambda sample: sample.at)
         samples = self._samples[max(0, first) : last + 1]
         return samples[-1].waited_seconds - samples[0].waited_seconds
 
     def read_notes(self) -> list[_Note]:
-        """Everything that was noted so far."""
+        """All results that the bystander has written so far."""
         with self.notes.open() as notes:
             notes.seek(self._read_to)
             whole, found, _ = notes.read().rpartition("\n")
         self._read_to += len(whole) + len(found)
         for line in whole.splitlines():
-            at, what, took, told = line.split(" ", 3)
-            self._notes.append(_Note(float(at), what, float(took), told))
+            at, what, took, result = line.split(" ", 3)
+            self._notes.append(_Note(float(at), what, float(took), result))
         return self._notes
 
-    def _has_heard_since(self, instant: float) -> bool:
+    def _has_result_since(self, instant: float) -> bool:
         return any(note.what == "health" and note.at > instant for note in reversed(self.read_notes()))
 
     def sample(self, stop: threading.Event) -> None:
-        """Notes memory and waits again and again until the stop."""
+        """Samples memory and CPU waits until stopped."""
         while not stop.wait(_SAMPLE_SECONDS):
             with suppress(OSError, ValueError, IndexError):
                 waited = _waited_seconds(self.api.pid) + _waited_seconds(self.bystander)
@@ -165,45 +165,45 @@ class Siege:
 
 
 def _waited_seconds(pid: int) -> float:
-    """For how long a process's threads have been ready to run, and did not run (see the kernel's sched-stats.rst)."""
+    """How many seconds a process's threads were runnable but did not run (see the kernel's sched-stats.rst)."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[1]) for task in tasks) / 1e9
 
 
-def attack(case: Case, prey: dict[str, Any]) -> dict[str, Any]:
-    """What a case's attackers got, in a process of their own."""
-    command = [sys.executable, "-m", "tests.abuse.attack", case.id, orjson.dumps(prey).decode()]
+def attack(case: Case, target: dict[str, Any]) -> dict[str, Any]:
+    """Runs a case's attackers in a separate process, and returns their results."""
+    command = [sys.executable, "-m", "tests.abuse.attack", case.id, orjson.dumps(target).decode()]
     done = subprocess.run(command, cwd=CHECKOUT, stdout=subprocess.PIPE, check=True)
-    told: dict[str, Any] = orjson.loads(done.stdout)
-    return told
+    result: dict[str, Any] = orjson.loads(done.stdout)
+    return result
 
 
 def start_api(host: Host) -> tuple[Program, dict[str, Any]]:
-    """An API process with keys and held emails, and what attackers know of it."""
+    """Starts an API process with keys and held emails. Returns it, and the target for attackers."""
     with psycopg.connect(host.database_url, autocommit=True) as connection:
         keys = _make_keys(connection)
         held, foreign = make_held(connection)
         api = host.command("api", API_ADDRESS="127.0.0.1:0", LOG_FORMAT="json", PROVIDERS="")
         port = int(api.await_events("api.started")["listener"].rpartition(":")[2])
-        prey = {"port": port, "keys": keys, "held": held, "foreign": foreign}
-        return api, prey | {"foreign_replay": _make_replay(connection), "seconds": 0.0}
+        target = {"port": port, "keys": keys, "held": held, "foreign": foreign}
+        return api, target | {"foreign_replay": _make_replay(connection), "seconds": 0.0}
 
 
 @contextmanager
-def besieged(host: Host) -> Iterator[Siege]:
-    """An API process while another tenant sends, and somebody asks for health."""
-    api, prey = start_api(host)
+def attacked_api(host: Host) -> Iterator[AttackedApi]:
+    """An API process, while the bystander runs."""
+    api, target = start_api(host)
     notes = host.folder / "notes"
-    words = [str(prey["port"]), prey["keys"].pop("bystander"), str(notes)]
+    words = [str(target["port"]), target["keys"].pop("bystander"), str(notes)]
     command = [sys.executable, "-m", "tests.abuse.bystander", *words]
     stop = threading.Event()
     with subprocess.Popen(command, cwd=CHECKOUT, stdin=subprocess.PIPE) as bystander:
-        siege = Siege(api, bystander.pid, prey, notes)
-        sampling = threading.Thread(target=siege.sample, args=[stop])
+        attacked = AttackedApi(api, bystander.pid, target, notes)
+        sampling = threading.Thread(target=attacked.sample, args=[stop])
         sampling.start()
         try:
-            wait_until(lambda: notes.exists() and any(note.what == "send" for note in siege.read_notes()))
-            yield siege
+            wait_until(lambda: notes.exists() and any(note.what == "send" for note in attacked.read_notes()))
+            yield attacked
         finally:
             stop.set()
             sampling.join()
@@ -236,7 +236,7 @@ def _id(key: str) -> str:
 
 
 def make_held(connection: psycopg.Connection) -> tuple[list[str], str]:
-    """Held emails of the attacker's, and one of another tenant."""
+    """Inserts held emails: of the attacker's tenant, and one of another tenant. Returns their ids."""
     emails = [_email("attacker", number) for number in range(HELD)] + [_email("bystander", HELD)]
     ids = [str(answer.email_id) for answer in enqueue_many(connection, emails)]
     connection.execute(

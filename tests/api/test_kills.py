@@ -1,4 +1,4 @@
-"""The API is killed under load: what clients were told is true, is sent once, and nothing is sent unasked."""
+"""The API is killed under load: every acknowledged email is sent once, and no email is sent that no client posted."""
 
 from __future__ import annotations
 
@@ -16,26 +16,30 @@ import pytest
 from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
 from tests.acceptance.harness import Host, stop
-from tests.api.place import EMAIL
+from tests.api.running_api import EMAIL
 from tests.supervisor.program import Program, eventually
 
 CLIENTS = 64
 
 
 class Clients:
-    """Post as fast as they can, each its own keys, whatever happens to the API.
+    """Concurrent clients that post emails as fast as they can until the API is killed.
 
     Attributes:
-        told: The id of each key that was answered with 202.
-        asked: Every key that was ever posted.
+        accepted: The email's id by key, for each key that got a 202.
+        posted: Every key that was posted.
     """
 
     def __init__(self) -> None:
-        self.told: dict[str, UUID] = {}
-        self.asked: set[str] = set()
+        self.accepted: dict[str, UUID] = {}
+        self.posted: set[str] = set()
 
     async def post(self, port: int, life: int) -> None:
-        """Until the API is gone."""
+        """Posts until the connections break.
+
+        Args:
+            life: The number of the API process, as a part of the keys.
+        """
         await asyncio.gather(*(self._post(port, f"{life}-{client}") for client in range(CLIENTS)))
 
     async def _post(self, port: int, name: str) -> None:
@@ -46,46 +50,46 @@ class Clients:
         with suppress(ConnectionError, asyncio.IncompleteReadError), closing(writer):
             for number in count():
                 key = f"{name}-{number}"
-                self.asked.add(key)
+                self.posted.add(key)
                 writer.write(request(key))
                 answer = await reader.readuntil(b"}")
                 assert answer.startswith(b"HTTP/1.1 202"), answer
-                self.told[key] = UUID(orjson.loads(answer.partition(b"\r\n\r\n")[2])["id"])
+                self.accepted[key] = UUID(orjson.loads(answer.partition(b"\r\n\r\n")[2])["id"])
 
 
 def request(key: str) -> bytes:
-    """One email's, whole."""
+    """A complete request that enqueues one email."""
     body = orjson.dumps(EMAIL)
     head = f"POST /v1/emails HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nIdempotency-Key: {key}"
     return f"{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def started(host: Host) -> tuple[Program, int]:
-    """An API that answers, and its port."""
+    """Starts an API, and returns it with its port."""
     api = host.command("api", API_ADDRESS="127.0.0.1:0", API_ALLOW_ANONYMOUS="on", LOG_FORMAT="json")
     (event,) = eventually(lambda: api.events("api.started"), "the API's start")
     return api, int(event["listener"].rpartition(":")[2])
 
 
 async def kill_under_load(host: Host, lives: int) -> Clients:
-    """Each life accepts some emails, and ends by SIGKILL while clients wait for answers."""
+    """Starts APIs one after another. Each accepts some emails, and is killed while clients wait for responses."""
     clients = Clients()
     for life in range(lives):
         api, port = await asyncio.to_thread(started, host)
         posting = asyncio.create_task(clients.post(port, life))
-        enough = len(clients.told) + 20 + 7 * (life % 10)
+        enough = len(clients.accepted) + 20 + 7 * (life % 10)
         async with asyncio.timeout(30):
-            while len(clients.told) < enough:  # noqa: ASYNC110 - what is awaited can wake nobody
+            while len(clients.accepted) < enough:  # noqa: ASYNC110 - a dictionary has no event to wait for
                 await asyncio.sleep(0.001)
         api.send(signal.SIGKILL)
         await asyncio.to_thread(api.await_exit, 20)
         await posting
-    await asyncio.to_thread(eventually, lambda: not inserting(host), "the end of what it had begun to insert")
+    await asyncio.to_thread(eventually, lambda: not has_open_sessions(host), "the end of the dead API's transactions")
     return clients
 
 
-def inserting(host: Host) -> bool:
-    """Whether PostgreSQL still works for an API that is dead: what it was told before, it commits."""
+def has_open_sessions(host: Host) -> bool:
+    """Whether PostgreSQL still executes statements of the killed API. It may still commit them."""
     sessions = "select from pg_stat_activity where application_name = 'dispatcher api' and datname = current_database()"
     with psycopg.connect(host.database_url, autocommit=True) as connection:
         return connection.execute(sessions).fetchone() is not None
@@ -96,8 +100,8 @@ async def check(host: Host, lives: int) -> None:
     clients = await kill_under_load(host, lives)
     keys = stored(host)
 
-    assert {key: keys.get(key) for key in clients.told} == clients.told
-    assert keys.keys() <= clients.asked
+    assert {key: keys.get(key) for key in clients.accepted} == clients.accepted
+    assert keys.keys() <= clients.posted
     books = await asyncio.to_thread(host.await_finished, set(keys.values()), seconds=120)
     assert (books.lost, books.duplicates, books.strangers) == (frozenset(), {}, frozenset()), books
     assert set(host.recipient.delivered()) == set(keys.values())
@@ -105,18 +109,18 @@ async def check(host: Host, lives: int) -> None:
 
 
 def stored(host: Host) -> dict[str, UUID]:
-    """Every email's id by its key."""
+    """The id of every stored email, by key."""
     with psycopg.connect(host.database_url, autocommit=True) as connection:
         return dict(connection.execute("select message_key, email_id from email_log").fetchall())
 
 
 @pytest.fixture
 def host(tmp_path: Path, servers: Servers, database_url: str, topology: Topology) -> Host:
-    """A host of this test's own."""
+    """A host with its own folder."""
     return Host(tmp_path, servers, database_url, topology)
 
 
-async def test_an_api_that_is_killed_keeps_its_word(host: Host) -> None:
+async def test_a_killed_api_loses_and_duplicates_no_accepted_email(host: Host) -> None:
     try:
         await check(host, 2)
     finally:
@@ -124,7 +128,7 @@ async def test_an_api_that_is_killed_keeps_its_word(host: Host) -> None:
 
 
 @pytest.mark.slow
-async def test_fifty_deaths_cost_nothing(host: Host) -> None:
+async def test_fifty_kills_lose_and_duplicate_no_email(host: Host) -> None:
     try:
         await check(host, 50)
     finally:

@@ -1,7 +1,7 @@
-"""The direct way to what is asked most: the endpoints that take emails, without the framework's layers before them.
+"""A shortcut to the two endpoints that enqueue emails, without FastAPI's and Starlette's routing.
 
-Routing through FastAPI and Starlette takes longer than an email does. They describe these endpoints, too, and answer
-for their paths whatever is not the one method; what an endpoint raises is the guard's to tell, here as there.
+That routing takes longer than enqueueing an email. FastAPI still describes these two endpoints, and answers other
+methods on their paths. The error middleware handles their exceptions as it handles all others.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-class Direct:
-    """Wraps the application."""
+class FastRoutes:
+    """An ASGI application that calls some endpoints itself and passes other requests on."""
 
     def __init__(self, app: ASGIApp, endpoints: Mapping[tuple[str, str], Endpoint]) -> None:
         """
         Args:
+            app: Serves all other requests.
             endpoints: By method and path.
         """
         self._app = app

@@ -1,4 +1,4 @@
-"""The attacker's end of a connection: octets as they are, and whatever comes back."""
+"""The attacker's raw connections: any bytes, and the responses to them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Final, Self
 
 import orjson
 
-PATIENCE_SECONDS: Final = 20.0
+RESPONSE_SECONDS: Final = 20.0
 MOST_ANSWER_BYTES: Final = 1 << 24
 HOST: Final = "Host: 127.0.0.1"
 JSON: Final = "Content-Type: application/json"
 
 
 def head(line: str, *headers: str) -> bytes:
-    """A request's head, with a Host."""
+    """A request line with headers, including Host."""
     return "\r\n".join([f"{line} HTTP/1.1", HOST, *headers, "", ""]).encode("latin-1")
 
 
@@ -33,8 +33,8 @@ def post(path: str, body: bytes, *headers: str) -> bytes:
     return head(f"POST {path}", JSON, f"Content-Length: {len(body)}", *headers) + body
 
 
-class Wire:
-    """A connection."""
+class RawConnection:
+    """A raw connection to the API."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -45,7 +45,7 @@ class Wire:
         """Connects.
 
         Args:
-            receive_bytes: What the kernel keeps of answers that are not read.
+            receive_bytes: The size of the socket's receive buffer.
         """
         client = socket.socket()
         client.setblocking(False)
@@ -63,7 +63,7 @@ class Wire:
         self._writer.close()
 
     async def send(self, octets: bytes) -> bool:
-        """Sends; whether the connection was still open."""
+        """Sends bytes; returns whether the connection was still open."""
         try:
             self._writer.write(octets)
             await self._writer.drain()
@@ -72,23 +72,23 @@ class Wire:
         return True
 
     def end_sending(self) -> None:
-        """Sends no more, and goes on reading."""
+        """Closes the sending direction; responses can still be read."""
         with suppress(OSError):
             self._writer.write_eof()
 
     def reset(self) -> None:
-        """Ends the connection without the usual goodbye."""
+        """Resets the connection (TCP RST)."""
         client = self._writer.get_extra_info("socket")
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._writer.transport.abort()
 
     async def answer(self) -> str:
-        """What came back next: the status, with a problem's code; `end`, `reset` or `silence` if nothing came."""
+        """The next response: its status and problem code; `end`, `reset` or `silence` without a response."""
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(RESPONSE_SECONDS):
                 status, _ = await self._answer()
         except asyncio.IncompleteReadError as error:
-            return "end" if not error.partial else "part of an answer"
+            return "end" if not error.partial else "part of a response"
         except TimeoutError:
             return "silence"
         except OSError:
@@ -96,7 +96,7 @@ class Wire:
         return status
 
     async def answers(self) -> str:
-        """Everything until the connection ends, such as `200 + 400 malformed-request + end`."""
+        """All responses until the connection ends, such as `200 + 400 malformed-request + end`."""
         found: list[str] = []
         while not found or found[-1][:1].isdigit():
             found.append(await self.answer())
@@ -115,24 +115,24 @@ class Wire:
 
 
 async def exchange(port: int, pieces: Iterable[bytes]) -> str:
-    """Sends all pieces, if the API takes them; returns its first answer."""
-    async with await Wire.open(port) as wire:
-        sending = asyncio.create_task(_send_all(wire, pieces))
-        told = await wire.answer()
+    """Sends all pieces unless the connection breaks, and returns the first response."""
+    async with await RawConnection.open(port) as connection:
+        sending = asyncio.create_task(_send_all(connection, pieces))
+        result = await connection.answer()
         sending.cancel()
-        return told
+        return result
 
 
 async def provoke(port: int, pieces: Iterable[bytes]) -> str:
-    """Sends all pieces, and no more; returns every answer until the connection ends."""
-    async with await Wire.open(port) as wire:
-        sending = asyncio.create_task(_send_all(wire, pieces))
-        told = await wire.answers()
+    """Sends all pieces, and returns all responses until the connection ends."""
+    async with await RawConnection.open(port) as connection:
+        sending = asyncio.create_task(_send_all(connection, pieces))
+        result = await connection.answers()
         sending.cancel()
-        return told
+        return result
 
 
-async def _send_all(wire: Wire, pieces: Iterable[bytes]) -> None:
+async def _send_all(connection: RawConnection, pieces: Iterable[bytes]) -> None:
     for piece in pieces:
-        if not await wire.send(piece):
+        if not await connection.send(piece):
             return

@@ -1,4 +1,4 @@
-"""The endpoints that take emails."""
+"""The endpoints that enqueue emails: one, or a batch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dispatcher.api.access import Access, Caller
-from dispatcher.api.bodies import Bodies, off_loop
-from dispatcher.api.gathering import Answer, Gathering
-from dispatcher.api.intake import Intake, check_named, idempotency_key, listed, stored
-from dispatcher.api.large_json import parsed
+from dispatcher.api.access import AccessControl, Caller
+from dispatcher.api.body_reader import BodyReader, run_off_loop
+from dispatcher.api.insert_batcher import InsertBatcher, InsertResult
+from dispatcher.api.large_json import parse
 from dispatcher.api.problems import Problem
-from dispatcher.api.quotas import UsedUp
-from dispatcher.api.refusals import Refusals
+from dispatcher.api.quotas import QuotaExhausted
+from dispatcher.api.refusal_counter import RefusalCounter
+from dispatcher.api.validation import EmailValidator, batch_items, idempotency_key, require_enqueued, require_key
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.capabilities import recipients_of
 from dispatcher.domain.email import Email
@@ -29,25 +29,25 @@ from dispatcher.telemetry.tracing import TRACER
 
 
 @dataclass(frozen=True, slots=True)
-class Emails:
-    """Takes emails, one or many."""
+class EnqueueEndpoints:
+    """Validates emails, charges quotas, and enqueues the emails through the insert batcher."""
 
-    access: Access
-    bodies: Bodies
-    intake: Intake
-    gathering: Gathering
+    access: AccessControl
+    bodies: BodyReader
+    validator: EmailValidator
+    batcher: InsertBatcher
     store: DraftStore
-    refusals: Refusals
+    refusals: RefusalCounter
 
     async def create(self, request: Request) -> Response:
-        """Enqueues one email: durable when the answer says so, sent by `dispatcher run`."""
-        caller = await self.access.caller(request, Scope.SEND)
+        """Enqueues one email. The email is committed before the response is sent."""
+        caller = await self.access.authenticate(request, Scope.SEND)
         key = idempotency_key(request)
         with TRACER.enqueueing(request.headers.get("traceparent")) as enqueueing:
             async with self.bodies.read(request, caller) as body:
-                made = await off_loop(len(body), lambda: self._draft(body, caller, key, enqueueing.traceparent))
+                made = await run_off_loop(len(body), lambda: self._draft(body, caller, key, enqueueing.traceparent))
                 answer = (await self._enqueue([made], caller))[0]
-            email = stored(answer)
+            email = require_enqueued(answer)
             enqueueing.note(1, email.email_id)
         headers = {"Location": f"/v1/emails/{email.email_id}"}
         if email.acceptance is Acceptance.KNOWN:
@@ -55,18 +55,20 @@ class Emails:
         return Response(orjson.dumps(accepted(email)), 202, headers, "application/json")
 
     def _draft(self, body: bytearray, caller: Caller, key: str | None, traceparent: str | None) -> Draft:
-        document = parsed(body)
-        check_named(document, key)
-        email = self.intake.email(document, caller, key=key)
+        document = parse(body)
+        require_key(document, key)
+        email = self.validator.email(document, caller, key=key)
         return draft([email], traceparent)[0]
 
     async def create_many(self, request: Request) -> Response:
-        """Enqueues up to a thousand emails; each gets its own answer, in their order."""
-        caller = await self.access.caller(request, Scope.SEND)
+        """Enqueues up to 1,000 emails. Each email gets its own result, in the request's order."""
+        caller = await self.access.authenticate(request, Scope.SEND)
         with TRACER.enqueueing(request.headers.get("traceparent")) as enqueueing:
             async with self.bodies.read(request, caller) as body:
                 traceparent = enqueueing.traceparent
-                made = await off_loop(len(body), lambda: self._drafts(listed(parsed(body)), caller, traceparent))
+                made = await run_off_loop(
+                    len(body), lambda: self._drafts(batch_items(parse(body)), caller, traceparent)
+                )
                 self.access.charge(caller.key, len(made) - 1)
                 drafts = [item for item in made if isinstance(item, Draft)]
                 answers = iter(await self._enqueue(drafts, caller) if drafts else [])
@@ -78,51 +80,56 @@ class Emails:
         made: list[Email | Problem] = []
         for index, document in enumerate(documents):
             try:
-                made.append(self.intake.email(document, caller, below=f"/emails/{index}"))
+                made.append(self.validator.email(document, caller, prefix=f"/emails/{index}"))
             except Problem as problem:
-                made.append(problem.alone())
+                made.append(problem.without_traceback())
         drafts = iter(draft([item for item in made if isinstance(item, Email)], traceparent))
         return [next(drafts) if isinstance(item, Email) else item for item in made]
 
-    def _result(self, answer: Answer | Problem) -> dict[str, Any]:
+    def _result(self, answer: InsertResult | Problem) -> dict[str, Any]:
         try:
-            email = answer if isinstance(answer, Problem) else stored(answer)
+            email = answer if isinstance(answer, Problem) else require_enqueued(answer)
         except Problem as problem:
-            email = problem.alone()
+            email = problem.without_traceback()
         if isinstance(email, Problem):
             self.refusals.count(email.code)
             return {"outcome": "refused", "problem": email.document()}
         outcome = "accepted" if email.acceptance is Acceptance.ACCEPTED else "known"
         return {"outcome": outcome, "email": accepted(email)}
 
-    async def _enqueue(self, drafts: Sequence[Draft], caller: Caller) -> list[Answer]:
-        """Enqueues what the caller's quota still has room for.
+    async def _enqueue(self, drafts: Sequence[Draft], caller: Caller) -> list[InsertResult]:
+        """Enqueues all drafts if the caller's quota suffices. Returns unused quota afterwards.
 
         Raises:
-            Problem: it has no room for these.
+            Problem: `quota-exceeded`.
         """
         recipients = sum(recipients_of(item.email) for item in drafts)
-        taken = await self.access.quotas.take(caller.key, recipients)
-        if isinstance(taken, UsedUp):
-            return await self._replay(drafts, taken)
-        answers = await self.gathering.enqueue(drafts)
+        reservation = await self.access.quotas.reserve(caller.key, recipients)
+        if isinstance(reservation, QuotaExhausted):
+            return await self._replay(drafts, reservation)
+        answers = await self.batcher.enqueue(drafts)
         unused = sum(
             recipients_of(item.email)
             for item, answer in zip(drafts, answers, strict=True)
             if not (isinstance(answer, Enqueued) and answer.acceptance is Acceptance.ACCEPTED)
         )
-        await self.access.quotas.give_back(taken, unused)
+        await self.access.quotas.return_unused(reservation, unused)
         return answers
 
-    async def _replay(self, drafts: Sequence[Draft], quota: UsedUp) -> list[Answer]:
-        """What was enqueued before is answered as before, without any quota."""
+    async def _replay(self, drafts: Sequence[Draft], quota: QuotaExhausted) -> list[InsertResult]:
+        """Answers for drafts that are all enqueued already. These cost no quota.
+
+        Raises:
+            Problem: `quota-exceeded`: at least one draft is new.
+        """
         known = await self.store.find(drafts)
         found = [known.get(item.key) == item.payload_hash for item in drafts]
         if not all(found):
-            raise Problem("quota-exceeded", retry_after=quota.retry_after)
-        return await self.gathering.enqueue(drafts)
+            detail = f"It has too few recipients left today (UTC). The next day begins in {quota.retry_after:,} s."
+            raise Problem("quota-exceeded", detail, retry_after=quota.retry_after)
+        return await self.batcher.enqueue(drafts)
 
 
 def accepted(email: Enqueued) -> dict[str, Any]:
-    """What is said of an email that was accepted: the same for every repetition, whatever became of it meanwhile."""
+    """The response for an enqueued email. A repeated request gets the same one, whatever the email's status is now."""
     return {"id": email.email_id, "message_key": email.message_key, "status": Status.PENDING}

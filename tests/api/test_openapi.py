@@ -1,4 +1,4 @@
-"""The description says what the API does: every answer to whatever Schemathesis thinks of stands in it."""
+"""The OpenAPI document is complete: it describes every response to the requests that Schemathesis generates."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from dispatcher.api.email_schema import SCHEMAS
 from dispatcher.config import Settings
 from dispatcher.domain.email import Email
 from dispatcher.errors import InvalidEmail
-from tests.api.place import EMAIL, Api, make_key, running
-from tests.api.test_abuse import FILE, REFUSED
+from tests.api.running_api import EMAIL, Api, make_key, running
+from tests.api.test_hostile_requests import FILE, REFUSED
 
 CHECKS = [
     not_a_server_error,
@@ -45,18 +45,18 @@ CHECKS = [
 IGNORING = pytest.mark.filterwarnings(
     "ignore:Do not use the `random` module:hypothesis.errors.HypothesisDeprecationWarning"
 )
-"""Schemathesis does, and seeds it."""
+"""Schemathesis uses `random`, and seeds it."""
 
 
 @contextmanager
 def in_a_thread(settings: Settings) -> Iterator[Api]:
-    """An API that serves while this thread asks it."""
+    """An API in another thread, for blocking clients in this one."""
     started, ended = threading.Event(), threading.Event()
-    places: list[Api] = []
+    apis: list[Api] = []
 
     async def serving() -> None:
         async with running(settings) as api:
-            places.append(api)
+            apis.append(api)
             started.set()
             await asyncio.to_thread(ended.wait)
 
@@ -64,14 +64,14 @@ def in_a_thread(settings: Settings) -> Iterator[Api]:
     thread.start()
     try:
         assert started.wait(timeout=20)
-        yield places[0]
+        yield apis[0]
     finally:
         ended.set()
         thread.join(timeout=20)
 
 
 def probe(api: Api, examples: int, token: str | None) -> set[tuple[str, int]]:
-    """Asks whatever Schemathesis thinks of; returns which operations answered how."""
+    """Sends the requests that Schemathesis generates; returns the operations with the statuses of their responses."""
     schema = schemathesis.openapi.from_url(f"{api.url}/openapi.json")
     seen: set[tuple[str, int]] = set()
     for result in schema.get_all_operations():
@@ -81,8 +81,8 @@ def probe(api: Api, examples: int, token: str | None) -> set[tuple[str, int]]:
 
 
 def _probe(operation: Any, examples: int, headers: dict[str, str], seen: set[tuple[str, int]]) -> None:
-    """Cases that fit the description, and cases that do not."""
-    fitting, unfit = (operation.as_strategy(generation_mode=mode) for mode in GenerationMode)
+    """Sends valid and invalid requests, and checks the responses against the document."""
+    valid, invalid = (operation.as_strategy(generation_mode=mode) for mode in GenerationMode)
 
     @hypothesis_settings(
         max_examples=examples,
@@ -91,7 +91,7 @@ def _probe(operation: Any, examples: int, headers: dict[str, str], seen: set[tup
         derandomize=True,
         suppress_health_check=list(HealthCheck),
     )
-    @given(case=fitting | unfit)
+    @given(case=valid | invalid)
     def ask(case: Any) -> None:
         response = case.call(headers=headers)
         seen.add((operation.label, response.status_code))
@@ -102,17 +102,17 @@ def _probe(operation: Any, examples: int, headers: dict[str, str], seen: set[tup
 
 def check(settings: Settings, connection: psycopg.Connection, examples: int) -> None:
     with in_a_thread(settings) as api:
-        open_answers = probe(api, examples, None)
+        without_keys = probe(api, examples, None)
         token = make_key(connection)
-        keyed = probe(api, examples, token)
+        with_key = probe(api, examples, token)
         without = probe(api, 1, None)
 
-    assert {operation for operation, _ in open_answers} == {operation for operation, _ in keyed}
+    assert {operation for operation, _ in without_keys} == {operation for operation, _ in with_key}
     assert {status for _, status in without} <= {401, 400, 405}
 
 
 @IGNORING
-def test_every_answer_stands_in_the_description(settings: Settings, connection: psycopg.Connection) -> None:
+def test_every_response_is_in_the_openapi_document(settings: Settings, connection: psycopg.Connection) -> None:
     check(settings, connection, 8)
 
 
@@ -120,7 +120,7 @@ ODD_VALUES: tuple[Any, ...] = (17, "", [], {}, [17], True)
 
 
 def corpus() -> Iterator[dict[str, Any]]:
-    """Emails, good and bad."""
+    """Valid and invalid emails."""
     yield EMAIL
     yield from (EMAIL | fields for fields, _, _ in REFUSED.values())
     yield from ({name: value for name, value in EMAIL.items() if name != missing} for missing in EMAIL)
@@ -139,29 +139,29 @@ def corpus() -> Iterator[dict[str, Any]]:
     yield from (EMAIL | fields for fields in more)
 
 
-def test_the_schema_refuses_nothing_that_the_domain_takes() -> None:
+def test_the_schema_accepts_every_email_that_the_domain_accepts() -> None:
     components = {"components": {"schemas": SCHEMAS}}
     schema = jsonschema.Draft202012Validator({"$ref": "#/components/schemas/KeyedEmail", **components})
-    taken = 0
+    accepted = 0
     for fields in corpus():
         document = {"message_key": "k", **fields}
         try:
             Email.from_json(document)
         except InvalidEmail:
             continue
-        taken += 1
+        accepted += 1
         assert schema.is_valid(document), document
-    assert taken > 20
+    assert accepted > 20
 
 
-def test_the_schema_knows_the_domains_fields() -> None:
+def test_the_schema_has_the_fields_of_the_domain() -> None:
     from dispatcher.domain.email_json import ATTACHMENT_FIELDS, FIELDS
 
     assert set(SCHEMAS["Email"]["properties"]) == FIELDS
     assert set(SCHEMAS["Attachment"]["properties"]) == set(ATTACHMENT_FIELDS)
 
 
-async def test_the_page_for_people_needs_nothing_from_elsewhere(api: Api) -> None:
+async def test_the_docs_page_needs_no_external_resources(api: Api) -> None:
     page = await api.get("/docs")
 
     assert page.headers["content-security-policy"].startswith("default-src 'none'")

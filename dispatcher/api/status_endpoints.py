@@ -1,4 +1,4 @@
-"""The endpoints that tell what became of emails; never their content."""
+"""The endpoints that report the status of emails, never their content."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dispatcher.api.access import Access, Caller
-from dispatcher.api.problems import Flaw, Problem
+from dispatcher.api.access import AccessControl, Caller
+from dispatcher.api.problems import FieldError, Problem
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.email_id import lowest_id_at
 from dispatcher.domain.email_rules import MAX_TENANT_CHARACTERS, tenant
@@ -26,13 +26,13 @@ from dispatcher.domain.waiting import why
 from dispatcher.errors import InvalidEmail
 from dispatcher.store.emails import AttemptRow, EmailFilter, EmailRow, EmailStore
 
-DEFAULT_PAGE: Final = 50
-MOST_IN_PAGE: Final = 200
-MOST_TEXT_CHARACTERS: Final = 255
-LISTS_AT_ONCE: Final = 2
-"""Lists that are looked for at once: they must not keep the database from what is enqueued."""
+DEFAULT_PAGE_EMAILS: Final = 50
+MAX_PAGE_EMAILS: Final = 200
+MAX_FILTER_CHARACTERS: Final = 255
+CONCURRENT_LISTS: Final = 2
+"""List queries that run at once. More could slow down enqueueing."""
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
-"""No email is older. Earlier instants have no UUID of version 7."""
+"""UUIDs of version 7 cannot represent earlier instants."""
 _LOWEST: Final = UUID(int=0)
 _HIGHEST: Final = UUID(int=2**128 - 1)
 
@@ -42,38 +42,38 @@ _UNPRINTABLE: Final = (
 """Control characters, every space but U+0020, and characters that reverse or hide others."""
 PRINTABLE: Final = rf"^[^{_UNPRINTABLE}]*$"
 NOT_BLANK: Final = rf"^ *[^ {_UNPRINTABLE}][^{_UNPRINTABLE}]*$"
-"""As `PRINTABLE`, with at least one character that is no space."""
+"""Like `PRINTABLE`, with at least one character other than a space."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of the list, and what its description says."""
+    """A query parameter: its parser, its JSON Schema, and its description in the OpenAPI document."""
 
     parse: Callable[[str], Any]
     schema: Mapping[str, Any]
-    about: str
+    description: str
 
 
-def _one_of(words: type[Status | Reason]) -> Callable[[str], Status | Reason]:
+def _one_of(values: type[Status | Reason]) -> Callable[[str], Status | Reason]:
     def parse(text: str) -> Status | Reason:
         try:
-            return words(text)
+            return values(text)
         except ValueError:
-            raise ValueError(f"must be one of: {', '.join(words)}") from None
+            raise ValueError(f"must be one of: {', '.join(values)}") from None
 
     return parse
 
 
-def prints(text: str) -> bool:
-    """Whether every character of a text is printable."""
+def is_printable(text: str) -> bool:
+    """Whether a text has only printable characters, as `PRINTABLE` defines them."""
     return re.fullmatch(PRINTABLE, text) is not None
 
 
 def _text(text: str) -> str:
-    if not 1 <= len(text) <= MOST_TEXT_CHARACTERS or not prints(text):
-        raise ValueError(f"must be 1 to {MOST_TEXT_CHARACTERS} characters that print")
+    if not 1 <= len(text) <= MAX_FILTER_CHARACTERS or not is_printable(text):
+        raise ValueError(f"must be 1 to {MAX_FILTER_CHARACTERS} printable characters")
     return text
 
 
@@ -81,7 +81,7 @@ def _instant(text: str) -> UUID:
     try:
         instant = datetime.fromisoformat(text.upper())
     except ValueError:
-        raise ValueError("must be an instant, like 2026-11-21T10:00:00Z") from None
+        raise ValueError("must be a time in ISO 8601, such as 2026-11-21T10:00:00Z") from None
     return lowest_id_at(max(instant if instant.tzinfo else instant.replace(tzinfo=UTC), _EPOCH))
 
 
@@ -89,12 +89,12 @@ def _cursor(text: str) -> UUID:
     try:
         return UUID(text)
     except ValueError:
-        raise ValueError("must be a page's `next`") from None
+        raise ValueError("must be the `next` of a previous page") from None
 
 
 def _limit(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 4 or not 1 <= int(text) <= MOST_IN_PAGE:
-        raise ValueError(f"must be a whole number from 1 to {MOST_IN_PAGE}")
+    if not text.isascii() or not text.isdigit() or len(text) > 4 or not 1 <= int(text) <= MAX_PAGE_EMAILS:
+        raise ValueError(f"must be a whole number from 1 to {MAX_PAGE_EMAILS}")
     return int(text)
 
 
@@ -105,12 +105,12 @@ def _tenant(text: str) -> str:
         raise ValueError(error.reason) from None
 
 
-SHORT: Final = {
+FILTER_TEXT: Final = {
     "type": "string",
     "minLength": 1,
-    "maxLength": MOST_TEXT_CHARACTERS,
+    "maxLength": MAX_FILTER_CHARACTERS,
     "pattern": PRINTABLE,
-    "description": "Characters that print.",
+    "description": "Printable characters.",
 }
 TENANT_ID: Final = {
     "type": "string",
@@ -120,47 +120,54 @@ TENANT_ID: Final = {
 }
 _INSTANT: Final = {"type": "string", "format": "date-time"}
 PARAMETERS: Final[Mapping[str, Parameter]] = {
-    "status": Parameter(_one_of(Status), {"type": "string", "enum": list(Status)}, "Emails of this status."),
+    "status": Parameter(_one_of(Status), {"type": "string", "enum": list(Status)}, "Only emails with this status."),
     "error_type": Parameter(
-        _one_of(Reason), {"type": "string", "enum": list(Reason)}, "Emails whose last attempt ended so."
+        _one_of(Reason),
+        {"type": "string", "enum": list(Reason)},
+        "Only emails with this error type.",
     ),
-    "provider": Parameter(_text, SHORT, "Emails that this provider was tried with last."),
-    "correlation_id": Parameter(_text, SHORT, "Emails of this correlation id."),
-    "created_from": Parameter(_instant, _INSTANT, "Emails from this instant on."),
-    "created_before": Parameter(_instant, _INSTANT, "Emails before this instant."),
-    "cursor": Parameter(_cursor, {"type": "string", "format": "uuid"}, "Where the page before ended: its `next`."),
+    "provider": Parameter(_text, FILTER_TEXT, "Only emails whose last attempt used this provider."),
+    "correlation_id": Parameter(_text, FILTER_TEXT, "Only emails with this correlation id."),
+    "created_from": Parameter(_instant, _INSTANT, "Only emails created at this time or later."),
+    "created_before": Parameter(_instant, _INSTANT, "Only emails created before this time."),
+    "cursor": Parameter(_cursor, {"type": "string", "format": "uuid"}, "The `next` of the previous page."),
     "limit": Parameter(
         _limit,
-        {"type": "integer", "minimum": 1, "maximum": MOST_IN_PAGE, "default": DEFAULT_PAGE},
-        "Emails per page, at most.",
+        {"type": "integer", "minimum": 1, "maximum": MAX_PAGE_EMAILS, "default": DEFAULT_PAGE_EMAILS},
+        "The most emails per page.",
     ),
 }
 TENANT: Final = Parameter(
     _tenant,
     TENANT_ID,
-    "Whose emails. A key knows its tenant; without keys, it is `default`.",
+    "The tenant. Leave it out if you use an API key: the key has a tenant. Default without keys: `default`.",
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """Tells what became of emails."""
+class StatusEndpoints:
+    """Reads emails and their attempts.
 
-    access: Access
+    Attributes:
+        listing: Limits concurrent list queries.
+        lease_seconds: DISPATCHER_LEASE_SECONDS, to estimate when an expired lease is recovered.
+    """
+
+    access: AccessControl
     store: EmailStore
     listing: asyncio.Semaphore
     lease_seconds: float
 
     async def get(self, request: Request) -> Response:
-        """One email by its id."""
-        async with self.access.admitted(request, Scope.READ) as caller:
+        """Returns one email, by its id."""
+        async with self.access.admit(request, Scope.READ) as caller:
             given = parameters(request, {"tenant_id": TENANT})
             tenant_id = _tenant_of(caller, given)
             return await self._one(await self.store.find(tenant_id, request.path_params["email_id"]))
 
     async def get_by_key(self, request: Request) -> Response:
-        """One email by its message key."""
-        async with self.access.admitted(request, Scope.READ) as caller:
+        """Returns one email, by its message key."""
+        async with self.access.admit(request, Scope.READ) as caller:
             given = parameters(request, {"tenant_id": TENANT})
             key = request.path_params["message_key"]
             if "\0" in key or not key.isprintable():
@@ -168,23 +175,23 @@ class Reading:
             return await self._one(await self.store.find_by_key(_tenant_of(caller, given), key))
 
     async def list(self, request: Request) -> Response:
-        """A page of emails, newest first."""
-        async with self.access.admitted(request, Scope.READ) as caller:
+        """Returns a page of emails, newest first."""
+        async with self.access.admit(request, Scope.READ) as caller:
             given = parameters(request, {**PARAMETERS, "tenant_id": TENANT})
             wanted = EmailFilter(*(given.get(name) for name in ("status", "error_type", "provider", "correlation_id")))
             below = min(given.get("cursor", _HIGHEST), given.get("created_before", _HIGHEST))
             from_id = given.get("created_from", _LOWEST)
-            limit = given.get("limit", DEFAULT_PAGE)
+            limit = given.get("limit", DEFAULT_PAGE_EMAILS)
             async with self.listing:
-                emails, following = await self.store.list(
+                emails, next_cursor = await self.store.list(
                     _tenant_of(caller, given), wanted, below_id=below, from_id=from_id, limit=limit
                 )
-        page = {"emails": [document(email) for email in emails], "next": following}
+        page = {"emails": [document(email) for email in emails], "next": next_cursor}
         return Response(orjson.dumps(page), media_type="application/json")
 
     async def _one(self, email: EmailRow | None) -> Response:
         if email is None:
-            raise Problem("not-found", "No email of this tenant has this name.")
+            raise Problem("not-found", "The tenant has no email with this id or key.")
         attempts = await self.store.list_attempts(email.email_id)
         whole = document(email) | {
             "waiting": await self._waiting(email),
@@ -193,7 +200,7 @@ class Reading:
         return Response(orjson.dumps(whole), media_type="application/json")
 
     async def _waiting(self, email: EmailRow) -> dict[str, Any] | None:
-        """Why the email is not sent yet. Leaves out the sentence, which may mention other tenants' emails."""
+        """Why the email is not sent yet. Omits the explanation, which may mention other tenants' emails."""
         if email.status not in (Status.PENDING, Status.SENDING):
             return None
         facts = await self.store.find_wait(email.email_id)
@@ -204,20 +211,20 @@ class Reading:
 
 
 def document(email: EmailRow) -> dict[str, Any]:
-    """An email as it is told."""
-    told = _without_praise(asdict(email))
+    """The JSON object for an email."""
+    fields = _without_success_text(asdict(email))
     refused = None if email.error_type else left_out(email.error)
-    return {"id": told.pop("email_id"), **told, "refused_recipients": refused}
+    return {"id": fields.pop("email_id"), **fields, "refused_recipients": refused}
 
 
 def _attempt(attempt: AttemptRow) -> dict[str, Any]:
-    told = _without_praise(asdict(attempt))
-    return {"attempt": told.pop("attempt_number"), **told}
+    fields = _without_success_text(asdict(attempt))
+    return {"attempt": fields.pop("attempt_number"), **fields}
 
 
-def _without_praise(told: dict[str, Any]) -> dict[str, Any]:
-    """What a provider said as it accepted, such as `250 OK`, is on record, too, and no error."""
-    return told if told["error_type"] else {**told, "error": None}
+def _without_success_text(fields: dict[str, Any]) -> dict[str, Any]:
+    """Clears `error` if the attempt succeeded: then it is the provider's reply, such as `250 OK`."""
+    return fields if fields["error_type"] else {**fields, "error": None}
 
 
 def _tenant_of(caller: Caller, given: Mapping[str, Any]) -> str:
@@ -225,23 +232,23 @@ def _tenant_of(caller: Caller, given: Mapping[str, Any]) -> str:
 
 
 def parameters(request: Request, known: Mapping[str, Parameter]) -> dict[str, Any]:
-    """What a request gives for parameters.
+    """Parses a request's query parameters.
 
     Raises:
-        Problem: with everything that is wrong: a name that is unknown, given twice, or a value that cannot be.
+        Problem: `invalid-parameter`, with every unknown, repeated or invalid parameter (up to 20).
     """
     given: dict[str, Any] = {}
-    flaws = []
+    errors = []
     for name, text in request.query_params.multi_items():
         parameter = known.get(name)
         if parameter is None or name in given:
-            reason = "is no parameter here" if parameter is None else "is given twice"
-            flaws.append(Flaw("parameter", "".join(c if c.isprintable() else "?" for c in name[:40]), reason))
+            reason = "is not a parameter of this operation" if parameter is None else "is given twice"
+            errors.append(FieldError("parameter", "".join(c if c.isprintable() else "?" for c in name[:40]), reason))
             continue
         try:
             given[name] = parameter.parse(text)
         except ValueError as error:
-            flaws.append(Flaw("parameter", name, str(error)))
-    if flaws:
-        raise Problem("invalid-parameter", flaws=flaws[:20])
+            errors.append(FieldError("parameter", name, str(error)))
+    if errors:
+        raise Problem("invalid-parameter", errors=errors[:20])
     return given

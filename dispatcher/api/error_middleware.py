@@ -1,4 +1,4 @@
-"""The outermost layer: answers a fault with a problem."""
+"""The outermost ASGI layer: turns exceptions into problem responses."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dispatcher.api.problems import Problem
-from dispatcher.api.refusals import Refusals
+from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.errors import DispatcherError, StoreBusy, StoreUnavailable
 from dispatcher.telemetry.log import get_log
 
 
-class Guard:
-    """Wraps the application."""
+class ErrorMiddleware:
+    """Answers with a problem when the wrapped application raises, and counts the problem."""
 
-    def __init__(self, app: ASGIApp, *, refusals: Refusals) -> None:
+    def __init__(self, app: ASGIApp, *, refusals: RefusalCounter) -> None:
         self._app = app
         self._refusals = refusals
 
@@ -37,12 +37,12 @@ class Guard:
             return
         except Exception as error:
             if is_started:
-                problem_of(error)  # for the log
+                problem_of(error)  # logs the error
                 raise
             response = self._response(error)
         else:
             return
-        # Not above: the traceback has all that the request had in memory, and lives as long as that block.
+        # Not inside the except block: until it ends, the traceback keeps the request's body in memory.
         await response(scope, receive, send)
 
     def _response(self, error: Exception) -> Response:
@@ -52,16 +52,17 @@ class Guard:
 
 
 def problem_of(error: Exception) -> Problem:
-    """What a client is told of a fault."""
+    """The problem that the client gets for an exception. Unexpected exceptions are logged."""
     match error:
         case Problem():
             return error
         case StoreBusy():
-            return Problem("overloaded", "Another transaction holds what this one needs.", retry_after=1)
+            return Problem("overloaded", "Another transaction locks a row that this request needs.", retry_after=1)
         case StoreUnavailable():
-            return Problem("database-unavailable", retry_after=1)
+            return Problem("database-unavailable", "Retry the request.", retry_after=1)
         case DispatcherError():
             get_log().error("error.unexpected", where="api", error=error.message)
         case _:
             get_log().error("error.unexpected", where="api", error=type(error).__name__)
-    return Problem("internal-error", closes=True)
+    detail = "Retry the request. The cause is in the API's log (error.unexpected)."
+    return Problem("internal-error", detail, closes=True)

@@ -1,4 +1,4 @@
-"""What a person decides over HTTP about emails that failed or are held, in their own tenant alone, and on record."""
+"""Operators' decisions and replays over HTTP, within the key's tenant."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
 from dispatcher.ops.messages import find_messages
 from dispatcher.store.connections import connect_async
-from tests.api.place import EMAIL, Api, make_key, running, settings_of
+from tests.api.running_api import EMAIL, Api, make_key, running, settings_of
 from tests.broker.rabbit import Rabbit
 from tests.ops.morgue import Morgue
 from tests.store.books import Books
@@ -24,8 +24,8 @@ REASON = {"reason": "The provider shows it."}
 HELD = "/v1/held/0199c0de-0000-7000-8000-000000000000/confirm"
 
 
-def stand(connection: psycopg.Connection, key: str, status: str) -> None:
-    """Puts an email where the worker would have put it."""
+def set_status(connection: psycopg.Connection, key: str, status: str) -> None:
+    """Sets an email's status as a worker would."""
     connection.execute(
         "update email_log set status = %s, publish_due_at = null, error_type = 'refused', attempt_count = 1"
         " where message_key = %s",
@@ -39,8 +39,8 @@ def statuses(connection: psycopg.Connection) -> dict[str, str]:
 
 async def test_held_emails_are_confirmed_or_released(api: Api, connection: psycopg.Connection) -> None:
     ids = [(await api.post(key)).json["id"] for key in ("a", "b", "c")]
-    stand(connection, "a", "held")
-    stand(connection, "b", "held")
+    set_status(connection, "a", "held")
+    set_status(connection, "b", "held")
 
     confirmed = await api.call("POST", f"/v1/held/{ids[0]}/confirm", body=REASON)
     released = await api.call("POST", f"/v1/held/{ids[1]}/release", body=REASON)
@@ -55,7 +55,7 @@ async def test_held_emails_are_confirmed_or_released(api: Api, connection: psyco
     assert statuses(connection) == {"a": "sent", "b": "pending", "c": "pending"}
 
 
-async def test_the_dead_letters_of_decided_emails_leave_the_queue(
+async def test_the_dead_letters_of_decided_emails_are_removed_from_the_dlq(
     servers: Servers, database_url: str, topology: Topology, connection: psycopg.Connection
 ) -> None:
     settings = settings_of(database_url, servers.amqp_url, topology)
@@ -72,19 +72,19 @@ async def test_the_dead_letters_of_decided_emails_leave_the_queue(
         for email_id, decision in ((confirmed, "confirm"), (released, "release")):
             assert (await api.call("POST", f"/v1/held/{email_id}/{decision}", body=REASON)).status == 200
 
-        async def have_left() -> bool:
+        async def are_removed() -> bool:
             return not any([await find_messages(session, dlq, email_id) for email_id in (confirmed, released)])
 
-        await until_answer(have_left)
+        await until_answer(are_removed)
         assert len(await find_messages(session, dlq, left)) == 1
 
 
-async def test_a_replay_takes_the_tenants_failed_emails_and_says_how_it_goes(
+async def test_a_replay_sends_the_tenants_failed_emails_again_and_reports_its_progress(
     api: Api, connection: psycopg.Connection
 ) -> None:
     for key, tenant in (("a", "shop"), ("b", "shop"), ("c", "other")):
         await api.post(key, EMAIL | {"tenant_id": tenant})
-        stand(connection, key, "failed")
+        set_status(connection, key, "failed")
     token = make_key(connection, scopes=["operate"])
 
     made = await api.call("POST", "/v1/replays", body={"error_type": "refused", **REASON}, token=token)
@@ -98,10 +98,10 @@ async def test_a_replay_takes_the_tenants_failed_emails_and_says_how_it_goes(
     assert statuses(connection) == {"a": "pending", "b": "pending", "c": "failed"}
 
 
-async def test_a_replay_is_stopped_and_is_its_tenants_alone(api: Api, connection: psycopg.Connection) -> None:
+async def test_a_replay_can_be_stopped_only_by_its_tenant(api: Api, connection: psycopg.Connection) -> None:
     for key in ("a", "b", "c"):
         await api.post(key, EMAIL | {"tenant_id": "shop"})
-        stand(connection, key, "failed")
+        set_status(connection, key, "failed")
     token, other = (make_key(connection, scopes=["operate"], tenant_id=tenant) for tenant in ("shop", "other"))
     made = await api.call("POST", "/v1/replays", body={"per_second": 0.01, **REASON}, token=token)
     path = made.headers["location"]
@@ -114,17 +114,17 @@ async def test_a_replay_is_stopped_and_is_its_tenants_alone(api: Api, connection
     assert list(statuses(connection).values()).count("failed") >= 2
 
 
-async def test_a_pace_that_would_hold_a_replay_for_ever_is_refused(api: Api) -> None:
+async def test_a_pace_out_of_range_is_refused(api: Api) -> None:
     for pace in (1e-9, 0, 0.009, 10_001, True):
         answer = await api.call("POST", "/v1/replays", body={"per_second": pace, **REASON})
         assert (answer.status, answer.pointers) == (422, ["#/per_second"])
 
 
-async def test_slow_replays_of_one_tenant_keep_no_other_waiting(api: Api, connection: psycopg.Connection) -> None:
+async def test_slow_replays_of_one_tenant_do_not_delay_another_tenant(api: Api, connection: psycopg.Connection) -> None:
     ids: dict[str, list[str]] = {"slow": [], "other": []}
     for number, tenant in enumerate([*["slow"] * 6, "other"]):
         ids[tenant].append((await api.post(f"k-{number}", EMAIL | {"tenant_id": tenant})).json["id"])
-        stand(connection, f"k-{number}", "failed")
+        set_status(connection, f"k-{number}", "failed")
     slow = {"tenant_id": "slow", "per_second": 0.01, **REASON}
     paths = []
     for first in (0, 2, 4):
@@ -139,19 +139,19 @@ async def test_slow_replays_of_one_tenant_keep_no_other_waiting(api: Api, connec
     assert await has(api, paths[2], {})
 
 
-async def test_a_replay_whose_process_ended_goes_on_in_another(
+async def test_another_process_resumes_an_interrupted_replay(
     settings: Settings, connection: psycopg.Connection
 ) -> None:
     async with running(settings) as first:
         for key in ("a", "b", "c"):
             await first.post(key)
-            stand(connection, key, "failed")
+            set_status(connection, key, "failed")
         made = await first.call("POST", "/v1/replays", body={"per_second": 0.01, **REASON})
         path = made.headers["location"]
         await until_answer(lambda: has(first, path, {"replayed": 1}))
 
     async with running(settings) as second:
-        interrupted = await until_answer(lambda: unattended(second, path))
+        interrupted = await until_answer(lambda: interrupted_replay(second, path))
         connection.execute("update email_replay set per_second = null")
         resumed = await second.call("POST", f"{path}/resume", body=REASON)
         again = await second.call("POST", f"{path}/resume", body=REASON)
@@ -164,25 +164,25 @@ async def test_a_replay_whose_process_ended_goes_on_in_another(
     assert set(statuses(connection).values()) == {"pending"}
 
 
-async def unattended(api: Api, path: str) -> Any:
-    """A replay, once PostgreSQL has noticed that the process is gone that attended to it."""
+async def interrupted_replay(api: Api, path: str) -> Any:
+    """The replay, after PostgreSQL has noticed that its process exited; None before."""
     replay = (await api.get(path)).json
     return None if replay["is_active"] else replay
 
 
 async def has(api: Api, path: str, outcomes: dict[str, int]) -> bool:
-    """Whether a replay has come so far."""
+    """Whether a replay has these outcomes."""
     return bool((await api.get(path)).json["outcomes"] == outcomes)
 
 
-async def test_who_may_send_may_not_decide(api: Api, connection: psycopg.Connection) -> None:
+async def test_operator_endpoints_need_the_scope_operate(api: Api, connection: psycopg.Connection) -> None:
     token = make_key(connection)
 
     for method, path in (("POST", "/v1/replays"), ("GET", "/v1/replays/1"), ("POST", HELD)):
         assert (await api.call(method, path, body=REASON, token=token)).code == "insufficient-scope"
 
 
-async def test_a_large_body_of_a_decision_is_refused_unread(api: Api) -> None:
+async def test_a_large_body_of_a_decision_is_refused_without_being_read(api: Api) -> None:
     body = {**REASON, "email_ids": ["x" * 300_000]}
 
     assert (await api.call("POST", "/v1/replays", body=body)).code == "body-too-large"

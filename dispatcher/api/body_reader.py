@@ -1,0 +1,142 @@
+"""Reads JSON request bodies within limits: the size and values of each, and the memory of each caller and of all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Final, TypeVar
+
+from starlette.requests import Request
+
+from dispatcher.api.access import Caller
+from dispatcher.api.fair_limiter import FairLimiter
+from dispatcher.api.large_json import MAX_VALUES, count_values
+from dispatcher.api.problems import FieldError, Problem
+
+LARGE_BYTES: Final = 64 * 1024
+"""From this size, a body is parsed in a thread, so that the event loop can serve other requests."""
+MIN_CHARGED_BYTES: Final = 16 * 1024
+"""The least that a request is charged: it has headers, and a task that waits for the body."""
+CHARGED_BYTES_PER_VALUE: Final = 200
+"""Memory per JSON value, in addition to its text, once it is parsed and part of an email that waits for its insert."""
+
+T = TypeVar("T")
+
+
+class BodyReader:
+    """Reads bodies, and charges their memory and request slots to their callers."""
+
+    def __init__(self, slots: FairLimiter, memory: FairLimiter, *, max_bytes: int) -> None:
+        """
+        Args:
+            slots: Limits the requests in progress.
+            memory: Limits the bytes of bodies and of the objects parsed from them.
+            max_bytes: The largest body.
+        """
+        self._slots = slots
+        self._memory = memory
+        self._max_bytes = max_bytes
+
+    def read(self, request: Request, caller: Caller) -> _BodyContext:
+        """A context manager that reads the body, and holds its memory and a slot until the block ends.
+
+        The request takes its slot only after its whole body has arrived, so a slow client occupies none.
+        """
+        return _BodyContext(self, request, caller.name)
+
+    async def receive(self, context: _BodyContext) -> bytearray:
+        """Reads a request's body.
+
+        Raises:
+            Problem: `unsupported-media-type`, `body-too-large` or `overloaded`.
+        """
+        request = context.request
+        _check_media_type(request)
+        declared = request.headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > self._max_bytes:
+            raise self._too_large()
+        body = bytearray()  # grows in place; joining chunks would need twice the memory
+        self._charge(context, min(MIN_CHARGED_BYTES, self._memory.max_per_caller))
+        async for chunk in request.stream():
+            if len(body) + len(chunk) > self._max_bytes:
+                raise self._too_large()
+            body += chunk
+            if len(body) > context.charged:
+                self._charge(context, len(body))
+        length = len(body)
+        if length >= LARGE_BYTES:
+            # A smaller body is parsed without yielding to the event loop, so only one is parsed at a time.
+            values = await run_off_loop(length, lambda: count_values(body))
+            if values > MAX_VALUES:
+                detail = f"It has more than {MAX_VALUES:,} JSON values. Send fewer emails per request."
+                raise Problem("body-too-large", detail)
+            self._charge(context, min(length + values * CHARGED_BYTES_PER_VALUE, self._memory.max_per_caller))
+        self._slots.acquire(context.name)
+        context.has_slot = True
+        return body
+
+    def _charge(self, context: _BodyContext, size: int) -> None:
+        if size > context.charged:
+            self._memory.acquire(context.name, size - context.charged)
+            context.charged = size
+
+    def release(self, context: _BodyContext) -> None:
+        """Releases the memory and the slot of a body."""
+        if context.charged:
+            self._memory.release(context.name, context.charged)
+            context.charged = 0
+        if context.has_slot:
+            self._slots.release(context.name)
+            context.has_slot = False
+
+    def _too_large(self) -> Problem:
+        return Problem("body-too-large", f"The limit is {self._max_bytes:,} bytes.", closes=True)
+
+
+class _BodyContext:
+    """One body, from its first byte to the response."""
+
+    __slots__ = ("_reader", "charged", "has_slot", "name", "request")
+
+    def __init__(self, reader: BodyReader, request: Request, name: str) -> None:
+        self._reader = reader
+        self.request = request
+        self.name = name
+        self.charged = 0
+        self.has_slot = False
+
+    async def __aenter__(self) -> bytearray:
+        try:
+            return await self._reader.receive(self)
+        except BaseException:
+            self._reader.release(self)
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._reader.release(self)
+
+
+def _check_media_type(request: Request) -> None:
+    media_type, _, parameters = request.headers.get("content-type", "").partition(";")
+    charset = parameters.strip().lower().replace('"', "")
+    if media_type.strip().lower() != "application/json" or charset not in ("", "charset=utf-8"):
+        error = FieldError("header", "Content-Type", "must be application/json; the charset may only be utf-8")
+        raise Problem("unsupported-media-type", errors=[error], closes=True)
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        error = FieldError("header", "Content-Encoding", "is not supported; send the body uncompressed")
+        raise Problem("unsupported-media-type", errors=[error], closes=True)
+
+
+_LARGE_BODY_THREAD: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="large bodies")
+"""A single thread: more would compete with the event loop for the GIL, and parse no faster."""
+
+
+async def run_off_loop(size: int, work: Callable[[], T]) -> T:
+    """Runs `work` and returns its result; in a thread if the body size is large."""
+    if size < LARGE_BYTES:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(_LARGE_BODY_THREAD, work)

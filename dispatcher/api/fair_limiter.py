@@ -1,0 +1,50 @@
+"""Limits on what one process may hold at once, such as requests or bytes. One caller gets at most half."""
+
+from __future__ import annotations
+
+from dispatcher.api.problems import Problem
+
+
+class FairLimiter:
+    """A counted resource that several callers share.
+
+    Attributes:
+        max_per_caller: What one caller may hold at once.
+    """
+
+    def __init__(self, max_total: int, *, max_request: int = 1) -> None:
+        """
+        Args:
+            max_request: What a single request may need. A caller that holds nothing gets it even if it exceeds half.
+        """
+        self._max_total = max(max_total, max_request)
+        self.max_per_caller = max(max_total // 2, max_request)
+        self._total = 0
+        self._acquired: dict[str, int] = {}
+
+    def acquire(self, name: str, amount: int = 1) -> None:
+        """Acquires an amount for the caller with this name.
+
+        Raises:
+            Problem: `overloaded`; nothing was acquired.
+        """
+        acquired = self._acquired.get(name, 0) + amount
+        # These problems close the connection, since part of the body may be unread.
+        if acquired > self.max_per_caller:
+            detail = (
+                "This caller has too many requests or too much data in progress. Send fewer at once, or retry later."
+            )
+            raise Problem("overloaded", detail, retry_after=1, closes=True)
+        if self._total + amount > self._max_total:
+            raise Problem("overloaded", "Retry the request.", retry_after=1, closes=True)
+        self._acquired[name] = acquired
+        self._total += amount
+
+    def release(self, name: str, amount: int = 1) -> None:
+        """Releases what `acquire` took."""
+        self._total -= amount
+        remaining = self._acquired[name] - amount
+        if remaining:
+            self._acquired[name] = remaining
+        else:
+            del self._acquired[name]

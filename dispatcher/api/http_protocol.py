@@ -1,0 +1,339 @@
+"""uvicorn's HTTP/1.1 protocol with timeouts, size limits and strict framing.
+
+uvicorn itself waits for slow clients without limit, and reads request heads of any size. Here a client that sends too
+slowly gets 408, and its connection is closed. Connections of clients that do not read their responses, or pipeline many
+requests, are closed too.
+
+The parser has two holes. It appends headers that follow a chunked body (trailers) to the request's headers, without a
+limit, so that an `Authorization` there would count. And it stops parsing after a request for another protocol, so that
+the body would be read as the next request. Both are refused with 400, and the connection is closed. So is any request
+that a proxy may frame differently: no `Host` or several, chunks in HTTP/1.0, a transfer coding other than `chunked`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import TimerHandle, Transport
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+import orjson
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from dispatcher.api.problems import MEDIA_TYPE, Problem
+
+MAX_HEAD_BYTES: Final = 32 * 1024
+"""The most bytes of a request line and headers, or between two chunks of a body and after its last one. The longest
+valid key, parameters and trace context need a few kilobytes."""
+MIN_BODY_BYTES_PER_SECOND: Final = 1024
+"""The slowest rate at which a client may send a body."""
+LINGER_SECONDS: Final = 3.0
+"""How long the connection stays open for a client that is still sending a refused request."""
+MAX_SMALL_CHUNKS: Final = 4096
+MIN_CHUNK_BYTES: Final = 64
+"""The average chunk size that a body must reach after `MAX_SMALL_CHUNKS`. Each chunk costs as much CPU as a header."""
+MAX_PIPELINED: Final = 16
+"""Pipelined requests per connection. Usual clients send none. A client that sends thousands and reads no response would
+keep the process busy with parsing."""
+MAX_PIPELINED_STARTS_PER_TURN: Final = 16
+"""Pipelined requests, of all connections, that start per turn of the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """The time that a client has.
+
+    Attributes:
+        head_seconds: From connecting, or the request's first byte, to the end of the headers. Also the interval at
+            which the rate of a body is checked.
+        request_seconds: From the end of the headers to the end of the body.
+        response_seconds: How long a client may leave a response unread.
+    """
+
+    head_seconds: float
+    request_seconds: float
+    response_seconds: float = 10.0
+
+
+class PipelineQueue:
+    """Pipelined requests. A few start per turn of the event loop, so that other connections are served in between."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def add(self, start: Callable[[], None]) -> None:
+        """Queues a request's start."""
+        self._waiting.append(start)
+        if len(self._waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._start)
+
+    def _start(self) -> None:
+        for _ in range(min(MAX_PIPELINED_STARTS_PER_TURN, len(self._waiting))):
+            self._waiting.popleft()()
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._start)
+
+
+class StrictHttpProtocol(HttpToolsProtocol):
+    """One client connection."""
+
+    def __init__(
+        self,
+        *arguments: Any,
+        timeouts: Timeouts,
+        pipeline_queue: PipelineQueue,
+        on_refusal: Callable[[str], None],
+        **named: Any,
+    ) -> None:
+        super().__init__(*arguments, **named)
+        self._timeouts = timeouts
+        self._pipeline_queue = pipeline_queue
+        self._on_refusal = on_refusal
+        self._timer: TimerHandle | None = None
+        self._write_timer: TimerHandle | None = None
+        self._overhead_bytes = 0  # bytes outside the body, since the request began or the body last grew
+        self._is_in_head = True
+        self._body_bytes = 0  # since the rate was last checked
+        self._small_chunks_left = 0
+        self._request_deadline = 0.0
+        self._unanswered: deque[RequestResponseCycle] = deque()
+        self._trailers = _RejectedTrailers(self._reject)
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        """Starts the timer for the first request."""
+        self._lingering = _LingeringTransport(transport, self._has_unread_request)
+        super().connection_made(self._lingering)  # type: ignore[arg-type]
+        if self.client is None:
+            # The client has already reset the connection, so parsing its request would be wasted.
+            transport.abort()
+            return
+        self._set_timer(self._timeouts.head_seconds)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stops the timers, and drops all references, so that the memory is freed at once."""
+        self._lingering.end()
+        self._set_timer(None)
+        self._abandon_unanswered()
+        self.resume_writing()
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn leaves this timer running if the client reset the connection
+        # Breaks the reference cycles, so that the memory is freed without the garbage collector.
+        self.pipeline.clear()
+        self.headers = []
+        del self._trailers, self.cycle
+
+    def data_received(self, data: bytes) -> None:
+        """Feeds the parser, and checks the size of the head."""
+        if self._lingering.is_closing():
+            return
+        self._overhead_bytes += len(data)  # the parser's callbacks reset it
+        if self._overhead_bytes > MAX_HEAD_BYTES and self._is_in_head and self._has_endless_head(data):
+            self._refuse("headers-too-large", f"The limit is {MAX_HEAD_BYTES:,} bytes.")
+            return
+        super().data_received(data)
+        if self._overhead_bytes > MAX_HEAD_BYTES:
+            self._refuse("headers-too-large", f"The limit is {MAX_HEAD_BYTES:,} bytes.")
+        elif self._timer is None and self._is_in_head and not self._unanswered:
+            self._set_timer(self._timeouts.head_seconds)  # empty lines have cancelled the keep-alive timer
+
+    def _has_unread_request(self) -> bool:
+        return not self._is_in_head or self._overhead_bytes > 0
+
+    def _has_endless_head(self, data: bytes) -> bool:
+        # One read may contain a head and the beginning of a large body.
+        end = data.find(b"\r\n\r\n")
+        return end < 0 or self._overhead_bytes - len(data) + end > MAX_HEAD_BYTES
+
+    def on_message_begin(self) -> None:
+        """Starts the timer for the head; closes the connection of a client that pipelines too many requests."""
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._on_refusal("overloaded")
+            self.transport.abort()  # a response now would be taken for an earlier request's
+            raise ConnectionAbortedError  # stops the parser, which would continue with buffered input
+        super().on_message_begin()
+        self._is_in_head = True
+        self._set_timer(self._timeouts.head_seconds)
+
+    def on_headers_complete(self) -> None:
+        """Checks the framing, and starts the timers for the body."""
+        if self.parser.should_upgrade():
+            self._reject("This API does not support Upgrade and CONNECT. Set the client to HTTP/1.1.")
+        self._check_framing()
+        self._overhead_bytes = 0
+        self._is_in_head = False
+        self._small_chunks_left = MAX_SMALL_CHUNKS
+        self._request_deadline = self.loop.time() + self._timeouts.request_seconds
+        self._set_body_timer()
+        super().on_headers_complete()
+        self.headers = self._trailers  # collects the headers after the body
+        self._unanswered.append(self.cycle)
+
+    def _check_framing(self) -> None:
+        """Refuses framing that a proxy in front of the API may read differently."""
+        version = self.parser.get_http_version()
+        names = [name for name, _ in self.headers]
+        if version not in ("1.1", "1.0"):
+            self._reject("The HTTP version must be 1.1 or 1.0.")
+        if names.count(b"host") != 1 and (version == "1.1" or b"host" in names):
+            self._reject("The request must have one Host header.")
+        if b"transfer-encoding" in names and (
+            version == "1.0" or dict(self.headers)[b"transfer-encoding"].lower() != b"chunked"
+        ):
+            self._reject("Send a Content-Length, or in HTTP/1.1 Transfer-Encoding: chunked without another coding.")
+
+    def on_chunk_header(self) -> None:
+        """Refuses a body of too many small chunks."""
+        self._small_chunks_left -= 1
+        if self._small_chunks_left < 0:
+            self._reject(f"Send the body in larger chunks: at least {MIN_CHUNK_BYTES} bytes on average.")
+
+    def on_body(self, body: bytes) -> None:
+        """Counts the body's bytes, and passes them on."""
+        self._overhead_bytes = 0
+        self._small_chunks_left += len(body) // MIN_CHUNK_BYTES
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Stops the request's timer."""
+        self._set_timer(None)
+        self._is_in_head = True
+        self._overhead_bytes = 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Lets the next pipelined request start in its turn."""
+        self._unanswered.popleft()
+        if self.pipeline:
+            self._pipeline_queue.add(super().on_response_complete)
+        else:
+            super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        """Starts the timer of a response that the client does not read."""
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self._timeouts.response_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Stops the timer: the client reads the response."""
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's signature
+        """Refuses what the parser cannot parse."""
+        self._refuse("malformed-request", "It could not be parsed as HTTP/1.1.")
+
+    def _set_timer(self, seconds: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if seconds is None else self.loop.call_later(seconds, self._on_timeout)
+
+    def _set_body_timer(self) -> None:
+        self._body_bytes = 0
+        self._set_timer(min(self._timeouts.head_seconds, self._request_deadline - self.loop.time()))
+
+    def _is_fast_enough(self) -> bool:
+        min_bytes = MIN_BODY_BYTES_PER_SECOND * self._timeouts.head_seconds
+        # If we have paused reading, the client is not slow.
+        return self.loop.time() < self._request_deadline and (self._body_bytes >= min_bytes or self.flow.read_paused)
+
+    def _on_timeout(self) -> None:
+        if not self._is_in_head and self._is_fast_enough():
+            self._set_body_timer()
+        elif self.cycle is None and self._overhead_bytes == 0:
+            self.transport.close()  # an idle connection without a request
+        else:
+            limits = (
+                f"{self._timeouts.head_seconds:g} s for the headers, {self._timeouts.request_seconds:g} s for the body"
+            )
+            self._refuse("request-timeout", f"Limits: {limits}, {MIN_BODY_BYTES_PER_SECOND:,} bytes per second.")
+
+    def _reject(self, detail: str) -> NoReturn:
+        """Refuses a request from within a parser callback."""
+        self._refuse("malformed-request", detail)
+        raise ConnectionAbortedError  # stops the parser, which would continue with buffered input
+
+    def _refuse(self, code: str, detail: str | None = None) -> None:
+        """Closes the connection, with a problem unless the client would take that for another request's response."""
+        self._set_timer(None)
+        if self.transport.is_closing():
+            return
+        self._on_refusal(code)
+        if self._is_in_head:
+            may_answer = not self._unanswered
+        else:
+            may_answer = len(self._unanswered) == 1 and not self._unanswered[0].response_started
+        if may_answer:
+            self.transport.write(_raw_response(Problem(code, detail)))
+        self._abandon_unanswered()
+        self.transport.close()
+
+    def _abandon_unanswered(self) -> None:
+        # uvicorn disconnects only the last request. An earlier one would write to the closed transport.
+        for cycle in self._unanswered:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._unanswered.clear()
+
+
+class _RejectedTrailers(list[tuple[bytes, bytes]]):
+    """Replaces the header list after the headers are complete, and refuses any further header (trailer)."""
+
+    def __init__(self, reject: Callable[[str], NoReturn]) -> None:
+        super().__init__()
+        self._reject = reject
+
+    def append(self, _: tuple[bytes, bytes]) -> NoReturn:
+        self._reject("Headers after the body (trailers) are not supported.")
+
+
+class _LingeringTransport:
+    """A transport that closes in two steps (lingering close) if the client may still be sending.
+
+    It first closes its own direction, and aborts after LINGER_SECONDS. Closing both directions at once would make the
+    kernel reset the connection, and the client could lose the response.
+    """
+
+    def __init__(self, transport: Transport, has_unread_request: Callable[[], bool]) -> None:
+        self._transport = transport
+        self.write = transport.write
+        self._has_unread_request = has_unread_request
+        self._end: TimerHandle | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        """Whether `close` was called. Then nothing more is written, and further input is ignored."""
+        return self._end is not None or self._transport.is_closing()
+
+    def close(self) -> None:
+        """Closes after all output is written. Lingers if part of the request has not been read."""
+        if self.is_closing():
+            return
+        if not self._has_unread_request():
+            self._transport.close()
+            return
+        self._end = asyncio.get_running_loop().call_later(LINGER_SECONDS, self._transport.abort)
+        self._transport.write_eof()
+        self._transport.resume_reading()
+
+    def end(self) -> None:
+        """Cancels the linger timer, and drops the reference to the protocol. For a closed connection."""
+        self._has_unread_request = _nothing_is_unread
+        if self._end is not None:
+            self._end.cancel()
+
+
+def _nothing_is_unread() -> bool:
+    return False
+
+
+def _raw_response(problem: Problem) -> bytes:
+    body = orjson.dumps(problem.document())
+    head = f"content-type: {MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    return STATUS_LINE[problem.status] + head.encode() + body

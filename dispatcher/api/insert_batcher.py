@@ -1,0 +1,198 @@
+"""Inserts the emails of concurrent requests in batches, one statement per batch.
+
+A commit waits about two milliseconds for the disk, and a batch of a hundred emails waits only once. The batcher never
+lingers: it starts an insert as soon as one of its two concurrent inserts has finished. Emails that arrive meanwhile
+form the next batch, so batches grow with the load. Tenants take turns, so that none waits for all emails of another.
+
+If PostgreSQL refuses a batch because of one email, the batcher splits the batch until that email is alone. It inserts
+the other emails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+from dispatcher.errors import DispatcherError, StoreBusy, StoreUnavailable
+from dispatcher.producers import BATCH_OCTETS, Acceptance, Enqueued
+from dispatcher.store.drafts import DraftStore, Insertion
+from dispatcher.store.enqueueing import Draft
+from dispatcher.telemetry import metrics
+from dispatcher.telemetry.log import get_log
+
+CONCURRENT_INSERTS: Final = 2
+"""While one statement waits for the disk, the next one is sent."""
+CONCURRENT_RETRIES: Final = 2
+"""Inserts of split batches, besides the others, so that new batches do not wait for them."""
+
+InsertResult = Enqueued | DispatcherError
+"""The result for one email. Errors are values, since other emails of the same batch have other results."""
+
+
+@dataclass(slots=True)
+class _RequestResults:
+    """The results of one request's emails, in order; `done` is set when none is missing."""
+
+    results: list[InsertResult | None]
+    missing: int
+    done: asyncio.Future[None]
+
+
+@dataclass(frozen=True, slots=True)
+class _QueuedDraft:
+    """One email in the queue, and the request that gets its result."""
+
+    draft: Draft
+    request: _RequestResults
+    index: int
+    size: int
+
+    def set_result(self, result: InsertResult) -> None:
+        self.request.results[self.index] = result
+        self.request.missing -= 1
+        if self.request.missing == 0 and not self.request.done.done():
+            self.request.done.set_result(None)
+
+
+@dataclass(slots=True)
+class InsertBatcher:
+    """Inserts drafts in batches.
+
+    Attributes:
+        on_inserted: Called with the new drafts of each committed batch, and the instants at which they are due.
+        max_emails: The largest batch; 1 inserts each email with its own statement.
+    """
+
+    store: DraftStore
+    on_inserted: Callable[[list[Draft], Mapping[UUID, datetime]], None]
+    max_emails: int
+    _waiting: dict[str, deque[_QueuedDraft]] = field(default_factory=dict)  # by tenant; the first tenant is next
+    _free_inserts: int = CONCURRENT_INSERTS
+    _retry_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CONCURRENT_RETRIES))
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _is_scheduled: bool = False
+
+    async def enqueue(self, drafts: Sequence[Draft]) -> list[InsertResult]:
+        """Inserts drafts, and returns their results in the same order after the commit."""
+        loop = asyncio.get_running_loop()
+        request = _RequestResults([None] * len(drafts), len(drafts), loop.create_future())
+        for index, draft in enumerate(drafts):
+            queued = _QueuedDraft(draft, request, index, _content_bytes(draft))
+            tenant_queue = self._waiting.get(draft.email.tenant_id)
+            if tenant_queue is None:
+                tenant_queue = self._waiting[draft.email.tenant_id] = deque()
+            tenant_queue.append(queued)
+        if not self._is_scheduled:
+            # Not at once, so that requests that the event loop reads in the same turn join the batch.
+            self._is_scheduled = True
+            loop.call_soon(self._start_inserts)
+        await request.done
+        return [result for result in request.results if result is not None]
+
+    async def finish(self) -> None:
+        """Returns when no insert is running."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _start_inserts(self) -> None:
+        self._is_scheduled = False
+        while self._waiting and self._free_inserts:
+            self._free_inserts -= 1
+            self._start(self._run_insert(self._next_batch()))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _next_batch(self) -> list[_QueuedDraft]:
+        batch: list[_QueuedDraft] = []
+        size = 0
+        while self._waiting and len(batch) < self.max_emails:
+            tenant_id, tenant_queue = next(iter(self._waiting.items()))
+            size += tenant_queue[0].size
+            if batch and size > BATCH_OCTETS:
+                break
+            batch.append(tenant_queue.popleft())
+            if not tenant_queue:
+                del self._waiting[tenant_id]
+            elif len(self._waiting) > 1:
+                self._waiting[tenant_id] = self._waiting.pop(tenant_id)  # to the end of the order
+        return batch
+
+    async def _run_insert(self, batch: list[_QueuedDraft]) -> None:
+        refusal = await self._insert(batch)
+        self._free_inserts += 1
+        self._start_inserts()
+        if refusal is not None:
+            await self._handle_refusal(batch, refusal)
+
+    async def _insert(self, batch: list[_QueuedDraft]) -> DispatcherError | None:
+        """Inserts a batch and sets its results. If that fails, sets no result and returns the error."""
+        drafts = [queued.draft for queued in batch]
+        began_at = time.perf_counter()
+        try:
+            insertion = await self.store.insert(drafts)
+        except DispatcherError as error:
+            return error.with_traceback(None)  # its frames would keep the batch in memory
+        except Exception as error:  # noqa: BLE001 - the waiting requests need a result, whatever failed
+            get_log().error("error.unexpected", where="insert", error=type(error).__name__)
+            return DispatcherError("The email could not be stored.")
+        metrics.API_INSERT_SECONDS.observe(time.perf_counter() - began_at)
+        metrics.API_INSERT_EMAILS.observe(len(batch))
+        metrics.API_EMAILS.add(len(insertion.due_at), "accepted")
+        if insertion.due_at:
+            accepted = [draft for draft in drafts if draft.email_id in insertion.due_at]
+            self.on_inserted(accepted, insertion.due_at)
+        results = [_result_of(queued.draft, insertion) for queued in batch]
+        metrics.API_EMAILS.add(sum(_was_known(result) for result in results), "known")
+        for queued, result in zip(batch, results, strict=True):
+            queued.set_result(result)
+        return None
+
+    async def _handle_refusal(self, batch: list[_QueuedDraft], refusal: DispatcherError) -> None:
+        """Splits the batch and inserts its parts. A single email, or an error that affects all, gets the error."""
+        affects_all = isinstance(refusal, StoreUnavailable) and not isinstance(refusal, StoreBusy)
+        if affects_all or len(batch) == 1:
+            for queued in batch:
+                queued.set_result(refusal)
+            return
+        for part in _split(batch):
+            async with self._retry_slots:
+                refused = await self._insert(part)
+            if refused is not None:
+                await self._handle_refusal(part, refused)
+
+
+def _result_of(draft: Draft, insertion: Insertion) -> InsertResult:
+    key = draft.email.message_key
+    if draft.email_id in insertion.due_at:
+        return Enqueued(draft.email_id, key, Acceptance.ACCEPTED)
+    holder = insertion.known.get(draft.key)
+    if holder is None:  # the email with this key was pruned between the two statements
+        return StoreBusy("The key was released during the request.")
+    email_id, payload_hash = holder
+    is_same = payload_hash == draft.payload_hash
+    return Enqueued(email_id, key, Acceptance.KNOWN if is_same else Acceptance.CONFLICT)
+
+
+def _was_known(result: InsertResult) -> bool:
+    return isinstance(result, Enqueued) and result.acceptance is Acceptance.KNOWN
+
+
+def _split(batch: list[_QueuedDraft]) -> list[list[_QueuedDraft]]:
+    # Not halves: a lock timeout is the most expensive error. With square roots, two timeouts find the locked email.
+    size = max(1, math.isqrt(len(batch)))
+    return [batch[start : start + size] for start in range(0, len(batch), size)]
+
+
+def _content_bytes(draft: Draft) -> int:
+    email = draft.email
+    return len(email.text or "") + len(email.html or "") + sum(len(file.content) for file in email.attachments)

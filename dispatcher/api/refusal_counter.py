@@ -1,0 +1,38 @@
+"""Counts of refused requests and emails by problem code, for the metrics and the log. No content is logged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Final
+
+from dispatcher.telemetry import metrics
+from dispatcher.telemetry.log import get_log
+
+LOG_INTERVAL_SECONDS: Final = 60.0
+
+
+class RefusalCounter:
+    """How often the API answered with each problem code since the process started."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._logged: Counter[str] = Counter()
+
+    def count(self, code: str) -> None:
+        """Counts one refused request, or one refused email of a batch."""
+        self.counts[code] += 1
+        metrics.API_REFUSALS.add(1, code)
+
+    async def run(self) -> None:
+        """Logs new refusals once a minute until cancelled."""
+        while True:
+            await asyncio.sleep(LOG_INTERVAL_SECONDS)
+            self.log_new()
+
+    def log_new(self) -> None:
+        """Logs the refusals since the last call, if there are any."""
+        new = self.counts - self._logged
+        if new:
+            get_log().info("api.refused", counts=dict(new))
+            self._logged = self.counts.copy()

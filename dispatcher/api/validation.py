@@ -1,0 +1,175 @@
+"""Validates requests and emails, and maps insert results to responses or problems."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, assert_never
+
+from starlette.requests import Request
+
+from dispatcher.api.access import Caller
+from dispatcher.api.insert_batcher import InsertResult
+from dispatcher.api.policy import Policy
+from dispatcher.api.problems import FieldError, Problem, pointer_of
+from dispatcher.domain.capabilities import Capabilities
+from dispatcher.domain.email import Email
+from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
+from dispatcher.errors import DispatcherError, InvalidEmail, StoreBusy, StoreUnavailable
+from dispatcher.producers import Acceptance, Enqueued
+from dispatcher.providers.capabilities import uncarried
+
+KEY_HEADER: Final = "Idempotency-Key"
+MAX_BATCH_EMAILS: Final = 1000
+# RFC 8941, section 3.3.3: a quoted string, as the header's draft demands. Many clients send the key without quotes.
+_CHARACTER: Final = r'(?:[!#-\[\]-~]|\\["\\])'
+_BETWEEN: Final = f"{{0,{MAX_KEY_CHARACTERS - 2}}}"
+KEY_PATTERN: Final = (
+    rf'^(?:"{_CHARACTER}(?:(?: |{_CHARACTER}){_BETWEEN}{_CHARACTER})?"|[!#-~](?:[ -~]{_BETWEEN}[!-~])?)$'
+)
+_KEY: Final = re.compile(KEY_PATTERN)
+_NO_KEY: Final = (
+    f"Set the header {KEY_HEADER}, or message_key in the body, to your unique name for the email, "
+    "such as order-17-receipt."
+)
+
+
+def idempotency_key(request: Request) -> str | None:
+    """The email's key from the Idempotency-Key header; None without the header.
+
+    Raises:
+        Problem: `idempotency-key-invalid`: the header is repeated, or is not a valid key.
+    """
+    given = request.headers.getlist(KEY_HEADER)
+    if not given or given == [""]:
+        return None
+    key = given[0] if len(given) == 1 else ""
+    if not _KEY.fullmatch(key):
+        reason = (
+            f"must be one key of 1 to {MAX_KEY_CHARACTERS} printable ASCII characters, with or without double quotes; "
+            "put a key with other characters into the body, as message_key"
+        )
+        raise Problem("idempotency-key-invalid", errors=[FieldError("header", KEY_HEADER, reason)])
+    return re.sub(r"\\(.)", r"\1", key[1:-1]) if key.startswith('"') else key
+
+
+def require_key(document: object, key: str | None) -> None:
+    """Checks that the header or the body has a key.
+
+    Raises:
+        Problem: `idempotency-key-missing`.
+    """
+    if key is None and isinstance(document, dict) and document.get("message_key") is None:
+        raise Problem("idempotency-key-missing", _NO_KEY)
+
+
+@dataclass(frozen=True, slots=True)
+class EmailValidator:
+    """Builds emails from JSON, and checks what this API, the key and the configured providers allow.
+
+    Attributes:
+        configured: The capabilities of the configured providers; empty if this process does not know the providers.
+    """
+
+    policy: Policy
+    configured: Mapping[str, Capabilities]
+
+    def email(self, document: object, caller: Caller, *, key: str | None = None, prefix: str = "") -> Email:
+        """Builds a valid email from a JSON value.
+
+        Args:
+            key: The message key from the header. The JSON value may repeat it.
+            prefix: The JSON pointer to the value in the body.
+
+        Raises:
+            Problem: the email is invalid, or the API, the key or the providers do not allow it.
+        """
+        if isinstance(document, dict):
+            document = dict(document, tenant_id=_tenant(document, caller, prefix))
+            if key is not None:
+                _check_key(document.get("message_key"), key, prefix)
+                document["message_key"] = key
+        email = self._valid(document, prefix)
+        caller.check_sender(email.sender, prefix)
+        try:
+            self.policy.check(email)
+        except InvalidEmail as error:
+            raise Problem("email-not-allowed", errors=[_field_error(error, prefix)]) from None
+        if why := uncarried(email, self.configured):
+            field_error = FieldError("pointer", pointer_of(why.field, prefix), why.message)
+            raise Problem("no-capable-provider", str(why), errors=[field_error])
+        return email
+
+    def _valid(self, document: object, prefix: str) -> Email:
+        try:
+            return Email.from_json(document, allowed_headers=self.policy.allowed_headers)
+        except InvalidEmail as error:
+            raise Problem("invalid-email", errors=[_field_error(error, prefix)]) from None
+
+
+def _tenant(document: dict[str, Any], caller: Caller, prefix: str) -> object:
+    asked = document.get("tenant_id")
+    if asked is not None and not isinstance(asked, str):
+        raise Problem(
+            "invalid-email", errors=[FieldError("pointer", pointer_of("tenant_id", prefix), "must be a string")]
+        )
+    return caller.tenant(asked)
+
+
+def _check_key(given: object, key: str, prefix: str) -> None:
+    if given is not None and given != key:
+        error = FieldError(
+            "pointer", pointer_of("message_key", prefix), f"must equal the header {KEY_HEADER}, or be left out"
+        )
+        raise Problem("invalid-email", errors=[error])
+
+
+def _field_error(error: InvalidEmail, prefix: str) -> FieldError:
+    return FieldError("pointer", pointer_of(error.field, prefix), error.reason)
+
+
+def batch_items(document: object) -> Sequence[object]:
+    """The entries of a batch's `emails`, not yet validated.
+
+    Raises:
+        Problem: `invalid-body`.
+    """
+    if not isinstance(document, dict):
+        raise _invalid_body("#", "must be an object")
+    if unknown := document.keys() - {"emails"}:
+        raise _invalid_body("#", f"must have only the field emails; unknown fields: {len(unknown)}")
+    emails = document.get("emails")
+    if not isinstance(emails, list):
+        raise _invalid_body("#/emails", "must be a list")
+    if not 1 <= len(emails) <= MAX_BATCH_EMAILS:
+        raise _invalid_body(
+            "#/emails", f"must have 1 to {MAX_BATCH_EMAILS:,} entries; this request has {len(emails):,}"
+        )
+    return emails
+
+
+def _invalid_body(pointer: str, detail: str) -> Problem:
+    return Problem("invalid-body", errors=[FieldError("pointer", pointer, detail)])
+
+
+def require_enqueued(answer: InsertResult) -> Enqueued:
+    """The enqueued email, whether this request or an earlier one with the same content enqueued it.
+
+    Raises:
+        Problem: the email was not enqueued, or the key belongs to other content.
+    """
+    match answer:
+        case Enqueued(acceptance=Acceptance.ACCEPTED | Acceptance.KNOWN):
+            return answer
+        case Enqueued():
+            raise Problem("idempotency-key-reused", "Use a new key for a new email, or repeat the original request.")
+        case StoreBusy():
+            raise Problem("idempotency-key-in-use", "Retry the request with the same key.", retry_after=1)
+        case StoreUnavailable():
+            detail = "The email may have been stored. Retry with the same key: that never creates a second email."
+            raise Problem("database-unavailable", detail, retry_after=1)
+        case DispatcherError():
+            raise Problem("internal-error", answer.message)
+        case _:
+            assert_never(answer)
