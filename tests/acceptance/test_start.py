@@ -122,7 +122,7 @@ def test_a_worker_without_disk_space_for_its_ledger_says_why_and_starts_once_the
     status = host.command("status", "--json", METRICS_ADDRESS=address)
     assert status.await_exit() == 0
 
-    reason = "The in-flight ledger cannot be made in the run directory: File too large. Make room on its disk"
+    reason = "The in-flight ledger cannot be created in the run directory: File too large. Free disk space"
     assert ended["error"].startswith(reason)
     for told in (asked, orjson.loads(status.log)["unready"]):
         assert re.match(rf"worker 0 could not boot, (once|\d+ times in a row): {reason}", told or "")
