@@ -46,7 +46,7 @@ def test_all_attacks_are_refused_or_harmless_and_do_not_disturb_other_clients(ho
     chosen = re.compile(os.environ.get("ABUSE_CASES", ""))
     with attacked_api(host) as attacked:
         attacked.rest()
-        titles = ("MB", "health ms", "with waits", "sends %")
+        titles = ("MB", "health ms", "raw ms", "sends %")
         sys.stdout.write(f"\n{'case':52}" + "".join(f"{title:>10}" for title in titles) + "  got\n")
         before = attacked.resident_bytes()
         results = [_measure(attacked, name) for name in CORPUS if chosen.search(name)]
