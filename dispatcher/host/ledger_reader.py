@@ -29,7 +29,7 @@ from dispatcher.host.ledger_format import (
     read_suspects,
 )
 
-MOST_BYTES: Final = 64 * 1024 * 1024
+MAX_BYTES: Final = 64 * 1024 * 1024
 """Larger than any ledger. A larger file may be a database dump, and is not read into memory."""
 
 
@@ -152,13 +152,13 @@ def _lock(descriptor: int) -> bool:
     return True
 
 
-def _content(descriptor: int, most_bytes: int = MOST_BYTES) -> bytes:
+def _content(descriptor: int, max_bytes: int = MAX_BYTES) -> bytes:
     """Reads a ledger file. Refuses a copy of a ledger, because the worker may still be using the original."""
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         raise LedgerUnreadable("it cannot be read: it is not a file")
     try:
-        content = os.pread(descriptor, min(found.st_size, most_bytes), 0)
+        content = os.pread(descriptor, min(found.st_size, max_bytes), 0)
     except OSError as error:
         raise LedgerUnreadable(f"it cannot be read: {error.strerror}") from error
     head = read_head(content)

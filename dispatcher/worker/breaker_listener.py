@@ -20,7 +20,7 @@ from dispatcher.store.providers import ProviderStore
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
-HAND_BACK_SECONDS: Final = 5.0
+KEEP_PREFETCHED_SECONDS: Final = 5.0
 """Keep the prefetched messages during a shorter pause: to return and fetch them again costs more."""
 RETRY_SECONDS: Final = 5.0
 """Until the next try to publish a state after PostgreSQL failed."""
@@ -66,7 +66,7 @@ class BreakerListener:
         while True:
             self._changed.clear()
             wait_seconds = routes.wait_seconds
-            if wait_seconds > HAND_BACK_SECONDS:
+            if wait_seconds > KEEP_PREFETCHED_SECONDS:
                 consumer.pause()
             elif not wait_seconds:
                 # Also during a probe: if the probe ends without an answer, another message is needed to try again.
