@@ -123,7 +123,7 @@ def restored(tmp_path: Path, servers: Servers, database_url: str, topology: Topo
         "DISPATCHER_RUN_DIR": str(tmp_path / "run"),
         "DISPATCHER_METRICS_ADDRESS": "off",
     }
-    return CommandLine(tmp_path, settings).at_hand
+    return CommandLine(tmp_path, settings).without_process
 
 
 def sent(commandline: CommandLine) -> set[UUID]:

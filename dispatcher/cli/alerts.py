@@ -1,4 +1,4 @@
-"""`dispatcher alerts`: whether alerts would reach a person."""
+"""`dispatcher alerts`: sends a test alert through every channel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dispatcher.domain.alert import Notice
 
 _NO_CHANNEL = (
-    "No alert channel is configured, so alerts stand in the log alone: set DISPATCHER_ALERT_WEBHOOK_URL and "
+    "No alert channel is configured, so alerts are only logged. Set DISPATCHER_ALERT_WEBHOOK_URL and "
     "DISPATCHER_ALERT_WEBHOOK_SECRET, or DISPATCHER_ALERT_SMTP_URL, DISPATCHER_ALERT_EMAIL_FROM and "
     "DISPATCHER_ALERT_EMAIL_TO."
 )
@@ -28,29 +28,31 @@ _NO_CHANNEL = (
 
 @click.group("alerts")
 def command() -> None:
-    """Alerts: the monitor of `dispatcher run` raises them when the DLQ is not empty or cannot be watched.
-
-    They stand in the log always, and go by webhook and email where DISPATCHER_ALERT_… settings name them.
+    """Test the alert channels.
 
     \b
     Example:
       dispatcher alerts test
+
+    The monitor of `dispatcher run` raises an alert when the DLQ is not empty, when it cannot check the DLQ, and for
+    other faults. Every alert is logged. It is also sent by webhook and email if the DISPATCHER_ALERT_… settings
+    configure them.
     """
 
 
 @command.command("test", short_help="Send a test alert through every channel.")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON: every channel, and how it ended.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON: the result of every channel.")
 def test(as_json: bool) -> int:
-    """Send a test alert through every configured channel, and say what happened.
-
-    Tries each channel once, all at the same time. Needs neither PostgreSQL nor RabbitMQ.
+    """Send a test alert through every configured channel, and show each result.
 
     \b
     Examples:
       dispatcher alerts test
       dispatcher alerts test --json | jq '.channels[] | select(.ok | not)'
 
-    Exit codes: 0 all took it, 1 none did, 3 some did, 78 no channel is configured.
+    Tries each channel once, all at the same time. Needs neither PostgreSQL nor RabbitMQ.
+
+    Exit codes: 0 all channels accepted the alert, 1 none did, 3 some did, 78 no channel is configured.
     """
     trials = asyncio.run(_try_all(load_settings()))
     failed = [trial for trial in trials if not trial["ok"]]
@@ -83,7 +85,7 @@ async def _try_all(settings: Settings) -> list[dict[str, Any]]:
 
 
 async def _try(channel: Channel, notice: Notice) -> dict[str, Any]:
-    """What became of one test alert: how it was taken, or why not."""
+    """The result of one channel, as `--json` shows it."""
     from dispatcher.alerts.contract import NotDelivered
 
     try:

@@ -8,21 +8,20 @@ import click
 
 from dispatcher.cli.config import API_NEEDS
 from dispatcher.cli.environment import load_settings
-from dispatcher.cli.starting import starting
+from dispatcher.cli.startup_errors import log_startup_errors
 from dispatcher.config.values import api_listener
 from dispatcher.errors import DispatcherError
 
 
 @click.command("api")
-@click.option("--address", metavar="HOST:PORT", help="Where to listen, instead of DISPATCHER_API_ADDRESS.")
-@click.option("--share-port", is_flag=True, help="Let several processes listen there; the kernel spreads connections.")
+@click.option("--address", metavar="HOST:PORT", help="Listen here.  [default: DISPATCHER_API_ADDRESS]")
+@click.option(
+    "--share-port",
+    is_flag=True,
+    help="Let several processes listen on the same port (SO_REUSEPORT); the kernel distributes the connections.",
+)
 def command(address: str | None, *, share_port: bool) -> int:
-    """Accept emails over HTTP: makes them durable, announces them, answers. `dispatcher run` sends them.
-
-    Needs DISPATCHER_DATABASE_URL and DISPATCHER_AMQP_URL, an `init` before, an API key (`dispatcher keys create`), and
-    the extra `api`. For development, with DISPATCHER_API_ALLOW_ANONYMOUS=on the API needs no key on the loopback until
-    the first key is created. It speaks plain HTTP: before others reach it, put a proxy with TLS in front. SIGTERM and
-    Ctrl-C finish the requests that have begun.
+    """Serve the HTTP API, which accepts emails. `dispatcher run` sends them.
 
     \b
     Examples:
@@ -30,14 +29,21 @@ def command(address: str | None, *, share_port: bool) -> int:
       curl -i http://127.0.0.1:8025/v1/emails -H 'Authorization: Bearer ed_…' -H 'Idempotency-Key: hello-1' \\
            -H 'Content-Type: application/json' \\
            -d '{"from": "me@example.com", "to": "you@example.org", "subject": "Hello", "text": "It works."}'
-      dispatcher api --address 127.0.0.1:8025 --share-port   # as often as you have cores
+      dispatcher api --address 127.0.0.1:8025 --share-port   # once per CPU core
 
-    Its pages: /docs, /openapi.json, /healthz.
+    The API commits an email to PostgreSQL before it accepts the request, and publishes it to RabbitMQ at once.
 
-    Exit codes: 0 stopped, 1 the address cannot be had or the extra is missing, 78 settings or tables are not fit, or
-    there is no key.
+    Needs DISPATCHER_DATABASE_URL and DISPATCHER_AMQP_URL, an earlier `dispatcher init`, an API key (`dispatcher keys
+    create`), and the extra `api`. For development, DISPATCHER_API_OPEN=on allows requests without a key on the loopback
+    interface, until the first key is created. The process speaks plain HTTP: put a proxy with TLS in front of it. On
+    SIGTERM or Ctrl-C it finishes the requests in progress, then exits.
+
+    Pages: /docs, /openapi.json, /healthz.
+
+    Exit codes: 0 stopped, 1 the address cannot be opened or the extra is missing, 78 settings or tables are not valid,
+    or there is no key.
     """
-    with starting():
+    with log_startup_errors():
         return _serve(address, share_port=share_port)
 
 
@@ -52,8 +58,8 @@ def _serve(address: str | None, *, share_port: bool) -> int:
         from dispatcher.api.server import listen, run_api
     except ModuleNotFoundError as error:
         raise DispatcherError(
-            f"The HTTP API needs packages that are not installed ({error.name}).",
-            remedy="Install them: pip install 'email-dispatcher[api]'",
+            f"The HTTP API needs a package that is not installed: {error.name}.",
+            remedy="Run: pip install 'email-dispatcher[api]'",
         ) from None
     from setproctitle import setproctitle
 

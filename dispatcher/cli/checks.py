@@ -1,4 +1,4 @@
-"""What `dispatcher doctor` looks at: each check gives findings, and none ends another."""
+"""The checks of `dispatcher doctor`. Each check yields findings, and a failed check does not stop the others."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
+from dispatcher.cli.output import counted
 from dispatcher.config import Settings
 from dispatcher.errors import ConfigurationError, DispatcherError, ServerUnavailable
 from dispatcher.host.ledger_format import SUFFIX, file_octets
@@ -33,36 +34,36 @@ if TYPE_CHECKING:
 OLDEST_POSTGRESQL: Final = 14
 OLDEST_PYTHON: Final = (3, 11)
 SPARE_CONNECTIONS: Final = 10
-"""For relay, monitor, other commands, and what PostgreSQL keeps for its superuser."""
-EMPTIED: Final = ("/tmp", "/var/tmp", "/run/user")  # noqa: S108 - named to be warned of
-"""Where cleaners delete files that are old, or whose user has logged out."""
+"""PostgreSQL connections for the relay, the monitor, other commands, and those reserved for superusers."""
+CLEANED_FOLDERS: Final = ("/tmp", "/var/tmp", "/run/user")  # noqa: S108 - doctor warns of them
+"""Folders where the system deletes old files, or the files of users who logged out."""
 SPARE_DESCRIPTORS: Final = 64
-"""For logs, pipes, the database and RabbitMQ."""
-_START: Final = "Start it, or correct {variable}. `dispatcher dev up` has a private one."
+"""File descriptors for logs, pipes, PostgreSQL and RabbitMQ."""
+_START: Final = "Start it, or correct {variable}. `dispatcher dev up` starts a private one."
 
 _SYNCHRONOUS: Final = (
-    "Set synchronous_standby_names on the primary. The promotion of an asynchronous standby loses commits, and emails "
-    "that were sent in them are held."
+    "Set synchronous_standby_names on the primary. The promotion of an asynchronous standby loses recent commits, and "
+    "the emails whose results were in them are held."
 )
 
 
 class CheckState(StrEnum):
-    """How a check ended."""
+    """The result of a check."""
 
     OK = "ok"
     WARNING = "warning"
-    """It works, but not for ever or not as well as it could."""
+    """Sending works, but with a risk or a limit."""
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found.
+    """One line of `dispatcher doctor`.
 
     Attributes:
-        subject: What was looked at.
-        detail: What was found.
-        remedy: How to mend it; None where it is well.
+        subject: What was checked, such as `PostgreSQL`.
+        words: What the check found.
+        remedy: How to fix it; None if there is nothing to fix.
     """
 
     subject: str
@@ -71,20 +72,26 @@ class Finding:
     remedy: str | None = None
 
 
-def well(subject: str, words: str) -> Finding:
-    """A finding that pleases."""
+def passed(subject: str, words: str) -> Finding:
+    """A finding with the state `OK`."""
     return Finding(subject, CheckState.OK, words)
 
 
 def failed(subject: str, error: DispatcherError, remedy: str | None = None) -> Finding:
-    """A fault as a finding; its own remedy goes before the one given."""
+    """A finding with the state `FAILED`.
+
+    Args:
+        remedy: Used if the error has no remedy of its own.
+    """
     words = " ".join(error.mistakes) if isinstance(error, ConfigurationError) else error.message
     return Finding(subject, CheckState.FAILED, words, error.remedy or remedy)
 
 
-def judge(subject: str, is_well: bool, words: str, remedy: str, otherwise: CheckState = CheckState.FAILED) -> Finding:
-    """A finding by a condition; the remedy stands only where it is needed."""
-    return well(subject, words) if is_well else Finding(subject, otherwise, words, remedy)
+def passed_if(
+    condition: bool, subject: str, words: str, remedy: str, otherwise: CheckState = CheckState.FAILED
+) -> Finding:
+    """A finding with the state `OK` if the condition is true; otherwise with the state and remedy given."""
+    return passed(subject, words) if condition else Finding(subject, otherwise, words, remedy)
 
 
 def check_env_file(file: EnvFile) -> Finding:
@@ -92,27 +99,30 @@ def check_env_file(file: EnvFile) -> Finding:
     secrets = file.secrets
     is_open = bool(secrets and file.path.stat().st_mode & stat.S_IROTH)
     words = f"every user of this machine may read {file.path}, which holds secrets ({', '.join(secrets)})"
-    remedy = f"Run: chmod o= {file.path}. The user of `dispatcher run` must be able to read it."
-    return Finding("env file", CheckState.WARNING, words, remedy) if is_open else well("env file", f"{file.path}")
+    remedy = f"Run: chmod o= {file.path}. The user of `dispatcher run` must still be able to read the file."
+    return Finding("env file", CheckState.WARNING, words, remedy) if is_open else passed("env file", f"{file.path}")
 
 
 def check_process(settings: Settings) -> Iterator[Finding]:
-    """Python, and what the system allows a process."""
+    """Checks the version of Python and the limit of open files."""
     from dispatcher.providers.registry import most_connections
 
     oldest = ".".join(map(str, OLDEST_PYTHON))
     is_new = sys.version_info >= OLDEST_PYTHON
-    yield judge("Python", is_new, platform.python_version(), f"Install Python {oldest} or newer.")
+    yield passed_if(is_new, "Python", platform.python_version(), f"Install Python {oldest} or newer.")
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)  # `run` and `api` raise their own to the hard limit
     needed = sum(most_connections(name, settings) for name in settings.providers) + SPARE_DESCRIPTORS
     is_enough = limit == resource.RLIM_INFINITY or limit >= needed
-    words = f"at most {limit} per process, a worker may need {needed}"
-    remedy = f"Raise the hard limit to {2 * needed}: LimitNOFILE in a unit, minfds in supervisord.conf, or ulimit -Hn."
-    yield judge("file descriptors", is_enough, words, remedy, CheckState.WARNING)
+    words = f"the limit per process is {limit}; a worker may need {needed}"
+    remedy = f"Raise the hard limit to {2 * needed}: LimitNOFILE (systemd), minfds (supervisord.conf) or ulimit -Hn."
+    yield passed_if(is_enough, "file descriptors", words, remedy, CheckState.WARNING)
 
 
 def check_run_dir(settings: Settings) -> Iterator[Finding]:
-    """Whether `run` can use the run directory: no other user may write there, and the disk has room for the ledgers."""
+    """Checks that `dispatcher run` can use the run directory.
+
+    No other user may write there, the disk must have space for the ledgers, and nothing may delete the files.
+    """
     subject = "run directory"
     needed = settings.workers * file_octets(2 * settings.prefetch)
     try:
@@ -125,33 +135,31 @@ def check_run_dir(settings: Settings) -> Iterator[Finding]:
         doubt = volatility(settings.run_dir.resolve(), _mounts())
         remedy = "Set DISPATCHER_RUN_DIR to a folder on a disk of this host, such as /var/lib/email-dispatcher."
         words = f"{settings.run_dir} is writable{', but ' + doubt if doubt else ''}"
-        yield judge(subject, not doubt, words, remedy, CheckState.WARNING)
+        yield passed_if(not doubt, subject, words, remedy, CheckState.WARNING)
     except OSError as error:
         words = f"{settings.run_dir}: {error.strerror}"
         remedy = "Set DISPATCHER_RUN_DIR to a folder that this user may write."
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             words += f"; the ledgers of {settings.workers} workers need {needed / 2**20:.1f} MiB"
-            remedy = "Make room on that disk, or set DISPATCHER_RUN_DIR to a folder on another disk of this host."
+            remedy = "Free space on that disk, or set DISPATCHER_RUN_DIR to a folder on another disk of this host."
         yield Finding(subject, CheckState.FAILED, words, remedy)
 
 
 def volatility(folder: Path, mounts: str) -> str | None:
-    """Why the ledgers in a folder may vanish while their workers run, or before they are settled; None if they stay.
+    """Why the ledgers in a folder may be deleted before the relay has settled them; None if they are safe.
 
     Args:
         folder: Without symbolic links.
         mounts: The text of /proc/mounts.
     """
-    for place in EMPTIED:
-        if folder.is_relative_to(place):
-            return f"cleaners empty {place}"
-    # Device, folder, type, and what does not matter here. The innermost folder counts; of several there, the last.
+    for cleaned in CLEANED_FOLDERS:
+        if folder.is_relative_to(cleaned):
+            return f"the system deletes old files in {cleaned}"
+    # A line has device, mount point, type, and more. The innermost mount point counts; of two equal ones, the last.
     entries = [line.split()[1:3] for line in mounts.splitlines() if len(line.split()) > 2]
-    around = [(len(place), kind) for place, kind in entries if folder.is_relative_to(place)]
-    _, kind = max(reversed(around), key=lambda each: each[0], default=(0, ""))
-    return (
-        f"it is kept in memory ({kind}): the host's next start finds it empty" if kind in ("tmpfs", "ramfs") else None
-    )
+    enclosing = [(len(mount_point), kind) for mount_point, kind in entries if folder.is_relative_to(mount_point)]
+    _, kind = max(reversed(enclosing), key=lambda each: each[0], default=(0, ""))
+    return f"it is in memory ({kind}), so a reboot empties it" if kind in ("tmpfs", "ramfs") else None
 
 
 def _mounts() -> str:
@@ -162,26 +170,25 @@ def _mounts() -> str:
 
 
 def check_postgresql(settings: Settings) -> Iterator[Finding]:
-    """The server, its durability, its room for our connections, our tables, and whether it commits."""
+    """Checks the version, the durability, the number of connections, the tables, and whether a write commits."""
     from dispatcher.store.connections import connected
     from dispatcher.store.server import describe_server
 
     try:
         with connected(settings.database_url, name="dispatcher doctor") as connection:
             server = describe_server(connection)
-            words = f"{server.version} answers, {OLDEST_POSTGRESQL} is the oldest that will do"
+            words = f"{server.version} is reachable; {OLDEST_POSTGRESQL} is the oldest supported version"
             is_new = server.version_number >= OLDEST_POSTGRESQL * 10_000
-            yield judge("PostgreSQL", is_new, words, f"Upgrade it to {OLDEST_POSTGRESQL} or newer.")
+            yield passed_if(is_new, "PostgreSQL", words, f"Upgrade it to {OLDEST_POSTGRESQL} or newer.")
             words = f"fsync is {server.fsync}, synchronous_commit is {server.synchronous_commit}"
             is_durable = server.fsync == "on" and server.synchronous_commit != "off"
-            yield judge("PostgreSQL durability", is_durable, words, "Switch both on: a crash would lose emails.")
+            yield passed_if(is_durable, "PostgreSQL durability", words, "Turn both on: else a crash loses emails.")
             if server.standby_count:
-                awaited = "one" if server.has_synchronous_standby else "none"
-                words = f"{server.standby_count} connected, and commits wait for {awaited}"
-                yield judge(
-                    "PostgreSQL standbys", server.has_synchronous_standby, words, _SYNCHRONOUS, CheckState.WARNING
-                )
-            yield _room(settings, server.max_connections)
+                is_synchronous = server.has_synchronous_standby
+                waits = "commits wait for a standby" if is_synchronous else "commits do not wait for a standby"
+                words = f"{server.standby_count} connected; {waits}"
+                yield passed_if(is_synchronous, "PostgreSQL standbys", words, _SYNCHRONOUS, CheckState.WARNING)
+            yield _check_connections(settings, server.max_connections)
             yield from _check_tables(settings, connection)
         yield from _check_sessions(settings)
     except DispatcherError as error:
@@ -193,24 +200,24 @@ def _check_sessions(settings: Settings) -> Iterator[Finding]:
 
     try:
         asyncio.run(verify_sessions(settings.database_url, name="dispatcher doctor"))
-        yield well("PostgreSQL sessions", "a connection keeps its session, as locks and notifications need")
+        yield passed("PostgreSQL sessions", "a connection keeps its session, which locks and notifications need")
     except ConfigurationError as error:
         yield failed("PostgreSQL sessions", error)
-        return  # the write would change the settings of others' sessions
+        return  # `time_commit` sets session settings, which a shared session would give to other clients
     try:
         seconds = asyncio.run(time_commit(settings.database_url, name="dispatcher doctor"))
-        yield well("PostgreSQL commits", f"connected and committed a small write in {seconds:.2f} s")
+        yield passed("PostgreSQL commits", f"connected and committed a small write in {seconds:.2f} s")
     except DispatcherError as error:
         yield failed("PostgreSQL commits", error)
 
 
-def _room(settings: Settings, max_connections: int) -> Finding:
+def _check_connections(settings: Settings, max_connections: int) -> Finding:
     from dispatcher.worker.process import POOL_SIZE
 
     needed = settings.workers * POOL_SIZE + SPARE_CONNECTIONS
-    words = f"{max_connections} for everybody, this host's {settings.workers} workers need {needed}"
+    words = f"max_connections is {max_connections}; {counted(settings.workers, 'worker')} of this host need {needed}"
     remedy = "Raise max_connections, or lower DISPATCHER_WORKERS."
-    return judge("PostgreSQL connections", max_connections >= needed, words, remedy)
+    return passed_if(max_connections >= needed, "PostgreSQL connections", words, remedy)
 
 
 def _check_tables(settings: Settings, connection: Session) -> Iterator[Finding]:
@@ -222,13 +229,15 @@ def _check_tables(settings: Settings, connection: Session) -> Iterator[Finding]:
     except DispatcherError as error:
         yield failed("tables", error)
         return
-    words = f"in the schema {settings.database_schema}, at this release, migration {all_migrations()[-1].number:04}"
+    words = f"schema {settings.database_schema}, migration {all_migrations()[-1].number:04} (up to date)"
     if others:
-        words += f"; the schema {', '.join(others)} has such tables, too, and no process sends the emails in them"
-    yield judge("tables", not others, words, "Drop the other tables once you do not need them.", CheckState.WARNING)
+        words += f"; the schema {', '.join(others)} also has dispatcher tables, and no process sends their emails"
+    remedy = "Drop the other tables when you no longer need them."
+    yield passed_if(not others, "tables", words, remedy, CheckState.WARNING)
     filled = find_filled_defaults(connection)
-    words = f"rows stand in {', '.join(filled)}" if filled else "the default ones are empty"
-    yield judge("partitions", not filled, words, "Run `dispatcher init`, which moves this week's.", CheckState.WARNING)
+    words = f"{', '.join(filled)} has rows" if filled else "the default partitions are empty"
+    remedy = "Run `dispatcher init`, which moves this week's rows to their partition."
+    yield passed_if(not filled, "partitions", words, remedy, CheckState.WARNING)
     yield from _check_ledgers(settings, asyncio.run(_database_id(settings)))
     yield from _check_pending(settings, connection)
 
@@ -242,51 +251,57 @@ async def _database_id(settings: Settings) -> UUID:
 
 
 def _check_ledgers(settings: Settings, database_id: UUID) -> Iterator[Finding]:
-    """The in-flight ledgers in the run directory that the relay does not settle."""
+    """Warns of the in-flight ledgers in the run directory that the relay does not settle."""
     subject = "in-flight ledgers"
     faults = 0
     for path in sorted(settings.run_dir.glob(f"*{SUFFIX}")):
-        remedy = "Decide about that worker's emails (`dispatcher held list`), then move the file away."
+        remedy = "Decide that worker's emails (`dispatcher held list`), then move the file to another folder."
         try:
             found = living_ledger(path)
             if found is None or found.database_id in (None, database_id):
                 continue
-            words = f"{path.name} is of another database ({found.database_id}); nothing of it is settled or deleted"
-            remedy = "Run once with the DISPATCHER_DATABASE_URL of that database; if it is gone, move the file away."
+            words = f"{path.name} belongs to another database ({found.database_id}), so it is not settled or deleted"
+            remedy = (
+                "Start `dispatcher run` once with the DISPATCHER_DATABASE_URL of that database. If that database does "
+                "not exist any more, move the file to another folder."
+            )
         except DispatcherError as error:
             words = f"{path.name} is not settled: {error.message}"
         faults += 1
         yield Finding(subject, CheckState.WARNING, words, remedy)
     if not faults:
-        yield well(subject, "the relay of this host settles all that there are")
+        yield passed(subject, "this host's relay settles all of them")
 
 
 def _check_pending(settings: Settings, connection: Session) -> Iterator[Finding]:
-    """Finds pending emails that `run` would fail: no configured provider can carry them, or a header is not allowed."""
+    """Reports pending emails that will fail: no configured provider can send them, or a header is not allowed."""
     from dispatcher.domain.header_names import headers_fault
     from dispatcher.providers.capabilities import capabilities_of, uncarried
     from dispatcher.store.emails import SAMPLE, sample_pending
 
     configured = capabilities_of(settings.providers)
     sample = sample_pending(connection)
-    lacks = [why.message for email in sample if (why := uncarried(email, configured))]
-    commands = [fault for email in sample if (fault := headers_fault(email.headers, settings.allowed_provider_headers))]
-    for reasons, variable in ((lacks, "DISPATCHER_PROVIDERS"), (commands, "DISPATCHER_ALLOWED_PROVIDER_HEADERS")):
+    without_provider = [why.message for email in sample if (why := uncarried(email, configured))]
+    with_header = [fault for email in sample if (fault := headers_fault(email.headers, settings.allowed_headers))]
+    for reasons, variable in (
+        (without_provider, "DISPATCHER_PROVIDERS"),
+        (with_header, "DISPATCHER_ALLOWED_HEADERS"),
+    ):
         if reasons:
-            words = f"of the oldest {SAMPLE:,} pending emails, {len(reasons):,} will fail; the first: {reasons[0]}"
-            remedy = f"Add what they need to {variable} before `dispatcher run`."
+            words = f"{len(reasons):,} of the oldest {SAMPLE:,} pending emails will fail; the first: {reasons[0]}"
+            remedy = f"Before `dispatcher run`, add to {variable} what these emails need."
             yield Finding("pending emails", CheckState.FAILED, words, remedy)
 
 
 def check_rabbitmq(settings: Settings) -> Iterator[Finding]:
-    """The server, our exchange and queues, and its management API if we were told one."""
+    """Checks the server, the exchange, the queues, and the management API if its URL is set."""
     from dispatcher.broker.topology import Topology, verify
 
     topology = Topology.of(settings)
     try:
         asyncio.run(verify(settings.amqp_url, topology, ca_file=settings.ca_file))
-        words = f"answers; exchange {topology.exchange}, queues {topology.queue} and {topology.dlq} are as we need them"
-        yield well("RabbitMQ", words)
+        queues = f"queues {topology.queue} and {topology.dlq}"
+        yield passed("RabbitMQ", f"reachable; exchange {topology.exchange}, {queues} exist with the right arguments")
     except ServerUnavailable as error:
         yield failed("RabbitMQ", error, _START.format(variable="DISPATCHER_AMQP_URL"))
     except DispatcherError as error:
@@ -294,8 +309,8 @@ def check_rabbitmq(settings: Settings) -> Iterator[Finding]:
     if settings.rabbitmq_management_url:
         yield from _check_management(settings, topology)
     else:
-        words = "not verified: bindings and policies cannot be asked for by AMQP, and the DLQ is probed less well"
-        remedy = "Set DISPATCHER_RABBITMQ_MANAGEMENT_URL; `dispatcher topology users` has a user that only looks."
+        words = "not checked: AMQP cannot read bindings and policies, and gives the monitor less detail about the DLQ"
+        remedy = "Set DISPATCHER_RABBITMQ_MANAGEMENT_URL. `dispatcher topology users` prints a read-only user for it."
         yield Finding("RabbitMQ topology", CheckState.WARNING, words, remedy)
 
 
@@ -308,58 +323,63 @@ def _check_management(settings: Settings, topology: Topology) -> Iterator[Findin
     try:
         vhost = vhost_of(settings.amqp_url)
         management = Management(settings.rabbitmq_management_url, vhost=vhost, ca_file=settings.ca_file)
-        yield well("RabbitMQ management", f"RabbitMQ {management.version()}")
+        yield passed("RabbitMQ management", f"RabbitMQ {management.version()}")
         faults = find_faults(management, topology)
         for fault in faults:
             yield failed(subject, fault)
         if not faults:
-            yield well(subject, "as reported: bindings are there, and neither arguments nor policies lose messages")
-        yield from map(_absence, find_absent_members(management, topology))
-        yield _consumer_timeout(settings, management)
+            words = "bindings exist; queue arguments and policies are safe (as reported by the management API)"
+            yield passed(subject, words)
+        yield from map(_quorum_finding, find_absent_members(management, topology))
+        yield _check_consumer_timeout(settings, management)
     except DispatcherError as error:
         remedy = "Enable its management plugin, or correct DISPATCHER_RABBITMQ_MANAGEMENT_URL."
         yield failed("RabbitMQ management", error, remedy)
 
 
-def _absence(absence: Absence) -> Finding:
+def _quorum_finding(absence: Absence) -> Finding:
     nodes = ", ".join(absence.absent)
     if absence.is_lost:
-        words = f"the queue {absence.queue} has lost its quorum and takes no messages: {nodes} not online"
+        words = f"the queue {absence.queue} has lost its quorum and accepts no messages; offline: {nodes}"
         remedy = "Start those nodes again. See rabbitmq-queues quorum_status."
         return Finding("RabbitMQ quorum", CheckState.FAILED, words, remedy)
-    words = f"the queue {absence.queue} has members that are not online: {nodes}"
-    return Finding("RabbitMQ quorum", CheckState.WARNING, words, "Start those nodes again before another one stops.")
+    words = f"the queue {absence.queue} has members that are offline: {nodes}"
+    return Finding("RabbitMQ quorum", CheckState.WARNING, words, "Start those nodes again before another node stops.")
 
 
-def _consumer_timeout(settings: Settings, management: Management) -> Finding:
-    """Whether a worker has acked a delivery before RabbitMQ takes its channel away for holding it."""
+def _check_consumer_timeout(settings: Settings, management: Management) -> Finding:
+    """Warns if RabbitMQ may close a worker's channel because the worker has not acked a message in time."""
     from dispatcher.broker.inspection import CONSUMER_TIMEOUT_SECONDS, consumer_timeout_in
 
     found = consumer_timeout_in(management.queue(settings.queue) or {})
     seconds = CONSUMER_TIMEOUT_SECONDS if found is None else found
-    # It waits for room, and for its attempt; while PostgreSQL is away for its record, which a drain waits for.
+    # A message waits for a send slot, for its attempt, and, while PostgreSQL is unreachable, for its result's commit.
     held = 2 * settings.send_timeout_seconds + settings.lease_seconds + settings.drain_seconds
-    source = "RabbitMQ's default, unless rabbitmq.conf says otherwise" if found is None else "the queue's"
-    words = f"{seconds:g} s ({source}); a worker may hold a delivery for {held:g} s"
+    source = "RabbitMQ's default; rabbitmq.conf may change it" if found is None else "set on the queue"
+    words = f"{seconds:g} s ({source}); a worker may hold a message unacked for {held:g} s"
     remedy = (
-        "RabbitMQ would close the worker's channel and deliver its window again: raise consumer_timeout, or lower "
-        "DISPATCHER_SEND_TIMEOUT_SECONDS, DISPATCHER_LEASE_SECONDS or DISPATCHER_DRAIN_SECONDS."
+        "Raise consumer_timeout, or lower DISPATCHER_SEND_TIMEOUT_SECONDS, DISPATCHER_LEASE_SECONDS or "
+        "DISPATCHER_DRAIN_SECONDS. Else RabbitMQ closes the worker's channel and redelivers its messages."
     )
-    return judge("RabbitMQ consumer timeout", held < seconds, words, remedy, CheckState.WARNING)
+    return passed_if(held < seconds, "RabbitMQ consumer timeout", words, remedy, CheckState.WARNING)
 
 
 def check_capabilities(settings: Settings) -> Iterator[Finding]:
-    """Which emails no configured provider can carry."""
+    """Reports the kinds of emails that no configured provider can send."""
     from dispatcher.providers.capabilities import capabilities_of, limits_of
 
     if settings.providers:
         limits = limits_of(capabilities_of(settings.providers))
-        words = f"no provider for emails with {' or '.join(limits)}" if limits else "a provider for every kind of email"
-        yield well("capabilities", words)
+        words = (
+            f"no configured provider can send emails with {' or '.join(limits)}"
+            if limits
+            else "the configured providers can send every kind of email"
+        )
+        yield passed("capabilities", words)
 
 
 def check_packages() -> Iterator[Finding]:
-    """Which packages bring providers, and whether they fit."""
+    """Checks the installed packages that add providers."""
     from dispatcher.config.plugins import clash, installed, packages_of, provider_class
 
     for name in installed():
@@ -370,15 +390,16 @@ def check_packages() -> Iterator[Finding]:
             yield Finding(subject, CheckState.WARNING, f"DISPATCHER_PROVIDERS, if it {error}")
         else:
             words = clash(name)
-            yield Finding(subject, CheckState.WARNING, words) if words else well(subject, f"brings the provider {name}")
+            is_fine = f"adds the provider {name}"
+            yield Finding(subject, CheckState.WARNING, words) if words else passed(subject, is_fine)
 
 
 def check_providers(settings: Settings) -> Iterator[Finding]:
-    """Whether each provider would take emails; sends nothing."""
+    """Checks whether each configured provider would accept emails. Sends nothing."""
     from dispatcher.providers.registry import check_provider
 
     for name in settings.providers:
         try:
-            yield well(f"provider {name}", asyncio.run(check_provider(name, settings)))
+            yield passed(f"provider {name}", asyncio.run(check_provider(name, settings)))
         except DispatcherError as error:
             yield failed(f"provider {name}", error)

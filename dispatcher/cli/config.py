@@ -1,4 +1,4 @@
-"""`dispatcher config`: every setting, where its value comes from, and what is wrong with it."""
+"""`dispatcher config`: shows every setting, the source of its value, and its mistakes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ API_NEEDS: Final = ("database_url", "amqp_url")
 
 @dataclass(frozen=True, slots=True)
 class ShownSetting:
-    """One setting, as it is shown.
+    """One setting as `dispatcher config` shows it.
 
     Attributes:
-        value: What counts now, secrets masked; None if it is not set.
-        source: `env-file`, `environment`, `file` (of a secret) or `default`.
-        default: None where there is none.
+        value: The value in use, secrets masked; None if the setting is not set.
+        source: `env-file`, `environment`, `file` (a secret's *_FILE) or `default`.
+        default: None if the setting has no default.
     """
 
     variable: str
@@ -39,14 +39,10 @@ class ShownSetting:
 
 
 @click.command("config")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON: settings, mistakes, unknown variables.")
-@click.option("--example", is_flag=True, help="An environment file that explains every setting, to be filled in.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON: settings, mistakes, unknown variables.")
+@click.option("--example", is_flag=True, help="Print a template of an env file, which explains every setting.")
 def command(as_json: bool, example: bool) -> int:
-    """Show every setting: variable, value, source, default. Secrets are masked, passwords in URLs too.
-
-    Settings are environment variables, or lines of the file that --env-file or DISPATCHER_ENV_FILE names, which
-    override them. A setting that holds a secret may be given as a file instead, by its variable with _FILE appended.
-    Reports what `run` would refuse. Opens no connection; `dispatcher doctor` does.
+    """Show every setting: variable, value, source, default. Secrets are masked, and so are passwords in URLs.
 
     \b
     Examples:
@@ -54,7 +50,12 @@ def command(as_json: bool, example: bool) -> int:
       DISPATCHER_WORKERS=4 dispatcher config --json | jq '.settings[] | select(.source != "default")'
       dispatcher config --example > dispatcher.env
 
-    Exit codes: 0 `run` could start with these settings, 78 there are mistakes.
+    Settings are environment variables, or lines of an env file (--env-file or DISPATCHER_ENV_FILE), which override the
+    environment. To read a secret from a file, append _FILE to its variable and give the file's path.
+
+    Reports every mistake that would stop `dispatcher run`. Opens no connection; `dispatcher doctor` does.
+
+    Exit codes: 0 `dispatcher run` accepts these settings, 78 there are mistakes.
     """
     if example:
         print_data(environment_file().rstrip())
@@ -76,7 +77,7 @@ def _line(declared: Setting, origin: Origin) -> ShownSetting:
 
 
 def _value(declared: Setting, origin: Origin) -> str | None:
-    """The value as text: what was written where it was written, so that a mistake can be seen."""
+    """The value as text. A value that is not the default is shown as it was written, so that a mistake is visible."""
     if origin.text is None:
         return None if declared.default is None else _written(declared.parse(declared.default))
     if not declared.secret:
@@ -84,12 +85,12 @@ def _value(declared: Setting, origin: Origin) -> str | None:
     try:
         declared.parse(origin.text)
     except ValueError:
-        return MASK  # what cannot be understood cannot be masked in part
+        return MASK  # an invalid value cannot be masked in part
     return without_path(origin.text) if declared.is_secret_path else masked(origin.text)
 
 
 def _written(value: object) -> str:
-    """A value as one would write it in the environment."""
+    """A value in the form that the environment uses."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple):
@@ -98,7 +99,7 @@ def _written(value: object) -> str:
 
 
 def _show(lines: list[ShownSetting]) -> None:
-    """A terminal shows each setting's description below it. Other programs get one line per setting, for `grep`."""
+    """Prints a table: with descriptions on a terminal, with one line per setting for other programs such as `grep`."""
     is_terminal = sys.stdout.isatty()
     table = Table("variable", "source", "value", fold=2)
     for line in lines:

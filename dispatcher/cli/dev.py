@@ -1,4 +1,4 @@
-"""`dispatcher dev`: private servers that stay until they are told to go."""
+"""`dispatcher dev`: starts, stops and shows private servers for development."""
 
 from __future__ import annotations
 
@@ -22,61 +22,62 @@ _folder_option = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     envvar=_FOLDER_VARIABLE,
     default=Path("var/dev"),
-    show_default="var/dev below the current folder",
+    show_default="var/dev in the current folder",
     show_envvar=True,
-    help="Where their data, logs and secrets are. One folder is one set of servers.",
+    help="Folder for the servers' data, logs and secrets. Each folder has its own servers.",
 )
 
 
 @click.group("dev")
 def command() -> None:
-    """Private PostgreSQL and RabbitMQ for development: no root, no docker, loopback only, data of their own.
-
-    Servers that DISPATCHER_DATABASE_URL or DISPATCHER_AMQP_URL name are used and not started. Binaries that are not
-    installed are fetched once into DISPATCHER_CACHE_DIR (~/.cache/email-dispatcher).
+    """Run a private PostgreSQL and RabbitMQ for development, without root and without Docker.
 
     \b
     Examples:
-      eval "$(dispatcher dev up)"     # servers run, and this shell's settings point to them
+      eval "$(dispatcher dev up)"     # starts the servers, and sets this shell's settings
       dispatcher dev status
       dispatcher dev down
+
+    The servers listen on the loopback interface only. If DISPATCHER_DATABASE_URL or DISPATCHER_AMQP_URL is set, that
+    server is used and none is started. Binaries that are not installed are downloaded once into DISPATCHER_CACHE_DIR
+    (~/.cache/email-dispatcher).
     """
 
 
-@command.command("up", short_help="Start them, and print the settings that point to them.")
+@command.command("up", short_help="Start the servers, and print the settings that use them.")
 @_folder_option
-@click.option("--json", "as_json", is_flag=True, help="The settings as one line of JSON instead of `export` lines.")
+@click.option("--json", "as_json", is_flag=True, help="Print the settings as one line of JSON, not as `export` lines.")
 def up(folder: Path, as_json: bool) -> int:
-    """Start them, leave them running, and print the settings that point to them.
-
-    The settings are complete: the provider is `capture`, which writes emails into the folder's `mail` and delivers
-    nothing, unless DISPATCHER_PROVIDERS names another, and `api` needs no key (DISPATCHER_API_ALLOW_ANONYMOUS). Servers
-    that run already are described again. Data stays from one `up` to the next.
+    """Start the servers, leave them running, and print the settings that use them.
 
     \b
     Example:
       eval "$(dispatcher dev up)" && dispatcher init && dispatcher run
+
+    The settings are complete. The provider is `capture`, which writes emails to the folder `mail` and delivers nothing,
+    unless DISPATCHER_PROVIDERS is set. `dispatcher api` needs no key (DISPATCHER_API_OPEN=on). If the servers are
+    already running, the command prints their settings again. Data is kept from one `up` to the next.
     """
     from dispatcher.dev import servers
 
     folder = folder.expanduser().absolute()
-    # A supervisor's or shell's SIGTERM must not leave half of them running.
+    # A SIGTERM from a supervisor or a shell must not leave one server running.
     end_by_sigterm()
     environment = servers.start(folder, progress=say, owner_pid=None).environment() | _surroundings(folder)
     if as_json:
         print_json(environment)
     else:
         print_data("\n".join(f"export {name}={shlex.quote(value)}" for name, value in environment.items()))
-    say(f"Servers run in {folder}; `dispatcher dev down` stops them.")
+    say(f"Servers are running in {folder}. To stop them: dispatcher dev down")
     if sys.stdout.isatty():
-        say('For a shell that uses them: eval "$(dispatcher dev up)"')
+        say('To use them in this shell: eval "$(dispatcher dev up)"')
     return Exit.DONE
 
 
-@command.command("down")
+@command.command("down", short_help="Stop the servers. Their data is kept.")
 @_folder_option
 def down(folder: Path) -> int:
-    """Stop them; no process stays. Their data stays: delete the folder to begin anew.
+    """Stop the servers. Their data is kept: to start from empty servers, delete the folder.
 
     \b
     Example:
@@ -86,19 +87,21 @@ def down(folder: Path) -> int:
 
     folder = folder.expanduser().absolute()
     stopped = servers.stop(folder) if folder.is_dir() else []
-    say(f"Stopped {', '.join(stopped)}." if stopped else f"No servers run in {folder}.")
+    say(f"Stopped {', '.join(stopped)}." if stopped else f"No servers are running in {folder}.")
     return Exit.DONE
 
 
-@command.command("status")
+@command.command("status", short_help="Show which servers are running.")
 @_folder_option
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 def status(folder: Path, as_json: bool) -> int:
-    """Tell which of them run. Exits with 0 if all do, with 1 if not.
+    """Show which servers are running.
 
     \b
     Example:
       dispatcher dev status || eval "$(dispatcher dev up)"
+
+    Exit codes: 0 all servers are running, 1 a server is not.
     """
     from dispatcher.dev import servers
 
@@ -107,7 +110,7 @@ def status(folder: Path, as_json: bool) -> int:
     if as_json:
         print_json({"running": found.running, "folder": folder, "pids": found.pids, "logs": found.log_folder})
     elif found.servers is None:
-        say(f"No servers run in {folder}.")
+        say(f"No servers are running in {folder}.")
     else:
         sources = {"postgres": found.servers.postgres_source, "rabbitmq": found.servers.rabbitmq_source}
         table = Table("server", "process", "binaries")
@@ -119,7 +122,7 @@ def status(folder: Path, as_json: bool) -> int:
 
 
 def _surroundings(folder: Path) -> dict[str, str]:
-    """The settings beside the servers' own; what the environment names already stays."""
+    """The settings in addition to the servers' URLs. Values that the environment has are kept."""
     defaults = {
         "DISPATCHER_PROVIDERS": "capture",
         "DISPATCHER_CAPTURE_DIR": str(folder / "mail"),

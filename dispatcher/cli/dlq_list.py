@@ -1,4 +1,4 @@
-"""`dispatcher dlq list`: what failed or is held, and why."""
+"""`dispatcher dlq list`: lists or counts failed and held emails, or lists poison messages."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from uuid import UUID
 
 import click
 
-from dispatcher.cli.acting import at_dlq, in_session, json_option
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.output import print_json, say
-from dispatcher.cli.selecting import selecting
+from dispatcher.cli.filter_options import filter_options
+from dispatcher.cli.options import json_option
+from dispatcher.cli.output import counted, print_json, say
+from dispatcher.cli.sessions import run_with_dlq, run_with_session
 from dispatcher.cli.table import Table
 
 if TYPE_CHECKING:
@@ -21,17 +22,14 @@ _GROUPS: Final = ("error_type", "provider", "tenant", "status", "error")
 
 
 @click.command("list")
-@selecting()
-@click.option("--by", type=click.Choice(_GROUPS), help="Count instead, by this.")
-@click.option("--poison", is_flag=True, help="Messages on the DLQ that have no email.")
+@filter_options()
+@click.option("--by", type=click.Choice(_GROUPS), help="Count the emails by this instead of listing them.")
+@click.option("--poison", is_flag=True, help="List the messages on the DLQ that have no email.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Entries per page.")
-@click.option("--before", type=click.UUID, metavar="ID", help="The page before this email; each page names it.")
+@click.option("--before", type=click.UUID, metavar="ID", help="Show the page that ends before this email's id.")
 @json_option()
 def list_(selection: Selection, by: str | None, poison: bool, limit: int, before: UUID | None, as_json: bool) -> int:
-    """List failed and held emails, the newest first, or count them by what they have in common.
-
-    Reads the database alone, except for --poison, which looks into the DLQ: that takes nothing off it and changes no
-    order. An age counts from when the email was enqueued.
+    """List failed and held emails, newest first, or count them by cause.
 
     \b
     Examples:
@@ -44,6 +42,8 @@ def list_(selection: Selection, by: str | None, poison: bool, limit: int, before
     JSON: {"emails": [{"email_id": …, "status": …, "error_type": …, …}], "total": 1, "next_before": null}
       --by:     {"by": "error_type", "groups": [{"value": …, "emails": …, "oldest_at": …, "newest_at": …}]}
       --poison: {"poison": [{"poison_id": …, "octets": …, "problem": …, "x_death": …}], "total": 2}
+
+    Reads only the database. With --poison it reads the DLQ instead: it removes no message and keeps their order.
     """
     if poison:
         return _list_poison(limit, as_json=as_json)
@@ -51,12 +51,14 @@ def list_(selection: Selection, by: str | None, poison: bool, limit: int, before
         return _list_groups(selection, by, as_json=as_json)
     from dispatcher.store.failures import list_dead
 
-    emails, total = in_session("dlq", lambda session: list_dead(session, selection, before=before, limit=limit))
+    emails, total = run_with_session("dlq", lambda session: list_dead(session, selection, before=before, limit=limit))
     next_before = emails[-1].email_id if total > len(emails) else None
     if as_json:
         print_json({"emails": [asdict(email) for email in emails], "total": total, "next_before": next_before})
     elif emails:
-        table = Table("email", "enqueued", "status", "error", "provider", "attempts", "tenant", "key", "words")
+        table = Table(
+            "email", "enqueued", "status", "error type", "provider", "attempts", "tenant", "key", "last error"
+        )
         for each in emails:
             cause = (each.status, each.error_type, each.provider, each.attempt_count)
             table.add(each.email_id, each.created_at, *cause, each.tenant_id, each.message_key, each.error)
@@ -65,34 +67,34 @@ def list_(selection: Selection, by: str | None, poison: bool, limit: int, before
     elif selection.filters or before:
         say("No failed or held email matches.")
     else:
-        say("Nothing failed, and nothing is held.")
+        say("No email is failed or held.")
     return Exit.DONE
 
 
 def _list_groups(selection: Selection, by: str, *, as_json: bool) -> int:
     from dispatcher.store.failures import count_dead
 
-    groups = in_session("dlq", lambda session: count_dead(session, selection, by))
+    groups = run_with_session("dlq", lambda session: count_dead(session, selection, by))
     if as_json:
         print_json({"by": by, "groups": [asdict(group) for group in groups]})
         return Exit.DONE
-    # The group comes last: an error's text may be long.
+    # The group is the last column, because an error's text may be long.
     table = Table("emails", "first enqueued", "last enqueued", by.replace("_", " "), right=[0])
     for group in groups:
         table.add(f"{group.emails:,}", group.oldest_at, group.newest_at, group.value)
     if groups:
         table.show()
-    say(f"{sum(group.emails for group in groups):,} in all.")
+    say(f"{counted(sum(group.emails for group in groups), 'email')} in total.")
     return Exit.DONE
 
 
 def _list_poison(limit: int, *, as_json: bool) -> int:
     from dispatcher.ops.poison import glimpse, list_poison
 
-    found = at_dlq("dlq", list_poison)
+    found = run_with_dlq("dlq", list_poison)
     shown = found[:limit]
     if as_json:
-        told = [
+        documents = [
             {
                 "poison_id": each.poison_id,
                 "position": each.position,
@@ -104,15 +106,16 @@ def _list_poison(limit: int, *, as_json: bool) -> int:
             }
             for each in shown
         ]
-        print_json({"poison": told, "total": len(found)})
+        print_json({"poison": documents, "total": len(found)})
         return Exit.DONE
-    table = Table("message", "place", "octets", "dead-lettered", "problem", "beginning", right=[1, 2])
+    table = Table("message", "position", "octets", "dead-lettered", "problem", "first bytes", right=[1, 2])
     for each in shown:
-        died = each.x_death[0].get("time", "-") if each.x_death else "published there"
+        died = each.x_death[0].get("time", "-") if each.x_death else "published to the DLQ"
         table.add(each.poison_id, each.position + 1, f"{len(each.body):,}", died, each.problem, glimpse(each.body))
     if not found:
-        say("Every message on the DLQ tells of an email.")
+        say("There is no poison message: every message on the DLQ belongs to an email.")
         return Exit.DONE
     table.show()
-    say(f"{len(shown)} of {len(found)} without an email. `dispatcher dlq show {found[0].poison_id}` shows the first.")
+    first = found[0].poison_id
+    say(f"{len(shown)} of {counted(len(found), 'poison message')}. `dispatcher dlq show {first}` shows the first.")
     return Exit.DONE

@@ -1,4 +1,4 @@
-"""`dispatcher dlq replay`, `replays` and `stop`: failed emails are sent again, once each, at a pace."""
+"""`dispatcher dlq replay`, `replays` and `stop`: send failed emails again, each once, at a limited rate."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from dispatcher.cli.acting import acting, at_dlq, confirm, in_session, json_option, opened_dlq, progress
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.output import print_json, say
-from dispatcher.cli.selecting import check_choice, named, selecting
+from dispatcher.cli.filter_options import filter_options, require_names_or_filter, select_by_names
+from dispatcher.cli.options import audit_options, confirm, json_option, progress
+from dispatcher.cli.output import counted, print_json, say
+from dispatcher.cli.sessions import open_dlq, run_with_dlq, run_with_session
 from dispatcher.cli.table import Table
 from dispatcher.domain.poison_id import is_poison_id
 from dispatcher.errors import DispatcherError, ServerUnavailable
@@ -31,41 +32,49 @@ if TYPE_CHECKING:
     from dispatcher.store.replays import ItemOutcome, Meeting, Replay
 
 _SKIPPED_SHOWN: Final = 1000
-_WORDS: Final = {
-    "replayed": "to be sent again",
+_OUTCOME_TEXTS: Final = {
+    "replayed": "can be sent again",
     "already_sent": "already sent",
-    "under_way": "on their way already",
-    "discarded": "discarded; `dispatcher dlq replay ID` sends one again nevertheless",
-    "may_have_arrived": "may have arrived: held, or once without an answer; --held replays them, too",
-    "content_pruned": "cannot be sent again: their content was deleted",
+    "under_way": "already pending or being sent",
+    "discarded": "discarded; `dispatcher dlq replay ID` can still send one again",
+    "may_have_arrived": "may have arrived: held, or an attempt got no answer; --held replays them, too",
+    "content_pruned": "cannot be sent again: content was deleted",
     "unknown": "no such email",
 }
 
 
 @click.command("replay")
 @click.argument("names", metavar="[ID|KEY...|p-…]", nargs=-1)
-@selecting()
-@click.option("--all", "everything", is_flag=True, help="Everything that failed, without a filter.")
-@click.option("--from-queue", is_flag=True, help="Those whose dead letters are on the DLQ; stale ones do not count.")
+@filter_options()
+@click.option("--all", "everything", is_flag=True, help="Select every failed email, without a filter.")
+@click.option("--from-queue", is_flag=True, help="Select the emails that have a current dead letter on the DLQ.")
 @click.option(
-    "--held", "include_held", is_flag=True, help="Also what may have arrived: held, or once without an answer."
+    "--held",
+    "include_held",
+    is_flag=True,
+    help="Include emails that may have arrived: held, or with an unanswered attempt.",
 )
 @click.option(
-    "--rate", type=click.FloatRange(min=0), help="Emails per second, at least 0.01; 50 if not said, 0 for no limit."
+    "--rate",
+    type=click.FloatRange(min=0),
+    metavar="N",
+    help="Emails per second, at least 0.01; 0 for no limit.  [default: 50]",
 )
-@click.option("--force", is_flag=True, help="Keep this pace, even if other replays are sending the same emails.")
-@click.option("--reason", metavar="TEXT", help="Why, for the audit: a few words, no addresses. Needed to go on.")
-@click.option("--actor", metavar="NAME", help="Who decides; the system's user@host if not said.")
-@click.option("--dry-run", is_flag=True, help="Count and name some, and change nothing.")
-@click.option("--yes", is_flag=True, help="Go on without asking; needed where there is no terminal.")
-@click.option("--resume", type=int, metavar="REPLAY", help="Go on with a replay that was stopped or interrupted.")
+@click.option("--force", is_flag=True, help="Keep this rate even if another replay has some of the same emails.")
+@click.option("--reason", metavar="TEXT", help="The reason, for the audit log: a few words, without addresses.")
+@click.option(
+    "--actor", metavar="NAME", help="The operator's name for the audit log.  [default: the system's user@host]"
+)
+@click.option("--dry-run", is_flag=True, help="Count the emails and name some of them; change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation; required without a terminal.")
+@click.option("--resume", type=int, metavar="REPLAY", help="Continue a replay that was stopped or interrupted.")
 @click.option(
     "--body",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="The repaired message to publish instead of a poison message p-….",
+    help="A file with the corrected message to publish instead of the poison message p-….",
 )
-@json_option("One line of JSON: what was done, and what was skipped and why.")
+@json_option("Print one line of JSON: the result, and each skipped email with its reason.")
 def replay(
     names: tuple[str, ...],
     selection: Selection,
@@ -82,15 +91,7 @@ def replay(
     body: Path | None,
     as_json: bool,
 ) -> int:
-    """Send failed emails again, by ids or message keys, by a filter, or as the DLQ names them. What was sent is never
-    sent again.
-
-    First tells how many it is about and names some, then asks, or goes on at once with --yes; without a terminal to ask
-    on (a script, a pipe) it changes nothing unless there is --yes. Each email becomes
-    pending and due in a commit of its own, at the pace of --rate, its attempts counted anew; its dead letter leaves the
-    DLQ. Ctrl-C, a crash or `dispatcher dlq stop` lose nothing: --resume goes on where it ended. Two replays of the same
-    email send it once. If a running replay has some of the same emails, this one names it before it starts, and the
-    two share the slower pace. --force keeps this one's pace.
+    """Send failed emails again. An email that was sent is never sent again.
 
     \b
     Examples:
@@ -100,13 +101,22 @@ def replay(
       dispatcher dlq replay --resume 7
       dispatcher dlq replay p-3fa9c1d2e0b4 --body repaired.json --reason "key was misspelt"
 
-    Exit codes: 0 all were replayed, or nothing matches; 1 none was; 2 nobody could be asked; 3 some were: the others
-    are counted by the reason for which they were skipped, and --json names them.
+    Select emails by ids or message keys, by a filter, by --from-queue, or with --all. The command shows how many emails
+    it selected and names some, then asks for confirmation. Without a terminal (in a script or a pipe) it changes
+    nothing unless --yes is given.
+
+    Each email becomes pending and due in its own transaction, at the rate of --rate. Its attempts are counted from
+    zero, and its dead letter leaves the DLQ. Ctrl-C, a crash and `dispatcher dlq stop` lose nothing: --resume continues
+    the replay. If two replays select the same email, it is sent once. If a running replay has some of the same emails,
+    the command names it before the start, and both run at the slower rate. --force keeps this replay's rate.
+
+    Exit codes: 0 all were replayed, or no email matches; 1 none was replayed; 2 confirmation needs a terminal or --yes;
+    3 some were replayed: the others are counted by the reason why they were skipped, and --json names them.
     """
     from dispatcher.ops.acts import Act
     from dispatcher.ops.replaying import DEFAULT_PER_SECOND, LEAST_PER_SECOND, create
 
-    _refuse(rate and rate < LEAST_PER_SECOND, f"--rate is at least {LEAST_PER_SECOND} emails per second.")
+    _refuse(rate and rate < LEAST_PER_SECOND, f"--rate must be at least {LEAST_PER_SECOND} emails per second, or 0.")
     if body or any(map(is_poison_id, names)):
         return _repair(names, body, reason, actor)
     if resume is not None:
@@ -114,17 +124,17 @@ def replay(
         resumed_by = {"actor": actor, "reason": reason, "per_second": rate, "force": force}
         return _run(load_settings("database_url", "amqp_url"), resume, as_json=as_json, resumed_by=resumed_by)
     ways = "ids or message keys, a filter such as --error-type, --from-queue, or --all"
-    check_choice(names, selection, ways, is_chosen=from_queue or everything)
+    require_names_or_filter(names, selection, ways, is_chosen=from_queue or everything)
     _refuse(names and from_queue, "Give ids and message keys, or --from-queue, not both.")
-    _refuse(not dry_run and not reason, "A --reason is needed: a few words for the audit. (--dry-run needs none.)")
+    _refuse(not dry_run and not reason, "--reason is missing: a few words for the audit log. (--dry-run needs none.)")
     act = None if dry_run else Act.of(actor, reason or "")
     settings = load_settings("database_url", "amqp_url")
-    found = in_session("dlq", partial(_find, settings, selection, names, from_queue, include_held), settings)
+    found = run_with_session("dlq", partial(_find, settings, selection, names, from_queue, include_held), settings)
     _show(found, as_json=as_json and dry_run, force=force)
     if act is None or not (found.preview.total or found.others):
         return Exit.DONE
     confirm(f"Replay {found.preview.replayable:,}?", yes=yes)
-    made = in_session(
+    made = run_with_session(
         "dlq",
         partial(
             create,
@@ -140,17 +150,17 @@ def replay(
     return _run(settings, made.replay_id, as_json=as_json)
 
 
-def _refuse(mistaken: object, words: str) -> None:
-    if mistaken:
-        raise click.UsageError(words)
+def _refuse(is_mistake: object, text: str) -> None:
+    if is_mistake:
+        raise click.UsageError(text)
 
 
 class _Replayable(NamedTuple):
-    """What a replay is about.
+    """The emails that a replay selects.
 
     Attributes:
-        selection: With the ids of now: emails that fail before the operator confirms are not replayed.
-        others: Ids that were given and are not failed or held.
+        selection: By ids. Emails that fail after this selection are not replayed.
+        others: How many of the given ids are not failed or held.
         met: Running replays that have some of the same emails.
     """
 
@@ -172,9 +182,9 @@ async def _find(
     from dispatcher.ops.replaying import meetings, preview
     from dispatcher.store.failures import find_dead_ids
 
-    selection = await named(session, selection, names)
+    selection = await select_by_names(session, selection, names)
     if from_queue:
-        async with opened_dlq(settings, "dlq") as dlq:
+        async with open_dlq(settings, "dlq") as dlq:
             selection = replace(selection, email_ids=tuple(await list_letter_ids(session, dlq)))
     given = selection.email_ids
     ids = tuple(await find_dead_ids(session, selection)) if given is None else given
@@ -186,13 +196,14 @@ async def _find(
 def _show(found: _Replayable, *, as_json: bool, force: bool) -> None:
     _, preview, others, met = found
     if as_json:
-        told = {"emails": preview.counts, "samples": preview.samples, "not_failed_or_held": others}
-        print_json({**told, "overlaps": [asdict(meeting) for meeting in met]})
+        document = {"emails": preview.counts, "samples": preview.samples, "not_failed_or_held": others}
+        print_json({**document, "meets": [asdict(meeting) for meeting in met]})
         return
     for outcome, count in preview.counts.items():
-        say(f"{count:,} {_WORDS[outcome.value]}, such as {', '.join(map(str, preview.samples[outcome]))}")
+        examples = ", ".join(map(str, preview.samples[outcome]))
+        say(f"{counted(count, 'email')}: {_OUTCOME_TEXTS[outcome.value]}. For example {examples}")
     if others:
-        say(f"{others:,} neither failed nor held; they will be skipped.")
+        say(f"{counted(others, 'email')}: not failed or held. The replay skips them.")
     if not preview.total and not others:
         say("No failed or held email matches.")
     _say_meetings(met, force=force)
@@ -200,32 +211,32 @@ def _show(found: _Replayable, *, as_json: bool, force: bool) -> None:
 
 def _say_meetings(met: list[Meeting], *, force: bool) -> None:
     for each in met:
-        pace = f"{each.per_second:g}/s" if each.per_second else "no limit"
-        count = f"{each.emails:,} of the same emails"
-        say(f"Replay {each.replay_id} of {each.actor} ({each.reason}; {pace}) is under way, with {count} still to do.")
+        rate = f"{each.per_second:g}/s" if each.per_second else "no rate limit"
+        common = counted(each.emails, "waiting email")
+        say(f"Replay {each.replay_id} by {each.actor} ({each.reason}; {rate}) is running; {common} in common.")
     if met:
         say(
-            "This replay keeps its own pace."
+            "This replay keeps its own rate."
             if force
-            else "They share the slowest of their paces. To keep this replay's own pace, add --force."
+            else "All these replays run at the slowest of their rates. To keep this replay's own rate, add --force."
         )
 
 
 def _run(settings: Settings, replay_id: int, *, as_json: bool, resumed_by: Mapping[str, Any] | None = None) -> int:
-    """Runs a replay to its end, or as far as it gets.
+    """Runs a replay until it ends, is stopped, or is interrupted; returns the exit code.
 
     Args:
-        resumed_by: The options of `--resume`; None leaves the replay's own value.
+        resumed_by: The options given with `--resume`; None values keep the replay's own. None for a new replay.
     """
     try:
-        ended, skipped = at_dlq("dlq", partial(_run_replay, replay_id, resumed_by), settings)
+        ended, skipped = run_with_dlq("dlq", partial(_run_replay, replay_id, resumed_by), settings)
     except (KeyboardInterrupt, ServerUnavailable) as error:
-        how = "Interrupted" if isinstance(error, KeyboardInterrupt) else "Cut off"
-        say(f"{how}; nothing is lost. `dispatcher dlq replay --resume {replay_id}` goes on.")
+        how = "Interrupted" if isinstance(error, KeyboardInterrupt) else "Connection lost"
+        say(f"{how}; no email is lost. To continue: dispatcher dlq replay --resume {replay_id}")
         raise
     if as_json:
-        told = {**_replay_json(ended.replay), "locked": ended.locked, "dead_letters_removed": ended.letters_removed}
-        print_json({**told, "skipped_emails": {str(email_id): why for email_id, why in skipped}})
+        counts = {**_replay_json(ended.replay), "locked": ended.locked, "dead_letters_removed": ended.letters_removed}
+        print_json({**counts, "skipped_emails": {str(email_id): why for email_id, why in skipped}})
     return _report(ended)
 
 
@@ -242,8 +253,8 @@ async def _run_replay(
     begun = await find(session, replay_id)
     if begun is None:
         raise _unknown(replay_id)
-    pace = f" at {begun.per_second:g}/s" if begun.per_second else ""
-    say(f"Replay {replay_id}: {begun.waiting:,} emails{pace}.")
+    rate = f" at {begun.per_second:g}/s" if begun.per_second else ""
+    say(f"Replay {replay_id}: {counted(begun.waiting, 'email')}{rate}.")
     with progress("replaying", total=begun.total, done=begun.total - begun.waiting) as advance:
         ended = await run(session, dlq, replay_id, on_email=lambda _email_id, _outcome: advance())
     return ended, await list_skipped(session, replay_id, limit=_SKIPPED_SHOWN)
@@ -257,17 +268,18 @@ def _report(ended: Ended) -> int:
     found = ended.replay
     say(
         f"Replay {found.replay_id} is {_state(found)}: {found.replayed:,} of {found.total:,} replayed, "
-        f"{sum(found.skipped.values()):,} skipped, {found.waiting:,} left; "
-        f"{ended.letters_removed:,} dead letters left the DLQ."
+        f"{sum(found.skipped.values()):,} skipped, {found.waiting:,} waiting; "
+        f"removed {counted(ended.letters_removed, 'dead letter')} from the DLQ."
     )
     for outcome, count in found.skipped.items():
-        say(f"skipped {count:,}: {_WORDS[outcome.value]}")
+        say(f"skipped {count:,}: {_OUTCOME_TEXTS[outcome.value]}")
     if ended.locked:
-        say(f"{ended.locked:,} of them wait for the end of somebody's transaction, which holds their rows.")
+        say(f"{counted(ended.locked, 'waiting email')} cannot be replayed now: another transaction has locked the row.")
     if found.waiting:
-        say(f"`dispatcher dlq replay --resume {found.replay_id}` goes on.")
+        say(f"To continue: dispatcher dlq replay --resume {found.replay_id}")
     if ended.letters_fault:
-        say(f"Their dead letters are still on the DLQ: {ended.letters_fault} `dispatcher dlq reconcile --fix` helps.")
+        say(f"The dead letters are still on the DLQ: {ended.letters_fault}")
+        say("To remove them later: dispatcher dlq reconcile --mend")
     if found.replayed < found.total or ended.letters_fault:
         return Exit.PARTLY if found.replayed else Exit.FAILED
     return Exit.DONE
@@ -278,10 +290,10 @@ def _repair(names: tuple[str, ...], body: Path | None, reason: str | None, actor
     from dispatcher.ops.acts import Act
     from dispatcher.ops.poison import repair_poison
 
-    _refuse(len(names) != 1 or not is_poison_id(names[0]), "--body repairs one poison message: name it, p-….")
+    _refuse(len(names) != 1 or not is_poison_id(names[0]), "--body needs the id of exactly one poison message, p-….")
     if body is None:
-        raise click.UsageError("A poison message points to no email: repair it in a file and give that by --body.")
-    _refuse(not reason, "A --reason is needed: a few words for the audit.")
+        raise click.UsageError("A poison message has no email. Write the corrected message to a file; add --body FILE.")
+    _refuse(not reason, "--reason is missing: a few words for the audit log.")
     act, repaired = Act.of(actor, reason or ""), body.read_bytes()
     settings = load_settings("database_url", "amqp_url")
 
@@ -292,69 +304,73 @@ def _repair(names: tuple[str, ...], body: Path | None, reason: str | None, actor
         finally:
             await publisher.close()
 
-    removed = at_dlq("dlq", repair, settings)
-    say(f"Published to {settings.queue}; {removed} poison message{'' if removed == 1 else 's'} left the DLQ.")
+    removed = run_with_dlq("dlq", repair, settings)
+    say(f"Published to {settings.queue}; removed {counted(removed, 'poison message')} from the DLQ.")
     return Exit.DONE
 
 
 @click.command("replays")
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="How many.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Number of replays.")
 @json_option()
 def replays(limit: int, as_json: bool) -> int:
-    """List replays, the latest first: who, why, and how far they are.
-
-    `interrupted` is one whose command ended half-way, be it because somebody's transaction holds the emails that are
-    left: `dispatcher dlq replay --resume REPLAY` goes on.
+    """List replays, latest first: operator, reason, progress.
 
     \b
-    Example:
+    Examples:
       dispatcher dlq replays
+      dispatcher dlq replays --json | jq '.replays[] | select(.state == "interrupted")'
+
+    The state `interrupted` means that the command ended before the replay did, for example because another transaction
+    had locked the remaining emails. `dispatcher dlq replay --resume REPLAY` continues it.
     """
     from dispatcher.store.replays import list_replays
 
-    found = in_session("dlq", partial(list_replays, limit=limit))
+    found = run_with_session("dlq", partial(list_replays, limit=limit))
     if as_json:
         print_json({"replays": [_replay_json(each) for each in found]})
         return Exit.DONE
-    columns = ("replay", "state", "emails", "replayed", "skipped", "waiting", "rate", "by", "reason", "what")
+    columns = ("replay", "state", "emails", "replayed", "skipped", "waiting", "rate", "operator", "reason", "selection")
     table = Table(*columns, right=[2, 3, 4, 5])
     for each in found:
-        what = ", ".join(f"{name}={value}" for name, value in each.selection.items()) or "all"
+        filters = ", ".join(f"{name}={value}" for name, value in each.selection.items()) or "all"
         counts = (each.total, each.replayed, sum(each.skipped.values()), each.waiting)
         rate = f"{each.per_second:g}/s" if each.per_second else None
-        words = (rate, each.actor, each.reason, f"{each.source}: {what}")
-        table.add(each.replay_id, _state(each), *(f"{count:,}" for count in counts), *words)
+        texts = (rate, each.actor, each.reason, f"{each.source}: {filters}")
+        table.add(each.replay_id, _state(each), *(f"{count:,}" for count in counts), *texts)
     if found:
         table.show()
     else:
-        say("There was no replay yet.")
+        say("There are no replays.")
     return Exit.DONE
 
 
 @click.command("stop")
 @click.argument("replay_id", metavar="REPLAY", type=int)
-@acting()
+@audit_options()
 def stop(replay_id: int, act: Act) -> int:
-    """Let a replay go no further. What it replayed stays replayed; `dlq replay --resume` goes on later.
+    """Stop a running replay. Emails that it has replayed are still sent.
 
     \b
     Example:
       dispatcher dlq stop 7 --reason "the provider throttles us"
+
+    `dispatcher dlq replay --resume REPLAY` continues it.
     """
     from dispatcher.ops.replaying import stop as stop_replay
 
-    found = in_session("dlq", partial(stop_replay, replay_id=replay_id, act=act))
+    found = run_with_session("dlq", partial(stop_replay, replay_id=replay_id, act=act))
     if found is None:
         raise _unknown(replay_id)
-    say(f"Replay {replay_id} is {found.state}: {found.replayed:,} of {found.total:,} replayed, {found.waiting:,} left.")
+    counts = f"{found.replayed:,} of {found.total:,} replayed, {found.waiting:,} waiting"
+    say(f"Replay {replay_id} is {found.state}: {counts}.")
     return Exit.DONE
 
 
 def _replay_json(found: Replay) -> dict[str, Any]:
-    """A replay as scripts rely on it."""
+    """A replay as `--json` shows it; scripts rely on its form."""
     return {**asdict(found), "state": _state(found), "total": found.total, "replayed": found.replayed}
 
 
 def _state(found: Replay) -> str:
-    """Its state; `interrupted` if it should go on and nobody is at it."""
-    return "interrupted" if found.state.value == "running" and not found.is_active else found.state.value
+    """The replay's state; `interrupted` if it is `running` and no command runs it."""
+    return "interrupted" if found.state.value == "running" and not found.is_attended else found.state.value

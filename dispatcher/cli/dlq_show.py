@@ -1,4 +1,4 @@
-"""`dispatcher dlq show`: one email's whole story, or one poison message's bytes."""
+"""`dispatcher dlq show`: shows the full history of one email, or the bytes of one poison message."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from dispatcher.cli.acting import acting, at_dlq, in_session, json_option, opened_dlq
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.output import print_data, print_json, say
-from dispatcher.cli.selecting import DEFAULT_TENANT
-from dispatcher.cli.story_page import fields_table, show_story
+from dispatcher.cli.filter_options import DEFAULT_TENANT
+from dispatcher.cli.history_page import fields_table, show_history
+from dispatcher.cli.options import audit_options, json_option
+from dispatcher.cli.output import counted, print_data, print_json, say
+from dispatcher.cli.sessions import open_dlq, run_with_dlq, run_with_session
 from dispatcher.domain.poison_id import is_poison_id
 from dispatcher.errors import DispatcherError
 
@@ -29,15 +30,21 @@ _HEX_WIDTH: Final = 16
 
 @click.command("show")
 @click.argument("name", metavar="ID|KEY|p-…")
-@click.option("--tenant", "tenant_id", default=DEFAULT_TENANT, show_default=True, help="Whose message key it is.")
-@click.option("--no-queue", is_flag=True, help="Do not look for its message on the DLQ.")
-@click.option("--reveal", is_flag=True, help="Show its content and addresses, too; needs --reason and is on record.")
-@acting(
-    is_required=False,
-    reason="Why you have to see its content.",
-    actor="Who looks at its content; the system's user@host if not said.",
+@click.option(
+    "--tenant", "tenant_id", default=DEFAULT_TENANT, show_default=True, help="The tenant that KEY belongs to."
 )
-@click.option("--hex", "as_hex", is_flag=True, help="A poison message's bytes in hexadecimal.")
+@click.option("--no-queue", is_flag=True, help="Do not search the DLQ for the email's dead letter.")
+@click.option(
+    "--reveal",
+    is_flag=True,
+    help="Also show the email's content and addresses; needs --reason, and adds an entry to the audit log.",
+)
+@audit_options(
+    is_required=False,
+    reason="With --reveal: the reason, for the audit log.",
+    actor="With --reveal: the operator's name for the audit log.  [default: the system's user@host]",
+)
+@click.option("--hex", "as_hex", is_flag=True, help="Show a poison message's bytes in hexadecimal.")
 @click.option(
     "--export",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -55,9 +62,7 @@ def show(
     export: Path | None,
     as_json: bool,
 ) -> int:
-    """Show everything about one email, by its id or its message key: its status, why it waits if it is pending or
-    sending, every attempt, operators' acts, replays, and its message on the DLQ with x-death. For a poison message,
-    show the bytes.
+    """Show the full history of one email, or the bytes of a poison message.
 
     \b
     Examples:
@@ -66,12 +71,15 @@ def show(
       dispatcher dlq show order-17-receipt --reveal --reason "ticket 4711"
       dispatcher dlq show p-3fa9c1d2e0b4 --export message.bin
 
-    Exit codes: 0 it is there, 1 it is not, 3 the DLQ could not be looked into.
+    Name the email by its id or its message key. The output has its status, the reason why a pending or sending email
+    waits, every attempt, operators' actions, replays, and its dead letter on the DLQ with x-death.
+
+    Exit codes: 0 shown, 1 there is no such email or message, 3 shown, but the DLQ could not be read.
     """
     if is_poison_id(name):
         return _show_poison(name, as_hex=as_hex, export=export, as_json=as_json)
     if reveal and not act:
-        raise click.UsageError("--reveal needs a --reason: it goes on record.")
+        raise click.UsageError("--reveal needs --reason, which goes into the audit log.")
     settings = load_settings("database_url", *(() if no_queue else ("amqp_url",)))
 
     async def find(session: AsyncSession) -> tuple[Story, list[Message] | None, str | None]:
@@ -82,26 +90,26 @@ def show(
         providers, lease_seconds, shown = settings.providers, settings.lease_seconds, act if reveal else None
         story = await tell(session, email_id, providers=providers, lease_seconds=lease_seconds, reveal=shown)
         if story is None:
-            remedy = "Give its id, or its message key with its --tenant."
+            remedy = "Give the email's id, or its message key and --tenant."
             raise DispatcherError(f"There is no email {name!r}.", remedy=remedy)
         if no_queue:
             return story, None, None
         try:
             from dispatcher.ops.messages import find_messages
 
-            async with opened_dlq(settings, "dlq") as dlq:
+            async with open_dlq(settings, "dlq") as dlq:
                 return story, await find_messages(session, dlq, email_id), None
         except DispatcherError as error:
             return story, None, str(error)
 
-    story, messages, fault = in_session("dlq", find, settings)
+    story, messages, fault = run_with_session("dlq", find, settings)
     if as_json:
         known = {name: value for name, value in asdict(story).items() if name != "content" or value is not None}
         print_json({**known, "dlq": None if messages is None else [asdict(message) for message in messages]})
     else:
-        show_story(story, messages)
+        show_history(story, messages)
     if fault:
-        say(f"The DLQ could not be looked into: {fault}")
+        say(f"The DLQ could not be read: {fault}")
         return Exit.PARTLY
     return Exit.DONE
 
@@ -110,17 +118,17 @@ def _show_poison(name: str, *, as_hex: bool, export: Path | None, as_json: bool)
     from dispatcher.ops.plain import safe_text
     from dispatcher.ops.poison import find_poison
 
-    poison = at_dlq("dlq", lambda session, dlq: find_poison(session, dlq, name))
+    poison = run_with_dlq("dlq", lambda session, dlq: find_poison(session, dlq, name))
     if export:
         _write(export, poison.body)
-        say(f"{len(poison.body):,} octets are in {export}.")
+        say(f"Wrote {counted(len(poison.body), 'octet')} to {export}.")
     shown = _hexadecimal(poison.body[:_SHOWN_OCTETS]) if as_hex else safe_text(poison.body, _SHOWN_OCTETS)
     if as_json:
         print_json({**asdict(poison), "octets": len(poison.body), "body": shown})
         return Exit.DONE
     headers = {name: value for name, value in poison.headers.items() if name != "x-delivery-count"}
-    words = {"message": poison.poison_id, "place": poison.position + 1, "problem": poison.problem}
-    fields_table({**words, "headers": headers, "x-death": poison.x_death, "octets": len(poison.body)}).show()
+    fields = {"message": poison.poison_id, "position": poison.position + 1, "problem": poison.problem}
+    fields_table({**fields, "headers": headers, "x-death": poison.x_death, "octets": len(poison.body)}).show()
     print_data(f"\n{shown}")
     return Exit.DONE
 

@@ -1,4 +1,4 @@
-"""`dispatcher doctor`: looks at everything that sending depends on, and says how to mend it."""
+"""`dispatcher doctor`: checks everything that sending depends on, and says how to fix each fault."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Final
 import click
 
 from dispatcher.cli import checks
-from dispatcher.cli.acting import json_option
 from dispatcher.cli.checks import CheckState, Finding
 from dispatcher.cli.config import API_NEEDS, RUN_NEEDS
 from dispatcher.cli.env_file import current_env_file
 from dispatcher.cli.environment import examine_settings, warnings
 from dispatcher.cli.exits import Exit
+from dispatcher.cli.options import json_option
 from dispatcher.cli.output import print_json
 from dispatcher.cli.table import Styled, Table
 from dispatcher.config import Settings, suspicious_settings
@@ -24,15 +24,12 @@ _MARKS: Final = {CheckState.OK: ("✓", "green"), CheckState.WARNING: ("!", "yel
 
 
 @click.command("doctor")
-@click.option("--api", "for_api", is_flag=True, help="What `dispatcher api` needs: no provider's secret, no ledgers.")
-@json_option("One line of JSON: whether all is well, and every finding.")
+@click.option(
+    "--api", "for_api", is_flag=True, help="Check only what `dispatcher api` needs: no run directory, no providers."
+)
+@json_option("Print one line of JSON: the result, and every finding.")
 def command(*, for_api: bool, as_json: bool) -> int:
-    """Check everything that sending depends on, and say how to mend it. Sends nothing; makes missing folders only.
-
-    Checks the settings, who may read the env file, Python and the process's limits, the run directory, PostgreSQL
-    (version, durability, connections, tables, partitions, sessions, and whether it commits), RabbitMQ (exchange and
-    queues; if a management API is set, also bindings, policies, quorum and consumer timeout), the providers, and
-    pending emails that would fail.
+    """Check everything that sending depends on, and say how to fix each fault. Sends nothing.
 
     \b
     Examples:
@@ -40,15 +37,26 @@ def command(*, for_api: bool, as_json: bool) -> int:
       dispatcher doctor --api --env-file /etc/email-dispatcher/dispatcher-api.env
       dispatcher doctor --json | jq '.findings[] | select(.state != "ok")'
 
-    Exit codes: 0 nothing failed (warnings may stand), 1 something did.
+    \b
+    Checks:
+      settings     mistakes, and who may read the env file
+      process      Python's version, the limit of open files, the run directory
+      PostgreSQL   version, durability, connections, tables, partitions, sessions, commits
+      RabbitMQ     exchange and queues; with a management API also bindings, policies,
+                   quorum and consumer timeout
+      providers    whether each accepts our credentials, and pending emails that would fail
+
+    Creates missing folders, and changes nothing else.
+
+    Exit codes: 0 no check failed (there may be warnings), 1 a check failed.
     """
     findings = list(_findings(for_api=for_api))
-    is_well = all(finding.state is not CheckState.FAILED for finding in findings)
+    is_ok = all(finding.state is not CheckState.FAILED for finding in findings)
     if as_json:
-        print_json({"ok": is_well, "findings": [asdict(finding) for finding in findings]})
+        print_json({"ok": is_ok, "findings": [asdict(finding) for finding in findings]})
     else:
         _show(findings)
-    return Exit.DONE if is_well else Exit.FAILED
+    return Exit.DONE if is_ok else Exit.FAILED
 
 
 def _findings(*, for_api: bool) -> Iterator[Finding]:
@@ -77,7 +85,7 @@ def _settings_findings(settings: Settings, mistakes: tuple[str, ...]) -> Iterato
     for words in suspicious_settings(settings):
         yield Finding("settings", CheckState.WARNING, words)
     if not mistakes:
-        yield checks.well("settings", "complete; `dispatcher config` shows them")
+        yield checks.passed("settings", "valid; `dispatcher config` shows them")
 
 
 def _show(findings: list[Finding]) -> None:

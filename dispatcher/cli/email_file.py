@@ -1,4 +1,4 @@
-"""A JSON Lines file of emails into the tables: read as a stream, a transaction per batch, bad lines reported."""
+"""Enqueues a JSON Lines file of emails: reads it as a stream, uses one transaction per batch, reports invalid lines."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from dispatcher.providers.capabilities import capabilities_of, uncarried
 from dispatcher.store.connections import Session, connected, translated
 
 BATCH_OCTETS: Final = 8 * 1024 * 1024
-"""Of lines: emails with attachments make smaller batches, so that memory stays bounded."""
+"""Most octets of lines in one batch. Emails with attachments make smaller batches, which bounds memory."""
 MAX_LINE_OCTETS: Final = 128 * 1024 * 1024
-"""Above the largest email that is accepted, even with every character of its body escaped; bounds our memory."""
+"""Bounds memory. Larger than any valid email, even if every character of its body is escaped."""
 REFUSALS_IN_FULL: Final = 24
-"""Reported one by one; the rest is counted, and complete in the JSON."""
+"""The number of refusals that are printed one by one. More are only counted; the JSON lists all of them."""
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
-_AGAIN: Final = "What was counted is stored; run it again, and the keys keep emails from being accepted twice."
+_AGAIN: Final = "The emails counted above are stored. Run the same command again: no email is accepted twice."
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class Refusal:
     """Why a line's email was not accepted.
 
     Attributes:
-        line: Its number in the file, from 1.
-        field: The email's field that is to blame; `line` where the line as a whole cannot be read.
-        reason: Without the field's value.
+        line: The line's number in the file, from 1.
+        field: The invalid field of the email; `line` if the line as a whole is invalid.
+        reason: What is wrong with the field, without its value.
     """
 
     line: int
@@ -58,10 +58,10 @@ class FileEntry(NamedTuple):
     """One line that is not blank.
 
     Attributes:
-        number: From 1, blank lines counted.
-        end: Octets of the file up to its end.
-        octets: Its length.
-        content: The email, or why it is none.
+        number: The line's number, from 1, blank lines included.
+        end: Octets of the file up to the end of the line.
+        octets: The line's length.
+        content: The email, or why the line is refused.
     """
 
     number: int
@@ -71,10 +71,10 @@ class FileEntry(NamedTuple):
 
 
 def read_entries(file: BinaryIO, *, allowed_headers: Collection[str] = ()) -> Iterator[FileEntry]:
-    """The lines of a file that are not blank, one at a time.
+    """Yields the lines of a file that are not blank.
 
     Args:
-        allowed_headers: As for `Email`.
+        allowed_headers: The same as for `Email`.
     """
     end = number = 0
     while text := file.readline(MAX_LINE_OCTETS):
@@ -95,7 +95,7 @@ def _email(number: int, text: bytes, allowed_headers: Collection[str]) -> Email 
     try:
         value = orjson.loads(text)
         if has_name_twice(text, value):
-            return Refusal(number, "line", "has a name twice in one object")
+            return Refusal(number, "line", "has the same name twice in one JSON object")
         return Email.from_json(value, allowed_headers=allowed_headers)
     except orjson.JSONDecodeError as error:
         return Refusal(number, "line", f"is not JSON ({error.msg}, character {error.pos + 1})")
@@ -105,12 +105,13 @@ def _email(number: int, text: bytes, allowed_headers: Collection[str]) -> Email 
 
 @dataclass(slots=True)
 class Tally:
-    """What became of a file's emails.
+    """The results of a file's emails, counted.
 
     Attributes:
-        refusals: Every one of them; conflicts come after the rest of their batch.
-        conflicts: How many of them because their key names another email.
-        fault: What ended the run before the file's end.
+        known: Emails that an earlier enqueue has stored.
+        refusals: Every refusal. The conflicts of a batch come after its other refusals.
+        conflicts: How many emails were refused because their key belongs to another email.
+        fault: The error that stopped the run before the end of the file.
     """
 
     accepted: int = 0
@@ -122,25 +123,25 @@ class Tally:
 
     @property
     def exit(self) -> Exit:
-        """What the counts amount to."""
+        """The command's exit code."""
         if self.fault or (self.refusals and not self.accepted + self.known):
             return Exit.FAILED
         return Exit.PARTLY if self.refusals else Exit.DONE
 
     def refuse(self, refusal: Refusal) -> None:
-        """Counts a refusal, and reports the first ones."""
+        """Counts a refusal, and prints it if it is one of the first `REFUSALS_IN_FULL`."""
         self.refusals.append(refusal)
         if len(self.refusals) <= REFUSALS_IN_FULL:
             say(str(refusal))
 
 
 def enqueue_file(settings: Settings, file: BinaryIO, *, as_json: bool) -> Exit:
-    """Enqueues a file's emails and reports what became of them. Idempotent: a second run finds them known.
+    """Enqueues a file's emails and prints the result. Idempotent: in a second run, all emails are already known.
 
-    Refuses emails that no configured provider could ever carry.
+    Refuses emails that no configured provider can send.
 
     Raises:
-        DispatcherError: nothing could be enqueued, because PostgreSQL is away or has no tables.
+        DispatcherError: PostgreSQL is unreachable or has no tables; nothing was enqueued.
     """
     tally, started_at = Tally(), time.monotonic()
     with connected(settings.database_url, name="dispatcher enqueue") as connection, _progress(file) as advance:
@@ -151,7 +152,7 @@ def enqueue_file(settings: Settings, file: BinaryIO, *, as_json: bool) -> Exit:
         except DispatcherError as error:
             tally.fault = error
         except KeyboardInterrupt:
-            # At least: a commit may have been under way.
+            # "At least", because the interrupted batch may have been committed.
             say(f"Interrupted: at least {tally.accepted:,} accepted, {tally.known:,} already known. {_AGAIN}")
             raise
     tally.seconds = time.monotonic() - started_at
@@ -160,7 +161,7 @@ def enqueue_file(settings: Settings, file: BinaryIO, *, as_json: bool) -> Exit:
 
 
 def _batches(settings: Settings, file: BinaryIO, tally: Tally) -> Iterator[list[tuple[FileEntry, Email]]]:
-    """Batches of those entries that are emails which a provider could carry; the others are refused."""
+    """Yields batches of emails. Refuses invalid lines, and emails that no configured provider can send."""
     configured = capabilities_of(settings.providers)
     batch: list[tuple[FileEntry, Email]] = []
     octets = 0
@@ -180,7 +181,7 @@ def _batches(settings: Settings, file: BinaryIO, tally: Tally) -> Iterator[list[
 
 
 def _enqueue(connection: Session, batch: list[tuple[FileEntry, Email]], tally: Tally) -> None:
-    """One transaction."""
+    """Enqueues one batch in one transaction."""
     with translated(), connection.transaction():
         answers = enqueue_many(connection, [email for _, email in batch], report_conflicts=True)
     for (entry, _), answer in zip(batch, answers, strict=True):
@@ -188,13 +189,13 @@ def _enqueue(connection: Session, batch: list[tuple[FileEntry, Email]], tally: T
         tally.known += answer.acceptance is Acceptance.KNOWN
         if answer.acceptance is Acceptance.CONFLICT:
             tally.conflicts += 1
-            reason = f"{answer.message_key!r} already names email {answer.email_id} with another payload"
+            reason = f"{answer.message_key!r} belongs to email {answer.email_id}, which has other content"
             tally.refuse(Refusal(entry.number, "message_key", reason))
 
 
 @contextmanager
 def _progress(file: BinaryIO) -> Iterator[Callable[[int], None]]:
-    """A bar where stderr is a terminal and the file's size is known; yields what takes how many octets are done."""
+    """A progress bar, if stderr is a terminal and the file has a size. Yields a function that takes the octets done."""
     if not (sys.stderr.isatty() and stat.S_ISREG((status := os.fstat(file.fileno())).st_mode)):
         yield lambda _: None
         return
@@ -203,10 +204,10 @@ def _progress(file: BinaryIO) -> Iterator[Callable[[int], None]]:
 
 
 def _report(tally: Tally, *, as_json: bool) -> None:
-    """The summary, and what stderr does not have yet."""
+    """Prints the summary, and the fault if there was one."""
     refused = len(tally.refusals)
     if (unreported := refused - REFUSALS_IN_FULL) > 0:
-        say(f"… and {unreported} more" + ("." if as_json else " (--json tells all)."))
+        say(f"… and {unreported} more" + ("." if as_json else " (--json lists all)."))
     if as_json:
         document = {
             "accepted": tally.accepted,
@@ -222,9 +223,9 @@ def _report(tally: Tally, *, as_json: bool) -> None:
         table = Table(right=[1])
         table.add("accepted", f"{tally.accepted:,}", "")
         table.add("already known", f"{tally.known:,}", "")
-        invalid = f"{refused - tally.conflicts:,} invalid, {tally.conflicts:,} with a key that is taken"
+        invalid = f"{refused - tally.conflicts:,} invalid, {tally.conflicts:,} with the key of another email"
         table.add("refused", f"{refused:,}", invalid if refused else "")
         table.show()
     if tally.fault:
-        say(f"Stopped before the end: {tally.fault}")
+        say(f"Stopped before the end of the file: {tally.fault}")
         say(_AGAIN)

@@ -1,4 +1,4 @@
-"""`dispatcher enqueue`: one email by options, or a file of them."""
+"""`dispatcher enqueue`: enqueues one email given by options, or a file of emails."""
 
 from __future__ import annotations
 
@@ -20,59 +20,52 @@ from dispatcher.errors import DispatcherError, InvalidEmail
 from dispatcher.providers.capabilities import capabilities_of, uncarried
 
 _WHY_A_KEY: Final = (
-    "--key is missing. It is your own name for this email, such as order-17-receipt: the same key never makes a second "
-    "email, so that a command that ran twice sends once."
+    "--key is missing. It is your own unique name for this email, such as order-17-receipt. A second enqueue with the "
+    "same key creates no second email, so a command that runs twice sends one email."
 )
 _File: Final = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
 
 
 @click.command("enqueue")
-@click.option("--file", type=click.File("rb"), metavar="PATH", help="Emails as JSON Lines; - is stdin.")
-@click.option("--key", "message_key", help="Your own, unique name for the email.")
-@click.option("--from", "sender", metavar="ADDRESS", help="Such as 'Shop <shop@example.com>'.")
-@click.option("--to", multiple=True, metavar="ADDRESS", help="Once per recipient; so are --cc, --bcc, --reply-to.")
-@click.option("--cc", multiple=True, metavar="ADDRESS")
-@click.option("--bcc", multiple=True, metavar="ADDRESS")
-@click.option("--reply-to", multiple=True, metavar="ADDRESS")
-@click.option("--subject")
-@click.option("--text", help="The plain body.")
-@click.option("--text-file", type=_File, metavar="PATH", help="The plain body from a UTF-8 file; - is stdin.")
+@click.option("--file", type=click.File("rb"), metavar="PATH", help="A file of emails as JSON Lines; - is stdin.")
+@click.option("--key", "message_key", help="Your own unique name for the email.")
+@click.option("--from", "sender", metavar="ADDRESS", help="The sender, such as 'Shop <shop@example.com>'.")
+@click.option("--to", multiple=True, metavar="ADDRESS", help="A recipient. Repeatable.")
+@click.option("--cc", multiple=True, metavar="ADDRESS", help="A Cc recipient. Repeatable.")
+@click.option("--bcc", multiple=True, metavar="ADDRESS", help="A Bcc recipient. Repeatable.")
+@click.option("--reply-to", multiple=True, metavar="ADDRESS", help="A Reply-To address. Repeatable.")
+@click.option("--subject", help="The subject.")
+@click.option("--text", help="The plain-text body.")
+@click.option("--text-file", type=_File, metavar="PATH", help="A UTF-8 file with the plain-text body; - is stdin.")
 @click.option("--html", help="The HTML body.")
-@click.option("--html-file", type=_File, metavar="PATH", help="The HTML body from a UTF-8 file; - is stdin.")
+@click.option("--html-file", type=_File, metavar="PATH", help="A UTF-8 file with the HTML body; - is stdin.")
 @click.option(
     "--attach",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     multiple=True,
     metavar="PATH",
-    help="A file to attach; may be repeated.",
+    help="A file to attach. Repeatable.",
 )
-@click.option("--template", "template_id", metavar="ID", help="A provider's template, which writes subject and body.")
+@click.option("--template", "template_id", metavar="ID", help="The provider's template for subject and body.")
 @click.option("--template-data", metavar="JSON", help="A JSON object with the template's values.")
-@click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="An additional header; may be repeated.")
-@click.option("--tag", "tags", multiple=True, help="For the provider's statistics; may be repeated.")
-@click.option("--tenant", "tenant_id", help="Whose email it is; keys are unique within a tenant.")
-@click.option("--correlation-id", help="Your name for what caused it; stands in logs and dead letters.")
+@click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="An additional header. Repeatable.")
+@click.option("--tag", "tags", multiple=True, help="A tag for the provider's statistics. Repeatable.")
+@click.option(
+    "--tenant", "tenant_id", help="The tenant that owns the email; keys are unique per tenant.  [default: default]"
+)
+@click.option("--correlation-id", help="Your id of the request that caused the email; copied to logs and dead letters.")
 @click.option(
     "--on-uncertain",
     type=click.Choice([policy.value for policy in OnUncertain]),
-    help="Where nobody can know whether it was accepted: hold it, or resend it (may duplicate).",
+    help="If the outcome of an attempt is unknown: hold the email, or resend it, which may duplicate it.  "
+    "[default: DISPATCHER_ON_UNCERTAIN]",
 )
-@click.option("--erase-after-sending", is_flag=True, help="Delete its content once it is sent, as for a one-time code.")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON.")
+@click.option(
+    "--erase-after-sending", is_flag=True, help="Delete the content after the email is sent, such as a one-time code."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
-    """Accept one email by options, or a file of them with --file. `dispatcher run` sends what is accepted.
-
-    Needs DISPATCHER_DATABASE_URL, and an `init` before. The same key and content a second time is "already known":
-    nothing new, and no error. The same key with other content is refused.
-
-    A file has one email per line, as a JSON object with the fields message_key, from, to, cc, bcc, reply_to, subject,
-    text, html, template_id, template_data (for providers that have templates: sendgrid, ses), headers, attachments
-    (filename, content_type, content in base64), tags, tenant_id, correlation_id, on_uncertain and
-    erase_after_sending. The file is read as a stream. Bad lines are reported by number and do not stop the good ones.
-    After an interruption, enqueue the same file again.
-
-    Where DISPATCHER_PROVIDERS is set, an email that none of those providers could ever carry is refused: a template
-    over smtp, for example.
+    """Enqueue one email, or a file of emails with --file. `dispatcher run` sends them.
 
     \b
     Examples:
@@ -90,22 +83,35 @@ def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
       {"message_key": "order-17-receipt", "from": "shop@example.com", "to": ["ann@example.org"],
        "subject": "Receipt", "text": "Thank you."}
 
-    Exit codes: 0 every email is accepted or known, 1 none is, 3 some were refused.
+    Needs DISPATCHER_DATABASE_URL, and an earlier `dispatcher init`. Idempotent by key: a second enqueue with the same
+    key and content reports "already known" and changes nothing. The same key with other content is refused.
+
+    A file has one JSON object per line, with the fields message_key, from, to, cc, bcc, reply_to, subject, text, html,
+    template_id and template_data (for providers with templates: sendgrid, ses), headers, attachments (filename,
+    content_type, content in base64), tags, tenant_id, correlation_id, on_uncertain and erase_after_sending. Invalid
+    lines are reported by number, and the other lines are enqueued. After an interruption, enqueue the same file again.
+
+    If DISPATCHER_PROVIDERS is set, an email that none of these providers can send is refused: for example, one with a
+    template if only smtp is configured.
+
+    Exit codes: 0 every email is accepted or already known, 1 none is, 3 some were refused.
     """
     if file is None:
         return _enqueue_one(_email(options), as_json=as_json)
     if given := [name for name, value in options.items() if value]:
-        raise click.UsageError(f"--file brings whole emails; it takes no {_option_name(given[0])} beside it.")
+        raise click.UsageError(
+            f"--file and {_option_name(given[0])} cannot be combined: with --file, each line describes a whole email."
+        )
     from dispatcher.cli.email_file import enqueue_file
 
     return enqueue_file(load_settings("database_url"), file, as_json=as_json)
 
 
 def _enqueue_one(email: Email, *, as_json: bool) -> Exit:
-    """Enqueues, and prints the id; a conflict is raised as it is.
+    """Enqueues one email and prints its id.
 
     Raises:
-        DispatcherError: no configured provider could ever carry the email.
+        DispatcherError: no configured provider can send the email, or its key belongs to an email with other content.
     """
     from dispatcher.producers import enqueue
     from dispatcher.store.connections import connected
@@ -127,7 +133,7 @@ def _email(options: dict[str, Any]) -> Email:
 
     Raises:
         UsageError: options are missing or contradict each other.
-        InvalidEmail: an email may not be so.
+        InvalidEmail: a field of the email is invalid; the error names the option.
     """
     _check_presence(options)
     listed = ("to", "cc", "bcc", "reply_to", "tags")
@@ -171,7 +177,7 @@ def _body(kind: str, options: dict[str, Any]) -> str | None:
     if path is None:
         return text
     if text is not None:
-        raise click.UsageError(f"--{kind} and --{kind}-file are both given; give one of them.")
+        raise click.UsageError(f"--{kind} and --{kind}-file are both given. Give only one.")
     try:
         with click.open_file(str(path), "rb") as file:
             content: bytes = file.read()
@@ -193,7 +199,7 @@ def _headers(given: tuple[str, ...]) -> dict[str, str]:
     for text in given:
         name, colon, value = text.partition(":")
         if not colon:
-            raise click.UsageError(f"--header {text!r} has no colon: it looks like 'X-Campaign: spring'.")
+            raise click.UsageError(f"--header {text!r} has no colon. Write for example 'X-Campaign: spring'.")
         if name.strip() in headers:
             raise click.UsageError(f"--header {name.strip()} is given twice.")
         headers[name.strip()] = value.strip()
@@ -215,6 +221,6 @@ def _attachment(path: Path) -> Attachment:
 
 
 def _option_name(parameter: str) -> str:
-    """As the command line names it."""
+    """The option of a parameter, such as `--from` for `sender`."""
     option = next(each for each in command.params if each.name == {"attachments": "attach"}.get(parameter, parameter))
     return option.opts[0]

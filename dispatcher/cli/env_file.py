@@ -1,8 +1,8 @@
-"""The env file: settings that the process itself reads when it starts and again at SIGHUP.
+"""The env file: a file of settings that the process reads at its start and again at SIGHUP.
 
-A supervisor passes on the environment with which it was started. If that came from a sourced file, an edit of the file
-has no effect until the supervisor restarts. So the process reads the file itself, and the file's lines override the
-environment, which may have values of an earlier version of the same file.
+A supervisor gives a process the environment that the supervisor was started with. If that environment came from a
+sourced file, an edit of the file has no effect until the supervisor restarts. So the process reads the file itself. The
+file's lines override the environment, which may still hold values of an earlier version of the file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from dispatcher.cli.starting import starting
+from dispatcher.cli.startup_errors import log_startup_errors
 from dispatcher.config import PREFIX, every_setting
 from dispatcher.config.plugins import provider_names
 from dispatcher.errors import ConfigurationError
@@ -37,7 +37,7 @@ _SECRET_NAME: Final = re.compile("SECRET|PASSWORD|TOKEN|OTLP_HEADERS")
 
 @dataclass(frozen=True, slots=True)
 class FileLine:
-    """What one line of an env file sets."""
+    """The line number and the value of one variable in an env file."""
 
     number: int
     value: str
@@ -49,34 +49,34 @@ class EnvFile:
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self._lines: Mapping[str, FileLine] = {}
-        self._covered: dict[str, str | None] = {}
+        self._overridden: dict[str, str | None] = {}
 
     def read(self) -> None:
-        """Puts the file's current values into the environment; removes those that it had before.
+        """Copies the file's values into the environment, and removes the values of an earlier read.
 
         Raises:
             ConfigurationError: The file cannot be read, or has mistakes; the environment is unchanged.
         """
-        self._lay(parse(self.path, _read(self.path)))
+        self._apply(parse(self.path, _read(self.path)))
 
     @contextmanager
     def read_again(self) -> Iterator[None]:
-        """Reads the file again for the block; if the block raises, restores the environment."""
+        """Reads the file again. If the block raises, restores the environment."""
         lines = self._lines
         try:
             self.read()
             yield
         except BaseException:
-            self._lay(lines)
+            self._apply(lines)
             raise
 
-    def _lay(self, lines: Mapping[str, FileLine]) -> None:
-        _put(self._covered)
+    def _apply(self, lines: Mapping[str, FileLine]) -> None:
+        _set_environment(self._overridden)
         # NAME in the file also replaces NAME_FILE of the environment, and the reverse: a setting may not have both.
-        twins = {_twin_of(name) for name in lines} - lines.keys()
-        self._covered = {name: os.environ.get(name) for name in (*lines, *twins)}
+        counterparts = {_counterpart_of(name) for name in lines} - lines.keys()
+        self._overridden = {name: os.environ.get(name) for name in (*lines, *counterparts)}
         self._lines = lines
-        _put({name: line.value for name, line in lines.items()} | dict.fromkeys(twins))
+        _set_environment({name: line.value for name, line in lines.items()} | dict.fromkeys(counterparts))
 
     def sets(self, variable: str) -> bool:
         """Whether a line of the file sets this variable, or names the file that holds its value."""
@@ -88,7 +88,7 @@ class EnvFile:
         return sorted(
             name
             for name, line in self._lines.items()
-            if self._covered[name] is not None and self._covered[name] != line.value
+            if self._overridden[name] is not None and self._overridden[name] != line.value
         )
 
     @property
@@ -99,7 +99,7 @@ class EnvFile:
         return sorted(name for name in (ours & self._lines.keys()) | named if self._lines[name].value)
 
     def locate(self, mistakes: Iterable[str]) -> list[str]:
-        """Puts file and line in front of each mistake about a variable that the file sets."""
+        """The mistakes, each prefixed with file and line if it is about a variable that the file sets."""
         return [self._located(mistake) for mistake in mistakes]
 
     def _located(self, mistake: str) -> str:
@@ -125,7 +125,7 @@ def parse(path: Path, text: str) -> dict[str, FileLine]:
         if name is None and not binding.error:
             continue  # an empty line, or a comment
         if name is None or value is None or not _NAME.fullmatch(name):
-            fault = "is not NAME=value. Put quotes around a value that has quotes; begin a comment with #"
+            fault = "is not NAME=value. Quote a value that contains quotes; start a comment with #"
         elif "\0" in value:
             fault = f"{name} has a NUL character. Remove it"
         elif name == VARIABLE:
@@ -142,7 +142,7 @@ def parse(path: Path, text: str) -> dict[str, FileLine]:
 
 
 def _line_number(original: Original) -> int:
-    """The line where a binding's text begins; the parser counts the empty lines before it as part of it."""
+    """The line number of a binding. The parser counts empty lines before a binding as part of the binding."""
     before = original.string.removesuffix(original.string.lstrip())
     return original.line + len(re.findall(r"\r\n|\r|\n", before))
 
@@ -150,7 +150,7 @@ def _line_number(original: Original) -> int:
 def _read(path: Path) -> str:
     octets = b""
     try:
-        # Without O_NONBLOCK, opening a FIFO that has no writer would block a reload for ever.
+        # Without O_NONBLOCK, opening a FIFO without a writer would block a reload for ever.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             if fault := _fault_of(path, os.fstat(file.fileno())):
                 raise ConfigurationError([f"The env file {path} {fault}."])
@@ -174,11 +174,11 @@ def _fault_of(path: Path, found: os.stat_result) -> str | None:
     return None
 
 
-def _twin_of(name: str) -> str:
+def _counterpart_of(name: str) -> str:
     return name.removesuffix("_FILE") if name.endswith("_FILE") else f"{name}_FILE"
 
 
-def _put(values: Mapping[str, str | None]) -> None:
+def _set_environment(values: Mapping[str, str | None]) -> None:
     for name, value in values.items():
         if value is None:
             os.environ.pop(name, None)
@@ -187,16 +187,16 @@ def _put(values: Mapping[str, str | None]) -> None:
 
 
 def current_env_file() -> EnvFile | None:
-    """The env file of the running command; None if none was named."""
+    """The env file of the running command; None if it has none."""
     context = click.get_current_context(silent=True)
     return context.meta.get(VARIABLE) if context else None
 
 
-def take_env_file(command: click.Command) -> None:
-    """Gives a command, or each command of a group, the option `--env-file`. Idempotent."""
+def add_env_file_option(command: click.Command) -> None:
+    """Adds the option `--env-file` to a command, or to each command of a group. Idempotent."""
     if isinstance(command, click.Group):
         for part in command.commands.values():
-            take_env_file(part)
+            add_env_file_option(part)
     elif _OPTION not in command.params:
         command.params.append(_OPTION)
 
@@ -208,8 +208,8 @@ def _use(context: click.Context, _: click.Parameter, path: Path | None) -> None:
         if is_service:
             from setproctitle import getproctitle
 
-            getproctitle()  # setproctitle finds its memory by the environment, so it must look before we change that
-        with starting() if is_service else nullcontext():
+            getproctitle()  # setproctitle locates its memory through the environment, so it runs before we change that
+        with log_startup_errors() if is_service else nullcontext():
             file.read()
 
 
@@ -220,5 +220,5 @@ _OPTION: Final[Any] = click.Option(
     envvar=VARIABLE,
     expose_value=False,
     callback=_use,
-    help=f"Read settings from this file; it overrides the environment. Or set {VARIABLE}.",
+    help=f"Read settings from this file, which overrides the environment.  [env var: {VARIABLE}]",
 )

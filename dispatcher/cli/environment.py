@@ -1,4 +1,4 @@
-"""Loads a command's settings from the env file and the environment; warns of variables that have no effect."""
+"""Loads a command's settings from the env file and the environment, and warns of variables that have no effect."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from dispatcher.errors import ConfigurationError
 
 DEV_PREFIX: Final = f"{PREFIX}DEV_"
 _TOOLS: Final = (f"{PREFIX}CACHE_DIR", VARIABLE)
-"""Variables that are no settings: the dev tools' cache, and the option `--env-file`."""
+"""Variables that are not settings: the development servers' cache, and the option `--env-file`."""
 
 
 def load_settings(*needs: str) -> Settings:
-    """The settings of this process; warns on stderr of variables that have no effect.
+    """The settings of this process. Warns on stderr of variables that have no effect.
 
     Args:
-        needs: Fields that must be set, because the command cannot work without them.
+        needs: Fields of `Settings` that the command requires.
 
     Raises:
-        ConfigurationError: with every mistake at once.
+        ConfigurationError: lists every mistake.
     """
     for warning in warnings(reads_own="providers" in needs):
         say(warning)
@@ -33,7 +33,7 @@ def load_settings(*needs: str) -> Settings:
 
 
 def read_settings(*needs: str) -> Settings:
-    """As `load_settings`, without the warnings."""
+    """Like `load_settings`, but without warnings."""
     settings, _, mistakes = examine_settings(*needs, reads_own="providers" in needs)
     if mistakes:
         raise ConfigurationError(mistakes)
@@ -41,7 +41,7 @@ def read_settings(*needs: str) -> Settings:
 
 
 def examine_settings(*needs: str, reads_own: bool = True) -> tuple[Settings, dict[str, Origin], tuple[str, ...]]:
-    """As `config.examine`, with `env-file` as the source of values from that file, and file and line in mistakes."""
+    """Like `config.examine`, and marks values from the env file: their source is `env-file`, mistakes name the line."""
     settings, origins, mistakes = examine(os.environ, needs=needs, reads_own=reads_own)
     if (file := current_env_file()) is None:
         return settings, origins, mistakes
@@ -63,17 +63,17 @@ def warnings(*, reads_own: bool = True) -> list[str]:
 
 
 def unknown_variables(environ: Mapping[str, str], *, reads_own: bool = True) -> dict[str, str | None]:
-    """Variables that carry our prefix and that nobody reads; the value is the closest known name, if one is close.
+    """Variables with our prefix that are not settings, each with the most similar setting, or None.
 
     Args:
-        reads_own: Whether to look at providers' own settings; else every name that begins as theirs do passes for one.
+        reads_own: Whether to check the names of providers' settings. If not, a name with a provider's prefix is known.
     """
     unknown = [name for name in sorted(environ) if name.startswith(PREFIX) and not name.startswith(DEV_PREFIX)]
     if not reads_own:
         theirs = tuple(map(prefix_of, BUILT_IN))
         unknown = [name for name in unknown if not name.startswith(theirs)]
     known: frozenset[str] = frozenset()
-    # Each takes longer than the one before: to load our providers, and to learn which packages bring others.
+    # From cheap to slow: no provider, then the built-in providers, then those of installed packages.
     providers: tuple[Callable[[], Iterable[str]], ...] = (tuple, lambda: BUILT_IN, provider_names)
     for names in providers:
         if unknown:
@@ -83,15 +83,15 @@ def unknown_variables(environ: Mapping[str, str], *, reads_own: bool = True) -> 
 
 
 def unknown_warnings(environ: Mapping[str, str], *, reads_own: bool = True) -> list[str]:
-    """A sentence for each variable that nobody reads."""
+    """A warning for each variable of `unknown_variables`."""
     return [
-        f"warning: {name} is no setting" + (f"; did you mean {closest}?" if closest else " and is ignored.")
+        f"warning: {name} is not a setting" + (f"; did you mean {closest}?" if closest else " and is ignored.")
         for name, closest in unknown_variables(environ, reads_own=reads_own).items()
     ]
 
 
 def known_variables(providers: Iterable[str]) -> frozenset[str]:
-    """Every variable that is read, those of the dev tools and of these providers included."""
+    """Every variable that the dispatcher reads, including those of `dispatcher dev` and of these providers."""
     settings = every_setting(providers)
     secrets = {f"{each.variable}_FILE" for each in settings if each.secret}
     return frozenset({each.variable for each in settings} | secrets | set(_TOOLS))
@@ -100,7 +100,7 @@ def known_variables(providers: Iterable[str]) -> frozenset[str]:
 def _closest(name: str, known: Collection[str]) -> str | None:
     from difflib import get_close_matches
 
-    # Without the prefix, which all of them share and which would make everything look close.
+    # Compared without the common prefix, which would make all names look similar.
     bare = [variable.removeprefix(PREFIX) for variable in sorted(known) if variable.startswith(PREFIX)]
     found = get_close_matches(name.removeprefix(PREFIX), bare, n=1, cutoff=0.6)
     return f"{PREFIX}{found[0]}" if found else None

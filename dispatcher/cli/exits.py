@@ -1,4 +1,4 @@
-"""What the command line's exit codes mean."""
+"""The exit codes of the command line."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dispatcher.errors import ConfigurationError, DispatcherError
 
 
 class Exit(IntEnum):
-    """How a command ended; scripts and supervisors rely on the numbers."""
+    """How a command ended. Scripts and supervisors rely on the numbers."""
 
     DONE = 0
     FAILED = 1
     USAGE = 2
-    """The arguments make no sense; click's own number."""
+    """The arguments are invalid; click uses this number."""
     PARTLY = 3
-    """Some of it was done; what was not is said on stderr."""
+    """Part of the work was done; stderr names the part that was not."""
     BAD_CONFIGURATION = 78
-    """EX_CONFIG of sysexits.h: trying again changes nothing until an operator mends the settings or runs `init`."""
+    """EX_CONFIG of sysexits.h: a restart fails again until an operator corrects the settings or runs `init`."""
     INTERRUPTED = 130
     """Ctrl-C: 128 + SIGINT, as shells count."""
 
@@ -29,5 +29,5 @@ def exit_of(error: DispatcherError) -> Exit:
 
 
 def end_by_sigterm() -> None:
-    """From now on SIGTERM ends this process as Ctrl-C does, so that nothing that it started is left."""
+    """Makes SIGTERM raise `KeyboardInterrupt`, as Ctrl-C does, so that the command stops its child processes."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)

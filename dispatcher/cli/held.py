@@ -1,4 +1,4 @@
-"""`dispatcher held`: emails of which nobody knows whether they arrived, and what a person decides about them."""
+"""`dispatcher held`: lists the emails whose outcome is unknown, and carries out an operator's decision about them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from uuid import UUID
 
 import click
 
-from dispatcher.cli.acting import acting, confirm, in_session, json_option, opened_dlq
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.output import print_json, say
-from dispatcher.cli.selecting import check_choice, filters_of, named, selecting_held
+from dispatcher.cli.filter_options import filters_of, held_filter_options, require_names_or_filter, select_by_names
+from dispatcher.cli.options import audit_options, confirm, json_option
+from dispatcher.cli.output import counted, print_json, say
+from dispatcher.cli.sessions import open_dlq, run_with_session
 from dispatcher.cli.table import Table
 from dispatcher.errors import DispatcherError
 
@@ -26,48 +27,49 @@ if TYPE_CHECKING:
 
     Decide = Callable[[AsyncSession, UUID, Act], Awaitable[Verdict]]
 
-_WORDS: Final = {
-    "confirmed": "confirmed: it is sent.",
-    "released": "released: it is pending, and will be sent again.",
-    "already_sent": "is sent already; nothing was changed.",
-    "under_way": "is not held any more: it is on its way; nothing was changed.",
-    "failed": "is not held but failed; nothing was changed. `dispatcher dlq replay` sends it again.",
-    "content_pruned": "cannot be sent again: its content was deleted; nothing was changed.",
-    "unknown": "is no email of this database.",
+_VERDICT_TEXTS: Final = {
+    "confirmed": "confirmed; the status is now sent.",
+    "released": "released; the status is now pending, and the email will be sent again.",
+    "already_sent": "not changed: already sent.",
+    "under_way": "not changed: not held any more, but pending or sending.",
+    "failed": "not changed: failed, not held. `dispatcher dlq replay` sends it again.",
+    "content_pruned": "not changed: the email cannot be sent again, because its content was deleted.",
+    "unknown": "not found in this database.",
 }
-_NAMED: Final = 20
-"""Decisions that are named one by one; more are counted by their result."""
-_HARMLESS: Final = {
+_MAX_LISTED: Final = 20
+"""Up to this number, each decision is reported by itself; more decisions are counted by result."""
+_SUCCESSFUL: Final = {
     "confirm": frozenset({"confirmed", "already_sent"}),
     "release": frozenset({"released", "already_sent", "under_way"}),
 }
-"""How a decision may end where what was wanted is so, or was so before."""
-_LEAVES_LETTER: Final = frozenset({"unknown", "failed", "content_pruned"})
-"""How a decision may end that makes no dead letter stale."""
+"""The results that count as success, by decision: the email has the wanted status, now or before."""
+_KEEPS_DEAD_LETTER: Final = frozenset({"unknown", "failed", "content_pruned"})
+"""The results that leave the email's dead letter on the DLQ."""
 
 
 @click.group("held")
 def command() -> None:
-    """Emails whose outcome is unknown: they may have arrived. No machine touches them; you decide.
-
-    Such an email went out and no answer came back. Look for its id at the provider: SendGrid's custom argument
-    `email_id`, SES's tag `email_id`, SMTP's Message-ID.
+    """List emails whose outcome is unknown, and decide them: confirm (it arrived) or release (send again).
 
     \b
     Examples:
       dispatcher held list
       dispatcher held confirm ID --reason "SendGrid shows it as delivered"
-      dispatcher held release ID --reason "the provider never saw it"
+      dispatcher held release ID --reason "the provider never received it"
+
+    A held email was transmitted and got no answer, so it may have arrived. The dispatcher never decides this by itself.
+    To find out, search at the provider for the email's id: SendGrid's custom argument `email_id`, SES's tag
+    `email_id`, SMTP's Message-ID.
     """
 
 
 @command.command("list")
-@selecting_held
+@held_filter_options
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Emails per page.")
-@click.option("--after", type=click.UUID, metavar="ID", help="The page after this email; each page names it.")
+@click.option("--after", type=click.UUID, metavar="ID", help="Show the page that starts after this email's id.")
 @json_option()
 def list_(selection: Selection, limit: int, after: UUID | None, as_json: bool) -> int:
-    """List held emails, the oldest first.
+    """List held emails, oldest first.
 
     \b
     Examples:
@@ -79,14 +81,14 @@ def list_(selection: Selection, limit: int, after: UUID | None, as_json: bool) -
     """
     from dispatcher.store.failures import list_held
 
-    emails, total = in_session("held", lambda session: list_held(session, selection, after=after, limit=limit))
+    emails, total = run_with_session("held", lambda session: list_held(session, selection, after=after, limit=limit))
     next_after = emails[-1].email_id if total > len(emails) else None
     if as_json:
         print_json({"emails": [asdict(email) for email in emails], "total": total, "next_after": next_after})
     elif not emails:
         say("No held email matches." if after or filters_of(selection) else "No email is held.")
     else:
-        table = Table("email", "enqueued", "tenant", "key", "provider", "attempts", "what was seen")
+        table = Table("email", "enqueued", "tenant", "key", "provider", "attempts", "last error")
         for each in emails:
             names = (each.tenant_id, each.message_key, each.provider)
             table.add(each.email_id, each.created_at, *names, each.attempt_count, each.last_error)
@@ -95,15 +97,15 @@ def list_(selection: Selection, limit: int, after: UUID | None, as_json: bool) -
     return Exit.DONE
 
 
-def _deciding(command: Callable[..., int]) -> Callable[..., int]:
-    """The arguments and options of a decision."""
+def _decision_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Adds the arguments and options of a decision to a command."""
     for option in (
-        json_option("One line of JSON: what became of each email."),
+        json_option("Print one line of JSON: the result for each email."),
         click.option(
-            "--yes", is_flag=True, help="With a filter: go on without asking; needed where there is no terminal."
+            "--yes", is_flag=True, help="With a filter: do not ask for confirmation; required without a terminal."
         ),
-        acting(),
-        selecting_held,
+        audit_options(),
+        held_filter_options,
         click.argument("names", metavar="[ID|KEY...]", nargs=-1),
     ):
         command = option(command)
@@ -111,12 +113,9 @@ def _deciding(command: Callable[..., int]) -> Callable[..., int]:
 
 
 @command.command("confirm")
-@_deciding
+@_decision_options
 def confirm_(**options: Any) -> int:
-    """It did arrive: make held emails `sent`. Their dead letters leave the DLQ.
-
-    Name them by ids or message keys, or select them by a filter. A filter first says how many emails it selects and
-    names some, then asks. Harmless to repeat. Cannot be undone: a sent email is never sent again.
+    """Mark held emails as `sent`, because they did arrive. This cannot be undone.
 
     \b
     Examples:
@@ -124,8 +123,11 @@ def confirm_(**options: Any) -> int:
       dispatcher held confirm order-17-receipt --tenant shop --reason "the customer has it"
       dispatcher held confirm --provider ses --older-than 1d --reason "SES shows all of them as delivered"
 
-    Exit codes: 0 they are sent, now or before; 1 none is; 2 nobody could be asked; 3 some are, or RabbitMQ was away,
-    and their dead letters are still on the DLQ.
+    Name the emails by ids or message keys, or select them by a filter. With a filter, the command shows how many emails
+    it selected and names some, then asks for confirmation. The emails' dead letters leave the DLQ. Idempotent.
+
+    Exit codes: 0 all are sent, now or before; 1 none is; 2 confirmation needs a terminal or --yes; 3 some are, or all
+    are but RabbitMQ was unreachable, so that their dead letters are still on the DLQ.
     """
     from dispatcher.ops.verdicts import confirm as decide
 
@@ -133,22 +135,24 @@ def confirm_(**options: Any) -> int:
 
 
 @command.command("release")
-@_deciding
+@_decision_options
 def release(**options: Any) -> int:
-    """Send held emails again, although they may have arrived. Their dead letters leave the DLQ.
-
-    Name them by ids or message keys, or select them by a filter. A filter first says how many emails it selects and
-    names some, then asks. All become due at once: `dispatcher dlq replay --status held --held` sends them at a pace.
-    Harmless to repeat: emails that are pending, sending or sent are left alone, and the command says so.
+    """Send held emails again, although they may have arrived.
 
     \b
     Examples:
-      dispatcher held release 0198c2f4-… --reason "the provider never saw it"
+      dispatcher held release 0198c2f4-… --reason "the provider never received it"
       dispatcher held release login-code-4711 --tenant shop --reason "the customer asks for it"
-      dispatcher held release --text "lease expired" --newer-than 1h --reason "the host was cut off"
+      dispatcher held release --text "lease expired" --newer-than 1h --reason "the host lost its network"
 
-    Exit codes: 0 they are on their way, or sent already; 1 none is; 2 nobody could be asked; 3 some are, or RabbitMQ
-    was away, and their dead letters are still on the DLQ.
+    Name the emails by ids or message keys, or select them by a filter. With a filter, the command shows how many emails
+    it selected and names some, then asks for confirmation. The emails' dead letters leave the DLQ. Idempotent: emails
+    that are pending, sending or sent are reported and not changed.
+
+    All emails become due at once. To send them at a limited rate, use `dispatcher dlq replay --status held --held`.
+
+    Exit codes: 0 all are pending, sending or sent; 1 none is; 2 confirmation needs a terminal or --yes; 3 some are, or
+    all are but RabbitMQ was unreachable, so that their dead letters are still on the DLQ.
     """
     from dispatcher.ops.verdicts import release as decide
 
@@ -169,46 +173,46 @@ def _decide(
     from dispatcher.store.failures import find_dead_ids
 
     async def find(session: AsyncSession) -> tuple[UUID, ...]:
-        chosen = await named(session, selection, names)
+        chosen = await select_by_names(session, selection, names)
         return chosen.email_ids or tuple(await find_dead_ids(session, chosen))
 
     async def decide_all(session: AsyncSession) -> tuple[dict[UUID, Verdict], int, str | None]:
-        """What became of each, how many dead letters left the DLQ, and why they did not all."""
+        """The result for each email, how many dead letters left the DLQ, and the fault if they could not be removed."""
         verdicts = {email_id: await decide(session, email_id, act) for email_id in email_ids}
-        if all(verdict.value in _LEAVES_LETTER for verdict in verdicts.values()):
+        if all(verdict.value in _KEEPS_DEAD_LETTER for verdict in verdicts.values()):
             return verdicts, 0, None
         try:
-            async with opened_dlq(settings, "held") as dlq:
+            async with open_dlq(settings, "held") as dlq:
                 return verdicts, await sweep(session, dlq, frozenset(email_ids)), None
         except DispatcherError as error:
             return verdicts, 0, error.message
 
-    check_choice(names, selection, "ids or message keys, or a filter such as --provider")
+    require_names_or_filter(names, selection, "ids or message keys, or a filter such as --provider")
     settings = load_settings("database_url", "amqp_url")
-    email_ids = in_session("held", find, settings)
+    email_ids = run_with_session("held", find, settings)
     if not email_ids:
         say("No held email matches.")
         return Exit.FAILED
     if not names:
-        some = ", ".join(map(str, email_ids[:5]))
-        say(f"{len(email_ids):,} held email{'' if len(email_ids) == 1 else 's'}, such as {some}.")
-        confirm(f"{name.capitalize()} {len(email_ids):,}?", yes=yes)
-    verdicts, letters, fault = in_session("held", decide_all, settings)
+        emails, examples = counted(len(email_ids), "held email"), ", ".join(map(str, email_ids[:5]))
+        say(f"The filter selects {emails}, such as {examples}.")
+        confirm(f"{name.capitalize()} {emails}?", yes=yes)
+    verdicts, removed, fault = run_with_session("held", decide_all, settings)
     if as_json:
-        print_json({"emails": {str(i): verdict for i, verdict in verdicts.items()}, "dead_letters_removed": letters})
+        print_json({"emails": {str(i): verdict for i, verdict in verdicts.items()}, "dead_letters_removed": removed})
     _report(verdicts)
     if fault:
-        say(f"Their dead letters are still on the DLQ: {fault} `dispatcher dlq reconcile --fix` removes them later.")
-    well = sum(verdict.value in _HARMLESS[name] for verdict in verdicts.values())
-    if well == len(verdicts):
+        say(f"The dead letters are still on the DLQ: {fault} To remove them later: dispatcher dlq reconcile --mend")
+    successes = sum(verdict.value in _SUCCESSFUL[name] for verdict in verdicts.values())
+    if successes == len(verdicts):
         return Exit.PARTLY if fault else Exit.DONE
-    return Exit.PARTLY if well else Exit.FAILED
+    return Exit.PARTLY if successes else Exit.FAILED
 
 
 def _report(verdicts: dict[UUID, Verdict]) -> None:
-    if len(verdicts) > _NAMED:
+    if len(verdicts) > _MAX_LISTED:
         for verdict, count in Counter(verdicts.values()).items():
-            say(f"{count:,}: {_WORDS[verdict.value]}")
+            say(f"{counted(count, 'email')}: {_VERDICT_TEXTS[verdict.value]}")
         return
     for email_id, verdict in verdicts.items():
-        say(f"{email_id} {_WORDS[verdict.value]}")
+        say(f"{email_id}: {_VERDICT_TEXTS[verdict.value]}")

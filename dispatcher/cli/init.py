@@ -1,4 +1,4 @@
-"""`dispatcher init`: the tables and the queues, made or brought to this release."""
+"""`dispatcher init`: creates the tables and the queues, or updates them to this release."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 @click.command("init")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON: changes and faults, by server.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON: changes and faults, by server.")
 def command(as_json: bool) -> int:
-    """Make or update the tables and the queues. Changes nothing that is as it should be; run it at every deployment.
-
-    Needs DISPATCHER_DATABASE_URL and DISPATCHER_AMQP_URL. Does both parts even if one fails. A queue that exists with
-    other arguments is left alone and named.
+    """Create or update the tables and the queues. Idempotent: run it at every deployment.
 
     \b
     Examples:
       dispatcher init
       dispatcher init --json
 
-    Exit codes: 0 both are fit, 1 neither is, 3 one of them is.
+    Needs DISPATCHER_DATABASE_URL and DISPATCHER_AMQP_URL. If PostgreSQL fails, RabbitMQ is still prepared, and the
+    reverse. A queue that exists with other arguments is reported and not changed.
+
+    Exit codes: 0 both servers are ready, 1 neither is, 3 one is.
     """
     settings = load_settings("database_url", "amqp_url")
     parts: dict[str, Callable[[Settings], list[str]]] = {"postgresql": _migrate, "rabbitmq": _declare}
@@ -43,7 +43,7 @@ def command(as_json: bool) -> int:
             raise
         except DispatcherError as error:
             faults[server] = str(error)
-    _tell(changes, faults, as_json=as_json)
+    _report(changes, faults, as_json=as_json)
     if not faults:
         return Exit.DONE
     return Exit.PARTLY if changes else Exit.FAILED
@@ -61,10 +61,10 @@ def _declare(settings: Settings) -> list[str]:
     from dispatcher.broker.topology import Topology, declare
 
     done = asyncio.run(declare(settings.amqp_url, Topology.of(settings), ca_file=settings.ca_file))
-    return [words for words in done if words.startswith("declared")]
+    return [change for change in done if change.startswith("declared")]
 
 
-def _tell(changes: dict[str, list[str]], faults: dict[str, str], *, as_json: bool) -> None:
+def _report(changes: dict[str, list[str]], faults: dict[str, str], *, as_json: bool) -> None:
     if as_json:
         print_json({"changes": changes, "faults": faults})
     else:

@@ -1,4 +1,4 @@
-"""`dispatcher keys create|list|revoke`: who may use the HTTP API."""
+"""`dispatcher keys create|list|revoke`: manages the keys of the HTTP API."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from dispatcher.cli.acting import json_option
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
+from dispatcher.cli.options import json_option
 from dispatcher.cli.output import print_data, print_json, say
 from dispatcher.cli.table import Table
 from dispatcher.domain.api_key import Scope, Secret, shown
@@ -21,33 +21,35 @@ if TYPE_CHECKING:
 
 MAX_NAME_CHARACTERS: Final = 100
 _NEVER_ANY: Final = (
-    "There has never been a key: `dispatcher api` does not start; with DISPATCHER_API_ALLOW_ANONYMOUS=on it serves "
-    "every request on the loopback without one. `dispatcher keys create --help` says how to create a key."
+    "No key was ever created, so `dispatcher api` does not start. (With DISPATCHER_API_OPEN=on it starts, listens on "
+    "the loopback interface only, and allows every request.) To create a key, see `dispatcher keys create --help`."
 )
 _NONE_LEFT: Final = (
-    "Every key is revoked: `dispatcher api` refuses every request. It does not start again without another key; "
-    "`--all` lists the revoked ones, and `dispatcher keys create --help` tells how to make one."
+    "Every key is revoked, so `dispatcher api` refuses every request and does not start again. `dispatcher keys list "
+    "--all` lists the revoked keys. To create a key, see `dispatcher keys create --help`."
 )
 
 
 @click.group("keys")
 def command() -> None:
-    """Make, list and revoke the HTTP API's keys.
-
-    Every request needs one, and `dispatcher api` does not start without one; except for development: with
-    DISPATCHER_API_ALLOW_ANONYMOUS=on, whoever reaches it on the loopback may do everything until there is a first key.
+    """Create, list and revoke the HTTP API's keys.
 
     \b
     Examples:
       dispatcher keys create --name shop --from-domain example.com
       dispatcher keys list
       dispatcher keys revoke ed_k3v9q0xw2m7a
+
+    Every request needs a key, and `dispatcher api` does not start without one. The exception is for development: with
+    DISPATCHER_API_OPEN=on, requests on the loopback interface need no key until the first key is created.
     """
 
 
 @command.command("create")
-@click.option("--name", required=True, help="What uses it, for the list.")
-@click.option("--tenant", "tenant_id", default="default", show_default=True, help="Whose emails it sends and sees.")
+@click.option("--name", required=True, help="The application that uses the key; shown in the list.")
+@click.option(
+    "--tenant", "tenant_id", default="default", show_default=True, help="The tenant whose emails it sends and reads."
+)
 @click.option(
     "--scope",
     "scopes",
@@ -55,26 +57,34 @@ def command() -> None:
     multiple=True,
     default=("send", "read"),
     show_default=True,
-    help="What it may: send, read, operate (replay, settle held emails); may be repeated.",
+    help="What the key allows: send, read, operate (replay emails, decide held emails). Repeatable.",
 )
-@click.option("--from-domain", "domains", multiple=True, metavar="DOMAIN", help="May send from it; may be repeated.")
-@click.option("--from-address", "addresses", multiple=True, metavar="ADDRESS", help="The same for one address.")
-@click.option("--from-anywhere", is_flag=True, help="May send from any address.")
+@click.option(
+    "--from-domain",
+    "domains",
+    multiple=True,
+    metavar="DOMAIN",
+    help="Allow sender addresses of this domain. Repeatable.",
+)
+@click.option(
+    "--from-address", "addresses", multiple=True, metavar="ADDRESS", help="Allow this sender address. Repeatable."
+)
+@click.option("--from-anywhere", is_flag=True, help="Allow any sender address.")
 @click.option(
     "--per-second",
     type=click.FloatRange(0.1, 1_000_000),
     metavar="N",
-    help="Requests per second, an email of a batch counting as one; each API process counts by itself.",
+    help="Limit of requests per second and API process; each email of a batch counts as one request.  [default: none]",
 )
 @click.option(
     "--recipients-per-day",
     type=click.IntRange(1, 2_000_000_000),
     metavar="N",
-    help="Recipients per day (UTC), over all API processes.",
+    help="Limit of recipients per UTC day, over all API processes.  [default: none]",
 )
 @json_option()
 def create(*, as_json: bool, **options: Any) -> int:
-    """Make a key and print it, this once: only its hash is kept.
+    """Create a key and print it. It is never shown again: only its hash is stored.
 
     \b
     Examples:
@@ -92,7 +102,7 @@ def create(*, as_json: bool, **options: Any) -> int:
         print_json({"key_id": shown(key.key_id), "key": key.text(), "tenant_id": values["tenant_id"]})
     else:
         print_data(key.text())
-        say("Keep it now: it is not shown again. Give it to the API as `Authorization: Bearer …`.")
+        say("Save this key now: it is not shown again. Send it to the API as `Authorization: Bearer …`.")
     return Exit.DONE
 
 
@@ -106,11 +116,11 @@ def _values(options: dict[str, Any]) -> dict[str, Any]:
     """The new key's columns.
 
     Raises:
-        UsageError: the options make no sense.
+        UsageError: an option is invalid.
     """
     name = options["name"]
     if not 1 <= len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
-        raise click.UsageError(f"--name must have 1 to {MAX_NAME_CHARACTERS} characters that print.")
+        raise click.UsageError(f"--name must have 1 to {MAX_NAME_CHARACTERS} printable characters.")
     try:
         tenant(options["tenant_id"])
     except InvalidEmail as error:
@@ -128,16 +138,16 @@ def _values(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _senders(options: dict[str, Any]) -> tuple[list[str] | None, list[str] | None]:
-    """The domains and addresses that it may send from, in the form in which they are compared; both None for any."""
+    """The allowed sender domains and addresses, normalized for comparison; both None if any sender is allowed."""
     domains, addresses = options["domains"], options["addresses"]
     if options["from_anywhere"]:
         if domains or addresses:
-            raise click.UsageError("--from-anywhere takes no --from-domain or --from-address beside it.")
+            raise click.UsageError("--from-anywhere cannot be combined with --from-domain or --from-address.")
         return None, None
     if not (domains or addresses) and "send" in options["scopes"]:
         raise click.UsageError(
-            "A key that may send needs --from-domain or --from-address: what it may send from. (--from-anywhere lets "
-            "it send in anybody's name.)"
+            "A key with the scope send needs --from-domain or --from-address, which limit its sender addresses. "
+            "(--from-anywhere allows any sender address.)"
         )
     return [_comparable("domain", text) for text in domains], [_comparable("address", text) for text in addresses]
 
@@ -153,10 +163,16 @@ def _comparable(kind: str, text: str) -> str:
 
 
 @command.command("list")
-@click.option("--all", "with_revoked", is_flag=True, help="Revoked ones, too.")
+@click.option("--all", "with_revoked", is_flag=True, help="Include revoked keys.")
 @json_option()
 def list_(*, with_revoked: bool, as_json: bool) -> int:
-    """List the keys: their beginnings, never their secrets."""
+    """List the keys by their ids. Secrets are never shown.
+
+    \b
+    Examples:
+      dispatcher keys list
+      dispatcher keys list --all --json | jq -r '.[].name'
+    """
     from dispatcher.store.api_keys import list_keys
 
     with _connected() as connection:
@@ -165,7 +181,7 @@ def list_(*, with_revoked: bool, as_json: bool) -> int:
     if as_json:
         print_json([_document(key) for key in keys])
     elif keys:
-        table = Table("key", "name", "tenant", "scopes", "from", "per second", "recipients a day", "created")
+        table = Table("key", "name", "tenant", "scopes", "senders", "requests/s", "recipients/day", "created")
         for key in keys:
             table.add(*_row(key))
         table.show()
@@ -194,19 +210,24 @@ def _row(key: Any) -> list[str]:
     created = f"{key.created_at:%Y-%m-%d %H:%M}" + (" (revoked)" if key.revoked_at else "")
     limits = ["-" if limit is None else f"{limit:g}" for limit in (key.requests_per_second, key.recipients_per_day)]
     names = [shown(key.key_id), key.name, key.tenant_id, " ".join(sorted(key.scopes))]
-    return [*names, "anywhere" if senders is None else ", ".join(senders) or "-", *limits, created]
+    return [*names, "any" if senders is None else ", ".join(senders) or "-", *limits, created]
 
 
 @command.command("revoke")
 @click.argument("key_id")
 def revoke(key_id: str) -> int:
-    """End a key, named as the list shows it. Running API processes refuse it within some seconds."""
+    """Revoke a key by the id that the list shows. Running API processes refuse the key within seconds.
+
+    \b
+    Example:
+      dispatcher keys revoke ed_k3v9q0xw2m7a
+    """
     from dispatcher.store.api_keys import revoke_key
 
-    # Who pastes the whole key means its beginning; nobody else sees the rest of it.
+    # Accepts a whole key, too. Only its id is used and printed.
     bare = key_id.removeprefix("ed_").partition("_")[0]
     with _connected() as connection:
         if not revoke_key(connection, bare):
-            raise DispatcherError("There is no such key that is alive.", remedy="`dispatcher keys list` shows them.")
-    say(f"{shown(bare)} is revoked.")
+            raise DispatcherError(f"There is no active key {shown(bare)}.", remedy="`dispatcher keys list` shows them.")
+    say(f"Revoked {shown(bare)}.")
     return Exit.DONE

@@ -1,4 +1,4 @@
-"""A group of commands of which only the one that is called gets loaded: half of what a command takes is its imports."""
+"""A command group that imports only the command that is called: imports are half of a command's run time."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 import click
 
-from dispatcher.cli.env_file import take_env_file
+from dispatcher.cli.env_file import add_env_file_option
 
 
 class LazyGroup(click.Group):
-    """A group whose commands load when they are called, each with the option `--env-file`.
+    """A group that imports a command when it is called, and adds the option `--env-file` to it.
 
     Args:
-        parts: Where each is (`module:function` of this package) and what it does, by name, in the order of `--help`.
-        brief: Those that end soon: their garbage ends with the process, and that without a tidying up.
+        parts: By the command's name, in the order of `--help`: `module:function` in this package, and a summary.
+        brief: Names of short commands. They run without garbage collection, because the exit frees their memory.
     """
 
     def __init__(
@@ -28,30 +28,30 @@ class LazyGroup(click.Group):
         self._brief = brief
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Names for `--help`."""
+        """The commands' names in the order of `--help`."""
         return list(self.parts)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        """The command of that name, loaded now."""
+        """Imports a command; None if there is none of this name."""
         if cmd_name not in self.parts:
             return None
         if cmd_name in self._brief:
             gc.disable()
         module, _, function = self.parts[cmd_name][0].partition(":")
         command: click.Command = getattr(import_module(f"dispatcher.cli.{module}"), function)
-        take_env_file(command)
+        add_env_file_option(command)
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does it, and names what is close to a name that there is not."""
+        """Resolves a command as click does; for an unknown name, the error suggests similar ones."""
         try:
             return super().resolve_command(ctx, args)
         except click.exceptions.NoSuchCommand as error:
             raise click.exceptions.NoSuchCommand(error.command_name, possibilities=self.parts, ctx=ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """The list in `--help`, without loading what it lists."""
+        """Writes the list of commands for `--help` without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, about) for name, (_, about) in self.parts.items()])

@@ -1,4 +1,4 @@
-"""`dispatcher`: finds the command, runs it, and turns how it ended into words and an exit code."""
+"""`dispatcher`: runs a command, prints its error, and returns its exit code."""
 
 from __future__ import annotations
 
@@ -18,41 +18,38 @@ from dispatcher.errors import ConfigurationError, DispatcherError
 from dispatcher.version import VERSION
 
 COMMANDS: Final = {
-    "run": ("run:command", "Send what is enqueued: the workers, relay and monitor of this host."),
-    "api": ("api:command", "Accept emails over HTTP."),
-    "keys": ("keys:command", "Make, list and revoke the HTTP API's keys."),
-    "init": ("init:command", "Make or update the tables and the queues."),
-    "enqueue": ("enqueue:command", "Accept one email, or a file of them."),
+    "run": ("run:command", "Send enqueued emails: run this host's workers, relay and monitor."),
+    "api": ("api:command", "Serve the HTTP API, which accepts emails."),
+    "keys": ("keys:command", "Create, list and revoke the HTTP API's keys."),
+    "init": ("init:command", "Create or update the tables and the queues."),
+    "enqueue": ("enqueue:command", "Enqueue one email, or a file of emails."),
     "status": ("status:command", "Count emails by status, and messages by queue."),
     "held": ("held:command", "List, confirm or release emails whose outcome is unknown."),
     "dlq": ("dlq:command", "Dead letters: list, show, replay, discard, reconcile."),
     "config": ("config:command", "Show every setting: value, source, default."),
-    "doctor": ("doctor:command", "Check everything that sending depends on, and say how to mend it."),
-    "topology": (
-        "topology:command",
-        "Print RabbitMQ's users and PostgreSQL's GRANTs with the fewest permissions that work.",
-    ),
-    "prune": ("prune:command", "Forget emails that are older than the settings keep them."),
-    "alerts": ("alerts:command", "Try the ways by which alerts reach a person."),
-    "dev": ("dev:command", "Private PostgreSQL and RabbitMQ for development."),
-    "demo": ("demo:command", "Watch a thousand emails travel the whole chain."),
+    "doctor": ("doctor:command", "Check settings, servers and providers, and say how to fix each fault."),
+    "topology": ("topology:command", "Print least-privilege RabbitMQ users and PostgreSQL grants."),
+    "prune": ("prune:command", "Delete emails that are older than the retention settings allow."),
+    "alerts": ("alerts:command", "Send a test alert through every channel."),
+    "dev": ("dev:command", "Run a private PostgreSQL and RabbitMQ for development."),
+    "demo": ("demo:command", "Send a thousand emails through the whole system, on private servers."),
 }
-"""Where each is and what it does, in the order of `--help`."""
+"""By the command's name, in the order of `--help`: `module:function`, and a summary."""
 
 
 @click.group(
     cls=LazyGroup,
     parts=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="`dispatcher COMMAND --help` tells what a command needs, with examples. Exit codes: 0 done, 1 failed, "
-    "2 usage, 3 partly done, 78 bad configuration.",
+    epilog="`dispatcher COMMAND --help` explains a command, with examples. Exit codes: 0 done, 1 failed, "
+    "2 wrong usage, 3 partly done, 78 bad configuration.",
 )
 @click.version_option(VERSION, prog_name="dispatcher", message="%(prog)s %(version)s")
 def dispatcher() -> None:
-    """Sends transactional email asynchronously: loses none, duplicates none, and says what it knows about each.
+    """Send transactional email asynchronously, without losing or duplicating any.
 
     \b
-    To try it, with servers of your own and emails captured in a folder:
+    To try it with private servers, and a provider that writes emails to a folder:
       eval "$(dispatcher dev up)"
       dispatcher init
       dispatcher enqueue --key hello-1 --from me@example.com --to you@example.org \\
@@ -62,10 +59,10 @@ def dispatcher() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command line; returns the exit code.
+    """Runs one command line; returns its exit code.
 
     Args:
-        arguments: Without the program's name; None for those of this process.
+        arguments: Without the program's name; None for `sys.argv`.
     """
     prepare_streams()
     try:
@@ -81,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int | None:
-    """Runs the command; what it wrote to stdout is there when this returns."""
+    """Runs the command and flushes stdout; returns the command's exit code."""
     try:
         result: int | None = dispatcher.main(arguments, prog_name="dispatcher", standalone_mode=False)
     except OSError as error:
@@ -93,7 +90,7 @@ def _run(arguments: Sequence[str] | None) -> int | None:
 
 
 def _raised_in(error: BaseException) -> CodeType | None:
-    """The innermost function of ours or a library's that raised it."""
+    """The code of the innermost frame in the error's traceback."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -101,29 +98,29 @@ def _raised_in(error: BaseException) -> CodeType | None:
 
 
 def program() -> int:
-    """`main` for a process of its own, which ends with it; here and now after a brief command (see `LazyGroup`)."""
+    """The console script: runs `main`, and exits at once after a short command (see `LazyGroup`)."""
     try:
         code = main()
     finally:
-        # The interpreter looks through all that it ever made before it ends: a fifth of what a short command takes.
+        # The interpreter's last garbage collection would take a fifth of a short command's run time.
         gc.freeze()
     if not gc.isenabled():
-        _end(code)
+        _exit_at_once(code)
     return code
 
 
-def _end(code: int) -> None:
-    """Ends the process without taking the interpreter apart, piece by piece: 10 ms of 200."""
+def _exit_at_once(code: int) -> None:
+    """Exits without the interpreter's clean-up, which takes 10 ms of a short command's 200 ms."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
     except (OSError, ValueError):
-        return  # the interpreter's own end has words for it
+        return  # the interpreter reports the error when it exits
     os._exit(code)
 
 
 def report(error: DispatcherError) -> Exit:
-    """Says on stderr what is wrong and what to do; returns what the command has to exit with."""
+    """Prints an error and its remedy to stderr; returns the exit code."""
     if isinstance(error, ConfigurationError):
         for mistake in error.mistakes:
             say(mistake)

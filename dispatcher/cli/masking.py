@@ -1,4 +1,4 @@
-"""Secrets as a screen may show them: the password gone, the rest still telling where one connects to."""
+"""Masks secrets for display: hides passwords and tokens, keeps hosts, so that an operator sees where we connect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dispatcher.config.values import addresses
 
 MASK: Final = "***"
 
-# To the last @, because an unescaped @, / or # in a password is a common mistake and must not show its tail.
+# Up to the last @: people forget to escape @, / and # in passwords, and no part of a password may be shown.
 _URL: Final = re.compile(
     r"(?P<scheme>[a-z][a-z0-9+.-]*://)(?P<user>[^:@/?#]*)(?P<password>:.*)?@(?P<rest>[^@]*)", re.DOTALL
 )
@@ -23,20 +23,20 @@ _HOST: Final = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9.:\[\]-]+(?=[/?#]|\Z)"
 
 
 def without_login(text: str) -> str:
-    """Masks the user, password and secret parameters of any URL in a text that is not itself a secret."""
+    """A text with the user, password and secret parameters of every URL masked. For settings that are not secret."""
     return _without_parameters(_LOGIN.sub(f"{MASK}@", text))
 
 
 def without_path(text: str) -> str:
-    """Masks all of a URL but scheme and host: in many webhooks the path and query are secret."""
+    """A URL with everything masked except scheme and host: the path and query of many webhooks are secret."""
     found = _HOST.match(text)
     return f"{found[0]}/{MASK}" if found else MASK
 
 
 def masked(text: str) -> str:
-    """A secret setting's text without its password: URLs or libpq's keywords; anything else is masked whole."""
+    """A secret setting's value with passwords masked. A value that is not a URL or a libpq string is masked whole."""
     urls = addresses(text)
-    # Every one has a login: else a part of a password might pass for a URL.
+    # Split only if every URL has a login: otherwise a part of a password could be taken for a URL.
     if len(urls) > 1 and all("@" in url for url in urls):
         return ",".join(map(masked, urls))
     if found := _URL.fullmatch(text):

@@ -1,4 +1,4 @@
-"""Data to stdout, words to stderr; a reader of stdout that goes away ends the output, not the work."""
+"""Writes data to stdout and messages to stderr. If the reader closes the pipe, output ends and the command goes on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dispatcher.errors import DispatcherError
 
 
 def prepare_streams() -> None:
-    """Makes stdout and stderr fit for any text, whatever the locale, and even where they were closed."""
+    """Lets stdout and stderr take any text: in any locale, and also if the caller closed them."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - for the process's life
@@ -22,10 +22,10 @@ def prepare_streams() -> None:
 
 
 def print_data(text: str) -> bool:
-    """Writes lines to stdout; returns whether somebody still reads there.
+    """Writes lines to stdout; returns False if the reader closed the pipe.
 
     Raises:
-        DispatcherError: they cannot be written for another reason, such as a full disk.
+        DispatcherError: stdout cannot be written for another reason, such as a full disk.
     """
     try:
         sys.stdout.write(f"{text}\n")
@@ -39,10 +39,10 @@ def print_data(text: str) -> bool:
 
 
 def flush_data() -> None:
-    """Writes what is still on its way to stdout; whether somebody reads there is nothing to us.
+    """Flushes stdout; ignores a closed pipe.
 
     Raises:
-        DispatcherError: it cannot be written for another reason, such as a full disk.
+        DispatcherError: stdout cannot be written for another reason, such as a full disk.
     """
     try:
         sys.stdout.flush()
@@ -53,25 +53,30 @@ def flush_data() -> None:
 
 
 def print_json(value: object) -> bool:
-    """Writes a value as one line of JSON; returns whether somebody still reads."""
+    """Writes a value as one line of JSON; returns False if the reader closed the pipe."""
     return print_data(orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode())
 
 
-def say(words: str) -> None:
-    """Writes words to stderr without control characters. If stderr is closed, they are lost."""
+def say(text: str) -> None:
+    """Writes a message to stderr, without control characters. Does nothing if stderr is closed."""
     try:
-        sys.stderr.write(f"{printable_lines(words)}\n")
+        sys.stderr.write(f"{printable_lines(text)}\n")
         sys.stderr.flush()
     except OSError:
         pass
 
 
+def counted(count: int, noun: str) -> str:
+    """A count and its noun: "1 message", "2 messages", "1,000 messages"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def unwritten(error: OSError) -> DispatcherError:
-    """What is to be said of a stdout that takes nothing; from now on, whatever is written there goes nowhere."""
+    """The error to raise when stdout cannot be written. Redirects stdout to /dev/null, so that nothing fails again."""
     _discard_stdout()
-    return DispatcherError(f"The output cannot be written: {error.strerror}.")
+    return DispatcherError(f"stdout cannot be written: {error.strerror}.")
 
 
 def _discard_stdout() -> None:
-    """What is buffered or comes later goes nowhere, so that the interpreter does not stumble over it at exit."""
+    """Redirects stdout to /dev/null: else the interpreter fails at exit when it flushes its buffer."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

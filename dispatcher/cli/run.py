@@ -1,4 +1,4 @@
-"""`dispatcher run`: makes sure that the start can succeed, loads what the processes share, and becomes their parent."""
+"""`dispatcher run`: checks settings and servers, imports the shared code, and becomes the parent of the processes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import click
 from dispatcher.cli.env_file import current_env_file
 from dispatcher.cli.environment import load_settings, read_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.starting import starting
-from dispatcher.config import Settings, every_setting, suspicious_settings
+from dispatcher.cli.startup_errors import log_startup_errors
+from dispatcher.config import Settings, doubts, every_setting
 
 if TYPE_CHECKING:
     from dispatcher.supervisor.supervised import Role
@@ -32,32 +32,22 @@ _ONLY_AT_START: Final = (
     "drain_seconds",
     "hang_seconds",
 )
-"""Settings that the parent uses itself, or that must be the same in all its processes during a reload."""
+"""Settings that a reload keeps: the parent uses them itself, or all its processes must have the same value."""
 
 
 class StopRequested(BaseException):
-    """SIGTERM before anything was started; nothing but the exit may catch it."""
+    """SIGTERM arrived before a process was started. A `BaseException`, so that no `except Exception` catches it."""
 
 
 @click.command("run")
 @click.option(
-    "--workers", type=click.IntRange(1, 256), metavar="N", help="Worker processes, instead of DISPATCHER_WORKERS."
+    "--workers",
+    type=click.IntRange(1, 256),
+    metavar="N",
+    help="Number of worker processes.  [default: DISPATCHER_WORKERS]",
 )
 def command(workers: int | None) -> int:
-    """Send what is enqueued: starts the workers, the relay and the monitor of this host, and keeps them running.
-
-    Needs DISPATCHER_DATABASE_URL, DISPATCHER_AMQP_URL and DISPATCHER_PROVIDERS (with what the provider needs), and an
-    `init` before. While PostgreSQL or RabbitMQ is away it waits. Processes that end or hang are replaced.
-
-    \b
-    Signals, to this process alone:
-      SIGTERM, Ctrl-C   Drain: what is on the wire is finished and recorded, the
-                        rest is given back. Once more, a second later or more:
-                        end at once. (What was on the wire is then held.)
-      SIGHUP            Read the env file and the *_FILE secrets again, and replace
-                        every process, one by one: a successor works before a
-                        worker drains.
-      SIGTTIN, SIGTTOU  One worker more, one less.
+    """Send enqueued emails: start this host's workers, relay and monitor, and keep them running.
 
     \b
     Examples:
@@ -66,10 +56,24 @@ def command(workers: int | None) -> int:
       dispatcher run --env-file /etc/email-dispatcher/dispatcher.env
       DISPATCHER_PROVIDERS=capture DISPATCHER_CAPTURE_DIR=mail dispatcher run
 
-    Exit codes: 0 drained, 1 processes had to be killed, 78 settings, tables or queues are not fit.
+    Needs DISPATCHER_DATABASE_URL, DISPATCHER_AMQP_URL and DISPATCHER_PROVIDERS (with the providers' own settings), and
+    an earlier `dispatcher init`. While PostgreSQL or RabbitMQ is unreachable, it waits. It replaces processes that exit
+    or hang.
+
+    \b
+    Signals, sent to this process only:
+      SIGTERM, Ctrl-C   Drain: finish and record the emails on the wire, return the
+                        others, then exit. A second signal, at least one second
+                        later: exit at once. Emails on the wire are then held.
+      SIGHUP            Read the env file and the *_FILE secrets again, and replace
+                        every process, one after the other. A new worker starts
+                        before the old one drains.
+      SIGTTIN, SIGTTOU  Add a worker, remove a worker.
+
+    Exit codes: 0 drained, 1 processes had to be killed, 78 settings, tables or queues are not valid.
     """
-    _put_off_reloads()
-    with starting():
+    _block_reload_signals()
+    with log_startup_errors():
         settings = load_settings(*_NEEDED)
         signal.signal(signal.SIGTERM, _request_stop)
         try:
@@ -78,10 +82,10 @@ def command(workers: int | None) -> int:
             return Exit.DONE
 
 
-def _put_off_reloads() -> None:
-    """One that comes while we start would end us; it is heard once there is something to reload or to scale.
+def _block_reload_signals() -> None:
+    """Blocks SIGHUP, SIGTTIN and SIGTTOU during the start, when they would end the process. The parent unblocks them.
 
-    Where there is a terminal, SIGHUP says that it was closed, and that is the end.
+    With a controlling terminal, they keep their default action: SIGHUP then means that the terminal was closed.
     """
     from dispatcher.supervisor.terminal import has_terminal
 
@@ -90,7 +94,7 @@ def _put_off_reloads() -> None:
 
 
 def _run(settings: Settings, workers: int | None) -> int:
-    """Becomes the parent once nothing stands in the way."""
+    """Checks the servers, then runs the parent; returns its exit code."""
     from setproctitle import setproctitle
 
     from dispatcher.supervisor.parent import Parent
@@ -116,7 +120,7 @@ def _run(settings: Settings, workers: int | None) -> int:
 
 
 def _load_again(settings: Settings, workers: int | None) -> Settings:
-    """Reads the env file, the environment and the secrets' files again; `_ONLY_AT_START` keeps the values of the start.
+    """Reads the env file, the environment and the secrets' files again. `_ONLY_AT_START` settings keep their values.
 
     Raises:
         ConfigurationError: there are mistakes; the environment is unchanged.
@@ -137,18 +141,18 @@ def _load_again(settings: Settings, workers: int | None) -> Settings:
 
 
 def _with_metrics_dir(settings: Settings) -> Settings:
-    """Sets `metrics_dir` to the folder in use. The metrics library needs it in the environment, which changes it."""
+    """The settings with `metrics_dir` set to the folder in use, which the start has put into the environment."""
     return replace(settings, metrics_dir=settings.metrics_folder)
 
 
 def _roles(settings: Settings) -> list[Role]:
-    # Loaded before the fork, so that all processes share the memory: several dozens of MB each otherwise.
+    # Imported before the fork, so that all processes share the memory: otherwise each needs dozens of MB.
     from dispatcher.processes.monitor import run_monitor
     from dispatcher.processes.relay import run_relay
     from dispatcher.supervisor.supervised import Role
     from dispatcher.worker.process import run_worker
 
-    # A lock that another thread holds at the fork would stay locked in the child for ever.
+    # A lock that another thread holds at the fork stays locked in the child for ever.
     assert threading.active_count() == 1, f"threads before the fork: {threading.enumerate()}"
     return [
         Role("worker", partial(run_worker, settings), count=settings.workers),

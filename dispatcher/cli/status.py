@@ -1,4 +1,4 @@
-"""`dispatcher status`: where the emails stand, once or again and again."""
+"""`dispatcher status`: shows the state of emails, queues, workers and providers, once or repeatedly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WATCH_SECONDS: Final = 2.0
 
 
 @click.command("status")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON; with --watch, one per look.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON; with --watch, one line per refresh.")
 @click.option(
     "--watch",
     "watch_seconds",
@@ -34,40 +34,41 @@ _WATCH_SECONDS: Final = 2.0
     is_flag=False,
     flag_value=_WATCH_SECONDS,
     metavar="[SECONDS]",
-    help=f"Look again every so many seconds ({_WATCH_SECONDS:g} if not said) until Ctrl-C.",
+    help=f"Refresh every SECONDS until Ctrl-C.  [default: {_WATCH_SECONDS:g}]",
 )
 def command(as_json: bool, watch_seconds: float | None) -> int:
-    """Count emails by status and messages by queue; tell how long the oldest pending email has been waiting, how many
-    workers live (none: no `dispatcher run` is up), and which providers cannot be used.
-
-    \b
-    Statuses:
-      pending  accepted by us, waits for a worker, or for its next attempt
-      sending  a worker has it under its lease
-      sent     the provider accepted it
-      failed   it will not be sent: see `dispatcher dlq`
-      held     nobody knows whether the provider accepted it: see `dispatcher held`
-
-    Needs DISPATCHER_DATABASE_URL and DISPATCHER_AMQP_URL. PostgreSQL is the truth: without it the command fails.
-    Without RabbitMQ it tells the emails, `queues` is null, the reason stands on stderr, and it exits with 3. Messages
-    that workers hold are not counted: their emails are `sending`, or about to be. A provider is named only while some
-    worker cannot use it: `paused` (it throttles us), `open` (it fails as a whole), `half_open` (one email probes it).
-
-    A host has vanished if it has leases but none of its workers has a session, or if its monitor has been silent for
-    DISPATCHER_ALERT_AFTER_SECONDS and did not stop in order. Within `settled_in_seconds` (null without leases) another
-    host settles its emails: by DISPATCHER_ON_UNCERTAIN they are held, or sent again.
-
-    `unready` names the processes of this host's `dispatcher run` that do not work, and why. The monitor reports it at
-    DISPATCHER_METRICS_ADDRESS. It is null if all of them work, or if no monitor answers.
-
-    Failed and held emails that no operator has decided lose their content after DISPATCHER_RETAIN_UNDECIDED_DAYS.
-    `expiring` counts those with less than a week left; it is null where they are kept for ever.
+    """Count emails by status and messages by queue; list workers, faulty providers and vanished hosts.
 
     \b
     Examples:
       dispatcher status
       dispatcher status --watch
       dispatcher status --json | jq .emails.pending
+
+    \b
+    Statuses:
+      pending  enqueued; waits for a worker, or for its next attempt
+      sending  a worker has leased it
+      sent     the provider accepted it
+      failed   it will not be sent: see `dispatcher dlq`
+      held     it is unknown whether the provider accepted it: see `dispatcher held`
+
+    Needs DISPATCHER_DATABASE_URL and DISPATCHER_AMQP_URL. Without PostgreSQL the command fails. Without RabbitMQ,
+    `queues` is null, stderr says why, and the exit code is 3. Queue counts do not include messages that workers have
+    received and not acked.
+
+    If there are no workers, no `dispatcher run` is running. A provider is listed only while a worker cannot use it:
+    `paused` (it throttles us), `open` (all its requests fail), `half_open` (one email tests it).
+
+    A host has vanished if it has leases but no worker with a PostgreSQL session, or if its monitor has not reported for
+    DISPATCHER_ALERT_AFTER_SECONDS and did not shut down cleanly. Within `settled_in_seconds` (null without leases),
+    another host holds or resends its emails, as DISPATCHER_ON_UNCERTAIN says.
+
+    `unready` names the processes of this host's `dispatcher run` that do not work, and why. The command asks the
+    monitor for it at DISPATCHER_METRICS_ADDRESS. It is null if all processes work, or if no monitor answers.
+
+    Failed and held emails that no operator has decided lose their content after DISPATCHER_RETAIN_UNDECIDED_DAYS.
+    `expiring` counts the emails with less than a week left; it is null if they are kept for ever.
 
     \b
     JSON:
@@ -83,7 +84,7 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
     """
     settings = load_settings("database_url", "amqp_url")
     if watch_seconds is None:
-        snapshot = look(settings)
+        snapshot = take_snapshot(settings)
         _print(snapshot, as_json=as_json)
         return Exit.PARTLY if snapshot.queues_fault else Exit.DONE
     if is_redrawable(sys.stdout) and not as_json:
@@ -93,11 +94,11 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
     return Exit.DONE
 
 
-def look(settings: Settings) -> Snapshot:
-    """How everything stands now.
+def take_snapshot(settings: Settings) -> Snapshot:
+    """The current state, read from PostgreSQL, RabbitMQ and this host's monitor.
 
     Raises:
-        StoreUnavailable, SchemaError: the books cannot be read.
+        StoreUnavailable, SchemaError: PostgreSQL cannot be read.
     """
     from dispatcher.broker.topology import Topology, depths
     from dispatcher.cli.status_page import Snapshot
@@ -137,7 +138,7 @@ async def _count_expiring(settings: Settings) -> Expiring | None:
 
 
 def _print(snapshot: Snapshot, *, as_json: bool) -> bool:
-    """Prints one look; returns whether anybody still reads."""
+    """Prints one snapshot; returns False if the reader closed the pipe."""
     from dispatcher.cli.status_page import table
 
     is_read = (
@@ -151,11 +152,11 @@ def _print(snapshot: Snapshot, *, as_json: bool) -> bool:
 
 
 def _repeat(settings: Settings, seconds: float, *, as_json: bool) -> None:
-    """Prints look after look, one line or one table each, until nobody reads any more."""
+    """Prints snapshots, each as one line or one table, until the reader closes the pipe."""
     is_read = True
     while is_read:
         try:
-            is_read = _print(look(settings), as_json=as_json)
+            is_read = _print(take_snapshot(settings), as_json=as_json)
         except (ServerUnavailable, SchemaError) as error:
             say(str(error))
         if is_read:
@@ -163,26 +164,26 @@ def _repeat(settings: Settings, seconds: float, *, as_json: bool) -> None:
 
 
 def _redraw(settings: Settings, seconds: float) -> None:
-    """Keeps an operator's page on the terminal up to date; what was there before scrolls away."""
+    """Draws an operator's page on the terminal, and redraws it in place. Earlier output scrolls up."""
     from dispatcher.cli.status_page import page
 
     before: Snapshot | None = None
     coloured = is_coloured(sys.stdout)
     drawn = 0
-    sys.stdout.write("\x1b[?25l")  # without a cursor
+    sys.stdout.write("\x1b[?25l")  # hides the cursor
     try:
         while True:
             width, height = shutil.get_terminal_size()
             try:
-                snapshot = look(settings)
+                snapshot = take_snapshot(settings)
             except (ServerUnavailable, SchemaError) as error:
                 lines = [in_style(printable(str(error)), "red" if coloured else "")]
             else:
                 lines, before = page(snapshot, before, width, coloured=coloured), snapshot
-            footer = f"every {seconds:g} s, Ctrl-C ends"
+            footer = f"refreshed every {seconds:g} s; stop with Ctrl-C"
             lines = [*lines, in_style(footer, "dim" if coloured else "")]
             rows = sum(max(1, -(-columns_of(line) // width)) for line in lines)
-            # Up to where the last page began, and clear from there.
+            # Moves the cursor to the first line of the last page, and clears the screen from there.
             upward = f"\x1b[{min(drawn, height - 1)}A" if drawn else ""
             if not print_data(f"{upward}\r\x1b[J" + "\n".join(lines)):
                 return

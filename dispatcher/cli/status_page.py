@@ -1,4 +1,4 @@
-"""What `dispatcher status` shows: one table, or an operator's page that is drawn again and again."""
+"""The output of `dispatcher status`: one table, or a page for `--watch`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from dispatcher.cli.output import counted
 from dispatcher.cli.table import Styled, Table, beside, in_style
 from dispatcher.domain.status import Status
 from dispatcher.domain.text import printable
@@ -19,23 +20,23 @@ if TYPE_CHECKING:
     from dispatcher.store.retention import Expiring
 
 
-_OF_TROUBLE: Final = ("state", "workers", "reason", "seconds_left")
-_OF_WORKER: Final = ("name", "age_seconds", "in_flight")
+_PROVIDER_FIELDS: Final = ("state", "workers", "reason", "seconds_left")
+_WORKER_FIELDS: Final = ("name", "age_seconds", "in_flight")
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The books, the queues and the workers at about one instant.
+    """The state of emails, queues, workers and providers at about one instant.
 
     Attributes:
-        expiring: Undecided emails that are about to lose their content; None where they are kept for ever.
-        troubles: Providers that some worker cannot use now.
-        silent_seconds: How long each host's monitor has been silent; only hosts that are silent for too long.
+        expiring: Undecided emails that will soon lose their content; None if they are kept for ever.
+        troubles: Providers that at least one worker cannot use now.
+        silent_seconds: By host, for how long its monitor has not reported. Only hosts above the alert's limit.
         unready: The processes of this host that do not work, and why; None if all work, or if no monitor answers.
-        rescue_seconds: How long after its end the lease of a vanished host is settled, at most.
-        queues: Waiting messages by queue, the DLQ last; None if RabbitMQ did not tell.
-        queues_fault: Why it did not.
-        looked_at: Steady seconds, to tell rates from two looks.
+        rescue_seconds: At most this long after its expiry, a vanished host's lease is settled.
+        queues: Ready messages by queue, the DLQ last; None if RabbitMQ could not be read.
+        queues_fault: Why RabbitMQ could not be read; None if it was.
+        taken_at: Seconds of the steady clock, to compute rates from two snapshots.
     """
 
     counts: Counts
@@ -48,11 +49,11 @@ class Snapshot:
     latency: Latency | None
     queues: dict[str, int] | None
     queues_fault: str | None
-    looked_at: float
+    taken_at: float
 
     @property
     def vanished(self) -> list[tuple[VanishedHost, float | None]]:
-        """Hosts that vanished, each with the most seconds until its leases are settled; None without leases."""
+        """The vanished hosts, each with the seconds after which its leases are settled; None if it has none."""
         return [
             (host, None if end is None else max(0.0, end) + self.rescue_seconds)
             for host in find_vanished_hosts(self.workers, self.silent_seconds)
@@ -60,7 +61,7 @@ class Snapshot:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """The form that scripts rely on."""
+        """The output of `--json`; scripts rely on its form."""
         return {
             "emails": {status.value: count for status, count in self.counts.emails.items()},
             "queues": self.queues,
@@ -68,7 +69,8 @@ class Snapshot:
             "longest_due_seconds": self.counts.longest_due_seconds,
             "expiring": self.expiring and asdict(self.expiring),
             "providers": {
-                trouble.provider: {name: getattr(trouble, name) for name in _OF_TROUBLE} for trouble in self.troubles
+                trouble.provider: {name: getattr(trouble, name) for name in _PROVIDER_FIELDS}
+                for trouble in self.troubles
             },
             "vanished_hosts": [
                 {
@@ -80,27 +82,27 @@ class Snapshot:
                 for host, seconds in self.vanished
             ],
             "unready": self.unready,
-            "workers": [{name: getattr(worker, name) for name in _OF_WORKER} for worker in self.workers],
+            "workers": [{name: getattr(worker, name) for name in _WORKER_FIELDS} for worker in self.workers],
             "latency_seconds": _percentiles(self.latency),
         }
 
 
 def page(snapshot: Snapshot, before: Snapshot | None, width: int, *, coloured: bool) -> list[str]:
-    """Everything at a glance; the rates are those since the look before."""
+    """The page of `--watch`: counts, rates since the snapshot before, workers, faults."""
     tables = [_table(snapshot), _speed(snapshot, before), _workers(snapshot)]
     fault = [in_style(snapshot.queues_fault, "red" if coloured else "")] if snapshot.queues_fault else []
     return [*beside(tables, width, coloured=coloured), *_troubles(snapshot, coloured=coloured), *fault]
 
 
 def table(snapshot: Snapshot, *, coloured: bool) -> list[str]:
-    """Emails, ages, workers, queues, and the providers that cannot be used."""
+    """The table without `--watch`: emails, ages, number of workers, queues, faults."""
     return [*_table(snapshot).lines(coloured=coloured), *_troubles(snapshot, coloured=coloured)]
 
 
 def _troubles(snapshot: Snapshot, *, coloured: bool) -> list[str]:
-    """Providers and processes that do not work, below the table, since long reasons would widen its columns."""
+    """The faults of providers and processes, below the table, because a long reason would widen its columns."""
     lines = [
-        (f"{trouble.provider}: {_words(trouble)}", "yellow" if trouble.state == "paused" else "red")
+        (f"{trouble.provider}: {_describe(trouble)}", "yellow" if trouble.state == "paused" else "red")
         for trouble in snapshot.troubles
     ]
     lines += [(f"this host: {snapshot.unready}", "red")] if snapshot.unready else []
@@ -114,12 +116,12 @@ def _troubles(snapshot: Snapshot, *, coloured: bool) -> list[str]:
 def _table(snapshot: Snapshot) -> Table:
     shown = Table(right=[1])
     for status, count in snapshot.counts.emails.items():
-        # Colour only for what a person has to look at.
+        # Colour marks only what needs an operator.
         style = {"failed": "red", "held": "yellow"}.get(status.value, "") if count else ""
         shown.add(status.value, f"{count:,}", style=style)
     shown.add_gap()
     shown.add("oldest pending", _age(snapshot.counts.oldest_pending_seconds))
-    shown.add("longest due", _age(snapshot.counts.longest_due_seconds))
+    shown.add("oldest unpublished", _age(snapshot.counts.longest_due_seconds))
     if snapshot.expiring and snapshot.expiring.emails:
         left = _days(snapshot.expiring.first_in_seconds)
         shown.add("undecided, expiring", f"{snapshot.expiring.emails:,} ({left})", style="red")
@@ -129,31 +131,30 @@ def _table(snapshot: Snapshot) -> Table:
     on_hosts = f" on {hosts:,} hosts" if hosts > 1 else ""
     shown.add("workers", f"{len(living):,}{on_hosts}" if living else "none", style="" if living else "yellow")
     for host, seconds in snapshot.vanished:
-        emails = f"{host.in_flight:,} email{'' if host.in_flight == 1 else 's'}"
-        words = f"silent for {_duration(host.silent_seconds)}"
+        text = f"no report for {_duration(host.silent_seconds)}"
         if seconds is not None:
-            words = f"{emails}, settled within {_duration(seconds)}"
-        shown.add(f"{host.name} vanished", words, style="yellow")
+            text = f"{counted(host.in_flight, 'email')}, settled within {_duration(seconds)}"
+        shown.add(f"{host.name} vanished", text, style="yellow")
     shown.add_gap()
     if snapshot.queues is None:
         shown.add("queues", "unknown")
     for number, (queue, depth) in enumerate((snapshot.queues or {}).items()):
-        # A dead letter waits for a person.
+        # The second queue is the DLQ: a dead letter needs an operator.
         shown.add(queue, f"{depth:,}", style="red" if depth and number else "")
     return shown
 
 
 def _speed(snapshot: Snapshot, before: Snapshot | None) -> Table:
     shown = Table(right=[1])
-    seconds = snapshot.looked_at - before.looked_at if before else 0.0
+    seconds = snapshot.taken_at - before.taken_at if before else 0.0
     old = before.counts.emails if before else {}
     new = snapshot.counts.emails
-    for words, now, then in (
+    for label, now, then in (
         ("enqueued", sum(new.values()), sum(old.values())),
         ("sent", new[Status.SENT], old.get(Status.SENT, 0)),
         ("failed", new[Status.FAILED], old.get(Status.FAILED, 0)),
     ):
-        shown.add(f"{words} per second", f"{max(0, now - then) / seconds:,.1f}" if seconds > 0 else "-")
+        shown.add(f"{label} per second", f"{max(0, now - then) / seconds:,.1f}" if seconds > 0 else "-")
     shown.add_gap()
     for name, value in _percentiles(snapshot.latency).items():
         shown.add(f"enqueue to accepted, {name}", "-" if value is None else _short(value))
@@ -161,7 +162,7 @@ def _speed(snapshot: Snapshot, before: Snapshot | None) -> Table:
 
 
 def _percentiles(latency: Latency | None) -> dict[str, float | None]:
-    """None where nothing was sent lately."""
+    """The percentiles in seconds; None if no email was sent recently."""
     return {name: getattr(latency, f"{name}_seconds", None) for name in ("p50", "p95", "p99")}
 
 
@@ -169,9 +170,9 @@ def _workers(snapshot: Snapshot) -> Table:
     shown = Table("worker", "age", "in flight", right=[1, 2])
     for worker in snapshot.workers:
         host, slot, pid, *_ = [*worker.name.split(":"), "", ""]
-        is_gone = worker.age_seconds is None
-        age = "gone" if is_gone else _duration(worker.age_seconds)
-        shown.add(f"{host} {slot} ({pid})", age, f"{worker.in_flight:,}", style="yellow" if is_gone else "")
+        is_dead = worker.age_seconds is None
+        age = "dead" if is_dead else _duration(worker.age_seconds)
+        shown.add(f"{host} {slot} ({pid})", age, f"{worker.in_flight:,}", style="yellow" if is_dead else "")
     if not snapshot.workers:
         shown.add("none", "", "", style="yellow")
     return shown
@@ -181,21 +182,21 @@ def _short(seconds: float) -> str:
     return f"{seconds * 1000:,.0f} ms" if seconds < 10 else _duration(seconds)
 
 
-def _words(trouble: Trouble) -> str:
-    workers = f"{trouble.workers} worker{'' if trouble.workers == 1 else 's'}"
+def _describe(trouble: Trouble) -> str:
+    workers = counted(trouble.workers, "worker")
     left = f", {_duration(trouble.seconds_left)} left" if trouble.seconds_left else ""
     reason = f": {trouble.reason}" if trouble.reason else ""
     return f"{trouble.state.replace('_', ' ')} ({workers}{left}){reason}"
 
 
 def _days(seconds: float | None) -> str:
-    """How soon the first of the expiring emails loses its content."""
+    """How soon the first expiring email loses its content."""
     days = (seconds or 0.0) / 86400
-    return "due" if days <= 0 else f"first in {days:.1f} days"
+    return "due now" if days <= 0 else f"first in {days:.1f} days"
 
 
 def _age(seconds: float | None) -> Styled:
-    """A negative age is a clock that was set back, unless it is some seconds (see the statement `enqueue`)."""
+    """An age as text. An age below -AHEAD_SECONDS means that PostgreSQL's clock was set back (see `enqueue.sql`)."""
     if seconds is not None and seconds < -AHEAD_SECONDS:
         return Styled(f"{_duration(-seconds)} ahead of PostgreSQL's clock", "red")
     return Styled(_duration(seconds and max(0.0, seconds)), "")

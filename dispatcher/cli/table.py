@@ -1,6 +1,6 @@
-"""Tables for people: aligned, coloured and wrapped on a terminal, one line per row for other programs.
+"""Tables: aligned, coloured and wrapped on a terminal; one line per row for other programs.
 
-Hundreds of rows are drawn while somebody waits, so nothing is loaded for it.
+Not a library such as rich, whose import takes longer than most commands run.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Styled(NamedTuple):
 
 
 class Table:
-    """Rows of words below a heading and a rule.
+    """Rows of text below a heading and a rule.
 
     Args:
-        columns: The heading; without one there is no rule, and the first row determines the number of columns.
-        right: Columns, by number, that are aligned to the right.
-        fold: The column whose words are cut where the terminal is too narrow for them.
+        columns: The heading. Without it there is no rule, and the first row determines the number of columns.
+        right: Numbers of the columns that are aligned to the right.
+        fold: Number of the column whose words may be broken on a narrow terminal.
     """
 
     def __init__(self, *columns: str, right: Iterable[int] = (), fold: int | None = None) -> None:
@@ -48,9 +48,12 @@ class Table:
         self._rows: list[tuple[Styled, ...]] = []
 
     def add(self, *cells: object, style: str = "") -> None:
-        """Adds a row. A cell is `Styled`, or any value: None is a dash, an instant is in local time, without zone.
+        """Adds a row.
 
-        Control characters are replaced.
+        Args:
+            cells: `Styled`, or any value. None becomes a dash; a `datetime` is shown in local time, without its zone.
+                Control characters are replaced.
+            style: The style of the cells that are not `Styled`.
         """
         styled = (cell if isinstance(cell, Styled) else Styled(_words(cell), style) for cell in cells)
         self._rows.append(tuple(Styled(printable(cell.text), cell.style) for cell in styled))
@@ -60,12 +63,17 @@ class Table:
         self._rows.append(())
 
     def show(self) -> bool:
-        """Writes it to stdout; returns whether anybody still reads there."""
+        """Writes the table to stdout; returns False if the reader closed the pipe."""
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         return print_data("\n".join(self.lines(width, coloured=is_coloured(sys.stdout))))
 
     def lines(self, width: int | None = None, *, coloured: bool = False) -> list[str]:
-        """The table's lines, at most so wide, as far as cells can be wrapped."""
+        """The table's lines.
+
+        Args:
+            width: Wrap cells to this many columns. A word that is too long (except in `fold`) makes a line longer.
+            coloured: Whether to add the escape sequences of the cells' styles.
+        """
         shown = [self._columns, *self._rows] if self._columns else self._rows
         columns = [[cell.text for cell in cells] for cells in zip(*filter(None, shown), strict=True)]
         widths = [max(map(_width, cells)) for cells in columns]
@@ -81,7 +89,7 @@ class Table:
         return [line for row in drawn for line in row]
 
     def _lines(self, row: Sequence[Styled], widths: list[int], coloured: bool) -> list[str]:
-        """A row: as many lines as its highest cell."""
+        """The lines of one row, as many as its tallest cell has."""
         cells = [_wrapped(cell.text, width) for cell, width in zip(row, widths, strict=True)]
         lines = []
         for parts in zip_longest(*cells, fillvalue=""):
@@ -95,7 +103,7 @@ class Table:
 
 
 def beside(tables: Sequence[Table], width: int, *, coloured: bool) -> list[str]:
-    """The lines of several tables, side by side where they fit, else one below the other."""
+    """The lines of several tables, side by side if they fit into the width, otherwise one below the other."""
     drawn = [table.lines(coloured=coloured) for table in tables]
     widths = [max(map(_width, table.lines()), default=0) for table in tables]
     if sum(widths) + len(_MARGIN) * (len(tables) - 1) > width:
@@ -113,7 +121,7 @@ def is_coloured(stream: TextIO) -> bool:
 
 
 def is_redrawable(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that knows escape sequences."""
+    """Whether a stream is a terminal that supports escape sequences."""
     return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
@@ -124,17 +132,16 @@ def _words(cell: object) -> str:
 
 
 def in_style(text: str, style: str) -> str:
-    """A text with the escape sequences of a style."""
+    """A text wrapped in the escape sequences of a style; unchanged without a style."""
     if not text or not style:
         return text
     return click.style(text, **{style: True}) if style in ("bold", "dim") else click.style(text, fg=style)
 
 
 def _fitted(widths: list[int], narrowest: list[int], wanted: int) -> list[int]:
-    """Widths with which all columns fit: the widest are made narrower, down to their longest word.
+    """Narrows the widest columns, down to their longest word, until the table fits.
 
-    Where that does not do, they stay as they are, and the terminal breaks the lines: an id that is cut in pieces is
-    copied by nobody.
+    If it cannot fit, the widths stay, and the terminal breaks the lines: an id that we broke could not be copied.
     """
     room = wanted - len(_GAP) * (len(widths) - 1)
     if sum(narrowest) > room:
@@ -153,17 +160,17 @@ def _longest_word(cells: Iterable[str]) -> int:
 def _wrapped(cell: str, width: int) -> list[str]:
     if _width(cell) <= width:
         return [cell]
-    characters = width * len(cell) // _width(cell)  # fewer where some of them are wide
+    characters = width * len(cell) // _width(cell)  # fewer if some characters are two columns wide
     return wrap(cell, max(characters, 1), break_on_hyphens=False) or [""]
 
 
 def columns_of(line: str) -> int:
-    """How many columns of a terminal a drawn line takes."""
+    """The width of a line on a terminal, escape sequences not counted."""
     return _width(click.unstyle(line))
 
 
 def _width(text: str) -> int:
-    """How many columns of a terminal a text without styles takes."""
+    """The width on a terminal of a text without escape sequences."""
     if text.isascii():
         return len(text)
     return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)

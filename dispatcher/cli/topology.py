@@ -1,4 +1,4 @@
-"""`dispatcher topology`: users and permissions for RabbitMQ and PostgreSQL, as commands for their administrators."""
+"""`dispatcher topology`: prints commands that give users of RabbitMQ and PostgreSQL the least privileges they need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.group("topology")
 def command() -> None:
-    """Users of RabbitMQ and roles of PostgreSQL with the fewest permissions. `init` makes queues and tables.
+    """Print least-privilege RabbitMQ users and PostgreSQL grants. (`dispatcher init` creates queues and tables.)
 
     \b
     Examples:
@@ -28,20 +28,21 @@ def command() -> None:
     """
 
 
-@command.command("users", short_help="Print the users with the fewest permissions that work.")
-@click.option("--prefix", default="dispatcher_", show_default=True, help="What the users' names begin with.")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON: every user with its permissions.")
+@command.command("users", short_help="Print rabbitmqctl commands for least-privilege users.")
+@click.option("--prefix", default="dispatcher_", show_default=True, help="Prefix of the users' names.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON: every user with its permissions.")
 def users(prefix: str, as_json: bool) -> int:
-    """Print the users with the fewest permissions that work, as commands for RabbitMQ's administrator.
-
-    Names exchange and queues as DISPATCHER_EXCHANGE, DISPATCHER_QUEUE and DISPATCHER_DLQ do, and the virtual host as
-    DISPATCHER_AMQP_URL does (/ without one). Changes nothing. `rabbitmqctl add_user` asks for a password.
+    """Print rabbitmqctl commands that create users with the least privileges they need.
 
     \b
     Examples:
       dispatcher topology users
       dispatcher topology users --prefix shop_mail_
       dispatcher topology users --json | jq -r '.users[].role'
+
+    Takes the names of exchange and queues from DISPATCHER_EXCHANGE, DISPATCHER_QUEUE and DISPATCHER_DLQ, and the
+    virtual host from DISPATCHER_AMQP_URL (/ if that is not set). Changes nothing. `rabbitmqctl add_user` asks for a
+    password.
     """
     from dispatcher.broker.connection import vhost_of
     from dispatcher.broker.topology import Topology
@@ -57,26 +58,31 @@ def users(prefix: str, as_json: bool) -> int:
     return Exit.DONE
 
 
-@command.command("grants", short_help="Print the GRANTs for PostgreSQL's roles.")
-@click.option("--producer", default="dispatcher_producer", show_default=True, metavar="ROLE", help="Enqueues.")
-@click.option("--dispatcher", default="dispatcher", show_default=True, metavar="ROLE", help="Runs everything else.")
-@click.option("--reader", default="dispatcher_reader", show_default=True, metavar="ROLE", help="Only reads.")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON: every role with its statements.")
+@command.command("grants", short_help="Print GRANT statements for three PostgreSQL roles.")
+@click.option(
+    "--producer", default="dispatcher_producer", show_default=True, metavar="ROLE", help="The role that enqueues."
+)
+@click.option(
+    "--dispatcher", default="dispatcher", show_default=True, metavar="ROLE", help="The role of `run` and operators."
+)
+@click.option("--reader", default="dispatcher_reader", show_default=True, metavar="ROLE", help="The role that reads.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON: every role with its statements.")
 def grants(as_json: bool, **names: str) -> int:
-    """Print, as SQL for the owner of the tables, the fewest rights that each of three PostgreSQL roles needs.
-
-    Uses the schema of DISPATCHER_DATABASE_SCHEMA. Changes nothing, and makes no role. A later release may need more
-    rights, so execute the output after each `dispatcher init`. It is harmless to repeat.
-
-    \b
-    producer    an application that enqueues by the library
-    dispatcher  `run`, `api` and operators' commands; not `init`
-    reader      commands that only read; no content, no addresses, no API keys
+    """Print GRANT statements that give three PostgreSQL roles the least privileges they need.
 
     \b
     Examples:
       dispatcher topology grants | psql --single-transaction --set ON_ERROR_STOP=1 "$OWNERS_DATABASE_URL"
       dispatcher topology grants --producer shop --dispatcher mail --reader oncall
+
+    \b
+    producer    an application that enqueues with the library
+    dispatcher  `run`, `api` and operators' commands; not `init`
+    reader      commands that only read; no content, no addresses, no API keys
+
+    The owner of the tables executes the output. Uses the schema of DISPATCHER_DATABASE_SCHEMA. Changes nothing and
+    creates no role. A later release may need more privileges, so execute the output after each `dispatcher init`. The
+    statements are idempotent.
     """
     from dispatcher.store.grants import roles_of
 

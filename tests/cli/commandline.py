@@ -1,4 +1,4 @@
-"""The command line as a person uses it: real processes, and no environment but what a test names."""
+"""Runs `dispatcher` in a process of its own, with only the environment variables that a test sets."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from dispatcher.cli.main import main
 from dispatcher.dev.servers import Servers
 
 DEADLINE_SECONDS: Final = 60.0
-"""Far above what any command takes on a busy machine."""
+"""Far more than any command takes on a busy machine."""
 PROGRAM: Final = (sys.executable, "-m", "dispatcher.cli.main")
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a command ended, and what it said where."""
+    """The exit code and the output of a command."""
 
     code: int
     stdout: str
@@ -38,22 +38,22 @@ class Ended:
 
     @property
     def refusals(self) -> list[str]:
-        """Why a service did not start: its log of JSON lines holds that, and nothing else of this kind."""
+        """The reasons why a service did not start, from its log of JSON lines."""
         events = [orjson.loads(line) for line in self.stdout.splitlines()]
         return [event["reason"] for event in events if (event["event"], event["level"]) == ("startup.failed", "error")]
 
     @property
     def json(self) -> Any:
-        """Its one line of JSON."""
+        """The value of the one line of JSON on stdout."""
         assert self.stdout.count("\n") == 1, self.stdout
         return orjson.loads(self.stdout)
 
 
 def in_process(*arguments: str) -> Ended:
-    """Runs a command that needs no server and no setting, without the cost of a process."""
+    """Runs a command in this process, which is faster, with this process's environment."""
     with redirect_stdout(StringIO()) as stdout, redirect_stderr(StringIO()) as stderr:
         code = main(arguments)
-    gc.enable()  # a brief command leaves its garbage to the end of a process; this one goes on
+    gc.enable()  # short commands turn the garbage collector off
     return Ended(code, stdout.getvalue(), stderr.getvalue())
 
 
@@ -62,8 +62,8 @@ class CommandLine:
     """Runs `dispatcher`.
 
     Attributes:
-        environment: All that it gets, besides what any process needs.
-        needs_process: A command that runs to its end has a process of its own.
+        environment: The environment variables, in addition to those that every process needs.
+        needs_process: Whether a call starts a process, or runs the command in this process.
     """
 
     folder: Path
@@ -71,20 +71,20 @@ class CommandLine:
     needs_process: bool = True
 
     @property
-    def at_hand(self) -> CommandLine:
-        """The same for commands of which a process would prove nothing: they run in ours, at a tenth of the cost."""
+    def without_process(self) -> CommandLine:
+        """A copy that runs commands in this process, which takes a tenth of the time."""
         return replace(self, needs_process=False)
 
     def having(self, **variables: str | None) -> CommandLine:
-        """The same with other variables; None takes one away."""
+        """A copy with these environment variables; None removes a variable."""
         merged = {**self.environment, **variables}
         return replace(self, environment={name: value for name, value in merged.items() if value is not None})
 
     def __call__(self, *arguments: str, stdin: str | bytes = b"") -> Ended:
-        """Runs a command to its end."""
+        """Runs a command until it exits."""
         given = stdin.encode() if isinstance(stdin, str) else stdin
         if not self.needs_process:
-            return self._at_hand(arguments, given)
+            return self._run_here(arguments, given)
         done = subprocess.run(
             [*PROGRAM, *arguments],
             input=given,
@@ -96,7 +96,7 @@ class CommandLine:
         )
         return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
 
-    def _at_hand(self, arguments: tuple[str, ...], given: bytes) -> Ended:
+    def _run_here(self, arguments: tuple[str, ...], given: bytes) -> Ended:
         ours, theirs, stdin = dict(os.environ), self.whole_environment, sys.stdin
         sys.stdin = TextIOWrapper(BytesIO(given))
         try:
@@ -111,7 +111,7 @@ class CommandLine:
 
     @contextmanager
     def started(self, *arguments: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-        """A command that runs on; killed at the end of the block if it still does."""
+        """Starts a command; kills it at the end of the block if it is still running."""
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
         process = subprocess.Popen([*PROGRAM, *arguments], cwd=self.folder, env=self.whole_environment, **pipes)
         try:
@@ -122,13 +122,13 @@ class CommandLine:
             process.communicate(timeout=DEADLINE_SECONDS)
 
     def on_terminal(self, *arguments: str, columns: int = 110) -> Ended:
-        """Runs a command to its end with stdout and stderr on one terminal; both are in `stdout`."""
+        """Runs a command until it exits, with stdout and stderr on one terminal; `stdout` has both."""
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, pack("HHHH", 40, columns, 0, 0))
         with self.started(*arguments, stdin=theirs, stdout=theirs, stderr=theirs) as process:
             os.close(theirs)
             screen = b""
-            with suppress(OSError):  # how Linux says that the other end is closed
+            with suppress(OSError):  # Linux reports the closed other end as an error
                 while read := os.read(ours, 65536):
                     screen += read
             os.close(ours)
@@ -136,12 +136,12 @@ class CommandLine:
 
     @property
     def whole_environment(self) -> dict[str, str]:
-        """With what any process needs."""
+        """The environment, with the variables that every process needs."""
         return {"PATH": os.environ["PATH"], "HOME": str(self.folder), "TERM": "xterm", **self.environment}
 
 
 def settings_for(topology: Topology, servers: Servers, database_url: str) -> dict[str, str]:
-    """What leads `dispatcher` to a test's queues and tables; its emails become files."""
+    """Settings for a test's queues and tables, with the provider that writes emails to files."""
     return {
         "DISPATCHER_DATABASE_URL": database_url,
         "DISPATCHER_AMQP_URL": servers.amqp_url,

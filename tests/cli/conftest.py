@@ -1,4 +1,4 @@
-"""Command lines: one that knows nothing, and one with servers, tables, queues and a provider of its own."""
+"""Command lines: without settings, and with servers, tables, queues and a provider."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tests.cli.commandline import CommandLine, settings_for
 
 @pytest.fixture
 def bare(tmp_path: Path) -> CommandLine:
-    """`dispatcher` without any setting."""
+    """`dispatcher` without servers and providers."""
     return CommandLine(tmp_path, {"DISPATCHER_RUN_DIR": str(tmp_path / "run"), "DISPATCHER_METRICS_ADDRESS": "off"})
 
 
 @pytest.fixture
 def prepared(bare: CommandLine, servers: Servers, database_url: str, topology: Topology) -> CommandLine:
-    """`dispatcher` as after `init`, with the capture provider."""
+    """`dispatcher` after `init`, with the capture provider and its own database and queues."""
     return bare.having(**settings_for(topology, servers, database_url))
 
 
 @pytest.fixture(scope="session")
 def settled(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
-    """`dispatcher` as `prepared` has it, for tests that store and change nothing: they share it."""
+    """Like `prepared`, but shared by all tests of the session: for tests that change nothing."""
     name = f"test_{secrets.token_hex(6)}"
     with psycopg.connect(servers.database_url, autocommit=True) as administration:
         administration.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
@@ -44,11 +44,11 @@ def settled(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Comma
 
 @pytest.fixture
 def storing(bare: CommandLine, database_url: str) -> CommandLine:
-    """`dispatcher` as an application's host has it: tables, and neither RabbitMQ nor provider."""
+    """`dispatcher` on an application's host: with tables, without RabbitMQ and without providers."""
     return bare.having(DISPATCHER_DATABASE_URL=database_url)
 
 
 @pytest.fixture
 def unprepared(bare: CommandLine, servers: Servers, empty_database_url: str, topology_names: Topology) -> CommandLine:
-    """`dispatcher` as before `init`: servers that hold nothing of ours."""
+    """`dispatcher` before `init`: with servers, without tables and queues."""
     return bare.having(**settings_for(topology_names, servers, empty_database_url))

@@ -1,4 +1,4 @@
-"""`dispatcher alerts test`: what every configured channel made of it."""
+"""`dispatcher alerts test`: sends a test alert through every channel, and shows each result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.cli.commandline import CommandLine
 
 @pytest.fixture
 def receiver(tmp_path: Path) -> Iterator[Receiver]:
-    """Where alerts are posted; its authority is in `ca.pem`."""
+    """A webhook receiver with a certificate signed by `ca.pem`."""
     ca = trustme.CA()
     write_ca(ca, tmp_path)
     with receiving(ca, "127.0.0.1") as running:
@@ -32,7 +32,7 @@ def mailbox(tmp_path: Path) -> Iterator[Sink]:
 
 @pytest.fixture
 def alerting(bare: CommandLine, receiver: Receiver, mailbox: Sink, tmp_path: Path) -> CommandLine:
-    """`dispatcher` with both channels, and nothing else."""
+    """`dispatcher` with both alert channels, without servers and providers."""
     return bare.having(
         DISPATCHER_ALERT_WEBHOOK_URL=receiver.url,
         DISPATCHER_ALERT_WEBHOOK_SECRET=SECRET,
@@ -44,7 +44,7 @@ def alerting(bare: CommandLine, receiver: Receiver, mailbox: Sink, tmp_path: Pat
     )
 
 
-def test_every_channel_gets_a_test_and_its_answer_is_told(
+def test_every_channel_gets_a_test_alert_and_its_result_is_shown(
     alerting: CommandLine, receiver: Receiver, mailbox: Sink
 ) -> None:
     ended = alerting("alerts", "test", "--json")
@@ -61,7 +61,7 @@ def test_every_channel_gets_a_test_and_its_answer_is_told(
     assert (posted.is_signed, posted.json["type"]) == (True, "alert.test")
 
 
-def test_a_channel_that_fails_is_named_and_the_other_still_gets_its_test(
+def test_a_failed_channel_is_named_and_the_other_still_gets_the_alert(
     alerting: CommandLine, receiver: Receiver, mailbox: Sink
 ) -> None:
     receiver.statuses = [403]
@@ -78,7 +78,7 @@ def test_a_channel_that_fails_is_named_and_the_other_still_gets_its_test(
     assert SECRET not in some.stdout + some.stderr
 
 
-def test_without_a_channel_it_says_what_to_set(bare: CommandLine) -> None:
+def test_without_a_channel_the_error_names_the_settings(bare: CommandLine) -> None:
     ended = bare("alerts", "test")
 
     assert ended.code == 78
@@ -86,7 +86,7 @@ def test_without_a_channel_it_says_what_to_set(bare: CommandLine) -> None:
     assert "DISPATCHER_ALERT_SMTP_URL" in ended.stderr
 
 
-def test_a_channel_that_is_half_set_up_is_a_mistake(bare: CommandLine) -> None:
+def test_an_incomplete_channel_is_a_configuration_error(bare: CommandLine) -> None:
     half = bare.having(DISPATCHER_ALERT_WEBHOOK_URL="https://a.example/", DISPATCHER_ALERT_EMAIL_FROM="a@example.com")
 
     ended = half("alerts", "test")

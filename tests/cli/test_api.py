@@ -1,4 +1,4 @@
-"""`dispatcher api` as a process: it serves, it drains, and it says what it lacks."""
+"""`dispatcher api` as a process: it serves, it drains, and it reports what is missing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def depth(topology: Topology, servers: Servers) -> int:
     return asyncio.run(depths(servers.amqp_url, topology))[topology.queue]
 
 
-def test_it_serves_until_it_is_told_to_stop(
+def test_it_serves_until_sigterm(
     prepared: CommandLine, connection: psycopg.Connection, topology: Topology, servers: Servers
 ) -> None:
     body = orjson.dumps({"from": "a@example.com", "to": "b@example.org", "subject": "Hello", "text": "It works."})
@@ -33,7 +33,7 @@ def test_it_serves_until_it_is_told_to_stop(
         headers = {"Content-Type": "application/json", "Idempotency-Key": "hello-1"}
         with urlopen(Request(f"http://{started['listener']}/v1/emails", body, headers), timeout=20) as answer:
             assert answer.status == 202
-        # The stop waits for what it announces no longer than some seconds.
+        # At its stop, the API waits only a few seconds for unconfirmed messages.
         wait_until(lambda: depth(topology, servers) == 1)
         process.send_signal(signal.SIGTERM)
         log, errors = process.communicate(timeout=20)
@@ -44,10 +44,8 @@ def test_it_serves_until_it_is_told_to_stop(
     assert connection.execute("select message_key, publish_due_at from email_log").fetchall() == [("hello-1", None)]
 
 
-def test_it_is_told_to_stop_again_and_again_and_ends_as_if_once(prepared: CommandLine) -> None:
-    with prepared.having(DISPATCHER_API_ADDRESS="127.0.0.1:0", DISPATCHER_API_ALLOW_ANONYMOUS="on").started(
-        "api"
-    ) as process:
+def test_repeated_sigterm_stops_it_like_one(prepared: CommandLine) -> None:
+    with prepared.having(DISPATCHER_API_ADDRESS="127.0.0.1:0", DISPATCHER_API_OPEN="on").started("api") as process:
         assert process.stdout is not None
         process.stdout.readline()
 
@@ -74,7 +72,7 @@ def test_without_keys_it_refuses_to_start(storing: CommandLine, address: str, is
     assert "DISPATCHER_API_ALLOW_ANONYMOUS=on" in reason
 
 
-def test_without_its_packages_it_says_how_to_install_them(bare: CommandLine, tmp_path: Path) -> None:
+def test_without_its_packages_the_error_says_how_to_install_them(bare: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "fastapi.py").write_text("raise ModuleNotFoundError('No module named fastapi', name='fastapi')")
     settings = {"DISPATCHER_DATABASE_URL": "postgresql://127.0.0.1:1/x", "DISPATCHER_AMQP_URL": "amqp://127.0.0.1:1"}
 

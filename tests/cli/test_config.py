@@ -1,4 +1,4 @@
-"""`dispatcher config`: values, sources, secrets."""
+"""`dispatcher config`: values, sources, masked secrets."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_every_setting_is_shown_with_value_source_and_default(bare: CommandLine)
     assert shown["DISPATCHER_CAPTURE_DIR"]["value"] is None
 
 
-def test_piped_values_stand_as_the_environment_has_them_a_line_each(bare: CommandLine) -> None:
-    given = {"DISPATCHER_WORKERS": "3", "DISPATCHER_API_ALLOWED_HEADERS": "X-*,List-*"}
+def test_piped_output_has_one_line_per_setting_with_its_value_as_written(bare: CommandLine) -> None:
+    given = {"DISPATCHER_WORKERS": "3", "DISPATCHER_API_HEADERS": "X-*,List-*"}
 
     lines = bare.having(**SECRETS, **given)("config").stdout.splitlines()
     shown = {words[0]: words[1:] for words in map(str.split, lines)}
@@ -92,7 +92,7 @@ def test_control_characters_are_shown_as_replacement_characters(bare: CommandLin
     assert "[red]" in commandline.on_terminal("config", columns=columns).stdout
 
 
-def test_mistaken_secret_is_masked_whole(bare: CommandLine) -> None:
+def test_invalid_secret_is_masked_whole(bare: CommandLine) -> None:
     ended = bare.having(**SECRETS | {"DISPATCHER_SMTP_URL": "smtpx://ann:s3cret@mx"})("config")
 
     assert ended.code == 78
@@ -109,7 +109,7 @@ def test_secret_in_a_file_names_the_file_as_its_source(bare: CommandLine) -> Non
     assert shown["DISPATCHER_DATABASE_URL"]["value"] == "postgresql://ann:***@db/mail"
 
 
-def test_mistakes_and_unknown_variables_are_listed_and_the_value_stays_visible(bare: CommandLine) -> None:
+def test_mistakes_and_unknown_variables_are_listed_and_invalid_values_are_shown(bare: CommandLine) -> None:
     ended = bare.having(DISPATCHER_WORKERS="many", DISPATCHER_WORKER="1")("config", "--json")
 
     assert ended.code == 78
@@ -118,7 +118,7 @@ def test_mistakes_and_unknown_variables_are_listed_and_the_value_stays_visible(b
     assert {line["variable"]: line["value"] for line in ended.json["settings"]}["DISPATCHER_WORKERS"] == "many"
 
 
-def test_terminal_is_coloured_and_never_overrun(bare: CommandLine) -> None:
+def test_terminal_output_is_coloured_and_fits_the_width(bare: CommandLine) -> None:
     ended = bare.having(**SECRETS).on_terminal("config", columns=100)
 
     assert "\x1b[1m" in ended.stdout
@@ -128,20 +128,20 @@ def test_terminal_is_coloured_and_never_overrun(bare: CommandLine) -> None:
     assert {each.variable for each in every_setting()} <= first_words
 
 
-def test_no_color_means_no_escape_sequence(bare: CommandLine) -> None:
+def test_no_color_removes_escape_sequences(bare: CommandLine) -> None:
     ended = bare.having(**SECRETS, NO_COLOR="1").on_terminal("config")
 
     assert "\x1b" not in ended.stdout
     assert max(len(line) for line in ended.stdout.splitlines()) <= 110
 
 
-def test_other_programs_get_a_setting_per_line(bare: CommandLine) -> None:
+def test_other_programs_get_one_line_per_setting(bare: CommandLine) -> None:
     ended = bare.having(**SECRETS)("config")
 
     assert len(ended.stdout.splitlines()) == len(every_setting()) + 2
 
 
-def test_the_environment_file_changes_nothing_where_its_defaults_are_uncommented(bare: CommandLine) -> None:
+def test_uncommenting_the_defaults_of_the_example_changes_no_setting(bare: CommandLine) -> None:
     lines = [line[1:] for line in bare("config", "--example").stdout.splitlines() if line.startswith("#DISPATCHER")]
     given = dict(line.split("=", 1) for line in lines)
 

@@ -1,4 +1,4 @@
-"""`dispatcher dev`: what a shell makes of it. That servers start and end is tested in `tests/dev`."""
+"""`dispatcher dev`: its output in a shell. `tests/dev` tests that servers start and stop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.cli.commandline import PROGRAM, CommandLine
 
 @pytest.fixture
 def named(bare: CommandLine, servers: Servers) -> CommandLine:
-    """A command line whose environment names the servers, so that none is started."""
+    """A command line whose environment has the servers' URLs, so that no server is started."""
     return bare.having(**servers.environment(), DISPATCHER_RUN_DIR=None, DISPATCHER_METRICS_ADDRESS=None)
 
 
@@ -45,26 +45,26 @@ def test_shell_has_every_setting_after_eval(named: CommandLine, servers: Servers
     }
 
 
-def test_folder_with_any_characters_reaches_the_shell_whole(named: CommandLine) -> None:
+def test_folder_with_special_characters_is_quoted_for_the_shell(named: CommandLine) -> None:
     folder = named.folder / 'it\'s a $HOME `of` "mine"; true'
 
     assert _evaluated(named, "--folder", str(folder))["DISPATCHER_RUN_DIR"] == str(folder / "run")
 
 
-def test_provider_that_is_named_already_stays(named: CommandLine) -> None:
+def test_provider_of_the_environment_is_kept(named: CommandLine) -> None:
     chosen = named.having(DISPATCHER_PROVIDERS="smtp", DISPATCHER_SMTP_URL="smtp://127.0.0.1:2525?tls=none")
 
     assert _evaluated(chosen)["DISPATCHER_PROVIDERS"] == "smtp"
 
 
-def test_settings_suffice_for_everything_else(named: CommandLine) -> None:
+def test_settings_are_complete(named: CommandLine) -> None:
     ready = named.having(**_evaluated(named))
 
     assert ready("config").code == 0
     assert ready("config").stderr == ""
 
 
-def test_data_goes_to_stdout_and_words_to_stderr(named: CommandLine) -> None:
+def test_settings_go_to_stdout_and_messages_to_stderr(named: CommandLine) -> None:
     ended = named("dev", "up")
 
     assert ended.code == 0
@@ -76,7 +76,7 @@ def test_json_has_the_same_settings(named: CommandLine) -> None:
     assert named("dev", "up", "--json").json == _evaluated(named)
 
 
-def test_where_nothing_runs_down_is_harmless_and_status_says_so(bare: CommandLine) -> None:
+def test_without_servers_down_does_nothing_and_status_exits_with_1(bare: CommandLine) -> None:
     down, status = bare("dev", "down"), bare("dev", "status", "--json")
 
     assert (down.code, status.code) == (0, 1)
@@ -84,7 +84,7 @@ def test_where_nothing_runs_down_is_harmless_and_status_says_so(bare: CommandLin
     assert not Path(bare.folder / "var").exists()
 
 
-def test_status_after_up_tells_where_the_servers_are_from(named: CommandLine) -> None:
+def test_status_after_up_shows_the_source_of_each_server(named: CommandLine) -> None:
     named("dev", "up")
 
     ended = named("dev", "status")

@@ -1,4 +1,4 @@
-"""`dispatcher dlq`: its forms, its questions and its exit codes; what it does stands in tests/ops."""
+"""`dispatcher dlq`: output, confirmation and exit codes. `tests/ops` tests what the commands do."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from tests.waiting import wait_until
 
 @pytest.fixture
 def prepared(prepared: CommandLine) -> CommandLine:
-    return prepared.at_hand
+    return prepared.without_process
 
 
 @pytest.fixture
 def settled(settled: CommandLine) -> CommandLine:
-    return settled.at_hand
+    return settled.without_process
 
 
 @pytest.fixture
 def bare(bare: CommandLine) -> CommandLine:
-    return bare.at_hand
+    return bare.without_process
 
 
 WHY = ("--reason", "the provider is back")
@@ -49,7 +49,7 @@ WHY = ("--reason", "the provider is back")
 
 @pytest.fixture
 def quick(prepared: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Ended]:
-    """The same without a process of its own: half a second less, ten times over."""
+    """Runs commands in this process, which saves half a second per command."""
     for name in [name for name in os.environ if name.startswith("DISPATCHER_")]:
         monkeypatch.delenv(name)
     for name, value in prepared.environment.items():
@@ -69,7 +69,7 @@ def morgue(tables: Books, servers: Servers, topology: Topology) -> Morgue:
 
 
 class Errands:
-    """RabbitMQ for a test that is not in a loop: a connection per errand."""
+    """RabbitMQ for tests without an event loop: each call opens a connection."""
 
     def __init__(self, amqp_url: str) -> None:
         self._amqp_url = amqp_url
@@ -102,7 +102,7 @@ def test_filters_groups_and_pages(quick: Callable[..., Ended], morgue: Morgue) -
     assert table.stderr == "1 of 1.\n"
 
 
-def test_the_whole_story_is_told_by_id_and_by_key_and_content_only_on_record(
+def test_show_takes_an_id_or_a_key_and_reveals_content_only_with_a_reason(
     quick: Callable[..., Ended], morgue: Morgue
 ) -> None:
     (email_id,) = morgue.bury(correlation_id="order-17", traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01")
@@ -122,8 +122,8 @@ def test_the_whole_story_is_told_by_id_and_by_key_and_content_only_on_record(
     assert told["attempts"][0]["provider_code"] == "550"
     assert (told["dlq"][0]["position"], told["dlq"][0]["is_stale"]) == (0, False)
     assert "host:w0" in shown.stdout
-    for what_says_nothing in ("1970", "crash", "base", "x-death", "None", "False"):
-        assert what_says_nothing not in shown.stdout
+    for empty_field in ("1970", "crash", "base", "x-death", "None", "False"):
+        assert empty_field not in shown.stdout
     assert "ann@example.org" not in shown.stdout + orjson.dumps(told).decode()
     assert refused.code == 2
     assert revealed["content"]["recipients"] == {"to": ["ann@example.org"]}
@@ -155,7 +155,7 @@ def test_a_message_key_that_looks_like_an_id_is_found(
     assert by_id["email"] == told["email"]
 
 
-def test_a_sent_email_tells_how_to_find_it_and_whom_the_provider_left_out(
+def test_show_names_the_message_id_and_the_refused_recipients_of_a_sent_email(
     quick: Callable[..., Ended], morgue: Morgue
 ) -> None:
     words = "refused recipients: 2 (550 5.1.1); 250 Ok"
@@ -170,15 +170,15 @@ def test_a_sent_email_tells_how_to_find_it_and_whom_the_provider_left_out(
     shown = quick("dlq", "show", str(email_id), "--no-queue").stdout
 
     fields, _, attempts = shown.partition("\nattempts\n")
-    assert "the provider refused recipients 2 (550 5.1.1)," in fields
+    assert "recipients 2 (550 5.1.1), counted over To, Cc, Bcc: the provider refused them" in fields
     assert f"<{email_id}@…>" in fields
     assert "4fQ8" in fields
-    assert attempts.splitlines()[0].split() == [
-        "attempt", "worker", "provider", "began", "ended", "outcome", "error", "code", "words",
+    assert attempts.splitlines()[0].split("   ") == [
+        "attempt", "worker", "provider", "started", "finished", "outcome", "error type", "code", "error",
     ]  # fmt: skip
 
 
-def test_what_does_not_exist_is_said(settled: CommandLine) -> None:
+def test_an_unknown_email_message_or_replay_is_a_failure(settled: CommandLine) -> None:
     assert settled("dlq", "show", "nothing").code == 1
     assert settled("dlq", "show", "p-000000000000").code == 1
     assert settled("dlq", "stop", "1", *WHY).code == 1
@@ -188,13 +188,13 @@ def test_what_does_not_exist_is_said(settled: CommandLine) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param(WHY, id="nothing chosen"),
+        pytest.param(WHY, id="no selection"),
         pytest.param(("--all",), id="no reason"),
         pytest.param(("00000000-0000-7000-8000-000000000000", "--provider", "ses", *WHY), id="ids and a filter"),
-        pytest.param(("--older-than", "soon", *WHY), id="no length of time"),
+        pytest.param(("--older-than", "soon", *WHY), id="not a length of time"),
     ],
 )
-def test_what_makes_no_sense_is_refused(bare: CommandLine, arguments: tuple[str, ...]) -> None:
+def test_wrong_usage_of_replay_is_refused(bare: CommandLine, arguments: tuple[str, ...]) -> None:
     ended = bare("dlq", "replay", *arguments)
 
     assert (ended.code, ended.stdout) == (2, "")
@@ -202,16 +202,14 @@ def test_what_makes_no_sense_is_refused(bare: CommandLine, arguments: tuple[str,
 
 @pytest.mark.parametrize("command", ["list", "replay", "discard"])
 @pytest.mark.parametrize(("option", "known"), [("--error-type", "rejected_recipient"), ("--provider", "sendgrid")])
-def test_a_word_that_there_is_not_is_no_filter_that_finds_nothing(
-    bare: CommandLine, command: str, option: str, known: str
-) -> None:
+def test_a_misspelt_filter_is_refused(bare: CommandLine, command: str, option: str, known: str) -> None:
     ended = bare("dlq", command, option, "tpyo", *(() if command == "list" else WHY))
 
     assert (ended.code, ended.stdout) == (2, "")
     assert known in ended.stderr
 
 
-def test_without_yes_or_a_terminal_it_is_a_dry_run(quick: Callable[..., Ended], morgue: Morgue) -> None:
+def test_without_yes_and_without_a_terminal_nothing_is_replayed(quick: Callable[..., Ended], morgue: Morgue) -> None:
     (email_id,) = morgue.bury()
 
     asked = quick("dlq", "replay", "--all", *WHY)
@@ -220,13 +218,15 @@ def test_without_yes_or_a_terminal_it_is_a_dry_run(quick: Callable[..., Ended], 
 
     assert (none.code, none.stderr) == (0, "No failed or held email matches.\n")
     assert asked.code == 2
-    assert f"1 to be sent again, such as {email_id}" in asked.stderr
-    assert "Add --yes to go on" in asked.stderr
+    assert f"1 email: can be sent again. For example {email_id}" in asked.stderr
+    assert "Add --yes." in asked.stderr
     assert (dry.code, dry.json["emails"]) == (0, {"replayed": 1})
     assert morgue.books.statuses() == {"failed": 1}
 
 
-def test_part_of_it_is_three_and_says_what_was_skipped_and_why(quick: Callable[..., Ended], morgue: Morgue) -> None:
+def test_a_partial_replay_exits_with_3_and_says_what_was_skipped_and_why(
+    quick: Callable[..., Ended], morgue: Morgue
+) -> None:
     (failed,), (held,), (sent,) = morgue.bury(), morgue.bury(status="held"), morgue.bury(status="sent")
     announce(morgue, [failed, held])
 
@@ -250,7 +250,7 @@ def test_skipped_emails_are_counted_and_not_listed(quick: Callable[..., Ended], 
     assert not any(str(email_id) in ended.stderr for email_id in sent)
 
 
-def test_emails_can_be_named_by_message_keys_as_well_as_ids(quick: Callable[..., Ended], morgue: Morgue) -> None:
+def test_emails_can_be_named_by_message_keys_and_by_ids(quick: Callable[..., Ended], morgue: Morgue) -> None:
     first, second, third = morgue.bury(3)
     keys = [morgue.books.key(email_id) for email_id in (first, second)]
     tenant = morgue.books.row(first)["tenant_id"]
@@ -277,7 +277,7 @@ def test_a_long_error_moves_no_column_of_the_table(quick: Callable[..., Ended], 
     assert lines[0].index("error") < 70
 
 
-def test_from_the_queue_it_replays_what_the_queue_names(quick: Callable[..., Ended], morgue: Morgue) -> None:
+def test_from_queue_replays_only_emails_with_a_dead_letter(quick: Callable[..., Ended], morgue: Morgue) -> None:
     announced, _ = morgue.bury(2)
     announce(morgue, [announced])
 
@@ -288,7 +288,7 @@ def test_from_the_queue_it_replays_what_the_queue_names(quick: Callable[..., End
     assert morgue.books.statuses() == {"pending": 1, "failed": 1}
 
 
-def test_from_the_queue_it_sends_nothing_that_was_discarded_while_its_letter_stayed(
+def test_from_queue_does_not_replay_a_discarded_email_whose_dead_letter_is_still_on_the_dlq(
     quick: Callable[..., Ended], morgue: Morgue
 ) -> None:
     announced, discarded = morgue.bury(2)
@@ -303,19 +303,19 @@ def test_from_the_queue_it_sends_nothing_that_was_discarded_while_its_letter_sta
     assert morgue.books.status(discarded) == "failed"
 
 
-def test_what_somebody_has_locked_is_left_and_said_and_the_others_are_replayed(
+def test_a_locked_email_is_left_waiting_and_reported_while_the_others_are_replayed(
     quick: Callable[..., Ended], morgue: Morgue, tables: Books, database_url: str
 ) -> None:
     locked, _ = morgue.bury(2)
 
-    with psycopg.connect(database_url) as somebody:
-        Books(somebody).lock(locked)
+    with psycopg.connect(database_url) as other:
+        Books(other).lock(locked)
         ended = quick("dlq", "replay", "--all", *WHY, "--yes", "--json")
     resumed = quick("dlq", "replay", "--resume", "1", "--json")
 
     assert (ended.code, ended.json["locked"], ended.json["waiting"], ended.json["state"]) == (3, 1, 1, "interrupted")
-    assert "1 of them wait for the end of somebody's transaction" in ended.stderr
-    assert "--resume 1` goes on" in ended.stderr
+    assert "1 waiting email cannot be replayed now: another transaction has locked the row" in ended.stderr
+    assert "To continue: dispatcher dlq replay --resume 1" in ended.stderr
     assert (resumed.code, resumed.json["replayed"], resumed.json["locked"]) == (0, 2, 0)
 
 
@@ -333,10 +333,10 @@ def test_a_replay_names_a_running_replay_of_the_same_emails_before_it_starts(
     assert [(met["replay_id"], met["actor"], met["per_second"], met["emails"]) for met in dry] == [(1, "ann", 0.01, 2)]
     assert asked.code == 2
     assert (
-        "Replay 1 of ann (SES is back; 0.01/s) is under way, with 2 of the same emails still to do.\n"
-        "They share the slowest of their paces. To keep this replay's own pace, add --force.\n"
+        "Replay 1 by ann (SES is back; 0.01/s) is running; 2 waiting emails in common.\n"
+        "All these replays run at the slowest of their rates. To keep this replay's own rate, add --force.\n"
     ) in asked.stderr
-    assert "This replay keeps its own pace." in forced.stderr
+    assert "This replay keeps its own rate." in forced.stderr
     assert (forced.code, morgue.books.statuses()) == (0, {"pending": 3})
 
 
@@ -351,7 +351,7 @@ def test_a_killed_replay_loses_nothing_and_is_resumed(
         process.wait(timeout=DEADLINE_SECONDS)
 
     def interrupted() -> Any:
-        """The replay, once PostgreSQL has noticed that its runner is gone."""
+        """The replay, once PostgreSQL has noticed that the command has died."""
         (replay,) = quick("dlq", "replays", "--json").json["replays"]
         return replay if replay["state"] != "running" else None
 
@@ -363,7 +363,7 @@ def test_a_killed_replay_loses_nothing_and_is_resumed(
     assert (resumed.code, resumed.json["replayed"], resumed.json["state"]) == (0, 200, "done")
 
 
-def test_ctrl_c_says_how_to_go_on(prepared: CommandLine, morgue: Morgue) -> None:
+def test_ctrl_c_says_how_to_continue(prepared: CommandLine, morgue: Morgue) -> None:
     morgue.bury(200)
     with prepared.started("dlq", "replay", "--all", "--rate", "10", *WHY, "--yes", stderr=subprocess.PIPE) as process:
         while morgue.books.statuses()["pending"] < 3:
@@ -372,11 +372,11 @@ def test_ctrl_c_says_how_to_go_on(prepared: CommandLine, morgue: Morgue) -> None
         _, stderr = process.communicate(timeout=DEADLINE_SECONDS)
 
     assert process.returncode == 130
-    assert b"--resume 1` goes on" in stderr
+    assert b"To continue: dispatcher dlq replay --resume 1" in stderr
     assert b"Traceback" not in stderr
 
 
-def test_a_terminal_is_asked_and_sees_a_bar(prepared: CommandLine, morgue: Morgue) -> None:
+def test_a_terminal_shows_the_question_and_a_progress_bar(prepared: CommandLine, morgue: Morgue) -> None:
     morgue.bury(3)
     ours, theirs = pty.openpty()
     with prepared.started("dlq", "replay", "--all", *WHY, stdin=theirs, stdout=theirs, stderr=theirs) as process:
@@ -388,7 +388,7 @@ def test_a_terminal_is_asked_and_sees_a_bar(prepared: CommandLine, morgue: Morgu
         try:
             while read := os.read(ours, 65536):
                 screen += read
-        except OSError:  # how Linux says that the other end is closed
+        except OSError:  # Linux reports the closed other end as an error
             os.close(ours)
         code = process.wait(timeout=DEADLINE_SECONDS)
 
@@ -410,7 +410,7 @@ def test_emails_that_fail_after_the_question_are_not_replayed(
             screen += os.read(ours, 65536)
         later = morgue.bury(3, last_error="SES is away.")
         os.write(ours, b"y\n")
-        with suppress(OSError):  # how Linux says that the other end is closed
+        with suppress(OSError):  # Linux reports the closed other end as an error
             while os.read(ours, 65536):
                 pass
         os.close(ours)
@@ -446,7 +446,7 @@ def test_poison_is_listed_shown_exported_repaired_and_discarded(
     assert taken.body == repaired.read_bytes()
 
 
-def test_discarded_ones_leave_the_list_and_can_still_be_replayed(quick: Callable[..., Ended], morgue: Morgue) -> None:
+def test_discarded_emails_leave_the_list_and_can_still_be_replayed(quick: Callable[..., Ended], morgue: Morgue) -> None:
     (email_id,) = morgue.bury()
     announce(morgue, [email_id])
 
@@ -455,13 +455,13 @@ def test_discarded_ones_leave_the_list_and_can_still_be_replayed(quick: Callable
     replayed = quick("dlq", "replay", str(email_id), *WHY, "--yes")
 
     assert discarded.code == 0
-    assert "1 left the DLQ" in discarded.stderr
+    assert "dead letters of 1 email; 1 removed from the DLQ" in discarded.stderr
     assert listed == [0, 1]
     assert replayed.code == 0
     assert morgue.books.status(email_id) == "pending"
 
 
-def test_differences_are_three_until_they_are_mended(quick: Callable[..., Ended], morgue: Morgue) -> None:
+def test_reconcile_exits_with_3_until_the_differences_are_repaired(quick: Callable[..., Ended], morgue: Morgue) -> None:
     morgue.bury(2)
 
     told = quick("dlq", "reconcile")

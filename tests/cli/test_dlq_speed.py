@@ -1,4 +1,4 @@
-"""Looking is quick and leaves no trace, the start of the command included."""
+"""The reading `dlq` commands are quick, including their start, and do not change the DLQ."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ LETTERS = 1000
 LOOKS = 25
 MOST_SECONDS = 0.3
 MOST_STARTS = 12
-"""On a busy machine the bound is so many starts of a Python that does nothing; on a quiet one that is about as long."""
+"""The bound on a busy machine, in starts of an empty Python program. On an idle machine it equals MOST_SECONDS."""
 
 
-def bare_start() -> None:
-    """What any command in Python costs at the least."""
+def start_empty_program() -> None:
+    """Starts a Python program that does nothing: the least time that any command can take."""
     subprocess.run([sys.executable, "-c", "pass"], check=True)
 
 
 @pytest.mark.slow
-async def test_fifty_looks_at_a_thousand_letters_are_quick_and_change_nothing(
+async def test_reading_a_thousand_dead_letters_is_quick_and_changes_nothing(
     prepared: CommandLine, connection: psycopg.Connection, servers: Servers, topology: Topology
 ) -> None:
     async with await open_connection(servers.amqp_url, name="test") as opened:
@@ -47,7 +47,7 @@ async def test_fifty_looks_at_a_thousand_letters_are_quick_and_change_nothing(
         starts: list[float] = []
         for email_id in email_ids[::-1][:LOOKS]:
             began = time.perf_counter()
-            bare_start()
+            start_empty_program()
             starts.append(time.perf_counter() - began)
             for words in (("list",), ("show", str(email_id)), ("show", str(email_id), "--no-queue")):
                 began = time.perf_counter()
@@ -59,7 +59,7 @@ async def test_fifty_looks_at_a_thousand_letters_are_quick_and_change_nothing(
             after = [found.body async for batch in look.batches() for found in batch]
 
     assert after == before
-    told = [f"{name}: {median(found):.3f} s, at most {max(found):.3f} s" for name, found in seconds.items()]
+    figures = [f"{name}: {median(found):.3f} s, at most {max(found):.3f} s" for name, found in seconds.items()]
     start = median(starts)
-    print("\n".join([*told, f"a Python that does nothing: {start:.3f} s, at most {max(starts):.3f} s"]))
-    assert max(map(median, seconds.values())) < max(MOST_SECONDS, MOST_STARTS * start), told
+    print("\n".join([*figures, f"an empty Python program: {start:.3f} s, at most {max(starts):.3f} s"]))
+    assert max(map(median, seconds.values())) < max(MOST_SECONDS, MOST_STARTS * start), figures

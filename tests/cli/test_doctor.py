@@ -1,4 +1,4 @@
-"""`dispatcher doctor`: what is well, what is not, and how to mend it."""
+"""`dispatcher doctor`: its findings and their remedies."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def _findings(commandline: CommandLine, *, code: int) -> dict[str, dict[str, Any
     return {finding["subject"]: finding for finding in ended.json["findings"]}
 
 
-def test_all_is_well(settled: CommandLine, servers: Servers) -> None:
+def test_every_check_passes(settled: CommandLine, servers: Servers) -> None:
     found = _findings(settled.having(DISPATCHER_RABBITMQ_MANAGEMENT_URL=servers.management_url), code=0)
 
-    # The tests' folders lie in /tmp or in memory, where a run directory should not.
+    # The tests' folders are in /tmp or in memory, so doctor warns of the run directory.
     assert {subject for subject, finding in found.items() if finding["state"] != "ok"} == {"run directory"}
     assert found.keys() == {
         *("settings", "Python", "file descriptors", "run directory"),
@@ -58,8 +58,8 @@ def test_all_is_well(settled: CommandLine, servers: Servers) -> None:
     }
 
 
-def test_the_apis_settings_need_no_secret_of_a_provider(prepared: CommandLine) -> None:
-    """Its env file has the providers' names alone."""
+def test_with_api_no_provider_secret_is_needed(prepared: CommandLine) -> None:
+    """The API's env file names the providers and has none of their secrets."""
     settings = prepared.having(DISPATCHER_PROVIDERS="sendgrid", DISPATCHER_RUN_DIR="/proc/nowhere")
 
     findings = settings("doctor", "--api", "--json").json["findings"]
@@ -69,13 +69,13 @@ def test_the_apis_settings_need_no_secret_of_a_provider(prepared: CommandLine) -
     assert settings("doctor").code == 1
 
 
-def test_table_marks_what_is_well(settled: CommandLine, servers: Servers) -> None:
+def test_table_marks_each_finding_with_its_state(settled: CommandLine, servers: Servers) -> None:
     ended = settled.having(DISPATCHER_RABBITMQ_MANAGEMENT_URL=servers.management_url)("doctor")
 
     assert ended.code == 0
     marks = {line.split()[0]: line for line in ended.stdout.splitlines()}
     assert marks.keys() == {"✓", "!", "→"}
-    assert "run directory" in marks["!"]  # it lies where a run directory should not
+    assert "run directory" in marks["!"]  # it is in /tmp or in memory
 
 
 def test_without_settings_each_missing_one_is_a_finding(bare: CommandLine) -> None:
@@ -86,7 +86,7 @@ def test_without_settings_each_missing_one_is_a_finding(bare: CommandLine) -> No
         assert f"{variable} is not set" in ended.stdout
 
 
-def test_servers_that_are_away_come_with_a_remedy(settled: CommandLine) -> None:
+def test_an_unreachable_server_fails_with_a_remedy(settled: CommandLine) -> None:
     found = _findings(
         settled.having(
             DISPATCHER_DATABASE_URL=f"postgresql://u:secret@{AWAY}/x",
@@ -122,7 +122,7 @@ def test_no_part_of_a_wrongly_escaped_password_is_in_an_error(bare: CommandLine,
         assert "s3cret" not in ended.stdout + ended.stderr
 
 
-def test_of_several_nodes_one_that_lives_is_enough(settled: CommandLine, servers: Servers) -> None:
+def test_one_reachable_node_of_several_is_enough(settled: CommandLine, servers: Servers) -> None:
     place = urlsplit(servers.database_url).netloc.rpartition("@")[2]
     database = settled.environment["DISPATCHER_DATABASE_URL"].replace(place, f"{AWAY},{place}")
     found = _findings(
@@ -138,7 +138,7 @@ def test_of_several_nodes_one_that_lives_is_enough(settled: CommandLine, servers
     assert servers_found == ["ok", "ok", "ok"]
 
 
-def test_tables_and_queues_that_are_missing_want_init(unprepared: CommandLine, topology_names: Topology) -> None:
+def test_remedy_for_missing_tables_and_queues_is_init(unprepared: CommandLine, topology_names: Topology) -> None:
     found = _findings(unprepared, code=1)
 
     assert found["PostgreSQL"]["state"] == "ok"
@@ -153,7 +153,7 @@ def test_queue_with_other_arguments_is_named(prepared: CommandLine, topology: To
     assert topology.dlq in found["RabbitMQ"]["detail"]
 
 
-def test_without_the_management_api_what_it_would_report_is_a_warning(settled: CommandLine) -> None:
+def test_without_a_management_api_the_topology_is_a_warning(settled: CommandLine) -> None:
     found = _findings(settled, code=0)
 
     assert found["RabbitMQ topology"]["state"] == "warning"
@@ -183,7 +183,7 @@ def test_asynchronous_commit_fails(settled: CommandLine) -> None:
     assert found["PostgreSQL durability"]["state"] == "failed"
 
 
-def test_a_read_only_database_fails_and_is_waited_for(settled: CommandLine) -> None:
+def test_a_read_only_database_fails_and_run_waits_for_it(settled: CommandLine) -> None:
     read_only = settled.having(
         DISPATCHER_DATABASE_URL=f"{settled.environment['DISPATCHER_DATABASE_URL']}"
         "?options=-c%20default_transaction_read_only%3Don"
@@ -200,7 +200,9 @@ def test_a_read_only_database_fails_and_is_waited_for(settled: CommandLine) -> N
         assert b"read-only" in line
 
 
-def test_settings_that_do_not_go_together_are_warnings(settled: CommandLine, servers: Servers) -> None:
+def test_a_consumer_timeout_that_is_too_short_for_the_settings_is_a_warning(
+    settled: CommandLine, servers: Servers
+) -> None:
     found = _findings(
         settled.having(
             DISPATCHER_RABBITMQ_MANAGEMENT_URL=servers.management_url,
@@ -212,7 +214,7 @@ def test_settings_that_do_not_go_together_are_warnings(settled: CommandLine, ser
     )
 
     assert found["RabbitMQ consumer timeout"]["state"] == "warning"
-    assert "a worker may hold a delivery for 2160 s" in found["RabbitMQ consumer timeout"]["detail"]
+    assert "a worker may hold a message unacked for 2160 s" in found["RabbitMQ consumer timeout"]["words"]
 
 
 def test_a_limit_of_open_files_below_a_workers_needs_is_a_warning(settled: CommandLine) -> None:
@@ -224,11 +226,11 @@ def test_a_limit_of_open_files_below_a_workers_needs_is_a_warning(settled: Comma
 
     (found,) = (each for each in json.loads(stdout)["findings"] if each["subject"] == "file descriptors")
     assert found["state"] == "warning"
-    assert found["detail"].startswith("at most 60 per process")
+    assert found["words"].startswith("the limit per process is 60")
     assert "Raise the hard limit" in found["remedy"]
 
 
-def test_more_workers_than_the_database_has_connections_for_fails(settled: CommandLine) -> None:
+def test_too_few_database_connections_for_the_workers_fails(settled: CommandLine) -> None:
     found = _findings(settled.having(DISPATCHER_WORKERS="256"), code=1)
 
     assert found["PostgreSQL connections"]["state"] == "failed"
@@ -268,7 +270,7 @@ def test_a_refused_login_names_its_setting_and_does_not_ask_to_start_the_server(
         assert "Start it" not in found[subject]["remedy"]
 
 
-def test_a_database_that_nobody_made_is_told_from_a_server_that_is_away(settled: CommandLine) -> None:
+def test_a_missing_database_is_reported_as_such_and_not_as_an_unreachable_server(settled: CommandLine) -> None:
     nowhere = settled.environment["DISPATCHER_DATABASE_URL"].rpartition("/")[0] + "/nowhere"
 
     found = _findings(settled.having(DISPATCHER_DATABASE_URL=nowhere), code=1)
@@ -276,7 +278,7 @@ def test_a_database_that_nobody_made_is_told_from_a_server_that_is_away(settled:
     assert "name at the end of DISPATCHER_DATABASE_URL" in found["PostgreSQL"]["remedy"]
 
 
-def test_settings_that_are_hardly_meant_so_are_a_warning(settled: CommandLine) -> None:
+def test_suspicious_settings_are_a_warning(settled: CommandLine) -> None:
     ended = settled.having(DISPATCHER_LEASE_SECONDS="10")("doctor")
 
     assert ended.code == 0
@@ -290,7 +292,7 @@ def test_unknown_variable_is_a_warning(settled: CommandLine) -> None:
     assert "did you mean DISPATCHER_WORKERS?" in ended.stdout
 
 
-def test_run_directory_that_cannot_be_made_fails(settled: CommandLine) -> None:
+def test_run_directory_that_cannot_be_created_fails(settled: CommandLine) -> None:
     (settled.folder / "file").touch()
 
     found = _findings(settled.having(DISPATCHER_RUN_DIR=str(settled.folder / "file" / "run")), code=1)
@@ -298,7 +300,7 @@ def test_run_directory_that_cannot_be_made_fails(settled: CommandLine) -> None:
     assert found["run directory"]["state"] == "failed"
 
 
-def test_a_ledger_of_another_database_or_of_nobody_is_a_warning(settled: CommandLine) -> None:
+def test_a_ledger_of_another_database_or_an_unreadable_one_is_a_warning(settled: CommandLine) -> None:
     run_dir = settled.folder / "ledgers"
     ledger = Ledger(run_dir, worker="host:w0:17:cafe", slot="host:w0", slots=1)
     ledger.set_database(uuid4())
@@ -313,30 +315,30 @@ def test_a_ledger_of_another_database_or_of_nobody_is_a_warning(settled: Command
 @pytest.mark.parametrize(
     ("folder", "words"),
     [
-        ("/tmp/email-dispatcher", "cleaners empty /tmp"),
-        ("/var/tmp/mail/run", "cleaners empty /var/tmp"),
-        ("/run/user/1000/email-dispatcher", "cleaners empty /run/user"),
-        ("/run/email-dispatcher", "it is kept in memory (tmpfs): the host's next start finds it empty"),
+        ("/tmp/email-dispatcher", "the system deletes old files in /tmp"),
+        ("/var/tmp/mail/run", "the system deletes old files in /var/tmp"),
+        ("/run/user/1000/email-dispatcher", "the system deletes old files in /run/user"),
+        ("/run/email-dispatcher", "it is in memory (tmpfs), so a reboot empties it"),
         ("/var/lib/email-dispatcher", None),
         ("/tmpfiles/run", None),
         ("/run/disk/email-dispatcher", None),
     ],
 )
-def test_run_directory_that_is_emptied_sooner_or_later_is_named(folder: str, words: str | None) -> None:
+def test_volatility_says_why_a_folder_loses_its_files(folder: str, words: str | None) -> None:
     mounts = "/dev/sda1 / ext4 rw 0 0\ntmpfs /run tmpfs rw 0 0\n/dev/sdb1 /run/disk ext4 rw 0 0\n"
 
     assert volatility(Path(folder), mounts) == words
 
 
-def test_run_directory_in_a_place_that_is_emptied_is_a_warning(settled: CommandLine) -> None:
+def test_run_directory_in_tmp_is_a_warning(settled: CommandLine) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         found = _findings(settled.having(DISPATCHER_RUN_DIR=f"{folder}/run"), code=0)
 
     assert found["run directory"]["state"] == "warning"
-    assert "cleaners empty /tmp" in found["run directory"]["detail"]
+    assert "the system deletes old files in /tmp" in found["run directory"]["words"]
 
 
-def test_run_directory_that_strangers_may_write_fails(settled: CommandLine) -> None:
+def test_run_directory_that_every_user_may_write_fails(settled: CommandLine) -> None:
     folder = settled.folder / "open to all"
     folder.mkdir()
     folder.chmod(0o777)
@@ -354,21 +356,22 @@ def test_a_disk_without_space_for_the_ledgers_fails(settled: CommandLine) -> Non
 
     found = next(each for each in json.loads(done.stdout)["findings"] if each["subject"] == "run directory")
     assert (done.returncode, found["state"]) == (1, "failed")
-    assert "File too large; the ledgers of" in found["detail"]
-    assert "Make room on that disk" in found["remedy"]
+    assert "File too large; the ledgers of" in found["words"]
+    assert "Free space on that disk" in found["remedy"]
 
 
-def test_pending_emails_that_no_configured_provider_can_carry_are_told_and_what_can_be_sent_at_all(
-    prepared: CommandLine,
-) -> None:
+def test_pending_emails_that_no_configured_provider_can_send_are_reported(prepared: CommandLine) -> None:
     with psycopg.connect(prepared.environment["DISPATCHER_DATABASE_URL"]) as connection:
         enqueue(connection, Email(message_key="k", sender="shop@example.com", to="ann@example.org", template_id="d-1"))
 
     found = _findings(prepared, code=1)
 
     assert found["pending emails"]["state"] == "failed"
-    assert "1 will fail; the first: template_id needs a provider" in found["pending emails"]["detail"]
-    assert found["capabilities"]["detail"] == "no provider for emails with a template"
+    assert (
+        "1 of the oldest 1,000 pending emails will fail; the first: template_id needs a provider"
+        in found["pending emails"]["words"]
+    )
+    assert found["capabilities"]["words"] == "no configured provider can send emails with a template"
 
 
 def test_pending_emails_with_a_header_that_is_not_allowed_are_reported(prepared: CommandLine) -> None:
@@ -387,6 +390,9 @@ def test_pending_emails_with_a_header_that_is_not_allowed_are_reported(prepared:
 
     found = _findings(prepared, code=1)["pending emails"]
 
-    assert "1 will fail; the first: headers.X-MC-Tags is a command to Mailchimp Transactional" in found["detail"]
-    assert "DISPATCHER_ALLOWED_PROVIDER_HEADERS" in found["remedy"]
-    assert "pending emails" not in _findings(prepared.having(DISPATCHER_ALLOWED_PROVIDER_HEADERS=header), code=0)
+    assert (
+        "pending emails will fail; the first: headers.X-MC-Tags is a command to Mailchimp Transactional"
+        in found["words"]
+    )
+    assert "DISPATCHER_ALLOWED_HEADERS" in found["remedy"]
+    assert "pending emails" not in _findings(prepared.having(DISPATCHER_ALLOWED_HEADERS=header), code=0)

@@ -1,4 +1,4 @@
-"""A file of emails, line by line."""
+"""Reading a JSON Lines file of emails."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def _read(content: bytes) -> list[FileEntry]:
 @pytest.mark.parametrize(
     "content", [LINE, LINE + b"\n", LINE + b"\r\n", b"\xef\xbb\xbf" + LINE, b"  " + LINE + b"  \n"]
 )
-def test_one_email_is_read_however_the_line_begins_or_ends(content: bytes) -> None:
+def test_spaces_line_ends_and_a_byte_order_mark_around_an_email_are_ignored(content: bytes) -> None:
     (entry,) = _read(content)
 
     assert entry.content == Email.from_json(EMAIL)
     assert (entry.number, entry.end) == (1, len(content))
 
 
-def test_blank_lines_are_passed_over_and_counted() -> None:
+def test_blank_lines_are_skipped_and_count_in_line_numbers() -> None:
     assert [entry.number for entry in _read(b"\n" + LINE + b"\n \t\n\r\n" + LINE)] == [2, 5]
 
 
@@ -40,13 +40,13 @@ def test_blank_lines_are_passed_over_and_counted() -> None:
         (b"\xff\xfe{}", "line", "is not JSON"),
         (b"[" * 5000, "line", "is not JSON"),
         (b"[]", "email", "must be an object"),
-        (LINE.replace(b"{", b'{"message_key": "j", ', 1), "line", "has a name twice"),
+        (LINE.replace(b"{", b'{"message_key": "j", ', 1), "line", "has the same name twice"),
         (orjson.dumps(EMAIL | {"to": ["b@example.org", "nobody"]}), "to[1]", "@"),
         (orjson.dumps(EMAIL | {"colour": "red"}), "colour", "is not a field of an email"),
         (orjson.dumps({**EMAIL, "subject": None}), "subject", "is missing"),
     ],
 )
-def test_bad_line_is_refused_by_number_field_and_reason(line: bytes, field: str, words: str) -> None:
+def test_the_refusal_of_an_invalid_line_has_number_field_and_reason(line: bytes, field: str, words: str) -> None:
     good, bad = _read(LINE + b"\n" + line + b"\n")
 
     assert isinstance(good.content, Email)
@@ -55,7 +55,7 @@ def test_bad_line_is_refused_by_number_field_and_reason(line: bytes, field: str,
     assert words in bad.content.reason
 
 
-def test_line_that_is_too_long_is_skipped_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_is_too_long_is_refused_and_the_next_line_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(email_file, "MAX_LINE_OCTETS", len(LINE) + 1)
 
     before, long, after = _read(LINE + b"\n" + b"x" * 10 * len(LINE) + b"\n" + LINE)
@@ -65,6 +65,6 @@ def test_line_that_is_too_long_is_skipped_to_its_end(monkeypatch: pytest.MonkeyP
     assert (after.number, after.content) == (3, before.content)
 
 
-def test_refusal_reads_as_a_sentence() -> None:
+def test_a_refusal_as_text_names_line_field_and_reason() -> None:
     assert str(Refusal(7, "to[0]", "has no @")) == "line 7: to[0]: has no @"
     assert str(Refusal(7, "line", "is not JSON")) == "line 7: is not JSON"

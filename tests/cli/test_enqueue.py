@@ -1,4 +1,4 @@
-"""`dispatcher enqueue` of one email by options."""
+"""`dispatcher enqueue` of one email given by options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ONE = (*ADDRESSED, "--text", "Thank you.")
 
 
 def _contents(connection: psycopg.Connection) -> dict[str, object]:
-    """Everything about the one email that is stored."""
+    """All columns of the only stored email."""
     rows = connection.execute(
         "select * from email_log join email_content using (email_id) left join email_attachment using (email_id)"
     )
@@ -21,7 +21,7 @@ def _contents(connection: psycopg.Connection) -> dict[str, object]:
     return dict(zip([column.name for column in rows.description], row, strict=True))
 
 
-def test_email_is_accepted_and_its_id_told(storing: CommandLine, connection: psycopg.Connection) -> None:
+def test_email_is_accepted_and_its_id_printed(storing: CommandLine, connection: psycopg.Connection) -> None:
     ended = storing("enqueue", *ONE)
 
     assert ended.code == 0
@@ -30,7 +30,9 @@ def test_email_is_accepted_and_its_id_told(storing: CommandLine, connection: psy
     assert (stored["sender"], stored["subject"], stored["text_body"]) == ("Shop <shop@example.com>", "Hi", "Thank you.")
 
 
-def test_email_is_accepted_by_the_host_that_answers(storing: CommandLine, connection: psycopg.Connection) -> None:
+def test_email_is_accepted_by_the_reachable_host_of_several(
+    storing: CommandLine, connection: psycopg.Connection
+) -> None:
     url = storing.environment["DISPATCHER_DATABASE_URL"]
     several = f"{url.replace('@', '@127.0.0.1:1,')}?target_session_attrs=read-write"
 
@@ -40,10 +42,8 @@ def test_email_is_accepted_by_the_host_that_answers(storing: CommandLine, connec
     assert ended.stdout == f"accepted: {_contents(connection)['email_id']}\n"
 
 
-def test_an_allowed_header_that_commands_a_provider_is_stored(
-    storing: CommandLine, connection: psycopg.Connection
-) -> None:
-    allowing = storing.having(DISPATCHER_ALLOWED_PROVIDER_HEADERS="x-mc-tags")
+def test_an_allowed_provider_header_is_stored(storing: CommandLine, connection: psycopg.Connection) -> None:
+    allowing = storing.having(DISPATCHER_ALLOWED_HEADERS="x-mc-tags")
     line = b'{"message_key": "k", "from": "a@example.com", "to": "b@example.com", "subject": "s", "text": "t"%b}'
     lines = [line % b', "headers": {"X-MC-Tags": "a"}', line % b', "headers": {"X-MC-Subaccount": "a"}']
 
@@ -128,10 +128,10 @@ def test_missing_key_is_explained() -> None:
 
     assert ended.code == 2
     assert "--key is missing" in ended.stderr
-    assert "never makes a second email" in ended.stderr
+    assert "creates no second email" in ended.stderr
 
 
-def test_everything_that_is_missing_is_named_at_once() -> None:
+def test_all_missing_options_are_named_at_once() -> None:
     ended = in_process("enqueue")
 
     assert ended.code == 2
@@ -149,10 +149,10 @@ def test_everything_that_is_missing_is_named_at_once() -> None:
         (["--text", "a", "--attach", "nowhere.pdf"], "nowhere.pdf"),
         (["--text", "a", "--on-uncertain", "panic"], "panic"),
         (["--template", "d-0c1a", "--template-data", "{"], "--template-data is not JSON"),
-        (["--file", "-"], "--file brings whole emails; it takes no --key beside it"),
+        (["--file", "-"], "--file and --key cannot be combined"),
     ],
 )
-def test_senseless_arguments_are_usage_errors(arguments: list[str], words: str) -> None:
+def test_invalid_arguments_are_usage_errors(arguments: list[str], words: str) -> None:
     ended = in_process("enqueue", *ADDRESSED, *arguments)
 
     assert (ended.code, ended.stdout) == (2, "")
@@ -173,7 +173,7 @@ def test_senseless_arguments_are_usage_errors(arguments: list[str], words: str) 
         (["--key", ""], "--key is missing"),
     ],
 )
-def test_an_invalid_email_is_refused_with_the_option_at_fault_before_any_connection(
+def test_an_invalid_email_is_refused_before_any_connection_and_the_error_names_the_option(
     arguments: list[str], words: str
 ) -> None:
     ended = in_process("enqueue", *ONE, *arguments)
@@ -190,7 +190,7 @@ def test_body_that_is_not_utf_8_is_refused(bare: CommandLine) -> None:
     assert "is not UTF-8" in ended.stderr
 
 
-def test_an_email_that_no_configured_provider_can_carry_is_refused(
+def test_an_email_that_no_configured_provider_can_send_is_refused(
     storing: CommandLine, connection: psycopg.Connection
 ) -> None:
     many = [word for number in range(50) for word in ("--to", f"reader-{number}@example.org")]

@@ -1,4 +1,4 @@
-"""`dispatcher enqueue --file`: good lines go in, bad ones are told, and nothing happens twice."""
+"""`dispatcher enqueue --file`: valid lines are enqueued once, invalid lines are reported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 
 @pytest.fixture
 def storing(storing: CommandLine) -> CommandLine:
-    return storing.at_hand
+    return storing.without_process
 
 
 def _email(number: int, **other: Any) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def _count(connection: psycopg.Connection) -> int:
     return int(row[0])
 
 
-def test_all_good_lines_are_accepted_and_known_the_second_time(
+def test_valid_lines_are_accepted_and_already_known_in_a_second_run(
     storing: CommandLine, connection: psycopg.Connection
 ) -> None:
     (storing.folder / "emails.jsonl").write_bytes(_lines(map(_email, range(1200))))
@@ -54,7 +54,7 @@ def test_all_good_lines_are_accepted_and_known_the_second_time(
     assert _count(connection) == 1200
 
 
-def test_bad_lines_are_told_by_number_and_do_not_stop_the_good_ones(
+def test_invalid_lines_are_reported_by_number_and_valid_lines_are_enqueued(
     storing: CommandLine, connection: psycopg.Connection
 ) -> None:
     lines = [
@@ -70,10 +70,10 @@ def test_bad_lines_are_told_by_number_and_do_not_stop_the_good_ones(
     ended = storing("enqueue", "--file", "-", stdin=_lines(lines))
 
     assert ended.code == 3
-    told = dict(line.split(": ", 1) for line in ended.stderr.splitlines())
-    assert told.keys() == {"line 2", "line 3", "line 6"}
-    assert told["line 3"].startswith("to[0]: ")
-    assert "another payload" in told["line 6"]
+    refusals = dict(line.split(": ", 1) for line in ended.stderr.splitlines())
+    assert refusals.keys() == {"line 2", "line 3", "line 6"}
+    assert refusals["line 3"].startswith("to[0]: ")
+    assert "which has other content" in refusals["line 6"]
     assert "nobody" not in ended.stderr
     assert [line.split()[:3] for line in ended.stdout.splitlines()] == [
         ["accepted", "2"],
@@ -94,17 +94,17 @@ def test_json_has_every_refusal_in_the_order_of_the_file(storing: CommandLine) -
     assert (ended.json["refused"], ended.json["conflicts"]) == (102, 1)
 
 
-def test_many_refusals_are_counted_after_the_first_ones(storing: CommandLine) -> None:
+def test_only_the_first_refusals_are_printed_and_the_others_counted(storing: CommandLine) -> None:
     ended = storing("enqueue", "--file", "-", stdin=b"[]\n" * 1000)
 
     assert ended.code == 1
     lines = ended.stderr.splitlines()
     assert len(lines) == REFUSALS_IN_FULL + 1
-    assert lines[-1] == f"… and {1000 - REFUSALS_IN_FULL} more (--json tells all)."
+    assert lines[-1] == f"… and {1000 - REFUSALS_IN_FULL} more (--json lists all)."
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n"])
-def test_file_without_emails_is_done_at_once(storing: CommandLine, content: bytes) -> None:
+def test_an_empty_file_is_a_success(storing: CommandLine, content: bytes) -> None:
     ended = storing("enqueue", "--file", "-", "--json", stdin=content)
 
     assert (ended.code, ended.json["accepted"], ended.json["refused"]) == (0, 0, 0)
@@ -115,7 +115,7 @@ def test_file_that_cannot_be_opened_is_a_usage_error(storing: CommandLine) -> No
     assert storing("enqueue", "--file", ".").code == 2
 
 
-def test_lost_database_stops_the_file_and_a_second_run_finishes_it(
+def test_a_lost_connection_stops_the_run_and_a_second_run_enqueues_the_rest(
     storing: CommandLine, connection: psycopg.Connection
 ) -> None:
     with storing.started("enqueue", "--file", "-", "--json") as process:
@@ -131,7 +131,7 @@ def test_lost_database_stops_the_file_and_a_second_run_finishes_it(
 
     assert process.returncode == 1
     assert orjson.loads(stdout)["accepted"] == _count(connection) == 500
-    assert b"run it again" in stderr
+    assert b"Run the same command again" in stderr
     assert b"Traceback" not in stderr
 
     again = storing("enqueue", "--file", "-", "--json", stdin=_lines(map(_email, range(2000))))
@@ -139,7 +139,7 @@ def test_lost_database_stops_the_file_and_a_second_run_finishes_it(
     assert _count(connection) == 2000
 
 
-def test_ctrl_c_ends_between_the_lines_and_says_what_is_stored(
+def test_ctrl_c_ends_the_run_and_says_how_many_emails_are_stored(
     storing: CommandLine, connection: psycopg.Connection
 ) -> None:
     with storing.started("enqueue", "--file", "-") as process:
@@ -167,7 +167,7 @@ def test_terminal_shows_progress_and_the_summary(storing: CommandLine) -> None:
     assert "line 21: email: must be an object" in ended.stdout
 
 
-def test_lines_that_no_configured_provider_can_carry_are_refused_and_the_others_accepted(
+def test_lines_that_no_configured_provider_can_send_are_refused_and_the_others_accepted(
     storing: CommandLine, connection: psycopg.Connection
 ) -> None:
     templated = _email(1, template_id="d-1", text=None)
@@ -183,7 +183,7 @@ def test_lines_that_no_configured_provider_can_carry_are_refused_and_the_others_
     assert ended.json["refusals"][0]["field"] == "template_id"
 
 
-def test_templates_are_accepted_where_nobody_says_who_sends(storing: CommandLine) -> None:
+def test_templates_are_accepted_if_no_provider_is_configured(storing: CommandLine) -> None:
     (storing.folder / "emails.jsonl").write_bytes(_lines([_email(1, template_id="d-1", text=None)]))
 
     assert storing("enqueue", "--file", "emails.jsonl").code == 0

@@ -1,4 +1,4 @@
-"""Settings from an env file: what a line means, which value counts, and what is said about a file that is mistaken."""
+"""Settings from an env file: syntax, precedence, and errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def mistakes_of(text: str) -> tuple[str, ...]:
 
 
 def all_commands(group: click.Command, words: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """The words that lead to each command that is no group."""
+    """The command line of each command, without groups."""
     if not isinstance(group, click.Group):
         return [words]
     context = click.Context(group)
@@ -42,7 +42,7 @@ def all_commands(group: click.Command, words: tuple[str, ...] = ()) -> list[tupl
 
 
 def shown(commandline: CommandLine, *arguments: str) -> dict[str, tuple[str, str]]:
-    """Value and source of each setting."""
+    """The value and the source of each setting, by variable."""
     ended = commandline("config", "--json", *arguments)
     return {line["variable"]: (line["value"], line["source"]) for line in ended.json["settings"]}
 
@@ -66,7 +66,7 @@ def shown(commandline: CommandLine, *arguments: str) -> dict[str, tuple[str, str
         ("\ufeffA=b", "b"),
     ],
 )
-def test_a_line_is_read_as_a_shell_would_but_nothing_is_expanded(text: str, value: str) -> None:
+def test_a_line_is_parsed_like_in_a_shell_but_nothing_is_expanded(text: str, value: str) -> None:
     assert values(text) == {"A": value}
 
 
@@ -74,7 +74,7 @@ def test_the_shipped_env_file_sets_nothing() -> None:
     assert values(environment_file()) == {}
 
 
-def test_every_mistake_names_file_line_and_remedy_and_no_value() -> None:
+def test_every_mistake_names_file_and_line_and_no_value() -> None:
     text = "A=1\n\n\nB s3cret\nC='s3cret\nD\nA=s3cret\nE-F=s3cret\nDISPATCHER_ENV_FILE=s3cret\nG=s3\0cret\n"
 
     found = mistakes_of(text)
@@ -87,13 +87,13 @@ def test_every_mistake_names_file_line_and_remedy_and_no_value() -> None:
 @pytest.mark.parametrize("words", all_commands(dispatcher), ids=" ".join)
 def test_every_command_takes_an_env_file_by_option_and_variable(words: tuple[str, ...], bare: CommandLine) -> None:
     absent = str(bare.folder / "absent.env")
-    bare = bare if words[0] in ("run", "api") else bare.at_hand  # these two set up the log of their process
+    bare = bare if words[0] in ("run", "api") else bare.without_process  # run and api configure the log of the process
 
     by_option = bare(*words, "--env-file", absent, *("ID",) * (words[-1] in ("show", "revoke")))
     by_variable = bare.having(DISPATCHER_ENV_FILE=absent)(*words)
 
     assert "No such option" not in by_option.stderr
-    assert (by_option.code, by_variable.code) in {(78, 78), (78, 2), (2, 2)}  # 2: an argument is missing, too
+    assert (by_option.code, by_variable.code) in {(78, 78), (78, 2), (2, 2)}  # 2: an argument is also missing
     if by_option.code == 78:
         assert (
             f"The env file {absent} cannot be read: No such file or directory." in by_option.stdout + by_option.stderr
@@ -101,7 +101,7 @@ def test_every_command_takes_an_env_file_by_option_and_variable(words: tuple[str
     assert words[0] in COMMANDS
 
 
-def test_a_line_overrides_the_environment_and_a_difference_is_a_warning(bare: CommandLine) -> None:
+def test_a_line_overrides_the_environment_with_a_warning_if_the_values_differ(bare: CommandLine) -> None:
     file = bare.folder / "dispatcher.env"
     file.write_text(f"{COMPLETE}DISPATCHER_WORKERS=4\nDISPATCHER_PREFETCH=\n")
     older = bare.having(DISPATCHER_WORKERS="2", DISPATCHER_PREFETCH="7", DISPATCHER_BUNDLE_EMAILS="3")
@@ -119,7 +119,7 @@ def test_a_line_overrides_the_environment_and_a_difference_is_a_warning(bare: Co
 
 
 @pytest.mark.parametrize(("inherited", "written"), [("SMTP_URL", "SMTP_URL_FILE"), ("SMTP_URL_FILE", "SMTP_URL")])
-def test_a_secret_that_moved_into_a_file_or_out_of_it_is_not_set_twice(
+def test_a_secret_in_the_env_file_replaces_both_forms_of_the_environment(
     bare: CommandLine, inherited: str, written: str
 ) -> None:
     secret, file = bare.folder / "smtp-url", bare.folder / "dispatcher.env"
@@ -131,7 +131,7 @@ def test_a_secret_that_moved_into_a_file_or_out_of_it_is_not_set_twice(
     assert found["DISPATCHER_SMTP_URL"][0] == "smtp://new"
 
 
-def test_a_wrong_setting_names_the_line_that_sets_it(bare: CommandLine) -> None:
+def test_the_mistake_of_a_setting_names_its_line(bare: CommandLine) -> None:
     file = bare.folder / "dispatcher.env"
     file.write_text(f"{COMPLETE}\nDISPATCHER_WORKERS=many\n")
 
@@ -142,7 +142,7 @@ def test_a_wrong_setting_names_the_line_that_sets_it(bare: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "fifo", "device", "not UTF-8", "too large", "open to all"])
-def test_a_path_that_is_not_an_env_file_is_refused_at_once(bare: CommandLine, kind: str) -> None:
+def test_a_path_that_is_not_a_readable_env_file_is_refused(bare: CommandLine, kind: str) -> None:
     file = bare.folder / "dispatcher.env"
     match kind:
         case "folder":
@@ -159,7 +159,7 @@ def test_a_path_that_is_not_an_env_file_is_refused_at_once(bare: CommandLine, ki
             file.touch()
             file.chmod(0o666)
 
-    ended = bare.at_hand("status", "--env-file", str(file))
+    ended = bare.without_process("status", "--env-file", str(file))
 
     assert ended.code == 78
     assert str(file) in ended.stderr
@@ -176,7 +176,7 @@ def test_a_service_logs_the_mistakes_in_its_env_file(bare: CommandLine) -> None:
         assert "dispatcher.env, line 1: is not NAME=value" in ended.json["reason"]
 
 
-def test_reading_the_file_again_removes_variables_that_it_no_longer_has(
+def test_reading_the_file_again_removes_variables_without_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"A": "inherited", "C_FILE": "inherited"}.items():
@@ -211,7 +211,7 @@ def test_doctor_warns_of_an_env_file_with_secrets_that_every_user_may_read(
     file.write_text("DISPATCHER_SMTP_URL=smtp://a:s3cret@mx\nAWS_SECRET_ACCESS_KEY=s3cret\nDISPATCHER_WORKERS=1\n")
     file.chmod(mode)
 
-    ended = bare.at_hand("doctor", "--json", "--env-file", str(file))
+    ended = bare.without_process("doctor", "--json", "--env-file", str(file))
     found = next(each for each in ended.json["findings"] if each["subject"] == "env file")
 
     assert found["state"] == state
@@ -221,7 +221,7 @@ def test_doctor_warns_of_an_env_file_with_secrets_that_every_user_may_read(
         assert f"chmod o= {file}" in found["remedy"]
 
 
-def test_a_command_without_an_env_file_does_not_load_its_parser(bare: CommandLine) -> None:
+def test_a_command_without_an_env_file_does_not_import_the_parser(bare: CommandLine) -> None:
     script = "import sys; from dispatcher.cli.main import main; main(['config']); assert 'dotenv' not in sys.modules"
 
     done = subprocess.run([sys.executable, "-c", script], env=bare.whole_environment, capture_output=True, check=False)

@@ -1,4 +1,4 @@
-"""Variables that carry our prefix and that nobody reads."""
+"""Warnings for variables with our prefix that are not settings."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from tests.cli.commandline import CommandLine
         ("DISPATCHER_QQQQQQQ", None),
     ],
 )
-def test_unknown_variable_is_found_with_the_closest_known_name(variable: str, closest: str | None) -> None:
+def test_the_warning_for_an_unknown_variable_suggests_a_similar_setting(variable: str, closest: str | None) -> None:
     assert unknown_variables({variable: "1", "PATH": "/bin"}) == {variable: closest}
 
 
 @pytest.mark.parametrize(
     "variable", ["DISPATCHER_WORKERS", "DISPATCHER_SMTP_URL_FILE", "DISPATCHER_CACHE_DIR", "DISPATCHER_DEV_DIR"]
 )
-def test_known_variable_is_not_warned_about(variable: str) -> None:
+def test_a_known_variable_gives_no_warning(variable: str) -> None:
     assert unknown_variables({variable: "1"}) == {}
 
 
-def test_commands_warn_and_go_on(settled: CommandLine) -> None:
+def test_a_command_warns_of_an_unknown_variable_and_goes_on(settled: CommandLine) -> None:
     ended = settled.having(DISPATCHER_WORKRS="4")("status", "--json")
 
     assert ended.code == 0
-    assert ended.stderr == "warning: DISPATCHER_WORKRS is no setting; did you mean DISPATCHER_WORKERS?\n"
+    assert ended.stderr == "warning: DISPATCHER_WORKRS is not a setting; did you mean DISPATCHER_WORKERS?\n"

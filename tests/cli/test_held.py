@@ -1,4 +1,4 @@
-"""`dispatcher held`: what it lists, and its words and exit codes for every decision."""
+"""`dispatcher held`: the list, and the output and exit codes of decisions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.store.books import Books
 
 @pytest.fixture
 def prepared(prepared: CommandLine) -> CommandLine:
-    return prepared.at_hand
+    return prepared.without_process
 
 
 WHY = ("--reason", "seen at the provider")
@@ -31,7 +31,7 @@ def held(tables: Books, count: int) -> list[str]:
     return [str(email_id) for email_id in email_ids]
 
 
-def test_pages_name_the_next_one(prepared: CommandLine, tables: Books) -> None:
+def test_a_page_names_the_next_page(prepared: CommandLine, tables: Books) -> None:
     first, second, third = held(tables, 3)
 
     page = prepared("held", "list", "--limit", "2", "--json").json
@@ -45,22 +45,22 @@ def test_pages_name_the_next_one(prepared: CommandLine, tables: Books) -> None:
     assert (shown.code, shown.stdout, shown.stderr) == (0, "", "No held email matches.\n")
 
 
-def test_a_decision_is_done_once_and_a_second_one_says_so(prepared: CommandLine, tables: Books) -> None:
+def test_a_second_decision_changes_nothing_and_says_so(prepared: CommandLine, tables: Books) -> None:
     (email_id,) = held(tables, 1)
 
     done = prepared("held", "confirm", email_id, *WHY)
     again = prepared("held", "confirm", email_id, *WHY)
     too_late = prepared("held", "release", email_id, *WHY, "--json")
 
-    assert (done.code, done.stderr) == (0, f"{email_id} confirmed: it is sent.\n")
-    assert (again.code, again.stderr) == (0, f"{email_id} is sent already; nothing was changed.\n")
+    assert (done.code, done.stderr) == (0, f"{email_id}: confirmed; the status is now sent.\n")
+    assert (again.code, again.stderr) == (0, f"{email_id}: not changed: already sent.\n")
     assert too_late.code == 0
     assert too_late.json == {"emails": {email_id: "already_sent"}, "dead_letters_removed": 0}
     ((actor,),) = tables.connection.execute("select actor from operator_audit").fetchall()
     assert "@" in actor
 
 
-def test_some_of_them_are_partly_and_none_is_a_failure(prepared: CommandLine, tables: Books) -> None:
+def test_exit_code_is_3_if_some_decisions_succeed_and_1_if_none_does(prepared: CommandLine, tables: Books) -> None:
     (email_id,) = held(tables, 1)
     unknown = str(uuid4())
 
@@ -69,7 +69,7 @@ def test_some_of_them_are_partly_and_none_is_a_failure(prepared: CommandLine, ta
     assert tables.connection.execute("select actor from operator_audit").fetchall() == [("ann",)]
 
 
-def test_without_a_reason_nothing_happens(prepared: CommandLine, tables: Books) -> None:
+def test_a_decision_without_a_reason_changes_nothing(prepared: CommandLine, tables: Books) -> None:
     (email_id,) = held(tables, 1)
 
     assert prepared("held", "confirm", email_id).code == 2
@@ -77,7 +77,7 @@ def test_without_a_reason_nothing_happens(prepared: CommandLine, tables: Books) 
     assert tables.statuses() == {"held": 1}
 
 
-def test_message_keys_and_filters_name_held_emails(prepared: CommandLine, tables: Books) -> None:
+def test_message_keys_and_filters_select_held_emails(prepared: CommandLine, tables: Books) -> None:
     first, second, third, fourth = held(tables, 4)
     for email_id, words in ((second, "The lease expired."), (third, "The lease expired."), (fourth, "No answer.")):
         tables.change(UUID(email_id), last_error=words)
@@ -95,10 +95,10 @@ def test_message_keys_and_filters_name_held_emails(prepared: CommandLine, tables
 
     assert unknown.code == 1
     assert f"has no email with the message key {key!r}" in unknown.stderr
-    assert (by_key.code, by_key.stderr) == (0, f"{first} confirmed: it is sent.\n")
+    assert (by_key.code, by_key.stderr) == (0, f"{first}: confirmed; the status is now sent.\n")
     assert [email["email_id"] for email in listed.json["emails"]] == [second, third]
     assert unasked.code == 2
-    assert f"2 held emails, such as {second}, {third}." in unasked.stderr
+    assert f"The filter selects 2 held emails, such as {second}, {third}." in unasked.stderr
     assert unchanged == {"held": 3, "sent": 1}
     assert by_filter.code == 0
     assert by_filter.json["emails"] == {second: "released", third: "released"}
@@ -109,11 +109,11 @@ def test_message_keys_and_filters_name_held_emails(prepared: CommandLine, tables
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param((), id="nothing chosen"),
+        pytest.param((), id="no selection"),
         pytest.param(("order-17", "--provider", "ses"), id="a name and a filter"),
-        pytest.param(("--provider", "tpyo"), id="a provider that there is not"),
-        pytest.param(("--status", "failed"), id="no held ones"),
-        pytest.param(("--text", "", "--yes"), id="words that every error has"),
+        pytest.param(("--provider", "tpyo"), id="an unknown provider"),
+        pytest.param(("--status", "failed"), id="another status"),
+        pytest.param(("--text", "", "--yes"), id="an empty text"),
         pytest.param(("--tenant", " ", "--yes"), id="a blank tenant"),
     ],
 )
@@ -121,7 +121,7 @@ def test_message_keys_and_filters_name_held_emails(prepared: CommandLine, tables
 def test_a_decision_without_names_or_filter_is_refused(
     bare: CommandLine, decision: str, arguments: tuple[str, ...]
 ) -> None:
-    assert bare.at_hand("held", decision, *arguments, *WHY).code == 2
+    assert bare.without_process("held", decision, *arguments, *WHY).code == 2
 
 
 def test_many_decisions_are_counted_and_not_listed(prepared: CommandLine, tables: Books) -> None:
@@ -129,10 +129,10 @@ def test_many_decisions_are_counted_and_not_listed(prepared: CommandLine, tables
 
     ended = prepared("held", "confirm", *email_ids, *WHY)
 
-    assert ended.stderr == "21: confirmed: it is sent.\n"
+    assert ended.stderr == "21 emails: confirmed; the status is now sent.\n"
 
 
-def test_without_rabbitmq_the_decision_counts_and_the_letter_is_left_for_later(
+def test_without_rabbitmq_the_decision_is_stored_and_the_dead_letter_stays(
     prepared: CommandLine, tables: Books
 ) -> None:
     (email_id,) = held(tables, 1)

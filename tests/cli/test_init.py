@@ -1,4 +1,4 @@
-"""`dispatcher init`: what it makes, what it leaves alone, what it cannot do."""
+"""`dispatcher init`: what it creates, what it does not change, and how it fails."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from tests.cli.commandline import CommandLine
 
 @pytest.fixture
 def prepared(prepared: CommandLine) -> CommandLine:
-    return prepared.at_hand
+    return prepared.without_process
 
 
 @pytest.fixture
 def unprepared(unprepared: CommandLine) -> CommandLine:
-    return unprepared.at_hand
+    return unprepared.without_process
 
 
 AWAY = "127.0.0.1:1"
 
 
-def test_says_what_it_changed_and_a_second_time_that_there_is_nothing(
+def test_init_lists_its_changes_and_a_second_run_changes_nothing(
     unprepared: CommandLine, topology_names: Topology
 ) -> None:
     first, second = unprepared("init"), unprepared("init")
@@ -50,7 +50,7 @@ def test_queue_with_other_arguments_is_named_with_the_difference(prepared: Comma
     assert "x-queue-type is 'quorum', we need 'classic'" in ended.stderr
 
 
-def test_one_server_away_does_not_keep_the_other_from_being_prepared(unprepared: CommandLine) -> None:
+def test_one_unreachable_server_does_not_stop_the_preparation_of_the_other(unprepared: CommandLine) -> None:
     without_broker = unprepared.having(DISPATCHER_AMQP_URL=f"amqp://u:p@{AWAY}/")("init")
     afterwards = unprepared("init")
 
@@ -60,7 +60,7 @@ def test_one_server_away_does_not_keep_the_other_from_being_prepared(unprepared:
     assert "postgresql" not in afterwards.stdout
 
 
-def test_both_servers_away_is_a_failure_that_names_both(unprepared: CommandLine) -> None:
+def test_two_unreachable_servers_are_both_named(unprepared: CommandLine) -> None:
     away = unprepared.having(
         DISPATCHER_DATABASE_URL=f"postgresql://u:p@{AWAY}/x", DISPATCHER_AMQP_URL=f"amqp://u:p@{AWAY}/"
     )
@@ -71,7 +71,7 @@ def test_both_servers_away_is_a_failure_that_names_both(unprepared: CommandLine)
     assert [line.partition(":")[0] for line in ended.stderr.splitlines()] == ["postgresql", "rabbitmq"]
 
 
-def test_unusable_amqp_url_is_bad_configuration(unprepared: CommandLine) -> None:
+def test_an_invalid_amqp_url_is_a_configuration_error(unprepared: CommandLine) -> None:
     ended = unprepared.having(DISPATCHER_AMQP_URL="amqp://u:p@mq/%2F?heartbeat=blue")("init")
 
     assert ended.code == 78

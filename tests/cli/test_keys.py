@@ -1,4 +1,4 @@
-"""`dispatcher keys`: what is shown once, what is shown later, and what ends a key."""
+"""`dispatcher keys`: create, list and revoke."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dispatcher.store.api_keys import list_keys
 from tests.cli.commandline import CommandLine, in_process
 
 
-def test_a_key_is_shown_once_stored_as_a_hash_and_revoked_by_what_the_list_shows(
+def test_a_key_is_shown_once_stored_as_a_hash_and_revoked_by_its_id(
     storing: CommandLine, connection: psycopg.Connection
 ) -> None:
-    assert "on the loopback without" in storing("keys", "list").stderr
+    assert "loopback interface" in storing("keys", "list").stderr
     made = storing("keys", "create", "--name", "shop", "--from-domain", "Bücher.example", "--json").json
     secret = Secret.parse(made["key"])
     assert secret is not None
@@ -27,10 +27,10 @@ def test_a_key_is_shown_once_stored_as_a_hash_and_revoked_by_what_the_list_shows
     assert storing("keys", "revoke", made["key_id"]).code == 0
     assert storing("keys", "revoke", made["key_id"]).code == 1
     assert storing("keys", "list", "--json").json == []
-    assert "Every key is revoked: `dispatcher api` refuses every request." in storing("keys", "list").stderr
+    assert "Every key is revoked, so `dispatcher api` refuses every request" in storing("keys", "list").stderr
 
 
-def test_a_key_that_may_send_must_say_from_where() -> None:
+def test_a_key_with_the_scope_send_needs_valid_senders() -> None:
     for arguments, word in (
         ((), "--from-domain or --from-address"),
         (("--from-anywhere", "--from-domain", "example.com"), "--from-anywhere"),

@@ -1,4 +1,4 @@
-"""The frame around all commands: help, mistakes, exit codes, and readers that go away."""
+"""What all commands share: help, usage errors, exit codes, closed pipes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from dispatcher.version import VERSION
 from tests.cli.commandline import PROGRAM, CommandLine
 
 
-def test_help_names_every_command_and_what_it_does(bare: CommandLine) -> None:
+def test_help_lists_every_command_with_its_summary(bare: CommandLine) -> None:
     ended = bare("--help")
 
     assert ended.code == 0
-    for name, (_, words) in COMMANDS.items():
+    for name, (_, summary) in COMMANDS.items():
         assert name in ended.stdout
-        assert words in " ".join(ended.stdout.split())
+        assert summary in " ".join(ended.stdout.split())
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_teaches_by_examples(name: str) -> None:
+def test_help_of_every_command_has_an_example(name: str) -> None:
     shown = CliRunner().invoke(dispatcher, [name, "--help"])
 
     assert shown.exit_code == 0
@@ -33,7 +33,7 @@ def test_every_command_teaches_by_examples(name: str) -> None:
     assert f"dispatcher {name}" in shown.output
 
 
-def test_help_loads_no_command_and_no_rich(bare: CommandLine) -> None:
+def test_help_imports_no_command_and_not_rich(bare: CommandLine) -> None:
     script = (
         "import sys; from dispatcher.cli.main import main; main(['--help'])\n"
         "loaded = [name for name in sys.modules if name.split('.')[0] in ('rich', 'pika', 'uvloop', 'structlog')]\n"
@@ -46,7 +46,7 @@ def test_help_loads_no_command_and_no_rich(bare: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_no_sentence_of_a_list_of_commands_is_cut(name: str) -> None:
+def test_no_summary_in_a_list_of_commands_is_truncated(name: str) -> None:
     shown = CliRunner().invoke(dispatcher, [name, "--help"])
 
     assert "..." not in shown.output.partition("Commands:")[2]
@@ -55,7 +55,7 @@ def test_no_sentence_of_a_list_of_commands_is_cut(name: str) -> None:
 @pytest.mark.parametrize(
     "words", [["dlq", "list", "--by", "error_type"], ["dlq", "show", "0198c2f4-0000-7000-8000-000000000000"]]
 )
-def test_looking_at_dead_letters_loads_nothing_that_it_does_not_need(settled: CommandLine, words: list[str]) -> None:
+def test_dlq_list_and_show_import_only_what_they_need(settled: CommandLine, words: list[str]) -> None:
     script = (
         f"import sys; from dispatcher.cli.main import main; main({words})\n"
         "needless = {'rich', 'pika', 'uvloop', 'structlog', 'psycopg_pool', 'boto3', 'difflib'}\n"
@@ -71,13 +71,13 @@ def test_looking_at_dead_letters_loads_nothing_that_it_does_not_need(settled: Co
     assert done.returncode == 0, done.stderr
 
 
-def test_version_is_told(bare: CommandLine) -> None:
+def test_version_is_printed(bare: CommandLine) -> None:
     ended = bare("--version")
 
     assert (ended.code, ended.stdout) == (0, f"dispatcher {VERSION}\n")
 
 
-def test_unknown_command_is_a_usage_error_that_names_the_closest_one(bare: CommandLine) -> None:
+def test_unknown_command_is_a_usage_error_that_suggests_a_similar_one(bare: CommandLine) -> None:
     ended = bare("statsu")
 
     assert ended.code == 2
@@ -95,17 +95,15 @@ def test_unknown_command_is_a_usage_error_that_names_the_closest_one(bare: Comma
         (["enqueue", "--file", "-"], {"DISPATCHER_DATABASE_URL"}),
     ],
 )
-def test_missing_settings_are_named_all_at_once_one_per_line(
-    bare: CommandLine, arguments: list[str], needed: set[str]
-) -> None:
+def test_all_missing_settings_are_named_one_per_line(bare: CommandLine, arguments: list[str], needed: set[str]) -> None:
     ended = bare(*arguments)
 
     assert ended.code == 78
-    told = ended.refusals if arguments == ["run"] else ended.stderr.splitlines()
-    assert {line.partition(" is not set")[0] for line in told} == needed
+    mistakes = ended.refusals if arguments == ["run"] else ended.stderr.splitlines()
+    assert {line.partition(" is not set")[0] for line in mistakes} == needed
 
 
-def test_every_mistake_is_told_at_once(bare: CommandLine) -> None:
+def test_all_mistakes_are_reported_at_once(bare: CommandLine) -> None:
     mistaken = bare.having(
         DISPATCHER_DATABASE_URL="http://db", DISPATCHER_WORKERS="many", DISPATCHER_PROVIDERS="pigeon"
     )
@@ -121,7 +119,7 @@ def test_every_mistake_is_told_at_once(bare: CommandLine) -> None:
     ]
 
 
-def test_fault_is_one_clear_message_without_a_trace(settled: CommandLine) -> None:
+def test_an_error_is_one_message_without_a_stack_trace(settled: CommandLine) -> None:
     ended = settled.having(DISPATCHER_DATABASE_URL="postgresql://u:secret@127.0.0.1:1/x")("status")
 
     assert ended.code == 1
@@ -130,7 +128,7 @@ def test_fault_is_one_clear_message_without_a_trace(settled: CommandLine) -> Non
     assert "secret" not in ended.stderr
 
 
-def test_tables_that_are_missing_come_with_their_remedy(unprepared: CommandLine) -> None:
+def test_the_error_for_missing_tables_has_a_remedy(unprepared: CommandLine) -> None:
     ended = unprepared("status")
 
     assert ended.code == 1
@@ -138,7 +136,7 @@ def test_tables_that_are_missing_come_with_their_remedy(unprepared: CommandLine)
 
 
 @pytest.mark.parametrize("command", ["config", "--help", "status"])
-def test_reader_that_goes_away_is_no_failure_and_no_noise(settled: CommandLine, command: str) -> None:
+def test_a_closed_pipe_is_not_an_error(settled: CommandLine, command: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
 
@@ -157,7 +155,7 @@ def test_reader_that_goes_away_is_no_failure_and_no_noise(settled: CommandLine, 
 
 
 @pytest.mark.parametrize("words", ["status --json", "--help", "dlq list --help", "--version"])
-def test_output_that_cannot_be_written_is_a_failure(settled: CommandLine, words: str) -> None:
+def test_a_full_disk_is_an_error(settled: CommandLine, words: str) -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
             [*PROGRAM, *words.split()],
@@ -169,10 +167,10 @@ def test_output_that_cannot_be_written_is_a_failure(settled: CommandLine, words:
         )
 
     assert done.returncode == 1
-    assert done.stderr == b"dispatcher: The output cannot be written: No space left on device.\n"
+    assert done.stderr == b"dispatcher: stdout cannot be written: No space left on device.\n"
 
 
-def test_closed_stdout_stops_no_command(settled: CommandLine) -> None:
+def test_commands_work_with_a_closed_stdout(settled: CommandLine) -> None:
     shell = ["/bin/sh", "-c", '"$@" >&-', "sh", *PROGRAM, "config"]
 
     done = subprocess.run(shell, capture_output=True, env=settled.whole_environment, cwd=settled.folder, check=False)
@@ -180,7 +178,7 @@ def test_closed_stdout_stops_no_command(settled: CommandLine) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_narrow_character_set_stops_no_command(settled: CommandLine) -> None:
+def test_commands_work_with_a_stdout_that_takes_only_ascii(settled: CommandLine) -> None:
     ended = settled.having(PYTHONIOENCODING="ascii")("doctor")
 
     assert ended.code == 0

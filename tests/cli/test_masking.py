@@ -1,4 +1,4 @@
-"""No password reaches a screen, however it was written."""
+"""No password is shown, in whatever form it was written."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from dispatcher.cli.masking import masked, without_login, without_path
         ("", "***"),
     ],
 )
-def test_password_is_masked_and_the_rest_still_tells_where(text: str, shown: str) -> None:
+def test_the_password_is_masked_and_the_host_is_shown(text: str, shown: str) -> None:
     assert masked(text) == shown
 
 
@@ -48,7 +48,7 @@ def test_password_is_masked_and_the_rest_still_tells_where(text: str, shown: str
         ("secret", "***"),
     ],
 )
-def test_only_the_host_is_shown_of_a_url_whose_path_is_secret(text: str, shown: str) -> None:
+def test_only_the_host_of_a_url_with_a_secret_path_is_shown(text: str, shown: str) -> None:
     assert without_path(text) == shown
 
 

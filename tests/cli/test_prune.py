@@ -1,4 +1,4 @@
-"""`dispatcher prune`: what it says; what it does is in tests/store/test_retention.py."""
+"""`dispatcher prune`: its output. tests/store/test_retention.py tests what it deletes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.cli.commandline import CommandLine
 
 @pytest.fixture
 def prepared(prepared: CommandLine) -> CommandLine:
-    return prepared.at_hand
+    return prepared.without_process
 
 
 OLD_WEEK = "select email_partitions_make(clock_timestamp() - interval '100 days', 0)"
 
 
-def test_it_names_what_it_would_drop_and_drops_it(prepared: CommandLine) -> None:
+def test_dry_run_names_the_partitions_that_prune_then_drops(prepared: CommandLine) -> None:
     with psycopg.connect(prepared.environment["DISPATCHER_DATABASE_URL"], autocommit=True) as connection:
         names = {name for (name,) in connection.execute(OLD_WEEK) if "content" in name or "attachment" in name}
 
@@ -30,7 +30,7 @@ def test_it_names_what_it_would_drop_and_drops_it(prepared: CommandLine) -> None
     assert prepared("prune", "--dry-run").stdout == "no partition is old enough\n"
 
 
-def test_content_cannot_outlive_its_email(bare: CommandLine) -> None:
+def test_keeping_content_longer_than_its_email_is_a_configuration_error(bare: CommandLine) -> None:
     commandline = bare.having(
         DISPATCHER_DATABASE_URL="postgresql://nobody@127.0.0.1:1/x",
         DISPATCHER_RETAIN_EMAILS_DAYS="10",
@@ -43,7 +43,7 @@ def test_content_cannot_outlive_its_email(bare: CommandLine) -> None:
     assert "DISPATCHER_RETAIN_CONTENT_DAYS" in ended.stderr
 
 
-def test_what_fails_is_named_and_the_rest_is_done(prepared: CommandLine) -> None:
+def test_a_failed_part_is_named_and_the_others_are_done(prepared: CommandLine) -> None:
     with psycopg.connect(prepared.environment["DISPATCHER_DATABASE_URL"], autocommit=True) as connection:
         (stuck,) = [name for (name,) in connection.execute(OLD_WEEK) if "attachment" in name]
         connection.execute(f"create view report as table {stuck}".encode())
@@ -53,4 +53,4 @@ def test_what_fails_is_named_and_the_rest_is_done(prepared: CommandLine) -> None
     assert ended.code == 3
     assert list(ended.json["failed"]) == ["email_attachment"]
     assert len(ended.json["partitions"]) == 1
-    assert "email_attachment not pruned: " in ended.stderr
+    assert "email_attachment was not pruned: " in ended.stderr

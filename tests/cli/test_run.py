@@ -1,4 +1,4 @@
-"""`dispatcher run` before its first fork, and that it becomes a parent that sends and drains."""
+"""`dispatcher run`: its checks before the first fork, and that it then sends and drains."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests.waiting import wait_until
 
 @pytest.fixture
 def silent_address() -> Iterator[str]:
-    """A server that takes connections and never says a word."""
+    """The address of a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         host, port = server.getsockname()
         yield f"{host}:{port}"
 
 
 def _event(process: subprocess.Popen[bytes], name: str) -> dict[str, object]:
-    """Reads the log up to an event."""
+    """Reads the log up to an event, and returns the event."""
     assert process.stdout is not None
     for line in process.stdout:
         event: dict[str, object] = orjson.loads(line)
@@ -40,7 +40,7 @@ def _event(process: subprocess.Popen[bytes], name: str) -> dict[str, object]:
 
 
 def _end(process: subprocess.Popen[bytes], number: int) -> tuple[int, bytes, bytes]:
-    """Sends a signal; the exit code, what stood on stderr, and the rest of the log."""
+    """Sends a signal; returns the exit code, stderr, and the log after the signal."""
     process.send_signal(number)
     log, stderr = process.communicate(timeout=DEADLINE_SECONDS)
     return process.returncode, stderr, log
@@ -56,7 +56,7 @@ def _end(process: subprocess.Popen[bytes], number: int) -> tuple[int, bytes, byt
         ({"DISPATCHER_AMQP_URL": "amqp://u:p@mq/?heartbeat=blue"}, "DISPATCHER_AMQP_URL"),
     ],
 )
-def test_settings_that_send_into_nothing_stop_the_start(
+def test_missing_or_invalid_settings_stop_the_start(
     settled: CommandLine, settings: dict[str, str | None], words: str
 ) -> None:
     ended = settled.having(**settings)("run")
@@ -65,7 +65,7 @@ def test_settings_that_send_into_nothing_stop_the_start(
     assert ended.refusals[0].startswith(words)
 
 
-def test_certificates_that_are_none_stop_the_start(settled: CommandLine) -> None:
+def test_an_invalid_certificate_file_stops_the_start(settled: CommandLine) -> None:
     (settled.folder / "ca.pem").write_text("not a certificate")
     ended = settled.having(DISPATCHER_PROVIDERS="smtp", DISPATCHER_SMTP_URL="smtp://mx", DISPATCHER_CA_FILE="ca.pem")(
         "run"
@@ -75,13 +75,13 @@ def test_certificates_that_are_none_stop_the_start(settled: CommandLine) -> None
     assert ended.refusals[0].startswith("DISPATCHER_CA_FILE")
 
 
-def test_a_person_at_a_terminal_reads_words_instead_of_log_lines(settled: CommandLine) -> None:
+def test_on_a_terminal_start_errors_are_text_and_not_log_lines(settled: CommandLine) -> None:
     ended = settled.having(DISPATCHER_LOG_FORMAT=None, DISPATCHER_PROVIDERS="none").on_terminal("run")
 
     assert (ended.code, ended.stdout.startswith("DISPATCHER_PROVIDERS has an unknown provider: 'none'")) == (78, True)
 
 
-def test_missing_tables_and_queues_are_both_told_before_anything_starts(unprepared: CommandLine) -> None:
+def test_missing_tables_and_queues_are_both_reported_before_the_start(unprepared: CommandLine) -> None:
     ended = unprepared("run")
 
     assert (ended.code, ended.stderr) == (78, "")
@@ -92,7 +92,7 @@ def test_missing_tables_and_queues_are_both_told_before_anything_starts(unprepar
     assert queues.endswith("Run `dispatcher init`.")
 
 
-def test_missing_tables_are_told_even_while_rabbitmq_is_away(unprepared: CommandLine) -> None:
+def test_missing_tables_are_reported_also_while_rabbitmq_is_unreachable(unprepared: CommandLine) -> None:
     ended = unprepared.having(DISPATCHER_AMQP_URL="amqp://u:p@127.0.0.1:1/")("run")
 
     assert ended.code == 78
@@ -114,7 +114,7 @@ def test_queue_with_other_arguments_stops_the_start(prepared: CommandLine, topol
         ("DISPATCHER_AMQP_URL", "amqp://u:p@127.0.0.1:1/", "broker.connection_lost"),
     ],
 )
-def test_server_that_is_away_is_waited_for_until_a_signal(
+def test_run_waits_for_an_unreachable_server_until_a_signal(
     settled: CommandLine, variable: str, url: str, event: str, number: int, code: int
 ) -> None:
     with settled.having(**{variable: url}).started("run") as process:
@@ -127,17 +127,21 @@ def test_server_that_is_away_is_waited_for_until_a_signal(
 
 
 @pytest.mark.parametrize("variable", ["DISPATCHER_DATABASE_URL", "DISPATCHER_AMQP_URL"])
-def test_server_that_is_silent_does_not_delay_the_end(settled: CommandLine, silent_address: str, variable: str) -> None:
+def test_a_server_that_does_not_answer_does_not_delay_the_exit(
+    settled: CommandLine, silent_address: str, variable: str
+) -> None:
     scheme = "amqp" if "AMQP" in variable else "postgresql"
     with settled.having(**{variable: f"{scheme}://u:p@{silent_address}/x"}).started("run") as process:
         wait_until(lambda: _has_connected_to(process.pid, silent_address))
         ended, stderr, log = _end(process, signal.SIGTERM)
 
     assert (ended, stderr) == (0, b"")
-    assert b"connection_lost" not in log  # as it says when it has waited in vain
+    assert b"connection_lost" not in log  # which `run` logs after the connection timeout
 
 
-def test_start_goes_on_when_the_server_is_back(prepared: CommandLine, servers: Servers, database_url: str) -> None:
+def test_the_start_continues_when_the_server_is_reachable_again(
+    prepared: CommandLine, servers: Servers, database_url: str
+) -> None:
     name = f"test_{secrets.token_hex(6)}"
     later = urlsplit(database_url)._replace(path=f"/{name}").geturl()
     with prepared.having(DISPATCHER_DATABASE_URL=later, DISPATCHER_WORKERS="1").started("run") as process:
@@ -162,7 +166,7 @@ def test_parent_has_one_thread_and_no_socket_and_its_workers_send(prepared: Comm
         title = Path(f"/proc/{process.pid}/cmdline").read_bytes()
         threads = list(Path(f"/proc/{process.pid}/task").iterdir())
         sockets = _sockets(process.pid)
-        # The last of them may be born after the first has sent.
+        # The last child may be forked after the first worker has sent.
         children = wait_until(lambda: _children(process.pid)[4:] and _children(process.pid))
         code, stderr, _ = _end(process, signal.SIGTERM)
 
@@ -192,7 +196,7 @@ def _children(pid: int) -> list[str]:
 def _sockets(pid: int) -> list[str]:
     targets = []
     for path in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed while we look
+        with suppress(FileNotFoundError):  # closed since `iterdir`
             targets.append(str(path.readlink()))
     return [target for target in targets if target.startswith("socket:")]
 

@@ -1,4 +1,4 @@
-"""In an application's database, under another schema: three roles can do their work, and no more."""
+"""Tables in an application's database, in another schema: three roles have exactly the privileges that they need."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ APPLICATION = """
 
 
 class Database:
-    """An application's database, and roles that may connect to it."""
+    """An application's database, with roles that can log in."""
 
     def __init__(self, servers: Servers, name: str) -> None:
         self._parts = urlsplit(servers.database_url)._replace(path=f"/{name}")
@@ -44,31 +44,31 @@ class Database:
 
     @property
     def url(self) -> str:
-        """Of the superuser."""
+        """The URL of the superuser."""
         return self._parts.geturl()
 
     def url_of(self, role: str) -> str:
-        """Of a role that `make_role` has made."""
+        """The URL of a role that `make_role` has created."""
         netloc = f"{self.roles[role]}:secret@{self._parts.hostname}:{self._parts.port}"
         return self._parts._replace(netloc=netloc).geturl()
 
     def make_role(self, role: str) -> None:
-        """A login without any right."""
+        """Creates a role with a login and without privileges."""
         self.roles[role] = f"{role}_{self.name}"
         self.execute(self.url, sql.SQL("create role {} login password 'secret'").format(self.identifier(role)))
 
     def identifier(self, role: str) -> sql.Identifier:
-        """For statements."""
+        """The role's name, quoted for SQL."""
         return sql.Identifier(self.roles[role])
 
     def execute(self, url: str, statement: str | sql.Composed) -> list[tuple[object, ...]]:
-        """One statement in a session of its own."""
+        """Executes one statement in a new session; returns its rows."""
         with psycopg.connect(url, autocommit=True) as connection:
             cursor = connection.execute(statement.encode() if isinstance(statement, str) else statement)
             return cursor.fetchall() if cursor.description else []
 
     def refuses(self, role: str, statement: str) -> bool:
-        """Whether a role lacks the right."""
+        """Whether a role lacks the privilege for a statement."""
         try:
             self.execute(self.url_of(role), statement)
         except pg.InsufficientPrivilege:
@@ -78,7 +78,7 @@ class Database:
 
 @pytest.fixture
 def database(servers: Servers) -> Iterator[Database]:
-    """With tables and a function of an application's that are called as ours are."""
+    """A database where the application has tables and a function with the same names as ours."""
     opened = Database(servers, f"shop_{secrets.token_hex(4)}")
     opened.execute(servers.database_url, f"create database {opened.name}")
     for role in ("owner", "producer", "dispatcher", "reader"):
@@ -96,13 +96,13 @@ def database(servers: Servers) -> Iterator[Database]:
 
 @pytest.fixture
 def owner(bare: CommandLine, servers: Servers, database: Database, topology_names: Topology) -> CommandLine:
-    """`dispatcher` of the role that may make a schema."""
+    """`dispatcher` as the role that may create a schema."""
     settings = settings_for(topology_names, servers, database.url_of("owner"))
     return bare.having(**settings, DISPATCHER_DATABASE_SCHEMA=SCHEMA)
 
 
 def granted(owner: CommandLine, database: Database) -> dict[str, CommandLine]:
-    """After `init`, and after the owner has executed what `topology grants` prints: each role's `dispatcher`."""
+    """`dispatcher` as each role, after `init` and after the owner has executed the output of `topology grants`."""
     succeed(owner, "init")
     options = [word for role in ("producer", "dispatcher", "reader") for word in (f"--{role}", database.roles[role])]
     database.execute(database.url_of("owner"), owner("topology", "grants", *options).stdout)
@@ -110,12 +110,12 @@ def granted(owner: CommandLine, database: Database) -> dict[str, CommandLine]:
 
 
 def enqueue(producer: CommandLine, key: str, *options: str) -> None:
-    for _ in range(2):  # as new, and as known
+    for _ in range(2):  # the second time, the email is already known
         succeed(producer, f"enqueue --key {key} {ADDRESSED}", *options)
 
 
 @pytest.mark.slow
-def test_each_role_can_do_its_whole_work_with_its_grants_alone(owner: CommandLine, database: Database) -> None:
+def test_the_grants_of_each_role_are_enough_for_its_work(owner: CommandLine, database: Database) -> None:
     roles = granted(owner, database)
     producer, dispatcher, reader = roles["producer"], roles["dispatcher"], roles["reader"]
     weeks = """
@@ -130,7 +130,7 @@ def test_each_role_can_do_its_whole_work_with_its_grants_alone(owner: CommandLin
     (owner.folder / "terms.txt").write_text("terms")
     enqueue(producer, "welcome", "--text", "It works.", "--attach", "terms.txt")
     enqueue(producer.having(DISPATCHER_PROVIDERS=None), "template", "--template", "t-1")
-    succeed(reader, "dlq show welcome --no-queue")  # which says why it waits
+    succeed(reader, "dlq show welcome --no-queue")  # reads why the email waits, too
     keys = dispatcher("keys", "create", "--name", "shop", "--recipients-per-day", "5", "--from-anywhere")
     assert keys.code == 0, keys.stderr
     with (
@@ -168,7 +168,7 @@ def test_each_role_can_do_its_whole_work_with_its_grants_alone(owner: CommandLin
     findings = {finding["subject"]: finding for finding in dispatcher("doctor", "--json").json["findings"]}
     assert (findings["tables"]["state"], findings["partitions"]["state"]) == ("ok", "ok")
 
-    assert database.execute(database.url, weeks) == made  # the week of 2020 is gone
+    assert database.execute(database.url, weeks) == made  # the partition of 2020 was dropped
     assert not [name for name, of in made if of != database.roles["owner"]]
     for table in ("api_key", "email_log"):
         assert database.execute(database.url, f"table public.{table}") == []
@@ -204,7 +204,7 @@ def counts(**emails: int) -> dict[str, int]:
     return {"pending": 0, "sending": 0, "sent": 0, "failed": 0, "held": 0, **emails}
 
 
-def test_no_role_may_do_more(owner: CommandLine, database: Database) -> None:
+def test_no_role_has_more_privileges_than_it_needs(owner: CommandLine, database: Database) -> None:
     roles = granted(owner, database)
     enqueue(roles["producer"], "welcome", "--text", "It works.")
     (week,) = database.execute(database.url, 'select tableoid::regclass::text from "order".email_content')[0]

@@ -1,4 +1,4 @@
-"""Plain tables: aligned, as narrow as the terminal where words allow it, and obeyed by no terminal."""
+"""Tables: aligned, wrapped to the terminal's width, without control characters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def table(words: str = "550 no such user") -> Table:
     return made
 
 
-def test_columns_stand_below_their_heading() -> None:
+def test_columns_are_aligned_with_their_heading() -> None:
     assert table().lines() == [
         "email           count   words",
         "─" * 40,
@@ -23,7 +23,7 @@ def test_columns_stand_below_their_heading() -> None:
     ]
 
 
-def test_words_are_wrapped_where_the_terminal_is_narrow() -> None:
+def test_cells_are_wrapped_on_a_narrow_terminal() -> None:
     assert table().lines(36)[2:] == [
         "0198c2f4-0000       7   550 no such",
         "                        user",
@@ -31,19 +31,19 @@ def test_words_are_wrapped_where_the_terminal_is_narrow() -> None:
     ]
 
 
-def test_no_word_is_cut_for_a_terminal_that_is_too_narrow_for_it() -> None:
+def test_a_word_is_not_broken_even_if_the_terminal_is_too_narrow() -> None:
     assert table().lines(20) == table().lines()
 
 
-def test_wide_characters_take_two_places() -> None:
+def test_wide_characters_take_two_columns() -> None:
     assert table("日本 x").lines(29)[2:4] == ["0198c2f4-0000       7   日本", "                        x"]
 
 
-def test_what_would_move_a_terminal_is_shown_as_a_mark() -> None:
+def test_control_characters_become_replacement_characters() -> None:
     assert table("\x1b[31mred\n").lines()[2].endswith("\N{REPLACEMENT CHARACTER}[31mred\N{REPLACEMENT CHARACTER}")
 
 
-def test_without_a_heading_there_are_rows_alone() -> None:
+def test_a_table_without_a_heading_has_only_rows() -> None:
     made = Table()
     made.add("email", "0198c2f4")
     made.add("status", "failed")
@@ -51,7 +51,7 @@ def test_without_a_heading_there_are_rows_alone() -> None:
     assert made.lines() == ["email    0198c2f4", "status   failed"]
 
 
-def test_styles_are_drawn_where_colours_are_wanted_and_widen_nothing() -> None:
+def test_styles_add_escape_sequences_and_no_width() -> None:
     made = Table()
     made.add(Styled("✗", "red"), "webhook", style="bold")
     made.add("✓", "mail")
@@ -60,14 +60,14 @@ def test_styles_are_drawn_where_colours_are_wanted_and_widen_nothing() -> None:
     assert made.lines(coloured=True) == ["\x1b[31m✗\x1b[0m   \x1b[1mwebhook\x1b[0m", "✓   mail"]
 
 
-def test_a_column_that_folds_is_cut_where_the_terminal_is_too_narrow_for_its_words() -> None:
+def test_words_of_the_fold_column_are_broken_on_a_narrow_terminal() -> None:
     made = Table("variable", "value", fold=1)
     made.add("DISPATCHER_AMQP_URL", "amqp://" + "x" * 60)
 
     assert max(map(columns_of, made.lines(60))) <= 60
 
 
-def test_nothing_and_instants_have_words_and_a_gap_is_an_empty_line() -> None:
+def test_none_is_a_dash_an_instant_has_seconds_and_a_gap_is_an_empty_line() -> None:
     made = Table()
     made.add(None, datetime(2026, 1, 2, 3, 4, 5).astimezone())
     made.add_gap()
@@ -76,7 +76,7 @@ def test_nothing_and_instants_have_words_and_a_gap_is_an_empty_line() -> None:
     assert made.lines() == ["-   2026-01-02 03:04:05", "", "    later"]
 
 
-def test_tables_stand_side_by_side_where_they_fit_and_below_each_other_where_not() -> None:
+def test_tables_are_side_by_side_if_they_fit_and_otherwise_one_below_the_other() -> None:
     left, right = Table(), Table()
     left.add("sent", 1)
     left.add("failed", 2)

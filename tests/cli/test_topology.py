@@ -1,4 +1,4 @@
-"""`dispatcher topology users`: commands that a shell takes apart into exactly the words that were meant."""
+"""`dispatcher topology users`: the printed commands, quoted for a shell."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _commands(text: str) -> list[list[str]]:
     return [shlex.split(line) for line in text.splitlines() if line and not line.startswith("#")]
 
 
-def test_users_are_printed_as_commands_without_any_server(bare: CommandLine) -> None:
+def test_users_are_printed_as_commands_and_no_server_is_needed(bare: CommandLine) -> None:
     ended = bare("topology", "users")
 
     assert (ended.code, ended.stderr) == (0, "")
@@ -35,7 +35,7 @@ def test_users_are_printed_as_commands_without_any_server(bare: CommandLine) -> 
     ]
 
 
-def test_names_that_mean_something_to_a_shell_or_an_expression_stay_names(bare: CommandLine) -> None:
+def test_names_are_quoted_for_the_shell_and_escaped_for_regular_expressions(bare: CommandLine) -> None:
     odd = "shop's $(mail) | .*"
     named = bare.having(DISPATCHER_QUEUE=odd, DISPATCHER_AMQP_URL="amqp://app:mq-secret@mq.example:5672/shop%20mail")
 

@@ -1,4 +1,4 @@
-"""Logs the errors that end a service while it starts."""
+"""Logs the errors that stop a service during its start."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from dispatcher.errors import ConfigurationError, DispatcherError
 
 
 @contextmanager
-def starting() -> Iterator[None]:
-    """Logs the error that ends the block, one line per mistake, and exits with the error's code.
+def log_startup_errors() -> Iterator[None]:
+    """Logs a `DispatcherError` of the block, one line per mistake, and exits with the error's code.
 
-    On a terminal the error propagates, and the command line prints it.
+    If stdout is a terminal, the error propagates instead, and the command line prints it.
     """
     from dispatcher.telemetry import log
 
-    # The settings themselves may be wrong, so logging is set up before they are read.
+    # The settings may be invalid, so logging is configured before they are read.
     form = os.environ.get(f"{PREFIX}LOG_FORMAT", "")
     log.configure("info", form if form in LOG_FORMATS else "auto")
     try:

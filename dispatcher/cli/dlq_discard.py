@@ -1,0 +1,81 @@
+"""`dispatcher dlq discard`: removes dead letters from the DLQ; no email changes its status."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+import click
+
+from dispatcher.cli.environment import load_settings
+from dispatcher.cli.exits import Exit
+from dispatcher.cli.filter_options import filter_options, require_names_or_filter, select_by_names
+from dispatcher.cli.options import audit_options, confirm
+from dispatcher.cli.output import counted, say
+from dispatcher.cli.sessions import run_with_dlq, run_with_session
+from dispatcher.domain.poison_id import is_poison_id
+
+if TYPE_CHECKING:
+    from dispatcher.broker.dlq import DeadLetterQueue
+    from dispatcher.ops.acts import Act
+    from dispatcher.store.connections import AsyncSession
+    from dispatcher.store.failures import Selection
+
+_EXAMPLES_SHOWN: Final = 5
+
+
+@click.command("discard")
+@click.argument("names", metavar="[ID|KEY...|p-…]", nargs=-1)
+@filter_options()
+@audit_options()
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation; required without a terminal.")
+def discard(names: tuple[str, ...], selection: Selection, act: Act, yes: bool) -> int:
+    """Remove dead letters from the DLQ for good. Sends nothing.
+
+    \b
+    Examples:
+      dispatcher dlq discard --error-type rejected_recipient --older-than 1w --reason "typos, customers informed"
+      dispatcher dlq discard p-3fa9c1d2e0b4 --reason "a test message"
+
+    Select emails by id, by message key, or by a filter. Their dead letters leave the DLQ and `dlq list`. The emails
+    stay failed or held and keep their content and history. `dlq show` still shows them, `dlq list --discarded` lists
+    them, and `dlq replay ID` can still send one again.
+
+    A poison message (p-…) has no email: discarding it deletes its bytes. To keep them, first run
+    `dlq show p-… --export FILE`.
+
+    Exit codes: 0 done, 1 nothing to discard, 2 confirmation needs a terminal or --yes.
+    """
+    from dispatcher.ops.letters import discard as discard_letters
+    from dispatcher.ops.letters import sweep
+    from dispatcher.ops.poison import discard_poison
+    from dispatcher.store.failures import find_dead_ids
+
+    async def find(session: AsyncSession) -> list[UUID]:
+        return await find_dead_ids(session, await select_by_names(session, selection, email_names))
+
+    async def discard_all(session: AsyncSession, dlq: DeadLetterQueue) -> tuple[int, int, int]:
+        discarded = await discard_letters(session, ids, act)
+        removed = await sweep(session, dlq, frozenset(ids)) if ids else 0
+        messages = [await discard_poison(session, dlq, name, act) for name in poison]
+        return len(discarded), removed, sum(messages)
+
+    poison = [name for name in names if is_poison_id(name)]
+    email_names = tuple(name for name in names if name not in poison)
+    require_names_or_filter(names, selection, "ids or message keys, or a filter such as --error-type")
+    settings = load_settings("database_url", "amqp_url")
+    ids = [] if poison and not email_names else run_with_session("dlq", find, settings)
+    if not ids and not poison:
+        say("No failed or held email matches.")
+        return Exit.FAILED
+    if not yes:
+        examples = ", ".join([*poison, *map(str, ids)][:_EXAMPLES_SHOWN])
+        emails_and_poison = f"{counted(len(ids), 'email')} and {counted(len(poison), 'poison message')}"
+        say(f"This discards the dead letters of {emails_and_poison}, such as {examples}.")
+    confirm("Discard them?", yes=yes)
+    emails, removed, messages = run_with_dlq("dlq", discard_all, settings)
+    if emails or not messages:
+        say(f"Discarded the dead letters of {counted(emails, 'email')}; {removed:,} removed from the DLQ.")
+    if messages:
+        say(f"Discarded {counted(messages, 'poison message')}.")
+    return Exit.DONE

@@ -1,0 +1,71 @@
+"""`dispatcher dlq reconcile`: compares the DLQ with the database and repairs the DLQ; no email changes its status."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from dispatcher.cli.exits import Exit
+from dispatcher.cli.options import audit_options, json_option
+from dispatcher.cli.output import counted, print_json, say
+from dispatcher.cli.sessions import run_with_dlq
+
+if TYPE_CHECKING:
+    from dispatcher.ops.acts import Act
+    from dispatcher.ops.reconcile import Differences
+
+_EXAMPLES_SHOWN: Final = 5
+
+
+@click.command("reconcile")
+@click.option("--mend", is_flag=True, help="Repair the differences; needs --reason.")
+@audit_options(is_required=False, actor="The operator's name for the audit log.  [default: the system's user@host]")
+@json_option("Print one line of JSON: every difference with its ids.")
+def reconcile(mend: bool, act: Act | None, as_json: bool) -> int:
+    """Compare the DLQ with the failed and held emails. With --mend, repair the differences.
+
+    \b
+    Examples:
+      dispatcher dlq reconcile
+      dispatcher dlq reconcile --mend --reason "RabbitMQ was rebuilt"
+
+    The database is the truth. If a failed or held email has no dead letter, the relay publishes one again. The command
+    removes a dead letter if its email was sent, replayed or discarded, if it is the second one for the same failure, or
+    if its email does not exist (pruned, or lost in a restore). It reports poison messages and leaves them on the DLQ:
+    see `dlq list --poison`.
+
+    Exit codes: 0 the DLQ and the database agree, or agree now; 3 they differ.
+    """
+    from dispatcher.ops.reconcile import reconcile as compare
+
+    if mend and not act:
+        raise click.UsageError("--mend needs --reason: a few words for the audit log.")
+    found = run_with_dlq("dlq", partial(compare, act=act if mend else None))
+    if as_json:
+        print_json(asdict(found))
+    _report(found)
+    return Exit.DONE if found.mended or not found.count else Exit.PARTLY
+
+
+def _report(found: Differences) -> None:
+    parts = {
+        "missing": (found.missing, "published again"),
+        "stale": (found.stale, "removed"),
+        "duplicate": (found.doubles, "removed"),
+        "without an existing email": (found.orphans, "removed"),
+    }
+    say(f"{counted(found.depth, 'message')} on the DLQ; {found.letters:,} of them match a failed or held email.")
+    for name, (ids, done) in parts.items():
+        if ids:
+            examples = ", ".join(map(str, ids[:_EXAMPLES_SHOWN]))
+            more = "…" if ids[_EXAMPLES_SHOWN:] else ""
+            say(f"{len(ids):,} {name}{f', {done}' if found.mended else ''}: {examples}{more}")
+    if found.poison:
+        say(f"{counted(len(found.poison), 'poison message')}: `dispatcher dlq list --poison` lists them.")
+    if not found.count:
+        say("The DLQ and the database agree.")
+    elif not found.mended:
+        say('`dispatcher dlq reconcile --mend --reason "…"` repairs the differences.')

@@ -1,0 +1,172 @@
+"""The options that select failed and held emails."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from dispatcher.config.plugins import provider_names
+from dispatcher.domain.outcome import Reason
+from dispatcher.domain.status import Status
+
+if TYPE_CHECKING:
+    from dispatcher.store.connections import AsyncSession
+    from dispatcher.store.failures import Selection
+
+T = TypeVar("T")
+
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_AGE: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+
+
+class Age(click.ParamType[float]):
+    """A length of time such as `90s`, `15m`, `2h`, `3d`, `1w`, in seconds."""
+
+    name = "age"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The length in seconds."""
+        found = _AGE.fullmatch(str(value).strip())
+        if found is None:
+            self.fail(f"{value!r} is not a length of time. Write for example 90s, 15m, 2h, 3d or 1w.", param, ctx)
+        return float(found[1]) * _UNITS[found[2]]
+
+
+class ProviderName(click.ParamType[str]):
+    """A provider's name. Installed packages are searched for providers only if the option is given."""
+
+    name = "provider"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name, if there is such a provider."""
+        return str(click.Choice(provider_names()).convert(value, param, ctx))
+
+
+class NonBlankText(click.ParamType[str]):
+    """A text that is not blank. So an empty variable in a script cannot select every email."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text, unchanged."""
+        if not str(value).strip():
+            self.fail("is blank. Give a text, or omit the option.", param, ctx)
+        return str(value)
+
+
+# Choices, because a misspelt value would select nothing, which looks as if there were no faults.
+_OPTIONS: Final = {
+    "status": click.option(
+        "--status", type=click.Choice(["failed", "held"]), help="Only this status.  [default: both]"
+    ),
+    "error_type": click.option(
+        "--error-type",
+        type=click.Choice([reason.value for reason in Reason]),
+        metavar="TYPE",
+        help="Only this error type, such as rejected_recipient. `dlq list --by error_type` counts them.",
+    ),
+    "provider": click.option(
+        "--provider", type=ProviderName(), metavar="NAME", help="Only emails whose last attempt used this provider."
+    ),
+    "tenant_id": click.option(
+        "--tenant",
+        "tenant_id",
+        type=NonBlankText(),
+        metavar="ID",
+        help="Only this tenant. With message keys: the tenant that the keys belong to.  [default with keys: default]",
+    ),
+    "text": click.option(
+        "--text", type=NonBlankText(), metavar="TEXT", help="Only errors that contain this text; case does not matter."
+    ),
+    "older_than": click.option(
+        "--older-than", type=Age(), metavar="AGE", help="Only emails enqueued before that: 90s, 15m, 2h, 3d, 1w ago."
+    ),
+    "newer_than": click.option(
+        "--newer-than", type=Age(), metavar="AGE", help="Only emails enqueued since then: 90s, 15m, 2h, 3d, 1w ago."
+    ),
+    "discarded": click.option("--discarded", is_flag=True, help="Only emails whose dead letter was discarded."),
+}
+"""By the parameter's name."""
+DEFAULT_TENANT: Final = "default"
+
+
+def filter_options(**fixed: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """The options of the filter. The command gets them as one parameter `selection`.
+
+    Args:
+        fixed: Values for parameters that get no option.
+    """
+
+    def with_options(command: Callable[..., T]) -> Callable[..., T]:
+        names = [name for name in _OPTIONS if name not in fixed]
+
+        @wraps(command)
+        def with_selection(**arguments: Any) -> T:
+            from dispatcher.store.failures import Selection
+
+            values = fixed | {name: arguments.pop(name) for name in names}
+            status, older_than, newer_than = (values.pop(name) for name in ("status", "older_than", "newer_than"))
+            selection = Selection(
+                status=Status(status) if status else None,
+                older_than_seconds=older_than,
+                newer_than_seconds=newer_than,
+                **values,
+            )
+            return command(selection=selection, **arguments)
+
+        for name in reversed(names):
+            with_selection = _OPTIONS[name](with_selection)
+        return with_selection
+
+    return with_options
+
+
+held_filter_options: Final = filter_options(status="held", discarded=None)
+"""The options of a filter for held emails, including those whose dead letter was discarded."""
+
+
+def filters_of(selection: Selection) -> set[str]:
+    """The names of the filters that the operator gave."""
+    is_of_held = selection.status is Status.HELD and selection.discarded is None
+    return selection.filters.keys() - ({"status"} if is_of_held else set())
+
+
+def require_names_or_filter(names: Sequence[str], selection: Selection, ways: str, *, is_chosen: bool = False) -> None:
+    """Checks that the command line selects emails by names or by a filter, not by both.
+
+    With names, `--tenant` is not a filter: it says which tenant the message keys belong to.
+
+    Args:
+        ways: The ways to select emails, for the error.
+        is_chosen: Whether another option selects emails.
+
+    Raises:
+        UsageError: both were given, or neither.
+    """
+    filters = filters_of(selection)
+    if names and filters - {"tenant_id"}:
+        raise click.UsageError("Give ids and message keys, or a filter, not both.")
+    if not (names or filters or is_chosen):
+        raise click.UsageError(f"No emails are selected. Give {ways}.")
+
+
+async def select_by_names(session: AsyncSession, selection: Selection, names: Sequence[str]) -> Selection:
+    """A selection of the named emails, discarded ones included; `selection` itself if there are no names.
+
+    Args:
+        names: Ids and message keys.
+
+    Raises:
+        DispatcherError: a name is neither an id nor the message key of an email.
+    """
+    if not names:
+        return selection
+    from dispatcher.ops.names import find_ids
+    from dispatcher.store.failures import Selection
+
+    ids = await find_ids(session, selection.tenant_id or DEFAULT_TENANT, names)
+    return Selection(email_ids=ids, discarded=None)

@@ -1,0 +1,80 @@
+"""Options and questions that several commands share: the audit's reason and actor, `--json`, confirmation, progress."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, TypeVar
+
+import click
+
+from dispatcher.cli.exits import Exit
+from dispatcher.cli.output import say
+
+T = TypeVar("T")
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def audit_options(
+    *,
+    is_required: bool = True,
+    reason: str = "The reason, for the audit log: a few words, without addresses.",
+    actor: str = "The operator's name for the audit log.  [default: the system's user@host]",
+) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """The options `--reason` and `--actor`. The command gets them as one parameter `act`.
+
+    Args:
+        is_required: Whether click refuses a command line without `--reason`. If not, `act` is None without a reason.
+        reason: The help of `--reason`.
+        actor: The help of `--actor`.
+    """
+
+    def with_options(command: Callable[..., T]) -> Callable[..., T]:
+        @wraps(command)
+        def with_act(reason: str | None, actor: str | None, **arguments: Any) -> T:
+            if not (is_required or reason):
+                return command(act=None, **arguments)
+            from dispatcher.ops.acts import Act
+
+            return command(act=Act.of(actor, reason or ""), **arguments)
+
+        with_act = click.option("--actor", metavar="NAME", help=actor)(with_act)
+        return click.option("--reason", required=is_required, metavar="TEXT", help=reason)(with_act)
+
+    return with_options
+
+
+def json_option(about: str = "Print one line of JSON.") -> Callable[[Command], Command]:
+    """The option `--json`. The command gets it as the parameter `as_json`.
+
+    Args:
+        about: The option's help.
+    """
+    return click.option("--json", "as_json", is_flag=True, help=about)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Asks the operator on the terminal, unless `yes` is true.
+
+    Raises:
+        Exit: with 0 if the answer is no, with 2 if stdin or stderr is not a terminal.
+    """
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        say("Nothing was changed: this command asks for confirmation, and there is no terminal. Add --yes.")
+        raise click.exceptions.Exit(Exit.USAGE)
+    if not click.confirm(question, err=True):
+        raise click.exceptions.Exit(Exit.DONE)
+
+
+@contextmanager
+def progress(label: str, *, total: int, done: int = 0) -> Iterator[Callable[[], None]]:
+    """A progress bar, if stderr is a terminal. Yields a function that advances the bar by one."""
+    with click.progressbar(
+        length=total, label=label, show_pos=True, file=sys.stderr, hidden=not sys.stderr.isatty()
+    ) as bar:
+        bar.update(done)
+        yield lambda: bar.update(1)

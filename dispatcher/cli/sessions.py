@@ -1,0 +1,68 @@
+"""Connections to PostgreSQL and to the DLQ that last as long as one command."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from dispatcher.cli.environment import load_settings
+
+if TYPE_CHECKING:
+    from dispatcher.broker.dlq import DeadLetterQueue
+    from dispatcher.config import Settings
+    from dispatcher.store.connections import AsyncSession
+
+T = TypeVar("T")
+
+
+def run_with_session(name: str, work: Callable[[AsyncSession], Awaitable[T]], settings: Settings | None = None) -> T:
+    """Runs work that needs PostgreSQL and not RabbitMQ; returns its result.
+
+    Args:
+        name: The command's name, which becomes part of the connection's name.
+        settings: Loaded now if not given.
+    """
+    loaded = settings or load_settings("database_url")
+
+    async def run() -> T:
+        async with open_session(loaded, name) as session:
+            return await work(session)
+
+    return asyncio.run(run())
+
+
+def run_with_dlq(
+    name: str, work: Callable[[AsyncSession, DeadLetterQueue], Awaitable[T]], settings: Settings | None = None
+) -> T:
+    """Like `run_with_session`, for work that needs PostgreSQL and the DLQ."""
+    loaded = settings or load_settings("database_url", "amqp_url")
+
+    async def run() -> T:
+        async with open_session(loaded, name) as session, open_dlq(loaded, name) as dlq:
+            return await work(session, dlq)
+
+    return asyncio.run(run())
+
+
+@asynccontextmanager
+async def open_session(settings: Settings, name: str) -> AsyncIterator[AsyncSession]:
+    """A PostgreSQL session, closed at the end of the block."""
+    from dispatcher.store.connections import check_url, connect_async
+
+    check_url(settings.database_url)
+    async with await connect_async(settings.database_url, name=f"dispatcher {name}") as session:
+        yield session
+
+
+@asynccontextmanager
+async def open_dlq(settings: Settings, name: str) -> AsyncIterator[DeadLetterQueue]:
+    """The DLQ, over a connection that is closed at the end of the block."""
+    from dispatcher.broker.connection import open_connection
+    from dispatcher.broker.dlq import DeadLetterQueue
+
+    async with await open_connection(
+        settings.amqp_url, name=f"dispatcher {name}", ca_file=settings.ca_file
+    ) as connection:
+        yield DeadLetterQueue(connection, settings.dlq)
